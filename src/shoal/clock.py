@@ -1,0 +1,31 @@
+"""The only place that reads a clock.
+
+`now` is for people and records, `monotonic` for every duration: wall clocks jump.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Two readings; a simulation supplies its own."""
+
+    def now(self) -> float:
+        """Seconds since 1970, as the machine believes. May jump either way."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds since some start. Never goes back, says nothing about the date."""
+        ...
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def now(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic()

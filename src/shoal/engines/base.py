@@ -1,0 +1,108 @@
+"""What every engine offers the control plane, and what it may rely on. `EngineContract` judges them all."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+
+from shoal.model.node import NodeFacts
+from shoal.wire import Credentials, NodeOutcome, Order
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt, as a supervisor's order for each of its nodes. Immutable: the same id, the same content."""
+
+    attempt_id: str
+    epoch: int
+    orders: tuple[Order, ...]
+    credentials: Credentials = Credentials()
+    archive_path: str | None = None
+    """The workdir's snapshot on the control plane's disk, a tar file named by its digest."""
+
+
+class Sight(StrEnum):
+    """What an engine sees of one node's share of an attempt."""
+
+    PENDING = "pending"
+    """Taken, supervisor not yet seen alive."""
+    ALIVE = "alive"
+    """The supervisor lives."""
+    ENDED = "ended"
+    """Evidence that nothing of it runs any more; `outcome` is set."""
+    UNKNOWN = "unknown"
+    """We could not look. Not evidence of anything."""
+
+
+class Observation(msgspec.Struct, frozen=True, kw_only=True):
+    """One look at one node's share of one attempt. Late and repeated looks are normal."""
+
+    attempt_id: str
+    epoch: int
+    node: str
+    native_id: str
+    sight: Sight
+    started_at: float | None = None
+    """Set once the ranks were started."""
+    outcome: NodeOutcome | None = None
+    raw: str = ""
+    """The engine's own words, kept verbatim."""
+
+
+class LogChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Whole lines of one node's log from an offset. Each line is `UNIXTIME RANK STREAM TEXT\\n`.
+
+    RANK is a number or `-` for Shoal's own words; STREAM is `o`, `e` or `s` (setup).
+    """
+
+    data: bytes
+    next_offset: int
+    is_complete: bool
+    """Nothing will ever follow `next_offset`."""
+
+
+class Engine(Protocol):
+    """Seven verbs. All may block on the cluster, none on a person; all raise `EngineUnreachable`
+    when they could not ask, which says nothing about what happened."""
+
+    name: str
+
+    async def submit(self, submission: Submission) -> str:
+        """Start a supervisor for every order and return the engine's own id.
+
+        May be called again after a crash with the same attempt id: an engine that already has it returns
+        the first id and starts nothing. `EngineRefused`: nothing was started and trying again is useless.
+        `EngineUnreachable`: we do not know; ask `list_owned` first.
+        """
+        ...
+
+    async def cancel(self, attempt_id: str, grace_s: float) -> None:
+        """Ask for its end: the ranks get SIGTERM, and `grace_s` later the whole process tree is killed.
+
+        Returns at once; the end is observed, not returned. Repeating it, or an id nobody knows, is fine.
+        """
+        ...
+
+    async def list_owned(self) -> list[Observation]:
+        """Everything submitted and not forgotten, dead or alive, one observation per attempt and node.
+
+        An attempt that is not listed was never started, or was forgotten: nothing of it runs.
+        """
+        ...
+
+    async def forget(self, attempt_id: str) -> None:
+        """Its end is recorded: stop listing it. Logs stay readable. May be repeated."""
+        ...
+
+    async def nodes(self) -> list[NodeFacts]:
+        """The nodes there are now, with what was found on them."""
+        ...
+
+    async def read_log(self, attempt_id: str, node: str, offset: int, limit: int) -> LogChunk:
+        """At most about `limit` bytes of whole lines from `offset`. An unknown id is an empty, complete log."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of our own resources. What runs, runs on."""
+        ...

@@ -1,0 +1,35 @@
+"""Ids: a short prefix that says what it names, then a UUIDv7, so ids sort by birth and never repeat."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford base 32: no i, l, o, u
+LENGTH = 26
+
+IdFactory = Callable[[str], str]
+"""Takes a prefix (`job`, `att`, `usr`, `tok`, `arr`) and returns a new id, never the same twice."""
+
+
+def encode(value: int) -> str:
+    """128 bits as 26 characters that sort as the number does."""
+    return "".join(ALPHABET[(value >> shift) & 31] for shift in range(125, -1, -5))
+
+
+def uuid7(now: float, random: bytes) -> int:
+    """RFC 9562 version 7: 48 bits of milliseconds, then `random` (10 bytes)."""
+    value = (int(now * 1000) & ((1 << 48) - 1)) << 80 | int.from_bytes(random, "big")
+    value = (value & ~(0xF << 76)) | (7 << 76)
+    return (value & ~(0x3 << 62)) | (0x2 << 62)
+
+
+def id_factory(
+    now: Callable[[], float], random: Callable[[int], bytes] = os.urandom
+) -> IdFactory:
+    """Ids stamped with `now` and made unique by `random`; a simulation passes seeded ones."""
+
+    def new_id(prefix: str) -> str:
+        return f"{prefix}_{encode(uuid7(now(), random(10)))}"
+
+    return new_id

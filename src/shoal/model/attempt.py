@@ -1,0 +1,104 @@
+"""An attempt: one try at a job, with the states it passes and the resources each of them holds."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from shoal.wire import NodeOutcome
+
+
+class AttemptState(StrEnum):
+    QUEUED = "queued"
+    """Holds nothing. Waits to be placed."""
+    STARTING = "starting"
+    """Holds its allocation. The engine may or may not have it yet; submitting again is safe."""
+    RUNNING = "running"
+    """Holds its allocation. Every supervisor reported its ranks started."""
+    STOPPING = "stopping"
+    """Holds its allocation until there is evidence that nothing of it runs any more."""
+    ENDED = "ended"
+    """Holds nothing, for ever."""
+
+
+HOLDING = (AttemptState.STARTING, AttemptState.RUNNING, AttemptState.STOPPING)
+"""States that hold resources."""
+
+
+class EndReason(StrEnum):
+    SUCCEEDED = "succeeded"
+    EXIT = "exit"
+    """A rank exited with a code other than 0."""
+    SIGNAL = "signal"
+    """A rank was killed by a signal that was not ours."""
+    OOM = "oom"
+    """The memory limit was hit."""
+    SETUP = "setup"
+    """Unpacking, mounting or the `setup` command failed."""
+    TIME_LIMIT = "time_limit"
+    CANCELLED = "cancelled"
+    PREEMPTED = "preempted"
+    """Asked to give way: to a drain, or to a more important job."""
+    REFUSED = "refused"
+    """The engine would not take it; nothing was started."""
+    LOST = "lost"
+    """A supervisor or its node is gone, with evidence."""
+    FENCED = "fenced"
+    """Silent for longer than its fence: its supervisors have certainly stopped it."""
+    DEPENDENCY = "dependency"
+    """A job it waits for ended in a way that can never satisfy it."""
+
+
+CLUSTER_REASONS = frozenset({EndReason.PREEMPTED, EndReason.LOST, EndReason.FENCED})
+"""Ends that are not the program's fault: repeated without counting against the job's `retry`."""
+
+
+class NodeShare(msgspec.Struct, frozen=True, kw_only=True):
+    """What an attempt holds on one node."""
+
+    node: str
+    cpus: float
+    memory_bytes: int
+    disk_bytes: int = 0
+    gpu_ids: tuple[int, ...] = ()
+
+
+Allocation = tuple[NodeShare, ...]
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    attempt_id: str
+    job_id: str
+    project: str
+    epoch: int
+    """The fencing number: grows with every attempt of a job; a stale one is refused everywhere."""
+    state: AttemptState = AttemptState.QUEUED
+    queued_at: float
+    backoff_s: float = 0.0
+    """How long after `queued_at` it may be placed."""
+    allocation: Allocation = ()
+    native_id: str | None = None
+    placed_at: float | None = None
+    started_nodes: tuple[str, ...] = ()
+    started_at: float | None = None
+    stop_reason: EndReason | None = None
+    """Set while stopping: why we asked."""
+    stop_asked_at: float | None = None
+    outcomes: tuple[NodeOutcome, ...] = ()
+    """What each node's supervisor reported, in order of arrival; at most one a node."""
+    reason: EndReason | None = None
+    exit_code: int | None = None
+    message: str = ""
+    ended_at: float | None = None
+    version: int = 1
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        return tuple(share.node for share in self.allocation)
+
+    @property
+    def nodes_left(self) -> tuple[str, ...]:
+        """Nodes that may still run something of it."""
+        ended = {outcome.node for outcome in self.outcomes}
+        return tuple(name for name in self.node_names if name not in ended)

@@ -1,0 +1,94 @@
+"""A job: what a person asked for, frozen, and what became of it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from shoal.model.request import Request
+
+
+class JobOutcome(StrEnum):
+    """How a job ended. Until then it has none, and its newest attempt tells where it is."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class DependencyKind(StrEnum):
+    """What a dependency must have done."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    ENDED = "ended"
+
+
+class Dependency(msgspec.Struct, frozen=True, kw_only=True):
+    job_id: str
+    on: DependencyKind = DependencyKind.SUCCEEDED
+
+
+class ArrayPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """One element of an array."""
+
+    array_id: str
+    index: int
+    size: int
+    at_once: int | None = None
+    """How many elements may hold resources together."""
+
+
+class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """Only the program's own failures are counted: what the cluster lost is repeated for free."""
+
+    max_retries: int = 0
+    on: frozenset[str] = frozenset({"exit", "signal"})
+    """Of `exit signal oom setup time_limit`."""
+    backoff_s: float = 5.0
+    """Before the first retry; doubles each time, up to an hour."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    job_id: str
+    project: str
+    number: int
+    """Small, per project, never reused: `vision/17`."""
+    name: str
+    owner: str
+    """The user's id."""
+    owner_name: str
+    queue: str = "default"
+    priority: int = 0
+    request: Request
+    retry: RetryPolicy = RetryPolicy()
+    spec_json: str
+    """The frozen spec in its canonical JSON form."""
+    after: tuple[Dependency, ...] = ()
+    array: ArrayPlace | None = None
+    archive_digest: str | None = None
+    submitted_at: float
+    epoch: int = 1
+    """Of the newest attempt."""
+    failures: int = 0
+    """Attempts that ended by the program's own fault and were counted against `retry`."""
+    losses: int = 0
+    """Attempts that the cluster lost: not counted against `retry`."""
+    excluded_nodes: tuple[str, ...] = ()
+    stop_asked_by: str | None = None
+    outcome: JobOutcome | None = None
+    because: str = ""
+    """One sentence about the end."""
+    exit_code: int | None = None
+    ended_at: float | None = None
+    version: int = 1
+
+    @property
+    def is_open(self) -> bool:
+        return self.outcome is None
+
+    @property
+    def reference(self) -> str:
+        """How people name it."""
+        return f"{self.project}/{self.number}"

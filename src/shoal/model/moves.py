@@ -1,0 +1,244 @@
+"""The attempt's state machine: one literal table, one pure function, no other way to change a state.
+
+`step(attempt, event, now)` returns the attempt after the event and what must be done about it. The
+caller records both in one transaction; effects are hints for speed, since the control loops derive
+the same work from the recorded state after a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+
+import msgspec
+
+from shoal.errors import Bug
+from shoal.model.attempt import Allocation, Attempt, AttemptState, EndReason
+from shoal.wire import EndKind, NodeOutcome
+
+QUEUED, STARTING, RUNNING, STOPPING, ENDED = AttemptState
+
+
+class Placed(msgspec.Struct, frozen=True, tag=True):
+    """The scheduler chose nodes."""
+
+    allocation: Allocation
+
+
+class Accepted(msgspec.Struct, frozen=True, tag=True):
+    """The engine took it, under its own id."""
+
+    native_id: str
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """The engine will never take it; nothing was started."""
+
+    message: str
+
+
+class Started(msgspec.Struct, frozen=True, tag=True):
+    """The supervisor on `node` started its ranks."""
+
+    node: str
+
+
+class NodeEnded(msgspec.Struct, frozen=True, tag=True):
+    """There is evidence that one node's share is over."""
+
+    outcome: NodeOutcome
+
+
+class StopAsked(msgspec.Struct, frozen=True, tag=True):
+    """A person, a drain, a limit or the scheduler wants it stopped."""
+
+    reason: EndReason
+    by: str
+
+
+class FencePassed(msgspec.Struct, frozen=True, tag=True):
+    """Silent for so long that its supervisors have certainly stopped it."""
+
+
+AttemptEvent = Placed | Accepted | Refused | Started | NodeEnded | StopAsked | FencePassed
+
+
+class Effect(StrEnum):
+    SUBMIT = "submit"
+    CANCEL = "cancel"
+    CLOSE = "close"
+    """It ended: decide whether the job ends or tries again, and let the engine forget it."""
+
+
+Step = tuple[Attempt, tuple[Effect, ...]]
+Handler = Callable[[Attempt, AttemptEvent, float], Step]
+
+
+def step(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
+    """The attempt after `event`. The same object back means the event was late or repeated.
+
+    Raises `Bug` where the table has no move: nothing was changed.
+    """
+    handler = TABLE[attempt.state, type(event)]
+    if handler is None:
+        raise Bug(
+            f"attempt {attempt.attempt_id} is {attempt.state}; {type(event).__name__} cannot happen",
+            attempt=msgspec.to_builtins(attempt),
+            event=msgspec.to_builtins(event),
+        )
+    after, effects = handler(attempt, event, now)
+    if after is not attempt:
+        after = msgspec.structs.replace(after, version=attempt.version + 1)
+    return after, effects
+
+
+def _change(attempt: Attempt, **changes: object) -> Attempt:
+    return msgspec.structs.replace(attempt, **changes)
+
+
+def _ignore(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
+    return attempt, ()
+
+
+def _place(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
+    assert isinstance(event, Placed)
+    placed = _change(attempt, state=STARTING, allocation=event.allocation, placed_at=now)
+    return placed, (Effect.SUBMIT,)
+
+
+def _accept(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
+    assert isinstance(event, Accepted)
+    if attempt.native_id == event.native_id:
+        return attempt, ()
+    return _change(attempt, native_id=event.native_id), ()
+
+
+def _refuse(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
+    assert isinstance(event, Refused)
+    return _end(attempt, EndReason.REFUSED, now, message=event.message)
+
+
+def _start(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
+    assert isinstance(event, Started)
+    if event.node in attempt.started_nodes or event.node not in attempt.node_names:
+        return attempt, ()
+    nodes = (*attempt.started_nodes, event.node)
+    if len(nodes) < len(attempt.allocation):
+        return _change(attempt, started_nodes=nodes), ()
+    return _change(attempt, started_nodes=nodes, state=RUNNING, started_at=now), ()
+
+
+def _stop_queued(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
+    assert isinstance(event, StopAsked)
+    return _end(attempt, event.reason, now, message=f"stopped by {event.by} before it started")
+
+
+def _stop(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
+    assert isinstance(event, StopAsked)
+    stopping = _change(
+        attempt,
+        state=STOPPING,
+        stop_reason=event.reason,
+        stop_asked_at=now,
+        message=f"stopped by {event.by}",
+    )
+    return stopping, (Effect.CANCEL,)
+
+
+def _node_ended(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
+    assert isinstance(event, NodeEnded)
+    outcome = event.outcome
+    if outcome.node not in attempt.nodes_left or outcome.epoch != attempt.epoch:
+        return attempt, ()
+    noted = _change(attempt, outcomes=(*attempt.outcomes, outcome))
+    if not noted.nodes_left:
+        return _end(noted, *_verdict(noted, now))
+    if outcome.kind is EndKind.SUCCEEDED or attempt.state is STOPPING:
+        return noted, ()
+    # A gang lives and dies together: the first failure stops the others.
+    return _change(noted, state=STOPPING, stop_asked_at=now), (Effect.CANCEL,)
+
+
+def _fence(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
+    silent = ", ".join(attempt.nodes_left)
+    return _end(attempt, EndReason.FENCED, now, message=f"no sign of life from {silent}")
+
+
+REASON_OF_KIND = {
+    EndKind.SUCCEEDED: EndReason.SUCCEEDED,
+    EndKind.EXITED: EndReason.EXIT,
+    EndKind.SIGNALED: EndReason.SIGNAL,
+    EndKind.OUT_OF_MEMORY: EndReason.OOM,
+    EndKind.SETUP_FAILED: EndReason.SETUP,
+    EndKind.TIME_LIMIT: EndReason.TIME_LIMIT,
+    EndKind.STOPPED: EndReason.LOST,
+    EndKind.FENCED: EndReason.FENCED,
+    EndKind.LOST: EndReason.LOST,
+}
+"""STOPPED without a stop of ours is somebody else's signal to the supervisor: the cluster's loss."""
+
+
+def _verdict(attempt: Attempt, now: float) -> tuple[EndReason, float, int | None, str]:
+    """Why it ended, once every node has: our own stop, else the first failure, else success."""
+    failed = [o for o in attempt.outcomes if o.kind is not EndKind.SUCCEEDED]
+    if not failed:
+        return EndReason.SUCCEEDED, now, 0, ""
+    first = failed[0]
+    if attempt.stop_reason is not None:
+        return attempt.stop_reason, now, _exit_code(first), attempt.message
+    told = f"{first.node}: {first.message}" if first.message else f"{first.node}: {first.kind}"
+    return REASON_OF_KIND[first.kind], now, _exit_code(first), told
+
+
+def _exit_code(outcome: NodeOutcome) -> int | None:
+    """As a shell would say it."""
+    return 128 + outcome.signal if outcome.signal is not None else outcome.exit_code
+
+
+def _end(
+    attempt: Attempt, reason: EndReason, now: float, exit_code: int | None = None, message: str = ""
+) -> Step:
+    ended = _change(
+        attempt, state=ENDED, reason=reason, ended_at=now, exit_code=exit_code, message=message
+    )
+    return ended, (Effect.CLOSE,)
+
+
+TABLE: dict[tuple[AttemptState, type], Handler | None] = {
+    (QUEUED, Placed): _place,
+    (QUEUED, Accepted): None,
+    (QUEUED, Refused): None,
+    (QUEUED, Started): None,
+    (QUEUED, NodeEnded): None,
+    (QUEUED, StopAsked): _stop_queued,
+    (QUEUED, FencePassed): None,
+    (STARTING, Placed): None,
+    (STARTING, Accepted): _accept,
+    (STARTING, Refused): _refuse,
+    (STARTING, Started): _start,
+    (STARTING, NodeEnded): _node_ended,
+    (STARTING, StopAsked): _stop,
+    (STARTING, FencePassed): _fence,
+    (RUNNING, Placed): None,
+    (RUNNING, Accepted): _accept,
+    (RUNNING, Refused): None,
+    (RUNNING, Started): _ignore,
+    (RUNNING, NodeEnded): _node_ended,
+    (RUNNING, StopAsked): _stop,
+    (RUNNING, FencePassed): _fence,
+    (STOPPING, Placed): None,
+    (STOPPING, Accepted): _accept,
+    (STOPPING, Refused): _refuse,
+    (STOPPING, Started): _ignore,
+    (STOPPING, NodeEnded): _node_ended,
+    (STOPPING, StopAsked): _ignore,
+    (STOPPING, FencePassed): _fence,
+    (ENDED, Placed): None,
+    (ENDED, Accepted): _ignore,
+    (ENDED, Refused): _ignore,
+    (ENDED, Started): _ignore,
+    (ENDED, NodeEnded): _ignore,
+    (ENDED, StopAsked): _ignore,
+    (ENDED, FencePassed): _ignore,
+}
+"""Every state against every event. None: cannot happen, and saying so is better than guessing."""

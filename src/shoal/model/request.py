@@ -1,0 +1,33 @@
+"""What a job asks of the cluster, parsed once from its spec and compared many times by the scheduler."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class GpuRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """GPUs per node. `kind` None takes any."""
+
+    count: int
+    kind: str | None = None
+
+
+class TopologyRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """All nodes inside one domain of the named level; preferred closeness never delays a start."""
+
+    within: str
+    is_required: bool = True
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """Per node unless it says otherwise. None for memory: the node's memory in proportion to its share of CPUs or GPUs."""
+
+    min_nodes: int = 1
+    max_nodes: int = 1
+    cpus: float = 1.0
+    memory_bytes: int | None = None
+    disk_bytes: int = 0
+    gpus: GpuRequest | None = None
+    ranks_per_node: int = 1
+    topology: TopologyRequest | None = None
+    time_limit_s: float | None = None

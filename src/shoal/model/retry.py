@@ -1,0 +1,84 @@
+"""What becomes of a job when an attempt of it has ended: over, or another attempt, and when."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.model.attempt import CLUSTER_REASONS, Attempt, EndReason
+from shoal.model.job import Job, JobOutcome
+from shoal.wire import RuleAction
+
+MAX_BACKOFF_S = 3600.0
+MAX_LOSSES = 100
+"""A job that keeps taking its supervisor down with it must end some time."""
+LOSS_BACKOFF_S = 0.5
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """`job` is the job after the attempt's end; `backoff_s` None means it is over."""
+
+    job: Job
+    backoff_s: float | None = None
+
+
+def judge(job: Job, attempt: Attempt, now: float) -> Verdict:
+    """Decide after `attempt` (the job's newest, ended) whether the job ends or tries again."""
+    assert attempt.reason is not None
+    job = msgspec.structs.replace(job, excluded_nodes=_excluded(job, attempt))
+    if attempt.reason is EndReason.SUCCEEDED:
+        return _over(job, attempt, now, JobOutcome.SUCCEEDED, "")
+    if job.stop_asked_by is not None or attempt.reason is EndReason.CANCELLED:
+        by = f"stopped by {job.stop_asked_by}" if job.stop_asked_by else attempt.message
+        return _over(job, attempt, now, JobOutcome.CANCELLED, by)
+    if attempt.reason is EndReason.DEPENDENCY:
+        return _over(job, attempt, now, JobOutcome.CANCELLED, attempt.message)
+    if _hit(attempt, RuleAction.STOP_RETRIES):
+        told = f"{attempt.message}; a log rule says not to try again"
+        return _over(job, attempt, now, JobOutcome.FAILED, told)
+    if attempt.reason in CLUSTER_REASONS:
+        return _after_loss(job, attempt, now)
+    return _after_failure(job, attempt, now)
+
+
+def _after_loss(job: Job, attempt: Attempt, now: float) -> Verdict:
+    if attempt.reason is EndReason.PREEMPTED:
+        return _again(job, 0.0)
+    job = msgspec.structs.replace(job, losses=job.losses + 1)
+    if job.losses >= MAX_LOSSES:
+        told = f"lost {job.losses} times, the last time: {attempt.message}"
+        return _over(job, attempt, now, JobOutcome.FAILED, told)
+    return _again(job, min(LOSS_BACKOFF_S * 2 ** min(job.losses - 1, 12), MAX_BACKOFF_S))
+
+
+def _after_failure(job: Job, attempt: Attempt, now: float) -> Verdict:
+    job = msgspec.structs.replace(job, failures=job.failures + 1)
+    if attempt.reason not in job.retry.on or job.failures > job.retry.max_retries:
+        return _over(job, attempt, now, JobOutcome.FAILED, attempt.message)
+    backoff_s = job.retry.backoff_s * 2 ** min(job.failures - 1, 30)
+    return _again(job, min(backoff_s, MAX_BACKOFF_S))
+
+
+def _again(job: Job, backoff_s: float) -> Verdict:
+    again = msgspec.structs.replace(job, epoch=job.epoch + 1, version=job.version + 1)
+    return Verdict(job=again, backoff_s=backoff_s)
+
+
+def _over(job: Job, attempt: Attempt, now: float, outcome: JobOutcome, because: str) -> Verdict:
+    over = msgspec.structs.replace(
+        job,
+        outcome=outcome,
+        because=because,
+        exit_code=attempt.exit_code,
+        ended_at=now,
+        version=job.version + 1,
+    )
+    return Verdict(job=over)
+
+
+def _hit(attempt: Attempt, action: RuleAction) -> bool:
+    return any(action in outcome.rules_hit for outcome in attempt.outcomes)
+
+
+def _excluded(job: Job, attempt: Attempt) -> tuple[str, ...]:
+    bad = {o.node for o in attempt.outcomes if RuleAction.EXCLUDE_NODE in o.rules_hit}
+    return tuple(sorted({*job.excluded_nodes, *bad}))

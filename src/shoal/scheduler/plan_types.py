@@ -1,0 +1,59 @@
+"""What the scheduler answers: who starts where, and for everybody else why not."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from shoal.model.attempt import Allocation
+
+
+class Why(StrEnum):
+    """The one dominant reason a job does not start. Stable: `--json` and dashboards rely on it."""
+
+    DEPENDENCY = "dependency"
+    """Jobs it comes after have not ended."""
+    BACKOFF = "backoff"
+    """It failed and waits before it is tried again."""
+    ARRAY_LIMIT = "array_limit"
+    """Its array already has as many elements running as it allows."""
+    NO_NODES = "no_nodes"
+    """There is no node at all."""
+    NEVER_FITS = "never_fits"
+    """No set of nodes of this cluster, all free, could hold it."""
+    NODES_CLOSED = "nodes_closed"
+    """It would fit, but the nodes it needs are drained, cordoned or lost."""
+    NODES_EXCLUDED = "nodes_excluded"
+    """It would fit, but only on nodes that its own log rules excluded."""
+    RESOURCES = "resources"
+    """It waits for running jobs to give back what it needs."""
+    BEHIND = "behind"
+    """What it needs is free, but kept for a job that comes first."""
+    TOPOLOGY = "topology"
+    """Enough nodes are free, but not close enough together."""
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    attempt_id: str
+    allocation: Allocation
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """`sentence` stands alone; `details` are further lines; `facts` are the numbers behind both."""
+
+    attempt_id: str
+    job_id: str
+    why: Why
+    sentence: str
+    details: tuple[str, ...] = ()
+    hint: str | None = None
+    facts: dict[str, Any] = {}
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """Preemptions and reservations come with the policies that need them."""
+
+    starts: tuple[Start, ...] = ()
+    explanations: tuple[Explanation, ...] = ()

@@ -1,0 +1,75 @@
+"""What the scheduler is shown: immutable, complete, and small enough to record with a decision."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.model.attempt import Allocation
+from shoal.model.job import DependencyKind
+from shoal.model.request import Request
+
+
+class GpuView(msgspec.Struct, frozen=True):
+    index: int
+    kind: str
+
+
+class NodeView(msgspec.Struct, frozen=True, kw_only=True):
+    """A node's whole capacity. What is in use follows from the holdings."""
+
+    name: str
+    pool: str = "default"
+    cpus: float
+    memory_bytes: int
+    disk_bytes: int = 0
+    gpus: tuple[GpuView, ...] = ()
+    labels: dict[str, str] = {}
+    closed_because: str | None = None
+    """Why it takes no work (`drained by ana 2 h ago ("bad NVLink")`); None: it does."""
+
+
+class Holding(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt that holds resources now."""
+
+    attempt_id: str
+    job_id: str
+    project: str
+    priority: int
+    allocation: Allocation
+    placed_at: float
+    time_limit_s: float | None = None
+    array_id: str | None = None
+    label: str = ""
+    """How people name the job: `vision/17 train-7b`."""
+
+
+class UnmetDependency(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that has not ended yet and must, in the way named."""
+
+    label: str
+    on: DependencyKind
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """A queued attempt. `order` is its place among equals: lower was first."""
+
+    attempt_id: str
+    job_id: str
+    project: str
+    queue: str = "default"
+    label: str = ""
+    priority: int = 0
+    order: int
+    submitted_at: float
+    not_before: float = 0.0
+    unmet: tuple[UnmetDependency, ...] = ()
+    request: Request
+    excluded_nodes: tuple[str, ...] = ()
+    array_id: str | None = None
+    array_at_once: int | None = None
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    nodes: tuple[NodeView, ...]
+    holdings: tuple[Holding, ...]
+    candidates: tuple[Candidate, ...]

@@ -1,0 +1,164 @@
+"""What the control plane and a supervisor say to each other.
+
+A leaf: workers install it without the control plane, so it imports nothing of ours and no pydantic.
+Unknown fields are ignored on both sides, so that either may be upgraded first.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+MAX_OUTCOME_MESSAGE = 2000
+
+
+class RuleAction(StrEnum):
+    """What a matching log line means for what comes after this attempt."""
+
+    EXCLUDE_NODE = "exclude_node"
+    STOP_RETRIES = "stop_retries"
+
+
+class LogRule(msgspec.Struct, frozen=True, kw_only=True):
+    """`match` is searched in every log line; the first hit of each rule is reported in the outcome."""
+
+    match: str
+    action: RuleAction
+
+
+class Mount(msgspec.Struct, frozen=True, kw_only=True):
+    """A directory of the node, seen by the ranks at `target`."""
+
+    source: str
+    target: str
+    is_read_only: bool = False
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ranks on one node may use together. None: no limit but the machine's."""
+
+    cpus: float
+    memory_bytes: int | None = None
+    max_processes: int = 4096
+    max_log_bytes: int = 256 << 20
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything one supervisor needs to run its share of one attempt. Holds no secret.
+
+    Secrets and the supervisor's own credential travel beside it on a pipe, never on disk.
+    """
+
+    attempt_id: str
+    epoch: int
+    job_id: str
+    job_number: int
+    job_name: str
+    project: str
+    node: str
+    node_rank: int
+    nodes: tuple[str, ...]
+    ranks_per_node: int
+    gpu_ids: tuple[int, ...] = ()
+    are_gpus_simulated: bool = False
+    run: str
+    setup: str | None = None
+    env: dict[str, str] = {}
+    mounts: tuple[Mount, ...] = ()
+    archive_digest: str | None = None
+    limits: Limits
+    log_rules: tuple[LogRule, ...] = ()
+    time_limit_s: float | None = None
+    grace_s: float = 30.0
+    fence_s: float = 1800.0
+    renew_s: float = 5.0
+    control_url: str | None = None
+    array_index: int | None = None
+    array_size: int | None = None
+    uid: int | None = None
+    """Run the ranks as this user; None: as whoever runs the supervisor."""
+
+    @property
+    def world_size(self) -> int:
+        return len(self.nodes) * self.ranks_per_node
+
+
+class EndKind(StrEnum):
+    """How one node's share of an attempt ended, as seen by whoever has evidence."""
+
+    SUCCEEDED = "succeeded"
+    """Every rank exited 0."""
+    EXITED = "exited"
+    """A rank exited with another code; `exit_code` and `rank` say which, first in time."""
+    SIGNALED = "signaled"
+    """A rank was killed by `signal`, not by us."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """The memory limit was hit and the kernel killed a rank."""
+    SETUP_FAILED = "setup_failed"
+    """Unpacking, mounting or the `setup` command failed; no rank was started."""
+    TIME_LIMIT = "time_limit"
+    """Our own time limit stopped it."""
+    STOPPED = "stopped"
+    """We were asked to stop it and did."""
+    FENCED = "fenced"
+    """The supervisor could not renew its lease for `fence_s` and stopped its ranks itself."""
+    LOST = "lost"
+    """No outcome was written, and there is evidence that nothing of it runs any more."""
+
+
+class NodeOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of one node's share: written durably by the supervisor before it exits."""
+
+    attempt_id: str
+    epoch: int
+    node: str
+    kind: EndKind
+    ended_at: float
+    exit_code: int | None = None
+    signal: int | None = None
+    rank: int | None = None
+    """The first rank that failed, in the attempt's numbering."""
+    message: str = ""
+    rules_hit: tuple[RuleAction, ...] = ()
+    started_at: float | None = None
+    """When the ranks were started; None if they never were."""
+    cpu_s: float | None = None
+    """CPU seconds used by the whole tree, where the kernel counts them."""
+
+
+class Phase(StrEnum):
+    """Where a living supervisor is."""
+
+    PREPARING = "preparing"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+class Renewal(msgspec.Struct, frozen=True, kw_only=True):
+    """A supervisor's heartbeat: `I am alive, this is where I am`. May be repeated or lost."""
+
+    attempt_id: str
+    epoch: int
+    node: str
+    phase: Phase
+    started_at: float | None = None
+    outcome: NodeOutcome | None = None
+    """Set once, with phase `ended`; the control plane's answer means it is safely recorded."""
+
+
+class RenewalAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """`should_stop` is an order: stop the ranks within `grace_s`, then report."""
+
+    should_stop: bool = False
+    grace_s: float = 30.0
+    because: str = ""
+
+
+class Credentials(msgspec.Struct, frozen=True, kw_only=True):
+    """What travels on the supervisor's standard input instead of on disk."""
+
+    supervisor_token: str | None = None
+    job_token: str | None = None
+    secrets: dict[str, str] = {}
