@@ -1,4 +1,4 @@
-"""A control plane with the real store, scheduler and commands over the fake engine, in a directory of its own."""
+"""A control plane with the real store, scheduler and commands, over the fake engine."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def open_plane(
     """`is_durable`: SQLite on disk instead of memory. Not `is_running`: no loop moves anything."""
     clock = SystemClock()
     settings = Settings(home=home, port=0, limits=limits or ServerLimits())
-    store = await open_store(settings.store_url, clock=clock) if is_durable else open_memory_store()
+    store = open_store(settings.store_url, clock=clock) if is_durable else open_memory_store()
     cluster = FakeCluster(nodes(), clock=clock, script=script)
     core = Core(
         store=store,

@@ -1,4 +1,4 @@
-"""A small cluster with people in it, driven synchronously: two projects, a caller for every role, a job in each.
+"""A small cluster with people in it, driven synchronously: two projects, every role, a job in each.
 
 | token | who |
 |---|---|

@@ -8,6 +8,7 @@ import re
 from shoal.api.problems import WrongHost
 from shoal.settings import LOOPBACK, Settings
 
+EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared only
 _HOST = re.compile(r"(?:\[([0-9a-f:.]{2,45})\]|([a-z0-9._-]{1,253}))(?::[0-9]{1,5})?", re.ASCII)
 
 
@@ -18,7 +19,7 @@ class HostCheck:
         names = {*LOOPBACK, settings.host, *settings.allowed_hosts}
         self._names = frozenset(name.lower().rstrip(".") for name in names)
         # Bound to every address: an IP literal cannot be rebound, so any of ours will do.
-        self._takes_addresses = settings.host in ("0.0.0.0", "::")
+        self._takes_addresses = settings.host in EVERYWHERE
 
     def check(self, headers: list[tuple[bytes, bytes]]) -> None:
         """Raise `WrongHost` unless there is one Host header with a name of ours."""

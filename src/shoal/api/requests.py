@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from shoal.model.people import Role
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
-SECRET_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,99}$"
+ENV_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,99}$"
 DIGEST_PATTERN = r"^[0-9a-f]{64}$"
 TEXT_PATTERN = r"^[^\x00-\x1f\x7f]*$"
 MAX_SECRETS = 100
@@ -29,12 +29,12 @@ class Body(BaseModel):
 
 
 class SubmitBody(Body):
-    """A job to run. `spec` is what a YAML file says; secrets travel beside it and are never stored in clear."""
+    """A job to run. `spec` is what a YAML file says; secrets travel beside it, and are kept sealed."""
 
     spec: dict[str, Any]
     project: Name | None = None
     secrets: dict[
-        Annotated[str, StringConstraints(pattern=SECRET_PATTERN)],
+        Annotated[str, StringConstraints(pattern=ENV_PATTERN)],
         Annotated[str, StringConstraints(max_length=64 << 10)],
     ] = Field(default_factory=dict, max_length=MAX_SECRETS)
     archive: Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)] | None = None
@@ -90,7 +90,7 @@ class NewToken(Body):
 
 
 class RenewalBody(BaseModel):
-    """`shoal.wire.Renewal`, for the description alone: unknown fields are ignored, so either side may be newer."""
+    """`shoal.wire.Renewal`, described. Unknown fields are ignored, so either side may be newer."""
 
     attempt_id: str
     epoch: int

@@ -1,4 +1,4 @@
-"""Listen: on loopback, or elsewhere with TLS or behind a proxy that the operator declared. Never otherwise."""
+"""Listen: on loopback, or elsewhere with TLS or behind a declared proxy. Never otherwise."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def open_socket(settings: Settings) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((settings.host, settings.port))
         listener.listen(BACKLOG)
-        listener.setblocking(False)
+        listener.setblocking(False)  # noqa: FBT003 - the name of the argument says less
     except OSError as error:
         listener.close()
         raise StateError(

@@ -56,7 +56,7 @@ class EventStream(Response):
 
         async def until_revoked() -> None:
             nonlocal was_revoked
-            while await _is_still_known(self._call):
+            while await _is_still_known(self._call):  # noqa: ASYNC110 - a revocation raises no event
                 await anyio.sleep(CHECK_EVERY_S)
             was_revoked = True
             group.cancel_scope.cancel()

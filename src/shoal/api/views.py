@@ -1,4 +1,4 @@
-"""What the API answers, as plain dictionaries with a declared shape: documented, and encoded without a second look."""
+"""What the API answers: plain dictionaries of a declared shape, documented, and encoded as they are."""
 
 from __future__ import annotations
 

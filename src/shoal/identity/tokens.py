@@ -18,7 +18,7 @@ from shoal.model.people import Token
 PREFIX = "shl"
 SECRET_BYTES = 32
 _TEXT = re.compile(r"shl_(?P<id>tok_[0-9a-z]{1,40})_(?P<secret>[0-9a-f]{64})", re.ASCII)
-_NOBODY = Token(token_id="tok_0", user_id="", secret_hash=bytes(32))
+_NOBODY = Token(token_id="", user_id="", secret_hash=bytes(32))
 
 
 class MintedToken(msgspec.Struct, frozen=True):
