@@ -6,6 +6,7 @@ one turn is no different from being killed there.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
@@ -72,12 +73,8 @@ class Changed:
 @asynccontextmanager
 async def run_loops(core: Core, changed: Changed) -> AsyncIterator[None]:
     """Recover, then keep the loops running while the block lasts."""
-    token = anyio.lowlevel.current_token()
-
-    def on_commit() -> None:
-        anyio.from_thread.run_sync(changed.committed, token=token)
-
-    core.store.on_commit(on_commit)
+    loop = asyncio.get_running_loop()
+    core.store.on_commit(lambda seq: loop.call_soon_threadsafe(changed.committed))
     await heal(core)
     await watch(core)
     async with anyio.create_task_group() as tasks:
