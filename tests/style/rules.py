@@ -1,4 +1,4 @@
-"""The rules of the house as functions: each takes modules and returns what is wrong, one line for each finding."""
+"""The rules of the house as functions: each takes modules and returns one line for each thing it finds."""
 
 from __future__ import annotations
 
@@ -129,15 +129,14 @@ def impurities(modules: Iterable[Module]) -> list[str]:
 
 def clock_readings(modules: Iterable[Module]) -> list[str]:
     """Rooms that are handed a clock read no other."""
-    found = []
-    for module in modules:
-        if module.room not in WITHOUT_CLOCK:
-            continue
-        for node in ast.walk(module.tree):
-            # `time.time` as a default argument reads the clock as surely as a call does.
-            if isinstance(node, ast.Attribute) and ast.unparse(node) in CLOCK_CALLS:
-                found.append(f"{module.at(node.lineno)}: `{ast.unparse(node)}` in `{module.room}`")
-    return found
+    # Attributes, not calls: `time.time` as a default argument reads the clock as surely as a call does.
+    return [
+        f"{module.at(node.lineno)}: `{ast.unparse(node)}` in `{module.room}`"
+        for module in modules
+        if module.room in WITHOUT_CLOCK
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in CLOCK_CALLS
+    ]
 
 
 def torch_imports(modules: Iterable[Module]) -> list[str]:

@@ -68,7 +68,7 @@ def test_what_is_allowed_is_not_found(tmp_path: Path) -> None:
         tmp_path,
         {
             "cli/run.py": '"""Run."""\n\n\ndef f() -> None:\n    from shoal.client import http\n',
-            "engines/local/engine.py": "from shoal.runtime import spool\nfrom shoal.engines.base import Engine\n",
+            "engines/local/engine.py": "from shoal.runtime import spool\nfrom shoal.engines import base\n",
             "control/loop.py": "from shoal import store\nfrom shoal.clock import Clock\nimport asyncio\n",
             "runtime/rank.py": "import time\nimport torch\n\nnow = time.time()\n",
         },
