@@ -38,6 +38,9 @@ class _Line:
     socket: socket.socket
     began: float = 0.0
     received: bytearray = field(default_factory=bytearray)
+    head: bytes = b""
+    size: int = 0
+    """Of the whole answer, once its head has arrived."""
 
 
 def request(method: str, path: str, headers: dict[str, str], body: bytes = b"") -> bytes:
@@ -88,15 +91,19 @@ def _receive(line: _Line, load: Load, expect: int) -> bool:
     if not data:
         raise BenchmarkError(f"the server closed a connection: {bytes(line.received[:300])!r}")
     line.received += data
-    head, separator, body = bytes(line.received).partition(b"\r\n\r\n")
-    if not separator or len(body) < _content_length(head):
+    if not line.size and (end := line.received.find(b"\r\n\r\n")) >= 0:
+        line.head = bytes(line.received[: end + 4])
+        line.size = len(line.head) + _content_length(line.head)
+    if not line.size or len(line.received) < line.size:
         return False
-    status = int(head[9:12])
+    load.each_s.append(time.perf_counter() - line.began)
+    body = bytes(line.received[len(line.head) :])
+    status = int(line.head[9:12])
     if status != expect:
         raise BenchmarkError(f"answered {status}, not {expect}: {body[:500]!r}")
-    load.each_s.append(time.perf_counter() - line.began)
     load.bodies.append(body)
     line.received.clear()
+    line.size = 0
     return True
 
 

@@ -270,6 +270,10 @@ class SlurmRest:
         prepared = http_load.request("POST", SUBMIT, self._headers, self._body(script, fields).encode())
         return lambda _: prepared
 
+    def get_request(self, noun: str) -> http_load.Render:
+        prepared = http_load.request("GET", f"/slurm/{REST}/{noun}", self._headers)
+        return lambda _: prepared
+
     def _body(self, script: str, fields: dict[str, Any]) -> str:
         job = {
             "name": "bench",
