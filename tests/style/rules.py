@@ -89,15 +89,13 @@ def unknown_rooms(modules: Iterable[Module]) -> list[str]:
 
 
 def engines_that_see_each_other(modules: Iterable[Module]) -> list[str]:
-    """`engines.local` may import `engines.base`, never `engines.slurm`."""
-    shared = {"base", "registry"}
-    modules = [module for module in modules if module.name.startswith("shoal.engines.")]
-    engines = {module.name.split(".")[2] for module in modules} - shared
+    """`engines.local` may import `engines.base`, never `engines.slurm`: each folder is an engine."""
+    inside = [module for module in modules if len(module.path.relative_to(module.base).parts) > 2]
+    inside = [module for module in inside if module.room == "engines"]
+    engines = {module.name.split(".")[2] for module in inside}
     found = []
-    for module in modules:
+    for module in inside:
         own = module.name.split(".")[2]
-        if own == "registry":
-            continue
         for item in module.imports():
             parts = item.target.split(".")
             if parts[:2] == ["shoal", "engines"] and len(parts) > 2 and parts[2] in engines - {own}:
