@@ -315,7 +315,9 @@ class EngineContract:
             "another attempt's order": change(good, orders=(first, change(second, attempt_id="att_other"))),
             "another epoch": change(good, epoch=2),
             "a rank missing": change(good, orders=(first,)),
-            "ranks in disorder": change(good, orders=(change(first, node_rank=1), change(second, node_rank=0))),
+            "ranks in disorder": change(
+                good, orders=(change(first, node_rank=1), change(second, node_rank=0))
+            ),
             "no ranks": change(good, orders=tuple(change(o, ranks_per_node=0) for o in good.orders)),
             "a GPU that is not there": change(good, orders=(change(first, gpu_ids=(99,)), second)),
             "a path for an id": change(
@@ -329,7 +331,9 @@ class EngineContract:
             assert world.num_starts(submission.attempt_id) == 0, what
 
     async def test_the_whole_process_tree_is_gone_after_a_cancel(self, world: World) -> None:
-        submission = world.submission(Program(exit_code=None, has_children=True, is_deaf=True), ranks_per_node=2)
+        submission = world.submission(
+            Program(exit_code=None, has_children=True, is_deaf=True), ranks_per_node=2
+        )
         await world.started(submission)
         assert world.num_running(submission.attempt_id) > 0
         await world.engine.cancel(submission.attempt_id, 0.2)

@@ -63,9 +63,7 @@ def seeded(seed: int, *, mean_run_s: float = 60.0, failing: float = 0.2, endless
         claim_s, prepare_s, stop_s = dice.uniform(0, 2), dice.uniform(0, 5), dice.uniform(0, 40)
         run_s = None if dice.random() < endless else dice.expovariate(1 / mean_run_s)
         end = _failure(dice, order) if dice.random() < failing else Act()
-        return msgspec.structs.replace(
-            end, claim_s=claim_s, prepare_s=prepare_s, run_s=run_s, stop_s=stop_s
-        )
+        return msgspec.structs.replace(end, claim_s=claim_s, prepare_s=prepare_s, run_s=run_s, stop_s=stop_s)
 
     return script
 
