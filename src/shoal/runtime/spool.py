@@ -11,7 +11,6 @@ import errno
 import fcntl
 import os
 import signal
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -50,30 +49,32 @@ class Share:
     """Paths of one node's share of one attempt: `$SHOAL_HOME/spool/live/<attempt_id>/<node>/`."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self.directory = Path(directory)
-        self.order = self.directory / "order.json"
-        self.lock = self.directory / "lock"
-        self.claimed = self.directory / "claimed"
-        self.started = self.directory / "started"
-        self.cgroups = self.directory / "cgroups"
-        self.stop = self.directory / "stop"
-        self.log = self.directory / "log"
-        self.outcome = self.directory / "outcome.json"
-        self.work = self.directory / "work"
-        self.tmp = self.directory / "tmp"
+        # Plain strings: pathlib would add milliseconds to the start of every supervisor.
+        self.directory = os.path.abspath(directory)
+        self.order = f"{self.directory}/order.json"
+        self.lock = f"{self.directory}/lock"
+        self.claimed = f"{self.directory}/claimed"
+        self.started = f"{self.directory}/started"
+        self.cgroups = f"{self.directory}/cgroups"
+        self.stop = f"{self.directory}/stop"
+        self.log = f"{self.directory}/log"
+        self.outcome = f"{self.directory}/outcome.json"
+        self.work = f"{self.directory}/work"
+        self.scratch = f"{self.directory}/scratch"
         """The ranks' private /tmp; the supervisor removes it before it writes the outcome."""
-        self.archive = self.directory / "archive.tar"
+        self.archive = f"{self.directory}/archive.tar"
         """The workdir's snapshot: the engine links or copies it here before it writes an order that has
         an `archive_digest`. The supervisor checks the digest and lets the job's user unpack it."""
-        self.errors = self.directory / "supervisor.err"
+        self.errors = f"{self.directory}/supervisor.err"
 
     @property
-    def home(self) -> Path:
-        """The directory that ranks must not see: SHOAL_HOME, or the share's parent outside the usual layout."""
-        parents = self.directory.absolute().parents
-        if len(parents) > 3 and parents[1].name in ("live", "kept") and parents[2].name == "spool":
-            return parents[3]
-        return parents[0]
+    def home(self) -> str:
+        """What ranks must not see: SHOAL_HOME, or the share's parent outside the usual layout."""
+        above, node = os.path.split(self.directory)
+        live, _ = os.path.split(above)
+        spool, live_name = os.path.split(live)
+        is_usual = node and live_name in ("live", "kept") and os.path.basename(spool) == "spool"
+        return os.path.dirname(spool) if is_usual else above
 
 
 def durable_write(path: str | os.PathLike[str], data: bytes) -> None:
@@ -277,9 +278,10 @@ def start_ticks(pid: int) -> int | None:
         return None
 
 
-def _read(path: Path, kind: type[T]) -> T | None:
+def _read(path: str, kind: type[T]) -> T | None:
     try:
-        data = path.read_bytes()
+        with open(path, "rb") as file:
+            data = file.read()
     except FileNotFoundError:
         return None
     return msgspec.json.decode(data, type=kind)
