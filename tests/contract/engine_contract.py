@@ -3,19 +3,20 @@ supply a `world` fixture: an engine, what programs look like on it, and the trut
 
 from __future__ import annotations
 
-import itertools
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import msgspec
 import pytest
 
+from shoal.clock import SystemClock
 from shoal.engines.base import Engine, Observation, Sight, Submission
 from shoal.errors import EngineRefused
+from shoal.ids import id_factory
 from shoal.wire import Credentials, EndKind, Limits, Order
 
 DEADLINE_TURNS = 2000
-_numbers = itertools.count(1)
+new_id = id_factory(SystemClock().now)
 
 
 class Program(NamedTuple):
@@ -70,7 +71,7 @@ class World(ABC):
         ranks_per_node: int = 1,
         attempt_id: str | None = None,
     ) -> Submission:
-        attempt_id = attempt_id or f"att_{next(_numbers):026d}"
+        attempt_id = attempt_id or new_id("att")
         nodes = self.node_names[:num_nodes]
         orders = tuple(
             Order(

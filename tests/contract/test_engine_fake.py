@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.contract.engine_contract import EngineContract, Program, World, anyio_backend
 
 from shoal.engines.fake import Act, FakeCluster, FakeEngine, VirtualClock
 from shoal.model.node import NodeFacts
 from shoal.wire import EndKind, Order
-
-__all__ = ["anyio_backend"]
+from tests.contract.engine_contract import EngineContract, Program, World
 
 
 class FakeWorld(World):

@@ -50,7 +50,7 @@ class FakeEngine:
 
     async def list_owned(self) -> list[Observation]:
         fault = self._before(Verb.LIST_OWNED)
-        seen = [self._look(share, fault.is_stale) for share in self.cluster.shares()]
+        seen = [self._look(share, is_stale=fault.is_stale) for share in self.cluster.shares()]
         self._after(Verb.LIST_OWNED, fault)
         return [observation for observation in seen for _ in range(fault.copies)]
 
@@ -77,14 +77,14 @@ class FakeEngine:
         self._after(Verb.READ_LOG, fault)
         offset = min(max(offset, 0), len(log))
         end = min(offset + max(limit, 1), len(log))
-        # Whole lines only: back to the last newline, or on to the next where one line is longer than the limit.
+        # Whole lines only: back to the last newline, or on to the next where one line exceeds the limit.
         end = log.rfind(b"\n", offset, end) + 1 or log.find(b"\n", end) + 1 or len(log)
         return LogChunk(data=log[offset:end], next_offset=end, is_complete=is_ended and end == len(log))
 
     async def close(self) -> None:
         """Nothing to let go of."""
 
-    def _look(self, share: Share, is_stale: bool) -> Observation:
+    def _look(self, share: Share, *, is_stale: bool) -> Observation:
         order = share.order
         key = (order.attempt_id, order.node)
         if is_stale and key in self._seen:

@@ -44,8 +44,8 @@ def no_faults(verb: Verb, attempt_id: str | None) -> Fault:
 
 
 def seeded_faults(seed: int, *, chance: float = 0.1, max_delay_s: float = 5.0) -> Faults:
-    """Each call fails in one of the ways above with `chance`; the n-th call's fate depends on `seed` and n."""
-    dice = random.Random(f"faults/{seed}")
+    """Each call fails in one of the ways above with `chance`; its fate depends on `seed` and its number."""
+    dice = random.Random(f"faults/{seed}")  # noqa: S311 - replay, not secrecy
 
     def faults(verb: Verb, attempt_id: str | None) -> Fault:
         # Always the same number of draws, so that one call's fate does not shift the others'.

@@ -40,7 +40,7 @@ Script = Callable[[Order], Act]
 
 def always(act: Act) -> Script:
     """Every share does the same."""
-    return lambda order: act
+    return lambda _: act
 
 
 def by_run(acts: Mapping[str, Act], otherwise: Act | None = None) -> Script:

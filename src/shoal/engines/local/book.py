@@ -7,6 +7,9 @@
 An attempt appears in `live` whole, by one rename, and leaves it by another.
 """
 
+# The spool names its files by strings: a supervisor starts without pathlib.
+# ruff: noqa: PTH104
+
 from __future__ import annotations
 
 import contextlib
@@ -14,11 +17,8 @@ import errno
 import itertools
 import os
 import shutil
-import stat
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -85,18 +85,30 @@ class Book:
         self._guard = threading.Lock()
         self._numbers = itertools.count(1)
 
-    def sweep(self) -> None:
-        """Remove what a crash left half made or half removed. Only before anything is submitted."""
-        for folder in (self.draft, self.trash):
-            for entry in folder.iterdir():
-                remove_tree(entry)
+        self._is_read = False
+        for draft in self.draft.iterdir():
+            remove_tree(draft)
+
+    def empty_trash(self) -> None:
+        """Remove what a crash left half removed. May take long."""
+        for entry in self.trash.iterdir():
+            remove_tree(entry)
 
     def all(self) -> list[ShareView]:
         """Every share taken and not forgotten, oldest attempt first."""
-        names = sorted(entry.name for entry in os.scandir(self.live) if is_name(entry.name))
         with self._guard:
+            with os.scandir(self.live) as entries:
+                names = sorted(entry.name for entry in entries if is_name(entry.name))
             self._attempts = {name: self._views(name) for name in names}
-            return [view for views in self._attempts.values() for view in views.values()]
+            self._is_read = True
+            return self._flat()
+
+    def known(self) -> list[ShareView]:
+        """As `all`, from memory: complete but for what somebody else did to the directory."""
+        with self._guard:
+            if self._is_read:
+                return self._flat()
+        return self.all()
 
     def find(self, attempt_id: str) -> Views:
         """The attempt's shares by node; none where it is unknown or forgotten."""
@@ -124,8 +136,8 @@ class Book:
         """Write every order durably; the attempt is there with all of them or not at all."""
         attempt_id = orders[0].attempt_id
         draft = self.draft / f"{attempt_id}.{next(self._numbers)}"
+        draft.mkdir(mode=0o700)
         try:
-            draft.mkdir(mode=0o700)
             for order in orders:
                 (draft / order.node).mkdir(mode=0o700)
                 share = spool.Share(draft / order.node)
@@ -145,7 +157,7 @@ class Book:
         """Move it from `live` to `kept` and throw away what its ranks worked in. May be repeated."""
         rubbish = []
         for node, view in self.find(attempt_id).items():
-            for path in (view.share.work, view.share.tmp, view.share.archive):
+            for path in (view.share.work, view.share.archive):
                 thrown = self.trash / f"{attempt_id}.{node}.{next(self._numbers)}"
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(path, thrown)
@@ -154,15 +166,19 @@ class Book:
             (self.live / attempt_id).rename(self.kept / attempt_id)
         with self._guard:
             self._attempts.pop(attempt_id, None)
-        for path in rubbish:
-            remove_tree(path)
+        for thrown in rubbish:
+            remove_tree(thrown)
+
+    def _flat(self) -> list[ShareView]:
+        return [view for views in self._attempts.values() for view in views.values()]
 
     def _views(self, attempt_id: str) -> Views:
         known = self._attempts.get(attempt_id)
         if known:
             return known
         try:
-            nodes = sorted(entry.name for entry in os.scandir(self.live / attempt_id) if entry.is_dir())
+            with os.scandir(self.live / attempt_id) as entries:
+                nodes = sorted(entry.name for entry in entries if entry.is_dir())
         except (FileNotFoundError, NotADirectoryError):
             return {}
         return {node: ShareView(attempt_id, node, self.live / attempt_id / node) for node in nodes}
@@ -178,18 +194,24 @@ def _link_or_copy(source: str, target: str) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a file or a tree that a job may have filled with anything. Follows no link; leaves what it cannot."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, onerror=_open_up)
-    else:
+    """Remove a file or a tree that a job may have filled with anything. Follows no link."""
+    if path.is_symlink() or not path.is_dir():
         with contextlib.suppress(OSError):
             path.unlink()
+        return
+    shutil.rmtree(path, ignore_errors=True)
+    if path.exists():
+        _open_up(path)
+        shutil.rmtree(path, ignore_errors=True)
 
 
-def _open_up(function: Callable[..., Any], path: str, info: Any) -> None:
-    """Try once more after making the parent writable: jobs leave read-only directories behind."""
+def _open_up(path: Path) -> None:
+    """Make every directory writable: jobs leave read-only ones behind, and not everybody is root."""
     with contextlib.suppress(OSError):
-        parent = os.path.dirname(path)
-        if stat.S_ISDIR(os.lstat(parent).st_mode):
-            os.chmod(parent, 0o700)
-        os.unlink(path)
+        path.chmod(0o700)
+    for above, names, _ in os.walk(path):
+        for name in names:
+            inner = Path(above, name)
+            with contextlib.suppress(OSError):
+                if not inner.is_symlink():
+                    inner.chmod(0o700)

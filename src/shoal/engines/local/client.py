@@ -1,5 +1,8 @@
 """The only file of this engine that starts a process or opens a socket."""
 
+# The spool names its files by strings: a supervisor starts without pathlib.
+# ruff: noqa: PTH123
+
 from __future__ import annotations
 
 import contextlib
@@ -15,6 +18,7 @@ FIRST_PORT = 20_000
 NUM_PORTS = 10_000
 """Below Linux's ephemeral ports (32768 on), which any outgoing connection may take at any time."""
 PIPE_SIZE = 64 << 10
+WORDS_S = 20.0
 
 
 class Children:
@@ -81,6 +85,24 @@ def _lives(pid: int) -> bool:
         return os.waitpid(pid, os.WNOHANG)[0] == 0
     except ChildProcessError:
         return False
+
+
+def read_words(command: list[str], environment: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
+    """The words a short command prints, and why there are none where it failed."""
+    try:
+        done = subprocess.run(
+            command,
+            env=dict(environment),
+            cwd="/",
+            capture_output=True,
+            timeout=WORDS_S,
+            check=True,
+            text=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        told = getattr(error, "stderr", None) or str(error)
+        return (), str(told).strip().splitlines()[-1]
+    return tuple(done.stdout.split()), ""
 
 
 def free_port(address: str, taken: Collection[int], start: int) -> int:

@@ -3,6 +3,9 @@
 Every verb is one trip to a worker thread, since disks may block; none waits for a job.
 """
 
+# The spool names its files by strings: a supervisor starts without pathlib.
+# ruff: noqa: PTH110, PTH112, PTH113
+
 from __future__ import annotations
 
 import os
@@ -19,10 +22,15 @@ import msgspec
 from shoal.clock import Clock
 from shoal.engines.base import LogChunk, Observation, Sight, Submission
 from shoal.engines.local.book import Book, ShareView, Views
-from shoal.engines.local.client import Children, free_port
+from shoal.engines.local.client import Children, free_port, read_words
 from shoal.engines.local.inventory import take_inventory
 from shoal.engines.local.parse import MAX_LINE, whole_lines
-from shoal.engines.local.render import complete_orders, supervisor_command, supervisor_environment
+from shoal.engines.local.render import (
+    complete_orders,
+    detect_command,
+    supervisor_command,
+    supervisor_environment,
+)
 from shoal.engines.local.simulated import SimulatedNodes
 from shoal.engines.local.states import native_id
 from shoal.engines.local.watch import Watch
@@ -58,13 +66,15 @@ class LocalEngine:
         self._server_file = str(server_file.absolute())
         self._simulated = simulated
         self._confinement = confinement
+        self._has_chosen_confinement = confinement is not None
         self._book = Book(self._home)
-        self._book.sweep()
         self._watch = Watch(clock)
         self._children = Children()
         self._threads = anyio.CapacityLimiter(MAX_THREADS)
         self._guard = threading.Lock()
+        self._looking = threading.Lock()
         self._promised: set[int] = set()
+        self._has_emptied_trash = False
         self._facts: dict[str, NodeFacts] = {}
         self.remarks: tuple[str, ...] = ()
         """What was not found on this machine, and why; filled by the first look at its nodes."""
@@ -118,6 +128,7 @@ class LocalEngine:
         refuse_malformed(submission, nodes)
         archive_path = _archive_of(submission)
         _refuse_large(submission.credentials)
+        self._refuse_other_user(submission)
         address = nodes[submission.orders[0].node].address
         port = self._promise_port(address, submission.attempt_id)
         try:
@@ -128,8 +139,18 @@ class LocalEngine:
             with self._guard:
                 self._promised.discard(port)
 
+    def _refuse_other_user(self, submission: Submission) -> None:
+        """Whoever asks for a user of the job's own gets one, unless the operator decided against it."""
+        uid = submission.orders[0].uid
+        can_switch = self._confinement is None or "uid" in self._confinement
+        if uid is not None and not can_switch and not self._has_chosen_confinement:
+            raise EngineRefused(
+                f"the job must run as user {uid}, and user {os.geteuid()} cannot start it so",
+                hint="run `shoal up` as root, or without users of their own for projects",
+            )
+
     def _promise_port(self, address: str, attempt_id: str) -> int:
-        views = self._book.all()
+        views = self._book.known()
         with self._guard:
             used = {port for view in views if (port := view.port()) is not None}
             port = free_port(address, used | self._promised, zlib.crc32(attempt_id.encode()))
@@ -157,6 +178,9 @@ class LocalEngine:
 
     def _list_owned(self) -> list[Observation]:
         self._children.reap()
+        if not self._has_emptied_trash:
+            self._has_emptied_trash = True
+            self._book.empty_trash()
         looks = (self._watch.look(view) for view in self._book.all())
         return [look for look in looks if look is not None]
 
@@ -167,27 +191,37 @@ class LocalEngine:
             self._book.keep(attempt_id)
 
     def _nodes(self) -> dict[str, NodeFacts]:
-        with self._guard:
+        with self._looking:
             if not self._facts:
-                confinement = " ".join(self._confinement or ())
-                found = take_inventory(self._home, confinement)
-                simulated = self._simulated.facts(confinement) if self._simulated else []
-                self.remarks = found.remarks
+                remarks = self._choose_confinement()
+                walls = " ".join(self._confinement or ())
+                found = take_inventory(self._home, walls)
+                simulated = self._simulated.facts(walls) if self._simulated else []
+                self.remarks = (*found.remarks, *remarks)
                 self._facts = {facts.name: facts for facts in (found.facts, *simulated)}
             return self._facts
 
+    def _choose_confinement(self) -> tuple[str, ...]:
+        """Find out once what works here, so that no supervisor has to. Remarks, where it could not be."""
+        if self._confinement is not None:
+            return ()
+        environment = supervisor_environment(os.environ, self._server_file)
+        words, because = read_words(detect_command(), environment)
+        # Without an answer the orders name none, and every supervisor finds out for itself.
+        self._confinement = words or None
+        return () if words else (f"what confines jobs here is not known: {because}",)
+
     def _read_log(self, attempt_id: str, node: str, offset: int, limit: int) -> LogChunk:
         offset, limit = max(offset, 0), min(max(limit, 1), MAX_PAGE)
-        for _ in range(2):
-            share = self._book.place(attempt_id, node)
-            if share is None:
-                return LogChunk(data=b"", next_offset=offset, is_complete=True)
-            # Asked before reading: once there is an outcome, the log does not grow.
-            is_ended = os.path.exists(share.outcome)
-            data, size = _read_at(share.log, offset, limit + MAX_LINE)
-            if os.path.isdir(share.directory):
-                break
-            # Forgotten between the two looks: it is in its other place now.
+        share = self._book.place(attempt_id, node)
+        if share is None:
+            return LogChunk(data=b"", next_offset=offset, is_complete=True)
+        # Asked before reading: once there is an outcome, the log does not grow.
+        is_ended = os.path.exists(share.outcome)
+        data, size = _read_at(share.log, offset, limit + MAX_LINE)
+        if not os.path.isdir(share.directory):
+            # Forgotten meanwhile, which happens once: it is in its other place now.
+            return self._read_log(attempt_id, node, offset, limit)
         is_last = offset + len(data) >= size
         page, length = whole_lines(data, limit, is_final=is_ended and is_last)
         is_complete = is_ended and offset + length >= size

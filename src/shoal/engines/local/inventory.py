@@ -47,7 +47,7 @@ def take_inventory(home: Path, confinement: str = "") -> Inventory:
 
 def node_name(hostname: str) -> str:
     """The host's short name as a node's name; `local` where it cannot serve as one."""
-    short = hostname.split(".")[0].lower()
+    short = hostname.partition(".")[0].lower()
     return short if is_name(short) and not short.startswith("sim-") else "local"
 
 

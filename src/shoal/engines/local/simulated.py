@@ -40,7 +40,7 @@ class SimulatedNodes(msgspec.Struct, frozen=True, kw_only=True):
         count, gpus = int(shape["nodes"]), int(shape["gpus"])
         if not 1 <= count <= MAX_NODES or gpus > MAX_GPUS:
             raise SpecError(
-                f"{count} simulated nodes of {gpus} GPUs; 1 to {MAX_NODES} nodes of at most {MAX_GPUS} are possible",
+                f"{count} simulated nodes of {gpus} GPUs; possible are 1 to {MAX_NODES} of 0 to {MAX_GPUS}",
                 hint="shoal up --demo 16x8",
             )
         return cls(count=count, gpus_per_node=gpus, gpu_kind=shape["kind"] or "fake")

@@ -38,7 +38,7 @@ def seen(
         sight=sight,
         started_at=started_at,
         outcome=outcome,
-        raw=raw,
+        raw=str(raw),
     )
 
 
