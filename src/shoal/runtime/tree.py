@@ -19,21 +19,28 @@ CLOCK = BootClock()
 PATIENCE_S = 0.01
 
 
-def kill_until_gone(find: Callable[[], set[int]], *, timeout_s: float) -> bool:
-    """SIGKILL what `find` returns until it returns nothing twice in a row. False: time ran out."""
+def kill_until_gone(
+    find: Callable[[], set[int]], *, timeout_s: float, between: Callable[[], object] = lambda: None
+) -> bool:
+    """SIGKILL what `find` returns until it returns nothing twice in a row. False: time ran out.
+
+    `between` runs after every round; a caller with children of its own reaps them there.
+    """
     deadline = CLOCK.monotonic() + timeout_s
     clean_looks = 0
-    while clean_looks < 2:
+    while True:
         found = find() - {os.getpid()}
-        clean_looks = 0 if found else clean_looks + 1
         for pid in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
+        between()
+        clean_looks = 0 if found else clean_looks + 1
+        if clean_looks == 2:
+            return True
+        if found and CLOCK.monotonic() > deadline:
+            return False
         if found:
-            if CLOCK.monotonic() > deadline:
-                return False
             time.sleep(PATIENCE_S)
-    return True
 
 
 def pids_in(cgroups: Iterable[str]) -> set[int]:
