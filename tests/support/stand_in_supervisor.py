@@ -29,8 +29,9 @@ def main() -> None:
     if order.run == "dies":
         print("goodbye", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.pause() if order.run == "is deaf" else sys.exit(f"unknown run {order.run!r}")
+    if order.run == "is deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pause()
 
 
 main()

@@ -505,3 +505,22 @@ async def test_where_nobody_can_tell_what_confines_jobs_that_is_said(
     monkeypatch.setattr(engine_module, "detect_command", lambda: ["/no/such/program"])
     assert {facts.confinement for facts in await local.engine.nodes()} == {""}
     assert any("not known" in remark for remark in local.engine.remarks)
+
+
+async def test_a_full_disk_keeps_no_share_from_being_stopped(
+    local: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    await local.engine.submit(local.submission("stops when told", num_nodes=2))
+    with anyio.fail_after(30):
+        while any(o.started_at is None for o in await local.engine.list_owned()):
+            await anyio.sleep(0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr(spool, "write_stop", full)
+        with pytest.raises(EngineUnreachable, match="No space"):
+            await local.engine.cancel(local.id(), 5.0)
+    with anyio.fail_after(30):
+        while any(o.sight is not Sight.ENDED for o in await local.engine.list_owned()):
+            await anyio.sleep(0.01)

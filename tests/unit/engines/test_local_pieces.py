@@ -5,17 +5,20 @@ from __future__ import annotations
 import errno
 import socket
 import sys
+from pathlib import Path
 
 import hypothesis
 import pynvml
 import pytest
 from hypothesis import strategies as st
 
+from shoal.clock import SystemClock
 from shoal.engines.local import inventory
 from shoal.engines.local.client import FIRST_PORT, NUM_PORTS, free_port
 from shoal.engines.local.parse import MAX_LINE, whole_lines
 from shoal.engines.local.render import supervisor_command, supervisor_environment
 from shoal.engines.local.simulated import SimulatedNodes
+from shoal.engines.registry import open_engine
 from shoal.errors import SpecError
 
 
@@ -164,3 +167,10 @@ def test_running_out_of_ports_is_an_os_error() -> None:
     with pytest.raises(OSError) as caught:
         free_port("127.0.0.1", range(FIRST_PORT, FIRST_PORT + NUM_PORTS), 0)
     assert caught.value.errno == errno.EADDRINUSE
+
+
+def test_an_engine_nobody_knows_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="'slurm'.* local"):
+        open_engine("slurm", home=tmp_path, clock=SystemClock(), server_file=tmp_path / "s")
+    local = open_engine("local", home=tmp_path, clock=SystemClock(), server_file=tmp_path / "s", demo="2x1")
+    assert local.name == "local"

@@ -172,9 +172,16 @@ class LocalEngine:
             )
 
     def _cancel(self, attempt_id: str, grace_s: float) -> None:
+        failure: OSError | None = None
         for view in self._book.find(attempt_id).values():
-            self._watch.stop(view, max(grace_s, 0.0))
+            try:
+                self._watch.stop(view, max(grace_s, 0.0))
+            except OSError as error:
+                # A share that cannot be reached must not keep the others from being stopped.
+                failure = error
         self._children.reap()
+        if failure is not None:
+            raise failure
 
     def _list_owned(self) -> list[Observation]:
         self._children.reap()

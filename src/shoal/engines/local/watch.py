@@ -59,11 +59,14 @@ class Watch:
         with view.guard:
             if view.end is not None or _try(spool.read_outcome, view.share) is not None:
                 return
-            self._write_stop(view, grace_s)
-            if not _is_claimed(view) and self._stop_unclaimed(view):
-                return
-            with contextlib.suppress(msgspec.DecodeError):
-                spool.signal_supervisor(view.share, signal.SIGTERM)
+            try:
+                self._write_stop(view, grace_s)
+                if not _is_claimed(view) and self._stop_unclaimed(view):
+                    return
+            finally:
+                # Also on a full disk: the signal alone stops it, with the grace of its order.
+                with contextlib.suppress(msgspec.DecodeError):
+                    spool.signal_supervisor(view.share, signal.SIGTERM)
 
     def _look(self, view: ShareView) -> Observation:
         if view.end is not None:
