@@ -9,6 +9,7 @@ import logging
 import logging.handlers
 import re
 import sys
+from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,6 @@ import structlog
 MAX_FILE_BYTES = 16 << 20
 KEPT_FILES = 4
 TOKEN = re.compile(r"\b(sh[ljs]_(?:[a-z]{3}_)?[0-9A-Za-z]{1,40})[._][^\s\"'\\,;]+")
-
-Event = dict[str, Any]
 
 
 def redact(text: str) -> str:
@@ -72,7 +71,7 @@ def _shared() -> list[Any]:
     ]
 
 
-def _render(logger: Any, method: str, event: Event) -> str:
+def _render(logger: Any, method: str, event: MutableMapping[str, Any]) -> str:
     """Redacted after rendering, so that no field, however deep, escapes."""
     rendered = structlog.processors.JSONRenderer(ensure_ascii=True, default=str)(logger, method, event)
     return redact(str(rendered))

@@ -16,6 +16,7 @@ from shoal.errors import SpecError
 
 DEFAULT_PORT = 7462
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - refused without TLS or a declared proxy
 MAX_DEMO_NODES = 10_000
 MAX_DEMO_GPUS = 1024
 
@@ -83,7 +84,7 @@ class Settings:
     def url(self) -> str:
         """Where a client on this machine finds it."""
         scheme = "https" if self.tls_cert else "http"
-        host = {"0.0.0.0": "localhost", "::": "localhost"}.get(self.host, self.host)
+        host = "localhost" if self.host in EVERYWHERE else self.host
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     @property
@@ -139,7 +140,7 @@ def parse_demo(text: str) -> DemoNodes | None:
     match = re.fullmatch(r"(\d{1,9})x(\d{1,9})", text)
     if not match or not 1 <= int(match[1]) <= MAX_DEMO_NODES or int(match[2]) > MAX_DEMO_GPUS:
         raise SpecError(
-            f"demo nodes `{text}` are not NODESxGPUS with 1 to {MAX_DEMO_NODES} nodes of at most {MAX_DEMO_GPUS}",
+            f"demo nodes `{text}` are not NODESxGPUS, 1 to {MAX_DEMO_NODES} of up to {MAX_DEMO_GPUS} GPUs",
             hint="write for example `--demo 16x8`",
         )
     return DemoNodes(num_nodes=int(match[1]), gpus_per_node=int(match[2]))
