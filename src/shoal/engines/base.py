@@ -17,7 +17,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     attempt_id: str
     epoch: int
     orders: tuple[Order, ...]
-    credentials: Credentials = Credentials()
+    credentials: dict[str, Credentials] = {}
+    """By node: a supervisor's credential is good for its own node alone."""
     archive_path: str | None = None
     """The workdir's snapshot on the control plane's disk, a tar file named by its digest."""
 

@@ -1,0 +1,62 @@
+"""What each supervisor of an attempt is told to do. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shoal.model.attempt import Attempt
+from shoal.model.job import Job
+from shoal.model.node import Node
+from shoal.spec import JobSpec
+from shoal.wire import Limits, LogRule, Mount, Order, RuleAction
+
+
+def orders_for(
+    job: Job,
+    attempt: Attempt,
+    nodes: Mapping[str, Node],
+    *,
+    uid: int,
+    control_url: str | None,
+    renew_s: float,
+) -> tuple[Order, ...]:
+    """One order per node of the allocation, in rank order."""
+    spec = JobSpec.model_validate_json(job.spec_json)
+    rules = tuple(
+        LogRule(match=rule.match, action=RuleAction(rule.action)) for rule in spec.log_rules
+    )
+    mounts = tuple(
+        Mount(source=m.source, target=m.target, is_read_only=m.read_only) for m in spec.mounts
+    )
+    return tuple(
+        Order(
+            attempt_id=attempt.attempt_id,
+            epoch=attempt.epoch,
+            job_id=job.job_id,
+            job_number=job.number,
+            job_name=job.name,
+            project=job.project,
+            node=share.node,
+            node_rank=node_rank,
+            nodes=attempt.node_names,
+            ranks_per_node=job.request.ranks_per_node,
+            gpu_ids=share.gpu_ids,
+            are_gpus_simulated=nodes[share.node].facts.is_simulated,
+            run=spec.run,
+            setup=spec.setup,
+            env=dict(spec.env),
+            mounts=mounts,
+            archive_digest=job.archive_digest,
+            limits=Limits(cpus=share.cpus, memory_bytes=share.memory_bytes),
+            log_rules=rules,
+            time_limit_s=spec.time_limit,
+            grace_s=spec.grace,
+            fence_s=spec.fence,
+            renew_s=renew_s,
+            control_url=control_url,
+            array_index=job.array.index if job.array else None,
+            array_size=job.array.size if job.array else None,
+            uid=uid,
+        )
+        for node_rank, share in enumerate(attempt.allocation)
+    )
