@@ -8,15 +8,25 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
 from shoal.errors import SpecError
 
 DEFAULT_PORT = 7462
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - refused without TLS or a declared proxy
+OPTIONS = (
+    "listen",
+    "database_url",
+    "demo",
+    "tls_cert",
+    "tls_key",
+    "behind_proxy",
+    "allowed_hosts",
+    "mount_roots",
+)
+"""What can be set, as text, by a flag of `shoal up` or a variable `SHOAL_...`."""
 MAX_DEMO_NODES = 10_000
 MAX_DEMO_GPUS = 1024
 
@@ -102,24 +112,44 @@ def home_from_env(env: Mapping[str, str] = os.environ) -> Path:
     return Path(given).absolute() if given else Path.home() / ".shoal"
 
 
-def load_settings(flags: Mapping[str, Any] | None = None, env: Mapping[str, str] = os.environ) -> Settings:
-    """Flags (those that are not None) before `SHOAL_*` variables before defaults.
+def merge_options(
+    flags: Mapping[str, str | None],
+    env: Mapping[str, str] = os.environ,
+    remembered: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The options as text: flags that are not None before `SHOAL_*` variables before what was remembered."""
+    told = {name: str(text) for name, text in (remembered or {}).items() if name in OPTIONS}
+    told |= {name: env[variable] for name in OPTIONS if env.get(variable := f"SHOAL_{name.upper()}")}
+    return told | {name: text for name, text in flags.items() if text is not None}
 
-    Values may be text as typed or already of their type. Raises `SpecError` naming every bad one.
+
+def load_settings(
+    options: Mapping[str, str | None] | None = None, env: Mapping[str, str] = os.environ
+) -> Settings:
+    """Options as text, `SHOAL_*` variables for what they leave out, else the defaults.
+
+    Raises `SpecError` with the value seen and what would be right.
     """
-    names = [f.name for f in fields(Settings) if f.name not in ("home", "limits")] + ["listen"]
-    raw: dict[str, Any] = {n: env[f"SHOAL_{n.upper()}"] for n in names if env.get(f"SHOAL_{n.upper()}")}
-    raw.update({k: v for k, v in (flags or {}).items() if v is not None})
-    if "listen" in raw:
-        raw["host"], raw["port"] = parse_listen(str(raw.pop("listen")))
-    home = Path(raw.pop("home", None) or home_from_env(env)).absolute()
+    told = merge_options(options or {}, env)
     limits = {
         f.name: _whole(env[name], name)
         for f in fields(ServerLimits)
         if env.get(name := f"SHOAL_{f.name.upper()}")
     }
-    values = {name: _typed(name, value) for name, value in raw.items()}
-    return replace(Settings(home=home, limits=ServerLimits(**limits)), **values)
+    host, port = parse_listen(told["listen"]) if "listen" in told else ("127.0.0.1", DEFAULT_PORT)
+    return Settings(
+        home=home_from_env(env),
+        host=host,
+        port=port,
+        database_url=told.get("database_url", ""),
+        demo=parse_demo(told.get("demo", "none")),
+        tls_cert=Path(told["tls_cert"]).absolute() if told.get("tls_cert") else None,
+        tls_key=Path(told["tls_key"]).absolute() if told.get("tls_key") else None,
+        is_behind_proxy=told.get("behind_proxy", "").lower() in ("1", "true", "yes", "on"),
+        allowed_hosts=tuple(_parts(told.get("allowed_hosts", ""))),
+        mount_roots=tuple(Path(part) for part in _parts(told.get("mount_roots", ""))),
+        limits=ServerLimits(**limits),
+    )
 
 
 def parse_listen(text: str) -> tuple[str, int]:
@@ -146,24 +176,8 @@ def parse_demo(text: str) -> DemoNodes | None:
     return DemoNodes(num_nodes=int(match[1]), gpus_per_node=int(match[2]))
 
 
-def _typed(name: str, value: Any) -> Any:
-    """A value as text made into the field's own type; other values pass."""
-    if not isinstance(value, str):
-        return value
-    match name:
-        case "demo":
-            return parse_demo(value)
-        case "port":
-            return _whole(value, "SHOAL_PORT")
-        case "is_behind_proxy":
-            return value.lower() in ("1", "true", "yes", "on")
-        case "tls_cert" | "tls_key":
-            return Path(value)
-        case "allowed_hosts":
-            return tuple(part.strip() for part in value.split(",") if part.strip())
-        case "mount_roots":
-            return tuple(Path(part.strip()) for part in value.split(",") if part.strip())
-    return value
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _whole(text: str, name: str) -> int:

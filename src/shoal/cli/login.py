@@ -36,10 +36,10 @@ def login(
         return _print_me(Connection().me(), json=json)
     server = LOCAL if url == LOCAL else url.rstrip("/")
     if forget:
-        saved.save(server, None)
+        saved.forget(server)
         return 0
     if server == LOCAL and saved.token(LOCAL):
-        saved.save(LOCAL, saved.token(LOCAL))
+        saved.use(LOCAL)
         return _print_me(Connection().me(), json=json)
     token = ask_token(token_stdin=token_stdin)
     who = (

@@ -61,17 +61,24 @@ class Credentials:
         token = entry.get("token") if isinstance(entry, dict) else None
         return token if isinstance(token, str) else None
 
-    def save(self, server: str, token: str | None, *, is_current: bool = True) -> None:
-        """Remember `token` (None: forget the server)."""
+    def save(self, server: str, token: str) -> None:
+        """Remember the token and talk to this server from now on."""
         told = self.load()
-        if token is None:
-            told["servers"].pop(server, None)
-            if told["current"] == server:
-                told["current"] = None
-        else:
-            told["servers"][server] = {"token": token}
-            if is_current:
-                told["current"] = server
+        told["servers"][server] = {"token": token}
+        self._write({**told, "current": server})
+
+    def use(self, server: str) -> None:
+        """Talk to this server from now on."""
+        told = self.load()
+        if told["current"] != server:
+            self._write({**told, "current": server})
+
+    def forget(self, server: str) -> None:
+        told = self.load()
+        told["servers"].pop(server, None)
+        self._write({**told, "current": None if told["current"] == server else told["current"]})
+
+    def _write(self, told: dict[str, Any]) -> None:
         write_private(self.path, json.dumps(told, indent=2) + "\n")
 
 

@@ -14,24 +14,17 @@ from shoal.spec import JobSpec, parse_job
 from shoal.spec.files import load_job
 
 
-def prepare(
-    transport: Transport, spec: JobSpec | str | Path | None, fields: dict[str, Any], env: Mapping[str, str]
-) -> dict[str, Any]:
-    """The request's body. Uploads the working directory if the server does not have it yet.
-
-    A relative `workdir` starts at the job file's directory, or at the current one where there is no file.
-    """
-    base = Path.cwd()
-    if isinstance(spec, str | Path):
-        base = Path(spec).absolute().parent
-        spec = load_job(Path(spec))
+def spec_of(spec: JobSpec | str | Path | None, fields: dict[str, Any]) -> tuple[JobSpec, Path]:
+    """The job, and where a relative `workdir` starts: the job file's directory, else the current one."""
     if spec is not None and fields:
         raise SpecError("give a spec or fields, not both", hint="`submit(spec)` or `submit(run=..., ...)`")
-    job = spec if spec is not None else parse_job(fields, source="submit")
-    return body_of(transport, job, base, env)
+    if isinstance(spec, str | Path):
+        return load_job(spec), Path(spec).absolute().parent
+    return spec if spec is not None else parse_job(fields, source="submit"), Path.cwd()
 
 
 def body_of(transport: Transport, job: JobSpec, base: Path, env: Mapping[str, str]) -> dict[str, Any]:
+    """The request's body. Uploads the working directory if the server does not have it yet."""
     body: dict[str, Any] = {"spec": json.loads(job.canonical_json())}
     if job.secrets:
         body["secrets"] = secrets_from(env, job.secrets)
