@@ -12,7 +12,7 @@ from shoal.cli.show import print_json, print_json_line, screen_columns
 from shoal.cli.text import one_line, shorten
 
 After = Annotated[int | None, Parameter(help="Only events with a higher number.")]
-Limit = Annotated[int, Parameter(name=["--limit", "-n"], help="At most this many.")]
+Limit = Annotated[int, Parameter(name=["--limit", "-n"], help="At most this many (50).")]
 
 
 def events(

@@ -17,9 +17,9 @@ Text = str | None
 Many = tuple[str, ...]
 
 
-def _many(name: str, told: str, group: Group | None = None) -> Parameter:
+def _many(name: str, told: str, **more: Group) -> Parameter:
     """A flag given once for each value."""
-    return Parameter(name=name, negative="", help=told, group=group)
+    return Parameter(name=name, negative="", help=told, **more)
 
 
 @Parameter(name="*")
@@ -57,11 +57,13 @@ class JobFlags:
         None
     )
     retry: Annotated[Text, Parameter(group=AGAIN, help="How often to try again.")] = None
-    retry_on: Annotated[Many, _many("--retry-on", "exit signal oom setup time_limit.", AGAIN)] = ()
+    retry_on: Annotated[Many, _many("--retry-on", "exit signal oom setup time_limit.", group=AGAIN)] = ()
     retry_backoff: Annotated[Text, Parameter(group=AGAIN, help="Pause before the first retry; doubles.")] = (
         None
     )
-    log_rules: Annotated[Many, _many("--log-rule", "REGEX=exclude_node or REGEX=stop_retries.", AGAIN)] = ()
+    log_rules: Annotated[
+        Many, _many("--log-rule", "REGEX=exclude_node or REGEX=stop_retries.", group=AGAIN)
+    ] = ()
     checkpoint: Annotated[Text, Parameter(group=AGAIN, help="Where the program keeps its checkpoints.")] = (
         None
     )

@@ -35,15 +35,20 @@ COMMANDS = {
     "doctor": ("doctor:doctor", "Find what is wrong with this machine and say what to type."),
     "completion": ("completion:completion", "Print a completion script for bash, zsh or fish."),
 }
+USAGE = {"run": "Usage: shoal run [FILE] [OPTIONS] [-- COMMAND [ARGS]]"}
 
 
-def build_app() -> Any:
-    """The command tree. Commands are named here and imported only when called."""
-    from cyclopts import App
+def build_app(called: str | None = None) -> Any:
+    """The command tree. Commands are named here and imported only when called.
+
+    The one that is `called` explains itself; the others are listed with their line above.
+    """
+    from cyclopts import App, Parameter
 
     app = App(
         name="shoal",
         help="Many machines, one AI cluster. Start with `shoal up`, then `shoal run -- python train.py`.",
+        default_parameter=Parameter(show_default=False),
         version=__version__,
         version_flags=["--version"],
         help_format="plaintext",
@@ -53,7 +58,9 @@ def build_app() -> Any:
         suppress_keyboard_interrupt=False,
     )
     for rank, (name, (place, summary)) in enumerate(COMMANDS.items()):
-        app.command(f"shoal.cli.{place}", name=name, help=summary, sort_key=rank)
+        told = None if name == called else summary
+        more = {"usage": USAGE[name]} if name in USAGE else {}
+        app.command(f"shoal.cli.{place}", name=name, help=told, sort_key=rank, **more)
     app.command("shoal.cli.completion:install", name="--install-completion", help="Install shell completion.")
     return app
 
@@ -100,9 +107,8 @@ def _dispatch(argv: list[str]) -> int:
     from shoal.errors import SpecError
 
     try:
-        command, bound, extra = build_app().parse_args(
-            head or ["--help"], exit_on_error=False, print_error=False
-        )
+        app = build_app(head[0] if head else None)
+        command, bound, extra = app.parse_args(head or ["--help"], exit_on_error=False, print_error=False)
     except CycloptsError as error:
         known = head[0] if head and head[0] in COMMANDS else None
         told = " ".join(str(error).split())

@@ -87,7 +87,7 @@ def add(
     name: Name,
     user: UserName,
     *,
-    role: Annotated[str, Parameter(help="viewer, member or lead.")] = "member",
+    role: Annotated[str, Parameter(help="viewer, member (if not given) or lead.")] = "member",
     json: JsonFlag = False,
 ) -> int:
     """Add a user to a project, or change their role in it."""

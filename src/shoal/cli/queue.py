@@ -34,7 +34,7 @@ def queue(
     everything: Annotated[
         bool, Parameter(name=["--all", "-a"], negative="", help="Also jobs that have ended.")
     ] = False,
-    limit: Annotated[int, Parameter(name=["--limit", "-n"], help="At most this many, the newest.")] = 50,
+    limit: Annotated[int, Parameter(name=["--limit", "-n"], help="At most this many, the newest (50).")] = 50,
     watch: Annotated[
         bool, Parameter(name=["--watch", "-w"], negative="", help="Keep it up to date.")
     ] = False,
@@ -101,5 +101,6 @@ def explanations(shoal: Connection, jobs: list[dict[str, Any]]) -> dict[str, str
             told = shoal.why(job["job_id"])
         except ShoalError:
             continue
-        found[job["job_id"]] = str(told.get("sentence") or "")
+        word = str((told.get("explanation") or {}).get("why") or "").replace("_", " ")
+        found[job["job_id"]] = ": ".join(part for part in (word, str(told.get("sentence") or "")) if part)
     return found

@@ -27,6 +27,7 @@ from shoal.spec.files import load_job, read_job
 
 def run(
     file: Annotated[str | None, Parameter(help="A job file (YAML), or `-` for standard input.")] = None,
+    /,
     *,
     flags: JobFlags = NO_FLAGS,
     detach: Annotated[

@@ -54,6 +54,7 @@ def take_snapshot(
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
         digest = hashlib.file_digest(file, "sha256").hexdigest()
+        file.seek(0)
     except BaseException:
         file.close()
         raise
@@ -71,7 +72,9 @@ def _entries(root: Path) -> Iterator[tuple[str, os.stat_result]]:
         except FileNotFoundError:
             continue  # in git's index, deleted on disk
         if stat.S_ISDIR(facts.st_mode):
-            yield from ((n, os.lstat(root / n)) for n in sorted(_walk_names(root, name)))  # a git submodule
+            yield from (
+                (n, os.lstat(root / n)) for n in sorted(_walk_names(root, name))
+            )  # a repository inside this one
         elif stat.S_ISREG(facts.st_mode) or stat.S_ISLNK(facts.st_mode):
             yield name, facts
 
@@ -95,7 +98,9 @@ def _git_names(root: Path) -> list[str]:
         return []
     if done.returncode != 0:
         return []
-    return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
+    # A repository inside this one is listed as `sub/`, and a directory ignored as a whole as `./`.
+    names = (os.fsdecode(name).rstrip("/") for name in done.stdout.split(b"\0"))
+    return [name for name in names if name not in ("", ".")]
 
 
 def _walk_names(root: Path, below: str) -> Iterator[str]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import ssl
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -92,7 +92,7 @@ class Transport:
         headers = {"Accept": "application/json"}
         body: Any = None
         if method not in SAFE:
-            headers["Idempotency-Key"] = key or uuid.uuid4().hex
+            headers["Idempotency-Key"] = key or os.urandom(16).hex()
         if json_body is not None:
             body = json.dumps(json_body).encode()
             headers["Content-Type"] = "application/json"
