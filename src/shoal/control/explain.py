@@ -8,7 +8,7 @@ from shoal.control.snapshot import age
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
 from shoal.scheduler import Explanation, Why
-from shoal.spec import JobSpec
+from shoal.control.frozen import spec_of
 
 
 def explain(core: Core, job: Job, attempt: Attempt) -> Explanation | None:
@@ -28,7 +28,7 @@ def explain(core: Core, job: Job, attempt: Attempt) -> Explanation | None:
 
 
 def _unreachable(job: Job, attempt: Attempt, silent_s: float) -> Explanation:
-    fence_s = JobSpec.model_validate_json(job.spec_json).fence + FENCE_MARGIN_S
+    fence_s = spec_of(job).fence + FENCE_MARGIN_S
     nodes = ", ".join(attempt.nodes_left)
     return Explanation(
         attempt_id=attempt.attempt_id,

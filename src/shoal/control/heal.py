@@ -14,7 +14,7 @@ from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.job import Job
 from shoal.model.moves import NodeEnded, StopAsked
 from shoal.model.node import Node, NodeFacts, NodeState
-from shoal.store import Transaction
+from shoal.store import Tx
 from shoal.wire import EndKind, NodeOutcome
 
 log = structlog.get_logger()
@@ -48,7 +48,7 @@ async def _refresh_nodes(core: Core) -> None:
         await core.store.write(lambda tx: _put(core, tx, changed))
 
 
-def _put(core: Core, tx: Transaction, changed: dict[str, NodeFacts]) -> None:
+def _put(core: Core, tx: Tx, changed: dict[str, NodeFacts]) -> None:
     now = core.clock.now()
     for name, facts in sorted(changed.items()):
         known = tx.nodes.get(name)

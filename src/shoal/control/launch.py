@@ -13,7 +13,7 @@ from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
 from shoal.model.moves import Accepted, Refused
 from shoal.model.node import Node
-from shoal.store import Transaction
+from shoal.store import Tx
 from shoal.wire import Credentials
 
 log = structlog.get_logger()
@@ -37,7 +37,7 @@ async def launch(core: Core, attempt_id: str) -> None:
 
 
 async def _launch(core: Core, attempt_id: str) -> None:
-    def load(tx: Transaction) -> tuple[Job, Attempt, dict[str, Node], int, bytes | None] | None:
+    def load(tx: Tx) -> tuple[Job, Attempt, dict[str, Node], int, bytes | None] | None:
         attempt = tx.attempts.get(attempt_id)
         if attempt is None or attempt.state is not AttemptState.STARTING:
             return None

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from shoal.model.attempt import Attempt
 from shoal.model.job import Job
 from shoal.model.node import Node
-from shoal.spec import JobSpec
+from shoal.control.frozen import spec_of
 from shoal.wire import Limits, LogRule, Mount, Order, RuleAction
 
 
@@ -21,7 +21,7 @@ def orders_for(
     renew_s: float,
 ) -> tuple[Order, ...]:
     """One order per node of the allocation, in rank order."""
-    spec = JobSpec.model_validate_json(job.spec_json)
+    spec = spec_of(job)
     rules = tuple(
         LogRule(match=rule.match, action=RuleAction(rule.action)) for rule in spec.log_rules
     )

@@ -17,11 +17,11 @@ from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
 from shoal.model.moves import AttemptEvent, Effect, step
 from shoal.model.retry import judge
-from shoal.store import Transaction
+from shoal.store import Tx
 
 
 def note(
-    tx: Transaction,
+    tx: Tx,
     kind: str,
     now: float,
     actor: Actor,
@@ -54,7 +54,7 @@ class Recorder:
         self._now = now
 
     def advance(
-        self, tx: Transaction, attempt_id: str, event: AttemptEvent, actor: Actor = SHOAL
+        self, tx: Tx, attempt_id: str, event: AttemptEvent, actor: Actor = SHOAL
     ) -> Attempt | None:
         """Feed one event to the attempt as it is recorded now.
 
@@ -77,7 +77,7 @@ class Recorder:
             self._close(tx, job, after, now)
         return after
 
-    def _close(self, tx: Transaction, job: Job, attempt: Attempt, now: float) -> None:
+    def _close(self, tx: Tx, job: Job, attempt: Attempt, now: float) -> None:
         verdict = judge(job, attempt, now)
         tx.jobs.update(verdict.job)
         if verdict.backoff_s is None:
@@ -90,7 +90,7 @@ class Recorder:
         note(tx, "job.retrying", now, SHOAL, job=job, attempt=again, data=facts)
 
     def next_attempt(
-        self, tx: Transaction, job: Job, now: float, backoff_s: float = 0.0
+        self, tx: Tx, job: Job, now: float, backoff_s: float = 0.0
     ) -> Attempt:
         """Queue the attempt with the job's current epoch."""
         attempt = Attempt(

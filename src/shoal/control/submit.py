@@ -19,7 +19,7 @@ from shoal.model.job import ArrayPlace, Dependency, DependencyKind, Job
 from shoal.model.people import Project, User
 from shoal.scheduler import impossible
 from shoal.spec import JobSpec
-from shoal.store import Transaction
+from shoal.store import Tx
 
 
 class SubmitResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ async def submit(core: Core, actor: Actor, asked: Asked, key: str | None) -> Sub
         "submit", asked.spec.canonical_json(), asked.project, asked.archive_digest, asked.secrets
     )
 
-    def change(tx: Transaction) -> SubmitResult:
+    def change(tx: Tx) -> SubmitResult:
         now = core.clock.now()
         ids, repeated = once(
             tx, actor, key, said, now, list[str], lambda: _accept(core, tx, actor, asked, now)
@@ -95,7 +95,7 @@ def check_fit(core: Core, spec: JobSpec) -> None:
         raise SpecError(never.sentence, hint=never.hint, **never.facts)
 
 
-def _accept(core: Core, tx: Transaction, actor: Actor, asked: Asked, now: float) -> list[str]:
+def _accept(core: Core, tx: Tx, actor: Actor, asked: Asked, now: float) -> list[str]:
     project = tx.people.get_project(asked.project)
     if project is None:
         raise NotFound(f"no project `{asked.project}`", hint="shoal project list")
@@ -123,7 +123,7 @@ def _accept(core: Core, tx: Transaction, actor: Actor, asked: Asked, now: float)
     return ids
 
 
-def _check_quota(tx: Transaction, project: Project, more: int) -> None:
+def _check_quota(tx: Tx, project: Project, more: int) -> None:
     already = tx.jobs.count_open(project.name)
     if already + more > project.max_open_jobs:
         raise LimitReached(
@@ -135,7 +135,7 @@ def _check_quota(tx: Transaction, project: Project, more: int) -> None:
         )
 
 
-def _dependencies(tx: Transaction, asked: Asked) -> tuple[Dependency, ...]:
+def _dependencies(tx: Tx, asked: Asked) -> tuple[Dependency, ...]:
     """Jobs named in `after` must exist already, in the same project: so there can be no circle."""
     found = []
     for after in asked.spec.after:

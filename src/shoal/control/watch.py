@@ -15,7 +15,7 @@ from shoal.errors import EngineUnreachable
 from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.job import Job
 from shoal.model.moves import AttemptEvent, FencePassed, NodeEnded, Started, StopAsked
-from shoal.spec import JobSpec
+from shoal.control.frozen import spec_of
 from shoal.wire import EndKind, NodeOutcome
 
 log = structlog.get_logger()
@@ -107,7 +107,7 @@ def _unlisted(core: Core, attempt: Attempt, node: str) -> NodeOutcome:
 
 def _silent(core: Core, job: Job, attempt: Attempt) -> list[AttemptEvent]:
     """The fence: only for what nobody can see."""
-    fence_s = JobSpec.model_validate_json(job.spec_json).fence
+    fence_s = spec_of(job).fence
     return [FencePassed()] if core.leases.has_fence_passed(attempt, fence_s) else []
 
 
@@ -130,7 +130,7 @@ async def _advance(core: Core, attempt: Attempt, event: AttemptEvent) -> Attempt
 
 async def cancel(core: Core, job: Job, attempt: Attempt) -> None:
     """Tell the engine; repeated at every look until the end is seen."""
-    grace_s = JobSpec.model_validate_json(job.spec_json).grace
+    grace_s = spec_of(job).grace
     try:
         await core.engine.cancel(attempt.attempt_id, grace_s)
     except EngineUnreachable as error:
