@@ -12,7 +12,7 @@ from shoal.wire import Credentials, NodeOutcome, Order
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt, as a supervisor's order for each of its nodes. Immutable: the same id, the same content."""
+    """One attempt, as an order for the supervisor of each node. The same id always has the same content."""
 
     attempt_id: str
     epoch: int
@@ -65,7 +65,8 @@ class LogChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 class Engine(Protocol):
     """Seven verbs. All may block on the cluster, none on a person; all raise `EngineUnreachable`
-    when they could not ask, which says nothing about what happened."""
+    when they could not ask, which says nothing about what happened.
+    """
 
     name: str
 
