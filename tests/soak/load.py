@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from typing import Self
 
 from shoal.errors import ShoalError
 from tests.soak.cluster import SoakCluster
@@ -39,7 +40,7 @@ class Load:
             for index, work in enumerate((self._submit, self._submit, self._meddle))
         ]
 
-    def __enter__(self) -> Load:
+    def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
         return self

@@ -52,7 +52,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """Whole lines of one node's log from an offset. Each line is `UNIXTIME RANK STREAM TEXT\\n`.
+    r"""Whole lines of one node's log from an offset. Each line is `UNIXTIME RANK STREAM TEXT\n`.
 
     RANK is a number or `-` for Shoal's own words; STREAM is `o`, `e` or `s` (setup).
     """
@@ -102,7 +102,7 @@ class Engine(Protocol):
         ...
 
     async def read_log(self, attempt_id: str, node: str, offset: int, limit: int) -> LogChunk:
-        """At most about `limit` bytes of whole lines from `offset`. An unknown id is an empty, complete log."""
+        """About `limit` bytes of whole lines from `offset`. An unknown id is an empty, complete log."""
         ...
 
     async def close(self) -> None:
