@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -107,6 +107,26 @@ class RunningShare:
                 process.send_signal(signal.SIGKILL)
             process.wait(10)
         assert spool.kill_leftovers(self.directory)
+
+
+Start = Callable[..., RunningShare]
+"""Takes an order and perhaps credentials; the share is not spawned yet."""
+
+
+@contextlib.contextmanager
+def shares_in(home: Path) -> Iterator[Start]:
+    """Make shares below one SHOAL_HOME; afterwards nothing of them runs."""
+    made: list[RunningShare] = []
+
+    def make(order: Order, credentials: Credentials | None = None) -> RunningShare:
+        made.append(RunningShare(home, order, credentials))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for share in made:
+            share.close()
 
 
 def until(condition: Callable[[], bool], timeout_s: float = 20.0, describe: Callable[[], str] = str) -> None:
