@@ -145,6 +145,20 @@ def check_bwrap() -> Finding:
     return Finding("bwrap", Level.OK, f"{path} works")
 
 
+def check_programs() -> Finding:
+    """Where jobs run as their project's own user, that user must be able to reach the programs on PATH."""
+    found = shutil.which("python3")
+    if os.getuid() != 0 or found is None:
+        return Finding("programs", Level.OK, f"jobs run as {os.getuid()} and see your programs")
+    closed = [path for path in Path(found).resolve().parents if not path.stat().st_mode & 0o001]
+    if closed:
+        told = f"jobs run as another user, who cannot enter {closed[-1]} where your python3 is"
+        return Finding(
+            "programs", Level.WARN, told, f"`chmod o+x {closed[-1]}`, or start jobs with `/usr/bin/python3`"
+        )
+    return Finding("programs", Level.OK, f"jobs can reach {found}")
+
+
 def check_port() -> Finding:
     if holder(home_from_env()) is not None:
         return Finding("port", Level.OK, "our own control plane is listening")
@@ -185,6 +199,7 @@ MACHINE_CHECKS = (
     check_clock,
     check_cgroups,
     check_bwrap,
+    check_programs,
     check_port,
     check_gpus,
 )

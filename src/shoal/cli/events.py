@@ -76,9 +76,10 @@ def newest(read: Callable[..., list[dict[str, Any]]], limit: int) -> list[dict[s
 
 
 def line(event: dict[str, Any]) -> str:
-    """`SEQ TIME KIND ACTOR SUBJECT DETAILS` in one line that fits the screen."""
+    """`SEQ TIME KIND ACTOR SUBJECT DETAILS` in one line that fits the screen; `--json` has the whole ids."""
     when = time.strftime("%m-%d %H:%M:%S", time.localtime(event["at"]))
-    subject = " ".join(str(event[name]) for name in ("project", "job_id", "node") if event.get(name))
+    job = f"job..{event['job_id'][-6:]}" if event.get("job_id") else None
+    subject = " ".join(part for part in (event.get("project"), job, event.get("node")) if part)
     data = event.get("data") or {}
     details = " ".join(f"{key}={value}" for key, value in data.items() if not isinstance(value, dict | list))
     parts = [event["seq"], when, event["kind"], event.get("actor") or "", subject, details]

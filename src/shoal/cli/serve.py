@@ -6,21 +6,24 @@ Takes the home, opens the control plane, listens, then tells where in `server.js
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from urllib.parse import urlsplit
 
 import anyio
 
 from shoal.api.server import open_socket, serve
 from shoal.cli.home import adopt_first_token, hold, prepare_home, remove_server_file, write_server_file
 from shoal.cli.show import note, print_error
+from shoal.client.credentials import read_server_file
 from shoal.control import ControlPlane
 from shoal.errors import ShoalError, StateError
-from shoal.log import configure_log, get_logger
+from shoal.log import configure_log
 from shoal.settings import Settings, load_settings
 
 
@@ -61,13 +64,15 @@ async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable
 
 
 def listen(settings: Settings, *, is_fixed: bool) -> socket.socket:
-    """A listening socket. Only the default port gives way to another when it is taken."""
-    try:
+    """A listening socket. Where no address was asked for: the last one, else the default, else any."""
+    if is_fixed:
         return open_socket(settings)
-    except StateError:
-        if is_fixed:
-            raise
-        return open_socket(replace(settings, port=0))
+    before = urlsplit(str((read_server_file(settings.home) or {}).get("url", ""))).port
+    for port in (before, settings.port):
+        with contextlib.suppress(StateError):
+            if port:
+                return open_socket(replace(settings, port=port))
+    return open_socket(replace(settings, port=0))
 
 
 def announce(settings: Settings, url: str, *, is_foreground: bool) -> None:
@@ -76,7 +81,6 @@ def announce(settings: Settings, url: str, *, is_foreground: bool) -> None:
     if settings.tls_cert:
         facts["tls_cert"] = str(settings.tls_cert)
     write_server_file(settings.home, facts)
-    get_logger(__name__).info("listening", url=url)
     if is_foreground:
         token = adopt_first_token(settings.home)
         note(f"listening on {url}")
