@@ -76,7 +76,11 @@ class Changed:
 async def run_loops(core: Core, changed: Changed) -> AsyncIterator[None]:
     """Recover, then keep the loops running while the block lasts."""
     loop = asyncio.get_running_loop()
-    core.store.on_commit(lambda seq: loop.call_soon_threadsafe(changed.committed))
+
+    def on_commit(seq: int) -> None:
+        loop.call_soon_threadsafe(changed.committed)
+
+    core.store.on_commit(on_commit)
     await heal(core)
     await watch(core)
     async with anyio.create_task_group() as tasks:

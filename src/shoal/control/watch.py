@@ -9,13 +9,13 @@ from __future__ import annotations
 import structlog
 
 from shoal.control.core import Core
+from shoal.control.frozen import spec_of
 from shoal.control.launch import launch
 from shoal.engines.base import Observation, Sight
 from shoal.errors import EngineUnreachable
 from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.job import Job
 from shoal.model.moves import AttemptEvent, FencePassed, NodeEnded, Started, StopAsked
-from shoal.control.frozen import spec_of
 from shoal.wire import EndKind, NodeOutcome
 
 log = structlog.get_logger()
@@ -68,14 +68,10 @@ async def _compare(core: Core, job: Job, attempt: Attempt, seen: Seen | None) ->
 
 def _should_submit(attempt: Attempt, observed: dict[str, Observation]) -> bool:
     """Placed, but the engine does not have all of it: we were killed before or while handing it over."""
-    return attempt.state is AttemptState.STARTING and any(
-        node not in observed for node in attempt.nodes_left
-    )
+    return attempt.state is AttemptState.STARTING and any(node not in observed for node in attempt.nodes_left)
 
 
-def _events(
-    core: Core, job: Job, attempt: Attempt, observed: dict[str, Observation]
-) -> list[AttemptEvent]:
+def _events(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observation]) -> list[AttemptEvent]:
     events: list[AttemptEvent] = []
     for node in attempt.nodes_left:
         seen = observed.get(node)
@@ -122,9 +118,7 @@ def _overdue(core: Core, job: Job, attempt: Attempt) -> list[AttemptEvent]:
 
 
 async def _advance(core: Core, attempt: Attempt, event: AttemptEvent) -> Attempt:
-    after = await core.store.write(
-        lambda tx: core.recorder.advance(tx, attempt.attempt_id, event)
-    )
+    after = await core.store.write(lambda tx: core.recorder.advance(tx, attempt.attempt_id, event))
     return after or attempt
 
 

@@ -66,7 +66,6 @@ class LocalEngine:
         self._server_file = str(server_file.absolute())
         self._simulated = simulated
         self._confinement = confinement
-        self._has_chosen_confinement = confinement is not None
         self._book = Book(self._home)
         self._watch = Watch(clock)
         self._children = Children()
@@ -119,7 +118,7 @@ class LocalEngine:
             return native_id(attempt_id)
         views = self._book.find(attempt_id) or self._take(submission)
         for view in views.values():
-            self._spawn(view, submission.credentials)
+            self._spawn(view, submission.credentials.get(view.key.node, Credentials()))
         return native_id(attempt_id)
 
     def _take(self, submission: Submission) -> Views:
@@ -127,8 +126,8 @@ class LocalEngine:
         nodes = self._nodes()
         refuse_malformed(submission, nodes)
         archive_path = _archive_of(submission)
-        _refuse_large(submission.credentials)
-        self._refuse_other_user(submission)
+        for credentials in submission.credentials.values():
+            _refuse_large(credentials)
         address = nodes[submission.orders[0].node].address
         port = self._promise_port(address, submission.attempt_id)
         try:
@@ -138,16 +137,6 @@ class LocalEngine:
             # From here on the order itself tells that the port is taken.
             with self._guard:
                 self._promised.discard(port)
-
-    def _refuse_other_user(self, submission: Submission) -> None:
-        """Whoever asks for a user of the job's own gets one, unless the operator decided against it."""
-        uid = submission.orders[0].uid
-        can_switch = self._confinement is None or "uid" in self._confinement
-        if uid is not None and not can_switch and not self._has_chosen_confinement:
-            raise EngineRefused(
-                f"the job must run as user {uid}, and user {os.geteuid()} cannot start it so",
-                hint="run `shoal up` as root, or without users of their own for projects",
-            )
 
     def _promise_port(self, address: str, attempt_id: str) -> int:
         views = self._book.known()

@@ -20,10 +20,18 @@ CODE = os.path.dirname(os.path.dirname(os.path.abspath(shoal.__file__)))  # noqa
 def complete_orders(
     submission: Submission, master_addr: str, master_port: int, confinement: tuple[str, ...] | None
 ) -> tuple[Order, ...]:
-    """The orders with what this engine decides filled in, the same for every node of the gang."""
+    """The orders with what this engine decides filled in, the same for every node of the gang.
+
+    Where this machine cannot switch users, jobs run as whoever runs Shoal; `shoal nodes` says so.
+    """
+    can_switch = confinement is not None and "uid" in confinement
     return tuple(
         msgspec.structs.replace(
-            order, master_addr=master_addr, master_port=master_port, confinement=confinement
+            order,
+            master_addr=master_addr,
+            master_port=master_port,
+            confinement=confinement,
+            uid=order.uid if can_switch else None,
         )
         for order in submission.orders
     )
