@@ -87,7 +87,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
             "seq": 42,
             "kind": "job.submitted",
             "project": "vision",
-            "job_id": "job_1",
+            "job_id": "job_01m7esacrmf18bfbbnxdm9fse7",
             "node": None,
         }
         server.answers["GET", "/v1/events"] = {"items": [event, later], "next_cursor": None}
