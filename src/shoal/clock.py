@@ -29,3 +29,13 @@ class SystemClock:
 
     def monotonic(self) -> float:
         return time.monotonic()
+
+
+class BootClock(SystemClock):
+    """The machine's clocks, where `monotonic` also counts the time the machine was suspended.
+
+    For leases: a laptop that slept through its fence must notice when it wakes.
+    """
+
+    def monotonic(self) -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -78,6 +78,11 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     array_size: int | None = None
     uid: int | None = None
     """Run the ranks as this user; None: as whoever runs the supervisor."""
+    master_addr: str = "127.0.0.1"
+    """Where rank 0 listens, as every node of the attempt can reach it; chosen by the engine."""
+    master_port: int = 29500
+    confinement: tuple[str, ...] | None = None
+    """Use only these of the ways to confine (`shoal nodes` prints their names); None: all that work here."""
 
     @property
     def world_size(self) -> int:

@@ -52,6 +52,8 @@ class Core:
         self.control_url: str | None = None
         self.explanations: dict[str, Explanation] = {}
         """By attempt, from the newest plan."""
+        self.anchored = 0
+        """The newest event known to be written down outside the database."""
         self.node_views: tuple[NodeView, ...] = ()
 
     def archive_path(self, digest: str) -> str:

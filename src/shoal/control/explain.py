@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from shoal.control.core import Core
+from shoal.control.frozen import spec_of
 from shoal.control.leases import FENCE_MARGIN_S, QUIET_S
 from shoal.control.snapshot import age
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
 from shoal.scheduler import Explanation, Why
-from shoal.spec import JobSpec
 
 
 def explain(core: Core, job: Job, attempt: Attempt) -> Explanation | None:
@@ -28,16 +28,14 @@ def explain(core: Core, job: Job, attempt: Attempt) -> Explanation | None:
 
 
 def _unreachable(job: Job, attempt: Attempt, silent_s: float) -> Explanation:
-    fence_s = JobSpec.model_validate_json(job.spec_json).fence + FENCE_MARGIN_S
+    fence_s = spec_of(job).fence + FENCE_MARGIN_S
     nodes = ", ".join(attempt.nodes_left)
     return Explanation(
         attempt_id=attempt.attempt_id,
         job_id=job.job_id,
         why=Why.UNREACHABLE,
         sentence=f"no sign of life from {nodes} for {age(silent_s)}; unreachable is not dead",
-        details=(
-            f"nothing is started in its place before there is evidence, or {age(fence_s)} of silence have passed",
-        ),
-        hint=f"if you know that {attempt.nodes_left[0]} is off: `shoal nodes declare-dead {attempt.nodes_left[0]}`",
+        details=(f"nothing is started in its place without evidence, or before {age(fence_s)} of silence",),
+        hint=f"if you know that it is off: `shoal nodes declare-dead {attempt.nodes_left[0]}`",
         facts={"silent_s": silent_s, "fence_s": fence_s, "nodes": list(attempt.nodes_left)},
     )

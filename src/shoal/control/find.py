@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from shoal.model.job import Job
-from shoal.store import Transaction
+from shoal.store import Tx
 
 
 def find_job(
-    tx: Transaction, reference: str, projects: Collection[str] | None, default_project: str | None
+    tx: Tx, reference: str, projects: Collection[str] | None, default_project: str | None
 ) -> Job | None:
     """`job_...`, `vision/17`, `17` or a name (its newest), among `projects` (None: all of them)."""
     job = _find(tx, reference, default_project)
@@ -18,7 +18,7 @@ def find_job(
     return job
 
 
-def _find(tx: Transaction, reference: str, default_project: str | None) -> Job | None:
+def _find(tx: Tx, reference: str, default_project: str | None) -> Job | None:
     if reference.startswith("job_"):
         return tx.jobs.get(reference)
     project, slash, rest = reference.rpartition("/")

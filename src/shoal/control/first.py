@@ -10,7 +10,7 @@ from shoal.control.core import Core
 from shoal.control.record import note
 from shoal.identity import mint_token
 from shoal.model.people import Membership, Project, Role, Token, User
-from shoal.store import Transaction
+from shoal.store import Tx
 
 DEFAULT_PROJECT = "default"
 
@@ -40,19 +40,13 @@ async def prepare(core: Core, admin_name: str) -> None:
     minted = mint_token(token_id, core.random)
     _write_private(first_token_path(core.settings.home), minted.text.encode())
 
-    def change(tx: Transaction) -> None:
+    def change(tx: Tx) -> None:
         now = core.clock.now()
-        user = User(
-            user_id=core.new_id("usr"), name=admin_name, cluster_role=Role.ADMIN, created_at=now
-        )
+        user = User(user_id=core.new_id("usr"), name=admin_name, cluster_role=Role.ADMIN, created_at=now)
         tx.people.add_user(user)
-        tx.people.add_project(
-            Project(name=DEFAULT_PROJECT, uid=tx.people.next_uid(), created_at=now)
-        )
+        tx.people.add_project(Project(name=DEFAULT_PROJECT, uid=tx.people.next_uid(), created_at=now))
         tx.people.set_membership(
-            Membership(
-                user_id=user.user_id, user_name=user.name, project=DEFAULT_PROJECT, role=Role.LEAD
-            )
+            Membership(user_id=user.user_id, user_name=user.name, project=DEFAULT_PROJECT, role=Role.LEAD)
         )
         token = Token(
             token_id=token_id,

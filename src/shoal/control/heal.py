@@ -14,7 +14,7 @@ from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.job import Job
 from shoal.model.moves import NodeEnded, StopAsked
 from shoal.model.node import Node, NodeFacts, NodeState
-from shoal.store import Transaction
+from shoal.store import Tx
 from shoal.wire import EndKind, NodeOutcome
 
 log = structlog.get_logger()
@@ -41,14 +41,12 @@ async def _refresh_nodes(core: Core) -> None:
     known = {node.name: node for node in await core.store.read(lambda tx: tx.nodes.all())}
     lost = {n: msgspec.structs.replace(node.facts, is_alive=False) for n, node in known.items()}
     wanted = {**lost, **facts}
-    changed = {
-        name: fact for name, fact in wanted.items() if name not in known or known[name].facts != fact
-    }
+    changed = {name: fact for name, fact in wanted.items() if name not in known or known[name].facts != fact}
     if changed:
         await core.store.write(lambda tx: _put(core, tx, changed))
 
 
-def _put(core: Core, tx: Transaction, changed: dict[str, NodeFacts]) -> None:
+def _put(core: Core, tx: Tx, changed: dict[str, NodeFacts]) -> None:
     now = core.clock.now()
     for name, facts in sorted(changed.items()):
         known = tx.nodes.get(name)

@@ -13,13 +13,13 @@ from shoal.errors import NotFound, StateError
 from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.job import Job
 from shoal.model.moves import StopAsked
-from shoal.store import Transaction
+from shoal.store import Tx
 
 
 async def stop_jobs(core: Core, actor: Actor, job_ids: list[str], key: str | None) -> list[Job]:
     """Ask for their end. Jobs that have ended already are returned as they are."""
 
-    def change(tx: Transaction) -> list[tuple[Job, Attempt]]:
+    def change(tx: Tx) -> list[tuple[Job, Attempt]]:
         now = core.clock.now()
         said = fingerprint("stop", job_ids)
         once(tx, actor, key, said, now, bool, lambda: _stop_all(core, tx, actor, job_ids, now))
@@ -32,7 +32,7 @@ async def stop_jobs(core: Core, actor: Actor, job_ids: list[str], key: str | Non
     return [job for job, _ in stopped]
 
 
-def _stop_all(core: Core, tx: Transaction, actor: Actor, job_ids: list[str], now: float) -> bool:
+def _stop_all(core: Core, tx: Tx, actor: Actor, job_ids: list[str], now: float) -> bool:
     for job_id in job_ids:
         job, attempt = _load(tx, job_id)
         if not job.is_open or job.stop_asked_by is not None:
@@ -48,7 +48,7 @@ def _stop_all(core: Core, tx: Transaction, actor: Actor, job_ids: list[str], now
 async def retry_job(core: Core, actor: Actor, job_id: str, key: str | None) -> Job:
     """A new attempt of an ended job, with the same frozen spec."""
 
-    def change(tx: Transaction) -> Job:
+    def change(tx: Tx) -> Job:
         now = core.clock.now()
         said = fingerprint("retry", job_id)
         once(tx, actor, key, said, now, bool, lambda: _retry(core, tx, actor, job_id, now))
@@ -57,7 +57,7 @@ async def retry_job(core: Core, actor: Actor, job_id: str, key: str | None) -> J
     return await core.store.write(change)
 
 
-def _retry(core: Core, tx: Transaction, actor: Actor, job_id: str, now: float) -> bool:
+def _retry(core: Core, tx: Tx, actor: Actor, job_id: str, now: float) -> bool:
     job, _ = _load(tx, job_id)
     if job.is_open:
         raise StateError(
@@ -82,7 +82,7 @@ def _retry(core: Core, tx: Transaction, actor: Actor, job_id: str, now: float) -
     return True
 
 
-def _load(tx: Transaction, job_id: str) -> tuple[Job, Attempt]:
+def _load(tx: Tx, job_id: str) -> tuple[Job, Attempt]:
     job, attempt = tx.jobs.get(job_id), tx.attempts.newest(job_id)
     if job is None or attempt is None:
         raise NotFound(f"no job `{job_id}`", hint="shoal queue --all")

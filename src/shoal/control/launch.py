@@ -13,7 +13,7 @@ from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
 from shoal.model.moves import Accepted, Refused
 from shoal.model.node import Node
-from shoal.store import Transaction
+from shoal.store import Tx
 from shoal.wire import Credentials
 
 log = structlog.get_logger()
@@ -37,7 +37,7 @@ async def launch(core: Core, attempt_id: str) -> None:
 
 
 async def _launch(core: Core, attempt_id: str) -> None:
-    def load(tx: Transaction) -> tuple[Job, Attempt, dict[str, Node], int, bytes | None] | None:
+    def load(tx: Tx) -> tuple[Job, Attempt, dict[str, Node], int, bytes | None] | None:
         attempt = tx.attempts.get(attempt_id)
         if attempt is None or attempt.state is not AttemptState.STARTING:
             return None
@@ -69,9 +69,7 @@ def _submission(
     missing = [name for name in attempt.node_names if name not in nodes]
     if missing:
         raise NotFound(f"node `{missing[0]}` is not part of the cluster any more")
-    orders = orders_for(
-        job, attempt, nodes, uid=uid, control_url=core.control_url, renew_s=RENEW_S
-    )
+    orders = orders_for(job, attempt, nodes, uid=uid, control_url=core.control_url, renew_s=RENEW_S)
     credentials = {
         order.node: Credentials(
             supervisor_token=supervisor_token(core.key, attempt.attempt_id, order.node),

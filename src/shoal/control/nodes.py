@@ -10,7 +10,7 @@ from shoal.control.once import fingerprint, once
 from shoal.control.record import note
 from shoal.errors import NotFound
 from shoal.model.node import Node, NodeState
-from shoal.store import Transaction
+from shoal.store import Tx
 
 
 async def set_node_state(
@@ -18,7 +18,7 @@ async def set_node_state(
 ) -> Node:
     """Cordon, drain, resume or declare dead. What follows from it, `heal` does."""
 
-    def change(tx: Transaction) -> Node:
+    def change(tx: Tx) -> Node:
         now = core.clock.now()
         said = fingerprint("node", name, state, because)
         once(tx, actor, key, said, now, bool, lambda: _set(tx, actor, name, state, because, now))
@@ -27,9 +27,7 @@ async def set_node_state(
     return await core.store.write(change)
 
 
-def _set(
-    tx: Transaction, actor: Actor, name: str, state: NodeState, because: str, now: float
-) -> bool:
+def _set(tx: Tx, actor: Actor, name: str, state: NodeState, because: str, now: float) -> bool:
     node = _get(tx, name)
     changed = msgspec.structs.replace(
         node,
@@ -45,7 +43,7 @@ def _set(
     return True
 
 
-def _get(tx: Transaction, name: str) -> Node:
+def _get(tx: Tx, name: str) -> Node:
     node = tx.nodes.get(name)
     if node is None:
         raise NotFound(f"no node `{name}`", hint="shoal nodes")

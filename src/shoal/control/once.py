@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from shoal.control.actor import Actor
-from shoal.store import Transaction
+from shoal.store import Tx
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ def fingerprint(*parts: object) -> str:
 
 
 def once(
-    tx: Transaction,
+    tx: Tx,
     actor: Actor,
     key: str | None,
     asked: str,

@@ -14,7 +14,7 @@ from shoal.control.record import note
 from shoal.errors import NotFound, StateError
 from shoal.identity import mint_token
 from shoal.model.people import Membership, Project, Role, Token, User
-from shoal.store import Transaction
+from shoal.store import Tx
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -26,12 +26,12 @@ async def _change(
     kind: str,
     said: dict[str, Any],
     answer_type: type[T],
-    make: Callable[[Transaction, float], T],
+    make: Callable[[Tx, float], T],
     project: str | None = None,
 ) -> tuple[T, bool]:
     """One idempotent change and its event; `said` is what the event records."""
 
-    def change(tx: Transaction) -> tuple[T, bool]:
+    def change(tx: Tx) -> tuple[T, bool]:
         now = core.clock.now()
 
         def act() -> T:
@@ -47,12 +47,10 @@ async def _change(
 async def create_user(
     core: Core, actor: Actor, name: str, cluster_role: Role | None, key: str | None
 ) -> User:
-    def make(tx: Transaction, now: float) -> User:
+    def make(tx: Tx, now: float) -> User:
         if tx.people.user_by_name(name) is not None:
             raise StateError(f"user `{name}` exists already", hint="shoal user list")
-        user = User(
-            user_id=core.new_id("usr"), name=name, cluster_role=cluster_role, created_at=now
-        )
+        user = User(user_id=core.new_id("usr"), name=name, cluster_role=cluster_role, created_at=now)
         tx.people.add_user(user)
         return user
 
@@ -60,12 +58,10 @@ async def create_user(
     return (await _change(core, actor, key, "user.created", said, User, make))[0]
 
 
-async def update_user(
-    core: Core, actor: Actor, name: str, changes: dict[str, Any], key: str | None
-) -> User:
+async def update_user(core: Core, actor: Actor, name: str, changes: dict[str, Any], key: str | None) -> User:
     """`changes` names fields of User: `is_active`, `cluster_role`."""
 
-    def make(tx: Transaction, now: float) -> User:
+    def make(tx: Tx, now: float) -> User:
         user = _user(tx, name)
         updated = msgspec.structs.replace(user, **changes)
         tx.people.update_user(updated)
@@ -76,7 +72,7 @@ async def update_user(
     return (await _change(core, actor, key, "user.updated", said, User, make))[0]
 
 
-def _keep_an_admin(tx: Transaction) -> None:
+def _keep_an_admin(tx: Tx) -> None:
     if not any(u.is_active and u.cluster_role is Role.ADMIN for u in tx.people.users()):
         raise StateError("this is the last active admin; nobody could undo it", hint="shoal user list")
 
@@ -86,7 +82,7 @@ async def create_project(
 ) -> Project:
     """`limits` names fields of Project: `max_open_jobs`, `max_priority`, `max_upload_bytes`."""
 
-    def make(tx: Transaction, now: float) -> Project:
+    def make(tx: Tx, now: float) -> Project:
         if tx.people.get_project(name) is not None:
             raise StateError(f"project `{name}` exists already", hint="shoal project list")
         project = Project(name=name, uid=tx.people.next_uid(), created_at=now, **limits)
@@ -100,7 +96,7 @@ async def create_project(
 async def update_project(
     core: Core, actor: Actor, name: str, limits: dict[str, int], key: str | None
 ) -> Project:
-    def make(tx: Transaction, now: float) -> Project:
+    def make(tx: Tx, now: float) -> Project:
         updated = msgspec.structs.replace(_project(tx, name), **limits)
         tx.people.update_project(updated)
         return updated
@@ -112,12 +108,10 @@ async def update_project(
 async def set_member(
     core: Core, actor: Actor, project: str, user_name: str, role: Role, key: str | None
 ) -> Membership:
-    def make(tx: Transaction, now: float) -> Membership:
+    def make(tx: Tx, now: float) -> Membership:
         _project(tx, project)
         user = _user(tx, user_name)
-        membership = Membership(
-            user_id=user.user_id, user_name=user.name, project=project, role=role
-        )
+        membership = Membership(user_id=user.user_id, user_name=user.name, project=project, role=role)
         tx.people.set_membership(membership)
         return membership
 
@@ -126,10 +120,8 @@ async def set_member(
     return made[0]
 
 
-async def remove_member(
-    core: Core, actor: Actor, project: str, user_name: str, key: str | None
-) -> None:
-    def make(tx: Transaction, now: float) -> User:
+async def remove_member(core: Core, actor: Actor, project: str, user_name: str, key: str | None) -> None:
+    def make(tx: Tx, now: float) -> User:
         user = _user(tx, user_name)
         tx.people.remove_membership(user.user_id, project)
         return user
@@ -152,7 +144,7 @@ async def create_token(
     token_id = core.new_id("tok")
     minted = mint_token(token_id, core.random)
 
-    def make(tx: Transaction, now: float) -> Token:
+    def make(tx: Tx, now: float) -> Token:
         token = Token(
             token_id=token_id,
             user_id=user.user_id,
@@ -172,7 +164,7 @@ async def create_token(
 
 
 async def revoke_token(core: Core, actor: Actor, token_id: str, key: str | None) -> Token:
-    def make(tx: Transaction, now: float) -> Token:
+    def make(tx: Tx, now: float) -> Token:
         token = tx.people.get_token(token_id)
         if token is None:
             raise NotFound(f"no token `{token_id}`", hint="shoal token list")
@@ -186,14 +178,14 @@ async def revoke_token(core: Core, actor: Actor, token_id: str, key: str | None)
     return (await _change(core, actor, key, "token.revoked", said, Token, make))[0]
 
 
-def _user(tx: Transaction, name: str) -> User:
+def _user(tx: Tx, name: str) -> User:
     user = tx.people.user_by_name(name)
     if user is None:
         raise NotFound(f"no user `{name}`", hint="shoal user list")
     return user
 
 
-def _project(tx: Transaction, name: str) -> Project:
+def _project(tx: Tx, name: str) -> Project:
     project = tx.people.get_project(name)
     if project is None:
         raise NotFound(f"no project `{name}`", hint="shoal project list")

@@ -12,7 +12,7 @@ from shoal.control.snapshot import Loaded, load
 from shoal.model.attempt import AttemptState, EndReason
 from shoal.model.moves import Placed, StopAsked
 from shoal.scheduler import Plan, plan
-from shoal.store import Transaction
+from shoal.store import Tx
 
 
 async def place(core: Core) -> float | None:
@@ -29,8 +29,8 @@ async def place(core: Core) -> float | None:
     return loaded.next_ready_s
 
 
-def _record(core: Core, tx: Transaction, made: Plan, loaded: Loaded) -> list[str]:
-    """Write the plan down. An attempt or a node that changed since the snapshot is left for the next cycle."""
+def _record(core: Core, tx: Tx, made: Plan, loaded: Loaded) -> list[str]:
+    """Write the plan down. What changed since the snapshot is left for the next cycle."""
     open_nodes = {node.name for node in tx.nodes.all() if node.takes_work}
     placed = []
     for start in made.starts:
@@ -49,7 +49,7 @@ def _record(core: Core, tx: Transaction, made: Plan, loaded: Loaded) -> list[str
     return placed
 
 
-def _record_decision(core: Core, tx: Transaction, made: Plan, placed: list[str]) -> None:
+def _record_decision(core: Core, tx: Tx, made: Plan, placed: list[str]) -> None:
     """What was decided and what of it was still possible, for whoever asks why later."""
     data = {
         "starts": msgspec.to_builtins(made.starts),

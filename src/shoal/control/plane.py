@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from shoal.control import explain, jobs, nodes, people, reports, submit
+from shoal.control import anchor, explain, jobs, nodes, people, reports, submit
 from shoal.control.actor import Actor
 from shoal.control.core import Core
+from shoal.control.opening import open_core
 from shoal.control.record import note
 from shoal.control.runner import Changed, run_loops
 from shoal.control.submit import Asked, SubmitResult
@@ -19,6 +20,7 @@ from shoal.model.people import Membership, Project, Role, Token, User
 from shoal.scheduler import Explanation
 from shoal.settings import Settings
 from shoal.spec import JobSpec
+from shoal.store import Flaw
 from shoal.wire import Renewal, RenewalAnswer
 
 
@@ -32,6 +34,13 @@ class ControlPlane:
     @property
     def settings(self) -> Settings:
         return self.core.settings
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, settings: Settings) -> AsyncIterator[ControlPlane]:
+        """Open the home, recover what ran, and run the loops for as long as the block lasts."""
+        async with open_core(settings) as core, cls.running(core) as plane:
+            yield plane
 
     @classmethod
     @asynccontextmanager
@@ -119,9 +128,7 @@ class ControlPlane:
         lifetime_s: float | None = None,
         key: str | None = None,
     ) -> tuple[Token, str | None]:
-        return await people.create_token(
-            self.core, actor, user, label, scope, project, lifetime_s, key
-        )
+        return await people.create_token(self.core, actor, user, label, scope, project, lifetime_s, key)
 
     async def revoke_token(self, actor: Actor, token_id: str, *, key: str | None = None) -> Token:
         return await people.revoke_token(self.core, actor, token_id, key)
@@ -131,6 +138,10 @@ class ControlPlane:
         now = self.core.clock.now()
         data = {"what": what, **facts}
         await self.core.store.write(lambda tx: note(tx, "access.denied", now, actor, data=data))
+
+    async def verify_log(self) -> Flaw | None:
+        """The first event that cannot be what was written, or None."""
+        return await anchor.verify_log(self.core)
 
     async def renew(self, renewal: Renewal) -> RenewalAnswer:
         return await reports.renew(self.core, renewal)

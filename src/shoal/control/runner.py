@@ -6,6 +6,7 @@ one turn is no different from being killed there.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
@@ -13,6 +14,7 @@ from typing import TypeVar
 import anyio
 import structlog
 
+from shoal.control.anchor import drop_anchor
 from shoal.control.core import Core
 from shoal.control.heal import heal
 from shoal.control.place import place
@@ -24,6 +26,7 @@ T = TypeVar("T")
 
 WATCH_EVERY_S = 1.0
 HEAL_EVERY_S = 5.0
+ANCHOR_EVERY_S = 30.0
 PLACE_AT_LEAST_EVERY_S = 30.0
 PLACE_SHARE = 0.5
 """At most this share of a core goes to planning: after a long cycle comes a pause as long."""
@@ -72,10 +75,10 @@ class Changed:
 @asynccontextmanager
 async def run_loops(core: Core, changed: Changed) -> AsyncIterator[None]:
     """Recover, then keep the loops running while the block lasts."""
-    token = anyio.lowlevel.current_token()
+    loop = asyncio.get_running_loop()
 
-    def on_commit() -> None:
-        anyio.from_thread.run_sync(changed.committed, token=token)
+    def on_commit(seq: int) -> None:
+        loop.call_soon_threadsafe(changed.committed)
 
     core.store.on_commit(on_commit)
     await heal(core)
@@ -84,6 +87,7 @@ async def run_loops(core: Core, changed: Changed) -> AsyncIterator[None]:
         tasks.start_soon(_placing, core, changed)
         tasks.start_soon(_repeat, "watch", lambda: watch(core), lambda: anyio.sleep(WATCH_EVERY_S))
         tasks.start_soon(_repeat, "heal", lambda: heal(core), lambda: changed.healer.wait(HEAL_EVERY_S))
+        tasks.start_soon(_repeat, "anchor", lambda: drop_anchor(core), lambda: anyio.sleep(ANCHOR_EVERY_S))
         try:
             yield
         finally:

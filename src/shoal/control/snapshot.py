@@ -11,7 +11,7 @@ from shoal.model.attempt import Attempt
 from shoal.model.job import Dependency, DependencyKind, Job, JobOutcome
 from shoal.model.node import Node, NodeState
 from shoal.scheduler import Candidate, GpuView, Holding, NodeView, Snapshot, UnmetDependency
-from shoal.store import Transaction
+from shoal.store import Tx
 
 MAX_CANDIDATES = 5_000
 """Looked at in one cycle, in order; whoever is further back waits behind them."""
@@ -27,7 +27,7 @@ class Loaded(msgspec.Struct, frozen=True):
     """When the first backoff ends, if one is running."""
 
 
-def load(tx: Transaction, backoff: Backoff, now: float) -> Loaded:
+def load(tx: Tx, backoff: Backoff, now: float) -> Loaded:
     """Everything one scheduling cycle needs."""
     queued = tx.attempts.queued(MAX_CANDIDATES)
     waited_for = {dep.job_id for job, _ in queued for dep in job.after}
@@ -85,9 +85,7 @@ def _unmet(
     after: Iterable[Dependency], outcomes: dict[str, JobOutcome | None]
 ) -> tuple[UnmetDependency, ...]:
     return tuple(
-        UnmetDependency(label=dep.label, on=dep.on)
-        for dep in after
-        if outcomes.get(dep.job_id) is None
+        UnmetDependency(label=dep.label, on=dep.on) for dep in after if outcomes.get(dep.job_id) is None
     )
 
 

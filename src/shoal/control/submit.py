@@ -19,7 +19,7 @@ from shoal.model.job import ArrayPlace, Dependency, DependencyKind, Job
 from shoal.model.people import Project, User
 from shoal.scheduler import impossible
 from shoal.spec import JobSpec
-from shoal.store import Transaction
+from shoal.store import Tx
 
 
 class SubmitResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,16 +47,14 @@ async def submit(core: Core, actor: Actor, asked: Asked, key: str | None) -> Sub
         "submit", asked.spec.canonical_json(), asked.project, asked.archive_digest, asked.secrets
     )
 
-    def change(tx: Transaction) -> SubmitResult:
+    def change(tx: Tx) -> SubmitResult:
         now = core.clock.now()
         ids, repeated = once(
             tx, actor, key, said, now, list[str], lambda: _accept(core, tx, actor, asked, now)
         )
         jobs = tuple(job for job in map(tx.jobs.get, ids) if job is not None)
         array = jobs[0].array
-        return SubmitResult(
-            jobs=jobs, array_id=array.array_id if array else None, was_repeated=repeated
-        )
+        return SubmitResult(jobs=jobs, array_id=array.array_id if array else None, was_repeated=repeated)
 
     return await core.store.write(change)
 
@@ -68,7 +66,7 @@ def check_secrets(asked: Asked) -> None:
         missing = ", ".join(sorted(named - given))
         raise SpecError(
             f"no value was sent for the secrets: {missing}",
-            hint=f"export {sorted(named - given)[0]}=... before `shoal run`",
+            hint=f"export {min(named - given)}=... before `shoal run`",
         )
     if given - named:
         raise SpecError(f"secrets not named in the spec: {', '.join(sorted(given - named))}")
@@ -95,7 +93,7 @@ def check_fit(core: Core, spec: JobSpec) -> None:
         raise SpecError(never.sentence, hint=never.hint, **never.facts)
 
 
-def _accept(core: Core, tx: Transaction, actor: Actor, asked: Asked, now: float) -> list[str]:
+def _accept(core: Core, tx: Tx, actor: Actor, asked: Asked, now: float) -> list[str]:
     project = tx.people.get_project(asked.project)
     if project is None:
         raise NotFound(f"no project `{asked.project}`", hint="shoal project list")
@@ -109,9 +107,7 @@ def _accept(core: Core, tx: Transaction, actor: Actor, asked: Asked, now: float)
     for offset, index in enumerate(indices):
         place = None
         if array_id is not None and index is not None and spec.array is not None:
-            place = ArrayPlace(
-                array_id=array_id, index=index, size=len(indices), at_once=spec.array.at_once
-            )
+            place = ArrayPlace(array_id=array_id, index=index, size=len(indices), at_once=spec.array.at_once)
         job = _job(core, asked, first + offset, after, place, now)
         tx.jobs.add(job)
         attempt = core.recorder.next_attempt(tx, job, now)
@@ -123,7 +119,7 @@ def _accept(core: Core, tx: Transaction, actor: Actor, asked: Asked, now: float)
     return ids
 
 
-def _check_quota(tx: Transaction, project: Project, more: int) -> None:
+def _check_quota(tx: Tx, project: Project, more: int) -> None:
     already = tx.jobs.count_open(project.name)
     if already + more > project.max_open_jobs:
         raise LimitReached(
@@ -135,7 +131,7 @@ def _check_quota(tx: Transaction, project: Project, more: int) -> None:
         )
 
 
-def _dependencies(tx: Transaction, asked: Asked) -> tuple[Dependency, ...]:
+def _dependencies(tx: Tx, asked: Asked) -> tuple[Dependency, ...]:
     """Jobs named in `after` must exist already, in the same project: so there can be no circle."""
     found = []
     for after in asked.spec.after:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import structlog
 
 from shoal.control.core import Core
+from shoal.control.frozen import spec_of
 from shoal.control.launch import launch
 from shoal.engines.base import Observation, Sight
 from shoal.errors import EngineUnreachable
 from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.job import Job
 from shoal.model.moves import AttemptEvent, FencePassed, NodeEnded, Started, StopAsked
-from shoal.spec import JobSpec
 from shoal.wire import EndKind, NodeOutcome
 
 log = structlog.get_logger()
@@ -68,14 +68,10 @@ async def _compare(core: Core, job: Job, attempt: Attempt, seen: Seen | None) ->
 
 def _should_submit(attempt: Attempt, observed: dict[str, Observation]) -> bool:
     """Placed, but the engine does not have all of it: we were killed before or while handing it over."""
-    return attempt.state is AttemptState.STARTING and any(
-        node not in observed for node in attempt.nodes_left
-    )
+    return attempt.state is AttemptState.STARTING and any(node not in observed for node in attempt.nodes_left)
 
 
-def _events(
-    core: Core, job: Job, attempt: Attempt, observed: dict[str, Observation]
-) -> list[AttemptEvent]:
+def _events(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observation]) -> list[AttemptEvent]:
     events: list[AttemptEvent] = []
     for node in attempt.nodes_left:
         seen = observed.get(node)
@@ -107,7 +103,7 @@ def _unlisted(core: Core, attempt: Attempt, node: str) -> NodeOutcome:
 
 def _silent(core: Core, job: Job, attempt: Attempt) -> list[AttemptEvent]:
     """The fence: only for what nobody can see."""
-    fence_s = JobSpec.model_validate_json(job.spec_json).fence
+    fence_s = spec_of(job).fence
     return [FencePassed()] if core.leases.has_fence_passed(attempt, fence_s) else []
 
 
@@ -122,15 +118,13 @@ def _overdue(core: Core, job: Job, attempt: Attempt) -> list[AttemptEvent]:
 
 
 async def _advance(core: Core, attempt: Attempt, event: AttemptEvent) -> Attempt:
-    after = await core.store.write(
-        lambda tx: core.recorder.advance(tx, attempt.attempt_id, event)
-    )
+    after = await core.store.write(lambda tx: core.recorder.advance(tx, attempt.attempt_id, event))
     return after or attempt
 
 
 async def cancel(core: Core, job: Job, attempt: Attempt) -> None:
     """Tell the engine; repeated at every look until the end is seen."""
-    grace_s = JobSpec.model_validate_json(job.spec_json).grace
+    grace_s = spec_of(job).grace
     try:
         await core.engine.cancel(attempt.attempt_id, grace_s)
     except EngineUnreachable as error:

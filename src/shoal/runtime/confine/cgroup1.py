@@ -1,0 +1,72 @@
+"""cgroup version 1: one directory in each controller's own hierarchy."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from shoal.runtime.confine.cgroup import NEEDED, Hierarchy, read_number, write
+from shoal.wire import Order
+
+PERIOD_US = 100_000
+NVIDIA_MAJOR = 195
+NVIDIA_CONTROL_MINOR = 255
+
+
+class CgroupV1:
+    """The cgroups of one share. Made by `make`, entered by each process itself, removed by `tree`."""
+
+    join_file = "tasks"
+    """Writing 0 here moves the calling thread without the lock over all forks of the machine, which costs
+    tens of milliseconds to take; a child that has just been forked is one thread."""
+
+    def __init__(self, bases: dict[str, str], name: str) -> None:
+        self._by_controller = {controller: f"{base}/shoal/{name}" for controller, base in bases.items()}
+        self.paths = tuple(sorted(set(self._by_controller.values())))
+
+    def make(self, order: Order) -> None:
+        """Create them and set the limits. `OSError`: some may exist; removing `paths` cleans up."""
+        for path in self.paths:
+            os.makedirs(path, exist_ok=True)
+        limits = order.limits
+        cpu, memory, pids = (self._by_controller[name] for name in ("cpu", "memory", "pids"))
+        write(f"{cpu}/cpu.cfs_period_us", str(PERIOD_US))
+        write(f"{cpu}/cpu.cfs_quota_us", str(max(1000, int(limits.cpus * PERIOD_US))))
+        write(f"{pids}/pids.max", str(limits.max_processes))
+        if limits.memory_bytes is not None:
+            write(f"{memory}/memory.limit_in_bytes", str(limits.memory_bytes))
+            with contextlib.suppress(OSError):  # kernels without swap accounting have no such file
+                write(f"{memory}/memory.memsw.limit_in_bytes", str(limits.memory_bytes))
+        devices = self._by_controller.get("devices")
+        if devices is not None:
+            given = () if order.are_gpus_simulated else order.gpu_ids
+            for minor in denied_gpus(os.listdir("/dev"), given):
+                write(f"{devices}/devices.deny", f"c {NVIDIA_MAJOR}:{minor} rwm")
+
+    def oom_kills(self) -> int:
+        """How often the kernel killed in here because the memory limit was hit."""
+        memory = self._by_controller["memory"]
+        kills = read_number(f"{memory}/memory.oom_control", "oom_kill")
+        return kills if kills is not None else (read_number(f"{memory}/memory.failcnt") or 0)
+
+    def cpu_seconds(self) -> float | None:
+        """CPU time of everything that ever ran in here."""
+        accounting = self._by_controller.get("cpuacct")
+        used = read_number(f"{accounting}/cpuacct.usage") if accounting is not None else None
+        return None if used is None else used / 1e9
+
+
+def usable_bases(found: list[Hierarchy]) -> dict[str, str] | None:
+    """Controller to the directory under which we may make cgroups; None without cpu, memory and pids."""
+    bases: dict[str, str] = {}
+    for hierarchy in found:
+        for controller in hierarchy.controllers & (NEEDED | {"devices", "cpuacct"}):
+            if os.access(hierarchy.own, os.W_OK):
+                bases[controller] = hierarchy.own
+    return bases if bases.keys() >= NEEDED else None
+
+
+def denied_gpus(device_names: list[str], given: tuple[int, ...]) -> list[int]:
+    """Minor numbers of the NVIDIA devices that are not given to this share."""
+    numbers = (int(name[6:]) for name in device_names if name.startswith("nvidia") and name[6:].isdigit())
+    return sorted(number for number in numbers if number not in given and number != NVIDIA_CONTROL_MINOR)

@@ -1,0 +1,212 @@
+"""All that holds one share's processes together and apart from the rest, behind one door.
+
+A confinement named by the order is required: what cannot be had is an error. Without names it is the best
+this machine offers, and `words` says what that is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+
+from shoal.errors import ShoalError, SpecError
+from shoal.runtime import kernel, spool, tree
+from shoal.runtime.confine import cgroup, cgroup1, cgroup2, rlimits, view
+from shoal.runtime.confine.detect import detect, find_bubblewrap
+from shoal.runtime.confine.sandbox import Sandbox, SandboxFailed
+from shoal.wire import Order
+
+JOB_OOM_SCORE = "500"
+"""When the whole machine runs out of memory, ranks go before supervisors and the control plane."""
+
+
+class CannotConfine(ShoalError):
+    """The order names a confinement that this machine does not offer."""
+
+    code = "runtime.confinement"
+
+
+class Confinement:
+    """One share's limits and walls. `prepare` once, `enter` in every child, `kill` at the end."""
+
+    def __init__(self, order: Order, share: spool.Share, node_path: str) -> None:
+        self._order = order
+        self._share = share
+        self._node_path = node_path
+        self.words = detect() if order.confinement is None else order.confinement
+        self.uid = order.uid if "uid" in self.words else None
+        self.sandbox: Sandbox | None = None
+        self._groups = self._choose_groups()
+        self._mount_fds: list[int] = []
+
+    @property
+    def cgroups(self) -> tuple[str, ...]:
+        return self._groups.paths if self._groups is not None else ()
+
+    def prepare(self) -> None:
+        """Make the cgroups, write down where they are, start the sandbox. Raises `ShoalError`, `OSError`."""
+        if self._order.uid is not None and self.uid is None and self._order.confinement is None:
+            raise CannotConfine(
+                f"the job must run as user {self._order.uid}, and user {os.geteuid()} cannot start it so",
+                hint="run `shoal up` as root, or without users of their own for projects",
+            )
+        if "bubblewrap" in self.words:
+            self._start_sandbox()
+        elif any(mount.source != mount.target for mount in self._order.mounts):
+            raise CannotConfine(
+                "mounts need bubblewrap, which is not in use on this node", hint="shoal doctor"
+            )
+        elif self.uid is not None:
+            self._check_reachable()
+        if self._groups is not None:
+            spool.write_cgroups(self._share, self._groups.paths)
+            self._groups.make(self._order)
+        if self.sandbox is not None:
+            self.sandbox.wait_ready()
+        for fd in self._mount_fds:
+            os.close(fd)
+
+    def enter(self) -> None:
+        """In a child that was just forked: take on every limit and leave every privilege. `OSError`: the
+        child must not go on.
+        """
+        if self._groups is not None:
+            for path in self._groups.paths:
+                cgroup.write(f"{path}/{self._groups.join_file}", "0")
+        with contextlib.suppress(OSError):
+            cgroup.write("/proc/self/oom_score_adj", JOB_OOM_SCORE)
+        if "rlimits" in self.words:
+            rlimits.apply_limits(self._order, is_own_user=self.uid is not None)
+        if "affinity" in self.words:
+            rlimits.pin(self._order)
+        supervisor: int | None = os.getppid()
+        if self.sandbox is not None:
+            supervisor = None
+            self.sandbox.enter()
+            if self.sandbox.is_root:
+                kernel.drop_capabilities()
+        if self.uid is not None:
+            os.setgroups([])
+            os.setresgid(self.uid, self.uid, self.uid)
+            os.setresuid(self.uid, self.uid, self.uid)
+        kernel.forbid_new_privileges()
+        kernel.die_with_parent(supervisor)
+
+    def kill(self, *, reap: Callable[[], object], timeout_s: float) -> bool:
+        """Kill every process of the share. False: some did not die in time. Repeat until True.
+
+        `reap` collects this process's dead children, without which a sandbox cannot end.
+        """
+        if self.sandbox is not None:
+            self.sandbox.kill()
+        for path in self.cgroups:
+            tree.unthrottle(path)
+        return tree.kill_until_gone(self._processes, timeout_s=timeout_s, between=reap)
+
+    def _processes(self) -> set[int]:
+        found = tree.pids_in(self.cgroups)
+        if self.sandbox is not None and not self.sandbox.is_gone():
+            found.add(os.getpid())  # never signalled, but says: not yet
+        if self.sandbox is None and not self.cgroups:
+            found |= tree.descendants(os.getpid())
+        return found
+
+    def has_run_out_of_memory(self) -> bool:
+        """Whether the kernel killed something in here for memory."""
+        return self._groups is not None and self._groups.oom_kills() > 0
+
+    def cpu_seconds(self) -> float | None:
+        """CPU time used by the whole share, where the kernel counts it."""
+        return self._groups.cpu_seconds() if self._groups is not None else None
+
+    def remove(self) -> None:
+        """Remove the empty cgroups; one that stays busy is left for `spool.kill_leftovers`."""
+        tree.remove_cgroups(self.cgroups)
+
+    def _choose_groups(self) -> cgroup1.CgroupV1 | cgroup2.CgroupV2 | None:
+        name = f"{self._order.attempt_id}.{self._order.node}"
+        found = cgroup.here()
+        if "cgroup2" in self.words:
+            base = cgroup2.usable_base(found)
+            if base is None:
+                raise CannotConfine("cgroup version 2 with cpu, memory and pids is not delegated to us here")
+            return cgroup2.CgroupV2(base, name)
+        if "cgroup1" in self.words:
+            bases = cgroup1.usable_bases(found)
+            if bases is None:
+                raise CannotConfine("cgroup version 1 with cpu, memory and pids is not writable here")
+            return cgroup1.CgroupV1(bases, name)
+        return None
+
+    def _start_sandbox(self) -> None:
+        program = find_bubblewrap()
+        if program is None:
+            raise SandboxFailed("there is no `bwrap` on this node", hint="apt install bubblewrap")
+        home = os.path.realpath(self._share.home)
+        mounts = self._open_mounts(home)
+        arguments = view.view_arguments(
+            uid=self.uid,
+            home=home,
+            work=self._share.work,
+            scratch=self._share.scratch,
+            keep=programs(self._node_path),
+            gpu_devices=gpu_devices(self._order),
+            mounts=mounts,
+        )
+        self.sandbox = Sandbox(program, arguments)
+
+    def _open_mounts(self, home: str) -> tuple[view.BindMount, ...]:
+        opened: list[view.BindMount] = []
+        for mount in self._order.mounts:
+            view.check_target(mount.target, home)
+            fd = open_as(mount.source, self.uid)
+            self._mount_fds.append(fd)
+            os.set_inheritable(fd, True)  # noqa: FBT003
+            view.check_source(mount.source, os.readlink(f"/proc/self/fd/{fd}"), home)
+            opened.append(view.BindMount(fd=fd, target=mount.target, is_read_only=mount.is_read_only))
+        return tuple(opened)
+
+    def _check_reachable(self) -> None:
+        path = self._share.work
+        while path != "/":
+            path = os.path.dirname(path)
+            if not view.may_enter(path, self.uid):
+                raise CannotConfine(
+                    f"the job's user {self.uid} cannot pass through `{path}` to its work directory",
+                    hint="apt install bubblewrap",
+                )
+
+
+def open_as(source: str, uid: int | None) -> int:
+    """The directory as this user can open it: never more than a job could reach without us."""
+    try:
+        if uid is not None:
+            os.setegid(uid)
+            os.seteuid(uid)
+        return os.open(source, os.O_PATH | os.O_DIRECTORY)
+    except OSError as error:
+        raise SpecError(
+            f"mount source `{source}`: {error.strerror}", hint="name a directory that exists on every node"
+        ) from error
+    finally:
+        if uid is not None:
+            os.seteuid(os.getuid())
+            os.setegid(os.getgid())
+
+
+def programs(node_path: str) -> tuple[str, ...]:
+    """Directories with programs a rank may need though its user cannot reach them by itself."""
+    wanted = [sys.prefix, sys.base_prefix, *node_path.split(":")]
+    real = {os.path.realpath(path) for path in wanted if path.startswith("/") and os.path.isdir(path)}
+    return tuple(sorted(real - {"/"}))
+
+
+def gpu_devices(order: Order) -> tuple[str, ...]:
+    """Device files of the given GPUs, with the shared ones NVIDIA's driver needs."""
+    if not order.gpu_ids or order.are_gpus_simulated:
+        return ()
+    shared = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "nvidia-caps")
+    names = (*(f"nvidia{number}" for number in order.gpu_ids), *shared)
+    return tuple(path for path in (f"/dev/{name}" for name in names) if os.path.exists(path))

@@ -1,0 +1,73 @@
+"""Why a share ends, and how its outcome words it. Pure."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import msgspec
+
+from shoal.wire import MAX_OUTCOME_MESSAGE, EndKind
+
+NOT_FOUND = 127
+NOT_EXECUTABLE = 126
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """The first reason to end; later ones can only make it faster."""
+
+    kind: EndKind
+    message: str = ""
+    grace_s: float = 0.0
+    """How long the ranks may take to end by themselves after SIGTERM."""
+    exit_code: int | None = None
+    signal: int | None = None
+    rank: int | None = None
+
+
+SUCCEEDED = Ending(kind=EndKind.SUCCEEDED)
+
+
+def of_rank(rank: int, status: int, *, is_out_of_memory: bool, grace_s: float) -> Ending:
+    """The ending of a rank that did not end well. `status` is `waitpid`'s."""
+    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+    code = None if number is not None else os.waitstatus_to_exitcode(status)
+    kind = EndKind.EXITED if number is None else EndKind.SIGNALED
+    how = f"rank {rank} {describe(status)}"
+    if is_out_of_memory:
+        kind = EndKind.OUT_OF_MEMORY
+        how = f"rank {rank} ran out of memory: the limit was hit and the kernel killed a process ({how})"
+    return Ending(kind=kind, message=how, grace_s=grace_s, exit_code=code, signal=number, rank=rank)
+
+
+def of_setup(what: str, status: int) -> Ending:
+    """The ending of a share whose ranks were never started."""
+    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+    code = None if number is not None else os.waitstatus_to_exitcode(status)
+    return Ending(
+        kind=EndKind.SETUP_FAILED, message=f"{what} {describe(status)}", exit_code=code, signal=number
+    )
+
+
+def describe(status: int) -> str:
+    """`exited with code 3`, `was killed by signal 11 (SIGSEGV)`."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        return f"was killed by signal {number} ({signal_name(number)})"
+    code = os.waitstatus_to_exitcode(status)
+    meanings = {NOT_FOUND: ": program not found", NOT_EXECUTABLE: ": program cannot be run"}
+    return f"exited with code {code}{meanings.get(code, '')}"
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL`; real-time signals have numbers only."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def shortened(message: str, last_words: str) -> str:
+    """The message with the process's last words, no longer than an outcome may hold."""
+    text = f"{message}\n{last_words}" if last_words else message
+    return text if len(text) <= MAX_OUTCOME_MESSAGE else text[: MAX_OUTCOME_MESSAGE - 1] + "…"

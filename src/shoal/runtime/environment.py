@@ -1,0 +1,156 @@
+"""What a rank finds in its environment: torchrun's names, Slurm's names and Shoal's own.
+
+Pure. Later layers win: clean base, the job's own variables and secrets, ours, and last the devices, which
+no job can choose for itself. Nothing of the supervisor's environment leaks in.
+"""
+
+from __future__ import annotations
+
+from shoal.wire import Credentials, Order
+
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+DEVICE_NAMES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""Set by us whatever the job says; other names of this kind can only narrow these."""
+
+
+def rank_environment(
+    order: Order, local_rank: int, *, work: str, path: str = DEFAULT_PATH, credentials: Credentials
+) -> dict[str, str]:
+    """The whole environment of one rank. `local_rank` counts the ranks of this node from 0."""
+    threads = max(1, int(order.limits.cpus / order.ranks_per_node))
+    return {
+        **_base(order, work, path),
+        "OMP_NUM_THREADS": str(threads),
+        **order.env,
+        **credentials.secrets,
+        **_torchrun(order, local_rank),
+        **_slurm(order, local_rank, work),
+        **_shoal(order, credentials),
+        **_devices(order, rank_gpus(order, local_rank)),
+    }
+
+
+def setup_environment(
+    order: Order, *, work: str, path: str = DEFAULT_PATH, credentials: Credentials
+) -> dict[str, str]:
+    """The environment of `setup`, which runs once on every node before its ranks and has no rank."""
+    return {
+        **_base(order, work, path),
+        **order.env,
+        **credentials.secrets,
+        **_shoal(order, credentials),
+        "GROUP_RANK": str(order.node_rank),
+        "SLURM_NODEID": str(order.node_rank),
+        "SLURM_JOB_ID": str(order.job_number),
+        **_devices(order, order.gpu_ids),
+    }
+
+
+def rank_gpus(order: Order, local_rank: int) -> tuple[int, ...]:
+    """The GPUs of one rank: an equal part of the node's where they divide evenly, else all of them."""
+    count, left_over = divmod(len(order.gpu_ids), order.ranks_per_node)
+    if left_over:
+        return order.gpu_ids
+    return order.gpu_ids[local_rank * count : (local_rank + 1) * count]
+
+
+def _base(order: Order, work: str, path: str) -> dict[str, str]:
+    name = f"shoal-{order.project}"
+    return {
+        "PATH": path,
+        "HOME": work,
+        "PWD": work,
+        "SHELL": "/bin/sh",
+        "LANG": "C.UTF-8",
+        "TZ": "UTC",
+        "USER": name,
+        "LOGNAME": name,
+        "TMPDIR": "/tmp",  # noqa: S108 - private to the share inside the sandbox
+    }
+
+
+def _torchrun(order: Order, local_rank: int) -> dict[str, str]:
+    rank = str(order.node_rank * order.ranks_per_node + local_rank)
+    world = str(order.world_size)
+    return {
+        "RANK": rank,
+        "WORLD_SIZE": world,
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(order.ranks_per_node),
+        "GROUP_RANK": str(order.node_rank),
+        "GROUP_WORLD_SIZE": str(len(order.nodes)),
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": world,
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": order.master_addr,
+        "MASTER_PORT": str(order.master_port),
+        "TORCHELASTIC_RUN_ID": order.attempt_id,
+        "TORCHELASTIC_RESTART_COUNT": str(max(0, order.epoch - 1)),
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        # No agent serves a store at MASTER_PORT: rank 0 must open it itself.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+
+
+def _slurm(order: Order, local_rank: int, work: str) -> dict[str, str]:
+    nodes = len(order.nodes)
+    node_list = ",".join(order.nodes)
+    number = str(order.job_number)
+    cpus = str(max(1, int(order.limits.cpus)))
+    per_node = str(order.ranks_per_node)
+    values = {
+        "SLURM_PROCID": str(order.node_rank * order.ranks_per_node + local_rank),
+        "SLURM_LOCALID": str(local_rank),
+        "SLURM_NODEID": str(order.node_rank),
+        "SLURM_NTASKS": str(order.world_size),
+        "SLURM_NPROCS": str(order.world_size),
+        "SLURM_NTASKS_PER_NODE": per_node,
+        "SLURM_TASKS_PER_NODE": per_node if nodes == 1 else f"{per_node}(x{nodes})",
+        "SLURM_NNODES": str(nodes),
+        "SLURM_JOB_NUM_NODES": str(nodes),
+        "SLURM_JOB_NODELIST": node_list,
+        "SLURM_NODELIST": node_list,
+        "SLURMD_NODENAME": order.node,
+        "SLURM_JOB_ID": number,
+        "SLURM_JOBID": number,
+        "SLURM_JOB_NAME": order.job_name,
+        "SLURM_JOB_ACCOUNT": order.project,
+        "SLURM_CLUSTER_NAME": "shoal",
+        "SLURM_SUBMIT_DIR": work,
+        "SLURM_CPUS_ON_NODE": cpus,
+        "SLURM_JOB_CPUS_PER_NODE": cpus if nodes == 1 else f"{cpus}(x{nodes})",
+        "SLURM_GPUS_ON_NODE": str(len(order.gpu_ids)),
+        "SLURM_RESTART_COUNT": str(max(0, order.epoch - 1)),
+        "SLURM_LAUNCH_NODE_IPADDR": order.master_addr,
+    }
+    if order.limits.memory_bytes is not None:
+        values["SLURM_MEM_PER_NODE"] = str(order.limits.memory_bytes >> 20)
+    if order.array_index is not None:
+        values["SLURM_ARRAY_TASK_ID"] = str(order.array_index)
+        values["SLURM_ARRAY_TASK_COUNT"] = str(order.array_size or 1)
+    return values
+
+
+def _shoal(order: Order, credentials: Credentials) -> dict[str, str]:
+    values = {
+        "SHOAL_JOB_ID": order.job_id,
+        "SHOAL_JOB_NUMBER": str(order.job_number),
+        "SHOAL_ATTEMPT_ID": order.attempt_id,
+        "SHOAL_EPOCH": str(order.epoch),
+        "SHOAL_NODE": order.node,
+        "SHOAL_PROJECT": order.project,
+        "SHOAL_GPUS": ",".join(map(str, order.gpu_ids)),
+    }
+    if order.array_index is not None:
+        values["SHOAL_ARRAY_INDEX"] = str(order.array_index)
+    if order.control_url is not None:
+        values["SHOAL_URL"] = order.control_url
+    if credentials.job_token is not None:
+        values["SHOAL_TOKEN"] = credentials.job_token
+    return values
+
+
+def _devices(order: Order, gpu_ids: tuple[int, ...]) -> dict[str, str]:
+    # A simulated GPU must never name a real one of the machine it is simulated on.
+    visible = "" if order.are_gpus_simulated else ",".join(map(str, gpu_ids))
+    return dict.fromkeys(DEVICE_NAMES, visible)

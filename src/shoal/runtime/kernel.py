@@ -1,0 +1,70 @@
+"""The Linux calls Python has no name for: prctl and setns, each as a function that raises `OSError`."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import signal
+
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_CAPBSET_DROP = 24
+PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
+NS_GET_USERNS = 0xB701
+LAST_CAPABILITY = 63
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl {option}: {os.strerror(number)}")
+
+
+def become_subreaper() -> None:
+    """Orphans below this process become its children instead of init's, so none can slip away."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def hide_memory() -> None:
+    """No core dump, and no other process of the same user may read this one's memory or environment."""
+    _prctl(PR_SET_DUMPABLE, 0)
+
+
+def forbid_new_privileges() -> None:
+    """From here on no setuid program gives this process or its children anything."""
+    _prctl(PR_SET_NO_NEW_PRIVS, 1)
+
+
+def die_with_parent(parent: int | None) -> None:
+    """SIGKILL for this process when the thread that forked it ends. Must come after a change of user.
+
+    `parent` None: the parent is outside this process's PID namespace and cannot be compared.
+    """
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent is not None and os.getppid() != parent:
+        os._exit(1)
+
+
+def drop_capabilities() -> None:
+    """After the next exec this process has no capability, even as root."""
+    for capability in range(LAST_CAPABILITY + 1):
+        try:
+            _prctl(PR_CAPBSET_DROP, capability)
+        except OSError:
+            return  # past the last one this kernel knows
+
+
+def setns(fd: int) -> None:
+    """Enter the namespace; for a PID namespace, only children forked from now on are in it."""
+    if _libc.setns(fd, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"setns: {os.strerror(number)}")
+
+
+def owning_user_namespace(fd: int) -> int:
+    """The user namespace that owns this namespace, as a new descriptor."""
+    return fcntl.ioctl(fd, NS_GET_USERNS)

@@ -1,0 +1,125 @@
+"""The share's log: lines of all ranks with time, rank and stream, in one bounded file.
+
+Writing never blocks the ranks for want of space: what cannot be written is counted and said later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+
+from shoal.clock import Clock
+
+MAX_LINE = 65536
+REMEMBERED_LINES = 5
+REMEMBERED_LENGTH = 300
+
+
+class LineSplitter:
+    """Cuts a byte stream into lines; a longer line than `MAX_LINE` comes in pieces."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The lines that are complete now, without their newlines."""
+        *lines, self._rest = (self._rest + chunk).split(b"\n") if self._rest else chunk.split(b"\n")
+        if len(self._rest) >= MAX_LINE or any(len(line) > MAX_LINE for line in lines):
+            return self._cut(lines)
+        return lines
+
+    def finish(self) -> list[bytes]:
+        """What follows the last newline, if anything."""
+        rest, self._rest = self._rest, b""
+        return [rest] if rest else []
+
+    def _cut(self, lines: list[bytes]) -> list[bytes]:
+        pieces: list[bytes] = []
+        for line in lines:
+            pieces += [line[at : at + MAX_LINE] for at in range(0, len(line), MAX_LINE)] or [b""]
+        while len(self._rest) >= MAX_LINE:
+            pieces.append(self._rest[:MAX_LINE])
+            self._rest = self._rest[MAX_LINE:]
+        return pieces
+
+
+class LogFile:
+    """Appends `UNIXTIME RANK STREAM TEXT` lines. Only one process writes it."""
+
+    def __init__(self, path: str, max_bytes: int, clock: Clock) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        self._size = os.fstat(self._fd).st_size
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._is_full = False
+        self._num_lost = 0
+
+    def add(self, rank: int | None, stream: str, lines: list[bytes]) -> None:
+        """Append lines; never raises for want of space. After `max_bytes` lines are dropped."""
+        if self._is_full or not lines:
+            return
+        prefix = self._prefix(rank, stream)
+        data = prefix + (b"\n" + prefix).join(lines) + b"\n"
+        if self._size + len(data) > self._max_bytes:
+            self._fill(data)
+        elif not self._append(self._lost_note() + data):
+            self._num_lost += len(lines)
+        else:
+            self._num_lost = 0
+
+    def say(self, text: str) -> None:
+        """Append Shoal's own words."""
+        self.add(None, "e", [text.encode()])
+
+    def close(self) -> None:
+        """Say what was lost, if it can be said now, and make the log durable if the disk lets us."""
+        if self._num_lost:
+            self._append(self._lost_note())
+        with contextlib.suppress(OSError):
+            os.fsync(self._fd)
+        os.close(self._fd)
+
+    def _prefix(self, rank: int | None, stream: str) -> bytes:
+        return f"{self._clock.now():.6f} {'-' if rank is None else rank} {stream} ".encode()
+
+    def _lost_note(self) -> bytes:
+        if not self._num_lost:
+            return b""
+        note = f"shoal: {self._num_lost} lines were lost here: the log could not be written\n"
+        return self._prefix(None, "e") + note.encode()
+
+    def _fill(self, data: bytes) -> None:
+        """Write the whole lines that still fit, then say that there will be no more."""
+        room = max(0, self._max_bytes - self._size)
+        fitting = data[: data.rfind(b"\n", 0, room) + 1]
+        note = f"shoal: the log has reached its limit of {self._max_bytes} bytes; further lines are dropped\n"
+        self._is_full = self._append(fitting + self._prefix(None, "e") + note.encode())
+
+    def _append(self, data: bytes) -> bool:
+        """All of it or nothing: half a line would be glued to the next one."""
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self._size)
+            return False
+        self._size += len(data)
+        return True
+
+
+class Tail:
+    """The last few lines of a stream, shortened, for a message."""
+
+    def __init__(self) -> None:
+        self._lines: deque[bytes] = deque(maxlen=REMEMBERED_LINES)
+
+    def add(self, lines: list[bytes]) -> None:
+        for line in lines[-REMEMBERED_LINES:]:
+            if line.strip():
+                self._lines.append(line[:REMEMBERED_LENGTH])
+
+    def text(self) -> str:
+        return "\n".join(line.decode("utf-8", "replace") for line in self._lines)

@@ -1,0 +1,96 @@
+"""Every reason from outside to end a share: asked to, too late, or no longer allowed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from types import FrameType
+
+import msgspec
+
+from shoal.clock import Clock
+from shoal.runtime import spool
+from shoal.runtime.ending import Ending
+from shoal.runtime.renewal import Renewer
+from shoal.wire import EndKind, Order
+
+FENCED_GRACE_S = 10.0
+"""At most this long may ranks end by themselves after the fence: whoever replaces them waits no longer."""
+
+
+class Reasons:
+    """Looks at all of them at once. `now` is cheap enough for every turn of the loop."""
+
+    def __init__(self, share: spool.Share, order: Order, clock: Clock, renewer: Renewer | None) -> None:
+        self._share = share
+        self._order = order
+        self._clock = clock
+        self._renewer = renewer
+        self._began_at = clock.monotonic()
+        self._has_sigterm = False
+
+    def on_sigterm(self, signum: int, frame: FrameType | None) -> None:
+        """Signal handler."""
+        self._has_sigterm = True
+
+    def now(self) -> Ending | None:
+        """The strongest reason to end now, None to go on."""
+        return self._stale() or self._fence() or self._asked() or self._time_limit()
+
+    def next_in(self, most_s: float) -> float:
+        """Seconds until one of the clocks may give a reason, at most `most_s`."""
+        now = self._clock.monotonic()
+        waits = [most_s]
+        if self._order.time_limit_s is not None:
+            waits.append(self._began_at + self._order.time_limit_s - now)
+        if self._renewer is not None:
+            waits.append(self._renewer.answered_at + self._order.fence_s - now)
+        return max(0.0, min(waits))
+
+    def _asked(self) -> Ending | None:
+        stop: spool.Stop | None = None
+        if os.path.exists(self._share.stop):
+            with contextlib.suppress(OSError, msgspec.DecodeError):
+                stop = spool.read_stop(self._share)
+        if stop is not None:
+            return Ending(kind=EndKind.STOPPED, message="stopped as asked", grace_s=stop.grace_s)
+        if self._has_sigterm:
+            return Ending(kind=EndKind.STOPPED, message="stopped by SIGTERM", grace_s=self._order.grace_s)
+        answer = self._renewer.order_to_stop if self._renewer is not None else None
+        if answer is None:
+            return None
+        because = f": {answer.because}" if answer.because else ""
+        return Ending(
+            kind=EndKind.STOPPED, message=f"stopped by the control plane{because}", grace_s=answer.grace_s
+        )
+
+    def _stale(self) -> Ending | None:
+        status = self._renewer.stale_status if self._renewer is not None else None
+        if status is None:
+            return None
+        return Ending(
+            kind=EndKind.FENCED,
+            message=f"the control plane answered {status}: this attempt is not the one that may run",
+        )
+
+    def _fence(self) -> Ending | None:
+        if self._renewer is None:
+            return None
+        silent_s = self._clock.monotonic() - self._renewer.answered_at
+        if silent_s < self._order.fence_s:
+            return None
+        return Ending(
+            kind=EndKind.FENCED,
+            message=f"no answer from the control plane for {silent_s:.0f} s (fence {self._order.fence_s:g})",
+            grace_s=min(self._order.grace_s, FENCED_GRACE_S),
+        )
+
+    def _time_limit(self) -> Ending | None:
+        limit_s = self._order.time_limit_s
+        if limit_s is None or self._clock.monotonic() - self._began_at < limit_s:
+            return None
+        return Ending(
+            kind=EndKind.TIME_LIMIT,
+            message=f"the time limit of {limit_s:g} s has passed",
+            grace_s=self._order.grace_s,
+        )

@@ -1,0 +1,133 @@
+"""Renew the share's lease with the control plane from a thread of its own.
+
+The thread only carries messages: it leaves the last answer where the main loop finds it and wakes that
+loop. What an answer or a silence means for the ranks is decided there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import threading
+
+import msgspec
+
+from shoal.clock import Clock
+from shoal.wire import NodeOutcome, Order, Phase, Renewal, RenewalAnswer
+
+STALE = frozenset({401, 403, 404, 409})
+"""Answers that mean: this attempt is not, or no longer, the one that may run."""
+TIMEOUT_S = 10.0
+FIRST_BACKOFF_S = 0.2
+FINAL_S = 10.0
+
+
+class Renewer:
+    """Heartbeats for one share. `start` once; everything else may be called at any time."""
+
+    def __init__(self, order: Order, token: str, server_file: str | None, clock: Clock, wake_fd: int) -> None:
+        self._order = order
+        self._token = token
+        self._server_file = server_file
+        self._clock = clock
+        self._wake_fd = wake_fd
+        self._url = order.control_url or ""
+        self._changed = threading.Condition()
+        self._phase = Phase.PREPARING
+        self._started_at: float | None = None
+        self._outcome: NodeOutcome | None = None
+        self._is_due = True
+        self._thread: threading.Thread | None = None
+        self.answered_at = clock.monotonic()
+        """When the control plane last accepted a renewal, or when we began to ask."""
+        self.order_to_stop: RenewalAnswer | None = None
+        self.stale_status: int | None = None
+
+    def start(self) -> None:
+        """Begin to renew. Starting it twice changes nothing."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="renewal", daemon=True)
+            self._thread.start()
+
+    def tell(self, phase: Phase, started_at: float | None = None, outcome: NodeOutcome | None = None) -> None:
+        """Say where the share is now, at once."""
+        with self._changed:
+            self._phase = phase
+            self._started_at = started_at if started_at is not None else self._started_at
+            self._outcome = outcome
+            self._is_due = True
+            self._changed.notify()
+
+    def finish(self, outcome: NodeOutcome) -> None:
+        """Report the end; returns when it was heard or after `FINAL_S`. The file is what counts."""
+        self.tell(Phase.ENDED, outcome=outcome)
+        self.start()
+        if self._thread is not None:
+            self._thread.join(FINAL_S)
+
+    def _run(self) -> None:
+        backoff_s = FIRST_BACKOFF_S
+        connections = importlib.import_module("shoal.runtime.http")  # 25 ms the ranks need not wait for
+        while True:
+            with self._changed:
+                renewal = self._message()
+                self._is_due = False
+            status, body = connections.post(
+                f"{self._url}/v1/supervisor/renew", self._token, renewal, TIMEOUT_S
+            )
+            is_heard = self._take(status, body)
+            if renewal.outcome is not None and (is_heard or status in STALE):
+                return
+            if is_heard:
+                backoff_s, wait_s = FIRST_BACKOFF_S, self._order.renew_s
+            else:
+                wait_s, backoff_s = backoff_s, min(backoff_s * 2, self._order.renew_s)
+                self._find_server()
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_due, timeout=wait_s)
+
+    def _message(self) -> Renewal:
+        return Renewal(
+            attempt_id=self._order.attempt_id,
+            epoch=self._order.epoch,
+            node=self._order.node,
+            phase=self._phase,
+            started_at=self._started_at,
+            outcome=self._outcome,
+        )
+
+    def _take(self, status: int | None, body: bytes) -> bool:
+        """Note the answer. True: the control plane heard us."""
+        if status in STALE:
+            self.stale_status = status
+            self._wake()
+            return False
+        if status is None or not 200 <= status < 300:
+            return False
+        try:
+            answer = msgspec.json.decode(body, type=RenewalAnswer) if body else RenewalAnswer()
+        except msgspec.DecodeError:
+            return False
+        self.answered_at = self._clock.monotonic()
+        if answer.should_stop:
+            self.order_to_stop = answer
+            self._wake()
+        return True
+
+    def _find_server(self) -> None:
+        """A restarted control plane may listen elsewhere, and says where in its file."""
+        if self._server_file is None:
+            return
+        with contextlib.suppress(OSError, msgspec.DecodeError), open(self._server_file, "rb") as file:
+            self._url = msgspec.json.decode(file.read(), type=ServerFile).url.rstrip("/")
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_fd, b"r")
+
+
+class ServerFile(msgspec.Struct):
+    """The part of `server.json` a supervisor needs."""
+
+    url: str

@@ -1,0 +1,253 @@
+"""The life of one share: prepare, run the ranks, stop them, leave nothing behind, say how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+import traceback
+from types import FrameType
+
+from shoal.clock import Clock
+from shoal.errors import ShoalError
+from shoal.runtime import ending, spool
+from shoal.runtime.confine.confinement import Confinement
+from shoal.runtime.ending import Ending
+from shoal.runtime.environment import DEFAULT_PATH, rank_environment, setup_environment
+from shoal.runtime.launch import Launcher, Pipes
+from shoal.runtime.logs import LogFile
+from shoal.runtime.reasons import Reasons
+from shoal.runtime.renewal import Renewer
+from shoal.runtime.rules import LogRules
+from shoal.runtime.watch import Process, Watcher
+from shoal.wire import Credentials, EndKind, NodeOutcome, Order, Phase
+
+TURN_S = 1.0
+STOPPING_TURN_S = 0.03
+RETRY_S = 1.0
+KILL_S = 2.0
+
+
+class ShareRun:
+    """One run. `run` returns when the outcome is on disk and nothing of the share runs any more."""
+
+    def __init__(self, share: spool.Share, order: Order, credentials: Credentials, clock: Clock) -> None:
+        self._share = share
+        self._order = order
+        self._credentials = credentials
+        self._clock = clock
+        self._path = os.environ.get("SHOAL_PATH") or DEFAULT_PATH
+        wake, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._renewer: Renewer | None = None
+        if order.control_url is not None:
+            # Without a token the control plane will refuse us, and that ends the share: somebody who may
+            # be replaced must never run on only because a credential was forgotten.
+            token, server_file = credentials.supervisor_token or "", os.environ.get("SHOAL_SERVER_FILE")
+            self._renewer = Renewer(order, token, server_file, clock, self._wake_w)
+        self._reasons = Reasons(share, order, clock, self._renewer)
+        self._log = LogFile(share.log, order.limits.max_log_bytes, clock)
+        self._rules = LogRules(order.log_rules)
+        self._watcher = Watcher(self._log, self._rules, wake)
+        self._confinement: Confinement | None = None
+        self._running: list[Process] = []
+        self._phase = Phase.PREPARING
+        self._started_at: float | None = None
+
+    def run(self) -> None:
+        """Run the share to its end. Only what cannot be caught keeps it from writing an outcome."""
+        self._listen()
+        try:
+            end = self._live()
+        except ShoalError as error:
+            end = Ending(kind=EndKind.SETUP_FAILED, message=error.message)
+        except Exception as error:  # noqa: BLE001 - whatever it was, nothing may run on without us
+            traceback.print_exc()
+            end = Ending(kind=EndKind.LOST, message=f"the supervisor failed: {type(error).__name__}: {error}")
+        self._bury()
+        self._report(self._outcome(end))
+
+    def _listen(self) -> None:
+        signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, _only_wake)
+        signal.signal(signal.SIGTERM, self._reasons.on_sigterm)
+
+    def _live(self) -> Ending:
+        launcher = self._confine()
+        end = self._reasons.now() or self._unpack(launcher) or self._set_up(launcher)
+        if end is None:
+            self._start_ranks(launcher)
+            end = self._follow(launcher, "a rank")
+        if end.kind is not EndKind.SUCCEEDED:
+            self._stop(end)
+        return end
+
+    def _confine(self) -> Launcher:
+        confinement = self._confinement = Confinement(self._order, self._share, self._path)
+        for path in (self._share.work, self._share.scratch):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path, 0o700)
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            if confinement.uid is not None:
+                os.fchown(fd, confinement.uid, confinement.uid)
+            os.close(fd)
+        confinement.prepare()
+        return Launcher(confinement, self._share.work)
+
+    def _unpack(self, launcher: Launcher) -> Ending | None:
+        digest, work = self._order.archive_digest, self._share.work
+        if digest is None:
+            return None
+        try:
+            fd = os.open(self._share.archive, os.O_RDONLY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return Ending(kind=EndKind.SETUP_FAILED, message="there is no archive to unpack")
+        try:
+            child = launcher.start_function("shoal.runtime.unpack", "unpack", (fd, digest, work), keep=(fd,))
+            return self._first(launcher, "unpacking", child)
+        finally:
+            os.close(fd)
+
+    def _set_up(self, launcher: Launcher) -> Ending | None:
+        if self._order.setup is None:
+            return None
+        environment = setup_environment(
+            self._order, work=self._share.work, path=self._path, credentials=self._credentials
+        )
+        return self._first(launcher, "setup", launcher.start_script(self._order.setup, environment))
+
+    def _first(self, launcher: Launcher, what: str, started: tuple[int, Pipes]) -> Ending | None:
+        """Wait for a process that comes before the ranks. None: it went well."""
+        process = Process(started[0], None)
+        self._watcher.add(process, started[1])
+        self._running = [process]
+        self._tell(Phase.PREPARING)
+        end = self._follow(launcher, what)
+        return None if end.kind is EndKind.SUCCEEDED else end
+
+    def _start_ranks(self, launcher: Launcher) -> None:
+        order = self._order
+        self._running = []
+        for local_rank in range(order.ranks_per_node):
+            environment = rank_environment(
+                order, local_rank, work=self._share.work, path=self._path, credentials=self._credentials
+            )
+            pid, pipes = launcher.start_script(order.run, environment)
+            process = Process(pid, order.node_rank * order.ranks_per_node + local_rank)
+            self._running.append(process)
+            self._watcher.add(process, pipes)
+        self._started_at = self._clock.now()
+        pids = tuple(process.pid for process in self._running)
+        cgroups = self._confinement.cgroups if self._confinement is not None else ()
+        self._tell(Phase.RUNNING)
+        with contextlib.suppress(OSError):  # a full disk is no reason to end what runs
+            spool.write_started(self._share, spool.Started(at=self._started_at, pids=pids, cgroups=cgroups))
+
+    def _follow(self, launcher: Launcher, what: str) -> Ending:
+        """Wait until every running process ended well, one ended badly, or there is a reason to stop."""
+        while True:
+            failed = self._watcher.first_failed
+            if failed is not None and failed.status is not None:
+                return self._failed(failed, failed.status, launcher.failure(), what)
+            if all(process.status == 0 for process in self._running):
+                return ending.SUCCEEDED
+            reason = self._reasons.now()
+            if reason is not None:
+                return reason
+            self._watcher.turn(self._reasons.next_in(TURN_S))
+
+    def _failed(self, process: Process, status: int, failure: str | None, what: str) -> Ending:
+        if failure is not None:
+            return Ending(kind=EndKind.SETUP_FAILED, message=f"{what} failed: {failure}")
+        if process.rank is None:
+            return ending.of_setup(what, status)
+        is_oom = self._confinement is not None and self._confinement.has_run_out_of_memory()
+        return ending.of_rank(process.rank, status, is_out_of_memory=is_oom, grace_s=self._order.grace_s)
+
+    def _stop(self, end: Ending) -> None:
+        """SIGTERM to whatever still runs, then wait for it, at most the grace. Killing is `_bury`'s."""
+        self._tell(Phase.STOPPING)
+        groups = [process.pid for process in self._running if process.status is None]
+        for group in groups:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGTERM if end.grace_s > 0 else signal.SIGKILL)
+        deadline = self._clock.monotonic() + end.grace_s
+        while any(_is_alive(group) for group in groups):
+            hurry = self._reasons.now()
+            now = self._clock.monotonic()
+            if hurry is not None:
+                deadline = min(deadline, now + hurry.grace_s)
+            if now >= deadline:
+                return
+            self._watcher.turn(min(STOPPING_TURN_S, deadline - now))
+
+    def _bury(self) -> None:
+        """Kill the whole tree, take its last lines, remove what it used. Returns when nothing runs."""
+        confinement = self._confinement
+        while confinement is not None and not confinement.kill(reap=self._watcher.reap, timeout_s=KILL_S):
+            self._watcher.turn(RETRY_S)
+        self._watcher.drain()
+        self._log.close()
+        shutil.rmtree(self._share.scratch, ignore_errors=True)
+
+    def _outcome(self, end: Ending) -> NodeOutcome:
+        failed = self._watcher.first_failed
+        is_own_fault = end.kind in (
+            EndKind.EXITED,
+            EndKind.SIGNALED,
+            EndKind.OUT_OF_MEMORY,
+            EndKind.SETUP_FAILED,
+        )
+        words = failed.words.text() if failed is not None and is_own_fault else ""
+        outcome = NodeOutcome(
+            attempt_id=self._order.attempt_id,
+            epoch=self._order.epoch,
+            node=self._order.node,
+            kind=end.kind,
+            ended_at=self._clock.now(),
+            exit_code=end.exit_code,
+            signal=end.signal,
+            rank=end.rank,
+            message=ending.shortened(end.message, words),
+            rules_hit=tuple(self._rules.hits),
+            started_at=self._started_at,
+            cpu_s=self._confinement.cpu_seconds() if self._confinement is not None else None,
+        )
+        if self._confinement is not None:
+            self._confinement.remove()
+        return outcome
+
+    def _report(self, outcome: NodeOutcome) -> None:
+        """On disk above all, then to the control plane; a full disk delays the first, not the second."""
+        if self._renewer is not None:
+            self._renewer.tell(Phase.ENDED, self._started_at, outcome)
+        while True:
+            try:
+                spool.write_outcome(self._share, outcome)
+                break
+            except OSError:
+                time.sleep(RETRY_S)
+        if self._renewer is not None:
+            self._renewer.finish(outcome)
+
+    def _tell(self, phase: Phase) -> None:
+        if self._renewer is not None:
+            self._renewer.tell(phase, self._started_at)
+            self._renewer.start()
+
+
+def _only_wake(signum: int, frame: FrameType | None) -> None:
+    """The wake-up descriptor has already done the work."""
+
+
+def _is_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,158 @@
+"""Find and kill every process of a share, whatever it forked, and remove its cgroups.
+
+Processes are found by cgroup, by descent and by the marks Shoal put in their environment; nothing else
+is ever signalled. Whether a share is over is for the caller to know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+
+from shoal.clock import BootClock
+
+CLOCK = BootClock()
+PATIENCE_S = 0.01
+
+
+def kill_until_gone(
+    find: Callable[[], set[int]], *, timeout_s: float, between: Callable[[], object] = lambda: None
+) -> bool:
+    """SIGKILL what `find` returns until it returns nothing twice in a row. False: time ran out.
+
+    `between` runs after every round; a caller with children of its own reaps them there.
+    """
+    deadline = CLOCK.monotonic() + timeout_s
+    clean_looks = 0
+    while True:
+        found = find() - {os.getpid()}
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        between()
+        clean_looks = 0 if found else clean_looks + 1
+        if clean_looks == 2:
+            return True
+        if found and CLOCK.monotonic() > deadline:
+            return False
+        if found:
+            time.sleep(PATIENCE_S)
+
+
+def pids_in(cgroups: Iterable[str]) -> set[int]:
+    """Every process in these cgroups; one that is gone has none."""
+    found: set[int] = set()
+    for path in cgroups:
+        with contextlib.suppress(OSError), open(f"{path}/cgroup.procs", "rb") as file:
+            found.update(int(line) for line in file)
+    found.discard(0)
+    return found
+
+
+def unthrottle(path: str) -> None:
+    """Let a cgroup's processes die: no new ones, no CPU quota that makes dying slow."""
+    for name, value in (
+        ("pids.max", "0"),
+        ("cpu.cfs_quota_us", "-1"),
+        ("cpu.max", "max"),
+        ("cgroup.kill", "1"),
+    ):
+        with contextlib.suppress(OSError):
+            fd = os.open(f"{path}/{name}", os.O_WRONLY)
+            try:
+                os.write(fd, value.encode())
+            finally:
+                os.close(fd)
+
+
+def remove_cgroups(paths: Iterable[str], *, timeout_s: float = 2.0) -> bool:
+    """Remove empty cgroups, with those that ranks made inside. False: one is still busy."""
+    deadline = CLOCK.monotonic() + timeout_s
+    waiting = list(paths)
+    while waiting:
+        waiting = [path for path in waiting if not _remove_cgroup(path)]
+        if waiting and CLOCK.monotonic() > deadline:
+            return False
+        if waiting:
+            time.sleep(PATIENCE_S)
+    return True
+
+
+def _remove_cgroup(path: str) -> bool:
+    try:
+        for inner, _, _ in os.walk(path, topdown=False):
+            os.rmdir(inner)
+    except OSError as error:
+        return error.errno == errno.ENOENT
+    return not os.path.exists(path)
+
+
+def descendants(root: int) -> set[int]:
+    """Every living process below this one, however often it forked: orphans return to their subreaper."""
+    children: dict[int, list[int]] = {}
+    for pid in all_pids():
+        parent = parent_of(pid)
+        if parent is not None:
+            children.setdefault(parent, []).append(pid)
+    found: set[int] = set()
+    waiting = [root]
+    while waiting:
+        for pid in children.get(waiting.pop(), ()):
+            if pid not in found:
+                found.add(pid)
+                waiting.append(pid)
+    return found
+
+
+def all_pids() -> list[int]:
+    """Every process this one can see."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def parent_of(pid: int) -> int | None:
+    """The parent of a living process; None for one that is gone or a zombie."""
+    fields = _stat(pid)
+    return None if fields is None or fields[0] in (b"Z", b"X") else int(fields[1])
+
+
+def _stat(pid: int) -> list[bytes] | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+
+
+def marked(marks: frozenset[bytes], work: str, uid: int | None) -> set[int]:
+    """Living processes that carry all `marks` in their environment, or are `uid`'s and work below `work`.
+
+    A working directory alone proves nothing where ranks share their user with people.
+    """
+    found: set[int] = set()
+    for pid in all_pids():
+        if parent_of(pid) is None or pid == os.getpid():
+            continue
+        if _has_marks(pid, marks) or (uid is not None and _works_in(pid, work, uid)):
+            found.add(pid)
+    return found
+
+
+def _has_marks(pid: int, marks: frozenset[bytes]) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return marks <= set(file.read().split(b"\0"))
+    except OSError:
+        return False
+
+
+def _works_in(pid: int, work: str, uid: int) -> bool:
+    try:
+        directory = os.readlink(f"/proc/{pid}/cwd")
+        owner = os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return False
+    return owner == uid and (directory == work or directory.startswith(work + "/"))

@@ -1,0 +1,124 @@
+"""Wait for the share's processes: carry what they write into the log, notice how they end.
+
+One loop without threads. It never decides to stop anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+
+from shoal.runtime.launch import Pipes
+from shoal.runtime.logs import LineSplitter, LogFile, Tail
+from shoal.runtime.rules import LogRules
+
+CHUNK = 1 << 18
+
+
+class Process:
+    """One started process of the share. `rank` None: it prepares the ranks' place."""
+
+    def __init__(self, pid: int, rank: int | None) -> None:
+        self.pid = pid
+        self.rank = rank
+        self.status: int | None = None
+        """As `waitpid` gives it; None while it runs."""
+        self.words = Tail()
+        """The last lines on its standard error."""
+
+    @property
+    def has_failed(self) -> bool:
+        return self.status is not None and self.status != 0
+
+
+class _Stream:
+    def __init__(self, fd: int, process: Process, letter: str) -> None:
+        self.fd = fd
+        self.process = process
+        self.letter = letter
+        self.is_error = False
+        self.splitter = LineSplitter()
+
+
+class Watcher:
+    """The loop's eyes. `turn` is one look; between looks nothing is lost, only late."""
+
+    def __init__(self, log: LogFile, rules: LogRules, wake_fd: int) -> None:
+        self._log = log
+        self._rules = rules
+        self._wake_fd = wake_fd
+        self._epoll = select.epoll()
+        self._epoll.register(wake_fd, select.EPOLLIN)
+        self._streams: dict[int, _Stream] = {}
+        self._processes: dict[int, Process] = {}
+        self.first_failed: Process | None = None
+
+    def add(self, process: Process, pipes: Pipes) -> None:
+        """Watch a process that was just started."""
+        self._processes[process.pid] = process
+        out = _Stream(pipes.stdout, process, "s" if process.rank is None else "o")
+        error = _Stream(pipes.stderr, process, "s" if process.rank is None else "e")
+        error.is_error = True
+        for stream in (out, error):
+            os.set_blocking(stream.fd, False)
+            self._streams[stream.fd] = stream
+            self._epoll.register(stream.fd, select.EPOLLIN)
+
+    def turn(self, timeout_s: float) -> None:
+        """Wait until something happens or the time is over, and deal with all of it."""
+        for fd, _ in self._epoll.poll(max(0.0, timeout_s)):
+            if fd == self._wake_fd:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(fd, 4096)
+            else:
+                self._pump(self._streams[fd])
+        self.reap()
+
+    def reap(self) -> None:
+        """Collect every dead child, ours and the orphans that fell to us; note how ours ended."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            process = self._processes.get(pid)
+            if process is not None:
+                process.status = status
+                if status != 0 and self.first_failed is None:
+                    self.first_failed = process
+
+    def drain(self) -> None:
+        """Take what is left in the pipes when everything that could write is dead."""
+        while self._streams and self._epoll.poll(0):
+            self.turn(0)
+        for stream in list(self._streams.values()):
+            self._end(stream)
+
+    def _pump(self, stream: _Stream) -> None:
+        try:
+            chunk = os.read(stream.fd, CHUNK)
+        except BlockingIOError:
+            return
+        if not chunk:
+            self._end(stream)
+            return
+        self._take(stream, stream.splitter.feed(chunk))
+
+    def _end(self, stream: _Stream) -> None:
+        self._take(stream, stream.splitter.finish())
+        self._epoll.unregister(stream.fd)
+        os.close(stream.fd)
+        del self._streams[stream.fd]
+
+    def _take(self, stream: _Stream, lines: list[bytes]) -> None:
+        if not lines:
+            return
+        self._log.add(stream.process.rank, stream.letter, lines)
+        if stream.is_error:
+            stream.process.words.add(lines)
+        self._rules.check(lines)
+        while self._rules.complaints:
+            self._log.say(f"shoal: {self._rules.complaints.pop(0)}")

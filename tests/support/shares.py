@@ -1,0 +1,149 @@
+"""Make a share on disk and run a real supervisor on it, as an engine would."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from shoal.runtime import spool
+from shoal.wire import Credentials, Limits, NodeOutcome, Order
+
+SOURCE = str(Path(spool.__file__).parents[2])
+NODE_PATH = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
+
+
+def an_order(**changes: object) -> Order:
+    """A small order for one rank that says hello."""
+    values: dict[str, object] = {
+        "attempt_id": "att_0001",
+        "epoch": 1,
+        "job_id": "job_0001",
+        "job_number": 7,
+        "job_name": "hello",
+        "project": "demo",
+        "node": "node-1",
+        "node_rank": 0,
+        "nodes": ("node-1",),
+        "ranks_per_node": 1,
+        "run": "echo hello",
+        "limits": Limits(cpus=1.0),
+        "grace_s": 5.0,
+    }
+    return Order(**{**values, **changes})  # type: ignore[arg-type]
+
+
+class RunningShare:
+    """A share with its supervisor's process; leaves nothing behind when closed."""
+
+    def __init__(self, home: Path, order: Order, credentials: Credentials | None = None) -> None:
+        self.home = home
+        self.order = order
+        self.credentials = credentials or Credentials()
+        self.directory = home / "spool" / "live" / order.attempt_id / order.node
+        self.directory.mkdir(parents=True, exist_ok=True)
+        home.chmod(0o700)
+        self.share = spool.Share(self.directory)
+        spool.write_order(self.share, order)
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def spawn(self, **environment: str) -> subprocess.Popen[bytes]:
+        """Start one supervisor, which may find that there is nothing for it to do."""
+        with open(self.share.errors, "ab") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "shoal.runtime.supervisor", str(self.directory)],
+                stdin=subprocess.PIPE,
+                stdout=errors,
+                stderr=errors,
+                cwd="/",
+                env={"PYTHONPATH": SOURCE, "SHOAL_PATH": NODE_PATH, "PATH": "/usr/bin:/bin", **environment},
+                start_new_session=True,
+            )
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(self.credentials))
+        process.stdin.close()
+        self.processes.append(process)
+        return process
+
+    def outcome(self, timeout_s: float = 30.0) -> NodeOutcome:
+        """Wait for the outcome."""
+        until(lambda: spool.read_outcome(self.share) is not None, timeout_s, self.describe)
+        found = spool.read_outcome(self.share)
+        assert found is not None
+        return found
+
+    def run(self, **environment: str) -> NodeOutcome:
+        """Spawn and wait for the end."""
+        process = self.spawn(**environment)
+        found = self.outcome()
+        process.wait(30)
+        return found
+
+    def log(self) -> list[tuple[str, str, str]]:
+        """(rank, stream, text) of every line so far."""
+        with contextlib.suppress(FileNotFoundError):
+            data = Path(self.share.log).read_bytes().decode("utf-8", "replace")
+            return [tuple(line.split(" ", 3)[1:]) for line in data.split("\n")[:-1]]  # type: ignore[misc]
+        return []
+
+    def texts(self, stream: str = "o") -> list[str]:
+        return [text for _, letter, text in self.log() if letter == stream]
+
+    def describe(self) -> str:
+        """What there is to see when a wait was in vain."""
+        errors = Path(self.share.errors).read_text()
+        return f"files {sorted(os.listdir(self.directory))}, log {self.log()[-10:]}, errors {errors}"
+
+    def close(self) -> None:
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGKILL)
+            process.wait(10)
+        assert spool.kill_leftovers(self.directory)
+
+
+Start = Callable[..., RunningShare]
+"""Takes an order and perhaps credentials; the share is not spawned yet."""
+
+
+@contextlib.contextmanager
+def shares_in(home: Path) -> Iterator[Start]:
+    """Make shares below one SHOAL_HOME; afterwards nothing of them runs."""
+    made: list[RunningShare] = []
+
+    def make(order: Order, credentials: Credentials | None = None) -> RunningShare:
+        made.append(RunningShare(home, order, credentials))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for share in made:
+            share.close()
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 20.0, describe: Callable[[], str] = str) -> None:
+    """Poll until it holds; fail with what there is to see."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {describe()}"
+        time.sleep(0.02)
+
+
+def processes_with(text: str) -> list[int]:
+    """Living processes whose command line holds this text."""
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            if text.encode() in Path(f"/proc/{name}/cmdline").read_bytes():
+                found.append(int(name))
+    return found
