@@ -16,6 +16,7 @@ from benchmarks.processes import BenchmarkError
 CLONE_NEWNET = 0x40000000
 SIOCGIFFLAGS = 0x8913
 SIOCSIFFLAGS = 0x8914
+SIOCSIFADDR = 0x8916
 IFF_UP = 0x1
 
 
@@ -29,6 +30,8 @@ def enter() -> None:
         why = os.strerror(ctypes.get_errno())
         raise BenchmarkError(f"a network namespace of our own needs root: {why}")
     _set_flags("lo", _flags("lo") | IFF_UP)
+    # Slurm asks glibc for AI_ADDRCONFIG, which resolves nothing where no address but 127.0.0.1 is seen.
+    _add_address("lo:1", "127.0.0.2")
 
 
 def is_private() -> bool:
@@ -45,3 +48,9 @@ def _flags(interface: str) -> int:
 def _set_flags(interface: str, flags: int) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh14x", interface.encode(), flags))
+
+
+def _add_address(interface: str, address: str) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        told = struct.pack("16sHH4s8x", interface.encode(), socket.AF_INET, 0, socket.inet_aton(address))
+        fcntl.ioctl(any_socket, SIOCSIFADDR, told)
