@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks import http_load
 from benchmarks.measure import milliseconds, percentile, table, timed
+from benchmarks.peers.prepare import prepare
 from benchmarks.peers.shoal import Shoal
 from benchmarks.peers.slurm import Slurm
 from benchmarks.processes import BenchmarkError
@@ -102,9 +103,11 @@ def main() -> int:
     parser.add_argument("--slurm-jobs", type=int, default=10_000)
     parser.add_argument("--repeats", type=int, default=100)
     args = parser.parse_args()
+    systems = args.only.split(",")
+    prepare(systems)
     looks: list[Look] = []
     skipped: list[str] = []
-    for name in args.only.split(","):
+    for name in systems:
         print(f"filling the queue of {name} ...", file=sys.stderr, flush=True)
         try:
             looks += MEASURES[name](args)

@@ -21,6 +21,7 @@ from typing import Any
 
 from benchmarks import http_load
 from benchmarks.measure import Doorbell, milliseconds, percentile, table, timed, times
+from benchmarks.peers.prepare import prepare
 from benchmarks.peers.ray import Ray
 from benchmarks.peers.shoal import Shoal
 from benchmarks.peers.slurm import Slurm, missing
@@ -235,9 +236,11 @@ def main() -> int:
     parser.add_argument("--starts", type=int, default=30, help="jobs for each start latency (Ray: a fifth)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     args = parser.parse_args()
+    systems = args.only.split(",")
+    prepare(systems)
     results = Results()
     with Doorbell() as doorbell:
-        for name in args.only.split(","):
+        for name in systems:
             print(f"measuring {name} ...", file=sys.stderr, flush=True)
             try:
                 MEASURES[name](results, doorbell, args)
