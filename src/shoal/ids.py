@@ -24,9 +24,7 @@ def uuid7(now: float, random: bytes) -> int:
     return (value & ~(0x3 << 62)) | (0x2 << 62)
 
 
-def id_factory(
-    now: Callable[[], float], random: Callable[[int], bytes] = os.urandom
-) -> IdFactory:
+def id_factory(now: Callable[[], float], random: Callable[[int], bytes] = os.urandom) -> IdFactory:
     """Ids stamped with `now` and made unique by `random`; a simulation passes seeded ones."""
 
     def new_id(prefix: str) -> str:

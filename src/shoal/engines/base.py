@@ -12,12 +12,13 @@ from shoal.wire import Credentials, NodeOutcome, Order
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt, as a supervisor's order for each of its nodes. Immutable: the same id, the same content."""
+    """One attempt, as an order for the supervisor of each node. The same id always has the same content."""
 
     attempt_id: str
     epoch: int
     orders: tuple[Order, ...]
-    credentials: Credentials = Credentials()
+    credentials: dict[str, Credentials] = {}
+    """By node: a supervisor's credential is good for its own node alone."""
     archive_path: str | None = None
     """The workdir's snapshot on the control plane's disk, a tar file named by its digest."""
 
@@ -51,7 +52,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """Whole lines of one node's log from an offset. Each line is `UNIXTIME RANK STREAM TEXT\\n`.
+    r"""Whole lines of one node's log from an offset. Each line is `UNIXTIME RANK STREAM TEXT\n`.
 
     RANK is a number or `-` for Shoal's own words; STREAM is `o`, `e` or `s` (setup).
     """
@@ -64,7 +65,8 @@ class LogChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 class Engine(Protocol):
     """Seven verbs. All may block on the cluster, none on a person; all raise `EngineUnreachable`
-    when they could not ask, which says nothing about what happened."""
+    when they could not ask, which says nothing about what happened.
+    """
 
     name: str
 
@@ -100,7 +102,7 @@ class Engine(Protocol):
         ...
 
     async def read_log(self, attempt_id: str, node: str, offset: int, limit: int) -> LogChunk:
-        """At most about `limit` bytes of whole lines from `offset`. An unknown id is an empty, complete log."""
+        """About `limit` bytes of whole lines from `offset`. An unknown id is an empty, complete log."""
         ...
 
     async def close(self) -> None:

@@ -27,6 +27,8 @@ class DependencyKind(StrEnum):
 
 class Dependency(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str
+    label: str
+    """How people name that job."""
     on: DependencyKind = DependencyKind.SUCCEEDED
 
 

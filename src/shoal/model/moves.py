@@ -198,9 +198,7 @@ def _exit_code(outcome: NodeOutcome) -> int | None:
 def _end(
     attempt: Attempt, reason: EndReason, now: float, exit_code: int | None = None, message: str = ""
 ) -> Step:
-    ended = _change(
-        attempt, state=ENDED, reason=reason, ended_at=now, exit_code=exit_code, message=message
-    )
+    ended = _change(attempt, state=ENDED, reason=reason, ended_at=now, exit_code=exit_code, message=message)
     return ended, (Effect.CLOSE,)
 
 

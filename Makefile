@@ -1,0 +1,45 @@
+# Shoal's commands. Everything runs from a fresh clone with Python 3.11 or later and make.
+BIN := .venv/bin
+KILLS ?= 1000
+SEEDS ?= 20000
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format bench soak sim
+
+help: ## print these targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
+	  printf '  make %-8s %s\n' "$$name" "$$what"; done
+
+setup: ## make .venv and install what is missing (the others do this first)
+	@scripts/setup
+
+demo: setup ## a cluster of four simulated nodes, jobs, kills and recoveries, in about a minute
+	@$(BIN)/python scripts/demo.py
+
+test: check ## everything that must pass: check, then every test (under 15 minutes on two cores)
+	@echo "== tests that share the machine, two at a time"
+	@$(BIN)/python -m pytest tests -n 2 --dist worksteal -m "not serial" --ignore tests/style
+	@echo "== tests that need the machine for themselves"
+	@$(BIN)/python -m pytest tests -m serial --ignore tests/style
+
+check: setup ## format, ruff, mypy strict, import-linter, style: seconds
+	@echo "== format" && $(BIN)/ruff format --check --quiet .
+	@echo "== ruff" && $(BIN)/ruff check --quiet .
+	@echo "== mypy" && $(BIN)/mypy --no-error-summary
+	@echo "== doors and style" && $(BIN)/python -m pytest tests/style --quiet --no-header
+
+format: setup ## let ruff format and mend what it can
+	@$(BIN)/ruff format --quiet .
+	@$(BIN)/ruff check --fix --quiet .
+
+bench: ## Shoal beside a real Slurm and a real Ray, in one run
+	@scripts/setup bench
+	@$(BIN)/python -m benchmarks.submit
+	@$(BIN)/python -m benchmarks.idle
+	@$(BIN)/python -m benchmarks.listing
+
+soak: setup ## random kills under mixed load: make soak KILLS=1000
+	@$(BIN)/python -m tests.soak --kills $(KILLS)
+
+sim: setup ## crashes, delays and partitions in virtual time: make sim SEEDS=20000
+	@$(BIN)/python -m tests.sim --seeds $(SEEDS)

@@ -1,0 +1,146 @@
+"""Shoal itself, as a user starts it: `shoal up` in a home of its own, spoken to over HTTP and by the CLI."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from benchmarks import http_load
+from benchmarks.processes import (
+    BenchmarkError,
+    Usage,
+    answers,
+    call,
+    descendants,
+    free_ports,
+    is_gone,
+    stop,
+    usage,
+    wait_until,
+)
+
+PROGRAM = Path(sys.executable).with_name("shoal")
+
+
+class Shoal:
+    """One control plane with its local engine. `demo` adds simulated nodes, as in `16x8`."""
+
+    def __init__(self, *, demo: str | None = None) -> None:
+        self.home = Path(tempfile.mkdtemp(prefix="shoal-bench-"))
+        (self.port,) = free_ports(1)
+        self.demo = demo
+        self.env = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self.home),
+            "LANG": "C.UTF-8",
+            "SHOAL_HOME": str(self.home),
+            "SHOAL_PORT": str(self.port),
+        }
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """`shoal up`; called again after `kill` it starts a new control plane on the same home."""
+        call([PROGRAM, "up", *(["--demo", self.demo] if self.demo else [])], env=self.env, timeout_s=120)
+        wait_until(lambda: answers(self.port), 30, "Shoal's port")
+
+    @property
+    def pid(self) -> int:
+        return int(json.loads((self.home / "server.json").read_text())["pid"])
+
+    @property
+    def token(self) -> str:
+        saved = json.loads((self.home / "credentials.json").read_text())
+        return str(saved["servers"]["local"]["token"])
+
+    def kill(self) -> None:
+        """SIGKILL of the control plane, as a crash would."""
+        pid = self.pid
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: is_gone(pid), 10, "the control plane's end")
+
+    def request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        try:
+            connection.request(method, path, json.dumps(body) if body else None, self._headers())
+            answer = connection.getresponse()
+            text = answer.read()
+        finally:
+            connection.close()
+        if answer.status not in (200, 201):
+            raise BenchmarkError(f"{method} {path} answered {answer.status}: {text[:500]!r}")
+        return json.loads(text)
+
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+
+    def submit(self, spec: dict[str, Any]) -> dict[str, Any]:
+        """The answer to `POST /v1/jobs`."""
+        return dict(self.request("POST", "/v1/jobs", {"spec": spec}))
+
+    def submit_request(self, spec: dict[str, Any]) -> http_load.Render:
+        """The same as prepared bytes; every index has its own idempotency key, as the client sends one."""
+        headers = self._headers()
+        body = json.dumps({"spec": spec}).encode()
+        run = os.urandom(6).hex()
+
+        def render(index: int) -> bytes:
+            keyed = headers | {"Idempotency-Key": f"bench-{run}-{index}"}
+            return http_load.request("POST", "/v1/jobs", keyed, body)
+
+        return render
+
+    def get_request(self, path: str) -> http_load.Render:
+        prepared = http_load.request("GET", path, self._headers())
+        return lambda _: prepared
+
+    def run_command(self, script: str, *options: str) -> list[str]:
+        """`shoal run -d`: what is measured is the whole command, interpreter start included."""
+        return [str(PROGRAM), "run", "-d", *options, "--", "sh", "-c", script]
+
+    def num_open(self) -> int:
+        """Jobs accepted and not ended."""
+        counts = self.request("GET", "/v1/status")["counts"]
+        return sum(counts.get(word, 0) for word in ("queued", "starting", "running", "stopping"))
+
+    def control_usage(self) -> Usage:
+        return usage([self.pid])
+
+    def close(self) -> None:
+        """Stop the control plane and every process of its jobs, and remove its folder."""
+        ours = [self.pid] if (self.home / "server.json").is_file() else []
+        stop(ours)
+        for _ in range(2):  # a supervisor that was starting when the first look was taken
+            stop(self._jobs_processes(), grace_s=2)
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    def _jobs_processes(self) -> set[int]:
+        """Supervisors carry their spool folder, which is below our home, on their command line."""
+        found = set()
+        for entry in Path("/proc").iterdir():
+            try:
+                line = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
+            except OSError:
+                continue  # it ended while we looked
+            if os.fsencode(self.home) in line:
+                found.add(int(entry.name))
+        return descendants(found) - {os.getpid()}

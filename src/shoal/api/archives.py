@@ -1,0 +1,115 @@
+"""Snapshots of working directories on disk: named by digest, usable by the projects that uploaded them.
+
+A body is streamed to a private file, hashed on the way, checked as a tar file and only then given its
+name. To use an archive a project must have sent it whole: knowing a digest opens nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from shoal.api.tar_check import TarLimits, check_tar
+from shoal.errors import SpecError, StoreUnavailable, TooLarge
+
+WRITE_AT_ONCE = 1 << 20
+
+
+class Archives:
+    """`<home>/archives/<digest>.tar`, and an empty file `owners/<project>/<digest>` for each project."""
+
+    def __init__(self, home: Path, limits: TarLimits) -> None:
+        self._root = home / "archives"
+        self._limits = limits
+
+    def size_for(self, project: str, digest: str) -> int | None:
+        """The archive's size if the project may use it. Touches the disk, briefly."""
+        try:
+            if not self._mark(project, digest).exists():
+                return None
+            return self._path(digest).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    async def receive(self, project: str, digest: str, body: AsyncIterator[bytes], max_bytes: int) -> int:
+        """Take in a body and return its size. On any error nothing is kept."""
+        part = self._root / f".part-{secrets.token_hex(12)}"
+        try:
+            await anyio.to_thread.run_sync(lambda: part.parent.mkdir(0o700, parents=True, exist_ok=True))
+            size, found = await self._write(part, body, max_bytes)
+            if found != digest:
+                raise SpecError(
+                    f"the body's SHA-256 is {found}, not the {digest} it was sent as",
+                    hint="send it again; the directory may have changed while it was packed",
+                )
+            await anyio.to_thread.run_sync(check_tar, part, self._limits)
+            await anyio.to_thread.run_sync(self._keep, part, project, digest)
+        except OSError as error:
+            raise StoreUnavailable(
+                f"the archive could not be written: {error.strerror}",
+                hint="an operator can look with `shoal doctor`",
+            ) from error
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(lambda: part.unlink(missing_ok=True))
+        return size
+
+    async def _write(self, part: Path, body: AsyncIterator[bytes], max_bytes: int) -> tuple[int, str]:
+        digest = hashlib.sha256()
+        size = 0
+        pending = bytearray()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        fd = await anyio.to_thread.run_sync(lambda: os.open(part, flags, 0o600))
+
+        def flush(data: bytes) -> None:
+            digest.update(data)
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+
+        try:
+            async for chunk in body:
+                size += len(chunk)
+                if size > max_bytes:
+                    raise TooLarge(
+                        f"the archive is larger than {max_bytes} bytes, the most this project may upload",
+                        hint="send less with `--workdir DIR`, or ask an admin for more",
+                    )
+                pending += chunk
+                if len(pending) >= WRITE_AT_ONCE:
+                    await anyio.to_thread.run_sync(flush, bytes(pending))
+                    pending.clear()
+            await anyio.to_thread.run_sync(flush, bytes(pending))
+            await anyio.to_thread.run_sync(os.fsync, fd)
+        finally:
+            os.close(fd)
+        return size, digest.hexdigest()
+
+    def _keep(self, part: Path, project: str, digest: str) -> None:
+        """The content first, then the right to it: a crash in between costs another upload."""
+        part.replace(self._path(digest))
+        _sync_directory(self._root)
+        mark = self._mark(project, digest)
+        mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mark.touch(mode=0o600)
+        _sync_directory(mark.parent)
+
+    def _path(self, digest: str) -> Path:
+        return self._root / f"{digest}.tar"
+
+    def _mark(self, project: str, digest: str) -> Path:
+        return self._root / "owners" / project / digest
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

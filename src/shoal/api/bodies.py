@@ -1,0 +1,134 @@
+"""Request bodies: bounded, timed, and decoded once, strictly.
+
+JSON with a key twice, NaN, a lone surrogate or deep nesting is refused, not interpreted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import anyio
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.types import Message, Receive
+
+from shoal.api.problems import BadRequest, SlowRequest, WrongMediaType
+from shoal.errors import SpecError, TooLarge
+
+MAX_IDLE_S = 20.0
+"""Between two pieces of a body."""
+MIN_BYTES_PER_S = 1024
+"""On average, once the first `MAX_IDLE_S` are over."""
+MAX_INT_DIGITS = 40
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def limited(receive: Receive, max_bytes: int | None, monotonic: Callable[[], float]) -> Receive:
+    """`receive` that raises `TooLarge` past `max_bytes` and `SlowRequest` for a body that drips.
+
+    None: the route itself counts. After the last piece it only waits for the client to go away.
+    """
+    began: float | None = None
+    total = 0
+    is_over = False
+
+    async def receive_limited() -> Message:
+        nonlocal began, total, is_over
+        if is_over:
+            return await receive()
+        began = monotonic() if began is None else began
+        with anyio.move_on_after(MAX_IDLE_S) as timer:
+            message = await receive()
+        took = monotonic() - began
+        if timer.cancelled_caught or (took > MAX_IDLE_S and total < MIN_BYTES_PER_S * (took - MAX_IDLE_S)):
+            raise SlowRequest(
+                f"{total} bytes of the body came in {took:.0f} s; {MIN_BYTES_PER_S} a second are expected"
+            )
+        if message["type"] == "http.request":
+            total += len(message.get("body", b""))
+            is_over = not message.get("more_body", False)
+            if max_bytes is not None and total > max_bytes:
+                raise TooLarge(f"the body is larger than {max_bytes} bytes, the most this server takes")
+        return message
+
+    return receive_limited
+
+
+async def read_json(request: Request) -> Any:
+    """The body as JSON values. Raises a `SpecError` (415, 400, 422) that says what is wrong with it."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise WrongMediaType(
+            f"the body is `{kind or 'of no declared type'}`; this route reads application/json",
+            hint="send the header `Content-Type: application/json`",
+        )
+    raw = await request.body()
+    return decode_strictly(raw)
+
+
+async def read_model(request: Request, model: type[Model]) -> Model:
+    """The body as `model`; every mistake in it is reported, unknown fields among them."""
+    return validate(model, await read_json(request))
+
+
+def validate(model: type[Model], data: Any) -> Model:
+    """`data` as `model`. Raises `SpecError` with every problem, the path of each first."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        problems = tuple(describe(item) for item in error.errors(include_url=False, include_input=False))
+        raise SpecError(
+            f"the request is not valid: {problems[0]}"
+            + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""),
+            problems=problems,
+        ) from error
+
+
+def describe(item: Any) -> str:
+    """One pydantic error as `path: sentence`, without quoting the value."""
+    path = ".".join(str(part) for part in item["loc"] if part not in ("body", "query", "path"))
+    told = "unknown field" if item["type"] == "extra_forbidden" else str(item["msg"])
+    return _printable(f"{path}: {told}" if path else told)[:500]
+
+
+def decode_strictly(raw: bytes) -> Any:
+    """JSON text as Python values; what two parsers could read differently is refused."""
+    try:
+        text = raw.decode("utf-8")
+        data = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_small_int)
+        if "\\u" in text:
+            json.dumps(data, ensure_ascii=False).encode("utf-8")
+    except UnicodeError as error:
+        raise SpecError("the body is not valid UTF-8, or holds half of a surrogate pair") from error
+    except RecursionError as error:
+        raise SpecError("the body is nested too deeply") from error
+    except json.JSONDecodeError as error:
+        raise BadRequest(f"the body is not JSON: {error.msg} at byte {error.pos}") from error
+    return data
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise SpecError(f"the key `{_printable(twice)[:100]}` appears twice in one object")
+    return found
+
+
+def _no_constant(name: str) -> float:
+    raise SpecError(f"{name} is not a JSON number")
+
+
+def _small_int(digits: str) -> int:
+    if len(digits) > MAX_INT_DIGITS:
+        raise SpecError(f"a number of {len(digits)} digits; at most {MAX_INT_DIGITS} are read")
+    return int(digits)
+
+
+def _printable(text: str) -> str:
+    """Text that is safe to show in a terminal and to encode."""
+    return "".join(char if char.isprintable() else "?" for char in text)

@@ -1,0 +1,120 @@
+"""One request, once its caller is known: what the routes use instead of the raw request.
+
+A route's permission is fixed by its declaration. A handler that answers without having asked for it is
+a bug of ours, and the answer is withheld.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from shoal.api.authenticate import Authenticator, Known
+from shoal.api.denials import SCOPE_KEY, Denials
+from shoal.api.limits import StreamSlots
+from shoal.control import Actor, ControlPlane
+from shoal.errors import Bug, Denied, NotFound, SpecError
+from shoal.identity import Caller, CallerKind, Permission, authorize, visible_projects
+from shoal.identity.permissions import FOR_JOBS, LEAST_ROLE, Reach
+from shoal.model.people import Project, User
+
+_KEY = re.compile(r"[\x21-\x7e]{1,200}")
+
+
+class Services:
+    """What all requests share."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        limits = plane.settings.limits
+        self.plane = plane
+        self.authenticator = Authenticator(plane)
+        self.denials = Denials(plane)
+        self.started_at = plane.core.clock.now()
+        self.slots = StreamSlots(limits.max_streams, limits.max_streams_per_actor)
+
+
+class Call:
+    """Made by the guard for every request that it lets in."""
+
+    __slots__ = ("caller", "is_authorized", "permission", "request_id", "services", "token", "user")
+
+    def __init__(self, services: Services, known: Known, token: str, request_id: str) -> None:
+        self.services = services
+        self.caller: Caller = known.caller
+        self.user: User | None = known.user
+        self.token = token
+        self.request_id = request_id
+        self.permission: Permission | None = None
+        self.is_authorized = False
+
+    @property
+    def plane(self) -> ControlPlane:
+        return self.services.plane
+
+    @property
+    def actor(self) -> Actor:
+        """As whom the control plane records what is done."""
+        caller = self.caller
+        return Actor(kind=caller.kind, id=caller.id, name=caller.name, request_id=self.request_id)
+
+    def enter(self, permission: Permission) -> None:
+        """The route is known. Refuse here what can be refused before the request is read."""
+        self.permission = permission
+        rule = LEAST_ROLE[permission]
+        kind = self.caller.kind
+        if rule.reach is Reach.PROJECT:
+            if kind is CallerKind.SUPERVISOR or (kind is CallerKind.JOB and permission not in FOR_JOBS):
+                authorize(self.caller, permission)
+        elif rule.any is None or rule.reach is Reach.CLUSTER or kind is not CallerKind.USER:
+            authorize(self.caller, permission)
+            self.is_authorized = True
+
+    def allow(self, project: str | None = None, *, is_own: bool = False, job_id: str | None = None) -> None:
+        """Ask for the route's own permission. Raises `Denied` or `NotFound`."""
+        if self.permission is None:
+            raise Bug("a route asked for its permission before it was entered")
+        authorize(self.caller, self.permission, project, is_own=is_own, job_id=job_id)
+        self.is_authorized = True
+
+    def visible(self) -> tuple[str, ...] | None:
+        """Projects whose things may be listed; None: all of them."""
+        return visible_projects(self.caller)
+
+    def person(self) -> User:
+        """The user behind the call. Raises `Denied` for tokens that are nobody's."""
+        if self.user is None:
+            raise Denied("this is for people; a job's or supervisor's token will not do", hint="shoal login")
+        return self.user
+
+    async def project(self, name: str) -> Project:
+        """The project, which the caller was allowed into. Raises `NotFound`."""
+        project = await self.services.authenticator.project(name)
+        if project is None:
+            raise NotFound("no such thing, or one you may not see")
+        return project
+
+
+def call_of(request: Request) -> Call:
+    """The call the guard made for this request."""
+    call = request.scope.get(SCOPE_KEY)
+    if not isinstance(call, Call):
+        raise Bug("a request reached a route without passing the guard")
+    return call
+
+
+def idempotency_key(request: Request) -> str | None:
+    """The client's key for this change, if it sent one."""
+    key = request.headers.get("idempotency-key")
+    if key is not None and not _KEY.fullmatch(key):
+        raise SpecError("Idempotency-Key is 1 to 200 visible ASCII characters", hint="send a UUID")
+    return key
+
+
+def answer(data: Mapping[str, Any], status: int = 200) -> Response:
+    """JSON, encoded once, with no second validation on the way out."""
+    return Response(msgspec.json.encode(data), status_code=status, media_type="application/json")

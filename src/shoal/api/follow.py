@@ -1,0 +1,156 @@
+"""A job's logs as they are written, over all its attempts, until the job has ended and nothing is left."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import anyio
+import msgspec
+
+from shoal.api.call import Call
+from shoal.api.logs import Page, Position, read_page, read_tail
+from shoal.api.render import status_of
+from shoal.api.sse import HEARTBEAT, HEARTBEAT_S, event
+from shoal.errors import EngineUnreachable
+from shoal.model.attempt import Attempt, AttemptState
+from shoal.model.job import Job
+
+BATCH = 500
+SHORTEST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 1.0
+LATE_LINES_S = 3.0
+"""How long after an attempt's end we still ask a node that does not say its log is complete."""
+
+
+class Followed(msgspec.Struct, frozen=True):
+    """Where a reader wants to begin."""
+
+    job_id: str
+    position: Position | None
+    rank: int | None
+    tail: int | None
+
+
+async def follow(call: Call, wanted: Followed) -> AsyncIterator[bytes]:
+    """Events `attempt`, `line` and at last `end`; comments in between so that a quiet stream stays open."""
+    follower = _Follower(call, wanted)
+    while True:
+        chunk, is_over = await follower.turn()
+        if chunk:
+            yield chunk
+        if is_over:
+            return
+
+
+class _Follower:
+    def __init__(self, call: Call, wanted: Followed) -> None:
+        self._core = call.plane.core
+        self._changed = call.plane.changed
+        self._wanted = wanted
+        self._position = wanted.position
+        self._announced: int | None = wanted.position.epoch if wanted.position else None
+        self._tail = wanted.tail
+        self._pause_s = SHORTEST_PAUSE_S
+        self._quiet_since = self._core.clock.monotonic()
+        self._ended_since: float | None = None
+
+    async def turn(self) -> tuple[bytes, bool]:
+        """What to send now, and whether that was all."""
+        job, attempts = await self._load()
+        attempt = self._current(attempts)
+        if attempt is None:
+            return b"", True
+        out = self._announce(attempt)
+        before = self._position
+        page, lines = await self._read(attempt)
+        out += b"".join(lines)
+        if self._position == before and self._is_finished(attempt, page):
+            later = [other for other in attempts if other.epoch > attempt.epoch]
+            if later:
+                self._go_to(min(later, key=lambda other: other.epoch))
+            elif not job.is_open:
+                return out + self._end(job, attempt), True
+        if self._position == before and not out:
+            return await self._wait(), False
+        self._pause_s = SHORTEST_PAUSE_S
+        return out, False
+
+    async def _load(self) -> tuple[Job, list[Attempt]]:
+        job_id = self._wanted.job_id
+        job, attempts = await self._core.store.read(
+            lambda tx: (tx.jobs.get(job_id), tx.attempts.of_job(job_id))
+        )
+        assert job is not None
+        return job, attempts
+
+    def _current(self, attempts: list[Attempt]) -> Attempt | None:
+        if self._position is None and attempts:
+            self._position = Position(max(attempt.epoch for attempt in attempts))
+        epoch = self._position.epoch if self._position else None
+        return next((attempt for attempt in attempts if attempt.epoch == epoch), None)
+
+    def _announce(self, attempt: Attempt) -> bytes:
+        """Tell of an attempt once it has nodes."""
+        if self._announced == attempt.epoch or not attempt.node_names:
+            return b""
+        self._announced = attempt.epoch
+        data = {"epoch": attempt.epoch, "nodes": list(attempt.node_names)}
+        return event("attempt", data, str(Position(attempt.epoch)))
+
+    async def _read(self, attempt: Attempt) -> tuple[Page, list[bytes]]:
+        assert self._position is not None
+        engine, rank = self._core.engine, self._wanted.rank
+        is_tail = self._tail is not None and bool(attempt.node_names)
+        try:
+            if is_tail and self._tail is not None:
+                page = await read_tail(engine, attempt, rank, self._tail)
+                self._tail = None
+            else:
+                page = await read_page(engine, attempt, self._position, BATCH, rank)
+        except EngineUnreachable:
+            return Page([], self._position, is_complete=False), []
+        return page, self._lines(page, is_tail=is_tail)
+
+    def _lines(self, page: Page, *, is_tail: bool) -> list[bytes]:
+        """Each line with the cursor after it, so that a broken stream goes on exactly there.
+
+        A tail skips what came before, so only its end is a place to go on from.
+        """
+        assert self._position is not None
+        offsets = list(self._position.offsets or (0,) * len(page.position.offsets))
+        self._position = page.position
+        out = []
+        for line in page.lines:
+            offsets[line.node_index] = line.next_offset
+            here = None if is_tail else str(Position(page.position.epoch, tuple(offsets)))
+            out.append(event("line", line.view, here))
+        if is_tail and page.lines:
+            out[-1] = event("line", page.lines[-1].view, str(page.position))
+        return out
+
+    def _is_finished(self, attempt: Attempt, page: Page) -> bool:
+        if attempt.state is not AttemptState.ENDED:
+            self._ended_since = None
+            return False
+        now = self._core.clock.monotonic()
+        self._ended_since = now if self._ended_since is None else self._ended_since
+        return page.is_complete or now - self._ended_since > LATE_LINES_S
+
+    def _go_to(self, attempt: Attempt) -> None:
+        self._position = Position(attempt.epoch)
+        self._ended_since = None
+
+    def _end(self, job: Job, attempt: Attempt) -> bytes:
+        data = {"status": status_of(job, attempt), "exit_code": job.exit_code, "because": job.because}
+        return event("end", data, str(self._position))
+
+    async def _wait(self) -> bytes:
+        """Until something was committed or a pause is over; a comment when it has been quiet for long."""
+        await anyio.sleep(SHORTEST_PAUSE_S)
+        await self._changed.wait(self._pause_s)
+        self._pause_s = min(self._pause_s * 1.5, LONGEST_PAUSE_S)
+        now = self._core.clock.monotonic()
+        if now - self._quiet_since < HEARTBEAT_S:
+            return b""
+        self._quiet_since = now
+        return HEARTBEAT

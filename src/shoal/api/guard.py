@@ -1,0 +1,184 @@
+"""The outermost layer: nothing behind it is reached without a valid token, whoever added it.
+
+A pure ASGI wrapper around the whole application, so that mounts, raw routes, documentation and sockets
+are covered without knowing of them. What is open is the literal list below.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import Any
+from urllib.parse import parse_qsl
+
+import structlog
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from shoal.api.authenticate import Known, bearer
+from shoal.api.bodies import limited
+from shoal.api.call import Call, Services
+from shoal.api.denials import SCOPE_KEY
+from shoal.api.hosts import HostCheck
+from shoal.api.limits import Bucket, peer_of
+from shoal.api.problems import BadRequest, problem_response
+from shoal.errors import Bug, LimitReached, NotFound, ShoalError, TooLarge, Unauthenticated
+
+OPEN = frozenset({("GET", "/healthz")})
+"""Everything that answers without a token. A test holds this list to the letter."""
+
+UPLOADS = re.compile(rb"/v1/archives/[^/]+")
+"""PUT here streams to disk and counts by itself, against the project's own limit."""
+
+MAX_PATH = 1024
+MAX_QUERY = 8192
+MAX_FAILURES = 100
+FAILURES_PER_S = 1.0
+CANONICAL = re.compile(rb"(?:/[A-Za-z0-9_~.@:-]+)+")
+QUERY_TOKENS = frozenset({"token", "access_token", "api_key", "apikey", "authorization", "auth", "bearer"})
+
+HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; sandbox"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+)
+
+log = structlog.get_logger()
+
+
+class Guard:
+    """Default: no. Host, then token, then the shape of the request; only then the application."""
+
+    def __init__(self, app: ASGIApp, services: Services) -> None:
+        core = services.plane.core
+        self._app = app
+        self._services = services
+        self._monotonic = core.clock.monotonic
+        self._hosts = HostCheck(core.settings)
+        self._failures = Bucket(MAX_FAILURES, FAILURES_PER_S, self._monotonic)
+        self._max_body = core.settings.limits.max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._http(scope, receive, send)
+        elif scope["type"] == "websocket":
+            # Nothing here speaks WebSocket. Closing before accept answers the handshake with 403.
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+        elif scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = f"req_{secrets.token_hex(12)}"
+        outcome = _Outcome(send, request_id)
+        has_body = _has_body(scope)
+        try:
+            await self._admit(scope, request_id)
+            if has_body:
+                receive = limited(receive, self._body_limit(scope), self._monotonic)
+            await self._app(scope, receive, outcome.send)
+        except ShoalError as error:
+            await self._services.denials.note(scope, error, request_id)
+            await outcome.answer(scope, receive, problem_response(error, request_id, should_close=has_body))
+        except ClientDisconnect:
+            return
+        except Exception:
+            if not outcome.has_started:
+                log.exception("request.failed", request_id=request_id, method=scope["method"])
+            answer = problem_response(Bug("unhandled"), request_id, should_close=True)
+            await outcome.answer(scope, receive, answer)
+
+    async def _admit(self, scope: Scope, request_id: str) -> None:
+        """Raise unless the request may go on; put its `Call` into the scope."""
+        self._hosts.check(scope["headers"])
+        path = scope.get("raw_path") or scope["path"].encode()
+        if (scope["method"], path.decode("latin-1")) in OPEN:
+            return
+        token = bearer(scope["headers"])
+        known = await self._known(scope, token)
+        assert token is not None
+        _check_shape(scope, path, self._body_limit(scope))
+        scope[SCOPE_KEY] = Call(self._services, known, token, request_id)
+
+    async def _known(self, scope: Scope, token: str | None) -> Known:
+        """Who calls. A wrong token costs its peer; a right one is served whatever that peer did before.
+
+        So nobody locks others out by guessing from the same machine, and guesses get 429 soon.
+        """
+        try:
+            return await self._services.authenticator.identify(token or "")
+        except Unauthenticated:
+            if token is not None and not self._failures.take(peer_of(scope.get("client"))):
+                raise LimitReached(
+                    f"more than {MAX_FAILURES} wrong tokens came from your address",
+                    hint="wait a minute, then sign in with `shoal login`",
+                ) from None
+            raise
+
+    def _body_limit(self, scope: Scope) -> int | None:
+        if scope["method"] == "PUT" and UPLOADS.fullmatch(scope.get("raw_path") or b""):
+            return None
+        return self._max_body
+
+
+class _Outcome:
+    """Adds our headers to whatever is answered, and knows whether anything was."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self._headers = (*HEADERS, (b"x-request-id", request_id.encode()))
+        self.has_started = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.has_started = True
+            message["headers"] = [*message.get("headers", ()), *self._headers]
+        await self._send(message)
+
+    async def answer(self, scope: Scope, receive: Receive, response: Response) -> None:
+        if not self.has_started:
+            await response(scope, receive, self.send)
+
+
+def _has_body(scope: Scope) -> bool:
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+        for name, value in scope["headers"]
+    )
+
+
+def _check_shape(scope: Scope, path: bytes, max_body: int | None) -> None:
+    """Refuse what two readers could understand differently."""
+    if len(path) > MAX_PATH or not CANONICAL.fullmatch(path) or {b".", b".."} & set(path.split(b"/")):
+        raise NotFound("no such route", hint="routes are listed in /openapi.json")
+    query: bytes = scope.get("query_string", b"")
+    if len(query) > MAX_QUERY:
+        raise BadRequest(f"the query has {len(query)} bytes; at most {MAX_QUERY} are read")
+    if query and _query_names(query) & QUERY_TOKENS:
+        raise BadRequest(
+            "a token in the address ends up in logs and histories; it is refused here",
+            hint="send the header `Authorization: Bearer TOKEN`, and revoke that token",
+        )
+    for name, value in scope["headers"]:
+        if name != b"content-length":
+            continue
+        if not value.isdigit() or len(value) > 18:
+            raise BadRequest("Content-Length is not a number of bytes")
+        if max_body is not None and int(value) > max_body:
+            raise TooLarge(f"the body has {int(value)} bytes; at most {max_body} are taken")
+
+
+def _query_names(query: bytes) -> set[str]:
+    try:
+        pairs: list[tuple[Any, Any]] = parse_qsl(
+            query.decode("ascii"), keep_blank_values=True, max_num_fields=100, errors="strict"
+        )
+    except ValueError as error:
+        raise BadRequest("the query is not ASCII with UTF-8 escapes, or has over 100 fields") from error
+    if any("\0" in name or "\0" in value for name, value in pairs):
+        raise BadRequest("the query holds a NUL character")
+    return {name.lower() for name, _ in pairs}

@@ -1,0 +1,109 @@
+"""The API described: FastAPI's own schema, with the bodies we read ourselves and the problems we answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel, TypeAdapter
+
+from shoal import __version__
+from shoal.api import requests
+from shoal.api.problems import MEDIA_TYPE
+from shoal.api.routing import BODY_FIELD, PERMISSION_FIELD
+from shoal.api.views import ProblemView
+from shoal.spec import job_schema
+
+REF = "#/components/schemas/"
+ARCHIVE_BODY = {
+    "required": True,
+    "content": {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}},
+}
+MUTATIONS = ("post", "put", "patch", "delete")
+KEY_PARAMETER = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "description": "The same key for a repeated request: the change happens once.",
+    "schema": {"type": "string", "pattern": "^[!-~]{1,200}$"},
+}
+
+
+def schema_bytes(app: FastAPI) -> bytes:
+    """The schema as JSON, made once an application."""
+    if app.openapi_schema is None:
+        app.openapi_schema = build_schema(app)
+    return msgspec.json.encode(app.openapi_schema)
+
+
+def build_schema(app: FastAPI) -> dict[str, Any]:
+    """The whole description. Routes say what they need in `x-shoal-permission`."""
+    schema = get_openapi(
+        title="Shoal",
+        version=__version__,
+        description="Many machines, one AI cluster. Errors are RFC 9457 problem documents.",
+        routes=app.routes,
+    )
+    components = schema.setdefault("components", {}).setdefault("schemas", {})
+    schema["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+    _put(components, "ProblemView", TypeAdapter(ProblemView).json_schema(ref_template=REF + "{model}"))
+    _put(components, "JobSpec", job_schema())
+    for path, operations in schema["paths"].items():
+        for method, operation in operations.items():
+            _complete(operation, method, path, components)
+    for leftover in ("HTTPValidationError", "ValidationError"):
+        components.pop(leftover, None)
+    return schema
+
+
+def _complete(operation: dict[str, Any], method: str, path: str, components: dict[str, Any]) -> None:
+    """Security, body, idempotency key and problems of one operation."""
+    if operation.get(PERMISSION_FIELD) != "open":
+        operation["security"] = [{"token": []}]
+    operation["responses"].pop("422", None)
+    problem = {"content": {MEDIA_TYPE: {"schema": {"$ref": f"{REF}ProblemView"}}}}
+    operation["responses"]["4XX"] = {"description": "Refused.", **problem}
+    operation["responses"]["503"] = {"description": "Not now.", **problem}
+    body = operation.pop(BODY_FIELD, None)
+    if body is not None:
+        operation["requestBody"] = _body(getattr(requests, body), components)
+    elif path.startswith("/v1/archives/") and method == "put":
+        operation["requestBody"] = ARCHIVE_BODY
+    if method in MUTATIONS and not path.startswith("/v1/supervisor/"):
+        operation.setdefault("parameters", []).append(KEY_PARAMETER)
+
+
+def _body(model: type[BaseModel], components: dict[str, Any]) -> dict[str, Any]:
+    schema = model.model_json_schema(ref_template=REF + "{model}")
+    if model is requests.SubmitBody:
+        schema["properties"]["spec"] = {"$ref": f"{REF}JobSpec"}
+    _put(components, model.__name__, schema)
+    return {
+        "required": "required" in schema,
+        "content": {"application/json": {"schema": {"$ref": REF + model.__name__}}},
+    }
+
+
+def _put(components: dict[str, Any], name: str, schema: dict[str, Any]) -> None:
+    """Add a schema, its own definitions beside it under names that cannot collide."""
+    definitions = schema.pop("$defs", {})
+    schema.pop("$schema", None)
+    schema.pop("$id", None)
+    for inner, definition in definitions.items():
+        components[f"{name}.{inner}"] = _renamed(definition, name)
+    components[name] = _renamed(schema, name)
+
+
+def _renamed(value: Any, name: str) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: f"{REF}{name}.{ref.removeprefix('#/$defs/')}"
+            if key == "$ref" and isinstance(ref := item, str) and ref.startswith("#/$defs/")
+            else _renamed(item, name)
+            for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [_renamed(item, name) for item in value]
+    return value

@@ -1,0 +1,90 @@
+"""What may stand behind the `?` of each list. Unknown fields are refused."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from shoal.api.requests import TEXT_PATTERN
+
+Short = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=TEXT_PATTERN)]
+Cursor = Annotated[str, StringConstraints(min_length=1, max_length=8000, pattern=r"^[A-Za-z0-9._:-]+$")]
+Status = Literal["queued", "starting", "running", "stopping", "succeeded", "failed", "cancelled"]
+MAX_SEQ = 2**62
+
+
+class Query(BaseModel):
+    """Base of every query. Lax about numbers: a query is text."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class NoQuery(Query):
+    """Nothing may be asked."""
+
+
+class PageQuery(Query):
+    limit: Annotated[int, Field(ge=1, le=500)] = 50
+    cursor: Cursor | None = None
+
+
+class JobQuery(PageQuery):
+    """`ref` is `vision/17`, `17`, a job's id or a name, and finds at most one job a project."""
+
+    project: Short | None = None
+    status: Annotated[list[Status], Field(max_length=7)] = []
+    name: Short | None = None
+    owner: Short | None = None
+    array: Short | None = None
+    ref: Short | None = None
+
+
+class LogQuery(Query):
+    """`attempt` is its epoch, the newest if not given. `tail` and `cursor` exclude each other."""
+
+    attempt: Annotated[int, Field(ge=1, le=MAX_SEQ)] | None = None
+    rank: Annotated[int, Field(ge=0, le=10**9)] | None = None
+    tail: Annotated[int, Field(ge=0, le=10_000)] | None = None
+    cursor: Cursor | None = None
+    limit: Annotated[int, Field(ge=1, le=5000)] = 1000
+
+
+class EventQuery(Query):
+    after: Annotated[int, Field(ge=0, le=MAX_SEQ)] = 0
+    limit: Annotated[int, Field(ge=1, le=1000)] = 100
+    project: Short | None = None
+    job: Short | None = None
+    node: Short | None = None
+    kind: Short | None = None
+
+
+class EventStreamQuery(Query):
+    """Without `after` the stream begins now."""
+
+    after: Annotated[int, Field(ge=0, le=MAX_SEQ)] | None = None
+    project: Short | None = None
+    job: Short | None = None
+    node: Short | None = None
+    kind: Short | None = None
+
+
+class AuditQuery(Query):
+    after: Annotated[int, Field(ge=0, le=MAX_SEQ)] = 0
+    limit: Annotated[int, Field(ge=1, le=1000)] = 100
+
+
+class ArchiveQuery(Query):
+    """The project whose jobs will use it."""
+
+    project: Short
+
+
+class ArchiveLookup(Query):
+    project: Short | None = None
+
+
+class TokenQuery(Query):
+    """`user` other than oneself needs an admin."""
+
+    user: Short | None = None

@@ -1,0 +1,188 @@
+"""Model objects as views. Pure; what the caller may see was decided before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from shoal.api import views
+from shoal.model.attempt import Attempt
+from shoal.model.job import Job
+from shoal.model.node import Node
+from shoal.model.people import Membership, Project, Role, Token, User
+from shoal.model.request import Request
+from shoal.scheduler import Explanation
+from shoal.store import Event
+
+
+def status_of(job: Job, attempt: Attempt | None) -> str:
+    """The one word people see: where it is while open, else how it ended."""
+    if job.outcome is not None:
+        return job.outcome.value
+    return attempt.state.value if attempt is not None else "queued"
+
+
+def render_job(job: Job, attempt: Attempt | None) -> views.JobView:
+    """`attempt` is the job's newest."""
+    array = job.array
+    return {
+        "job_id": job.job_id,
+        "ref": job.reference,
+        "project": job.project,
+        "number": job.number,
+        "name": job.name,
+        "owner": job.owner_name,
+        "queue": job.queue,
+        "priority": job.priority,
+        "status": status_of(job, attempt),
+        "epoch": job.epoch,
+        "nodes": list(attempt.node_names) if attempt is not None else [],
+        "array": {"id": array.array_id, "index": array.index, "size": array.size} if array else None,
+        "submitted_at": job.submitted_at,
+        "started_at": attempt.started_at if attempt is not None else None,
+        "ended_at": job.ended_at,
+        "exit_code": job.exit_code,
+        "because": job.because,
+        "failures": job.failures,
+        "losses": job.losses,
+        "request": render_request(job.request),
+    }
+
+
+def render_request(request: Request) -> views.RequestView:
+    gpus, topology = request.gpus, request.topology
+    return {
+        "nodes": request.min_nodes,
+        "min_nodes": request.min_nodes,
+        "max_nodes": request.max_nodes,
+        "cpus": request.cpus,
+        "memory_bytes": request.memory_bytes,
+        "disk_bytes": request.disk_bytes,
+        "gpus": {"count": gpus.count, "kind": gpus.kind} if gpus else None,
+        "ranks_per_node": request.ranks_per_node,
+        "topology": {"within": topology.within, "is_required": topology.is_required} if topology else None,
+        "time_limit_s": request.time_limit_s,
+    }
+
+
+def render_attempt(attempt: Attempt) -> views.AttemptView:
+    return {
+        "attempt_id": attempt.attempt_id,
+        "epoch": attempt.epoch,
+        "state": attempt.state.value,
+        "nodes": list(attempt.node_names),
+        "queued_at": attempt.queued_at,
+        "placed_at": attempt.placed_at,
+        "started_at": attempt.started_at,
+        "ended_at": attempt.ended_at,
+        "reason": attempt.reason.value if attempt.reason else None,
+        "exit_code": attempt.exit_code,
+        "message": attempt.message,
+    }
+
+
+def render_explanation(explanation: Explanation) -> views.ExplanationView:
+    return {
+        "why": explanation.why.value,
+        "sentence": explanation.sentence,
+        "details": list(explanation.details),
+        "hint": explanation.hint,
+        "facts": explanation.facts,
+    }
+
+
+def render_detail(job: Job, attempts: list[Attempt], explanation: Explanation | None) -> views.JobDetailView:
+    newest = max(attempts, key=lambda attempt: attempt.epoch, default=None)
+    return {
+        **render_job(job, newest),
+        "attempts": [render_attempt(attempt) for attempt in attempts],
+        "explanation": render_explanation(explanation) if explanation else None,
+        "spec": msgspec.json.decode(job.spec_json),
+        "archive": job.archive_digest,
+    }
+
+
+def render_node(
+    node: Node, holding: Iterable[tuple[Job, Attempt]], visible: tuple[str, ...] | None
+) -> views.NodeView:
+    """`holding` is what holds resources on this node; jobs the caller may not see are counted, not named."""
+    facts = node.facts
+    held = list(holding)
+    shares = [share for _, attempt in held for share in attempt.allocation if share.node == node.name]
+    return {
+        "name": facts.name,
+        "pool": facts.pool,
+        "state": node.state.value,
+        "because": node.because,
+        "by": node.by,
+        "changed_at": node.changed_at,
+        "cpus": facts.cpus,
+        "memory_bytes": facts.memory_bytes,
+        "disk_bytes": facts.disk_bytes,
+        "gpus": [{"index": gpu.index, "kind": gpu.kind} for gpu in facts.gpus],
+        "gpus_used": sum(len(share.gpu_ids) for share in shares),
+        "cpus_used": sum(share.cpus for share in shares),
+        "memory_used_bytes": sum(share.memory_bytes for share in shares),
+        "is_simulated": facts.is_simulated,
+        "is_alive": facts.is_alive,
+        "confinement": facts.confinement,
+        "labels": dict(facts.labels),
+        "engine": node.engine,
+        "jobs": sorted(job.reference for job, _ in held if visible is None or job.project in visible),
+    }
+
+
+def render_event(event: Event) -> views.EventView:
+    return {
+        "seq": event.seq,
+        "at": event.at,
+        "kind": event.kind,
+        "actor": event.actor,
+        "project": event.project,
+        "job_id": event.job_id,
+        "attempt_id": event.attempt_id,
+        "node": event.node,
+        "data": event.data,
+        "request_id": event.request_id,
+        "hash": event.hash,
+    }
+
+
+def render_user(user: User) -> views.UserView:
+    return {
+        "user_id": user.user_id,
+        "name": user.name,
+        "is_active": user.is_active,
+        "cluster_role": user.cluster_role.value if user.cluster_role else None,
+        "created_at": user.created_at,
+    }
+
+
+def render_project(project: Project, role: Role | None, open_jobs: int) -> views.ProjectView:
+    return {
+        "name": project.name,
+        "role": role.value if role else None,
+        "max_open_jobs": project.max_open_jobs,
+        "max_priority": project.max_priority,
+        "max_upload_bytes": project.max_upload_bytes,
+        "open_jobs": open_jobs,
+        "created_at": project.created_at,
+    }
+
+
+def render_member(membership: Membership) -> views.MemberView:
+    return {"user": membership.user_name, "project": membership.project, "role": membership.role.value}
+
+
+def render_token(token: Token) -> views.TokenView:
+    return {
+        "id": token.token_id,
+        "user_id": token.user_id,
+        "label": token.label,
+        "scope": token.scope.value,
+        "project": token.project,
+        "created_at": token.created_at,
+        "expires_at": token.expires_at,
+        "revoked_at": token.revoked_at,
+    }

@@ -1,0 +1,109 @@
+"""What clients may send. Unknown fields are refused, and nothing is guessed: `"5"` is not 5."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from shoal.model.people import Role
+
+NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
+ENV_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,99}$"
+DIGEST_PATTERN = r"^[0-9a-f]{64}$"
+TEXT_PATTERN = r"^[^\x00-\x1f\x7f]*$"
+MAX_SECRETS = 100
+MAX_BIG = 2**53
+
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+Text = Annotated[str, StringConstraints(max_length=500, pattern=TEXT_PATTERN)]
+ClusterRole = Literal["operator", "admin"]
+ProjectRole = Literal["viewer", "member", "lead"]
+RoleWord = Literal["viewer", "member", "lead", "operator", "admin"]
+
+
+class Body(BaseModel):
+    """Base of every body."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class SubmitBody(Body):
+    """A job to run. `spec` is what a YAML file says; secrets travel beside it, and are kept sealed."""
+
+    spec: dict[str, Any]
+    project: Name | None = None
+    secrets: dict[
+        Annotated[str, StringConstraints(pattern=ENV_PATTERN)],
+        Annotated[str, StringConstraints(max_length=64 << 10)],
+    ] = Field(default_factory=dict, max_length=MAX_SECRETS)
+    archive: Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)] | None = None
+
+
+class NodeBody(Body):
+    """Why a node is closed or opened."""
+
+    because: Text = ""
+
+
+class NewUser(Body):
+    name: Name
+    cluster_role: ClusterRole | None = None
+
+
+class UserChange(Body):
+    """Only what is sent is changed."""
+
+    is_active: bool | None = None
+    cluster_role: ClusterRole | None = None
+
+
+class ProjectLimits(Body):
+    """Only what is sent is changed."""
+
+    max_open_jobs: Annotated[int, Field(ge=0, le=10_000_000)] | None = None
+    max_priority: Annotated[int, Field(ge=-1000, le=1000)] | None = None
+    max_upload_bytes: Annotated[int, Field(ge=0, le=MAX_BIG)] | None = None
+
+    def given(self) -> dict[str, int]:
+        """The limits that were sent, by field of `Project`."""
+        names = ("max_open_jobs", "max_priority", "max_upload_bytes")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+class NewProject(ProjectLimits):
+    name: Name
+
+
+class MemberBody(Body):
+    role: ProjectRole
+
+
+class NewToken(Body):
+    """A token for oneself, or for `user` where an admin asks. Never more than the token it is made with."""
+
+    label: Text = ""
+    user: Name | None = None
+    scope: RoleWord | None = None
+    project: Name | None = None
+    lifetime_s: Annotated[float, Field(gt=0, le=10 * 365 * 86400, allow_inf_nan=False)] | None = None
+
+
+class RenewalBody(BaseModel):
+    """`shoal.wire.Renewal`, described. Unknown fields are ignored, so either side may be newer."""
+
+    attempt_id: str
+    epoch: int
+    node: str
+    phase: Literal["preparing", "running", "stopping", "ended"]
+    started_at: float | None = None
+    outcome: dict[str, Any] | None = None
+
+
+class NoBody(Body):
+    """Nothing is needed; `{}` or no body at all."""
+
+
+def role(word: str | None) -> Role | None:
+    """The role a checked word names."""
+    return Role(word) if word is not None else None

@@ -1,0 +1,16 @@
+"""One file per noun. Each declares its routes with their permissions; none decides what a role may do."""
+
+from shoal.api.routes import archives, events, jobs, logs, me, nodes, projects, supervisor, tokens, users
+
+ALL = (
+    me.routes,
+    jobs.routes,
+    logs.routes,
+    archives.routes,
+    nodes.routes,
+    events.routes,
+    users.routes,
+    projects.routes,
+    tokens.routes,
+    supervisor.routes,
+)

@@ -1,0 +1,77 @@
+"""Upload the snapshot of a working directory, and ask whether it is there already."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from fastapi import Query, Request, Response
+
+from shoal.api import views
+from shoal.api.archives import Archives
+from shoal.api.call import Call, answer, call_of
+from shoal.api.problems import WrongMediaType
+from shoal.api.queries import ArchiveLookup, ArchiveQuery
+from shoal.api.requests import DIGEST_PATTERN
+from shoal.api.routing import Routes
+from shoal.api.tar_check import TarLimits
+from shoal.errors import NotFound, SpecError, TooLarge
+from shoal.identity import Permission
+from shoal.store import Tx
+
+MEDIA_TYPES = ("application/x-tar", "application/octet-stream")
+routes = Routes("archives")
+
+
+def archives_of(call: Call) -> Archives:
+    """The archives of this control plane."""
+    settings = call.plane.settings
+    limits = settings.limits
+    return Archives(settings.home, TarLimits(limits.max_archive_files, limits.max_unpacked_bytes))
+
+
+@routes.add("PUT", "/v1/archives/{digest}", Permission.ARCHIVE_WRITE, answers=views.ArchiveView)
+async def put_archive(request: Request, digest: str, query: Annotated[ArchiveQuery, Query()]) -> Response:
+    """Take in an uncompressed tar file under its SHA-256. Sending it again changes nothing."""
+    call = call_of(request)
+    call.allow(query.project)
+    project = await call.project(query.project)
+    if not re.fullmatch(DIGEST_PATTERN, digest):
+        raise SpecError("an archive is named by its SHA-256 in 64 small hexadecimal digits")
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in MEDIA_TYPES:
+        raise WrongMediaType(f"send the header `Content-Type: {MEDIA_TYPES[0]}`")
+    limit = min(project.max_upload_bytes, call.plane.settings.limits.max_archive_bytes)
+    declared = request.headers.get("content-length", "0")
+    if int(declared) > limit:
+        raise TooLarge(
+            f"the archive has {declared} bytes; at most {limit} are taken in project `{project.name}`"
+        )
+    size = await archives_of(call).receive(project.name, digest, request.stream(), limit)
+    view: views.ArchiveView = {"digest": digest, "size_bytes": size}
+    return answer(view)
+
+
+@routes.add("GET", "/v1/archives/{digest}", Permission.ARCHIVE_READ, answers=views.ArchiveView)
+async def show_archive(request: Request, digest: str, query: Annotated[ArchiveLookup, Query()]) -> Response:
+    """Whether a project of yours has this archive."""
+    call = call_of(request)
+    archives = archives_of(call)
+    is_digest = re.fullmatch(DIGEST_PATTERN, digest) is not None
+    for project in await _candidates(call, query.project) if is_digest else ():
+        size = archives.size_for(project, digest)
+        if size is not None:
+            view: views.ArchiveView = {"digest": digest, "size_bytes": size}
+            return answer(view)
+    raise NotFound("no such thing, or one you may not see")
+
+
+async def _candidates(call: Call, named: str | None) -> tuple[str, ...]:
+    """Existing projects of the caller: names become parts of paths, so none comes from the request."""
+    visible = call.visible()
+
+    def names(tx: Tx) -> tuple[str, ...]:
+        return tuple(project.name for project in tx.people.projects())
+
+    existing = await call.plane.core.store.read(names)
+    return tuple(name for name in existing if (visible is None or name in visible) and named in (None, name))

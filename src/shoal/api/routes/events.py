@@ -1,0 +1,114 @@
+"""What happened: a page at a time or as it happens; and the audit, with its proof."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Annotated
+
+from fastapi import Query, Request, Response
+
+from shoal.api import views
+from shoal.api.call import Call, answer, call_of
+from shoal.api.queries import AuditQuery, EventQuery, EventStreamQuery, NoQuery
+from shoal.api.render import render_event
+from shoal.api.routing import Routes
+from shoal.api.sse import HEARTBEAT, HEARTBEAT_S, EventStream, event
+from shoal.errors import NotFound, SpecError
+from shoal.identity import Permission
+from shoal.store import Event, EventFilter, Tx
+
+BATCH = 500
+routes = Routes("events")
+
+
+@routes.add("GET", "/v1/events", Permission.EVENT_READ, answers=views.EventPageView)
+async def list_events(request: Request, query: Annotated[EventQuery, Query()]) -> Response:
+    """Events of the projects you may see, oldest first, after the one with number `after`."""
+    call = call_of(request)
+    wanted = _filter(call, query)
+    page = await call.plane.core.store.read(lambda tx: tx.events.page(query.after, wanted, query.limit))
+    return answer(_page(page, query.limit))
+
+
+@routes.add("GET", "/v1/events/stream", Permission.EVENT_READ, answers=None, media_type="text/event-stream")
+async def stream_events(request: Request, query: Annotated[EventStreamQuery, Query()]) -> Response:
+    """Events as they are recorded. `Last-Event-ID` or `after` goes on where a reader was."""
+    call = call_of(request)
+    wanted = _filter(call, query)
+    after = query.after
+    last_id = request.headers.get("last-event-id")
+    if last_id is not None:
+        if not (last_id.isascii() and last_id.isdigit() and len(last_id) < 19):
+            raise SpecError("Last-Event-ID is the number of an event", hint="leave it out to begin now")
+        after = int(last_id)
+    if after is None:
+        after = (await call.plane.core.store.read(lambda tx: tx.events.head())).seq
+    return EventStream(call, _events(call, wanted, after))
+
+
+async def _events(call: Call, wanted: EventFilter, after: int) -> AsyncIterator[bytes]:
+    core = call.plane.core
+    quiet_since = core.clock.monotonic()
+    yield HEARTBEAT
+    while True:
+        page = await core.store.read(partial(_after, after, wanted))
+        if page:
+            after = page[-1].seq
+            yield b"".join(event("event", render_event(item), item.seq) for item in page)
+        if len(page) < BATCH:
+            await call.plane.changed.wait(1.0)
+        now = core.clock.monotonic()
+        if now - quiet_since > HEARTBEAT_S:
+            quiet_since = now
+            yield HEARTBEAT
+
+
+def _after(seq: int, wanted: EventFilter, tx: Tx) -> list[Event]:
+    return tx.events.page(seq, wanted, BATCH)
+
+
+@routes.add("GET", "/v1/audit", Permission.AUDIT_READ, answers=views.EventPageView)
+async def list_audit(request: Request, query: Annotated[AuditQuery, Query()]) -> Response:
+    """What people and their tokens did, and what was refused them."""
+    call = call_of(request)
+    wanted = EventFilter(projects=None, job_id=None, node=None, kinds_prefix=None, actors_only_people=True)
+    page = await call.plane.core.store.read(lambda tx: tx.events.page(query.after, wanted, query.limit))
+    return answer(_page(page, query.limit))
+
+
+@routes.add("GET", "/v1/audit/verify", Permission.AUDIT_READ, answers=views.VerifyView)
+async def verify_audit(request: Request, query: Annotated[NoQuery, Query()]) -> Response:
+    """Recompute the whole chain and name the first entry that does not follow."""
+    call = call_of(request)
+    head = await call.plane.core.store.read(lambda tx: tx.events.head())
+    bad = await call.plane.verify_log()
+    view: views.VerifyView = {
+        "is_intact": bad is None,
+        "first_bad": bad.seq if bad else None,
+        "because": bad.reason if bad else None,
+        "head": {"seq": head.seq, "hash": head.hash},
+    }
+    return answer(view)
+
+
+def _filter(call: Call, query: EventQuery | EventStreamQuery) -> EventFilter:
+    projects = call.visible()
+    if query.project is not None:
+        if call.caller.role_in(query.project) is None:
+            raise NotFound("no such thing, or one you may not see")
+        projects = (query.project,)
+    return EventFilter(
+        projects=projects,
+        job_id=query.job,
+        node=query.node,
+        kinds_prefix=query.kind,
+        actors_only_people=False,
+    )
+
+
+def _page(page: list[Event], limit: int) -> views.EventPageView:
+    return {
+        "items": [render_event(item) for item in page],
+        "next_cursor": str(page[-1].seq) if len(page) == limit else None,
+    }

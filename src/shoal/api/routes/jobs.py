@@ -1,0 +1,273 @@
+"""Submit, list, look at, stop and retry jobs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Query, Request, Response
+
+from shoal.api import views
+from shoal.api.bodies import read_model
+from shoal.api.call import Call, answer, call_of, idempotency_key
+from shoal.api.queries import JobQuery, NoQuery
+from shoal.api.render import render_detail, render_explanation, render_job, status_of
+from shoal.api.requests import NoBody, SubmitBody
+from shoal.api.routes.archives import archives_of
+from shoal.api.routing import Routes
+from shoal.errors import Denied, NotFound, SpecError
+from shoal.identity import Permission, is_at_least
+from shoal.model.attempt import Attempt
+from shoal.model.job import Job
+from shoal.model.people import Role
+from shoal.spec import JobSpec, parse_job
+from shoal.store import JobFilter, Tx
+
+MAX_SHOWN = 100
+routes = Routes("jobs")
+
+
+@routes.add("POST", "/v1/jobs", Permission.JOB_SUBMIT, answers=views.SubmitView, status=201, body=SubmitBody)
+async def submit_job(request: Request, query: Annotated[NoQuery, Query()]) -> Response:
+    """Accept a job, or an array of them. When this answers, it is on disk."""
+    call = call_of(request)
+    key = idempotency_key(request)
+    body = await read_model(request, SubmitBody)
+    spec = parse_job(body.spec, source="request")
+    project = _project_for(call, body.project, spec)
+    call.allow(project)
+    await _check_allowance(call, project, spec)
+    _check_archive(call, project, body.archive)
+    result = await call.plane.submit(
+        call.actor,
+        spec,
+        project=project,
+        owner=call.person(),
+        key=key,
+        archive_digest=body.archive,
+        secrets=body.secrets,
+    )
+    view: views.SubmitView = {
+        "jobs": [render_job(job, None) for job in result.jobs[:MAX_SHOWN]],
+        "count": len(result.jobs),
+        "array_id": result.array_id,
+        "was_repeated": result.was_repeated,
+    }
+    return answer(view, 201)
+
+
+def _project_for(call: Call, named: str | None, spec: JobSpec) -> str:
+    """The project the job goes to: the one named, else the only one there is for this caller."""
+    if named is not None and spec.project is not None and named != spec.project:
+        raise SpecError(
+            f"the request says project `{named}`, its spec `{spec.project}`", hint="drop one of them"
+        )
+    if named or spec.project:
+        return str(named or spec.project)
+    may = sorted(name for name, role in call.caller.roles.items() if is_at_least(role, Role.MEMBER))
+    if len(may) == 1:
+        return may[0]
+    choices = ", ".join(may) or "none yet"
+    raise SpecError(
+        f"which project? You may submit to: {choices}",
+        hint=f"add `--project {may[0]}`" if may else "ask a lead: `shoal project add-member`",
+    )
+
+
+async def _check_allowance(call: Call, name: str, spec: JobSpec) -> None:
+    project = await call.project(name)
+    if spec.priority > project.max_priority:
+        raise Denied(
+            f"priority {spec.priority} is above {project.max_priority}, the highest in project `{name}`",
+            hint=f"set `priority: {project.max_priority}`, or ask an admin to raise it",
+        )
+
+
+def _check_archive(call: Call, project: str, digest: str | None) -> None:
+    if digest is not None and archives_of(call).size_for(project, digest) is None:
+        raise SpecError(
+            f"project `{project}` has no archive {digest}",
+            hint=f"upload it first: PUT /v1/archives/{digest}?project={project}",
+        )
+
+
+@routes.add("GET", "/v1/jobs", Permission.JOB_LIST, answers=views.JobPageView)
+async def list_jobs(request: Request, query: Annotated[JobQuery, Query()]) -> Response:
+    """Jobs of the projects you may see, newest first."""
+    call = call_of(request)
+    projects = call.visible()
+    if query.project is not None:
+        if call.caller.role_in(query.project) is None:
+            raise NotFound("no such thing, or one you may not see")
+        projects = (query.project,)
+    if query.ref is not None:
+        found = await _find(call, query.ref, projects)
+        return answer({"items": [render_job(*pair) for pair in found], "next_cursor": None})
+    before = _parse_cursor(query.cursor) if query.cursor else None
+    page = await call.plane.core.store.read(lambda tx: _page(tx, query, projects, before))
+    shown = page[: query.limit]
+    view: views.JobPageView = {
+        "items": [render_job(job, attempt) for job, attempt in shown],
+        "next_cursor": _cursor(shown[-1][0]) if len(page) > query.limit else None,
+    }
+    return answer(view)
+
+
+def _page(
+    tx: Tx, query: JobQuery, projects: tuple[str, ...] | None, before: tuple[float, str] | None
+) -> list[tuple[Job, Attempt]]:
+    """One job more than asked for, so that we know whether there is a next page."""
+    owner = tx.people.user_by_name(query.owner) if query.owner is not None else None
+    if query.owner is not None and owner is None:
+        return []
+    wanted = JobFilter(
+        projects=projects,
+        statuses=tuple(query.status) or None,
+        name=query.name,
+        owner=owner.user_id if owner else None,
+        array_id=query.array,
+    )
+    return tx.jobs.page(wanted, before, query.limit + 1)
+
+
+async def _find(
+    call: Call, reference: str, projects: tuple[str, ...] | None
+) -> list[tuple[Job, Attempt | None]]:
+    """What people may mean by `reference`, at most one job a project."""
+
+    def find(tx: Tx) -> list[tuple[Job, Attempt | None]]:
+        where = projects if projects is not None else tuple(p.name for p in tx.people.projects())
+        found = _named(tx, reference, where)
+        return [(job, tx.attempts.newest(job.job_id)) for job in found]
+
+    return await call.plane.core.store.read(find)
+
+
+def _named(tx: Tx, reference: str, where: tuple[str, ...]) -> list[Job]:
+    project, slash, rest = reference.rpartition("/")
+    if slash:
+        where = (project,) if project in where else ()
+    elif reference.startswith("job_"):
+        job = tx.jobs.get(reference)
+        return [job] if job is not None and job.project in where else []
+    is_number = rest.isascii() and rest.isdigit() and len(rest) < 19
+    found = [
+        tx.jobs.by_number(name, int(rest)) if is_number else tx.jobs.newest_named(name, rest)
+        for name in where
+    ]
+    return [job for job in found if job is not None]
+
+
+@routes.add("GET", "/v1/jobs/{job_id}", Permission.JOB_READ, answers=views.JobDetailView)
+async def show_job(request: Request, job_id: str, query: Annotated[NoQuery, Query()]) -> Response:
+    """One job with its attempts, its frozen spec and, while it waits, why."""
+    call = call_of(request)
+    job, attempts = await load_job(call, job_id)
+    call.allow(job.project, job_id=job.job_id)
+    explanation = call.plane.explain(job, attempts[-1]) if attempts else None
+    return answer(render_detail(job, attempts, explanation))
+
+
+@routes.add("GET", "/v1/jobs/{job_id}/why", Permission.JOB_READ, answers=views.WhyView)
+async def explain_job(request: Request, job_id: str, query: Annotated[NoQuery, Query()]) -> Response:
+    """Why a job is where it is, in one sentence."""
+    call = call_of(request)
+    job, attempts = await load_job(call, job_id)
+    call.allow(job.project, job_id=job.job_id)
+    newest = attempts[-1]
+    explanation = call.plane.explain(job, newest)
+    status = status_of(job, newest)
+    view: views.WhyView = {
+        "job": render_job(job, newest),
+        "status": status,
+        "explanation": render_explanation(explanation) if explanation else None,
+        "sentence": explanation.sentence if explanation else _sentence(job, newest, status),
+    }
+    return answer(view)
+
+
+def _sentence(job: Job, attempt: Attempt, status: str) -> str:
+    if not job.is_open:
+        return f"{job.reference} {status}" + (f": {job.because}" if job.because else "")
+    if status == "queued":
+        return f"{job.reference} is queued and has not been looked at yet"
+    return f"{job.reference} is {status} on {', '.join(attempt.node_names)}"
+
+
+@routes.add("POST", "/v1/jobs/{job_id}/stop", Permission.JOB_STOP, answers=views.JobView, body=NoBody)
+async def stop_job(request: Request, job_id: str, query: Annotated[NoQuery, Query()]) -> Response:
+    """Ask for a job's end. A job that has ended stays as it is."""
+    call = call_of(request)
+    key = idempotency_key(request)
+    await read_nothing(request)
+    await _allow_action(call, job_id)
+    job = await call.plane.stop_job(call.actor, job_id, key=key)
+    return answer(render_job(job, (await load_job(call, job_id))[1][-1]))
+
+
+@routes.add("POST", "/v1/jobs/{job_id}/retry", Permission.JOB_RETRY, answers=views.JobView, body=NoBody)
+async def retry_job(request: Request, job_id: str, query: Annotated[NoQuery, Query()]) -> Response:
+    """A new attempt of a job that has ended."""
+    call = call_of(request)
+    key = idempotency_key(request)
+    await read_nothing(request)
+    await _allow_action(call, job_id)
+    job = await call.plane.retry_job(call.actor, job_id, key=key)
+    return answer(render_job(job, (await load_job(call, job_id))[1][-1]))
+
+
+@routes.add("POST", "/v1/arrays/{array_id}/stop", Permission.JOB_STOP, answers=views.StoppedView, body=NoBody)
+async def stop_array(request: Request, array_id: str, query: Annotated[NoQuery, Query()]) -> Response:
+    """Ask for the end of every element of an array that has not ended."""
+    call = call_of(request)
+    key = idempotency_key(request)
+    await read_nothing(request)
+    wanted = JobFilter(array_id=array_id)
+    some = await call.plane.core.store.read(lambda tx: tx.jobs.page(wanted, None, 1))
+    if not some:
+        raise NotFound("no such thing, or one you may not see")
+    first = some[0][0]
+    call.allow(first.project, is_own=first.owner == call.caller.id)
+    stopped = await call.plane.stop_array(call.actor, array_id, key=key)
+    view: views.StoppedView = {
+        "array_id": array_id,
+        "count": len(stopped),
+        "jobs": [render_job(job, None) for job in stopped[:MAX_SHOWN]],
+    }
+    return answer(view)
+
+
+async def load_job(call: Call, job_id: str) -> tuple[Job, list[Attempt]]:
+    """The job and its attempts, oldest first. Raises the same `NotFound` as for one that may not be seen."""
+
+    def load(tx: Tx) -> tuple[Job | None, list[Attempt]]:
+        return tx.jobs.get(job_id), sorted(tx.attempts.of_job(job_id), key=lambda attempt: attempt.epoch)
+
+    job, attempts = await call.plane.core.store.read(load)
+    if job is None:
+        raise NotFound("no such thing, or one you may not see")
+    return job, attempts
+
+
+async def _allow_action(call: Call, job_id: str) -> None:
+    job, _ = await load_job(call, job_id)
+    call.allow(job.project, is_own=job.owner == call.caller.id, job_id=job_id)
+
+
+async def read_nothing(request: Request) -> None:
+    """Refuse a body that says something where nothing can be said."""
+    if request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers:
+        await read_model(request, NoBody)
+
+
+def _cursor(job: Job) -> str:
+    return f"{job.submitted_at.hex()}:{job.job_id}".replace("+", "")
+
+
+def _parse_cursor(text: str) -> tuple[float, str]:
+    at, _, job_id = text.partition(":")
+    try:
+        return float.fromhex(at), job_id
+    except (ValueError, OverflowError) as error:
+        raise SpecError(
+            "the cursor is not one that this list gave out", hint="begin without a cursor"
+        ) from error

@@ -1,0 +1,97 @@
+"""Look at nodes; cordon, drain, resume them or declare them dead."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Annotated
+
+from fastapi import Query, Request, Response
+
+from shoal.api import views
+from shoal.api.bodies import read_model
+from shoal.api.call import Call, answer, call_of, idempotency_key
+from shoal.api.queries import NoQuery
+from shoal.api.render import render_node
+from shoal.api.requests import NodeBody
+from shoal.api.routing import Routes
+from shoal.errors import NotFound
+from shoal.identity import Permission
+from shoal.model.attempt import Attempt
+from shoal.model.job import Job
+from shoal.model.node import Node, NodeState
+from shoal.store import Tx
+
+Holding = list[tuple[Job, Attempt]]
+routes = Routes("nodes")
+
+
+@routes.add("GET", "/v1/nodes", Permission.NODE_READ, answers=views.NodePageView)
+async def list_nodes(request: Request, query: Annotated[NoQuery, Query()]) -> Response:
+    """Every node, with what is in use. Jobs that you may not see are counted but not named."""
+    call = call_of(request)
+    nodes, by_node = await _load(call)
+    items = [render_node(node, by_node[node.name], call.visible()) for node in nodes]
+    view: views.NodePageView = {"items": items, "next_cursor": None}
+    return answer(view)
+
+
+@routes.add("GET", "/v1/nodes/{name}", Permission.NODE_READ, answers=views.NodeView)
+async def show_node(request: Request, name: str, query: Annotated[NoQuery, Query()]) -> Response:
+    """One node."""
+    return answer(await _view(call_of(request), name))
+
+
+@routes.add("POST", "/v1/nodes/{name}/cordon", Permission.NODE_MANAGE, answers=views.NodeView, body=NodeBody)
+async def cordon_node(request: Request, name: str, query: Annotated[NoQuery, Query()]) -> Response:
+    """No new work goes there; what runs there runs on."""
+    return await _set(request, name, NodeState.CORDONED)
+
+
+@routes.add("POST", "/v1/nodes/{name}/drain", Permission.NODE_MANAGE, answers=views.NodeView, body=NodeBody)
+async def drain_node(request: Request, name: str, query: Annotated[NoQuery, Query()]) -> Response:
+    """No new work goes there; what runs there is asked to stop and queued again."""
+    return await _set(request, name, NodeState.DRAINING)
+
+
+@routes.add("POST", "/v1/nodes/{name}/resume", Permission.NODE_MANAGE, answers=views.NodeView, body=NodeBody)
+async def resume_node(request: Request, name: str, query: Annotated[NoQuery, Query()]) -> Response:
+    """The node takes work again."""
+    return await _set(request, name, NodeState.READY)
+
+
+@routes.add(
+    "POST", "/v1/nodes/{name}/declare-dead", Permission.NODE_MANAGE, answers=views.NodeView, body=NodeBody
+)
+async def declare_node_dead(request: Request, name: str, query: Annotated[NoQuery, Query()]) -> Response:
+    """Vouch that nothing runs there any more: its jobs are started elsewhere."""
+    return await _set(request, name, NodeState.DEAD)
+
+
+async def _set(request: Request, name: str, state: NodeState) -> Response:
+    call = call_of(request)
+    key = idempotency_key(request)
+    body = await read_model(request, NodeBody)
+    await call.plane.set_node_state(call.actor, name, state, body.because, key=key)
+    return answer(await _view(call, name))
+
+
+async def _view(call: Call, name: str) -> views.NodeView:
+    nodes, by_node = await _load(call, name)
+    if not nodes:
+        raise NotFound("no such node", hint="shoal nodes")
+    return render_node(nodes[0], by_node[name], call.visible())
+
+
+async def _load(call: Call, name: str | None = None) -> tuple[list[Node], dict[str, Holding]]:
+    def load(tx: Tx) -> tuple[list[Node], Holding]:
+        if name is None:
+            return sorted(tx.nodes.all(), key=lambda node: node.name), tx.attempts.holding()
+        node = tx.nodes.get(name)
+        return ([node] if node else []), tx.attempts.holding()
+
+    nodes, holding = await call.plane.core.store.read(load)
+    by_node: dict[str, Holding] = defaultdict(list)
+    for job, attempt in holding:
+        for node_name in attempt.node_names:
+            by_node[node_name].append((job, attempt))
+    return nodes, by_node

@@ -1,0 +1,142 @@
+"""Projects, their limits, and who is in them as what."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Query, Request, Response
+
+from shoal.api import views
+from shoal.api.bodies import read_model
+from shoal.api.call import Call, answer, call_of, idempotency_key
+from shoal.api.queries import NoQuery
+from shoal.api.render import render_member, render_project
+from shoal.api.requests import MemberBody, NewProject, ProjectLimits, role
+from shoal.api.routing import Routes
+from shoal.errors import NotFound, SpecError
+from shoal.identity import Permission, check_member_grant
+from shoal.model.people import Membership, Project, Role
+from shoal.store import Tx
+
+routes = Routes("projects")
+
+
+@routes.add("GET", "/v1/projects", Permission.PROJECT_READ, answers=views.ProjectPageView)
+async def list_projects(request: Request, query: Annotated[NoQuery, Query()]) -> Response:
+    """The projects you may see, with their limits."""
+    call = call_of(request)
+    visible = call.visible()
+
+    def load(tx: Tx) -> list[tuple[Project, int]]:
+        found = [p for p in tx.people.projects() if visible is None or p.name in visible]
+        return [
+            (project, tx.jobs.count_open(project.name)) for project in sorted(found, key=lambda p: p.name)
+        ]
+
+    loaded = await call.plane.core.store.read(load)
+    items = [render_project(project, call.caller.role_in(project.name), count) for project, count in loaded]
+    view: views.ProjectPageView = {"items": items, "next_cursor": None}
+    return answer(view)
+
+
+@routes.add(
+    "POST", "/v1/projects", Permission.PROJECT_MANAGE, answers=views.ProjectView, status=201, body=NewProject
+)
+async def create_project(request: Request, query: Annotated[NoQuery, Query()]) -> Response:
+    """A new project, with nobody in it yet."""
+    call = call_of(request)
+    key = idempotency_key(request)
+    body = await read_model(request, NewProject)
+    project = await call.plane.create_project(call.actor, body.name, body.given(), key=key)
+    return answer(render_project(project, call.caller.role_in(project.name), 0), 201)
+
+
+@routes.add(
+    "PATCH", "/v1/projects/{name}", Permission.PROJECT_MANAGE, answers=views.ProjectView, body=ProjectLimits
+)
+async def update_project(request: Request, name: str, query: Annotated[NoQuery, Query()]) -> Response:
+    """Change the limits that are sent."""
+    call = call_of(request)
+    key = idempotency_key(request)
+    body = await read_model(request, ProjectLimits)
+    if not body.given():
+        raise SpecError("nothing to change was sent", hint='send for example {"max_open_jobs": 100}')
+    try:
+        project = await call.plane.update_project(call.actor, name, body.given(), key=key)
+    finally:
+        call.services.authenticator.forget()
+    count = await call.plane.core.store.read(lambda tx: tx.jobs.count_open(name))
+    return answer(render_project(project, call.caller.role_in(name), count))
+
+
+@routes.add("GET", "/v1/projects/{name}/members", Permission.MEMBER_READ, answers=views.MemberPageView)
+async def list_members(request: Request, name: str, query: Annotated[NoQuery, Query()]) -> Response:
+    """Who is in the project, and as what."""
+    call = call_of(request)
+    call.allow(name)
+    await call.project(name)
+    members = await call.plane.core.store.read(lambda tx: tx.people.memberships(project=name))
+    items = [render_member(member) for member in sorted(members, key=lambda member: member.user_name)]
+    view: views.MemberPageView = {"items": items, "next_cursor": None}
+    return answer(view)
+
+
+@routes.add(
+    "PUT",
+    "/v1/projects/{name}/members/{user}",
+    Permission.MEMBER_MANAGE,
+    answers=views.MemberView,
+    body=MemberBody,
+)
+async def set_member(request: Request, name: str, user: str, query: Annotated[NoQuery, Query()]) -> Response:
+    """Give somebody a role in the project, at most your own."""
+    call = call_of(request)
+    key = idempotency_key(request)
+    call.allow(name)
+    await call.project(name)
+    body = await read_model(request, MemberBody)
+    wanted = role(body.role)
+    assert wanted is not None
+    check_member_grant(call.caller, name, wanted, await _held(call, name, user))
+    try:
+        membership = await call.plane.set_member(call.actor, name, user, wanted, key=key)
+    finally:
+        call.services.authenticator.forget()
+    return answer(render_member(membership))
+
+
+@routes.add(
+    "DELETE",
+    "/v1/projects/{name}/members/{user}",
+    Permission.MEMBER_MANAGE,
+    answers=views.RemovedView,
+)
+async def remove_member(
+    request: Request, name: str, user: str, query: Annotated[NoQuery, Query()]
+) -> Response:
+    """Take somebody out of the project."""
+    call = call_of(request)
+    key = idempotency_key(request)
+    call.allow(name)
+    await call.project(name)
+    held = await _held(call, name, user)
+    if held is None:
+        raise NotFound("no such member of the project", hint=f"shoal project members {name}")
+    check_member_grant(call.caller, name, held, held)
+    try:
+        await call.plane.remove_member(call.actor, name, user, key=key)
+    finally:
+        call.services.authenticator.forget()
+    view: views.RemovedView = {"user": user, "project": name}
+    return answer(view)
+
+
+async def _held(call: Call, project: str, user_name: str) -> Role | None:
+    """The role somebody has in the project now."""
+
+    def load(tx: Tx) -> Membership | None:
+        user = tx.people.user_by_name(user_name)
+        return tx.people.membership(user.user_id, project) if user else None
+
+    membership = await call.plane.core.store.read(load)
+    return membership.role if membership else None

@@ -1,0 +1,56 @@
+"""What runs speaks for itself: supervisors renew their lease, a job looks at itself."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from fastapi import Query, Request, Response
+
+from shoal.api import views
+from shoal.api.bodies import read_json
+from shoal.api.call import answer, call_of
+from shoal.api.queries import NoQuery
+from shoal.api.render import render_attempt, render_job
+from shoal.api.requests import RenewalBody
+from shoal.api.routes.jobs import load_job
+from shoal.api.routing import Routes
+from shoal.errors import Denied, SpecError, Unauthenticated
+from shoal.identity import Permission
+from shoal.wire import Renewal
+
+routes = Routes("supervisor")
+
+
+@routes.add(
+    "POST", "/v1/supervisor/renew", Permission.LEASE_RENEW, answers=views.RenewalView, body=RenewalBody
+)
+async def renew_lease(request: Request, query: Annotated[NoQuery, Query()]) -> Response:
+    """A supervisor's sign of life, for its own attempt on its own node."""
+    call = call_of(request)
+    try:
+        renewal = msgspec.convert(await read_json(request), Renewal)
+    except msgspec.ValidationError as error:
+        raise SpecError(f"not a renewal: {error}") from error
+    if (renewal.attempt_id, renewal.node) != (call.caller.attempt_id, call.caller.node):
+        raise Denied("this token renews the lease of another attempt or node")
+    told = await call.plane.renew(renewal)
+    view: views.RenewalView = {
+        "should_stop": told.should_stop,
+        "grace_s": told.grace_s,
+        "because": told.because,
+    }
+    return answer(view)
+
+
+@routes.add("GET", "/v1/self", Permission.JOB_SELF, answers=views.SelfView)
+async def show_self(request: Request, query: Annotated[NoQuery, Query()]) -> Response:
+    """The job whose token this is."""
+    call = call_of(request)
+    assert call.caller.job_id is not None
+    job, attempts = await load_job(call, call.caller.job_id)
+    mine = next((a for a in attempts if a.attempt_id == call.caller.attempt_id), None)
+    if mine is None:
+        raise Unauthenticated("this job's attempt is over")
+    view: views.SelfView = {"job": render_job(job, attempts[-1]), "attempt": render_attempt(mine)}
+    return answer(view)

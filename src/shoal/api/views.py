@@ -1,0 +1,352 @@
+"""What the API answers: plain dictionaries of a declared shape, documented, and encoded as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typing_extensions import TypedDict
+
+
+class GpuView(TypedDict):
+    count: int
+    kind: str | None
+
+
+class TopologyView(TypedDict):
+    within: str
+    is_required: bool
+
+
+class RequestView(TypedDict):
+    """Per node, except `min_nodes` and `max_nodes`."""
+
+    nodes: int
+    min_nodes: int
+    max_nodes: int
+    cpus: float
+    memory_bytes: int | None
+    disk_bytes: int
+    gpus: GpuView | None
+    ranks_per_node: int
+    topology: TopologyView | None
+    time_limit_s: float | None
+
+
+class ArrayView(TypedDict):
+    id: str
+    index: int
+    size: int
+
+
+class JobView(TypedDict):
+    """`status` is `queued starting running stopping` while open, then `succeeded failed cancelled`."""
+
+    job_id: str
+    ref: str
+    project: str
+    number: int
+    name: str
+    owner: str
+    queue: str
+    priority: int
+    status: str
+    epoch: int
+    nodes: list[str]
+    array: ArrayView | None
+    submitted_at: float
+    started_at: float | None
+    ended_at: float | None
+    exit_code: int | None
+    because: str
+    failures: int
+    losses: int
+    request: RequestView
+
+
+class AttemptView(TypedDict):
+    attempt_id: str
+    epoch: int
+    state: str
+    nodes: list[str]
+    queued_at: float
+    placed_at: float | None
+    started_at: float | None
+    ended_at: float | None
+    reason: str | None
+    exit_code: int | None
+    message: str
+
+
+class ExplanationView(TypedDict):
+    why: str
+    sentence: str
+    details: list[str]
+    hint: str | None
+    facts: dict[str, Any]
+
+
+class JobDetailView(JobView):
+    attempts: list[AttemptView]
+    explanation: ExplanationView | None
+    spec: dict[str, Any]
+    archive: str | None
+
+
+class JobPageView(TypedDict):
+    items: list[JobView]
+    next_cursor: str | None
+
+
+class SubmitView(TypedDict):
+    """`jobs` holds at most the first 100 of `count`."""
+
+    jobs: list[JobView]
+    count: int
+    array_id: str | None
+    was_repeated: bool
+
+
+class WhyView(TypedDict):
+    job: JobView
+    status: str
+    explanation: ExplanationView | None
+    sentence: str
+
+
+class StoppedView(TypedDict):
+    array_id: str
+    count: int
+    jobs: list[JobView]
+
+
+class LineView(TypedDict):
+    """`stream` is `o`, `e` or `s` (setup); `rank` is null for Shoal's own words."""
+
+    at: float
+    node: str
+    rank: int | None
+    stream: str
+    text: str
+
+
+class LogPageView(TypedDict):
+    items: list[LineView]
+    next_cursor: str | None
+    is_complete: bool
+
+
+class ArchiveView(TypedDict):
+    digest: str
+    size_bytes: int
+
+
+class NodeGpuView(TypedDict):
+    index: int
+    kind: str
+
+
+class NodeView(TypedDict):
+    name: str
+    pool: str
+    state: str
+    because: str
+    by: str
+    changed_at: float
+    cpus: float
+    memory_bytes: int
+    disk_bytes: int
+    gpus: list[NodeGpuView]
+    gpus_used: int
+    cpus_used: float
+    memory_used_bytes: int
+    is_simulated: bool
+    is_alive: bool
+    confinement: str
+    labels: dict[str, str]
+    engine: str
+    jobs: list[str]
+
+
+class NodePageView(TypedDict):
+    items: list[NodeView]
+    next_cursor: str | None
+
+
+class EventView(TypedDict):
+    seq: int
+    at: float
+    kind: str
+    actor: str
+    project: str | None
+    job_id: str | None
+    attempt_id: str | None
+    node: str | None
+    data: dict[str, Any]
+    request_id: str | None
+    hash: str
+
+
+class EventPageView(TypedDict):
+    """`next_cursor` is what to send as `after`; null when there is nothing newer now."""
+
+    items: list[EventView]
+    next_cursor: str | None
+
+
+class HeadView(TypedDict):
+    seq: int
+    hash: str
+
+
+class VerifyView(TypedDict):
+    """`first_bad` is the first entry that does not follow from those before it."""
+
+    is_intact: bool
+    first_bad: int | None
+    because: str | None
+    head: HeadView
+
+
+class UserView(TypedDict):
+    user_id: str
+    name: str
+    is_active: bool
+    cluster_role: str | None
+    created_at: float
+
+
+class UserPageView(TypedDict):
+    items: list[UserView]
+    next_cursor: str | None
+
+
+class ProjectView(TypedDict):
+    name: str
+    role: str | None
+    max_open_jobs: int
+    max_priority: int
+    max_upload_bytes: int
+    open_jobs: int
+    created_at: float
+
+
+class ProjectPageView(TypedDict):
+    items: list[ProjectView]
+    next_cursor: str | None
+
+
+class MemberView(TypedDict):
+    user: str
+    project: str
+    role: str
+
+
+class MemberPageView(TypedDict):
+    items: list[MemberView]
+    next_cursor: str | None
+
+
+class TokenView(TypedDict):
+    id: str
+    user_id: str
+    label: str
+    scope: str
+    project: str | None
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+
+
+class NewTokenView(TokenView):
+    """`text` is shown here and never again; null when the request was a repeated one."""
+
+    text: str | None
+
+
+class TokenPageView(TypedDict):
+    items: list[TokenView]
+    next_cursor: str | None
+
+
+class RoleView(TypedDict):
+    name: str
+    role: str
+
+
+class TokenFactsView(TypedDict):
+    id: str | None
+    scope: str | None
+    project: str | None
+    expires_at: float | None
+
+
+class MeView(TypedDict):
+    actor: str
+    user: str
+    cluster_role: str | None
+    projects: list[RoleView]
+    token: TokenFactsView
+
+
+class NodeCountsView(TypedDict):
+    total: int
+    ready: int
+    cordoned: int
+    draining: int
+    dead: int
+    silent: int
+
+
+class DevicesView(TypedDict):
+    gpus_total: int
+    gpus_used: int
+    cpus_total: float
+    cpus_used: float
+
+
+class StatusView(TypedDict):
+    """`counts` covers the open jobs of projects that the caller may see; `events_head` is for operators."""
+
+    version: str
+    store: str
+    engine: str
+    started_at: float
+    counts: dict[str, int]
+    nodes: NodeCountsView
+    devices: DevicesView
+    events_head: HeadView | None
+
+
+class HealthView(TypedDict):
+    status: str
+
+
+class RenewalView(TypedDict):
+    should_stop: bool
+    grace_s: float
+    because: str
+
+
+class SelfView(TypedDict):
+    """What a running job may know about itself."""
+
+    job: JobView
+    attempt: AttemptView
+
+
+class RemovedView(TypedDict):
+    user: str
+    project: str
+
+
+class ProblemView(TypedDict, total=False):
+    """RFC 9457. `code` is stable; `hint` ends with something to type."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    hint: str
+    problems: list[str]
+    request_id: str

@@ -1,0 +1,32 @@
+"""`shoal why`: the one dominant reason a job does not run, or how it ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal.cli.flags import JobRef, JsonFlag, connect
+from shoal.cli.show import print_json
+from shoal.cli.text import one_line
+
+
+def why(job: JobRef, *, json: JsonFlag = False) -> int:
+    """Say why a job is not running, what it waits for, or how it ended."""
+    with connect() as shoal:
+        told = shoal.why(job)
+    if json:
+        print_json(told)
+    else:
+        print("\n".join(lines(told)))
+    return 0
+
+
+def lines(told: dict[str, Any]) -> list[str]:
+    """`waiting: SENTENCE`, details indented, and what to type if there is something."""
+    explanation = told.get("explanation") or {}
+    word = "waiting" if told["status"] == "queued" else told["status"]
+    sentence = one_line(told.get("sentence") or explanation.get("sentence") or "")
+    found = [f"{word}: {sentence}" if sentence else str(word)]
+    found += [f"  {one_line(detail)}" for detail in explanation.get("details") or ()]
+    if explanation.get("hint"):
+        found.append(f"hint: {one_line(explanation['hint'])}")
+    return found

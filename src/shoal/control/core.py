@@ -1,0 +1,61 @@
+"""What the loops and the commands share: the store, the engine, the clock and what is only in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from shoal.clock import Clock
+from shoal.control.backoff import Backoff
+from shoal.control.leases import Leases
+from shoal.control.record import Recorder
+from shoal.engines.base import Engine
+from shoal.ids import IdFactory
+from shoal.scheduler import Explanation, NodeView, Policy
+from shoal.settings import Settings
+from shoal.store import Store
+
+RENEW_S = 5.0
+"""How often a supervisor renews its lease."""
+
+
+class Core:
+    """Nothing here that is not in the store or the engine matters after a crash."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        engine: Engine,
+        clock: Clock,
+        new_id: IdFactory,
+        settings: Settings,
+        key: bytes,
+        random: Callable[[int], bytes] = os.urandom,
+        policy: Policy | None = None,
+    ) -> None:
+        self.store = store
+        self.engine = engine
+        self.clock = clock
+        self.new_id = new_id
+        self.settings = settings
+        self.key = key
+        """Signs job and supervisor tokens and seals secrets; lives outside the database."""
+        self.random = random
+        self.policy = policy or Policy()
+        self.recorder = Recorder(new_id, clock.now)
+        self.leases = Leases(clock)
+        self.backoff = Backoff(clock)
+        self.submitting: set[str] = set()
+        """Attempts being handed to the engine at this moment."""
+        self.control_url: str | None = None
+        self.explanations: dict[str, Explanation] = {}
+        """By attempt, from the newest plan."""
+        self.anchored = 0
+        """The newest event known to be written down outside the database."""
+        self.node_views: tuple[NodeView, ...] = ()
+
+    def archive_path(self, digest: str) -> str:
+        """Where the snapshot of a workdir is kept; the digest was checked when it came in."""
+        return str(Path(self.settings.home) / "archives" / f"{digest}.tar")

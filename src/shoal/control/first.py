@@ -1,0 +1,80 @@
+"""The very first start: one admin, one project, one token that is shown once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from shoal.control.actor import SHOAL
+from shoal.control.core import Core
+from shoal.control.record import note
+from shoal.identity import mint_token
+from shoal.model.people import Membership, Project, Role, Token, User
+from shoal.store import Tx
+
+DEFAULT_PROJECT = "default"
+
+
+def first_token_path(home: Path) -> Path:
+    """Where the first admin token waits, readable by its owner alone, until somebody was shown it."""
+    return home / "keys" / "first-token"
+
+
+def load_key(home: Path) -> bytes:
+    """The key that signs and seals; made on first use. 256 random bits, readable by its owner alone."""
+    path = home / "keys" / "signing.key"
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not path.exists():
+        _write_private(path, os.urandom(32))
+    return path.read_bytes()
+
+
+async def prepare(core: Core, admin_name: str) -> None:
+    """Make the first admin if there is nobody yet.
+
+    The token is on disk before the user is: killed in between, the next start makes another.
+    """
+    if await core.store.read(lambda tx: tx.people.users()):
+        return
+    token_id = core.new_id("tok")
+    minted = mint_token(token_id, core.random)
+    _write_private(first_token_path(core.settings.home), minted.text.encode())
+
+    def change(tx: Tx) -> None:
+        now = core.clock.now()
+        user = User(user_id=core.new_id("usr"), name=admin_name, cluster_role=Role.ADMIN, created_at=now)
+        tx.people.add_user(user)
+        tx.people.add_project(Project(name=DEFAULT_PROJECT, uid=tx.people.next_uid(), created_at=now))
+        tx.people.set_membership(
+            Membership(user_id=user.user_id, user_name=user.name, project=DEFAULT_PROJECT, role=Role.LEAD)
+        )
+        token = Token(
+            token_id=token_id,
+            user_id=user.user_id,
+            secret_hash=minted.secret_hash,
+            label="first admin token",
+            created_at=now,
+        )
+        tx.people.add_token(token)
+        note(tx, "cluster.created", now, SHOAL, data={"admin": admin_name})
+
+    await core.store.write(change)
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    """Whole or not at all, on disk when this returns, mode 0600 from the first instant."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.write(fd, content)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    part.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

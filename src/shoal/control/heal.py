@@ -1,0 +1,85 @@
+"""Keep the list of nodes true, and move work off nodes that are drained or declared dead."""
+
+from __future__ import annotations
+
+import msgspec
+import structlog
+
+from shoal.control.actor import SHOAL
+from shoal.control.core import Core
+from shoal.control.record import note
+from shoal.control.watch import cancel
+from shoal.errors import EngineUnreachable
+from shoal.model.attempt import Attempt, AttemptState, EndReason
+from shoal.model.job import Job
+from shoal.model.moves import NodeEnded, StopAsked
+from shoal.model.node import Node, NodeFacts, NodeState
+from shoal.store import Tx
+from shoal.wire import EndKind, NodeOutcome
+
+log = structlog.get_logger()
+
+
+async def heal(core: Core) -> None:
+    """One look at the nodes."""
+    await _refresh_nodes(core)
+    nodes = {node.name: node for node in await core.store.read(lambda tx: tx.nodes.all())}
+    moving = {n for n, node in nodes.items() if node.state in (NodeState.DRAINING, NodeState.DEAD)}
+    if not moving:
+        return
+    for job, attempt in await core.store.read(lambda tx: tx.attempts.holding()):
+        for name in sorted(moving.intersection(attempt.nodes_left)):
+            await _move(core, job, attempt, nodes[name])
+
+
+async def _refresh_nodes(core: Core) -> None:
+    try:
+        facts = {f.name: f for f in await core.engine.nodes()}
+    except EngineUnreachable as error:
+        log.warning("engine.unreachable", engine=core.engine.name, error=error.message)
+        return
+    known = {node.name: node for node in await core.store.read(lambda tx: tx.nodes.all())}
+    lost = {n: msgspec.structs.replace(node.facts, is_alive=False) for n, node in known.items()}
+    wanted = {**lost, **facts}
+    changed = {name: fact for name, fact in wanted.items() if name not in known or known[name].facts != fact}
+    if changed:
+        await core.store.write(lambda tx: _put(core, tx, changed))
+
+
+def _put(core: Core, tx: Tx, changed: dict[str, NodeFacts]) -> None:
+    now = core.clock.now()
+    for name, facts in sorted(changed.items()):
+        known = tx.nodes.get(name)
+        if known is None:
+            tx.nodes.put(Node(facts=facts, engine=core.engine.name, changed_at=now))
+            note(tx, "node.added", now, SHOAL, node=name, data=msgspec.to_builtins(facts))
+            continue
+        tx.nodes.put(msgspec.structs.replace(known, facts=facts, version=known.version + 1))
+        if known.facts.is_alive != facts.is_alive:
+            kind = "node.answers" if facts.is_alive else "node.silent"
+            note(tx, kind, now, SHOAL, node=name)
+
+
+async def _move(core: Core, job: Job, attempt: Attempt, node: Node) -> None:
+    if node.state is NodeState.DEAD:
+        gone = NodeEnded(_declared(core, attempt, node))
+        await core.store.write(lambda tx: core.recorder.advance(tx, attempt.attempt_id, gone))
+        return
+    if attempt.state is AttemptState.STOPPING:
+        return
+    stop = StopAsked(reason=EndReason.PREEMPTED, by=f"the drain of {node.name}")
+    after = await core.store.write(lambda tx: core.recorder.advance(tx, attempt.attempt_id, stop))
+    if after is not None and after.state is AttemptState.STOPPING:
+        await cancel(core, job, after)
+
+
+def _declared(core: Core, attempt: Attempt, node: Node) -> NodeOutcome:
+    """An operator's word is evidence."""
+    return NodeOutcome(
+        attempt_id=attempt.attempt_id,
+        epoch=attempt.epoch,
+        node=node.name,
+        kind=EndKind.LOST,
+        ended_at=core.clock.now(),
+        message=f"declared dead by {node.by}",
+    )

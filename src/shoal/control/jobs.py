@@ -1,0 +1,89 @@
+"""Stop a job, an array; try an ended job again."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.control.actor import Actor
+from shoal.control.core import Core
+from shoal.control.once import fingerprint, once
+from shoal.control.record import note
+from shoal.control.watch import cancel
+from shoal.errors import NotFound, StateError
+from shoal.model.attempt import Attempt, AttemptState, EndReason
+from shoal.model.job import Job
+from shoal.model.moves import StopAsked
+from shoal.store import Tx
+
+
+async def stop_jobs(core: Core, actor: Actor, job_ids: list[str], key: str | None) -> list[Job]:
+    """Ask for their end. Jobs that have ended already are returned as they are."""
+
+    def change(tx: Tx) -> list[tuple[Job, Attempt]]:
+        now = core.clock.now()
+        said = fingerprint("stop", job_ids)
+        once(tx, actor, key, said, now, bool, lambda: _stop_all(core, tx, actor, job_ids, now))
+        return [_load(tx, job_id) for job_id in job_ids]
+
+    stopped = await core.store.write(change)
+    for job, attempt in stopped:
+        if attempt.state is AttemptState.STOPPING:
+            await cancel(core, job, attempt)
+    return [job for job, _ in stopped]
+
+
+def _stop_all(core: Core, tx: Tx, actor: Actor, job_ids: list[str], now: float) -> bool:
+    for job_id in job_ids:
+        job, attempt = _load(tx, job_id)
+        if not job.is_open or job.stop_asked_by is not None:
+            continue
+        asked = msgspec.structs.replace(job, stop_asked_by=actor.name, version=job.version + 1)
+        tx.jobs.update(asked)
+        note(tx, "job.stop_asked", now, actor, job=job, attempt=attempt)
+        stop = StopAsked(reason=EndReason.CANCELLED, by=actor.name)
+        core.recorder.advance(tx, attempt.attempt_id, stop, actor)
+    return True
+
+
+async def retry_job(core: Core, actor: Actor, job_id: str, key: str | None) -> Job:
+    """A new attempt of an ended job, with the same frozen spec."""
+
+    def change(tx: Tx) -> Job:
+        now = core.clock.now()
+        said = fingerprint("retry", job_id)
+        once(tx, actor, key, said, now, bool, lambda: _retry(core, tx, actor, job_id, now))
+        return _load(tx, job_id)[0]
+
+    return await core.store.write(change)
+
+
+def _retry(core: Core, tx: Tx, actor: Actor, job_id: str, now: float) -> bool:
+    job, _ = _load(tx, job_id)
+    if job.is_open:
+        raise StateError(
+            f"job {job.reference} has not ended; only an ended job can be tried again",
+            hint=f"shoal why {job.reference}",
+        )
+    again = msgspec.structs.replace(
+        job,
+        epoch=job.epoch + 1,
+        failures=0,
+        losses=0,
+        stop_asked_by=None,
+        outcome=None,
+        because="",
+        exit_code=None,
+        ended_at=None,
+        version=job.version + 1,
+    )
+    tx.jobs.update(again)
+    attempt = core.recorder.next_attempt(tx, again, now)
+    note(tx, "job.retried", now, actor, job=again, attempt=attempt)
+    return True
+
+
+def _load(tx: Tx, job_id: str) -> tuple[Job, Attempt]:
+    job, attempt = tx.jobs.get(job_id), tx.attempts.newest(job_id)
+    if job is None or attempt is None:
+        raise NotFound(f"no job `{job_id}`", hint="shoal queue --all")
+    return job, attempt

@@ -1,0 +1,57 @@
+"""Signs of life, in memory, on the monotonic clock.
+
+Nothing here is stored: a restarted control plane counts silence from its own start, which can only
+make it wait longer. So a heartbeat costs no write, and a jump of the wall clock moves no fence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shoal.clock import Clock
+from shoal.model.attempt import Attempt
+
+FENCE_MARGIN_S = 60.0
+"""Added to the fence: a supervisor notices its own deadline within one renewal interval."""
+QUIET_S = 20.0
+"""Silence worth telling people about: four renewals missed."""
+
+
+class Leases:
+    """Who was heard from, and when."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._heard: dict[tuple[str, str], float] = {}
+        self._running_since: dict[str, float] = {}
+
+    def heard(self, attempt_id: str, node: str) -> None:
+        """A supervisor renewed, or its engine saw it alive."""
+        self._heard[attempt_id, node] = self._clock.monotonic()
+
+    def silence_s(self, attempt_id: str, node: str) -> float:
+        """Seconds since the last sign of life, counted from when we first cared if there was none."""
+        now = self._clock.monotonic()
+        return now - self._heard.setdefault((attempt_id, node), now)
+
+    def longest_silence_s(self, attempt: Attempt) -> float:
+        """Over the nodes that may still run something of it."""
+        nodes = attempt.nodes_left
+        return max((self.silence_s(attempt.attempt_id, node) for node in nodes), default=0.0)
+
+    def has_fence_passed(self, attempt: Attempt, fence_s: float) -> bool:
+        """Every node left has been silent for so long that its supervisor has certainly stopped."""
+        limit = fence_s + FENCE_MARGIN_S
+        nodes = attempt.nodes_left
+        return bool(nodes) and all(self.silence_s(attempt.attempt_id, node) > limit for node in nodes)
+
+    def ran_for_s(self, attempt_id: str) -> float:
+        """Seconds since we first saw it running: at most what it really ran, never more."""
+        now = self._clock.monotonic()
+        return now - self._running_since.setdefault(attempt_id, now)
+
+    def keep_only(self, attempt_ids: Iterable[str]) -> None:
+        """Forget everything about attempts that hold nothing any more."""
+        kept = set(attempt_ids)
+        self._heard = {key: at for key, at in self._heard.items() if key[0] in kept}
+        self._running_since = {k: at for k, at in self._running_since.items() if k in kept}

@@ -1,0 +1,50 @@
+"""What operators do with nodes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.control.actor import Actor
+from shoal.control.core import Core
+from shoal.control.once import fingerprint, once
+from shoal.control.record import note
+from shoal.errors import NotFound
+from shoal.model.node import Node, NodeState
+from shoal.store import Tx
+
+
+async def set_node_state(
+    core: Core, actor: Actor, name: str, state: NodeState, because: str, key: str | None
+) -> Node:
+    """Cordon, drain, resume or declare dead. What follows from it, `heal` does."""
+
+    def change(tx: Tx) -> Node:
+        now = core.clock.now()
+        said = fingerprint("node", name, state, because)
+        once(tx, actor, key, said, now, bool, lambda: _set(tx, actor, name, state, because, now))
+        return _get(tx, name)
+
+    return await core.store.write(change)
+
+
+def _set(tx: Tx, actor: Actor, name: str, state: NodeState, because: str, now: float) -> bool:
+    node = _get(tx, name)
+    changed = msgspec.structs.replace(
+        node,
+        state=state,
+        because=because,
+        by=actor.name,
+        changed_at=now,
+        version=node.version + 1,
+    )
+    tx.nodes.put(changed)
+    data = {"from": node.state, "to": state, "because": because}
+    note(tx, f"node.{state}", now, actor, node=name, data=data)
+    return True
+
+
+def _get(tx: Tx, name: str) -> Node:
+    node = tx.nodes.get(name)
+    if node is None:
+        raise NotFound(f"no node `{name}`", hint="shoal nodes")
+    return node

@@ -1,0 +1,50 @@
+"""From settings to a core that can run: the home directory, the store, the engine, the first admin."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import anyio.to_thread
+
+from shoal.clock import SystemClock
+from shoal.control.core import Core
+from shoal.control.first import load_key, prepare
+from shoal.engines.registry import open_engine
+from shoal.ids import id_factory
+from shoal.settings import Settings
+from shoal.store import open_store
+
+
+@asynccontextmanager
+async def open_core(settings: Settings) -> AsyncIterator[Core]:
+    """Open everything, and let go of it all at the end. What runs on the nodes runs on."""
+    clock = SystemClock()
+    settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    store = await anyio.to_thread.run_sync(partial(open_store, settings.store_url, clock=clock))
+    try:
+        engine = open_engine(
+            "local",
+            home=settings.home,
+            clock=clock,
+            server_file=settings.server_file,
+            demo=str(settings.demo) if settings.demo else None,
+        )
+        core = Core(
+            store=store,
+            engine=engine,
+            clock=clock,
+            new_id=id_factory(clock.now),
+            settings=settings,
+            key=load_key(settings.home),
+        )
+        core.control_url = settings.url
+        await prepare(core, getpass.getuser())
+        try:
+            yield core
+        finally:
+            await engine.close()
+    finally:
+        await store.close()

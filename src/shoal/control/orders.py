@@ -1,0 +1,57 @@
+"""What each supervisor of an attempt is told to do. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shoal.control.frozen import spec_of
+from shoal.model.attempt import Attempt
+from shoal.model.from_spec import log_rules_of, mounts_of
+from shoal.model.job import Job
+from shoal.model.node import Node
+from shoal.wire import Limits, Order
+
+
+def orders_for(
+    job: Job,
+    attempt: Attempt,
+    nodes: Mapping[str, Node],
+    *,
+    uid: int,
+    control_url: str | None,
+    renew_s: float,
+) -> tuple[Order, ...]:
+    """One order per node of the allocation, in rank order."""
+    spec = spec_of(job)
+    return tuple(
+        Order(
+            attempt_id=attempt.attempt_id,
+            epoch=attempt.epoch,
+            job_id=job.job_id,
+            job_number=job.number,
+            job_name=job.name,
+            project=job.project,
+            node=share.node,
+            node_rank=node_rank,
+            nodes=attempt.node_names,
+            ranks_per_node=job.request.ranks_per_node,
+            gpu_ids=share.gpu_ids,
+            are_gpus_simulated=nodes[share.node].facts.is_simulated,
+            run=spec.run,
+            setup=spec.setup,
+            env=dict(spec.env),
+            mounts=mounts_of(spec),
+            archive_digest=job.archive_digest,
+            limits=Limits(cpus=share.cpus, memory_bytes=share.memory_bytes),
+            log_rules=log_rules_of(spec),
+            time_limit_s=spec.time_limit,
+            grace_s=spec.grace,
+            fence_s=spec.fence,
+            renew_s=renew_s,
+            control_url=control_url,
+            array_index=job.array.index if job.array else None,
+            array_size=job.array.size if job.array else None,
+            uid=uid,
+        )
+        for node_rank, share in enumerate(attempt.allocation)
+    )

@@ -1,0 +1,192 @@
+"""Users, projects, memberships and tokens: every change in one transaction, with its event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from shoal.control.actor import Actor
+from shoal.control.core import Core
+from shoal.control.once import fingerprint, once
+from shoal.control.record import note
+from shoal.errors import NotFound, StateError
+from shoal.identity import mint_token
+from shoal.model.people import Membership, Project, Role, Token, User
+from shoal.store import Tx
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+async def _change(
+    core: Core,
+    actor: Actor,
+    key: str | None,
+    kind: str,
+    said: dict[str, Any],
+    answer_type: type[T],
+    make: Callable[[Tx, float], T],
+    project: str | None = None,
+) -> tuple[T, bool]:
+    """One idempotent change and its event; `said` is what the event records."""
+
+    def change(tx: Tx) -> tuple[T, bool]:
+        now = core.clock.now()
+
+        def act() -> T:
+            made = make(tx, now)
+            note(tx, kind, now, actor, project=project, data=said)
+            return made
+
+        return once(tx, actor, key, fingerprint(kind, said), now, answer_type, act)
+
+    return await core.store.write(change)
+
+
+async def create_user(
+    core: Core, actor: Actor, name: str, cluster_role: Role | None, key: str | None
+) -> User:
+    def make(tx: Tx, now: float) -> User:
+        if tx.people.user_by_name(name) is not None:
+            raise StateError(f"user `{name}` exists already", hint="shoal user list")
+        user = User(user_id=core.new_id("usr"), name=name, cluster_role=cluster_role, created_at=now)
+        tx.people.add_user(user)
+        return user
+
+    said = {"user": name, "cluster_role": cluster_role}
+    return (await _change(core, actor, key, "user.created", said, User, make))[0]
+
+
+async def update_user(core: Core, actor: Actor, name: str, changes: dict[str, Any], key: str | None) -> User:
+    """`changes` names fields of User: `is_active`, `cluster_role`."""
+
+    def make(tx: Tx, now: float) -> User:
+        user = _user(tx, name)
+        updated = msgspec.structs.replace(user, **changes)
+        tx.people.update_user(updated)
+        _keep_an_admin(tx)
+        return updated
+
+    said = {"user": name, **changes}
+    return (await _change(core, actor, key, "user.updated", said, User, make))[0]
+
+
+def _keep_an_admin(tx: Tx) -> None:
+    if not any(u.is_active and u.cluster_role is Role.ADMIN for u in tx.people.users()):
+        raise StateError("this is the last active admin; nobody could undo it", hint="shoal user list")
+
+
+async def create_project(
+    core: Core, actor: Actor, name: str, limits: dict[str, int], key: str | None
+) -> Project:
+    """`limits` names fields of Project: `max_open_jobs`, `max_priority`, `max_upload_bytes`."""
+
+    def make(tx: Tx, now: float) -> Project:
+        if tx.people.get_project(name) is not None:
+            raise StateError(f"project `{name}` exists already", hint="shoal project list")
+        project = Project(name=name, uid=tx.people.next_uid(), created_at=now, **limits)
+        tx.people.add_project(project)
+        return project
+
+    said = {"project": name, **limits}
+    return (await _change(core, actor, key, "project.created", said, Project, make, name))[0]
+
+
+async def update_project(
+    core: Core, actor: Actor, name: str, limits: dict[str, int], key: str | None
+) -> Project:
+    def make(tx: Tx, now: float) -> Project:
+        updated = msgspec.structs.replace(_project(tx, name), **limits)
+        tx.people.update_project(updated)
+        return updated
+
+    said = {"project": name, **limits}
+    return (await _change(core, actor, key, "project.updated", said, Project, make, name))[0]
+
+
+async def set_member(
+    core: Core, actor: Actor, project: str, user_name: str, role: Role, key: str | None
+) -> Membership:
+    def make(tx: Tx, now: float) -> Membership:
+        _project(tx, project)
+        user = _user(tx, user_name)
+        membership = Membership(user_id=user.user_id, user_name=user.name, project=project, role=role)
+        tx.people.set_membership(membership)
+        return membership
+
+    said = {"project": project, "user": user_name, "role": role}
+    made = await _change(core, actor, key, "member.set", said, Membership, make, project)
+    return made[0]
+
+
+async def remove_member(core: Core, actor: Actor, project: str, user_name: str, key: str | None) -> None:
+    def make(tx: Tx, now: float) -> User:
+        user = _user(tx, user_name)
+        tx.people.remove_membership(user.user_id, project)
+        return user
+
+    said = {"project": project, "user": user_name}
+    await _change(core, actor, key, "member.removed", said, User, make, project)
+
+
+async def create_token(
+    core: Core,
+    actor: Actor,
+    user: User,
+    label: str,
+    scope: Role,
+    project: str | None,
+    lifetime_s: float | None,
+    key: str | None,
+) -> tuple[Token, str | None]:
+    """The token and its text, which nobody can ever read again: None when the key was used before."""
+    token_id = core.new_id("tok")
+    minted = mint_token(token_id, core.random)
+
+    def make(tx: Tx, now: float) -> Token:
+        token = Token(
+            token_id=token_id,
+            user_id=user.user_id,
+            secret_hash=minted.secret_hash,
+            label=label,
+            scope=scope,
+            project=project,
+            created_at=now,
+            expires_at=now + lifetime_s if lifetime_s is not None else None,
+        )
+        tx.people.add_token(token)
+        return token
+
+    said = {"user": user.name, "label": label, "scope": scope, "project": project, "lifetime_s": lifetime_s}
+    token, was_repeated = await _change(core, actor, key, "token.created", said, Token, make)
+    return token, None if was_repeated else minted.text
+
+
+async def revoke_token(core: Core, actor: Actor, token_id: str, key: str | None) -> Token:
+    def make(tx: Tx, now: float) -> Token:
+        token = tx.people.get_token(token_id)
+        if token is None:
+            raise NotFound(f"no token `{token_id}`", hint="shoal token list")
+        if token.revoked_at is None:
+            tx.people.revoke_token(token_id, now)
+        revoked = tx.people.get_token(token_id)
+        assert revoked is not None
+        return revoked
+
+    said = {"token": token_id}
+    return (await _change(core, actor, key, "token.revoked", said, Token, make))[0]
+
+
+def _user(tx: Tx, name: str) -> User:
+    user = tx.people.user_by_name(name)
+    if user is None:
+        raise NotFound(f"no user `{name}`", hint="shoal user list")
+    return user
+
+
+def _project(tx: Tx, name: str) -> Project:
+    project = tx.people.get_project(name)
+    if project is None:
+        raise NotFound(f"no project `{name}`", hint="shoal project list")
+    return project

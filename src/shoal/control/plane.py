@@ -1,0 +1,150 @@
+"""The control plane as the API sees it: commands, answers, and nothing about how the loops run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from shoal.control import anchor, explain, jobs, nodes, people, reports, submit
+from shoal.control.actor import Actor
+from shoal.control.core import Core
+from shoal.control.opening import open_core
+from shoal.control.record import note
+from shoal.control.runner import Changed, run_loops
+from shoal.control.submit import Asked, SubmitResult
+from shoal.model.attempt import Attempt
+from shoal.model.job import Job
+from shoal.model.node import Node, NodeState
+from shoal.model.people import Membership, Project, Role, Token, User
+from shoal.scheduler import Explanation
+from shoal.settings import Settings
+from shoal.spec import JobSpec
+from shoal.store import Flaw
+from shoal.wire import Renewal, RenewalAnswer
+
+
+class ControlPlane:
+    """Every mutation is one transaction with its event, idempotent by `key`, on disk when it returns."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self.changed = Changed()
+
+    @property
+    def settings(self) -> Settings:
+        return self.core.settings
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, settings: Settings) -> AsyncIterator[ControlPlane]:
+        """Open the home, recover what ran, and run the loops for as long as the block lasts."""
+        async with open_core(settings) as core, cls.running(core) as plane:
+            yield plane
+
+    @classmethod
+    @asynccontextmanager
+    async def running(cls, core: Core) -> AsyncIterator[ControlPlane]:
+        """Run the loops for as long as the block lasts."""
+        plane = cls(core)
+        async with run_loops(core, plane.changed):
+            yield plane
+
+    async def submit(
+        self,
+        actor: Actor,
+        spec: JobSpec,
+        *,
+        project: str,
+        owner: User,
+        key: str | None = None,
+        archive_digest: str | None = None,
+        secrets: dict[str, str] | None = None,
+    ) -> SubmitResult:
+        asked = Asked(
+            spec=spec,
+            project=project,
+            owner=owner,
+            archive_digest=archive_digest,
+            secrets=secrets or {},
+        )
+        return await submit.submit(self.core, actor, asked, key)
+
+    async def stop_job(self, actor: Actor, job_id: str, *, key: str | None = None) -> Job:
+        return (await jobs.stop_jobs(self.core, actor, [job_id], key))[0]
+
+    async def stop_array(self, actor: Actor, array_id: str, *, key: str | None = None) -> list[Job]:
+        elements = await self.core.store.read(lambda tx: tx.jobs.open_in_array(array_id))
+        return await jobs.stop_jobs(self.core, actor, [job.job_id for job in elements], key)
+
+    async def retry_job(self, actor: Actor, job_id: str, *, key: str | None = None) -> Job:
+        return await jobs.retry_job(self.core, actor, job_id, key)
+
+    async def set_node_state(
+        self, actor: Actor, name: str, state: NodeState, because: str = "", *, key: str | None = None
+    ) -> Node:
+        node = await nodes.set_node_state(self.core, actor, name, state, because, key)
+        self.changed.wake_healer()
+        return node
+
+    async def create_user(
+        self, actor: Actor, name: str, cluster_role: Role | None = None, *, key: str | None = None
+    ) -> User:
+        return await people.create_user(self.core, actor, name, cluster_role, key)
+
+    async def update_user(
+        self, actor: Actor, name: str, changes: dict[str, Any], *, key: str | None = None
+    ) -> User:
+        return await people.update_user(self.core, actor, name, changes, key)
+
+    async def create_project(
+        self, actor: Actor, name: str, limits: dict[str, int], *, key: str | None = None
+    ) -> Project:
+        return await people.create_project(self.core, actor, name, limits, key)
+
+    async def update_project(
+        self, actor: Actor, name: str, limits: dict[str, int], *, key: str | None = None
+    ) -> Project:
+        return await people.update_project(self.core, actor, name, limits, key)
+
+    async def set_member(
+        self, actor: Actor, project: str, user_name: str, role: Role, *, key: str | None = None
+    ) -> Membership:
+        return await people.set_member(self.core, actor, project, user_name, role, key)
+
+    async def remove_member(
+        self, actor: Actor, project: str, user_name: str, *, key: str | None = None
+    ) -> None:
+        await people.remove_member(self.core, actor, project, user_name, key)
+
+    async def create_token(
+        self,
+        actor: Actor,
+        user: User,
+        *,
+        label: str,
+        scope: Role,
+        project: str | None = None,
+        lifetime_s: float | None = None,
+        key: str | None = None,
+    ) -> tuple[Token, str | None]:
+        return await people.create_token(self.core, actor, user, label, scope, project, lifetime_s, key)
+
+    async def revoke_token(self, actor: Actor, token_id: str, *, key: str | None = None) -> Token:
+        return await people.revoke_token(self.core, actor, token_id, key)
+
+    async def record_denied(self, actor: Actor, what: str, facts: dict[str, Any]) -> None:
+        """Somebody tried what they may not: the audit keeps it."""
+        now = self.core.clock.now()
+        data = {"what": what, **facts}
+        await self.core.store.write(lambda tx: note(tx, "access.denied", now, actor, data=data))
+
+    async def verify_log(self) -> Flaw | None:
+        """The first event that cannot be what was written, or None."""
+        return await anchor.verify_log(self.core)
+
+    async def renew(self, renewal: Renewal) -> RenewalAnswer:
+        return await reports.renew(self.core, renewal)
+
+    def explain(self, job: Job, attempt: Attempt) -> Explanation | None:
+        return explain.explain(self.core, job, attempt)

@@ -1,0 +1,108 @@
+"""The only way an attempt or a job changes: step, guarded write and event in one transaction.
+
+Everything here runs inside `store.write` and is synchronous. `Stale` from a guarded write rolls the
+whole change back; the caller looks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from shoal.control.actor import SHOAL, Actor
+from shoal.ids import IdFactory
+from shoal.model.attempt import Attempt, AttemptState
+from shoal.model.job import Job
+from shoal.model.moves import AttemptEvent, Effect, step
+from shoal.model.retry import judge
+from shoal.store import Tx
+
+
+def note(
+    tx: Tx,
+    kind: str,
+    now: float,
+    actor: Actor,
+    *,
+    job: Job | None = None,
+    attempt: Attempt | None = None,
+    project: str | None = None,
+    node: str | None = None,
+    data: dict[str, Any] | None = None,
+) -> None:
+    """Append one event to the log."""
+    tx.events.append(
+        kind=kind,
+        at=now,
+        actor=str(actor),
+        project=job.project if job else project,
+        job_id=job.job_id if job else None,
+        attempt_id=attempt.attempt_id if attempt else None,
+        node=node,
+        data=data or {},
+        request_id=actor.request_id,
+    )
+
+
+class Recorder:
+    """Applies events to attempts. Holds no state but where new ids come from."""
+
+    def __init__(self, new_id: IdFactory, now: Callable[[], float]) -> None:
+        self._new_id = new_id
+        self._now = now
+
+    def advance(self, tx: Tx, attempt_id: str, event: AttemptEvent, actor: Actor = SHOAL) -> Attempt | None:
+        """Feed one event to the attempt as it is recorded now.
+
+        Returns the attempt after it, or None when nobody knows the attempt. Late and repeated events
+        change nothing. When the attempt ends, its job ends or gets its next attempt here too.
+        """
+        before = tx.attempts.get(attempt_id)
+        if before is None:
+            return None
+        now = self._now()
+        after, effects = step(before, event, now)
+        if after is before:
+            return before
+        job = tx.jobs.get(before.job_id)
+        assert job is not None
+        tx.attempts.update(after)
+        data = {"event": msgspec.to_builtins(event), "from": before.state, "to": after.state}
+        note(tx, f"attempt.{_verb(before, after)}", now, actor, job=job, attempt=after, data=data)
+        if Effect.CLOSE in effects:
+            self._close(tx, job, after, now)
+        return after
+
+    def _close(self, tx: Tx, job: Job, attempt: Attempt, now: float) -> None:
+        verdict = judge(job, attempt, now)
+        tx.jobs.update(verdict.job)
+        if verdict.backoff_s is None:
+            tx.secrets.drop(job.job_id)
+            facts: dict[str, Any] = {"outcome": verdict.job.outcome, "because": verdict.job.because}
+            note(tx, "job.ended", now, SHOAL, job=job, attempt=attempt, data=facts)
+            return
+        again = self.next_attempt(tx, verdict.job, now, verdict.backoff_s)
+        facts = {"reason": attempt.reason, "epoch": again.epoch, "backoff_s": verdict.backoff_s}
+        note(tx, "job.retrying", now, SHOAL, job=job, attempt=again, data=facts)
+
+    def next_attempt(self, tx: Tx, job: Job, now: float, backoff_s: float = 0.0) -> Attempt:
+        """Queue the attempt with the job's current epoch."""
+        attempt = Attempt(
+            attempt_id=self._new_id("att"),
+            job_id=job.job_id,
+            project=job.project,
+            epoch=job.epoch,
+            queued_at=now,
+            backoff_s=backoff_s,
+        )
+        tx.attempts.add(attempt)
+        return attempt
+
+
+def _verb(before: Attempt, after: Attempt) -> str:
+    """What happened, for the event's kind."""
+    if before.state is after.state:
+        return "noted"
+    return "placed" if after.state is AttemptState.STARTING else after.state.value

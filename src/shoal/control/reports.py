@@ -1,0 +1,51 @@
+"""What supervisors say: renew the lease, record a start or an end, answer with an order."""
+
+from __future__ import annotations
+
+from shoal.control.core import Core
+from shoal.errors import StateError
+from shoal.model.attempt import Attempt, AttemptState
+from shoal.model.moves import AttemptEvent, NodeEnded, Started
+from shoal.wire import Renewal, RenewalAnswer
+
+
+async def renew(core: Core, renewal: Renewal) -> RenewalAnswer:
+    """Note the sign of life. `StateError`: the attempt is over or another has its place; stop at once.
+
+    An outcome is on disk here when this returns. Repeating any renewal is harmless.
+    """
+    attempt = await core.store.read(lambda tx: tx.attempts.get(renewal.attempt_id))
+    attempt = _current(attempt, renewal)
+    core.leases.heard(renewal.attempt_id, renewal.node)
+    event = _news(attempt, renewal)
+    if event is not None:
+        after = await core.store.write(lambda tx: core.recorder.advance(tx, renewal.attempt_id, event))
+        attempt = after or attempt
+    should_stop = attempt.state is AttemptState.STOPPING
+    return RenewalAnswer(should_stop=should_stop, because=attempt.message if should_stop else "")
+
+
+def _current(attempt: Attempt | None, renewal: Renewal) -> Attempt:
+    if attempt is None or renewal.node not in attempt.node_names:
+        raise StateError(f"attempt {renewal.attempt_id} was never placed on {renewal.node}")
+    if attempt.epoch != renewal.epoch:
+        raise StateError(f"epoch {renewal.epoch} is stale; the attempt has epoch {attempt.epoch}")
+    if attempt.state is AttemptState.ENDED and renewal.outcome is None:
+        raise StateError(f"attempt {renewal.attempt_id} has ended: {attempt.reason}")
+    return attempt
+
+
+def _news(attempt: Attempt, renewal: Renewal) -> AttemptEvent | None:
+    """What the renewal tells that is not recorded yet."""
+    if renewal.outcome is not None:
+        outcome = renewal.outcome
+        if (outcome.attempt_id, outcome.epoch, outcome.node) != (
+            renewal.attempt_id,
+            renewal.epoch,
+            renewal.node,
+        ):
+            raise StateError("the outcome is not about the attempt and node that report it")
+        return NodeEnded(outcome)
+    if renewal.started_at is not None and renewal.node not in attempt.started_nodes:
+        return Started(renewal.node)
+    return None

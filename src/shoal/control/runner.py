@@ -1,0 +1,124 @@
+"""Run the loops for real: when they wake, how they back off, and what happens when one fails.
+
+A loop that raises is logged and run again: every loop starts from what is recorded, so a failure in
+one turn is no different from being killed there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import anyio
+import structlog
+
+from shoal.control.anchor import drop_anchor
+from shoal.control.core import Core
+from shoal.control.heal import heal
+from shoal.control.place import place
+from shoal.control.watch import watch
+from shoal.errors import StoreUnavailable
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+WATCH_EVERY_S = 1.0
+HEAL_EVERY_S = 5.0
+ANCHOR_EVERY_S = 30.0
+PLACE_AT_LEAST_EVERY_S = 30.0
+PLACE_SHARE = 0.5
+"""At most this share of a core goes to planning: after a long cycle comes a pause as long."""
+FAILED_PAUSE_S = 1.0
+
+
+class Signal:
+    """A flag that is raised from anywhere in the loop's thread and lowered by who waits for it."""
+
+    def __init__(self) -> None:
+        self._event = anyio.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    async def wait(self, timeout_s: float) -> None:
+        """Until it is raised or the time is over, then lower it."""
+        with anyio.move_on_after(timeout_s):
+            await self._event.wait()
+        self._event = anyio.Event()
+
+
+class Changed:
+    """Tells streams and loops that something was committed."""
+
+    def __init__(self) -> None:
+        self._commit = anyio.Event()
+        self.placer = Signal()
+        self.healer = Signal()
+
+    def committed(self) -> None:
+        """Something is on disk that was not."""
+        self._commit.set()
+        self._commit = anyio.Event()
+        self.placer.set()
+
+    def wake_healer(self) -> None:
+        self.healer.set()
+
+    async def wait(self, timeout_s: float) -> None:
+        """Until the next commit, or until the time is over."""
+        with anyio.move_on_after(timeout_s):
+            await self._commit.wait()
+
+
+@asynccontextmanager
+async def run_loops(core: Core, changed: Changed) -> AsyncIterator[None]:
+    """Recover, then keep the loops running while the block lasts."""
+    loop = asyncio.get_running_loop()
+
+    def on_commit(seq: int) -> None:
+        loop.call_soon_threadsafe(changed.committed)
+
+    core.store.on_commit(on_commit)
+    await heal(core)
+    await watch(core)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_placing, core, changed)
+        tasks.start_soon(_repeat, "watch", lambda: watch(core), lambda: anyio.sleep(WATCH_EVERY_S))
+        tasks.start_soon(_repeat, "heal", lambda: heal(core), lambda: changed.healer.wait(HEAL_EVERY_S))
+        tasks.start_soon(_repeat, "anchor", lambda: drop_anchor(core), lambda: anyio.sleep(ANCHOR_EVERY_S))
+        try:
+            yield
+        finally:
+            tasks.cancel_scope.cancel()
+
+
+async def _placing(core: Core, changed: Changed) -> None:
+    next_look_s = 0.0
+    while True:
+        await changed.placer.wait(next_look_s)
+        began = core.clock.monotonic()
+        soon = await _turn("place", lambda: place(core))
+        took = core.clock.monotonic() - began
+        next_look_s = min(soon or PLACE_AT_LEAST_EVERY_S, PLACE_AT_LEAST_EVERY_S)
+        await anyio.sleep(took / PLACE_SHARE - took)
+
+
+async def _repeat(
+    name: str, turn: Callable[[], Awaitable[None]], pause: Callable[[], Awaitable[None]]
+) -> None:
+    while True:
+        await _turn(name, turn)
+        await pause()
+
+
+async def _turn(name: str, turn: Callable[[], Awaitable[T]]) -> T | None:
+    try:
+        return await turn()
+    except StoreUnavailable as error:
+        log.warning("loop.store_unavailable", loop=name, error=error.message)
+    except Exception:
+        log.exception("loop.failed", loop=name)
+    await anyio.sleep(FAILED_PAUSE_S)
+    return None

@@ -1,0 +1,147 @@
+"""Compare what the engine sees with what is recorded, and feed the differences in as events.
+
+The order of reads matters. What holds resources is read first, the engine is asked second: an attempt
+that held something then, is not being submitted, and is not listed now, does not run anywhere.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from shoal.control.core import Core
+from shoal.control.frozen import spec_of
+from shoal.control.launch import launch
+from shoal.engines.base import Observation, Sight
+from shoal.errors import EngineUnreachable
+from shoal.model.attempt import Attempt, AttemptState, EndReason
+from shoal.model.job import Job
+from shoal.model.moves import AttemptEvent, FencePassed, NodeEnded, Started, StopAsked
+from shoal.wire import EndKind, NodeOutcome
+
+log = structlog.get_logger()
+
+Seen = dict[str, dict[str, Observation]]
+LATE_STOP_S = 60.0
+"""How long after a time limit the control plane steps in for a supervisor that did not."""
+
+
+async def watch(core: Core) -> None:
+    """One look at everything that runs or should."""
+    holding = await core.store.read(lambda tx: tx.attempts.holding())
+    being_submitted = frozenset(core.submitting)
+    seen = await _look(core)
+    core.leases.keep_only(attempt.attempt_id for _, attempt in holding)
+    for job, attempt in holding:
+        if attempt.attempt_id in being_submitted:
+            continue
+        await _compare(core, job, attempt, seen)
+    if seen is not None:
+        held = {attempt.attempt_id for _, attempt in holding}
+        for attempt_id in seen.keys() - held:
+            await _tidy(core, attempt_id, seen[attempt_id])
+
+
+async def _look(core: Core) -> Seen | None:
+    """What the engine lists, by attempt and node; None when it could not be asked."""
+    try:
+        observations = await core.engine.list_owned()
+    except EngineUnreachable as error:
+        log.warning("engine.unreachable", engine=core.engine.name, error=error.message)
+        return None
+    seen: Seen = {}
+    for observation in observations:
+        seen.setdefault(observation.attempt_id, {})[observation.node] = observation
+    return seen
+
+
+async def _compare(core: Core, job: Job, attempt: Attempt, seen: Seen | None) -> None:
+    observed = None if seen is None else seen.get(attempt.attempt_id, {})
+    if observed is not None and _should_submit(attempt, observed):
+        await launch(core, attempt.attempt_id)
+    events = _silent(core, job, attempt) if observed is None else _events(core, job, attempt, observed)
+    for event in events:
+        attempt = await _advance(core, attempt, event)
+    if attempt.state is AttemptState.STOPPING:
+        await cancel(core, job, attempt)
+
+
+def _should_submit(attempt: Attempt, observed: dict[str, Observation]) -> bool:
+    """Placed, but the engine does not have all of it: we were killed before or while handing it over."""
+    return attempt.state is AttemptState.STARTING and any(node not in observed for node in attempt.nodes_left)
+
+
+def _events(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observation]) -> list[AttemptEvent]:
+    events: list[AttemptEvent] = []
+    for node in attempt.nodes_left:
+        seen = observed.get(node)
+        if seen is None and attempt.state is AttemptState.STARTING:
+            continue  # just handed over again
+        if seen is None:
+            events.append(NodeEnded(_unlisted(core, attempt, node)))
+        elif seen.epoch != attempt.epoch:
+            log.error("engine.stale_epoch", attempt=attempt.attempt_id, epoch=seen.epoch)
+        elif seen.sight is Sight.ENDED and seen.outcome is not None:
+            events.append(NodeEnded(seen.outcome))
+        elif seen.sight in (Sight.ALIVE, Sight.PENDING):
+            core.leases.heard(attempt.attempt_id, node)
+            if seen.started_at is not None and node not in attempt.started_nodes:
+                events.append(Started(node))
+    return events + _silent(core, job, attempt) + _overdue(core, job, attempt)
+
+
+def _unlisted(core: Core, attempt: Attempt, node: str) -> NodeOutcome:
+    """Not listed after it held resources: the engine says nothing of it runs."""
+    kind = EndKind.STOPPED if attempt.state is AttemptState.STOPPING else EndKind.LOST
+    return NodeOutcome(
+        attempt_id=attempt.attempt_id,
+        epoch=attempt.epoch,
+        node=node,
+        kind=kind,
+        ended_at=core.clock.now(),
+        message=f"{core.engine.name} has no trace of it",
+    )
+
+
+def _silent(core: Core, job: Job, attempt: Attempt) -> list[AttemptEvent]:
+    """The fence: only for what nobody can see."""
+    fence_s = spec_of(job).fence
+    return [FencePassed()] if core.leases.has_fence_passed(attempt, fence_s) else []
+
+
+def _overdue(core: Core, job: Job, attempt: Attempt) -> list[AttemptEvent]:
+    """A supervisor keeps its own time limit; this is for one that hangs."""
+    limit_s = job.request.time_limit_s
+    if limit_s is None or attempt.state is not AttemptState.RUNNING:
+        return []
+    if core.leases.ran_for_s(attempt.attempt_id) < limit_s + LATE_STOP_S:
+        return []
+    return [StopAsked(reason=EndReason.TIME_LIMIT, by="the time limit")]
+
+
+async def _advance(core: Core, attempt: Attempt, event: AttemptEvent) -> Attempt:
+    after = await core.store.write(lambda tx: core.recorder.advance(tx, attempt.attempt_id, event))
+    return after or attempt
+
+
+async def cancel(core: Core, job: Job, attempt: Attempt) -> None:
+    """Tell the engine; repeated at every look until the end is seen."""
+    grace_s = spec_of(job).grace
+    try:
+        await core.engine.cancel(attempt.attempt_id, grace_s)
+    except EngineUnreachable as error:
+        log.warning("cancel.later", attempt=attempt.attempt_id, error=error.message)
+
+
+async def _tidy(core: Core, attempt_id: str, observed: dict[str, Observation]) -> None:
+    """The engine has something that holds nothing in our records."""
+    attempt = await core.store.read(lambda tx: tx.attempts.get(attempt_id))
+    if attempt is not None and attempt.state is not AttemptState.ENDED:
+        return  # placed after we read what holds resources: next time
+    try:
+        if all(seen.sight is Sight.ENDED for seen in observed.values()):
+            await core.engine.forget(attempt_id)
+        else:
+            log.warning("engine.stray", attempt=attempt_id, is_known=attempt is not None)
+            await core.engine.cancel(attempt_id, 0.0)
+    except EngineUnreachable as error:
+        log.warning("tidy.later", attempt=attempt_id, error=error.message)

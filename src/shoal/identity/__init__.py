@@ -1,0 +1,43 @@
+"""Who may do what: tokens, callers, permissions, and the sealing of secrets.
+
+Pure: keys, time and randomness are arguments. Nothing here reads the store or knows HTTP.
+"""
+
+from shoal.identity.authorize import authorize, visible_projects
+from shoal.identity.caller import Caller, CallerKind, user_caller
+from shoal.identity.grants import check_member_grant, check_token_grant
+from shoal.identity.permissions import LEAST_ROLE, Permission, is_at_least, lesser
+from shoal.identity.seal import SecretsUnreadable, open_secrets, seal_secrets
+from shoal.identity.signed import (
+    SignedToken,
+    job_token,
+    parse_signed,
+    supervisor_token,
+)
+from shoal.identity.tokens import MintedToken, UserTokenText, hash_secret, mint_token, parse_user_token
+
+__all__ = [
+    "LEAST_ROLE",
+    "Caller",
+    "CallerKind",
+    "MintedToken",
+    "Permission",
+    "SecretsUnreadable",
+    "SignedToken",
+    "UserTokenText",
+    "authorize",
+    "check_member_grant",
+    "check_token_grant",
+    "hash_secret",
+    "is_at_least",
+    "job_token",
+    "lesser",
+    "mint_token",
+    "open_secrets",
+    "parse_signed",
+    "parse_user_token",
+    "seal_secrets",
+    "supervisor_token",
+    "user_caller",
+    "visible_projects",
+]

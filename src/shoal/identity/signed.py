@@ -1,0 +1,66 @@
+"""Stateless tokens of jobs and supervisors: an attempt's id (and node) with a keyed MAC.
+
+`shj_<attempt_id>_<mac>` speaks for the attempt's job, `shs_<attempt_id>.<node>_<mac>` renews one lease.
+The key is a file outside the database, so a copy of the database makes no token. Whether the attempt
+still lives is not decided here: ask the store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from enum import StrEnum
+
+import msgspec
+
+MIN_KEY_BYTES = 32
+_JOB = re.compile(r"shj_(?P<attempt>[a-z]{3}_[0-9a-z]{1,40})_(?P<mac>[0-9a-f]{64})", re.ASCII)
+_SUPERVISOR = re.compile(
+    r"shs_(?P<attempt>[a-z]{3}_[0-9a-z]{1,40})\.(?P<node>[A-Za-z0-9._-]{1,200})_(?P<mac>[0-9a-f]{64})",
+    re.ASCII,
+)
+
+
+class SignedKind(StrEnum):
+    JOB = "job"
+    SUPERVISOR = "supervisor"
+
+
+class SignedToken(msgspec.Struct, frozen=True):
+    """A token whose MAC was checked. `node` is set for supervisors alone."""
+
+    kind: SignedKind
+    attempt_id: str
+    node: str | None = None
+
+
+def job_token(key: bytes, attempt_id: str) -> str:
+    """What the ranks of this attempt carry. The same every time it is asked for."""
+    return f"shj_{attempt_id}_{_mac(key, SignedKind.JOB, attempt_id, '')}"
+
+
+def supervisor_token(key: bytes, attempt_id: str, node: str) -> str:
+    """What the supervisor of this attempt on this node carries."""
+    return f"shs_{attempt_id}.{node}_{_mac(key, SignedKind.SUPERVISOR, attempt_id, node)}"
+
+
+def parse_signed(key: bytes, text: str) -> SignedToken | None:
+    """The token if this key made it; None for any other text, however close."""
+    if match := _JOB.fullmatch(text):
+        expected = _mac(key, SignedKind.JOB, match["attempt"], "")
+        token = SignedToken(SignedKind.JOB, match["attempt"])
+    elif match := _SUPERVISOR.fullmatch(text):
+        expected = _mac(key, SignedKind.SUPERVISOR, match["attempt"], match["node"])
+        token = SignedToken(SignedKind.SUPERVISOR, match["attempt"], match["node"])
+    else:
+        return None
+    return token if hmac.compare_digest(expected, match["mac"]) else None
+
+
+def _mac(key: bytes, kind: SignedKind, attempt_id: str, node: str) -> str:
+    if len(key) < MIN_KEY_BYTES:
+        raise ValueError(f"a signing key has at least {MIN_KEY_BYTES} bytes, this one {len(key)}")
+    # The kind is signed too: a job's MAC never passes for a supervisor's.
+    text = f"shoal-{kind}\0{attempt_id}\0{node}"
+    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()

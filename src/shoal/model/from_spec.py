@@ -1,0 +1,42 @@
+"""What a spec asks of the cluster, in the model's terms: defaults filled in, ranges settled.
+
+CPUs, memory and disk are allocated at the lower end of their range; the number of nodes keeps both ends.
+"""
+
+from __future__ import annotations
+
+from shoal.model.job import RetryPolicy
+from shoal.model.request import GpuRequest, Request, TopologyRequest
+from shoal.spec import JobSpec
+from shoal.wire import LogRule, Mount, RuleAction
+
+
+def request_of(spec: JobSpec) -> Request:
+    asked = spec.resources
+    gpus = GpuRequest(count=asked.gpus.count, kind=asked.gpus.kind) if asked.gpus else None
+    ranks = spec.ranks_per_node or (gpus.count if gpus else 1)
+    near = spec.topology
+    return Request(
+        min_nodes=asked.nodes.min,
+        max_nodes=asked.nodes.max,
+        cpus=asked.cpus.min if asked.cpus else float(ranks),
+        memory_bytes=asked.memory.min if asked.memory else None,
+        disk_bytes=asked.disk.min if asked.disk else 0,
+        gpus=gpus,
+        ranks_per_node=ranks,
+        topology=TopologyRequest(within=near.within, is_required=near.mode == "required") if near else None,
+        time_limit_s=spec.time_limit,
+    )
+
+
+def retry_of(spec: JobSpec) -> RetryPolicy:
+    retry = spec.retry
+    return RetryPolicy(max_retries=retry.max, on=frozenset(retry.on), backoff_s=retry.backoff)
+
+
+def mounts_of(spec: JobSpec) -> tuple[Mount, ...]:
+    return tuple(Mount(source=m.source, target=m.target, is_read_only=m.read_only) for m in spec.mounts)
+
+
+def log_rules_of(spec: JobSpec) -> tuple[LogRule, ...]:
+    return tuple(LogRule(match=rule.match, action=RuleAction(rule.action)) for rule in spec.log_rules)

@@ -1,0 +1,232 @@
+"""Why a candidate that may start does not: the one dominant reason, with the facts behind it.
+
+Speaks about the cluster as it is after the plan's starts. Names another job only inside its own
+project: an explanation is read by people who may not know that the other project exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from math import inf
+
+from shoal.scheduler.amounts import Demand, Need
+from shoal.scheduler.capacity import Capacity, NodeUse
+from shoal.scheduler.fit import SHORT_OF, Finders, fits, shortages
+from shoal.scheduler.gang import choose
+from shoal.scheduler.impossible import LOOK, never_fits
+from shoal.scheduler.keep import Kept
+from shoal.scheduler.possible import Possible, Suitable, by_domain, can_hold
+from shoal.scheduler.release import free_at
+from shoal.scheduler.snapshot import Candidate
+from shoal.scheduler.types import Explanation, Why
+from shoal.scheduler.words import amounts, are, clock_time, duration, listed, num_nodes
+
+NUM_TOLD = 4
+"""So many nodes are named; the facts count them all."""
+NUM_LOOKED_AT = 8
+"""Busy nodes that are asked when they come back: those on which everything ends first."""
+
+
+class Explainer:
+    """Answers for whole demands, remembered: ten thousand equal jobs cost one explanation."""
+
+    def __init__(
+        self,
+        capacity: Capacity,
+        possible: Possible,
+        finders: Finders,
+        kept: Sequence[Kept],
+        now: float,
+    ) -> None:
+        self._capacity = capacity
+        self._possible = possible
+        self._finders = finders
+        self._kept = kept
+        self._now = now
+        self._said: dict[Demand, Explanation | None] = {}
+        self._behind: dict[tuple[Demand, str, str | None], Explanation] = {}
+        self._lowest_free = capacity.lowest_free()
+        self._quiet_first = sorted(capacity.nodes.values(), key=_quiet_at)
+
+    def explain(self, candidate: Candidate, demand: Demand, stopped_by: Candidate | None) -> Explanation:
+        """`stopped_by`: the job at which the candidate's queue stopped, if the policy stops queues. Without ids."""
+        if demand not in self._said:
+            self._said[demand] = self._of_cluster(demand)
+        said = self._said[demand]
+        if said is not None:
+            return said
+        key = demand, candidate.project, stopped_by.attempt_id if stopped_by else None
+        if key not in self._behind:
+            self._behind[key] = self._of_order(candidate, demand, stopped_by)
+        return self._behind[key]
+
+    def _of_cluster(self, demand: Demand) -> Explanation | None:
+        """The reason that would hold if nobody else were waiting; None when there is none."""
+        if not self._capacity.nodes:
+            return _said(Why.NO_NODES, "has nowhere to run: this cluster has no nodes", hint=LOOK)
+        never = never_fits(demand, self._possible)
+        if never is not None:
+            return never
+        suitable = self._possible.suitable(demand.need).without(demand.excluded)
+        if not can_hold(demand, suitable.nodes):
+            return self._excluded(demand, suitable)
+        if not self._possible.is_open_for(demand):
+            return self._closed(demand, suitable)
+        finder = self._finders.of(demand.need)
+        if choose(demand, finder, self._capacity, frozenset()):
+            return None
+        free = [self._capacity.nodes[name] for name in finder.ranked(demand.excluded)]
+        if len(free) >= demand.min_nodes:
+            return self._scattered(demand, free)
+        return self._busy(demand, suitable, free)
+
+    def _excluded(self, demand: Demand, left: Suitable) -> Explanation:
+        such = amounts(demand.need, self._possible.telling(demand.need))
+        all_nodes = self._possible.suitable(demand.need).nodes
+        names = [node.name for node in all_nodes if node.name in demand.excluded]
+        return _said(
+            Why.NODES_EXCLUDED,
+            f"needs {num_nodes(demand)} with {such}{_together(demand)}; its log rules excluded "
+            f"{listed(names)}, and {are(len(left.nodes), 'left')}",
+            hint="a new job excludes no node: submit it again with `shoal run`",
+            nodes_needed=demand.min_nodes,
+            nodes_left=len(left.nodes),
+            excluded=names,
+        )
+
+    def _closed(self, demand: Demand, suitable: Suitable) -> Explanation:
+        such = amounts(demand.need, self._possible.telling(demand.need))
+        return _said(
+            Why.NODES_CLOSED,
+            f"needs {num_nodes(demand)} with {such}{_together(demand)}; "
+            f"{are(len(suitable.open), 'open')}{_in_pool(suitable)}",
+            details=_why_closed(suitable.closed),
+            hint=f"an operator reopens a node with `shoal resume {suitable.closed[0].name}`",
+            nodes_needed=demand.min_nodes,
+            nodes_open=len(suitable.open),
+            closed=[node.name for node in suitable.closed],
+        )
+
+    def _scattered(self, demand: Demand, free: list[NodeUse]) -> Explanation:
+        label = demand.within or ""
+        domains = sorted(by_domain(label, free).items(), key=lambda item: (-item[1], item[0]))
+        most = domains[0][1] if domains else 0
+        such = amounts(demand.need, self._possible.telling(demand.need), free=True)
+        return _said(
+            Why.TOPOLOGY,
+            f"needs {num_nodes(demand)} with {such} in one `{label}`; {are(len(free), 'free')}, "
+            f"at most {most} of them in one",
+            details=(listed([f"{domain}: {count} free" for domain, count in domains]),) if domains else (),
+            hint="to start without waiting for closeness set `topology.mode: preferred`",
+            nodes_needed=demand.min_nodes,
+            nodes_free=len(free),
+            within=label,
+            free_by_domain=dict(domains),
+        )
+
+    def _busy(self, demand: Demand, suitable: Suitable, free: list[NodeUse]) -> Explanation:
+        short = self._short_of(demand.need)
+        until = self._soonest(demand.need, suitable)
+        return _said(
+            Why.RESOURCES,
+            f"needs {num_nodes(demand)} with {amounts(demand.need, short, free=True)}; "
+            f"{are(len(free), 'free')}{_in_pool(suitable)}",
+            details=(*_why_closed(suitable.closed), *self._until(until[: demand.min_nodes - len(free)])),
+            hint=self._fewer(demand),
+            nodes_needed=demand.min_nodes,
+            nodes_free=len(free),
+            short_of=list(short),
+            closed=[node.name for node in suitable.closed],
+            busy_until={name: None if at == inf else at for at, name in until},
+        )
+
+    def _fewer(self, demand: Demand) -> str | None:
+        """What would let a gang start on the nodes that are free and kept for nobody."""
+        if demand.is_close_required:
+            return None
+        kept = frozenset().union(*(kept.nodes for kept in self._kept))
+        num_free = len(self._finders.of(demand.need).ranked(demand.excluded | kept))
+        return f"`nodes: {num_free}..{demand.max_nodes}` could start on what is free" if num_free else None
+
+    def _short_of(self, need: Need) -> tuple[str, ...]:
+        """What the nodes that could give `need` lack now."""
+        short = {
+            name
+            for whole, free in self._lowest_free.items()
+            if fits(need, whole, whole)
+            for name in shortages(need, whole, free)
+        }
+        return tuple(name for name in SHORT_OF if name in short)
+
+    def _soonest(self, need: Need, suitable: Suitable) -> list[tuple[float, str]]:
+        """Busy nodes that could serve and when they can, of the first `NUM_LOOKED_AT` to fall quiet."""
+        usable = suitable.open_names
+        busy = (
+            node
+            for node in self._quiet_first
+            if node.name in usable and not fits(need, node.whole, node.free)
+        )
+        return sorted((free_at(need, node, self._now), node.name) for node in islice(busy, NUM_LOOKED_AT))
+
+    def _until(self, soonest: list[tuple[float, str]]) -> tuple[str, ...]:
+        by_time: dict[str, list[str]] = {}
+        for at, name in soonest[:NUM_TOLD]:
+            told = None if at == inf else clock_time(at, self._now)
+            by_time.setdefault(f"until about {told}" if told else "with no known end", []).append(name)
+        return tuple(f"{', '.join(names)} busy {told}" for told, names in by_time.items())
+
+    def _of_order(self, candidate: Candidate, demand: Demand, stopped_by: Candidate | None) -> Explanation:
+        if stopped_by is not None:
+            head = stopped_by
+            because = f"queue `{candidate.queue}` starts its jobs strictly in order"
+        else:
+            head = self._keeper(demand).head
+            because = "what it needs is free, but kept for that job, which comes first"
+        is_ours = head.project == candidate.project
+        name = f"`{head.label or head.job_id}`" if is_ours else "a job of another project"
+        waited = duration(self._now - max(head.submitted_at, head.not_before))
+        return _said(
+            Why.BEHIND,
+            f"waits behind {name}: {because}",
+            details=(f"{name} has waited {waited}",),
+            behind_job_id=head.job_id if is_ours else None,
+            queue=candidate.queue,
+            is_queue_stopped=stopped_by is not None,
+        )
+
+    def _keeper(self, demand: Demand) -> Kept:
+        """The first job in order that keeps a node the demand could start on."""
+        usable = set(self._finders.of(demand.need).ranked(demand.excluded))
+        return next(kept for kept in self._kept if not kept.nodes.isdisjoint(usable))
+
+
+def _said(
+    why: Why, sentence: str, details: tuple[str, ...] = (), hint: str | None = None, **facts: object
+) -> Explanation:
+    return Explanation(
+        attempt_id="", job_id="", why=why, sentence=sentence, details=details, hint=hint, facts=facts
+    )
+
+
+def _together(demand: Demand) -> str:
+    return f" in one `{demand.within}`" if demand.is_close_required else ""
+
+
+def _in_pool(suitable: Suitable) -> str:
+    """Names the pool when there is only one to wait for and somebody gave it a name."""
+    pools = suitable.pools
+    return f" in `{min(pools)}`" if len(pools) == 1 and pools != {"default"} else ""
+
+
+def _quiet_at(node: NodeUse) -> tuple[float, str]:
+    """When all that runs on a node has certainly ended."""
+    return max((ends_at for ends_at, _ in node.ends), default=-inf), node.name
+
+
+def _why_closed(nodes: Iterable[NodeUse]) -> tuple[str, ...]:
+    by_reason: dict[str, list[str]] = {}
+    for node in nodes:
+        by_reason.setdefault(node.view.closed_because or "", []).append(node.name)
+    told = [f"{listed(names)} {because}" for because, names in by_reason.items()]
+    return tuple(told[:NUM_TOLD])

@@ -1,0 +1,146 @@
+"""Requests that no set of this cluster's nodes could ever hold: what is too much, and what to write instead.
+
+Says nothing about what is free, open or excluded: an impossible request stays so until nodes are added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from shoal.model.request import Request
+from shoal.scheduler.amounts import Amounts, Demand, demand_of
+from shoal.scheduler.capacity import Capacity, NodeUse
+from shoal.scheduler.fit import SHORT_OF, shortages
+from shoal.scheduler.possible import Possible, by_domain, can_hold
+from shoal.scheduler.snapshot import NodeView
+from shoal.scheduler.types import Explanation, Why
+from shoal.scheduler.words import amounts, cpus, joined, num_nodes, number_of, quoted, size
+
+LOOK = "see what there is with `shoal nodes`"
+
+
+def impossible(request: Request, nodes: Iterable[NodeView]) -> Explanation | None:
+    """Why `request` can never run on `nodes`, or None. Its ids are empty.
+
+    With no nodes at all the answer is None: a cluster that is still coming up refuses nobody.
+    """
+    capacity = Capacity(nodes)
+    if not capacity.nodes:
+        return None
+    return never_fits(demand_of(request), Possible(capacity))
+
+
+def never_fits(demand: Demand, possible: Possible) -> Explanation | None:
+    """The same for a demand, over the nodes of a cycle."""
+    nodes = possible.suitable(demand.need).nodes
+    if can_hold(demand, nodes):
+        return None
+    if not nodes:
+        return _too_large(demand, possible)
+    if len(nodes) < demand.min_nodes:
+        return _too_many(demand, possible, len(nodes))
+    return _too_close(demand, possible, nodes)
+
+
+def _said(sentence: str, hint: str, **facts: object) -> Explanation:
+    return Explanation(
+        attempt_id="", job_id="", why=Why.NEVER_FITS, sentence=sentence, hint=hint, facts=facts
+    )
+
+
+def _too_large(demand: Demand, possible: Possible) -> Explanation:
+    """No single node could give the need: the first amount that is too much everywhere, else the mix."""
+    need, wholes = demand.need, possible.wholes()
+    missing = [set(shortages(need, whole, whole)) for whole in wholes]
+    everywhere = set.intersection(*missing)
+    if "gpus" in everywhere and need.gpu_kind and not any(w.gpus_of(need.gpu_kind) for w in wholes):
+        return _unknown_kind(demand, possible)
+    for what in SHORT_OF:
+        if what in everywhere:
+            return _too_much(demand, possible, what)
+    together = [name for name in SHORT_OF if any(name in names for names in missing)]
+    return _said(
+        f"asks for {amounts(need, together)} on one node; no node has that together",
+        LOOK,
+        asked=together,
+    )
+
+
+def _too_much(demand: Demand, possible: Possible, what: str) -> Explanation:
+    need = demand.need
+    counts = {whole: _of(whole, what, need.gpu_kind) for whole in possible.wholes()}
+    largest = max(counts.values())
+    pools = set().union(*(possible.pools(whole) for whole, count in counts.items() if count == largest))
+    where = f"the largest node in pool `{min(pools)}` has" if len(pools) == 1 else "the largest node has"
+    told = {"gpus": str(largest), "cpus": cpus(largest), "memory": size(largest), "disk": size(largest)}
+    has = f"{where} {told[what]}" if largest else f"no node has {'a GPU' if what == 'gpus' else 'any'}"
+    hint = _spread(demand, possible, largest) if what == "gpus" and largest else None
+    return _said(
+        f"asks for {amounts(need, [what])} on one node; {has}",
+        f"{hint}, or {LOOK}" if hint else LOOK,
+        asked=[what],
+        largest=largest,
+        pools=sorted(pools),
+    )
+
+
+def _of(whole: Amounts, what: str, kind: str | None) -> int:
+    counts = (whole.gpus_of(kind), whole.millicpus, whole.memory_bytes, whole.disk_bytes)
+    return counts[SHORT_OF.index(what)]
+
+
+def _spread(demand: Demand, possible: Possible, largest: int) -> str | None:
+    """The same number of GPUs over more nodes, if that could run."""
+    need = demand.need
+    total = need.num_gpus * demand.min_nodes
+    nodes = -(-total // largest)
+    gpus = -(-total // nodes)
+    # Where a spec leaves CPUs out they follow the GPUs, so they shrink with them here.
+    smaller = need._replace(num_gpus=gpus, millicpus=need.millicpus * gpus // need.num_gpus)
+    spread = demand._replace(need=smaller, min_nodes=nodes, max_nodes=nodes)
+    if not can_hold(spread, possible.suitable(smaller).nodes):
+        return None
+    written = f"{need.gpu_kind}:{gpus}" if need.gpu_kind else str(gpus)
+    return f"set `gpus: {written}` and `nodes: {nodes}`"
+
+
+def _unknown_kind(demand: Demand, possible: Possible) -> Explanation:
+    kind, count = demand.need.gpu_kind or "", demand.need.num_gpus
+    kinds = sorted({name for whole in possible.wholes() for name, _ in whole.gpus})
+    by_folded = {name.casefold(): name for name in kinds}
+    near = [by_folded[name] for name in get_close_matches(kind.casefold(), by_folded, n=1)]
+    there = f"this cluster has {joined(quoted(kinds))}" if kinds else "no node has a GPU"
+    return _said(
+        f"asks for {number_of(count, 'GPU')} of kind `{kind}`; {there}",
+        f"set `gpus: {near[0]}:{count}`, or {LOOK}" if near else LOOK,
+        asked=["gpus"],
+        kinds=kinds,
+    )
+
+
+def _too_many(demand: Demand, possible: Possible, there: int) -> Explanation:
+    such = amounts(demand.need, possible.telling(demand.need))
+    return _said(
+        f"asks for {num_nodes(demand)} with {such}; this cluster has {there}",
+        f"set `nodes: {there}`, or {LOOK}",
+        asked=["nodes"],
+        nodes_needed=demand.min_nodes,
+        largest=there,
+    )
+
+
+def _too_close(demand: Demand, possible: Possible, nodes: list[NodeUse]) -> Explanation:
+    label = demand.within or ""
+    largest = max(by_domain(label, nodes).values(), default=0)
+    such = amounts(demand.need, possible.telling(demand.need))
+    there = f"the largest has {largest}" if largest else f"no such node has the label `{label}`"
+    fewer = f"`nodes: {largest}` or " if largest else ""
+    return _said(
+        f"asks for {num_nodes(demand)} with {such} in one `{label}`; {there}",
+        f"set {fewer}`topology.mode: preferred`",
+        asked=["topology"],
+        nodes_needed=demand.min_nodes,
+        largest=largest,
+        within=label,
+    )

@@ -1,0 +1,93 @@
+"""Numbers, amounts, names and times as explanations say them. Decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from math import ceil
+
+from shoal.scheduler.amounts import MILLI, Demand, Need
+
+UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+DAY_S = 86_400.0
+LONGEST_S = 366 * DAY_S
+"""Further ahead than this nobody plans by the clock."""
+
+
+def number_of(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def are(count: int, state: str) -> str:
+    """`none is free`, `1 is free`, `3 are free`."""
+    return f"none is {state}" if count == 0 else f"{count} {'is' if count == 1 else 'are'} {state}"
+
+
+def joined(items: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
+
+
+def listed(items: Sequence[str], most: int = 4) -> str:
+    """All of a few; of many, the first and how many more."""
+    if len(items) <= most:
+        return joined(items)
+    return f"{', '.join(items[:most])} and {len(items) - most} more"
+
+
+def quoted(items: Iterable[str]) -> list[str]:
+    return [f"`{item}`" for item in items]
+
+
+def size(num_bytes: int) -> str:
+    """In the largest unit that leaves at least 1, with at most two decimals."""
+    for unit, scale in UNITS:
+        if num_bytes >= scale:
+            return f"{_decimals(num_bytes / scale)} {unit}"
+    return number_of(num_bytes, "byte")
+
+
+def cpus(millicpus: int) -> str:
+    return _decimals(millicpus / MILLI, places=3)
+
+
+def duration(seconds: float) -> str:
+    """Rounded up to what a person would say."""
+    if seconds < 120:
+        return f"{max(ceil(seconds), 1)} s"
+    if seconds < 7200:
+        return f"{ceil(seconds / 60)} min"
+    return f"{ceil(seconds / 3600)} h" if seconds < 2 * DAY_S else f"{ceil(seconds / DAY_S)} days"
+
+
+def clock_time(at: float, now: float) -> str | None:
+    """The time of day, with the date when it is not within a day; None when it is too far to say."""
+    if not now - LONGEST_S < at < now + LONGEST_S:
+        return None
+    # To the minute, upwards: an early promise is worse than a late one.
+    told = datetime.fromtimestamp(ceil(at / 60) * 60, UTC)
+    return f"{told:%H:%M} UTC" if at - now < DAY_S else f"{told:%H:%M} UTC on {told.day} {told:%b}"
+
+
+def num_nodes(demand: Demand) -> str:
+    least = number_of(demand.min_nodes, "node")
+    return least if demand.min_nodes == demand.max_nodes else f"at least {least}"
+
+
+def amounts(need: Need, what: Iterable[str], *, free: bool = False) -> str:
+    """The named amounts of a need: `8 free H100 GPUs and 64 GiB of free memory`."""
+    mark = "free " if free else ""
+    kind = f"{need.gpu_kind} " if need.gpu_kind else ""
+    told = {
+        "gpus": f"{need.num_gpus} {mark}{kind}GPU{'' if need.num_gpus == 1 else 's'}",
+        "cpus": f"{cpus(need.millicpus)} {mark}CPU{'' if need.millicpus == MILLI else 's'}",
+        "memory": f"{mark}memory in proportion"
+        if need.memory_bytes is None
+        else f"{size(need.memory_bytes)} of {mark}memory",
+        "disk": f"{size(need.disk_bytes)} of {mark}disk",
+    }
+    return joined([told[name] for name in what])
+
+
+def _decimals(value: float, places: int = 2) -> str:
+    return f"{value:.{places}f}".rstrip("0").rstrip(".")

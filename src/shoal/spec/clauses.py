@@ -1,0 +1,275 @@
+"""The smaller parts of a job: mounts, dependencies, retries, checkpoints, log rules, topology."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Literal, get_args
+
+from pydantic import AfterValidator, BaseModel, Field
+
+from shoal.spec.human import Human, text
+from shoal.spec.quantity import SECONDS_PATTERN, parse_seconds, parse_whole, spoken_seconds
+from shoal.spec.resources import FROZEN
+from shoal.spec.text import AbsolutePath, Path, absolute_path, writable
+from shoal.spec.wording import show
+
+MAX_SECONDS = 3650 * 86400.0
+MAX_RETRIES = 1000
+MAX_REGEX = 1000
+JOB_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._-]*(?:/[0-9]+)?$"
+LEVEL_PATTERN = r"^[A-Za-z][A-Za-z0-9._-]*$"
+KERNEL_FOLDERS = ("/proc", "/sys", "/dev")
+
+EndedHow = Literal["succeeded", "failed", "ended"]
+RetryOn = Literal["exit", "signal", "oom", "setup", "time_limit"]
+RuleActionName = Literal["exclude_node", "stop_retries"]
+Closeness = Literal["required", "preferred"]
+
+
+def seconds_between(low: float, high: float) -> Human:
+    """The short forms of a time from `low` to `high` seconds."""
+
+    def read(value: object) -> object:
+        if value is None:
+            return None
+        found = parse_seconds(value)
+        if not low <= found <= high:
+            bounds = f"from {spoken_seconds(low)} to {spoken_seconds(high)}"
+            raise ValueError(f"{show(value)} is {spoken_seconds(found)}; {bounds}")
+        return found
+
+    return Human(read, (text(SECONDS_PATTERN, "90s", "1h30m", "12:00:00"),))
+
+
+TimeLimit = Annotated[
+    float, Field(strict=True, ge=1, le=MAX_SECONDS, allow_inf_nan=False), seconds_between(1, MAX_SECONDS)
+]
+Grace = Annotated[float, Field(strict=True, ge=0, le=86400, allow_inf_nan=False), seconds_between(0, 86400)]
+Fence = Annotated[
+    float, Field(strict=True, ge=1, le=30 * 86400, allow_inf_nan=False), seconds_between(1, 30 * 86400)
+]
+Backoff = Annotated[float, Field(strict=True, ge=0, le=3600, allow_inf_nan=False), seconds_between(0, 3600)]
+
+
+def _mount_target(path: str) -> str:
+    clean = absolute_path(path).rstrip("/")
+    if not clean or any(f"{clean}/".startswith(f"{folder}/") for folder in KERNEL_FOLDERS):
+        raise ValueError(f"{show(path)} cannot be covered by a mount; choose a path such as `/data`")
+    return clean
+
+
+class MountSpec(BaseModel):
+    """A directory of the node, seen by the ranks at `target`."""
+
+    model_config = FROZEN
+
+    source: AbsolutePath
+    target: Annotated[AbsolutePath, AfterValidator(_mount_target)]
+    read_only: Annotated[bool, Field(strict=True)] = False
+
+
+_MOUNT = re.compile(r"([^:]+):([^:]+?)(?::(ro|rw))?")
+
+
+def _read_mount(value: object) -> object:
+    if isinstance(value, Mapping | MountSpec):
+        return value
+    match = _MOUNT.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"{show(value)} is not a mount such as `/srv/data:/data` or `/srv/data:/data:ro`")
+    return {"source": match[1], "target": match[2], "read_only": match[3] == "ro"}
+
+
+def _read_mounts(value: object) -> object:
+    """`{/data: /srv/data}` or `{/data: "/srv/data:ro"}` as a list, in order."""
+    if not isinstance(value, Mapping):
+        return value
+    return [
+        {"source": source.removesuffix(":ro"), "target": target, "read_only": source.endswith(":ro")}
+        if isinstance(source, str)
+        else {"source": source, "target": target}
+        for target, source in value.items()
+    ]
+
+
+def _distinct_targets(mounts: tuple[MountSpec, ...]) -> tuple[MountSpec, ...]:
+    seen: set[str] = set()
+    for mount in mounts:
+        if mount.target in seen:
+            raise ValueError(f"{show(mount.target)} is the target of two mounts")
+        seen.add(mount.target)
+    return mounts
+
+
+Mounts = Annotated[
+    tuple[
+        Annotated[MountSpec, Human(_read_mount, (text("[^:]+:[^:]+(?::r[ow])?", "/srv/data:/data:ro"),))], ...
+    ],
+    Field(max_length=64),
+    AfterValidator(_distinct_targets),
+    Human(_read_mounts, ({"type": "object", "additionalProperties": {"type": "string", "pattern": "^/"}},)),
+]
+
+
+class AfterSpec(BaseModel):
+    """Wait for another job: by number, `project/number`, id, or name (the newest of that name)."""
+
+    model_config = FROZEN
+
+    job: Annotated[
+        str,
+        Field(strict=True, min_length=1, max_length=210, pattern=JOB_PATTERN),
+    ]
+    on: EndedHow = "succeeded"
+
+
+def _read_after(value: object) -> object:
+    if isinstance(value, int) and not isinstance(value, bool):
+        if not 1 <= value < 2**63:
+            raise ValueError(f"{show(value)} is not a job's number")
+        return {"job": str(value)}
+    if not isinstance(value, str):
+        return value
+    job, colon, how = value.partition(":")
+    return {"job": job, "on": how} if colon else {"job": job}
+
+
+def _read_afters(value: object) -> object:
+    return [value] if isinstance(value, str | int) and not isinstance(value, bool) else value
+
+
+_AFTER_FORMS = (
+    text("[A-Za-z0-9_][A-Za-z0-9._/-]*(?::(?:succeeded|failed|ended))?", "17", "train:ended"),
+    {"type": "integer", "minimum": 1},
+)
+Afters = Annotated[
+    tuple[Annotated[AfterSpec, Human(_read_after, _AFTER_FORMS)], ...],
+    Field(max_length=1000),
+    Human(_read_afters, _AFTER_FORMS),
+]
+
+
+def _read_words(value: object) -> object:
+    """`exit,oom` or `exit` as a list."""
+    return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
+
+
+def _each_once(on: tuple[RetryOn, ...]) -> tuple[RetryOn, ...]:
+    """In the order of the definition, so that equal policies are equal specs."""
+    if not on:
+        raise ValueError("is empty; leave it out for `exit` and `signal`")
+    return tuple(reason for reason in get_args(RetryOn) if reason in on)
+
+
+class RetrySpec(BaseModel):
+    """Retries of the program's own failures; what the cluster loses is repeated for free."""
+
+    model_config = FROZEN
+
+    max: Annotated[int, Field(strict=True, ge=0, le=MAX_RETRIES)] = 0
+    on: Annotated[
+        tuple[RetryOn, ...],
+        Field(max_length=16, json_schema_extra={"minItems": 1}),
+        AfterValidator(_each_once),
+        Human(_read_words, ({"type": "string", "examples": ["exit,oom"]},)),
+    ] = ("exit", "signal")
+    backoff: Backoff = Field(
+        default=5.0, description="Before the first retry; doubles each time, up to an hour."
+    )
+
+
+def read_retry(value: object) -> object:
+    """A number of retries as `{max: number}`."""
+    if isinstance(value, Mapping | RetrySpec):
+        return value
+    count = parse_whole(value)
+    if not 0 <= count <= MAX_RETRIES:
+        raise ValueError(f"{show(value)} retries; from 0 to {MAX_RETRIES:,}")
+    return {"max": count}
+
+
+Retry = Annotated[RetrySpec, Human(read_retry, ({"type": "integer", "minimum": 0, "maximum": MAX_RETRIES},))]
+
+
+class CheckpointSpec(BaseModel):
+    """Where the program keeps its checkpoints, and how often it writes one."""
+
+    model_config = FROZEN
+
+    path: Path
+    interval: TimeLimit | None = None
+
+
+def read_checkpoint(value: object) -> object:
+    """A path as `{path: ...}`."""
+    return {"path": value} if isinstance(value, str) else value
+
+
+Checkpoint = Annotated[CheckpointSpec, Human(read_checkpoint, ({"type": "string", "minLength": 1},))]
+
+
+def _regex(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError) as wrong:
+        raise ValueError(f"{show(pattern)} is not a regular expression: {wrong}") from None
+    except RecursionError:
+        raise ValueError(f"{show(pattern)} is nested too deeply") from None
+    return pattern
+
+
+class LogRuleSpec(BaseModel):
+    """A regular expression searched in every log line, and what a hit means."""
+
+    model_config = FROZEN
+
+    match: Annotated[
+        str,
+        Field(strict=True, min_length=1, max_length=MAX_REGEX),
+        AfterValidator(writable),
+        AfterValidator(_regex),
+    ]
+    action: RuleActionName
+
+
+def _read_log_rules(value: object) -> object:
+    """`{regex: action}` as a list, in order."""
+    if not isinstance(value, Mapping):
+        return value
+    return [{"match": match, "action": action} for match, action in value.items()]
+
+
+LogRules = Annotated[
+    tuple[LogRuleSpec, ...],
+    Field(max_length=64),
+    Human(
+        _read_log_rules,
+        ({"type": "object", "additionalProperties": {"enum": list(get_args(RuleActionName))}},),
+    ),
+]
+
+
+class TopologySpec(BaseModel):
+    """All nodes inside one domain of a level, such as `rack`."""
+
+    model_config = FROZEN
+
+    within: Annotated[str, Field(strict=True, min_length=1, max_length=63, pattern=LEVEL_PATTERN)]
+    mode: Closeness = "required"
+
+
+def _read_topology(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    within, colon, mode = value.partition(":")
+    return {"within": within, "mode": mode} if colon else {"within": within}
+
+
+Topology = Annotated[
+    TopologySpec,
+    Human(
+        _read_topology,
+        (text("[A-Za-z][A-Za-z0-9._-]*(?::(?:required|preferred))?", "rack", "rack:preferred"),),
+    ),
+]

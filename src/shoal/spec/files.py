@@ -1,0 +1,94 @@
+"""Job files: YAML with every mistake named by file and line. The one part of this room that needs PyYAML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as MappingType
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from shoal.errors import SpecError
+from shoal.spec.flags import Given, spoken_flag
+from shoal.spec.job import JobSpec
+from shoal.spec.problems import Loc, path_of, sentences, spec_error
+from shoal.spec.wording import escape, show
+from shoal.spec.yaml_tree import Mapping, Node, Unreadable, line_of, plain, read_tree
+
+MAX_FILE_BYTES = 1 << 20
+
+
+def load_job(path: str | Path, flags: MappingType[str, Any] | None = None) -> JobSpec:
+    """The spec in a YAML file, with command-line flags over it.
+
+    Raises `SpecError` with every mistake of both, each as `job.yaml:12: ...` or by its flag.
+    """
+    return read_job(_file_bytes(Path(path)), str(path), flags)
+
+
+def read_job(content: bytes, source: str, flags: MappingType[str, Any] | None = None) -> JobSpec:
+    """Like `load_job`, for what was read elsewhere, such as standard input; `source` names it."""
+    given = Given(flags or {})
+    shown = escape(source)
+    try:
+        root, repeated = read_tree(_decoded(content))
+        data = _top(root)
+    except Unreadable as wrong:
+        raise spec_error(source, [(wrong.line, f"{shown}:{wrong.line}: {wrong.sentence}")]) from None
+    problems = [(line, f"{shown}:{line}: {sentence}") for line, sentence in repeated]
+    problems += given.problems
+    given.put_over(data)
+    try:
+        spec = JobSpec.model_validate(data)
+    except ValidationError as wrong:
+
+        def place(loc: Loc) -> tuple[int, str]:
+            if given.has(loc):
+                return 0, ""
+            line = line_of(root, loc) if root else 1
+            return line, f"{shown}:{line}: "
+
+        def spoken(loc: Loc) -> str:
+            return spoken_flag(loc) if given.has(loc) else path_of(loc)
+
+        problems += sentences(wrong, place, spoken)
+    else:
+        if not problems:
+            return spec
+    raise spec_error(source, problems)
+
+
+def _top(root: Node | None) -> dict[str, Any]:
+    """The file's data. Values under `env` are taken as written: `0.10` and `yes` are text there."""
+    if root is None:
+        return {}
+    if not isinstance(root, Mapping):
+        raise Unreadable(
+            root.line,
+            f"a job file is a mapping that begins with a key such as `run:`, not {show(plain(root))}",
+        )
+    return {key: plain(node, as_written=key == "env") for key, (_, node) in root.items.items()}
+
+
+def _file_bytes(path: Path) -> bytes:
+    """At most one byte more than a job file may have, so that a device or a huge file ends too."""
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as wrong:
+        why = wrong.strerror if isinstance(wrong, OSError) and wrong.strerror else str(wrong)
+        raise SpecError(
+            f"cannot read the job file {show(str(path))}: {why}", hint="list the files here with `ls *.yaml`"
+        ) from None
+
+
+def _decoded(content: bytes) -> str:
+    if len(content) > MAX_FILE_BYTES:
+        raise Unreadable(
+            1, f"larger than {MAX_FILE_BYTES:,} bytes, the most a job file has; move data into `workdir`"
+        )
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as wrong:
+        line = content.count(b"\n", 0, wrong.start) + 1
+        raise Unreadable(line, f"byte {wrong.start:,} is not UTF-8; save the file as UTF-8") from None

@@ -1,0 +1,118 @@
+"""The job spec: what a person asks for, validated and frozen, with its one canonical JSON form."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+from shoal.spec.array import Array
+from shoal.spec.clauses import (
+    Afters,
+    Checkpoint,
+    Fence,
+    Grace,
+    LogRules,
+    Mounts,
+    Retry,
+    RetrySpec,
+    TimeLimit,
+    Topology,
+)
+from shoal.spec.human import Human
+from shoal.spec.resources import Resources
+from shoal.spec.text import MAX_ENV_STRING, EnvName, Folder, JobName, Name, Script, writable
+from shoal.spec.wording import show
+
+MAX_ENV_BYTES = 256 << 10
+MAX_RANKS = 1024
+MAX_PRIORITY = 1000
+
+
+def _whole_as_text(value: object) -> object:
+    """`3` as `"3"`: there is one way to write a whole number. Other numbers have several: quote them."""
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= 64:
+        return str(value)
+    return value
+
+
+def _fits_execve(env: dict[str, str]) -> dict[str, str]:
+    total = 0
+    for name, value in env.items():
+        size = len(name) + len(value.encode()) + 2
+        total += size
+        if size > MAX_ENV_STRING:
+            raise ValueError(f"{show(name)} is {size:,} bytes long; Linux takes at most {MAX_ENV_STRING:,}")
+    if total > MAX_ENV_BYTES:
+        raise ValueError(f"is {total:,} bytes in all; at most {MAX_ENV_BYTES:,}. Put large values in a file")
+    return env
+
+
+EnvValue = Annotated[
+    str, Field(strict=True), AfterValidator(writable), Human(_whole_as_text, ({"type": "integer"},))
+]
+Env = Annotated[dict[EnvName, EnvValue], AfterValidator(_fits_execve)]
+
+
+class JobSpec(BaseModel):
+    """Every field but `run` is optional. Resources are for each node."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: JobName | None = Field(default=None, description="What people call it; need not be unique.")
+    project: Name | None = Field(
+        default=None, description="Whose job it is; unset: the submitter's only project."
+    )
+    queue: Name = "default"
+    priority: Annotated[int, Field(strict=True, ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    time_limit: TimeLimit | None = Field(
+        default=None, description="Stopped after this long: seconds, `90m`, `1h30m`."
+    )
+    resources: Resources = Resources.model_construct()
+    ranks_per_node: Annotated[int, Field(strict=True, ge=1, le=MAX_RANKS)] | None = Field(
+        default=None, description="Processes on each node; unset: one for each GPU, or one."
+    )
+    workdir: Folder | None = Field(
+        default=".", description="The folder to run in, copied at submission; null: an empty one."
+    )
+    setup: Script | None = Field(default=None, description="Run once on each node before the ranks.")
+    run: Script = Field(description="The command of every rank, for a shell.")
+    env: Env = {}
+    secrets: Annotated[tuple[EnvName, ...], Field(max_length=256)] = Field(
+        default=(),
+        description="Names of variables taken from the submitter's environment and never stored in the spec.",
+    )
+    mounts: Mounts = ()
+    after: Afters = Field(default=(), description="Jobs to wait for.")
+    array: Array | None = Field(
+        default=None, description="Run once for each index: `0..99`, `100`, `0-99%10`."
+    )
+    retry: Retry = RetrySpec.model_construct()
+    checkpoint: Checkpoint | None = None
+    log_rules: LogRules = ()
+    topology: Topology | None = None
+    grace: Grace = Field(default=30.0, description="From the first signal to the kill.")
+    fence: Fence = Field(
+        default=1800.0,
+        description="A supervisor cut off for this long stops its ranks; only then are they replaced.",
+    )
+
+    @field_validator("secrets", mode="after")
+    @classmethod
+    def _secrets_stand_alone(cls, secrets: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        env: dict[str, str] = info.data.get("env", {})
+        for position, name in enumerate(secrets):
+            if name in env:
+                raise ValueError(f"{show(name)} is also set in `env`; keep one of the two")
+            if name in secrets[:position]:
+                raise ValueError(f"{show(name)} is there twice")
+        return secrets
+
+    def canonical(self) -> dict[str, Any]:
+        """Plain data with defaults left out; parsing it gives an equal spec."""
+        return self.model_dump(mode="json", exclude_defaults=True)
+
+    def canonical_json(self) -> str:
+        """The one text of this spec: equal specs have equal texts. `model_validate_json` reads it back."""
+        return json.dumps(self.canonical(), sort_keys=True, separators=(",", ":"), ensure_ascii=False)

@@ -1,0 +1,222 @@
+"""What a job needs on each node, and how many nodes: GPUs, CPUs, memory, disk, as ranges.
+
+`4` is exactly 4, `2..4` between, `4+` or `4..` at least. Bounds are of this format, not of a cluster.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from shoal.spec.human import Human, text
+from shoal.spec.quantity import BYTES_PATTERN, NUMBER, parse_bytes, parse_number, parse_whole, spoken_bytes
+from shoal.spec.wording import show
+
+MAX_NODES = 100_000
+MAX_GPUS = 1024
+MIN_CPUS, MAX_CPUS = 0.01, 100_000.0
+MIN_BYTES, MAX_BYTES = 1 << 20, 1 << 60
+KIND_PATTERN = r"[A-Za-z][A-Za-z0-9._-]{0,62}"
+
+FROZEN = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+"""For parts of a job: their validators are built when used alone, and otherwise only as part of the job's."""
+
+
+class _Range(BaseModel):
+    model_config = FROZEN
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        low, high = self.__dict__["min"], self.__dict__["max"]
+        if high is not None and high < low:
+            raise ValueError(
+                f"ends at {show(high)}, below its start {show(low)}; write the smaller one first"
+            )
+        return self
+
+
+class NodeRange(_Range):
+    """How many nodes. Both ends are needed: an open end would take the whole cluster."""
+
+    min: Annotated[int, Field(strict=True, ge=1, le=MAX_NODES)]
+    max: Annotated[int, Field(strict=True, ge=1, le=MAX_NODES)]
+
+
+class CpuRange(_Range):
+    """CPUs on each node, in fractions if wanted. Without `max`: at least `min`."""
+
+    min: Annotated[float, Field(strict=True, ge=MIN_CPUS, le=MAX_CPUS, allow_inf_nan=False)]
+    max: Annotated[float, Field(strict=True, ge=MIN_CPUS, le=MAX_CPUS, allow_inf_nan=False)] | None = None
+
+
+def _bounded(value: object, amount: float, low: float, high: float, spoken: Callable[[Any], str]) -> None:
+    if amount < low:
+        raise ValueError(f"{show(value)} is below the least, {spoken(low)}")
+    if amount > high:
+        raise ValueError(f"{show(value)} is above the most, {spoken(high)}")
+
+
+def _read_bytes(value: object) -> int:
+    amount = parse_bytes(value)
+    if 0 < amount < 1024:
+        raise ValueError(
+            f"{show(value)} is {amount} bytes, below the least, 1MiB; write a unit, such as `{amount}GB`"
+        )
+    _bounded(value, amount, MIN_BYTES, MAX_BYTES, spoken_bytes)
+    return amount
+
+
+def _read_whole_nodes(value: object) -> int:
+    count = parse_whole(value)
+    _bounded(value, count, 1, MAX_NODES, "{:,}".format)
+    return count
+
+
+def _read_cpus(value: object) -> float:
+    count = parse_number(value)
+    _bounded(value, count, MIN_CPUS, MAX_CPUS, "{:,g}".format)
+    return count
+
+
+_Bytes = Annotated[
+    int, Field(strict=True, ge=MIN_BYTES, le=MAX_BYTES), Human(_read_bytes, (text(BYTES_PATTERN, "32GB"),))
+]
+
+
+class ByteRange(_Range):
+    """Bytes on each node. Without `max`: at least `min`."""
+
+    min: _Bytes
+    max: _Bytes | None = None
+
+
+def read_range(value: object, read_one: Callable[[object], Any], example: str) -> object:
+    """`2..4`, `2..`, `2+` or one amount as `{min, max}`; a mapping or a range is handed through."""
+    if isinstance(value, Mapping | _Range):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        one = read_one(value)
+        return {"min": one, "max": one}
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{show(value)} is not a range such as `{example}`")
+    written = value.strip()
+    if written.endswith("+"):
+        low, high = written[:-1], ""
+    elif ".." in written:
+        low, _, high = written.partition("..")
+    else:
+        low = high = written
+    if not low:
+        raise ValueError(f"{show(value)} has no lower end; write a range such as `{example}`")
+    return {"min": read_one(low), "max": read_one(high) if high else None}
+
+
+def _read_nodes(value: object) -> object:
+    found = read_range(value, _read_whole_nodes, "2..4")
+    if isinstance(found, dict) and "max" in found and found["max"] is None:
+        raise ValueError(f"{show(value)} has no upper end; write one, such as `2..4`")
+    return found
+
+
+def _read_cpu_range(value: object) -> object:
+    return read_range(value, _read_cpus, "4+")
+
+
+def _read_byte_range(value: object) -> object:
+    return read_range(value, _read_bytes, "32GB..")
+
+
+def _either_end(one: str) -> str:
+    return rf"(?:{one})(?:\+|\.\.(?:{one})?)?"
+
+
+Nodes = Annotated[
+    NodeRange,
+    Human(
+        _read_nodes,
+        ({"type": "integer", "minimum": 1, "maximum": MAX_NODES}, text(r"[0-9]+(?:\.\.[0-9]+)?", "2..4")),
+    ),
+]
+Cpus = Annotated[
+    CpuRange,
+    Human(
+        _read_cpu_range,
+        (
+            {"type": "number", "minimum": MIN_CPUS, "maximum": MAX_CPUS},
+            text(_either_end(NUMBER), "4", "4+", "4..8"),
+        ),
+    ),
+]
+Bytes = Annotated[
+    ByteRange,
+    Human(
+        _read_byte_range,
+        (
+            {"type": "integer", "minimum": MIN_BYTES, "maximum": MAX_BYTES},
+            text(_either_end(BYTES_PATTERN), "32GB", "32GB..", "512MiB..1GiB"),
+        ),
+    ),
+]
+
+
+class GpuSpec(BaseModel):
+    """GPUs on each node; without `kind`, any."""
+
+    model_config = FROZEN
+
+    kind: Annotated[str, Field(strict=True, pattern=f"^{KIND_PATTERN}$")] | None = None
+    count: Annotated[int, Field(strict=True, ge=1, le=MAX_GPUS)] = 1
+
+
+_GPUS = re.compile(rf"(?:(?P<kind>{KIND_PATTERN})(?::|$))?(?P<count>[0-9]{{1,18}})?")
+
+
+def _read_gpus(value: object) -> object:
+    """`H100:8`, `H100` (one), `8` (of any kind); `0` is none."""
+    if value is None or isinstance(value, Mapping | GpuSpec):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        kind, count = None, value
+    else:
+        match = _GPUS.fullmatch(value.strip()) if isinstance(value, str) and value.strip() else None
+        if match is None or (match["kind"] and str(value).strip().endswith(":")):
+            raise ValueError(f"{show(value)} is not GPUs such as `H100:8`, `H100` or `8`")
+        kind, count = match["kind"], int(match["count"] or 1)
+    if count == 0 and kind is None:
+        return None
+    _bounded(value, count, 1, MAX_GPUS, "{:,} on a node".format)
+    return {"kind": kind, "count": count}
+
+
+Gpus = Annotated[
+    GpuSpec | None,
+    Human(
+        _read_gpus,
+        (
+            {"type": "integer", "minimum": 0, "maximum": MAX_GPUS},
+            text(rf"{KIND_PATTERN}(?::[1-9][0-9]*)?|[0-9]+", "H100:8", "H100", "8"),
+        ),
+    ),
+]
+
+
+class Resources(BaseModel):
+    """All but `nodes` are for each node."""
+
+    model_config = FROZEN
+
+    gpus: Gpus = Field(
+        default=None, description="GPUs on each node: `H100:8`, `8` of any kind, `H100` for one."
+    )
+    nodes: Nodes = Field(
+        default=NodeRange.model_construct(min=1, max=1),
+        description="How many nodes: `2`, or `2..4` to take what is free.",
+    )
+    cpus: Cpus | None = Field(default=None, description="CPUs on each node; unset: one for each rank.")
+    memory: Bytes | None = Field(
+        default=None, description="Memory on each node; unset: in proportion to the CPUs or GPUs taken."
+    )
+    disk: Bytes | None = Field(default=None, description="Scratch disk on each node.")

@@ -1,0 +1,118 @@
+"""Attempts: guarded by version; the newest one's state is copied to its job in the same transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from sqlalchemy import BindParameter, Connection, bindparam, case, insert, literal_column, select, update
+
+from shoal.model.attempt import HOLDING, Attempt, AttemptState
+from shoal.model.job import Job
+from shoal.store.base import Stale
+from shoal.store.codec import decode_attempt, decode_job, encode
+from shoal.store.jobs import WITH_NEWEST_ATTEMPT
+from shoal.store.schema import attempts, jobs
+
+INSERT = insert(attempts)
+BY_ID = select(attempts.c.body).where(attempts.c.attempt_id == bindparam("id"))
+OF_JOB = select(attempts.c.body).where(attempts.c.job_id == bindparam("of"))
+OLDEST_FIRST = OF_JOB.order_by(attempts.c.epoch)
+NEWEST = OF_JOB.order_by(attempts.c.epoch.desc()).limit(1)
+UPDATE = (
+    update(attempts)
+    .where(attempts.c.attempt_id == bindparam("id"), attempts.c.version == bindparam("seen"))
+    .values(state=bindparam("to_state"), version=bindparam("to_version"), body=bindparam("to_body"))
+)
+BECOME_NEWEST = (
+    update(jobs)
+    .where(jobs.c.job_id == bindparam("of"), jobs.c.newest_epoch < bindparam("to_epoch"))
+    .values(
+        newest_attempt_id=bindparam("to_newest"),
+        newest_epoch=bindparam("to_epoch"),
+        status=case((jobs.c.outcome.is_(None), bindparam("to_state")), else_=jobs.c.status),
+    )
+)
+COPY_STATE = (
+    update(jobs)
+    .where(
+        jobs.c.job_id == bindparam("of"),
+        jobs.c.newest_attempt_id == bindparam("newest"),
+        jobs.c.outcome.is_(None),
+    )
+    .values(status=bindparam("to_state"))
+)
+# Written out, not bound: SQLite uses a partial index only for a condition it can read.
+QUEUED = (
+    WITH_NEWEST_ATTEMPT.where(literal_column("jobs.status") == literal_column("'queued'"))
+    .order_by(jobs.c.priority.desc(), jobs.c.submitted_at, jobs.c.job_id)
+    .limit(bindparam("limit"))
+)
+STATES: BindParameter[Any] = bindparam("states", expanding=True)
+IN_STATES = select(attempts.c.body).where(attempts.c.state.in_(STATES)).order_by(attempts.c.attempt_id)
+WITH_JOB = (
+    select(jobs.c.body, attempts.c.body.label("attempt_body"))
+    .join_from(attempts, jobs, jobs.c.job_id == attempts.c.job_id)
+    .where(attempts.c.state.in_(STATES))
+    .order_by(attempts.c.attempt_id)
+)
+
+
+class Attempts:
+    def __init__(self, connection: Connection) -> None:
+        self._run = connection.execute
+
+    def add(self, attempt: Attempt) -> None:
+        """Its job must be there already; a job has one attempt an epoch."""
+        row = {
+            "attempt_id": attempt.attempt_id,
+            "job_id": attempt.job_id,
+            "epoch": attempt.epoch,
+            "state": attempt.state,
+            "version": attempt.version,
+            "body": encode(attempt),
+        }
+        self._run(INSERT, row)
+        newest = {"to_newest": attempt.attempt_id, "to_epoch": attempt.epoch, "to_state": attempt.state}
+        self._run(BECOME_NEWEST, {"of": attempt.job_id} | newest)
+
+    def get(self, attempt_id: str) -> Attempt | None:
+        return _one(self._run(BY_ID, {"id": attempt_id}).scalar())
+
+    def newest(self, job_id: str) -> Attempt | None:
+        return _one(self._run(NEWEST, {"of": job_id}).scalar())
+
+    def of_job(self, job_id: str) -> list[Attempt]:
+        """Oldest first."""
+        return [decode_attempt(body) for (body,) in self._run(OLDEST_FIRST, {"of": job_id})]
+
+    def update(self, attempt: Attempt) -> None:
+        """Replace the record whose version is one less; `Stale` if there is none such."""
+        changes = {
+            "id": attempt.attempt_id,
+            "seen": attempt.version - 1,
+            "to_state": attempt.state,
+            "to_version": attempt.version,
+            "to_body": encode(attempt),
+        }
+        if self._run(UPDATE, changes).rowcount == 0:
+            raise Stale(f"attempt {attempt.attempt_id} is no longer at version {attempt.version - 1}")
+        copied = {"of": attempt.job_id, "newest": attempt.attempt_id, "to_state": attempt.state}
+        self._run(COPY_STATE, copied)
+
+    def queued(self, limit: int) -> list[tuple[Job, Attempt]]:
+        """What waits, by priority, then age, then id."""
+        return [(decode_job(job), decode_attempt(own)) for job, own in self._run(QUEUED, {"limit": limit})]
+
+    def in_states(self, states: Iterable[AttemptState]) -> list[Attempt]:
+        """By id, so that the order is the same every time."""
+        return [decode_attempt(body) for (body,) in self._run(IN_STATES, {"states": list(states)})]
+
+    def holding(self) -> list[tuple[Job, Attempt]]:
+        """Every attempt that holds resources, by id."""
+        found = self._run(WITH_JOB, {"states": list(HOLDING)})
+        return [(decode_job(job), decode_attempt(own)) for job, own in found]
+
+
+def _one(body: str | None) -> Attempt | None:
+    return None if body is None else decode_attempt(body)

@@ -1,0 +1,183 @@
+"""The event log: entries are added at the end, without gaps, and never changed or taken out.
+
+Triggers in the database refuse UPDATE and DELETE; the chain of hashes shows what was done to the
+file behind the database's back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from sqlalchemy import Column, ColumnElement, Connection, Row, bindparam, func, insert, literal_column, select
+
+from shoal.store.base import Event, EventFilter, Flaw, Head
+from shoal.store.chain import GENESIS, link
+from shoal.store.codec import decode_data, encode
+from shoal.store.schema import events
+
+VERIFY_CHUNK = 1000
+START = Head(0, GENESIS)
+EVERYTHING = EventFilter()
+
+COLUMNS: tuple[Column[Any], ...] = (
+    events.c.seq,
+    events.c.hash,
+    events.c.at,
+    events.c.kind,
+    events.c.actor,
+    events.c.project,
+    events.c.job_id,
+    events.c.attempt_id,
+    events.c.node,
+    events.c.data,
+    events.c.request_id,
+)
+# Written out, not bound: SQLite uses a partial index only for a condition it can read.
+IS_PERSON: ColumnElement[bool] = literal_column("substr(events.actor, 1, 5)") == literal_column("'user:'")
+INSERT = insert(events)
+NEWEST = select(events.c.seq, events.c.hash).order_by(events.c.seq.desc()).limit(1)
+ENTRY = select(events.c.seq, events.c.hash).where(events.c.seq == bindparam("at_seq"))
+AFTER = (
+    select(*COLUMNS).where(events.c.seq > bindparam("after")).order_by(events.c.seq).limit(bindparam("limit"))
+)
+
+
+class Events:
+    def __init__(self, connection: Connection) -> None:
+        self._run = connection.execute
+        self._head: Head | None = None
+
+    def append(
+        self,
+        kind: str,
+        *,
+        at: float,
+        actor: str,
+        project: str | None = None,
+        job_id: str | None = None,
+        attempt_id: str | None = None,
+        node: str | None = None,
+        data: dict[str, Any] | None = None,
+        request_id: str | None = None,
+    ) -> Event:
+        """Add one entry after the newest. If the transaction is undone, its number is used again."""
+        before = self.head()
+        seq, at, body = before.seq + 1, float(at), encode(data or {})
+        digest = link(before.hash, seq, at, kind, actor, project, job_id, attempt_id, node, body, request_id)
+        row: dict[str, Any] = {
+            "seq": seq,
+            "hash": digest,
+            "at": at,
+            "kind": kind,
+            "actor": actor,
+            "project": project,
+            "job_id": job_id,
+            "attempt_id": attempt_id,
+            "node": node,
+            "request_id": request_id,
+        }
+        self._run(INSERT, row | {"data": body})
+        self._head = Head(seq, digest)
+        return Event(**row, data=data or {})
+
+    def head(self) -> Head:
+        """The newest entry; (0, 64 zeros) while there is none."""
+        if self._head is None:
+            found = self._run(NEWEST).first()
+            self._head = START if found is None else Head(found[0], found[1])
+        return self._head
+
+    def rewind(self, head: Head) -> None:
+        """Forget what was appended after `head`: the writer calls this when it undoes a change."""
+        self._head = head
+
+    def page(self, after_seq: int = 0, wanted: EventFilter = EVERYTHING, limit: int = 100) -> list[Event]:
+        """The next `limit` matching entries after that one, oldest first."""
+        query = select(*COLUMNS).where(events.c.seq > after_seq, *_conditions(wanted))
+        return [_event(row) for row in self._run(query.order_by(events.c.seq).limit(limit))]
+
+    def latest(self, count: int, wanted: EventFilter = EVERYTHING) -> list[Event]:
+        """The newest `count` matching entries, oldest of them first."""
+        query = select(*COLUMNS).where(*_conditions(wanted))
+        rows = self._run(query.order_by(events.c.seq.desc()).limit(count)).all()
+        return [_event(row) for row in reversed(rows)]
+
+    def verify(self, from_seq: int = 0, anchor: Head | None = None) -> Flaw | None:
+        """Walk the log after `from_seq`, whose hash is trusted; return the first bad entry, or None.
+
+        Without an anchor a missing tail cannot be seen, nor a whole log that was put in place of
+        ours, nor entries whose followers were all hashed anew.
+        """
+        flaw = self._verify_anchor(anchor) if anchor is not None and anchor.seq > 0 else None
+        return self._verify_chain(from_seq) or flaw
+
+    def _verify_chain(self, from_seq: int) -> Flaw | None:
+        before = START
+        if from_seq > 0:
+            found = self._run(ENTRY, {"at_seq": from_seq}).first()
+            if found is None:
+                return Flaw(from_seq, "the entry is missing")
+            before = Head(found[0], found[1])
+        for row in self._walk(from_seq):
+            flaw = _flaw(before, row)
+            if flaw is not None:
+                return flaw
+            before = Head(row.seq, row.hash)
+        return None
+
+    def _verify_anchor(self, anchor: Head) -> Flaw | None:
+        found = self._run(ENTRY, {"at_seq": anchor.seq}).first()
+        if found is not None and found[1] == anchor.hash:
+            return None
+        if found is not None:
+            return Flaw(anchor.seq, "the entry is not the one that the anchor remembers")
+        newest = self._run(NEWEST).first()
+        end = newest[0] if newest is not None else 0
+        if end < anchor.seq:
+            return Flaw(end + 1, f"the log ends before it; the anchor remembers entry {anchor.seq}")
+        return Flaw(anchor.seq, "the entry is missing")
+
+    def _walk(self, after: int) -> Iterator[Row[Any]]:
+        while rows := self._run(AFTER, {"after": after, "limit": VERIFY_CHUNK}).all():
+            yield from rows
+            after = rows[-1].seq
+
+
+def _flaw(before: Head, row: Row[Any]) -> Flaw | None:
+    seq, digest, at, *texts = tuple(row)
+    if seq != before.seq + 1:
+        return Flaw(before.seq + 1, f"the entry is missing; the next one is {seq}")
+    if link(before.hash, seq, at, *texts) != digest:
+        return Flaw(seq, "the entry does not follow from the one before it: one of them was changed")
+    return None
+
+
+def _conditions(wanted: EventFilter) -> Iterator[ColumnElement[bool]]:
+    if wanted.projects is not None:
+        yield events.c.project.in_(wanted.projects)
+    if wanted.job_id is not None:
+        yield events.c.job_id == wanted.job_id
+    if wanted.node is not None:
+        yield events.c.node == wanted.node
+    if wanted.kinds_prefix is not None:
+        yield func.substr(events.c.kind, 1, len(wanted.kinds_prefix)) == wanted.kinds_prefix
+    if wanted.actors_only_people:
+        yield IS_PERSON
+
+
+def _event(row: Row[Any]) -> Event:
+    seq, digest, at, kind, actor, project, job_id, attempt_id, node, data, request_id = tuple(row)
+    return Event(
+        seq=seq,
+        hash=digest,
+        at=at,
+        kind=kind,
+        actor=actor,
+        project=project,
+        job_id=job_id,
+        attempt_id=attempt_id,
+        node=node,
+        data=decode_data(data),
+        request_id=request_id,
+    )

@@ -1,0 +1,216 @@
+"""Jobs: numbered per project, guarded by version, listed newest first without counting or skipping."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from itertools import product
+from typing import Any
+
+from sqlalchemy import Connection, Select, bindparam, func, insert, select, tuple_, update
+
+from shoal.model.attempt import Attempt, AttemptState
+from shoal.model.job import Job, JobOutcome
+from shoal.store.base import JobFilter, Stale
+from shoal.store.codec import decode_attempt, decode_job, encode
+from shoal.store.schema import attempts, jobs, project_counters
+
+MAX_STREAMS = 64
+"""A filter of more projects times statuses than this walks all jobs by age instead."""
+CHUNK = 500
+"""Ids in one IN list."""
+
+INSERT = insert(jobs)
+BY_ID = select(jobs.c.body).where(jobs.c.job_id == bindparam("id"))
+BY_NUMBER = select(jobs.c.body).where(
+    jobs.c.project == bindparam("project"), jobs.c.number == bindparam("number")
+)
+NEWEST_NAMED = (
+    select(jobs.c.body)
+    .where(jobs.c.project == bindparam("project"), jobs.c.name == bindparam("name"))
+    .order_by(jobs.c.number.desc())
+    .limit(1)
+)
+OUTCOME = select(jobs.c.outcome).where(jobs.c.job_id == bindparam("id"), jobs.c.version == bindparam("seen"))
+NEWEST_STATE = (
+    select(attempts.c.state).where(attempts.c.attempt_id == jobs.c.newest_attempt_id).scalar_subquery()
+)
+UPDATE = (
+    update(jobs)
+    .where(jobs.c.job_id == bindparam("id"), jobs.c.version == bindparam("seen"))
+    .values(
+        priority=bindparam("to_priority"),
+        outcome=bindparam("to_outcome"),
+        version=bindparam("to_version"),
+        body=bindparam("to_body"),
+        status=func.coalesce(bindparam("to_status"), NEWEST_STATE, AttemptState.QUEUED.value),
+    )
+)
+TAKE_NUMBERS = (
+    update(project_counters)
+    .where(project_counters.c.project == bindparam("of"))
+    .values(next_number=project_counters.c.next_number + bindparam("count"))
+    .returning(project_counters.c.next_number)
+)
+COUNT_OPEN = (
+    update(project_counters)
+    .where(project_counters.c.project == bindparam("of"))
+    .values(open_jobs=project_counters.c.open_jobs + bindparam("more"))
+)
+ADD_COUNTER = insert(project_counters)
+OPEN_JOBS = select(project_counters.c.open_jobs).where(project_counters.c.project == bindparam("of"))
+OUTCOMES = select(jobs.c.job_id, jobs.c.outcome).where(jobs.c.job_id.in_(bindparam("ids", expanding=True)))
+OPEN_IN_ARRAY = (
+    select(jobs.c.body)
+    .where(jobs.c.array_id == bindparam("array_id"), jobs.c.outcome.is_(None))
+    .order_by(jobs.c.number)
+)
+WITH_NEWEST_ATTEMPT = select(jobs.c.body, attempts.c.body.label("attempt_body")).join_from(
+    jobs, attempts, attempts.c.attempt_id == jobs.c.newest_attempt_id
+)
+BY_IDS = WITH_NEWEST_ATTEMPT.where(jobs.c.job_id.in_(bindparam("ids", expanding=True)))
+BY_STATUS = select(jobs.c.status, func.count()).group_by(jobs.c.status)
+
+Place = tuple[float, str]
+"""(submitted_at, job_id): where a job stands in a listing, and where the next page goes on."""
+
+
+class Jobs:
+    def __init__(self, connection: Connection) -> None:
+        self._run = connection.execute
+
+    def add(self, job: Job) -> None:
+        """Its number must come from `next_number`; its first attempt is added beside it."""
+        row = {
+            "job_id": job.job_id,
+            "project": job.project,
+            "number": job.number,
+            "name": job.name,
+            "owner": job.owner,
+            "priority": job.priority,
+            "submitted_at": job.submitted_at,
+            "array_id": job.array.array_id if job.array else None,
+            "outcome": job.outcome,
+            "status": job.outcome or AttemptState.QUEUED,
+            "newest_attempt_id": None,
+            "newest_epoch": 0,
+            "version": job.version,
+            "body": encode(job),
+        }
+        self._run(INSERT, row)
+        if job.is_open:
+            self._count_open(job.project, 1)
+
+    def get(self, job_id: str) -> Job | None:
+        return _one(self._run(BY_ID, {"id": job_id}).scalar())
+
+    def by_number(self, project: str, number: int) -> Job | None:
+        return _one(self._run(BY_NUMBER, {"project": project, "number": number}).scalar())
+
+    def newest_named(self, project: str, name: str) -> Job | None:
+        """By number, not by time: clocks jump."""
+        return _one(self._run(NEWEST_NAMED, {"project": project, "name": name}).scalar())
+
+    def next_number(self, project: str, count: int = 1) -> int:
+        """Take `count` numbers in a row and return the first. A number is never given twice."""
+        after = self._run(TAKE_NUMBERS, {"of": project, "count": count}).scalar()
+        if after is None:
+            self._run(ADD_COUNTER, {"project": project, "next_number": 1 + count, "open_jobs": 0})
+            return 1
+        return int(after) - count
+
+    def update(self, job: Job) -> None:
+        """Replace the record whose version is one less; `Stale` if there is none such."""
+        seen = {"id": job.job_id, "seen": job.version - 1}
+        before = self._run(OUTCOME, seen).first()
+        if before is None:
+            raise Stale(f"job {job.reference} is no longer at version {job.version - 1}")
+        changes = {
+            "to_priority": job.priority,
+            "to_outcome": job.outcome,
+            "to_status": job.outcome,
+            "to_version": job.version,
+            "to_body": encode(job),
+        }
+        self._run(UPDATE, seen | changes)
+        was_open = before[0] is None
+        if was_open != job.is_open:
+            self._count_open(job.project, 1 if job.is_open else -1)
+
+    def count_open(self, project: str) -> int:
+        """How many jobs of the project have not ended; one row is read, however many there are."""
+        return self._run(OPEN_JOBS, {"of": project}).scalar() or 0
+
+    def count_by_status(self, projects: tuple[str, ...] | None = None) -> dict[str, int]:
+        """Walks an index of all jobs of these projects: for an overview, not for a loop."""
+        query = BY_STATUS if projects is None else BY_STATUS.where(jobs.c.project.in_(projects))
+        return {status: count for status, count in self._run(query)}
+
+    def outcomes(self, job_ids: Iterable[str]) -> dict[str, JobOutcome | None]:
+        """None for a job that is open; a job that does not exist is left out."""
+        found: dict[str, JobOutcome | None] = {}
+        for ids in _chunks(list(job_ids)):
+            for job_id, outcome in self._run(OUTCOMES, {"ids": ids}):
+                found[job_id] = JobOutcome(outcome) if outcome else None
+        return found
+
+    def open_in_array(self, array_id: str) -> list[Job]:
+        return [decode_job(body) for (body,) in self._run(OPEN_IN_ARRAY, {"array_id": array_id})]
+
+    def page(
+        self, wanted: JobFilter, before: Place | None = None, limit: int = 100
+    ) -> list[tuple[Job, Attempt]]:
+        """The `limit` newest jobs submitted before that place, each with its newest attempt.
+
+        Each combination of project and status is one walk along one index, merged here: a single
+        query over several would sort all that match. A name, owner or array has its own index.
+        """
+        places: list[Place] = []
+        for keys in _keys(wanted, before):
+            places.extend((at, job_id) for at, job_id in self._run(keys.limit(limit)))
+        chosen = [job_id for _, job_id in heapq.nlargest(limit, places)]
+        found: dict[str, tuple[Job, Attempt]] = {}
+        for ids in _chunks(chosen):
+            for job_body, attempt_body in self._run(BY_IDS, {"ids": ids}):
+                job = decode_job(job_body)
+                found[job.job_id] = (job, decode_attempt(attempt_body))
+        return [found[job_id] for job_id in chosen if job_id in found]
+
+    def _count_open(self, project: str, more: int) -> None:
+        if self._run(COUNT_OPEN, {"of": project, "more": more}).rowcount == 0:
+            self._run(ADD_COUNTER, {"project": project, "next_number": 1, "open_jobs": more})
+
+
+def _one(body: str | None) -> Job | None:
+    return None if body is None else decode_job(body)
+
+
+def _chunks(ids: list[str]) -> Iterator[list[str]]:
+    for start in range(0, len(ids), CHUNK):
+        yield ids[start : start + CHUNK]
+
+
+def _keys(wanted: JobFilter, before: Place | None) -> Iterator[Select[Any]]:
+    """Queries for the places of matching jobs, newest first; no job is in two of them."""
+    keys = select(jobs.c.submitted_at, jobs.c.job_id)
+    keys = keys.order_by(jobs.c.submitted_at.desc(), jobs.c.job_id.desc())
+    if before is not None:
+        keys = keys.where(tuple_(jobs.c.submitted_at, jobs.c.job_id) < before)
+    narrow = ((jobs.c.array_id, wanted.array_id), (jobs.c.name, wanted.name), (jobs.c.owner, wanted.owner))
+    given = [(column, value) for column, value in narrow if value is not None]
+    projects = (None,) if wanted.projects is None else sorted(set(wanted.projects))
+    statuses = (None,) if wanted.statuses is None else sorted(set(wanted.statuses))
+    if not given and len(projects) * len(statuses) <= MAX_STREAMS:
+        for project, status in product(projects, statuses):
+            stream = keys if project is None else keys.where(jobs.c.project == project)
+            yield stream if status is None else stream.where(jobs.c.status == status)
+        return
+    for column, value in given[:1]:
+        keys = keys.where(column == value)
+    # An expression keeps a planner without statistics on the index that we mean.
+    for column, value in given[1:]:
+        keys = keys.where(column.concat("") == value)
+    for column, values in ((jobs.c.project, wanted.projects), (jobs.c.status, wanted.statuses)):
+        if values is not None:
+            keys = keys.where(column.concat("").in_(values))
+    yield keys

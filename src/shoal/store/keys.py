@@ -1,0 +1,40 @@
+"""Idempotency keys: what was answered the first time, kept so that a repeated request changes nothing."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, bindparam, delete, insert, select
+
+from shoal.store.base import KeyReused
+from shoal.store.schema import idempotency_keys
+
+INSERT = insert(idempotency_keys)
+RECALL = select(idempotency_keys.c.fingerprint, idempotency_keys.c.answer).where(
+    idempotency_keys.c.actor == bindparam("by"), idempotency_keys.c.key == bindparam("named")
+)
+PURGE = delete(idempotency_keys).where(idempotency_keys.c.at < bindparam("before"))
+
+
+class Keys:
+    def __init__(self, connection: Connection) -> None:
+        self._run = connection.execute
+
+    def recall(self, actor: str, key: str, fingerprint: str) -> bytes | None:
+        """The answer given to this very request before; `KeyReused` if the key was for another."""
+        found = self._run(RECALL, {"by": actor, "named": key}).first()
+        if found is None:
+            return None
+        if found[0] != fingerprint:
+            raise KeyReused(
+                f"the idempotency key `{key}` was used before for a different request",
+                hint="send a new key with a new request, or the first request unchanged",
+            )
+        return bytes(found[1])
+
+    def remember(self, actor: str, key: str, fingerprint: str, answer: bytes, at: float) -> None:
+        """Keep the answer; call it in the transaction that did what the request asked."""
+        row = {"actor": actor, "key": key, "fingerprint": fingerprint, "answer": answer, "at": at}
+        self._run(INSERT, row)
+
+    def purge(self, before: float) -> int:
+        """Forget answers older than that, and return how many."""
+        return self._run(PURGE, {"before": before}).rowcount

@@ -1,0 +1,68 @@
+"""Reading: a few threads, each with a connection that cannot write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from queue import Empty, SimpleQueue
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from shoal.store.base import T
+from shoal.store.database import OWN_FAULT, Database, drop, refused, unavailable
+from shoal.store.transaction import Tx
+
+NUM_READERS = 4
+
+
+class Readers:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._idle: SimpleQueue[Connection] = SimpleQueue()
+        self.threads = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="shoal-store-reader")
+
+    def read(self, fn: Callable[[Tx], T]) -> T:
+        """Answer from one consistent view. A connection that died meanwhile is replaced, once."""
+        while (connection := self._take()) is not None:
+            try:
+                return self._ask(connection, fn)
+            except DBAPIError:
+                continue
+        try:
+            return self._ask(self._database.connect_reader(), fn)
+        except DBAPIError as error:
+            raise unavailable(error) from error
+
+    def close(self) -> None:
+        """Wait for running reads, then close the connections."""
+        self.threads.shutdown()
+        while (connection := self._take()) is not None:
+            connection.close()
+
+    def _take(self) -> Connection | None:
+        try:
+            return self._idle.get_nowait()
+        except Empty:
+            return None
+
+    def _ask(self, connection: Connection, fn: Callable[[Tx], T]) -> T:
+        try:
+            self._database.begin_read(connection)
+            try:
+                return ask(connection, fn)
+            finally:
+                connection.rollback()
+        except DBAPIError:
+            drop(connection)
+            raise
+        finally:
+            if not connection.closed:
+                self._idle.put(connection)
+
+
+def ask(connection: Connection, fn: Callable[[Tx], T]) -> T:
+    try:
+        return fn(Tx(connection))
+    except OWN_FAULT as error:
+        refused(error)

@@ -1,0 +1,206 @@
+"""The tables as the newest migration leaves them; a test compares the two on both databases.
+
+A record is kept whole in `body`; the other columns repeat what is searched, ordered or guarded.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    text,
+)
+
+metadata = MetaData()
+
+# INTEGER is what makes SQLite use the column as its row id.
+Serial = BigInteger().with_variant(Integer, "sqlite")
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("project", Text, nullable=False),
+    Column("number", BigInteger, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("priority", BigInteger, nullable=False),
+    Column("submitted_at", Double, nullable=False),
+    Column("array_id", Text),
+    Column("outcome", Text),
+    # The newest attempt's state while the job is open, else its outcome.
+    Column("status", Text, nullable=False),
+    Column("newest_attempt_id", Text),
+    Column("newest_epoch", BigInteger, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("body", Text, nullable=False),
+    Index("jobs_by_number", "project", "number", unique=True),
+    Index("jobs_by_name", "project", "name", "number"),
+    Index("jobs_by_age", "submitted_at", "job_id"),
+    Index("jobs_by_project", "project", "submitted_at", "job_id"),
+    Index("jobs_by_status", "status", "submitted_at", "job_id"),
+    Index("jobs_by_project_status", "project", "status", "submitted_at", "job_id"),
+    # These carry what else a filter may ask, so that a walk along them never visits the table.
+    Index("jobs_named", "name", "submitted_at", "job_id", "project", "status", "owner"),
+    Index("jobs_by_owner", "owner", "submitted_at", "job_id", "project", "status"),
+    Index(
+        "jobs_by_array",
+        "array_id",
+        "submitted_at",
+        "job_id",
+        "project",
+        "status",
+        "owner",
+        "name",
+        sqlite_where=text("array_id IS NOT NULL"),
+        postgresql_where=text("array_id IS NOT NULL"),
+    ),
+    Index(
+        "jobs_queued",
+        text("priority DESC"),
+        "submitted_at",
+        "job_id",
+        sqlite_where=text("status = 'queued'"),
+        postgresql_where=text("status = 'queued'"),
+    ),
+)
+
+project_counters = Table(
+    "project_counters",
+    metadata,
+    Column("project", Text, primary_key=True),
+    Column("next_number", BigInteger, nullable=False),
+    Column("open_jobs", BigInteger, nullable=False),
+)
+
+attempts = Table(
+    "attempts",
+    metadata,
+    Column("attempt_id", Text, primary_key=True),
+    Column("job_id", Text, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("body", Text, nullable=False),
+    Index("attempts_by_job", "job_id", "epoch", unique=True),
+    Index("attempts_by_state", "state", "attempt_id"),
+)
+
+nodes = Table(
+    "nodes",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("version", BigInteger, nullable=False),
+    Column("body", Text, nullable=False),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("seq", Serial, primary_key=True, autoincrement=False),
+    Column("hash", Text, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("project", Text),
+    Column("job_id", Text),
+    Column("attempt_id", Text),
+    Column("node", Text),
+    Column("data", Text, nullable=False),
+    Column("request_id", Text),
+    Index(
+        "events_by_project",
+        "project",
+        "seq",
+        sqlite_where=text("project IS NOT NULL"),
+        postgresql_where=text("project IS NOT NULL"),
+    ),
+    Index(
+        "events_by_job",
+        "job_id",
+        "seq",
+        sqlite_where=text("job_id IS NOT NULL"),
+        postgresql_where=text("job_id IS NOT NULL"),
+    ),
+    Index(
+        "events_by_node",
+        "node",
+        "seq",
+        sqlite_where=text("node IS NOT NULL"),
+        postgresql_where=text("node IS NOT NULL"),
+    ),
+    Index(
+        "events_by_people",
+        "seq",
+        sqlite_where=text("substr(actor, 1, 5) = 'user:'"),
+        postgresql_where=text("substr(actor, 1, 5) = 'user:'"),
+    ),
+)
+
+idempotency_keys = Table(
+    "idempotency_keys",
+    metadata,
+    Column("actor", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("fingerprint", Text, nullable=False),
+    Column("answer", LargeBinary, nullable=False),
+    Column("at", Double, nullable=False),
+    Index("idempotency_keys_by_age", "at"),
+)
+
+users = Table(
+    "users",
+    metadata,
+    Column("user_id", Text, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("body", Text, nullable=False),
+    Index("users_by_name", "name", unique=True),
+)
+
+projects = Table(
+    "projects",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("uid", BigInteger, nullable=False),
+    Column("body", Text, nullable=False),
+    Index("projects_by_uid", "uid", unique=True),
+)
+
+memberships = Table(
+    "memberships",
+    metadata,
+    Column("user_id", Text, primary_key=True),
+    Column("project", Text, primary_key=True),
+    Column("role", Text, nullable=False),
+    Index("memberships_by_project", "project"),
+)
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("token_id", Text, primary_key=True),
+    Column("user_id", Text, nullable=False),
+    Column("body", Text, nullable=False),
+    Index("tokens_by_user", "user_id"),
+)
+
+secrets = Table(
+    "secrets",
+    metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("sealed", LargeBinary, nullable=False),
+)
+
+meta = Table(
+    "meta",
+    metadata,
+    Column("key", Text, primary_key=True),
+    Column("value", Text, nullable=False),
+)

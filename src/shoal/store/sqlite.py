@@ -1,0 +1,134 @@
+"""SQLite: write-ahead log, every commit synced, one writer.
+
+SQLite before 3.51.3 can corrupt a write-ahead log when two connections write or checkpoint at once.
+So one process holds a lock beside the file, one connection writes and checkpoints, and readers open
+the file read-only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, NullPool, create_engine, event
+
+from shoal.errors import StateError, StoreUnavailable
+
+BUSY_S = 5.0
+"""How long to wait for a stranger, such as a shell or a backup, that holds the file."""
+
+
+class SqliteDatabase:
+    """Opening it takes the lock; `StateError` names the process that has it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = _take_lock(path)
+        self._writers = _engine(path, "rwc", _prepare_writer)
+        self._readers = _engine(path, "ro", _prepare_reader)
+
+    def connect_writer(self) -> Connection:
+        return self._writers.connect()
+
+    def connect_reader(self) -> Connection:
+        return self._readers.connect()
+
+    def begin_write(self, writer: Connection) -> None:
+        begin(writer, "BEGIN IMMEDIATE")
+
+    def begin_read(self, reader: Connection) -> None:
+        begin(reader, "BEGIN")
+
+    def tidy(self, writer: Connection, *, is_idle: bool) -> None:
+        """Move the log into the database file; when idle, also give its space back."""
+        mode = "TRUNCATE" if is_idle else "PASSIVE"
+        driver = writer.connection.dbapi_connection
+        assert driver is not None
+        # TRUNCATE would wait for readers, and the next write with it.
+        driver.execute("PRAGMA busy_timeout = 0")
+        try:
+            driver.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
+        finally:
+            driver.execute(f"PRAGMA busy_timeout = {int(BUSY_S * 1000)}")
+
+    def close(self) -> None:
+        self._writers.dispose()
+        self._readers.dispose()
+        os.close(self._lock)
+
+
+def _engine(path: Path, mode: str, prepare: Callable[[Any, Any], None]) -> Engine:
+    engine = create_engine(
+        f"sqlite:///file:{_quote(path)}?mode={mode}&uri=true",
+        poolclass=NullPool,
+        hide_parameters=True,
+        connect_args={"timeout": BUSY_S, "check_same_thread": False},
+    )
+    event.listen(engine, "connect", prepare)
+    return engine
+
+
+def _quote(path: Path) -> str:
+    return "".join(f"%{ord(c):02x}" if c in "%?#" else c for c in str(path.absolute()))
+
+
+def begin(connection: Connection, words: str) -> None:
+    """Begin in our own words: the driver would do so late, and a listener costs every statement."""
+    connection.begin()
+    connection.exec_driver_sql(words)
+
+
+def prepare(connection: Any, *pragmas: str) -> None:
+    """Take BEGIN and COMMIT into our own hands, and set what has to be set on every connection."""
+    connection.isolation_level = None
+    for pragma in pragmas:
+        connection.execute(f"PRAGMA {pragma}").fetchall()
+
+
+def _prepare_writer(connection: Any, record: object) -> None:
+    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    if mode != "wal":
+        raise StateError(
+            f"SQLite cannot keep a write-ahead log here (it offers `{mode}`); is this a network disk?",
+            hint="set SHOAL_HOME to a directory on a local disk, or use PostgreSQL",
+        )
+    prepare(
+        connection,
+        "synchronous = FULL",
+        "wal_autocheckpoint = 0",
+        "cache_size = -16000",
+        "temp_store = MEMORY",
+    )
+
+
+def _prepare_reader(connection: Any, record: object) -> None:
+    prepare(
+        connection, "query_only = ON", "wal_autocheckpoint = 0", "cache_size = -8000", "temp_store = MEMORY"
+    )
+
+
+def _take_lock(path: Path) -> int:
+    """Lock `<path>.lock` for the life of this process, write our pid into it, make the file private."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StoreUnavailable(
+            f"cannot open the database {path}: {error.strerror}", hint=f"look at it with `ls -ld {path}`"
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.pread(lock, 20, 0).decode("ascii", "replace").strip() or "unknown"
+        os.close(lock)
+        raise StateError(
+            f"another control plane (pid {pid}) has the database {path} open",
+            hint="stop it with `shoal down`",
+        ) from None
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    return lock

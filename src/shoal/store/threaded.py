@@ -1,0 +1,53 @@
+"""The store of a running control plane: a writer's thread, readers' threads, and asyncio before them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import anyio.to_thread
+
+from shoal.clock import Clock
+from shoal.errors import StoreUnavailable
+from shoal.store.base import OnCommit, T
+from shoal.store.commit import Committer
+from shoal.store.database import Database
+from shoal.store.readers import Readers
+from shoal.store.transaction import Tx
+from shoal.store.writer import Change, Writer
+
+
+class ThreadedStore:
+    """See `Store` for the contract. Used from one or several event loops."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._writer = Writer(Committer(database), clock)
+        self._readers = Readers(database)
+        self._is_closed = False
+
+    async def write(self, fn: Callable[[Tx], T]) -> T:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+        self._writer.put(Change(fn, loop, answer))
+        return await answer
+
+    async def read(self, fn: Callable[[Tx], T]) -> T:
+        if self._is_closed:
+            raise StoreUnavailable("the store is closed")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._readers.threads, self._readers.read, fn)
+
+    def on_commit(self, callback: OnCommit) -> None:
+        self._writer.on_commit(callback)
+
+    async def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            await anyio.to_thread.run_sync(self._close)
+
+    def _close(self) -> None:
+        # Readers first: the last connection to close checkpoints, and that must be the writer's.
+        self._readers.close()
+        self._writer.close()
+        self._database.close()

@@ -1,0 +1,140 @@
+"""The route table, and a request for every row of it that would do something if it were allowed.
+
+Made from what the application declares: a new route is attacked without an edit here. One that takes a
+body needs a row in `BODIES` before the role matrix can say what it answers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+from typing import Any
+
+import msgspec
+
+from shoal.api.app import declared_routes
+from shoal.api.routing import Declared
+from tests.support.archives import tar_of
+from tests.support.world import World
+
+TABLE = declared_routes()
+GUARDED = tuple(row for row in TABLE if row.permission is not None)
+STREAMS = tuple(row for row in TABLE if row.path.endswith("/stream"))
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PROPFIND")
+UNKNOWN_ID = "job_00000000000000000000000000"
+ARCHIVE = tar_of({"main.py": b"print(1)\n"})
+_serial = itertools.count(1)
+
+BODIES: dict[str, Any] = {
+    "POST /v1/jobs": {"spec": {"run": "true"}, "project": "vision"},
+    "POST /v1/users": {"name": "new-user"},
+    "PATCH /v1/users/{name}": {"is_active": True},
+    "POST /v1/projects": {"name": "new-project"},
+    "PATCH /v1/projects/{name}": {"max_open_jobs": 10_000},
+    "PUT /v1/projects/{name}/members/{user}": {"role": "viewer"},
+    "POST /v1/tokens": {"label": "made by a test", "lifetime_s": 60.0},
+    "POST /v1/nodes/{name}/cordon": {"because": "a test"},
+    "POST /v1/nodes/{name}/drain": {"because": "a test"},
+    "POST /v1/nodes/{name}/resume": {"because": "a test"},
+    "POST /v1/nodes/{name}/declare-dead": {"because": "a test"},
+    "POST /v1/jobs/{job_id}/stop": {},
+    "POST /v1/jobs/{job_id}/retry": {},
+    "POST /v1/arrays/{array_id}/stop": {},
+    "POST /v1/supervisor/renew": {"attempt_id": "att_0", "epoch": 1, "node": "node-1", "phase": "running"},
+}
+
+
+class Shot(msgspec.Struct, frozen=True):
+    """A request without its credential."""
+
+    method: str
+    target: str
+    data: Any = None
+    body: bytes = b""
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+def title(row: Declared) -> str:
+    return f"{row.method} {row.path}"
+
+
+def bare(row: Declared, values: dict[str, str] | None = None) -> Shot:
+    """The row with every placeholder filled by a plausible value; `values` overrides by name."""
+    filled = re.sub(r"\{(\w+)\}", lambda m: (values or {}).get(m[1], UNKNOWN_ID), row.path)
+    if row.path.startswith("/v1/archives/"):
+        return _archive(row, filled)
+    return Shot(row.method, filled, data=BODIES.get(title(row)))
+
+
+def aimed(world: World, row: Declared) -> Shot:
+    """The row aimed at things that exist in project `vision`, fresh ones where it would use them up."""
+    name = title(row)
+    values = {"name": "vision", "job_id": world.jobs["vision"], "digest": hashlib.sha256(ARCHIVE).hexdigest()}
+    data = BODIES.get(name)
+    if "/nodes/" in row.path:
+        values["name"] = "node-2"
+    elif "/users/" in row.path:
+        values["name"] = _new_user(world)
+    if "{user}" in row.path:
+        values["user"] = _new_user(world, project="vision")
+    if "{token_id}" in row.path:
+        values["token_id"] = _new_token(world)
+    if row.method == "POST" and "{job_id}" in row.path:
+        values["job_id"] = world.submit("member", "vision")
+    if "{array_id}" in row.path:
+        values["array_id"] = _new_array(world)
+    if name in ("POST /v1/users", "POST /v1/projects"):
+        data = {"name": f"new-{next(_serial)}"}
+    if name == "POST /v1/supervisor/renew":
+        attempt = world.newest(world.jobs["vision"])
+        data = {**data, "attempt_id": attempt.attempt_id, "node": attempt.node_names[0]}
+    return msgspec.structs.replace(bare(row, values), data=data)
+
+
+def fire(world: World, shot: Shot, role: str | None) -> int:
+    """The status it is answered with; a stream is closed once it began."""
+    if shot.target.partition("?")[0].endswith("/stream") and role is not None:
+        with world.stream(shot.target, role=role) as stream:
+            while stream.status is None:
+                world.portal.call(_pause)
+            return stream.status
+    return world.call(
+        shot.method, shot.target, role=role, data=shot.data, body=shot.body, headers=shot.headers
+    ).status
+
+
+async def _pause() -> None:
+    """Let the server's tasks run."""
+
+
+def _archive(row: Declared, filled: str) -> Shot:
+    target = filled.replace(UNKNOWN_ID, "0" * 64)
+    if row.method != "PUT":
+        return Shot(row.method, target)
+    headers = (("content-type", "application/x-tar"),)
+    return Shot(row.method, f"{target}?project=vision", body=ARCHIVE, headers=headers)
+
+
+def _new_user(world: World, project: str | None = None) -> str:
+    name = f"user-{next(_serial)}"
+    assert world.call("POST", "/v1/users", role="admin", data={"name": name}).status == 201
+    if project is not None:
+        joined = world.call(
+            "PUT", f"/v1/projects/{project}/members/{name}", role="admin", data={"role": "viewer"}
+        )
+        assert joined.status == 200
+    return name
+
+
+def _new_token(world: World) -> str:
+    made = world.call("POST", "/v1/tokens", role="member", data={"label": "to be revoked"})
+    assert made.status == 201
+    return str(made.json()["id"])
+
+
+def _new_array(world: World) -> str:
+    spec = {"run": "sleep 1000", "array": 2}
+    made = world.call("POST", "/v1/jobs", role="member", data={"spec": spec, "project": "vision"})
+    assert made.status == 201, made.body
+    return str(made.json()["array_id"])

@@ -1,0 +1,72 @@
+"""Runs coroutines by hand, one pause at a time, in an order drawn from the seed.
+
+No event loop: the code under test awaits nothing but `Pause`, so what happens between two pauses is
+one instruction as far as crashes and interleavings go.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any
+
+
+class Pause:
+    """Somewhere another task may run first, or the process may be killed."""
+
+    def __await__(self) -> Generator[Pause, None, None]:
+        yield self
+
+
+class Task:
+    def __init__(self, name: str, work: Coroutine[Any, Any, Any], done: Callable[[Any], None]) -> None:
+        self.name = name
+        self.work = work
+        self.done = done
+        """Called with the result, or with the exception the task ended by."""
+
+
+class Driver:
+    def __init__(self, dice: random.Random) -> None:
+        self._dice = dice
+        self.tasks: list[Task] = []
+
+    def spawn(
+        self, name: str, work: Coroutine[Any, Any, Any], done: Callable[[Any], None] = lambda _: None
+    ) -> None:
+        self.tasks.append(Task(name, work, done))
+
+    def is_running(self, name: str) -> bool:
+        return any(task.name == name for task in self.tasks)
+
+    def step(self) -> None:
+        """Let one task, drawn at random, run to its next pause."""
+        task = self._dice.choice(self.tasks)
+        try:
+            task.work.send(None)
+        except StopIteration as end:
+            self.tasks.remove(task)
+            task.done(end.value)
+        except Exception as error:  # noqa: BLE001 - whoever spawned it judges how it ended
+            self.tasks.remove(task)
+            task.done(error)
+
+    def drain(self) -> None:
+        """Let everything run to its end."""
+        while self.tasks:
+            self.step()
+
+    def kill(self) -> None:
+        """SIGKILL: nothing runs any further. What memory held is thrown away by the caller."""
+        for task in self.tasks:
+            task.work.close()
+        self.tasks.clear()
+
+
+def run_now(work: Coroutine[Any, Any, Any]) -> Any:
+    """The result of a coroutine that never pauses."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("this coroutine was not supposed to pause")

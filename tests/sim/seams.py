@@ -1,0 +1,88 @@
+"""The store and the engine as the simulated control plane sees them: with a pause, and sometimes a
+failure, before and after everything that lasts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from shoal.engines.base import LogChunk, Observation, Submission
+from shoal.engines.fake import FakeEngine
+from shoal.errors import StoreUnavailable
+from shoal.model.node import NodeFacts
+from shoal.store import Store, Tx
+from tests.sim.driver import Pause, run_now
+
+
+class SimStore:
+    """The disk outlives a crash; an answer does not."""
+
+    def __init__(self, inner: Store, dice: random.Random) -> None:
+        self.inner = inner
+        self._dice = dice
+        self.failing = 0.0
+        """Chance that a commit fails, as on a full disk."""
+        self.commits = 0
+
+    async def write(self, change: Callable[[Tx], Any]) -> Any:
+        await Pause()
+        if self._dice.random() < self.failing:
+            raise StoreUnavailable("no space left on device")
+        try:
+            answer = run_now(self.inner.write(change))
+        finally:
+            self.commits += 1
+        await Pause()
+        return answer
+
+    async def read(self, query: Callable[[Tx], Any]) -> Any:
+        await Pause()
+        return run_now(self.inner.read(query))
+
+    def on_commit(self, callback: Callable[[int], None]) -> None:
+        """The simulation decides itself when loops wake."""
+
+    async def close(self) -> None:
+        """The world closes the disk."""
+
+
+class SimEngine:
+    """The fake engine with time passing around each call."""
+
+    name = "fake"
+
+    def __init__(self, inner: FakeEngine) -> None:
+        self._inner = inner
+
+    async def submit(self, submission: Submission) -> str:
+        await Pause()
+        native_id = await self._inner.submit(submission)
+        await Pause()
+        return native_id
+
+    async def cancel(self, attempt_id: str, grace_s: float) -> None:
+        await Pause()
+        await self._inner.cancel(attempt_id, grace_s)
+        await Pause()
+
+    async def list_owned(self) -> list[Observation]:
+        await Pause()
+        seen = await self._inner.list_owned()
+        await Pause()
+        return seen
+
+    async def forget(self, attempt_id: str) -> None:
+        await Pause()
+        await self._inner.forget(attempt_id)
+        await Pause()
+
+    async def nodes(self) -> list[NodeFacts]:
+        await Pause()
+        return await self._inner.nodes()
+
+    async def read_log(self, attempt_id: str, node: str, offset: int, limit: int) -> LogChunk:
+        return await self._inner.read_log(attempt_id, node, offset, limit)
+
+    async def close(self) -> None:
+        """Nothing to let go of."""

@@ -1,0 +1,233 @@
+"""One simulated life: troubles drawn from the seed, then peace, in which everything must come to an end."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections import Counter
+
+import structlog
+
+from shoal.model.node import NodeState
+from shoal.store import JobFilter
+from tests.sim.driver import run_now
+from tests.sim.invariants import Auditor
+from tests.sim.world import LOOPS, World
+
+STEPS = 300
+PEACE_TURNS = 400
+ENDLESS_AFTER_TURNS = 12
+
+
+class Failure(AssertionError):
+    """A promise was broken; carries the seed and the story that led there."""
+
+
+def live(seed: int, steps: int = STEPS) -> World:
+    """Run one seed. Raises `Failure` with the seed and the history."""
+    world = World(seed)
+    auditor = Auditor(world)
+    try:
+        for _ in range(steps):
+            _something(world)
+            auditor.check()
+        _peace(world, auditor)
+    except Exception as error:
+        story = "\n".join(world.history[-60:])
+        raise Failure(f"seed {seed}: {type(error).__name__}: {error}\n{story}") from error
+    return world
+
+
+def _something(world: World) -> None:
+    """One turn: mostly work, sometimes trouble."""
+    dice = world.dice
+    if world.driver.tasks and dice.random() < 0.75:
+        world.driver.step()
+        return
+    action = dice.choices(list(TROUBLES), weights=list(TROUBLES.values()))[0]
+    action(world)
+
+
+def _wake(world: World) -> None:
+    world.wake(world.dice.choice(list(LOOPS)))
+
+
+def _time(world: World) -> None:
+    world.clock.advance(world.dice.choice([0.1, 1, 1, 5, 5, 20, 70, 250]))
+
+
+def _renewals(world: World) -> None:
+    world.carry_renewals()
+
+
+def _submit(world: World) -> None:
+    unanswered = [key for key in world.asked if key not in world.accepted]
+    if unanswered and world.dice.random() < 0.5:
+        world.submit(world.dice.choice(unanswered))
+    elif len(world.asked) < 8:
+        world.submit(f"k{len(world.asked)}")
+    elif world.accepted:
+        world.submit(world.dice.choice(sorted(world.accepted)))
+
+
+def _stop(world: World) -> None:
+    if world.accepted:
+        world.stop(world.dice.choice(world.known_jobs()))
+
+
+def _retry(world: World) -> None:
+    if world.accepted:
+        world.retry(world.dice.choice(world.known_jobs()))
+
+
+def _crash(world: World) -> None:
+    world.crash()
+
+
+def _cut(world: World) -> None:
+    node = world.dice.choice(world.nodes)
+    world.tell(f"cut {node}")
+    world.cluster.cut(node)
+
+
+def _heal(world: World) -> None:
+    node = world.dice.choice(world.nodes)
+    world.tell(f"heal {node}")
+    world.cluster.heal(node)
+
+
+def _power(world: World) -> None:
+    node = world.dice.choice(world.nodes)
+    if world.cluster.is_off(node):
+        world.tell(f"power on {node}")
+        world.cluster.power_on(node)
+    else:
+        world.tell(f"power off {node}")
+        world.cluster.power_off(node)
+
+
+def _declare_dead(world: World) -> None:
+    """Operators tell the truth: only of a node that is off."""
+    off = [node for node in world.nodes if world.cluster.is_off(node)]
+    if off:
+        world.set_node(world.dice.choice(off), NodeState.DEAD)
+
+
+def _node(world: World) -> None:
+    states = [NodeState.CORDONED, NodeState.DRAINING, NodeState.READY, NodeState.READY]
+    world.set_node(world.dice.choice(world.nodes), world.dice.choice(states))
+
+
+def _kill(world: World) -> None:
+    running = world.cluster.running()
+    if not running:
+        return
+    order = world.dice.choice(running)
+    what = world.dice.choice(["supervisor", "rank"])
+    world.tell(f"kill the {what} of {order.attempt_id} on {order.node}")
+    kill = world.cluster.kill_supervisor if what == "supervisor" else world.cluster.kill_rank
+    kill(order.attempt_id, order.node)
+
+
+def _disk(world: World) -> None:
+    world.disk.failing = world.dice.choice([0.0, 0.0, 0.3, 1.0])
+    world.tell(f"the disk fails {world.disk.failing:.0%} of commits")
+
+
+def _jump(world: World) -> None:
+    by = world.dice.choice([3600, -3600])
+    world.tell(f"the wall clock jumps by {by} s")
+    world.clock.jump(by)
+
+
+TROUBLES = {
+    _wake: 40,
+    _time: 25,
+    _renewals: 20,
+    _submit: 14,
+    _stop: 2,
+    _retry: 1,
+    _crash: 4,
+    _cut: 4,
+    _heal: 3,
+    _power: 1,
+    _declare_dead: 1,
+    _node: 3,
+    _kill: 8,
+    _disk: 2,
+    _jump: 1,
+}
+
+
+def _peace(world: World, auditor: Auditor) -> None:
+    """No more trouble: whatever was accepted must reach its end, and nothing may be left running."""
+    world.tell("peace")
+    world.disk.failing = 0.0
+    world._faults = 0.0
+    world.crash()
+    for node in world.nodes:
+        world.cluster.heal(node)
+        world.cluster.power_on(node)
+        world.set_node(node, NodeState.READY)
+    for key in world.asked:
+        world.submit(key)
+    for turn in range(PEACE_TURNS):
+        world.driver.drain()
+        auditor.check()
+        if set(world.asked) <= set(world.accepted) and _is_over(world):
+            break
+        world.clock.advance(10)
+        world.carry_renewals(lost=0, repeated=0)
+        for loop in LOOPS:
+            world.wake(loop)
+        if turn % ENDLESS_AFTER_TURNS == ENDLESS_AFTER_TURNS - 1:
+            _stop_endless(world)
+    else:
+        raise AssertionError(f"not over after {PEACE_TURNS} turns of peace: {_open(world)}")
+    bad = run_now(world.disk.inner.read(lambda tx: tx.events.verify()))
+    assert bad is None, f"the event log does not verify: {bad}"
+
+
+def _open(world: World) -> list[str]:
+    page = run_now(world.disk.inner.read(lambda tx: tx.jobs.page(JobFilter(), None, 1000)))
+    return [f"{job.job_id} {attempt.state}" for job, attempt in page if job.is_open]
+
+
+def _is_over(world: World) -> bool:
+    return not _open(world) and not world.cluster.running() and not world.cluster.shares()
+
+
+def _stop_endless(world: World) -> None:
+    """Some scripts run for ever: people stop those."""
+    for order in world.cluster.running():
+        world.stop(order.job_id)
+
+
+def main() -> None:
+    """`python -m tests.sim.story FIRST COUNT`: that many seeds, and what happened in them."""
+    first, count = int(sys.argv[1]), int(sys.argv[2])
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    seen: Counter[str] = Counter()
+    for done, seed in enumerate(range(first, first + count), 1):
+        seen.update(_summary(live(seed)))
+        if done % 500 == 0:
+            print(f"{done} of {count} seeds", flush=True)
+    for name, number in sorted(seen.items()):
+        print(f"{number:9d} {name}")
+    print(f"{count} seeds from {first} on: no promise broken")
+
+
+def _summary(world: World) -> Counter[str]:
+    """What a life was made of, so that a simulation in which nothing happens cannot pass unnoticed."""
+    seen = Counter(" ".join(line.split()[1:3]) for line in world.history)
+    for event in run_now(world.disk.inner.read(lambda tx: tx.events.page(0, limit=100_000))):
+        if event.kind in ("attempt.ended", "job.ended"):
+            told = event.data.get("outcome") or event.data["event"]["type"]
+            seen[f"event {event.kind} {told}"] += 1
+    return Counter(
+        {k: n for k, n in seen.items() if k.startswith(("event", "the", "kill", "cut", "power", "accepted"))}
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""One simulated cluster: a disk, nodes, a control plane that dies, clients that repeat themselves."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from shoal.control.actor import Actor
+from shoal.control.core import Core
+from shoal.control.heal import heal
+from shoal.control.jobs import retry_job, stop_jobs
+from shoal.control.nodes import set_node_state
+from shoal.control.place import place
+from shoal.control.reports import renew
+from shoal.control.submit import Asked, SubmitResult, submit
+from shoal.control.watch import watch
+from shoal.engines.fake import FakeCluster, FakeEngine, SentRenewal, VirtualClock, seeded, seeded_faults
+from shoal.errors import EngineUnreachable, ShoalError, StateError, StoreUnavailable
+from shoal.ids import id_factory
+from shoal.model.node import Gpu, NodeFacts, NodeState
+from shoal.model.people import Project, User
+from shoal.settings import Settings
+from shoal.spec import parse_job
+from shoal.store import Tx, open_memory_store
+from tests.sim.driver import Driver, run_now
+from tests.sim.seams import SimEngine, SimStore
+
+ANA = Actor(kind="user", id="usr_ana", name="ana")
+USER = User(user_id="usr_ana", name="ana")
+LOOPS = {"place": place, "watch": watch, "heal": heal}
+
+
+class World:
+    """`dice` decides everything; two worlds from one seed live the same life."""
+
+    def __init__(self, seed: int, *, num_nodes: int = 3, faults: float = 0.1) -> None:
+        self.seed = seed
+        self.dice = random.Random(f"world/{seed}")
+        self.clock = VirtualClock()
+        self.driver = Driver(self.dice)
+        self.disk = SimStore(open_memory_store(), self.dice)
+        self.nodes = [f"n{i}" for i in range(1, num_nodes + 1)]
+        self.cluster = FakeCluster(
+            [_node(name) for name in self.nodes], clock=self.clock, script=seeded(seed, mean_run_s=30)
+        )
+        self.new_id = id_factory(self.clock.now, self.dice.randbytes)
+        self._faults = faults
+        self.history: list[str] = []
+        self.accepted: dict[str, tuple[str, ...]] = {}
+        """By idempotency key: the ids of the jobs the client was told of."""
+        self.asked: dict[str, Asked] = {}
+        """By idempotency key: what clients have asked, answered or not."""
+        run_now(self.disk.inner.write(_people))
+        self.boot()
+
+    def boot(self) -> None:
+        """Start a control plane that knows nothing but what is on disk and in the cluster."""
+        engine = FakeEngine(
+            self.cluster, faults=seeded_faults(self.dice.getrandbits(32), chance=self._faults)
+        )
+        self.core = Core(
+            store=self.disk,
+            engine=SimEngine(engine),
+            clock=self.clock,
+            new_id=self.new_id,
+            settings=Settings(home=Path("/simulated")),
+            key=bytes(32),
+            random=self.dice.randbytes,
+        )
+        self.core.control_url = "http://simulated"
+
+    def crash(self) -> None:
+        self.tell("the control plane is killed")
+        self.driver.kill()
+        self.boot()
+
+    def tell(self, line: str) -> None:
+        """The story, for whoever replays a failing seed."""
+        self.history.append(f"{self.clock.monotonic():9.2f} {line}")
+
+    # What clients do.
+
+    def submit(self, key: str) -> None:
+        """Ask, or ask again with the same key: an answer may have been lost."""
+        asked = self.asked.setdefault(key, self._draw_job(key))
+
+        def answered(result: SubmitResult | Exception) -> None:
+            if isinstance(result, SubmitResult):
+                ids = tuple(job.job_id for job in result.jobs)
+                self.tell(f"accepted {key}: {len(ids)} job(s), repeated={result.was_repeated}")
+                first = self.accepted.setdefault(key, ids)
+                assert first == ids, f"key {key} gave {first} first and {ids} now"
+            else:
+                self.expect(result, StoreUnavailable)
+
+        self.tell(f"submit {key}: {asked.spec.canonical_json()}")
+        self.driver.spawn(f"submit {key}", submit(self.core, ANA, asked, key), answered)
+
+    def _draw_job(self, name: str) -> Asked:
+        dice = self.dice
+        spec = {
+            "name": name,
+            "run": "train",
+            "resources": {"nodes": dice.choice([1, 1, 2, "1..3"]), "gpus": dice.choice([1, 2, 4]), "cpus": 1},
+            "retry": {"max": dice.choice([0, 1, 3]), "backoff": "2s"},
+            "fence": f"{dice.choice([40, 120])}s",
+            "grace": "5s",
+            "priority": dice.choice([0, 0, 5]),
+            "workdir": None,
+        }
+        if dice.random() < 0.3:
+            spec["time_limit"] = f"{dice.choice([5, 50])}s"
+        if dice.random() < 0.2:
+            spec["array"] = {"indices": [0, 1, 2], "at_once": dice.choice([1, 2])}
+        elif self.accepted and dice.random() < 0.3:
+            spec["after"] = [
+                {"job": dice.choice(self.known_jobs()), "on": dice.choice(["succeeded", "ended"])}
+            ]
+        return Asked(spec=parse_job(spec), project="lab", owner=USER)
+
+    def known_jobs(self) -> list[str]:
+        return [job_id for ids in self.accepted.values() for job_id in ids]
+
+    def stop(self, job_id: str) -> None:
+        self.tell(f"stop {job_id}")
+        work = stop_jobs(self.core, ANA, [job_id], f"stop {job_id} {self.dice.getrandbits(20)}")
+        self.driver.spawn("stop", work, lambda end: self.expect(end, StoreUnavailable))
+
+    def retry(self, job_id: str) -> None:
+        self.tell(f"retry {job_id}")
+        work = retry_job(self.core, ANA, job_id, f"retry {job_id} {self.dice.getrandbits(20)}")
+        self.driver.spawn("retry", work, lambda end: self.expect(end, StoreUnavailable, StateError))
+
+    def set_node(self, name: str, state: NodeState) -> None:
+        self.tell(f"{state} {name}")
+        work = set_node_state(self.core, ANA, name, state, "drill", None)
+        self.driver.spawn("node", work, lambda end: self.expect(end, StoreUnavailable, ShoalError))
+
+    # What the control plane does by itself.
+
+    def wake(self, loop: str) -> None:
+        if not self.driver.is_running(loop):
+            work = LOOPS[loop](self.core)
+            expected = (StoreUnavailable, EngineUnreachable)
+            self.driver.spawn(loop, work, lambda end: self.expect(end, *expected))
+
+    def carry_renewals(self, lost: float = 0.1, repeated: float = 0.1) -> None:
+        """The network between supervisors and the control plane: loses, repeats, reorders."""
+        for sent in self.cluster.renewals():
+            if self.dice.random() < lost:
+                continue
+            for _ in range(2 if self.dice.random() < repeated else 1):
+                self._deliver(sent)
+
+    def _deliver(self, sent: SentRenewal) -> None:
+        def answered(answer: object) -> None:
+            if isinstance(answer, StateError):
+                self.cluster.reject(sent)
+            elif isinstance(answer, Exception):
+                self.expect(answer, StoreUnavailable)
+            else:
+                self.cluster.answer(sent, answer)
+
+        self.driver.spawn("renew", renew(self.core, sent.renewal), answered)
+
+    def expect(self, end: object, *allowed: type[Exception]) -> None:
+        if isinstance(end, Exception) and not isinstance(end, allowed):
+            raise end
+
+
+def _node(name: str) -> NodeFacts:
+    gpus = tuple(Gpu(index=i, kind="fake") for i in range(4))
+    return NodeFacts(name=name, cpus=8, memory_bytes=64 << 30, disk_bytes=1 << 40, gpus=gpus)
+
+
+def _people(tx: Tx) -> None:
+    tx.people.add_user(USER)
+    tx.people.add_project(Project(name="lab", uid=200_000))

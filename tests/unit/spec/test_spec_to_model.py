@@ -1,0 +1,56 @@
+"""From a spec to what the scheduler and the supervisor are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal.model.from_spec import log_rules_of, mounts_of, request_of, retry_of
+from shoal.model.job import RetryPolicy
+from shoal.model.request import GpuRequest, Request, TopologyRequest
+from shoal.spec import parse_job
+from shoal.wire import LogRule, Mount, RuleAction
+
+
+def request(**fields: Any) -> Request:
+    return request_of(parse_job({"run": "x", **fields}))
+
+
+def test_a_job_that_asks_for_nothing_gets_one_cpu_on_one_node() -> None:
+    assert request() == Request()
+
+
+def test_one_rank_for_each_gpu_and_one_cpu_for_each_rank() -> None:
+    asked = request(resources={"gpus": "H100:8"})
+    assert (asked.gpus, asked.ranks_per_node, asked.cpus) == (GpuRequest(count=8, kind="H100"), 8, 8.0)
+    assert request(ranks_per_node=4).cpus == 4.0
+
+
+def test_what_was_asked_for_wins_over_what_follows_from_gpus() -> None:
+    asked = request(
+        resources={"gpus": 8, "cpus": "64+", "memory": "1GB..2GB", "disk": "1TB"}, ranks_per_node=1
+    )
+    assert (asked.cpus, asked.memory_bytes, asked.disk_bytes, asked.ranks_per_node) == (
+        64.0,
+        10**9,
+        10**12,
+        1,
+    )
+
+
+def test_nodes_keep_both_ends_and_topology_its_mode() -> None:
+    asked = request(resources={"nodes": "2..4"}, topology="rack:preferred", time_limit="1h")
+    assert (asked.min_nodes, asked.max_nodes, asked.time_limit_s) == (2, 4, 3600.0)
+    assert asked.topology == TopologyRequest(within="rack", is_required=False)
+    assert request(topology="rack").topology == TopologyRequest(within="rack", is_required=True)
+
+
+def test_the_default_retry_policy_is_the_same_in_spec_and_model() -> None:
+    assert retry_of(parse_job({"run": "x"})) == RetryPolicy()
+    asked = parse_job({"run": "x", "retry": {"max": 2, "on": "oom", "backoff": "1m"}})
+    assert retry_of(asked) == RetryPolicy(max_retries=2, on=frozenset({"oom"}), backoff_s=60.0)
+
+
+def test_mounts_and_log_rules_are_told_in_the_words_of_the_wire() -> None:
+    spec = parse_job({"run": "x", "mounts": ["/a:/b:ro"], "log_rules": {"Xid": "stop_retries"}})
+    assert mounts_of(spec) == (Mount(source="/a", target="/b", is_read_only=True),)
+    assert log_rules_of(spec) == (LogRule(match="Xid", action=RuleAction.STOP_RETRIES),)
