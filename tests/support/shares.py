@@ -53,12 +53,14 @@ class RunningShare:
         self.share = spool.Share(self.directory)
         spool.write_order(self.share, order)
         self.processes: list[subprocess.Popen[bytes]] = []
+        self.command = [sys.executable]
+        """What runs Python; a test may put another user in front."""
 
     def spawn(self, **environment: str) -> subprocess.Popen[bytes]:
         """Start one supervisor, which may find that there is nothing for it to do."""
         with open(self.share.errors, "ab") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-m", "shoal.runtime.supervisor", str(self.directory)],
+                [*self.command, "-m", "shoal.runtime.supervisor", str(self.directory)],
                 stdin=subprocess.PIPE,
                 stdout=errors,
                 stderr=errors,

@@ -101,8 +101,7 @@ class Confinement:
         if self.sandbox is not None:
             supervisor = None
             self.sandbox.enter()
-            if self.sandbox.is_root:
-                kernel.drop_capabilities()
+            kernel.drop_capabilities()
         if self.uid is not None:
             os.setgroups([])
             os.setresgid(self.uid, self.uid, self.uid)
