@@ -101,7 +101,8 @@ class RunningShare:
     def describe(self) -> str:
         """What there is to see when a wait was in vain."""
         errors = Path(self.share.errors).read_text()
-        return f"files {sorted(path.name for path in self.directory.iterdir())}, log {self.log()[-10:]}, errors {errors}"
+        files = sorted(path.name for path in self.directory.iterdir())
+        return f"files {files}, log {self.log()[-10:]}, errors {errors}"
 
     def close(self) -> None:
         for process in self.processes:
