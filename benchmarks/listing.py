@@ -43,6 +43,9 @@ def fill_shoal(shoal: Shoal, count: int) -> None:
     shoal.request("PATCH", f"/v1/projects/{PROJECT}", {"max_open_jobs": count + ARRAY})
     for _ in range(count // ARRAY):
         shoal.submit(small | {"run": "true", "array": ARRAY, "after": [first["job_id"]]})
+    wanted = 1 + count // ARRAY * ARRAY
+    if (there := shoal.num_open()) != wanted:
+        raise BenchmarkError(f"{there} jobs are open, not the {wanted} that were submitted")
 
 
 def look_at_shoal(args: argparse.Namespace) -> list[Look]:
