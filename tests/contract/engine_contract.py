@@ -13,7 +13,7 @@ from shoal.clock import SystemClock
 from shoal.engines.base import Engine, Observation, Sight, Submission
 from shoal.errors import EngineRefused
 from shoal.ids import id_factory
-from shoal.wire import Credentials, EndKind, Limits, Order
+from shoal.wire import EndKind, Limits, Order
 
 DEADLINE_TURNS = 2000
 new_id = id_factory(SystemClock().now)
@@ -91,7 +91,7 @@ class World(ABC):
             )
             for rank, node in enumerate(nodes)
         )
-        return Submission(attempt_id=attempt_id, epoch=1, orders=orders, credentials=Credentials())
+        return Submission(attempt_id=attempt_id, epoch=1, orders=orders)
 
     async def look(self, attempt_id: str) -> dict[str, Observation]:
         seen = await self.engine.list_owned()

@@ -80,7 +80,7 @@ def check_mounts(core: Core, spec: JobSpec) -> None:
             allowed = ", ".join(map(str, roots)) or "nothing"
             raise Denied(
                 f"mounting `{mount.source}` is not allowed here; allowed: {allowed}",
-                hint="an operator can allow it with `shoal up --mount-root DIR`",
+                hint="an operator can allow it with `shoal up --mount-roots DIR`",
             )
 
 

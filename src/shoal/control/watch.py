@@ -58,7 +58,6 @@ async def _compare(core: Core, job: Job, attempt: Attempt, seen: Seen | None) ->
     observed = None if seen is None else seen.get(attempt.attempt_id, {})
     if observed is not None and _should_submit(attempt, observed):
         await launch(core, attempt.attempt_id)
-        return
     events = _silent(core, job, attempt) if observed is None else _events(core, job, attempt, observed)
     for event in events:
         attempt = await _advance(core, attempt, event)
@@ -75,6 +74,8 @@ def _events(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observat
     events: list[AttemptEvent] = []
     for node in attempt.nodes_left:
         seen = observed.get(node)
+        if seen is None and attempt.state is AttemptState.STARTING:
+            continue  # just handed over again
         if seen is None:
             events.append(NodeEnded(_unlisted(core, attempt, node)))
         elif seen.epoch != attempt.epoch:

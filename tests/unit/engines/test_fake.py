@@ -181,7 +181,7 @@ def test_the_time_limit_ends_a_share() -> None:
     clock, world = cluster(always(Act(prepare_s=5, run_s=None)))
     engine = FakeEngine(world)
     done(engine.submit(submission(nodes=("a",), time_limit_s=10.0)))
-    clock.advance(14)
+    clock.advance(9)
     assert sights(engine) == {"a": Sight.ALIVE}
     clock.advance(1)
     assert outcomes(engine) == {"a": EndKind.TIME_LIMIT}
@@ -250,7 +250,7 @@ def test_an_answer_may_stop_a_share(is_stale: bool) -> None:
         world.reject(sent)
     else:
         world.answer(sent, RenewalAnswer(should_stop=True, grace_s=0))
-    assert outcomes(engine) == {"a": EndKind.STOPPED}
+    assert outcomes(engine) == {"a": EndKind.FENCED if is_stale else EndKind.STOPPED}
 
 
 def test_the_date_may_jump_without_time_passing() -> None:

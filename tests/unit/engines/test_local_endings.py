@@ -39,6 +39,11 @@ NOBODY = (65534, 65534) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
 new_id = id_factory(time.time)
 
 
+def credentials(node: str) -> Credentials:
+    """Of another length for every node, so that one can tell which arrived."""
+    return Credentials(supervisor_token=SECRET + node * int(node[-1]), secrets={"KEY": SECRET})
+
+
 class Local:
     """An engine over a home of its own, whose supervisors are stand-ins."""
 
@@ -89,7 +94,7 @@ class Local:
             )
             for rank, node in enumerate(nodes)
         )
-        secret = Credentials(supervisor_token=SECRET, secrets={"KEY": SECRET})
+        secret = {node: credentials(node) for node in nodes}
         return Submission(attempt_id=attempt_id, epoch=3, orders=orders, credentials=secret)
 
     def share(self, number: int = 1, node: str = "sim-01") -> spool.Share:
@@ -387,20 +392,23 @@ async def test_ended_supervisors_do_not_stay_as_zombies(local: Local) -> None:
 
 
 async def test_secrets_reach_the_supervisor_and_no_file(local: Local) -> None:
-    await local.engine.submit(local.submission("dies"))
-    await local.until(Sight.ENDED)
+    await local.engine.submit(local.submission("dies", num_nodes=2))
+    with anyio.fail_after(30):
+        while any(o.sight is not Sight.ENDED for o in await local.engine.list_owned()):
+            await anyio.sleep(0.01)
     files = [path for path in local.home.rglob("*") if path.is_file()]
     assert not [path for path in files if SECRET.encode() in path.read_bytes()]
-    told = Path(local.share().errors).read_text()
-    assert f"credentials: {len(msgspec.json.encode(local.submission('').credentials))}" in told
+    for node in ("sim-01", "sim-02"):
+        told = Path(local.share(node=node).errors).read_text()
+        assert f"credentials: {len(msgspec.json.encode(credentials(node)))}" in told
 
 
 async def test_large_secrets_fit_and_larger_ones_are_refused(local: Local) -> None:
-    large = Credentials(secrets={"KEY": "x" * 500_000})
+    large = {"sim-01": Credentials(secrets={"KEY": "x" * 500_000})}
     await local.engine.submit(msgspec.structs.replace(local.submission("dies"), credentials=large))
     await local.until(Sight.ENDED)
     assert "credentials: 500" in Path(local.share().errors).read_text()
-    larger = Credentials(secrets={"KEY": "x" * (1 << 20)})
+    larger = {"sim-01": Credentials(secrets={"KEY": "x" * (1 << 20)})}
     with pytest.raises(EngineRefused, match="secrets take"):
         await local.engine.submit(msgspec.structs.replace(local.submission("dies", 2), credentials=larger))
 
@@ -478,14 +486,17 @@ async def test_the_spool_is_for_its_owner_alone(local: Local) -> None:
         assert path.stat().st_mode & 0o077 == 0
 
 
-async def test_a_job_of_another_user_is_refused_where_only_root_could_start_it(
-    local: Local, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "words, uid", [(("rlimits",), None), (("cgroup1", "uid"), 200_001), ((), 200_001)], ids=str
+)
+async def test_a_job_has_its_own_user_unless_this_machine_is_known_to_have_none(
+    local: Local, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], uid: int | None
 ) -> None:
-    monkeypatch.setattr(engine_module, "read_words", lambda *_: (("rlimits",), ""))
-    with pytest.raises(EngineRefused, match="must run as user 200001"):
-        await local.engine.submit(local.submission("dies", uid=200_001))
-    assert await local.engine.list_owned() == []
-    await local.engine.submit(local.submission("dies"))
+    monkeypatch.setattr(engine_module, "read_words", lambda *_: (words, ""))
+    await local.engine.submit(local.submission("never claims", uid=200_001))
+    order = spool.read_order(local.share())
+    assert order is not None
+    assert order.uid == uid
 
 
 async def test_nodes_say_what_confines_jobs_and_orders_name_it(

@@ -1,3 +1,5 @@
+"""The environment of a rank, name by name."""
+
 from __future__ import annotations
 
 from shoal.runtime.environment import rank_environment, rank_gpus, setup_environment

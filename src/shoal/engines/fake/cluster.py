@@ -165,11 +165,11 @@ class FakeCluster:
                 self.settle()
 
     def reject(self, sent: SentRenewal) -> None:
-        """The control plane calls the attempt stale: its ranks are stopped at once."""
+        """The control plane calls the attempt stale: it fences itself at once."""
         share = self._asker(sent)
         if share is not None:
             share.renewed(sent.sent_at)
-            share.stop(self.clock.monotonic(), 0.0)
+            share.fence(self.clock.monotonic())
             self.settle()
 
     def _asker(self, sent: SentRenewal) -> Share | None:

@@ -70,6 +70,10 @@ class Share:
         self._asked_at = min(self._asked_at, at)
         self._stop_at = min(self._stop_at, at + min(self.act.stop_s, grace_s))
 
+    def fence(self, at: float) -> None:
+        """The control plane called it stale at `at`: it ends there and then."""
+        self._ends.append((at, EndKind.FENCED))
+
     def end(self, at: float, ahead: float, outcome: NodeOutcome) -> None:
         """Nothing of it runs from `at` on. The first end counts."""
         if self.stage is Stage.ENDED:
@@ -113,6 +117,8 @@ class Share:
     def _claim(self) -> None:
         self.stage = Stage.CLAIMED
         self._start_at = self.claim_at + self.act.prepare_s
+        if self.order.time_limit_s is not None:
+            self._ends.append((self.claim_at + self.order.time_limit_s, EndKind.TIME_LIMIT))
         if self.order.control_url is not None:
             self._answered_at = self.claim_at
 
@@ -123,8 +129,6 @@ class Share:
         self.started_at = at + ahead
         if self.act.run_s is not None:
             self._ends.append((at + self.act.run_s, self.act.kind))
-        if self.order.time_limit_s is not None:
-            self._ends.append((at + self.order.time_limit_s, EndKind.TIME_LIMIT))
         if self.order.control_url is not None:
             self.renew_at = at
         rank = self.order.node_rank * self.order.ranks_per_node

@@ -22,9 +22,10 @@ def complete_orders(
 ) -> tuple[Order, ...]:
     """The orders with what this engine decides filled in, the same for every node of the gang.
 
-    Where this machine cannot switch users, jobs run as whoever runs Shoal; `shoal nodes` says so.
+    Where this machine cannot switch users, jobs run as whoever runs Shoal; `shoal nodes` says so. Where
+    nobody knows whether it can (None), the user asked for stays: never root because a probe failed.
     """
-    can_switch = confinement is not None and "uid" in confinement
+    can_switch = confinement is None or "uid" in confinement
     return tuple(
         msgspec.structs.replace(
             order,

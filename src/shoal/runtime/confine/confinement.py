@@ -14,7 +14,7 @@ from collections.abc import Callable
 from shoal.errors import ShoalError, SpecError
 from shoal.runtime import kernel, spool, tree
 from shoal.runtime.confine import cgroup, cgroup1, cgroup2, rlimits, view
-from shoal.runtime.confine.detect import detect, find_bubblewrap
+from shoal.runtime.confine.detect import candidates, find_bubblewrap
 from shoal.runtime.confine.sandbox import Sandbox, SandboxFailed
 from shoal.wire import Order
 
@@ -35,7 +35,7 @@ class Confinement:
         self._order = order
         self._share = share
         self._node_path = node_path
-        self.words = detect() if order.confinement is None else order.confinement
+        self.words = candidates() if order.confinement is None else order.confinement
         self.uid = order.uid if "uid" in self.words else None
         self.sandbox: Sandbox | None = None
         self._groups = self._choose_groups()
@@ -54,19 +54,35 @@ class Confinement:
             )
         if "bubblewrap" in self.words:
             self._start_sandbox()
-        elif any(mount.source != mount.target for mount in self._order.mounts):
-            raise CannotConfine(
-                "mounts need bubblewrap, which is not in use on this node", hint="shoal doctor"
-            )
-        elif self.uid is not None:
-            self._check_reachable()
         if self._groups is not None:
             spool.write_cgroups(self._share, self._groups.paths)
             self._groups.make(self._order)
         if self.sandbox is not None:
-            self.sandbox.wait_ready()
-        for fd in self._mount_fds:
-            os.close(fd)
+            self._wait_for_sandbox(self.sandbox)
+        if self.sandbox is None:
+            self._check_without_sandbox()
+
+    def _wait_for_sandbox(self, sandbox: Sandbox) -> None:
+        try:
+            sandbox.wait_ready()
+        except SandboxFailed:
+            if self._order.confinement is not None:
+                raise
+            # The program is there and may not be used, which `shoal nodes` has said all along.
+            self.sandbox = None
+            self.words = tuple(word for word in self.words if word != "bubblewrap")
+        finally:
+            for fd in self._mount_fds:
+                os.close(fd)
+            self._mount_fds.clear()
+
+    def _check_without_sandbox(self) -> None:
+        if any(mount.source != mount.target for mount in self._order.mounts):
+            raise CannotConfine(
+                "mounts need bubblewrap, which is not in use on this node", hint="shoal doctor"
+            )
+        if self.uid is not None:
+            self._check_reachable()
 
     def enter(self) -> None:
         """In a child that was just forked: take on every limit and leave every privilege. `OSError`: the
@@ -85,8 +101,7 @@ class Confinement:
         if self.sandbox is not None:
             supervisor = None
             self.sandbox.enter()
-            if self.sandbox.is_root:
-                kernel.drop_capabilities()
+            kernel.drop_capabilities()
         if self.uid is not None:
             os.setgroups([])
             os.setresgid(self.uid, self.uid, self.uid)
