@@ -85,6 +85,16 @@ def test_process_limit_stops_a_fork_bomb(start: Start) -> None:
 
 
 @needs(CGROUP)
+def test_fork_bomb_is_killed_to_the_last_process(start: Start) -> None:
+    mark = f"34.{os.getpid()}"
+    run = f"bomb() {{ bomb | bomb & sleep {mark}; }}; bomb; wait"
+    limits = Limits(cpus=0.5, max_processes=64)
+    share = start(an_order(run=run, limits=limits, time_limit_s=1.0, grace_s=0.2, confinement=(CGROUP,)))
+    assert share.run().kind in (EndKind.TIME_LIMIT, EndKind.EXITED)
+    assert processes_with(mark) == []
+
+
+@needs(CGROUP)
 def test_cpu_quota_is_kept(start: Start) -> None:
     program = (
         "import os,time\nend=time.monotonic()+2\nwhile time.monotonic()<end: pass\nprint(sum(os.times()[:2]))"

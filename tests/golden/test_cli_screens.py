@@ -75,17 +75,19 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
         server.answers["GET", "/v1/status"] = {
             "version": "0.1.0", "store": "sqlite", "engine": "local", "started_at": NOW - 7500,
             "counts": {"queued": 4, "running": 2, "starting": 0},
-            "nodes": {"total": 5, "ready": 3, "draining": 1, "silent": 1, "dead": 0}, "devices": {"gpus_total": 32, "gpus_used": 24, "cpus_total": 256.0,
+            "nodes": {"total": 5, "ready": 3, "draining": 1, "silent": 1, "dead": 0},
+            "devices": {"gpus_total": 32, "gpus_used": 24, "cpus_total": 256.0,
             "cpus_used": 97.5}, "events_head": {"seq": 812, "hash": "ab" * 32},
         }  # fmt: skip
         event = {"seq": 41, "at": NOW, "kind": "node.draining", "actor": "user:ana", "project": None,
-                 "job_id": None, "node": "node-07", "data": {"because": "bad NVLink"}, "hash": "cd"}  # fmt: skip
+                 "job_id": None, "node": "node-07", "data": {"because": "bad NVLink"},
+                 "hash": "cd"}  # fmt: skip
         later = {
             **event,
             "seq": 42,
             "kind": "job.submitted",
             "project": "vision",
-            "job_id": "job_1",
+            "job_id": "job_01m7esacrmf18bfbbnxdm9fse7",
             "node": None,
         }
         server.answers["GET", "/v1/events"] = {"items": [event, later], "next_cursor": None}

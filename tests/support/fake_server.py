@@ -58,6 +58,8 @@ class FakeServer:
             known = known(request)
         if known is not None:
             return known
+        if request.path == "/v1/me":
+            return {"user": "ana", "actor": "user:ana", "projects": [{"name": "vision", "role": "member"}]}
         if request.path.startswith("/v1/archives/"):
             return self._archive(request)
         if (request.method, request.path) == ("POST", "/v1/jobs"):

@@ -105,10 +105,41 @@ def test_a_file_and_flags_are_one_job_and_the_workdir_is_the_files(
     bodies = [request.json() for request in fake.seen if request.method == "POST"]
     assert [body["spec"]["name"] for body in bodies] == ["b", "a"]
     assert len(fake.paths("PUT")) == 1
+    assert {body["project"] for body in bodies} == {"vision"}
     assert bodies[0]["archive"] == bodies[1]["archive"] == fake.paths("PUT")[0].rsplit("/", 1)[1]
     (archive,) = fake.archives.values()
     assert b"job.yaml" in archive
     assert b"elsewhere" not in archive
+
+
+def test_a_person_of_several_projects_is_asked_which(shell: Shell, fake: FakeServer, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    roles = [{"name": "a", "role": "lead"}, {"name": "b", "role": "member"}, {"name": "c", "role": "viewer"}]
+    fake.answers["GET", "/v1/me"] = {"user": "ana", "projects": roles}
+    result = shell("run", "-d", "--", "true")
+    assert result.code == 2
+    assert "You may submit to: a, b\n" in result.err
+    assert shell("run", "-d", "-p", "b", "--", "true").code == 0
+
+
+def test_why_of_a_job_that_runs_is_the_servers_sentence(shell: Shell, fake: FakeServer) -> None:
+    told = {"status": "running", "explanation": None, "sentence": "vision/17 is running on n1"}
+    fake.answers["GET", f"/v1/jobs/{JOB_ID}/why"] = told
+    assert shell("why", "17").out == "vision/17 is running on n1\n"
+
+
+def test_events_show_the_newest_unless_told_from_where(shell: Shell, fake: FakeServer) -> None:
+    def page(request: Any) -> Any:
+        after, limit = int(request.query["after"][0]), int(request.query["limit"][0])
+        numbers = range(after + 1, min(after + limit, 2500) + 1)
+        return {
+            "items": [{"seq": n, "at": 0.0, "kind": "job.submitted"} for n in numbers],
+            "next_cursor": None,
+        }
+
+    fake.answers["GET", "/v1/events"] = page
+    assert [event["seq"] for event in shell("events", "-n", "3", "--json").json()] == [2498, 2499, 2500]
+    assert [event["seq"] for event in shell("events", "-n", "2", "--after", "7", "--json").json()] == [8, 9]
 
 
 def test_every_mistake_in_a_job_is_printed_and_nothing_is_sent(

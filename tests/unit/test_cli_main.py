@@ -107,7 +107,8 @@ def test_a_mistyped_command_is_an_error_with_a_hint(shell: Shell, argv: tuple[st
 @pytest.mark.parametrize(
     ("status", "code", "exit_code"),
     [(422, "spec.invalid", 2), (409, "state.conflict", 3), (429, "limit.reached", 3),
-     (401, "unauthenticated", 4), (403, "denied", 4), (404, "not_found", 4), (502, "engine.refused", 5), (500, "bug", 70)],
+     (401, "unauthenticated", 4), (403, "denied", 4), (404, "not_found", 4), (502, "engine.refused", 5),
+     (500, "bug", 70)],
 )  # fmt: skip
 def test_exit_codes_say_who_must_act(
     shell: Shell, fake: FakeServer, status: int, code: str, exit_code: int

@@ -30,8 +30,19 @@ def fake() -> Iterator[FakeServer]:
         yield server
 
 
+OPENED: list[Transport] = []
+
+
+@pytest.fixture(autouse=True)
+def close_connections() -> Iterator[None]:
+    yield
+    while OPENED:
+        OPENED.pop().close()
+
+
 def transport_to(url: str, patience_s: float = 5.0) -> Transport:
-    return Transport(lambda: Endpoint(url, TOKEN), patience_s=patience_s, sleep=lambda _: None)
+    OPENED.append(Transport(lambda: Endpoint(url, TOKEN), patience_s=patience_s, sleep=lambda _: None))
+    return OPENED[-1]
 
 
 def test_a_mutation_whose_answer_was_lost_is_sent_again_with_the_same_key(fake: FakeServer) -> None:
@@ -96,6 +107,7 @@ def test_a_restarted_server_is_found_at_its_new_address() -> None:
             return Endpoint(urls[-1], TOKEN, is_local=True)
 
         transport = Transport(locate, sleep=lambda _: None)
+        OPENED.append(transport)
         assert transport.call("GET", "/v1/me") == {"user": "before"}
         urls.append(second.url)
         assert transport.call("GET", "/v1/me") == {"user": "after"}

@@ -24,7 +24,6 @@ LITTLE_BYTES, TOO_LITTLE_BYTES = 2 << 30, 100 << 20
 WANTED_FILES, NEEDED_FILES = 4096, 512
 RELEASED_AT = 1_760_000_000.0
 """A clock before this version of Shoal is wrong."""
-CGROUP = Path("/sys/fs/cgroup")
 SERVER_NEEDS = (
     "alembic",
     "anyio",
@@ -36,7 +35,6 @@ SERVER_NEEDS = (
     "uvicorn",
     "yaml",
 )
-V1_CONTROLLERS = ("cpu", "memory", "pids")
 
 
 def check_python() -> Finding:
@@ -109,27 +107,13 @@ def _sync_state() -> str:
 
 
 def check_cgroups() -> Finding:
-    mode = cgroup_mode()
-    if mode == "none":
-        hint = "run `shoal up` as root or under `systemd-run --user --scope -p Delegate=yes`"
-        return Finding("cgroups", Level.WARN, "not writable: limits by rlimits and affinity only", hint)
-    return Finding("cgroups", Level.OK, f"{mode}: CPU, memory and process limits are enforced")
+    from shoal.runtime.confine.detect import detect
 
-
-def cgroup_mode() -> str:
-    """`v2`, `v1` or `none`: where this user can make groups that limit CPU, memory and processes."""
-    own = {
-        parts[1]: parts[2]
-        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-        if len(parts := line.split(":", 2)) == 3
-    }
-    here = CGROUP / own.get("", "/").lstrip("/")
-    listed = here / "cgroup.controllers"
-    if listed.exists() and {"cpu", "memory"} <= set(listed.read_text().split()) and os.access(here, os.W_OK):
-        return "v2"
-    if all(os.access(CGROUP / controller, os.W_OK) for controller in V1_CONTROLLERS):
-        return "v1"
-    return "none"
+    walls = [word for word in detect() if word.startswith("cgroup")]
+    if walls:
+        return Finding("cgroups", Level.OK, f"{walls[0]}: CPU, memory and process limits are enforced")
+    hint = "run `shoal up` as root, or under `systemd-run --user --scope -p Delegate=yes`"
+    return Finding("cgroups", Level.WARN, "not writable: limits by rlimits and affinity only", hint)
 
 
 def check_bwrap() -> Finding:
@@ -143,6 +127,20 @@ def check_bwrap() -> Finding:
         hint = "`sysctl -w kernel.unprivileged_userns_clone=1`, or run `shoal up` as root"
         return Finding("bwrap", Level.WARN, f"installed but refused: {done.stderr.strip()[:100]}", hint)
     return Finding("bwrap", Level.OK, f"{path} works")
+
+
+def check_programs() -> Finding:
+    """Where jobs run as their project's own user, that user must be able to reach the programs on PATH."""
+    found = shutil.which("python3")
+    if os.getuid() != 0 or found is None:
+        return Finding("programs", Level.OK, f"jobs run as {os.getuid()} and see your programs")
+    closed = [path for path in Path(found).resolve().parents if not path.stat().st_mode & 0o001]
+    if closed:
+        told = f"jobs run as another user, who cannot enter {closed[-1]} where your python3 is"
+        return Finding(
+            "programs", Level.WARN, told, f"`chmod o+x {closed[-1]}`, or start jobs with `/usr/bin/python3`"
+        )
+    return Finding("programs", Level.OK, f"jobs can reach {found}")
 
 
 def check_port() -> Finding:
@@ -185,6 +183,7 @@ MACHINE_CHECKS = (
     check_clock,
     check_cgroups,
     check_bwrap,
+    check_programs,
     check_port,
     check_gpus,
 )

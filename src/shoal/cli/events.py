@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -11,7 +14,8 @@ from shoal.cli.flags import JsonFlag, connect
 from shoal.cli.show import print_json, print_json_line, screen_columns
 from shoal.cli.text import one_line, shorten
 
-After = Annotated[int | None, Parameter(help="Only events with a higher number.")]
+PAGE = 1000
+After = Annotated[int | None, Parameter(help="From this number on; the newest if not given.")]
 Limit = Annotated[int, Parameter(name=["--limit", "-n"], help="At most this many (50).")]
 
 
@@ -37,7 +41,8 @@ def events(
                 print_json_line(event) if json else print(line(event), flush=True)
             return 0
         job_id = shoal.job_id(job) if job else None
-        found = shoal.events(after=after, limit=limit, project=project, job=job_id, node=node, kind=kind)
+        read = partial(shoal.events, project=project, job=job_id, node=node, kind=kind)
+        found = read(after=after, limit=limit) if after is not None else newest(read, limit)
     _print(found, json=json)
     return 0
 
@@ -53,15 +58,28 @@ def audit(
     with connect() as shoal:
         if verify:
             return _print_verdict(shoal.verify_audit(), json=json)
-        found = shoal.audit(after=after, limit=limit)
+        found = shoal.audit(after=after, limit=limit) if after is not None else newest(shoal.audit, limit)
     _print(found, json=json)
     return 0
 
 
+def newest(read: Callable[..., list[dict[str, Any]]], limit: int) -> list[dict[str, Any]]:
+    """The last `limit` events: the API reads forwards, so all of them pass by once."""
+    kept: deque[dict[str, Any]] = deque(maxlen=limit)
+    after = 0
+    while page := read(after=after, limit=PAGE):
+        kept.extend(page)
+        after = int(page[-1]["seq"])
+        if len(page) < PAGE:
+            break
+    return list(kept)
+
+
 def line(event: dict[str, Any]) -> str:
-    """`SEQ TIME KIND ACTOR SUBJECT DETAILS` in one line that fits the screen."""
+    """`SEQ TIME KIND ACTOR SUBJECT DETAILS` in one line that fits the screen; `--json` has the whole ids."""
     when = time.strftime("%m-%d %H:%M:%S", time.localtime(event["at"]))
-    subject = " ".join(str(event[name]) for name in ("project", "job_id", "node") if event.get(name))
+    job = f"job..{event['job_id'][-6:]}" if event.get("job_id") else None
+    subject = " ".join(part for part in (event.get("project"), job, event.get("node")) if part)
     data = event.get("data") or {}
     details = " ".join(f"{key}={value}" for key, value in data.items() if not isinstance(value, dict | list))
     parts = [event["seq"], when, event["kind"], event.get("actor") or "", subject, details]

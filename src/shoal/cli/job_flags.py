@@ -17,11 +17,6 @@ Text = str | None
 Many = tuple[str, ...]
 
 
-def _many(name: str, told: str, **more: Group) -> Parameter:
-    """A flag given once for each value."""
-    return Parameter(name=name, negative="", help=told, **more)
-
-
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class JobFlags:
@@ -41,9 +36,13 @@ class JobFlags:
     env: Annotated[
         Many, Parameter(name=["--env", "-e"], negative="", help="NAME=VALUE, or NAME as set here.")
     ] = ()
-    secrets: Annotated[Many, _many("--secret", "NAME as set here; its value travels sealed.")] = ()
-    mounts: Annotated[Many, _many("--mount", "SOURCE:TARGET[:ro].")] = ()
-    after: Annotated[Many, _many("--after", "Start after this job has succeeded.")] = ()
+    secrets: Annotated[
+        Many, Parameter(name="--secret", negative="", help="NAME as set here; its value travels sealed.")
+    ] = ()
+    mounts: Annotated[Many, Parameter(name="--mount", negative="", help="SOURCE:TARGET[:ro].")] = ()
+    after: Annotated[
+        Many, Parameter(name="--after", negative="", help="Start after this job has succeeded.")
+    ] = ()
     array: Annotated[Text, Parameter(help="Many jobs: `0..99`, `0-99%10`.")] = None
     gpus: Annotated[Text, Parameter(group=NEEDS, help="`8`, `H100` or `H100:8`.")] = None
     nodes: Annotated[Text, Parameter(group=NEEDS, help="How many nodes: `2` or `2..4`.")] = None
@@ -57,12 +56,17 @@ class JobFlags:
         None
     )
     retry: Annotated[Text, Parameter(group=AGAIN, help="How often to try again.")] = None
-    retry_on: Annotated[Many, _many("--retry-on", "exit signal oom setup time_limit.", group=AGAIN)] = ()
+    retry_on: Annotated[
+        Many, Parameter(name="--retry-on", negative="", help="exit signal oom setup time_limit.", group=AGAIN)
+    ] = ()
     retry_backoff: Annotated[Text, Parameter(group=AGAIN, help="Pause before the first retry; doubles.")] = (
         None
     )
     log_rules: Annotated[
-        Many, _many("--log-rule", "REGEX=exclude_node or REGEX=stop_retries.", group=AGAIN)
+        Many,
+        Parameter(
+            name="--log-rule", negative="", help="REGEX=exclude_node or REGEX=stop_retries.", group=AGAIN
+        ),
     ] = ()
     checkpoint: Annotated[Text, Parameter(group=AGAIN, help="Where the program keeps its checkpoints.")] = (
         None

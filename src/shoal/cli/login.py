@@ -27,25 +27,26 @@ def login(
     forget: Annotated[bool, Parameter(negative="", help="Forget the server's token instead.")] = False,
     json: JsonFlag = False,
 ) -> int:
-    """Remember a server and a token, and talk to it from now on. Without a URL, say who you are.
+    """Remember a server and a token, and talk to it from now on.
 
-    The token is asked for without echo, or read from standard input: a flag would show it in `ps`.
+    Without a URL, say who you are. The token is asked for without echo, or read
+    from standard input: a flag would show it in `ps`.
     """
     saved = Credentials(home_from_env())
     if url is None:
-        return _print_me(Connection().me(), json=json)
+        return _print_me(_me(Connection()), json=json)
     server = LOCAL if url == LOCAL else url.rstrip("/")
     if forget:
         saved.forget(server)
         return 0
     if server == LOCAL and saved.token(LOCAL):
         saved.use(LOCAL)
-        return _print_me(Connection().me(), json=json)
+        return _print_me(_me(Connection()), json=json)
     token = ask_token(token_stdin=token_stdin)
     who = (
         Connection(env={**os.environ, "SHOAL_TOKEN": token}) if server == LOCAL else Connection(server, token)
     )
-    me = who.me()
+    me = _me(who)
     saved.save(server, token)
     if server.startswith("http://") and not who.transport.endpoint.is_local:
         note(f"warning: {one_line(server)} is not encrypted; others on the way can read your token")
@@ -61,6 +62,11 @@ def ask_token(*, token_stdin: bool) -> str:
             "that is not a Shoal token; one starts with `shl_`", hint="`shoal token create` makes one"
         )
     return token
+
+
+def _me(connection: Connection) -> dict[str, Any]:
+    with connection as shoal:
+        return shoal.me()
 
 
 def _print_me(me: dict[str, Any], *, json: bool) -> int:

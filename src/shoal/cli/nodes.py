@@ -95,9 +95,10 @@ def resume(node: NodeName, *, because: Because = "", json: JsonFlag = False) -> 
 
 @app.command(name="declare-dead")
 def declare_dead(node: NodeName, *, because: Because = "", json: JsonFlag = False) -> int:
-    """Assert that nothing runs on a node any more, so that its jobs are replaced now.
+    """Assert that nothing runs on a node any more: its jobs are replaced now.
 
-    Only say so when it is certain (powered off, deleted): a job still running there would run twice.
+    Only say so when it is certain (powered off, deleted): a job still running
+    there would run twice.
     """
     return _decide("declare_dead", node, because, json=json)
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from shoal.cli.flags import JsonFlag, connect
-from shoal.cli.show import print_json, table
+from shoal.cli.show import print_json, screen_columns, table
 from shoal.cli.text import duration, one_line, shorten
 from shoal.client.connection import Connection
 from shoal.errors import ShoalError
@@ -18,6 +18,8 @@ OPEN = ("queued", "starting", "running", "stopping")
 MAX_EXPLAINED = 20
 """Each explanation is one more request: beyond a screenful nobody reads them."""
 WATCH_S = 2.0
+WIDE = 110
+"""Columns from which on the sentence says more than one word would."""
 
 
 def queue(
@@ -102,5 +104,6 @@ def explanations(shoal: Connection, jobs: list[dict[str, Any]]) -> dict[str, str
         except ShoalError:
             continue
         word = str((told.get("explanation") or {}).get("why") or "").replace("_", " ")
-        found[job["job_id"]] = ": ".join(part for part in (word, str(told.get("sentence") or "")) if part)
+        is_narrow = bool(word) and screen_columns() < WIDE
+        found[job["job_id"]] = word if is_narrow else str(told.get("sentence") or word)
     return found

@@ -36,10 +36,11 @@ def run(
     json: JsonFlag = False,
     program: Annotated[tuple[str, ...], Parameter(parse=False)] = (),
 ) -> int:
-    """Submit a job and follow its output; the exit code is the job's own. `shoal run [FILE] -- COMMAND ARGS`.
+    """Submit a job and follow its output; the exit code is the job's own.
 
-    Flags override the file. With no control plane running on this machine, one is started in the
-    background. Ctrl-C detaches: the job runs on, and how to follow or stop it is printed.
+    Flags override the file. With no control plane running on this machine, one
+    is started in the background. Ctrl-C detaches: the job runs on, and how to
+    follow or stop it is printed.
     """
     given = flags.given()
     if program:

@@ -7,27 +7,27 @@ Takes the home, opens the control plane, listens, then tells where in `server.js
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import socket
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from urllib.parse import urlsplit
 
 import anyio
-import anyio.to_thread
 
-from shoal.api.server import serve
+from shoal.api.server import open_socket, serve
 from shoal.cli.home import adopt_first_token, hold, prepare_home, remove_server_file, write_server_file
 from shoal.cli.show import note, print_error
+from shoal.client.credentials import read_server_file
 from shoal.control import ControlPlane
-from shoal.errors import ShoalError, SpecError
-from shoal.log import configure_log, get_logger
-from shoal.settings import EVERYWHERE, Settings, load_settings
+from shoal.errors import ShoalError, StateError
+from shoal.log import configure_log
+from shoal.settings import Settings, load_settings
 
-READY_POLL_S = 0.02
+SWITCH_S = 0.0005
+"""The event loop and the store's writer hand work to each other: every submit would feel Python's 5 ms."""
 
 
 def main(*, is_foreground: bool = False) -> int:
@@ -47,66 +47,49 @@ def main(*, is_foreground: bool = False) -> int:
 
 
 def _run(*, is_foreground: bool) -> None:
+    sys.setswitchinterval(SWITCH_S)
     settings = load_settings()
     prepare_home(settings.home)
     with hold(settings.home):
         configure_log(None if is_foreground else settings.log_file)
-        settings = with_free_port(settings, is_fixed=bool(os.environ.get("SHOAL_LISTEN")))
+        listener = listen(settings, is_fixed=bool(os.environ.get("SHOAL_LISTEN")))
+        # The port is known before the control plane opens: supervisors are told it with their orders.
+        settings = replace(settings, port=listener.getsockname()[1])
+        on_ready = partial(announce, settings, is_foreground=is_foreground)
         try:
-            serving = partial(_serve, settings, is_foreground=is_foreground)
-            anyio.run(serving, backend_options={"use_uvloop": True})
+            anyio.run(_serve, settings, listener, on_ready, backend_options={"use_uvloop": True})
         finally:
             remove_server_file(settings.home, os.getpid())
 
 
-async def _serve(settings: Settings, *, is_foreground: bool) -> None:
-    async with ControlPlane.open(settings) as plane, anyio.create_task_group() as tasks:
-        tasks.start_soon(partial(_announce, settings, is_foreground=is_foreground))
-        await serve(settings, plane)
-        tasks.cancel_scope.cancel()
+async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable[[str], None]) -> None:
+    async with ControlPlane.open(settings) as plane:
+        await serve(settings, plane, listener=listener, on_ready=on_ready)
 
 
-async def _announce(settings: Settings, *, is_foreground: bool) -> None:
-    """Once it answers, tell clients and supervisors where."""
-    await anyio.to_thread.run_sync(wait_until_it_answers, settings, abandon_on_cancel=True)
+def listen(settings: Settings, *, is_fixed: bool) -> socket.socket:
+    """A listening socket. Where no address was asked for: the last one, else the default, else any."""
+    if is_fixed:
+        return open_socket(settings)
+    before = urlsplit(str((read_server_file(settings.home) or {}).get("url", ""))).port
+    for port in (before, settings.port):
+        with contextlib.suppress(StateError):
+            if port:
+                return open_socket(replace(settings, port=port))
+    return open_socket(replace(settings, port=0))
+
+
+def announce(settings: Settings, url: str, *, is_foreground: bool) -> None:
+    """It answers: tell clients and supervisors where."""
     facts: dict[str, str | int] = {"url": settings.url, "pid": os.getpid()}
     if settings.tls_cert:
         facts["tls_cert"] = str(settings.tls_cert)
     write_server_file(settings.home, facts)
-    get_logger(__name__).info("listening", url=settings.url)
     if is_foreground:
         token = adopt_first_token(settings.home)
-        note(f"listening on {settings.url}")
+        note(f"listening on {url}")
         if token and sys.stderr.isatty():
             note(f"admin token, shown this once: {token}")
-
-
-def wait_until_it_answers(settings: Settings) -> None:
-    """Until somebody takes connections on our address. Blocks a thread of its own."""
-    host = "localhost" if settings.host in EVERYWHERE else settings.host
-    while True:
-        with contextlib.suppress(OSError), socket.create_connection((host, settings.port), timeout=1.0):
-            return
-        time.sleep(READY_POLL_S)
-
-
-def with_free_port(settings: Settings, *, is_fixed: bool) -> Settings:
-    """Settings whose port can be bound. Only the default port gives way to another."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    for port in (settings.port, 0):
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((settings.host, port))
-            except OSError as error:
-                if error.errno == errno.EADDRINUSE and not is_fixed:
-                    continue
-                raise SpecError(
-                    f"cannot listen on {settings.host}:{port}: {error.strerror}",
-                    hint="choose another with `shoal up --listen 127.0.0.1:0`",
-                ) from error
-            return replace(settings, port=probe.getsockname()[1])
-    raise SpecError(f"no free port on {settings.host}", hint="look with `shoal doctor`")
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

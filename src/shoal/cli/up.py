@@ -41,8 +41,8 @@ def up(
 ) -> int:
     """Start the control plane of this machine and wait until it answers.
 
-    Options are remembered: the next `shoal up` without them brings the same cluster back. Loopback only,
-    unless TLS or a proxy is declared.
+    Options are remembered: the next `shoal up` without them brings the same
+    cluster back. Loopback only, unless TLS or a proxy is declared.
     """
     flags = {
         "demo": demo,
@@ -98,7 +98,10 @@ def down(
     jobs: Annotated[bool, Parameter(negative="", help="Stop every open job first, and wait for it.")] = False,
     json: JsonFlag = False,
 ) -> int:
-    """Stop the control plane of this machine. Running jobs run on; the next `shoal up` finds them again."""
+    """Stop the control plane of this machine.
+
+    Running jobs run on, and the next `shoal up` finds them again.
+    """
     home = home_from_env()
     stopped = _stop_jobs() if jobs and holder(home) is not None else []
     pid = daemon.stop(home)

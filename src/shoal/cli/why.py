@@ -23,9 +23,8 @@ def why(job: JobRef, *, json: JsonFlag = False) -> int:
 def lines(told: dict[str, Any]) -> list[str]:
     """`waiting: SENTENCE`, details indented, and what to type if there is something."""
     explanation = told.get("explanation") or {}
-    word = "waiting" if told["status"] == "queued" else told["status"]
-    sentence = one_line(told.get("sentence") or explanation.get("sentence") or "")
-    found = [f"{word}: {sentence}" if sentence else str(word)]
+    sentence = one_line(told["sentence"])
+    found = [f"waiting: {sentence}" if told["status"] == "queued" and explanation else sentence]
     found += [f"  {one_line(detail)}" for detail in explanation.get("details") or ()]
     if explanation.get("hint"):
         found.append(f"hint: {one_line(explanation['hint'])}")

@@ -134,7 +134,7 @@ class Connection:
             }
             page = self.transport.call("GET", path, params=params)
             yield from page["items"]
-            if not page["items"] or not page.get("next_cursor") or page["next_cursor"] == cursor:
+            if not page.get("next_cursor") or page["next_cursor"] == cursor:
                 return
             cursor = page["next_cursor"]
 
@@ -169,17 +169,15 @@ class Connection:
         """Assert that nothing runs there any more: its attempts are replaced at once."""
         return self._decide(node, "declare-dead", because)
 
-    def events(
-        self, *, after: int | None = None, limit: int | None = None, **filters: Any
-    ) -> list[dict[str, Any]]:
-        """Events in order of their number. Filters: `project job node kind`."""
+    def events(self, *, after: int = 0, limit: int = 100, **filters: str | None) -> list[dict[str, Any]]:
+        """Events in order, after the one numbered `after`. Filters: `project job node kind`."""
         params = {"after": after, "limit": limit, **filters}
         return list(self.transport.call("GET", path_of("events"), params=params)["items"])
 
     def follow_events(self, *, after: int | None = None) -> Iterator[dict[str, Any]]:
         yield from (e.data for e in follow(self.transport, path_of("events", "stream"), {"after": after}))
 
-    def audit(self, *, after: int | None = None, limit: int | None = None) -> list[dict[str, Any]]:
+    def audit(self, *, after: int = 0, limit: int = 100) -> list[dict[str, Any]]:
         return list(
             self.transport.call("GET", path_of("audit"), params={"after": after, "limit": limit})["items"]
         )

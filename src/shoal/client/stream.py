@@ -33,11 +33,11 @@ def follow(transport: Transport, path: str, params: Params | None = None) -> Ite
     pauses = transport.pauses()
     while True:
         try:
-            response = transport.open_stream(path, params, last_id)
-            for event in read_events(response):
-                last_id = event.id if event.id is not None else last_id
-                pauses = transport.pauses()
-                yield event
+            with transport.open_stream(path, params, last_id) as response:
+                for event in read_events(response):
+                    last_id = event.id if event.id is not None else last_id
+                    pauses = transport.pauses()
+                    yield event
             lost: BaseException = ConnectionResetError("the stream ended early")
         except Lost as error:
             lost = error
@@ -53,19 +53,18 @@ def read_events(response: http.client.HTTPResponse) -> Iterator[StreamEvent]:
     """The events of one connection, until it closes. An event cut off in the middle is not delivered."""
     kind, last_id = "message", None
     data: list[str] = []
-    with response:
-        while raw := response.readline(MAX_LINE):
-            line = raw.decode("utf-8", "replace").rstrip("\r\n")
-            if not line:
-                if data:
-                    yield StreamEvent(kind, json.loads("\n".join(data)), last_id)
-                kind, data = "message", []
-                continue
-            field, _, value = line.partition(":")
-            value = value.removeprefix(" ")
-            if field == "event":
-                kind = value
-            elif field == "data":
-                data.append(value)
-            elif field == "id":
-                last_id = value
+    while raw := response.readline(MAX_LINE):
+        line = raw.decode("utf-8", "replace").rstrip("\r\n")
+        if not line:
+            if data:
+                yield StreamEvent(kind, json.loads("\n".join(data)), last_id)
+            kind, data = "message", []
+            continue
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if field == "event":
+            kind = value
+        elif field == "data":
+            data.append(value)
+        elif field == "id":
+            last_id = value

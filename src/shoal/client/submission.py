@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shoal.client.snapshot import take_snapshot
+from shoal.client.snapshot import Snapshot, take_snapshot
 from shoal.client.transport import Transport, path_of
 from shoal.errors import NotFound, SpecError
 from shoal.spec import JobSpec, parse_job
@@ -28,10 +28,12 @@ def body_of(transport: Transport, job: JobSpec, base: Path, env: Mapping[str, st
     body: dict[str, Any] = {"spec": json.loads(job.canonical_json())}
     if job.secrets:
         body["secrets"] = secrets_from(env, job.secrets)
-    if job.workdir:
-        digest = upload_workdir(transport, base / job.workdir, job.project)
-        if digest:
-            body["archive"] = digest
+    snapshot = take_snapshot(base / job.workdir) if job.workdir else None
+    if snapshot is not None:
+        with snapshot.file:
+            # The server keeps archives by project, so one must be named before the upload.
+            body["project"] = job.project or only_project(transport)
+            body["archive"] = upload(transport, snapshot, body["project"])
     return body
 
 
@@ -47,15 +49,23 @@ def secrets_from(env: Mapping[str, str], names: tuple[str, ...]) -> dict[str, st
     return {name: env[name] for name in names}
 
 
-def upload_workdir(transport: Transport, workdir: Path, project: str | None) -> str | None:
-    """The digest of the directory's snapshot, known to the server afterwards; None for an empty directory."""
-    snapshot = take_snapshot(workdir)
-    if snapshot is None:
-        return None
-    path = path_of("archives", snapshot.digest)
-    with snapshot.file as file:
-        try:
-            transport.call("GET", path)
-        except NotFound:
-            transport.call("PUT", path, params={"project": project}, file=file)
+def only_project(transport: Transport) -> str:
+    """The project of somebody who may submit to one alone. Raises `SpecError` with the choices otherwise."""
+    me = transport.call("GET", path_of("me"))
+    names = sorted(place["name"] for place in me["projects"] if place["role"] != "viewer")
+    if len(names) == 1:
+        return str(names[0])
+    raise SpecError(
+        f"which project? You may submit to: {', '.join(names) or 'none yet'}",
+        hint=f"add `--project {names[0]}`" if names else "ask an admin for `shoal project add PROJECT YOU`",
+    )
+
+
+def upload(transport: Transport, snapshot: Snapshot, project: str) -> str:
+    """The snapshot's digest, known to the server afterwards; sent only if it is not there yet."""
+    path, params = path_of("archives", snapshot.digest), {"project": project}
+    try:
+        transport.call("GET", path, params=params)
+    except NotFound:
+        transport.call("PUT", path, params=params, file=snapshot.file)
     return snapshot.digest

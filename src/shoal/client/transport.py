@@ -13,6 +13,7 @@ import os
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from typing import IO, Any
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -108,21 +109,22 @@ class Transport:
         except ValueError as error:
             raise error_from(response.status, data, self.endpoint.url) from error
 
+    @contextmanager
     def open_stream(
         self, path: str, params: Params | None, last_event_id: str | None
-    ) -> http.client.HTTPResponse:
+    ) -> Iterator[http.client.HTTPResponse]:
         """One connection of its own to an event stream. Raises `Lost` as it is: the reader retries."""
         headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
         if last_event_id is not None:
             headers["Last-Event-ID"] = last_event_id
         self._endpoint = self._locate()
-        connection = self._connect(self._endpoint)
-        connection.request("GET", _target(path, params), headers=self._with_identity(headers))
-        response = connection.getresponse()
-        if response.status >= 400:
-            raise error_from(response.status, response.read(), self._endpoint.url)
-        self._has_been_reached = True
-        return response
+        with closing(self._connect(self._endpoint)) as connection:
+            connection.request("GET", _target(path, params), headers=self._with_identity(headers))
+            with connection.getresponse() as response:
+                if response.status >= 400:
+                    raise error_from(response.status, response.read(), self._endpoint.url)
+                self._has_been_reached = True
+                yield response
 
     def pauses(self, *, patience_s: float | None = None) -> Iterator[bool]:
         """Each step waits before one more try; it is over when patience, counted from the first step, is."""

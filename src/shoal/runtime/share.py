@@ -86,6 +86,7 @@ class ShareRun:
 
     def _confine(self) -> Launcher:
         confinement = self._confinement = Confinement(self._order, self._share, self._path)
+        self._path = confinement.path
         for path in (self._share.work, self._share.scratch):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path, 0o700)
@@ -189,7 +190,6 @@ class ShareRun:
         while confinement is not None and not confinement.kill(reap=self._watcher.reap, timeout_s=KILL_S):
             self._watcher.turn(RETRY_S)
         self._watcher.drain()
-        self._log.close()
         tree.remove_directory(self._share.scratch)
 
     def _outcome(self, end: Ending) -> NodeOutcome:
@@ -223,14 +223,17 @@ class ShareRun:
         """On disk above all, then to the control plane; a full disk delays the first, not the second."""
         if self._renewer is not None:
             self._renewer.tell(Phase.ENDED, self._started_at, outcome)
-        while True:
-            try:
-                spool.write_outcome(self._share, outcome)
-                break
-            except OSError:
-                time.sleep(RETRY_S)
+        while not (self._log.finish() and self._has_written(outcome)):
+            time.sleep(RETRY_S)
         if self._renewer is not None:
             self._renewer.finish(outcome)
+
+    def _has_written(self, outcome: NodeOutcome) -> bool:
+        try:
+            spool.write_outcome(self._share, outcome)
+        except OSError:
+            return False
+        return True
 
     def _tell(self, phase: Phase) -> None:
         if self._renewer is not None:

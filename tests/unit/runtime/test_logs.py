@@ -1,3 +1,5 @@
+"""Lines of the log: cut, bounded, and honest about what was lost."""
+
 from __future__ import annotations
 
 import errno
@@ -38,7 +40,7 @@ def test_log_line_has_time_rank_stream_and_the_raw_text(tmp_path: Path) -> None:
     log = LogFile(str(tmp_path / "log"), 1 << 20, SystemClock())
     log.add(3, "o", [b"one", b"\x1b[31mtwo\xff"])
     log.say("mine")
-    log.close()
+    assert log.finish()
     assert lines_of(tmp_path / "log") == [b"3 o one", b"3 o \x1b[31mtwo\xff", b"- e mine"]
     assert b"." in (tmp_path / "log").read_bytes().split(b" ")[0]
 
@@ -47,7 +49,7 @@ def test_full_log_ends_with_one_line_that_says_so(tmp_path: Path) -> None:
     log = LogFile(str(tmp_path / "log"), 200, SystemClock())
     for _ in range(50):
         log.add(0, "o", [b"x" * 20])
-    log.close()
+    assert log.finish()
     found = lines_of(tmp_path / "log")
     assert found[:-1] == [b"0 o " + b"x" * 20] * (len(found) - 1)
     assert b"limit of 200 bytes" in found[-1]
@@ -71,7 +73,7 @@ def test_lines_lost_to_a_full_disk_are_counted_and_said(
         log.add(0, "o", [b"lost", b"lost too"])
         log.add(0, "e", [b"also lost"])
     log.add(0, "o", [b"after"])
-    log.close()
+    assert log.finish()
     found = lines_of(tmp_path / "log")
     assert found[0] == b"0 o before"
     assert found[1].startswith(b"- e shoal: 3 lines were lost here")
