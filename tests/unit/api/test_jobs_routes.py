@@ -100,6 +100,16 @@ def test_filters_choose_by_status_owner_and_array(world: World) -> None:
     assert stopped.json()["count"] == 3
 
 
+def test_several_statuses_may_be_asked_for_together(world: World) -> None:
+    job_id = world.submit("member", "vision", name="both", after=[world.jobs["vision"]])
+    found = world.call("GET", "/v1/jobs?name=both&status=running&status=queued", role="viewer").json()[
+        "items"
+    ]
+    assert [job["job_id"] for job in found] == [job_id]
+    assert world.call("GET", "/v1/jobs?name=both&status=running", role="viewer").json()["items"] == []
+    assert world.call("GET", "/v1/jobs?status=asleep", role="viewer").status == 422
+
+
 def test_a_job_that_cannot_start_yet_is_explained(world: World) -> None:
     first = world.submit("member", "vision")
     waiting = world.submit("member", "vision", after=[first])
