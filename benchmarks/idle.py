@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from benchmarks.measure import megabytes, table, times
+from benchmarks.peers.prepare import prepare
 from benchmarks.peers.ray import Ray
 from benchmarks.peers.shoal import Shoal
 from benchmarks.peers.slurm import Slurm
@@ -67,9 +68,11 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=20.0, help="how long each is watched")
     args = parser.parse_args()
+    systems = args.only.split(",")
+    prepare(systems)
     found: list[Idle] = []
     skipped: list[str] = []
-    for name in args.only.split(","):
+    for name in systems:
         print(f"watching {name} do nothing ...", file=sys.stderr, flush=True)
         try:
             found.append(MEASURES[name](args))

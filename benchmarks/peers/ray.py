@@ -1,4 +1,4 @@
-"""A real Ray head on loopback, installed into an environment of its own under .cache/.
+"""A real Ray head, installed into an environment of its own under .cache/, held in a private network.
 
 Ray pins packages that Shoal does not want to be held to, hence the separate environment and constraints.
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from benchmarks import private_network
 from benchmarks.processes import BenchmarkError, Usage, call, descendants, free_ports, stop, usage, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,6 +50,10 @@ class Ray:
     """One head node that takes jobs. Its processes are found by the session folder on their command line."""
 
     def __init__(self) -> None:
+        if not private_network.is_private():
+            raise BenchmarkError(
+                "Ray listens on every address, and there is no private network to hold it in"
+            )
         install()
         # Ray puts sockets below here and Linux allows 107 characters for one: keep it short.
         self.home = Path(tempfile.mkdtemp(prefix="sbr-", dir="/tmp"))
@@ -140,7 +145,7 @@ class Ray:
         return usage(self.pids())
 
     def close(self) -> None:
-        stop(self.pids(), grace_s=10)
+        stop(self.pids(), grace_s=5)
         stop(self.pids(), grace_s=2)  # workers the raylet started while it was being stopped
         shutil.rmtree(self.home, ignore_errors=True)
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pathlib import Path
+
 import pytest
 
+from shoal.log import configure_log
 from tests.support.world import World, open_world
 
 
@@ -13,3 +16,11 @@ from tests.support.world import World, open_world
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with open_world(tmp_path_factory.mktemp("world")) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session", autouse=True)
+def log_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the servers of these tests log, as they would for real."""
+    path = tmp_path_factory.mktemp("logs") / "control.log"
+    configure_log(path)
+    return path

@@ -6,7 +6,10 @@ The aim is always a thing of project `vision`; ben (`member`) owns it, bea (`oth
 
 from __future__ import annotations
 
-CALLERS = tuple(["nobody", "viewer", "member", "other", "lead", "stranger", "operator", "admin", "job", "supervisor"])
+CALLERS = (
+    *("nobody", "viewer", "member", "other", "lead", "stranger", "operator", "admin"),
+    *("job", "supervisor"),
+)
 
 _TABLE = """
 GET    /healthz                             y    y    y    y    y    y    y    y    y    y

@@ -1,1 +1,1 @@
-"""Deterministic simulation of model, control and the fake engine: every crash, delay and duplicate from one seed."""
+"""Deterministic simulation of control over the fake engine: every trouble drawn from one seed."""

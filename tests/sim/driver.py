@@ -47,7 +47,7 @@ class Driver:
         except StopIteration as end:
             self.tasks.remove(task)
             task.done(end.value)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whoever spawned it judges how it ended
             self.tasks.remove(task)
             task.done(error)
 

@@ -7,7 +7,6 @@ from collections import defaultdict
 from shoal.model.attempt import HOLDING, Attempt, AttemptState
 from shoal.model.job import Job
 from shoal.store import JobFilter, Tx
-
 from tests.sim.driver import run_now
 from tests.sim.world import World
 

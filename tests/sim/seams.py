@@ -12,7 +12,6 @@ from shoal.engines.fake import FakeEngine
 from shoal.errors import StoreUnavailable
 from shoal.model.node import NodeFacts
 from shoal.store import Store, Tx
-
 from tests.sim.driver import Pause, run_now
 
 

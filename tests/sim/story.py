@@ -10,7 +10,6 @@ import structlog
 
 from shoal.model.node import NodeState
 from shoal.store import JobFilter
-
 from tests.sim.driver import run_now
 from tests.sim.invariants import Auditor
 from tests.sim.world import LOOPS, World
@@ -225,7 +224,9 @@ def _summary(world: World) -> Counter[str]:
         if event.kind in ("attempt.ended", "job.ended"):
             told = event.data.get("outcome") or event.data["event"]["type"]
             seen[f"event {event.kind} {told}"] += 1
-    return Counter({k: n for k, n in seen.items() if k.startswith(("event", "the", "kill", "cut", "power", "accepted"))})
+    return Counter(
+        {k: n for k, n in seen.items() if k.startswith(("event", "the", "kill", "cut", "power", "accepted"))}
+    )
 
 
 if __name__ == "__main__":

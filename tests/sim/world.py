@@ -22,7 +22,6 @@ from shoal.model.people import Project, User
 from shoal.settings import Settings
 from shoal.spec import parse_job
 from shoal.store import Tx, open_memory_store
-
 from tests.sim.driver import Driver, run_now
 from tests.sim.seams import SimEngine, SimStore
 
@@ -56,7 +55,9 @@ class World:
 
     def boot(self) -> None:
         """Start a control plane that knows nothing but what is on disk and in the cluster."""
-        engine = FakeEngine(self.cluster, faults=seeded_faults(self.dice.getrandbits(32), chance=self._faults))
+        engine = FakeEngine(
+            self.cluster, faults=seeded_faults(self.dice.getrandbits(32), chance=self._faults)
+        )
         self.core = Core(
             store=self.disk,
             engine=SimEngine(engine),
@@ -112,7 +113,9 @@ class World:
         if dice.random() < 0.2:
             spec["array"] = {"indices": [0, 1, 2], "at_once": dice.choice([1, 2])}
         elif self.accepted and dice.random() < 0.3:
-            spec["after"] = [{"job": dice.choice(self.known_jobs()), "on": dice.choice(["succeeded", "ended"])}]
+            spec["after"] = [
+                {"job": dice.choice(self.known_jobs()), "on": dice.choice(["succeeded", "ended"])}
+            ]
         return Asked(spec=parse_job(spec), project="lab", owner=USER)
 
     def known_jobs(self) -> list[str]:

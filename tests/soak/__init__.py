@@ -1,1 +1,1 @@
-"""Real processes killed at random under mixed load: nothing accepted is lost, nothing runs twice, nothing is left."""
+"""Real processes killed at random under load: nothing is lost, runs twice or is left behind."""

@@ -42,7 +42,7 @@ class SoakCluster:
                 [
                     *(sys.executable, "-m", "shoal.cli.main", "up", "--foreground"),
                     *("--demo", self._demo, "--listen", "127.0.0.1:0"),
-                    *("--mount-root", str(self.witness)),
+                    *("--mount-roots", str(self.witness)),
                 ],
                 env=self.env,
                 stdout=subprocess.DEVNULL,

@@ -7,9 +7,9 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from typing import Self
 
 from shoal.errors import ShoalError
-
 from tests.soak.cluster import SoakCluster
 
 # The lock is held by rank 0 for as long as it lives: a second attempt at the same time cannot take it.
@@ -40,7 +40,7 @@ class Load:
             for index, work in enumerate((self._submit, self._submit, self._meddle))
         ]
 
-    def __enter__(self) -> Load:
+    def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
         return self
@@ -61,12 +61,20 @@ class Load:
                 time.sleep(dice.uniform(0.05, 0.4))
 
     def _submit(self, dice: random.Random, shoal) -> None:
-        if len(list(shoal.jobs(status=("queued", "starting", "running", "stopping"), limit=100))) >= self._max_open:
+        if (
+            len(list(shoal.jobs(status=("queued", "starting", "running", "stopping"), limit=100)))
+            >= self._max_open
+        ):
             return
         spec = {
             "name": f"soak-{dice.getrandbits(32):08x}",
             "run": WITNESS.format(seconds=round(dice.uniform(0.0, 3.0), 2)),
-            "resources": {"nodes": dice.choice([1, 1, 1, 2]), "gpus": dice.choice([1, 2]), "cpus": 1, "memory": "256MB"},
+            "resources": {
+                "nodes": dice.choice([1, 1, 1, 2]),
+                "gpus": dice.choice([1, 2]),
+                "cpus": 1,
+                "memory": "256MB",
+            },
             "ranks_per_node": dice.choice([1, 2]),
             "mounts": [{"source": str(self._cluster.witness), "target": "/witness"}],
             "retry": {"max": 20, "backoff": "0.2s"},

@@ -63,7 +63,7 @@ def _settle(cluster: SoakCluster, load: Load) -> dict[str, int]:
         for number in range(1, 5):
             shoal.resume(f"sim-{number:02d}")
         jobs = _wait_for_the_end(cluster, shoal)
-        chain = shoal.audit_verify()
+        chain = shoal.verify_audit()
     by_id = {str(job["job_id"]): job for job in jobs}
     numbers = Counter(job["number"] for job in jobs)
     left = cluster.leftovers()
@@ -85,7 +85,7 @@ def _settle(cluster: SoakCluster, load: Load) -> dict[str, int]:
         "attempts seen": sum(text.count("start ") for text in witnessed),
         "overlaps": sum(text.count("overlap ") for text in witnessed),
         "orphans": len(left),
-        "event log broken": 0 if chain["is_valid"] else 1,
+        "event log broken": 0 if chain["is_intact"] else 1,
     }
 
 

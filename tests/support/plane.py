@@ -21,12 +21,12 @@ FOREVER = always(Act(run_s=None, lines=("hello",)))
 
 
 def nodes(count: int = 2, gpus: int = 4) -> list[NodeFacts]:
-    """Nodes of 8 CPUs, 32 GiB and some GPUs."""
+    """Nodes that small jobs do not fill, with some GPUs."""
     return [
         NodeFacts(
             name=f"node-{number}",
-            cpus=8.0,
-            memory_bytes=32 << 30,
+            cpus=4096.0,
+            memory_bytes=64 << 40,
             disk_bytes=100 << 30,
             gpus=tuple(Gpu(index=index, kind="H100") for index in range(gpus)),
             is_simulated=True,

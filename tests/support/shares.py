@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -53,12 +53,14 @@ class RunningShare:
         self.share = spool.Share(self.directory)
         spool.write_order(self.share, order)
         self.processes: list[subprocess.Popen[bytes]] = []
+        self.command = [sys.executable]
+        """What runs Python; a test may put another user in front."""
 
     def spawn(self, **environment: str) -> subprocess.Popen[bytes]:
         """Start one supervisor, which may find that there is nothing for it to do."""
-        with open(self.share.errors, "ab") as errors:
+        with Path(self.share.errors).open("ab") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-m", "shoal.runtime.supervisor", str(self.directory)],
+                [*self.command, "-m", "shoal.runtime.supervisor", str(self.directory)],
                 stdin=subprocess.PIPE,
                 stdout=errors,
                 stderr=errors,
@@ -99,7 +101,8 @@ class RunningShare:
     def describe(self) -> str:
         """What there is to see when a wait was in vain."""
         errors = Path(self.share.errors).read_text()
-        return f"files {sorted(os.listdir(self.directory))}, log {self.log()[-10:]}, errors {errors}"
+        files = sorted(path.name for path in self.directory.iterdir())
+        return f"files {files}, log {self.log()[-10:]}, errors {errors}"
 
     def close(self) -> None:
         for process in self.processes:
@@ -107,6 +110,26 @@ class RunningShare:
                 process.send_signal(signal.SIGKILL)
             process.wait(10)
         assert spool.kill_leftovers(self.directory)
+
+
+Start = Callable[..., RunningShare]
+"""Takes an order and perhaps credentials; the share is not spawned yet."""
+
+
+@contextlib.contextmanager
+def shares_in(home: Path) -> Iterator[Start]:
+    """Make shares below one SHOAL_HOME; afterwards nothing of them runs."""
+    made: list[RunningShare] = []
+
+    def make(order: Order, credentials: Credentials | None = None) -> RunningShare:
+        made.append(RunningShare(home, order, credentials))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for share in made:
+            share.close()
 
 
 def until(condition: Callable[[], bool], timeout_s: float = 20.0, describe: Callable[[], str] = str) -> None:
@@ -120,10 +143,8 @@ def until(condition: Callable[[], bool], timeout_s: float = 20.0, describe: Call
 def processes_with(text: str) -> list[int]:
     """Living processes whose command line holds this text."""
     found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid():
-            continue
+    for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if text.encode() in Path(f"/proc/{name}/cmdline").read_bytes():
-                found.append(int(name))
+            if int(path.name) != os.getpid() and text.encode() in (path / "cmdline").read_bytes():
+                found.append(int(path.name))
     return found

@@ -18,7 +18,7 @@ from shoal.identity import Caller, CallerKind, UserTokenText, parse_signed, pars
 from shoal.identity.signed import SignedKind, SignedToken
 from shoal.model.attempt import AttemptState
 from shoal.model.people import Project, Token, User
-from shoal.store import Transaction
+from shoal.store import Tx
 
 KEPT_S = 1.0
 MAX_KEPT = 1024
@@ -83,7 +83,7 @@ class Authenticator:
         # Before the read: a change that commits while we read bumps it, and the answer is not kept.
         generation, now = self._generation, self._core.clock.monotonic()
 
-        def load(tx: Transaction) -> tuple[Token, User, Caller] | None:
+        def load(tx: Tx) -> tuple[Token, User, Caller] | None:
             token = tx.people.get_token(presented.token_id)
             if not presented.matches(token) or token is None:
                 return None
@@ -115,7 +115,7 @@ class Authenticator:
             )
             return Known(caller=caller, user=None, at=0.0)
 
-        def load(tx: Transaction) -> Caller | None:
+        def load(tx: Tx) -> Caller | None:
             attempt = tx.attempts.get(signed.attempt_id)
             if attempt is None or attempt.state is AttemptState.ENDED:
                 return None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from shoal.control.core import Core
+from shoal.control.frozen import spec_of
 from shoal.control.leases import FENCE_MARGIN_S, QUIET_S
 from shoal.control.snapshot import age
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
 from shoal.scheduler import Explanation, Why
-from shoal.control.frozen import spec_of
 
 
 def explain(core: Core, job: Job, attempt: Attempt) -> Explanation | None:
@@ -35,9 +35,7 @@ def _unreachable(job: Job, attempt: Attempt, silent_s: float) -> Explanation:
         job_id=job.job_id,
         why=Why.UNREACHABLE,
         sentence=f"no sign of life from {nodes} for {age(silent_s)}; unreachable is not dead",
-        details=(
-            f"nothing is started in its place before there is evidence, or {age(fence_s)} of silence have passed",
-        ),
-        hint=f"if you know that {attempt.nodes_left[0]} is off: `shoal nodes declare-dead {attempt.nodes_left[0]}`",
+        details=(f"nothing is started in its place without evidence, or before {age(fence_s)} of silence",),
+        hint=f"if you know that it is off: `shoal nodes declare-dead {attempt.nodes_left[0]}`",
         facts={"silent_s": silent_s, "fence_s": fence_s, "nodes": list(attempt.nodes_left)},
     )

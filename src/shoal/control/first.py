@@ -42,17 +42,11 @@ async def prepare(core: Core, admin_name: str) -> None:
 
     def change(tx: Tx) -> None:
         now = core.clock.now()
-        user = User(
-            user_id=core.new_id("usr"), name=admin_name, cluster_role=Role.ADMIN, created_at=now
-        )
+        user = User(user_id=core.new_id("usr"), name=admin_name, cluster_role=Role.ADMIN, created_at=now)
         tx.people.add_user(user)
-        tx.people.add_project(
-            Project(name=DEFAULT_PROJECT, uid=tx.people.next_uid(), created_at=now)
-        )
+        tx.people.add_project(Project(name=DEFAULT_PROJECT, uid=tx.people.next_uid(), created_at=now))
         tx.people.set_membership(
-            Membership(
-                user_id=user.user_id, user_name=user.name, project=DEFAULT_PROJECT, role=Role.LEAD
-            )
+            Membership(user_id=user.user_id, user_name=user.name, project=DEFAULT_PROJECT, role=Role.LEAD)
         )
         token = Token(
             token_id=token_id,

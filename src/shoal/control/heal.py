@@ -41,9 +41,7 @@ async def _refresh_nodes(core: Core) -> None:
     known = {node.name: node for node in await core.store.read(lambda tx: tx.nodes.all())}
     lost = {n: msgspec.structs.replace(node.facts, is_alive=False) for n, node in known.items()}
     wanted = {**lost, **facts}
-    changed = {
-        name: fact for name, fact in wanted.items() if name not in known or known[name].facts != fact
-    }
+    changed = {name: fact for name, fact in wanted.items() if name not in known or known[name].facts != fact}
     if changed:
         await core.store.write(lambda tx: _put(core, tx, changed))
 

@@ -43,9 +43,7 @@ class Leases:
         """Every node left has been silent for so long that its supervisor has certainly stopped."""
         limit = fence_s + FENCE_MARGIN_S
         nodes = attempt.nodes_left
-        return bool(nodes) and all(
-            self.silence_s(attempt.attempt_id, node) > limit for node in nodes
-        )
+        return bool(nodes) and all(self.silence_s(attempt.attempt_id, node) > limit for node in nodes)
 
     def ran_for_s(self, attempt_id: str) -> float:
         """Seconds since we first saw it running: at most what it really ran, never more."""

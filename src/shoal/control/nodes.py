@@ -27,9 +27,7 @@ async def set_node_state(
     return await core.store.write(change)
 
 
-def _set(
-    tx: Tx, actor: Actor, name: str, state: NodeState, because: str, now: float
-) -> bool:
+def _set(tx: Tx, actor: Actor, name: str, state: NodeState, because: str, now: float) -> bool:
     node = _get(tx, name)
     changed = msgspec.structs.replace(
         node,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from shoal.control.frozen import spec_of
 from shoal.model.attempt import Attempt
+from shoal.model.from_spec import log_rules_of, mounts_of
 from shoal.model.job import Job
 from shoal.model.node import Node
-from shoal.control.frozen import spec_of
-from shoal.wire import Limits, LogRule, Mount, Order, RuleAction
+from shoal.wire import Limits, Order
 
 
 def orders_for(
@@ -22,12 +23,6 @@ def orders_for(
 ) -> tuple[Order, ...]:
     """One order per node of the allocation, in rank order."""
     spec = spec_of(job)
-    rules = tuple(
-        LogRule(match=rule.match, action=RuleAction(rule.action)) for rule in spec.log_rules
-    )
-    mounts = tuple(
-        Mount(source=m.source, target=m.target, is_read_only=m.read_only) for m in spec.mounts
-    )
     return tuple(
         Order(
             attempt_id=attempt.attempt_id,
@@ -45,10 +40,10 @@ def orders_for(
             run=spec.run,
             setup=spec.setup,
             env=dict(spec.env),
-            mounts=mounts,
+            mounts=mounts_of(spec),
             archive_digest=job.archive_digest,
             limits=Limits(cpus=share.cpus, memory_bytes=share.memory_bytes),
-            log_rules=rules,
+            log_rules=log_rules_of(spec),
             time_limit_s=spec.time_limit,
             grace_s=spec.grace,
             fence_s=spec.fence,

@@ -50,9 +50,7 @@ async def create_user(
     def make(tx: Tx, now: float) -> User:
         if tx.people.user_by_name(name) is not None:
             raise StateError(f"user `{name}` exists already", hint="shoal user list")
-        user = User(
-            user_id=core.new_id("usr"), name=name, cluster_role=cluster_role, created_at=now
-        )
+        user = User(user_id=core.new_id("usr"), name=name, cluster_role=cluster_role, created_at=now)
         tx.people.add_user(user)
         return user
 
@@ -60,9 +58,7 @@ async def create_user(
     return (await _change(core, actor, key, "user.created", said, User, make))[0]
 
 
-async def update_user(
-    core: Core, actor: Actor, name: str, changes: dict[str, Any], key: str | None
-) -> User:
+async def update_user(core: Core, actor: Actor, name: str, changes: dict[str, Any], key: str | None) -> User:
     """`changes` names fields of User: `is_active`, `cluster_role`."""
 
     def make(tx: Tx, now: float) -> User:
@@ -115,9 +111,7 @@ async def set_member(
     def make(tx: Tx, now: float) -> Membership:
         _project(tx, project)
         user = _user(tx, user_name)
-        membership = Membership(
-            user_id=user.user_id, user_name=user.name, project=project, role=role
-        )
+        membership = Membership(user_id=user.user_id, user_name=user.name, project=project, role=role)
         tx.people.set_membership(membership)
         return membership
 
@@ -126,9 +120,7 @@ async def set_member(
     return made[0]
 
 
-async def remove_member(
-    core: Core, actor: Actor, project: str, user_name: str, key: str | None
-) -> None:
+async def remove_member(core: Core, actor: Actor, project: str, user_name: str, key: str | None) -> None:
     def make(tx: Tx, now: float) -> User:
         user = _user(tx, user_name)
         tx.people.remove_membership(user.user_id, project)

@@ -30,7 +30,7 @@ async def place(core: Core) -> float | None:
 
 
 def _record(core: Core, tx: Tx, made: Plan, loaded: Loaded) -> list[str]:
-    """Write the plan down. An attempt or a node that changed since the snapshot is left for the next cycle."""
+    """Write the plan down. What changed since the snapshot is left for the next cycle."""
     open_nodes = {node.name for node in tx.nodes.all() if node.takes_work}
     placed = []
     for start in made.starts:

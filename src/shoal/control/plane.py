@@ -128,9 +128,7 @@ class ControlPlane:
         lifetime_s: float | None = None,
         key: str | None = None,
     ) -> tuple[Token, str | None]:
-        return await people.create_token(
-            self.core, actor, user, label, scope, project, lifetime_s, key
-        )
+        return await people.create_token(self.core, actor, user, label, scope, project, lifetime_s, key)
 
     async def revoke_token(self, actor: Actor, token_id: str, *, key: str | None = None) -> Token:
         return await people.revoke_token(self.core, actor, token_id, key)

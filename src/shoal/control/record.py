@@ -53,9 +53,7 @@ class Recorder:
         self._new_id = new_id
         self._now = now
 
-    def advance(
-        self, tx: Tx, attempt_id: str, event: AttemptEvent, actor: Actor = SHOAL
-    ) -> Attempt | None:
+    def advance(self, tx: Tx, attempt_id: str, event: AttemptEvent, actor: Actor = SHOAL) -> Attempt | None:
         """Feed one event to the attempt as it is recorded now.
 
         Returns the attempt after it, or None when nobody knows the attempt. Late and repeated events
@@ -82,16 +80,14 @@ class Recorder:
         tx.jobs.update(verdict.job)
         if verdict.backoff_s is None:
             tx.secrets.drop(job.job_id)
-            facts = {"outcome": verdict.job.outcome, "because": verdict.job.because}
+            facts: dict[str, Any] = {"outcome": verdict.job.outcome, "because": verdict.job.because}
             note(tx, "job.ended", now, SHOAL, job=job, attempt=attempt, data=facts)
             return
         again = self.next_attempt(tx, verdict.job, now, verdict.backoff_s)
         facts = {"reason": attempt.reason, "epoch": again.epoch, "backoff_s": verdict.backoff_s}
         note(tx, "job.retrying", now, SHOAL, job=job, attempt=again, data=facts)
 
-    def next_attempt(
-        self, tx: Tx, job: Job, now: float, backoff_s: float = 0.0
-    ) -> Attempt:
+    def next_attempt(self, tx: Tx, job: Job, now: float, backoff_s: float = 0.0) -> Attempt:
         """Queue the attempt with the job's current epoch."""
         attempt = Attempt(
             attempt_id=self._new_id("att"),

@@ -19,9 +19,7 @@ async def renew(core: Core, renewal: Renewal) -> RenewalAnswer:
     core.leases.heard(renewal.attempt_id, renewal.node)
     event = _news(attempt, renewal)
     if event is not None:
-        after = await core.store.write(
-            lambda tx: core.recorder.advance(tx, renewal.attempt_id, event)
-        )
+        after = await core.store.write(lambda tx: core.recorder.advance(tx, renewal.attempt_id, event))
         attempt = after or attempt
     should_stop = attempt.state is AttemptState.STOPPING
     return RenewalAnswer(should_stop=should_stop, because=attempt.message if should_stop else "")

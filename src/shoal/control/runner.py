@@ -28,8 +28,8 @@ WATCH_EVERY_S = 1.0
 HEAL_EVERY_S = 5.0
 ANCHOR_EVERY_S = 30.0
 PLACE_AT_LEAST_EVERY_S = 30.0
-PLACE_SHARE = 0.5
-"""At most this share of a core goes to planning: after a long cycle comes a pause as long."""
+PLACE_SHARE = 0.2
+"""At most this share of a core goes to planning: the longer a cycle took, the longer the pause."""
 FAILED_PAUSE_S = 1.0
 
 
@@ -76,7 +76,11 @@ class Changed:
 async def run_loops(core: Core, changed: Changed) -> AsyncIterator[None]:
     """Recover, then keep the loops running while the block lasts."""
     loop = asyncio.get_running_loop()
-    core.store.on_commit(lambda seq: loop.call_soon_threadsafe(changed.committed))
+
+    def on_commit(seq: int) -> None:
+        loop.call_soon_threadsafe(changed.committed)
+
+    core.store.on_commit(on_commit)
     await heal(core)
     await watch(core)
     async with anyio.create_task_group() as tasks:

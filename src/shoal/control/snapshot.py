@@ -85,9 +85,7 @@ def _unmet(
     after: Iterable[Dependency], outcomes: dict[str, JobOutcome | None]
 ) -> tuple[UnmetDependency, ...]:
     return tuple(
-        UnmetDependency(label=dep.label, on=dep.on)
-        for dep in after
-        if outcomes.get(dep.job_id) is None
+        UnmetDependency(label=dep.label, on=dep.on) for dep in after if outcomes.get(dep.job_id) is None
     )
 
 

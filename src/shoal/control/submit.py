@@ -54,9 +54,7 @@ async def submit(core: Core, actor: Actor, asked: Asked, key: str | None) -> Sub
         )
         jobs = tuple(job for job in map(tx.jobs.get, ids) if job is not None)
         array = jobs[0].array
-        return SubmitResult(
-            jobs=jobs, array_id=array.array_id if array else None, was_repeated=repeated
-        )
+        return SubmitResult(jobs=jobs, array_id=array.array_id if array else None, was_repeated=repeated)
 
     return await core.store.write(change)
 
@@ -68,7 +66,7 @@ def check_secrets(asked: Asked) -> None:
         missing = ", ".join(sorted(named - given))
         raise SpecError(
             f"no value was sent for the secrets: {missing}",
-            hint=f"export {sorted(named - given)[0]}=... before `shoal run`",
+            hint=f"export {min(named - given)}=... before `shoal run`",
         )
     if given - named:
         raise SpecError(f"secrets not named in the spec: {', '.join(sorted(given - named))}")
@@ -82,7 +80,7 @@ def check_mounts(core: Core, spec: JobSpec) -> None:
             allowed = ", ".join(map(str, roots)) or "nothing"
             raise Denied(
                 f"mounting `{mount.source}` is not allowed here; allowed: {allowed}",
-                hint="an operator can allow it with `shoal up --mount-root DIR`",
+                hint="an operator can allow it with `shoal up --mount-roots DIR`",
             )
 
 
@@ -109,9 +107,7 @@ def _accept(core: Core, tx: Tx, actor: Actor, asked: Asked, now: float) -> list[
     for offset, index in enumerate(indices):
         place = None
         if array_id is not None and index is not None and spec.array is not None:
-            place = ArrayPlace(
-                array_id=array_id, index=index, size=len(indices), at_once=spec.array.at_once
-            )
+            place = ArrayPlace(array_id=array_id, index=index, size=len(indices), at_once=spec.array.at_once)
         job = _job(core, asked, first + offset, after, place, now)
         tx.jobs.add(job)
         attempt = core.recorder.next_attempt(tx, job, now)

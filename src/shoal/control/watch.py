@@ -9,13 +9,13 @@ from __future__ import annotations
 import structlog
 
 from shoal.control.core import Core
+from shoal.control.frozen import spec_of
 from shoal.control.launch import launch
 from shoal.engines.base import Observation, Sight
 from shoal.errors import EngineUnreachable
 from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.job import Job
 from shoal.model.moves import AttemptEvent, FencePassed, NodeEnded, Started, StopAsked
-from shoal.control.frozen import spec_of
 from shoal.wire import EndKind, NodeOutcome
 
 log = structlog.get_logger()
@@ -58,7 +58,6 @@ async def _compare(core: Core, job: Job, attempt: Attempt, seen: Seen | None) ->
     observed = None if seen is None else seen.get(attempt.attempt_id, {})
     if observed is not None and _should_submit(attempt, observed):
         await launch(core, attempt.attempt_id)
-        return
     events = _silent(core, job, attempt) if observed is None else _events(core, job, attempt, observed)
     for event in events:
         attempt = await _advance(core, attempt, event)
@@ -68,17 +67,15 @@ async def _compare(core: Core, job: Job, attempt: Attempt, seen: Seen | None) ->
 
 def _should_submit(attempt: Attempt, observed: dict[str, Observation]) -> bool:
     """Placed, but the engine does not have all of it: we were killed before or while handing it over."""
-    return attempt.state is AttemptState.STARTING and any(
-        node not in observed for node in attempt.nodes_left
-    )
+    return attempt.state is AttemptState.STARTING and any(node not in observed for node in attempt.nodes_left)
 
 
-def _events(
-    core: Core, job: Job, attempt: Attempt, observed: dict[str, Observation]
-) -> list[AttemptEvent]:
+def _events(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observation]) -> list[AttemptEvent]:
     events: list[AttemptEvent] = []
     for node in attempt.nodes_left:
         seen = observed.get(node)
+        if seen is None and attempt.state is AttemptState.STARTING:
+            continue  # just handed over again
         if seen is None:
             events.append(NodeEnded(_unlisted(core, attempt, node)))
         elif seen.epoch != attempt.epoch:
@@ -122,9 +119,7 @@ def _overdue(core: Core, job: Job, attempt: Attempt) -> list[AttemptEvent]:
 
 
 async def _advance(core: Core, attempt: Attempt, event: AttemptEvent) -> Attempt:
-    after = await core.store.write(
-        lambda tx: core.recorder.advance(tx, attempt.attempt_id, event)
-    )
+    after = await core.store.write(lambda tx: core.recorder.advance(tx, attempt.attempt_id, event))
     return after or attempt
 
 

@@ -12,7 +12,7 @@ from shoal.wire import Credentials, NodeOutcome, Order
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt, as a supervisor's order for each of its nodes. Immutable: the same id, the same content."""
+    """One attempt, as an order for the supervisor of each node. The same id always has the same content."""
 
     attempt_id: str
     epoch: int
@@ -52,7 +52,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """Whole lines of one node's log from an offset. Each line is `UNIXTIME RANK STREAM TEXT\\n`.
+    r"""Whole lines of one node's log from an offset. Each line is `UNIXTIME RANK STREAM TEXT\n`.
 
     RANK is a number or `-` for Shoal's own words; STREAM is `o`, `e` or `s` (setup).
     """
@@ -65,7 +65,8 @@ class LogChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 class Engine(Protocol):
     """Seven verbs. All may block on the cluster, none on a person; all raise `EngineUnreachable`
-    when they could not ask, which says nothing about what happened."""
+    when they could not ask, which says nothing about what happened.
+    """
 
     name: str
 
@@ -101,7 +102,7 @@ class Engine(Protocol):
         ...
 
     async def read_log(self, attempt_id: str, node: str, offset: int, limit: int) -> LogChunk:
-        """At most about `limit` bytes of whole lines from `offset`. An unknown id is an empty, complete log."""
+        """About `limit` bytes of whole lines from `offset`. An unknown id is an empty, complete log."""
         ...
 
     async def close(self) -> None:

@@ -20,7 +20,7 @@ class TopologyRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """Per node unless it says otherwise. None for memory: the node's memory in proportion to its share of CPUs or GPUs."""
+    """Per node unless it says otherwise. No memory asked: in proportion to the share of CPUs or GPUs."""
 
     min_nodes: int = 1
     max_nodes: int = 1

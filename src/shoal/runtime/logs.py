@@ -72,13 +72,16 @@ class LogFile:
         """Append Shoal's own words."""
         self.add(None, "e", [text.encode()])
 
-    def close(self) -> None:
-        """Say what was lost, if it can be said now, and make the log durable if the disk lets us."""
-        if self._num_lost:
-            self._append(self._lost_note())
-        with contextlib.suppress(OSError):
+    def finish(self) -> bool:
+        """Say what was lost and make the log durable. False: the disk does not let us; try again later."""
+        if self._num_lost and not self._append(self._lost_note()):
+            return False
+        self._num_lost = 0
+        try:
             os.fsync(self._fd)
-        os.close(self._fd)
+        except OSError:
+            return False
+        return True
 
     def _prefix(self, rank: int | None, stream: str) -> bytes:
         return f"{self._clock.now():.6f} {'-' if rank is None else rank} {stream} ".encode()

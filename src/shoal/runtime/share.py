@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
+import sys
 import time
-import traceback
 from types import FrameType
 
 from shoal.clock import Clock
 from shoal.errors import ShoalError
-from shoal.runtime import ending, spool
+from shoal.runtime import ending, spool, tree
 from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.ending import Ending
 from shoal.runtime.environment import DEFAULT_PATH, rank_environment, setup_environment
@@ -63,7 +62,7 @@ class ShareRun:
         except ShoalError as error:
             end = Ending(kind=EndKind.SETUP_FAILED, message=error.message)
         except Exception as error:  # noqa: BLE001 - whatever it was, nothing may run on without us
-            traceback.print_exc()
+            sys.excepthook(*sys.exc_info())  # the traceback module would cost every start 2 ms
             end = Ending(kind=EndKind.LOST, message=f"the supervisor failed: {type(error).__name__}: {error}")
         self._bury()
         self._report(self._outcome(end))
@@ -87,6 +86,7 @@ class ShareRun:
 
     def _confine(self) -> Launcher:
         confinement = self._confinement = Confinement(self._order, self._share, self._path)
+        self._path = confinement.path
         for path in (self._share.work, self._share.scratch):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path, 0o700)
@@ -190,8 +190,7 @@ class ShareRun:
         while confinement is not None and not confinement.kill(reap=self._watcher.reap, timeout_s=KILL_S):
             self._watcher.turn(RETRY_S)
         self._watcher.drain()
-        self._log.close()
-        shutil.rmtree(self._share.scratch, ignore_errors=True)
+        tree.remove_directory(self._share.scratch)
 
     def _outcome(self, end: Ending) -> NodeOutcome:
         failed = self._watcher.first_failed
@@ -224,14 +223,17 @@ class ShareRun:
         """On disk above all, then to the control plane; a full disk delays the first, not the second."""
         if self._renewer is not None:
             self._renewer.tell(Phase.ENDED, self._started_at, outcome)
-        while True:
-            try:
-                spool.write_outcome(self._share, outcome)
-                break
-            except OSError:
-                time.sleep(RETRY_S)
+        while not (self._log.finish() and self._has_written(outcome)):
+            time.sleep(RETRY_S)
         if self._renewer is not None:
             self._renewer.finish(outcome)
+
+    def _has_written(self, outcome: NodeOutcome) -> bool:
+        try:
+            spool.write_outcome(self._share, outcome)
+        except OSError:
+            return False
+        return True
 
     def _tell(self, phase: Phase) -> None:
         if self._renewer is not None:

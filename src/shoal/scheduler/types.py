@@ -31,6 +31,8 @@ class Why(StrEnum):
     """It waits for running jobs to give back what it needs."""
     BEHIND = "behind"
     """What it needs is free, but kept for a job that comes first."""
+    UNREACHABLE = "unreachable"
+    """It was started, and nobody has heard from it since. Said by the control plane, not by a plan."""
     TOPOLOGY = "topology"
     """Enough nodes are free, but not close enough together."""
 

@@ -48,7 +48,7 @@ def write_anchor(path: Path, head: Head) -> None:
         file.write(msgspec.json.encode(head))
         file.flush()
         os.fsync(file.fileno())
-    os.replace(fresh, path)
+    fresh.replace(path)
     _sync_directory(path.parent)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import BindParameter, Connection, bindparam, case, insert, literal_column, select, update
+from sqlalchemy import BindParameter, Connection, bindparam, case, insert, select, update
 
 from shoal.model.attempt import HOLDING, Attempt, AttemptState
 from shoal.model.job import Job
@@ -42,9 +42,8 @@ COPY_STATE = (
     )
     .values(status=bindparam("to_state"))
 )
-# Written out, not bound: SQLite uses a partial index only for a condition it can read.
 QUEUED = (
-    WITH_NEWEST_ATTEMPT.where(literal_column("jobs.status") == literal_column("'queued'"))
+    WITH_NEWEST_ATTEMPT.where(jobs.c.status == AttemptState.QUEUED.value)
     .order_by(jobs.c.priority.desc(), jobs.c.submitted_at, jobs.c.job_id)
     .limit(bindparam("limit"))
 )

@@ -30,9 +30,9 @@ class Committer:
     connection is gone and the next `begin` opens another.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, connection: Connection) -> None:
         self._database = database
-        self._connection: Connection | None = None
+        self._connection: Connection | None = connection
         self._tx: Tx | None = None
 
     def begin(self) -> None:

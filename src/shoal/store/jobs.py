@@ -144,7 +144,7 @@ class Jobs:
     def count_by_status(self, projects: tuple[str, ...] | None = None) -> dict[str, int]:
         """Walks an index of all jobs of these projects: for an overview, not for a loop."""
         query = BY_STATUS if projects is None else BY_STATUS.where(jobs.c.project.in_(projects))
-        return {status: count for status, count in self._run(query)}
+        return dict(self._run(query).all())
 
     def outcomes(self, job_ids: Iterable[str]) -> dict[str, JobOutcome | None]:
         """None for a job that is open; a job that does not exist is left out."""

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from functools import cache
 
 from sqlalchemy import Connection, Engine, NullPool, create_engine
+from sqlalchemy.exc import DBAPIError
 
 from shoal.errors import Bug, StoreUnavailable
 from shoal.store.base import OnCommit, T
 from shoal.store.commit import Committer
+from shoal.store.database import unavailable
 from shoal.store.migrations import migrate
 from shoal.store.readers import ask
 from shoal.store.sqlite import begin, prepare
@@ -31,7 +33,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._database = MemoryDatabase()
-        self._committer = Committer(self._database)
+        self._committer = Committer(self._database, self._database.connect_writer())
         self._callbacks: list[OnCommit] = []
         self._is_closed = False
 
@@ -54,6 +56,8 @@ class MemoryStore:
         connection.exec_driver_sql("PRAGMA query_only = ON")
         try:
             return ask(connection, fn)
+        except DBAPIError as error:
+            raise unavailable(error) from error
         finally:
             connection.exec_driver_sql("PRAGMA query_only = OFF")
             connection.rollback()

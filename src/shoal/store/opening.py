@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sqlalchemy import URL, make_url
+from sqlalchemy import URL, Connection, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from shoal.clock import Clock
@@ -25,17 +25,26 @@ def open_store(url: str, *, clock: Clock) -> ThreadedStore:
     """
     database = _database(url)
     try:
-        with database.connect_writer() as connection:
-            database.begin_write(connection)
-            migrate(connection)
-            connection.commit()
-        return ThreadedStore(database, clock)
+        return ThreadedStore(database, _connect(database), clock)
     except DBAPIError as error:
         database.close()
         raise unavailable(error) from error
     except BaseException:
         database.close()
         raise
+
+
+def _connect(database: Database) -> Connection:
+    """The writer's connection, its tables up to date. It is open before any reader's."""
+    connection = database.connect_writer()
+    try:
+        database.begin_write(connection)
+        migrate(connection)
+        connection.commit()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _database(url: str) -> Database:

@@ -21,6 +21,9 @@ class Readers:
         self._database = database
         self._idle: SimpleQueue[Connection] = SimpleQueue()
         self.threads = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="shoal-store-reader")
+        # One connection stays open from now on: in SQLite the last one to close checkpoints, and a
+        # writer that lets go of a failing disk should not do so with a checkpoint.
+        self.read(lambda tx: tx.events.head())
 
     def read(self, fn: Callable[[Tx], T]) -> T:
         """Answer from one consistent view. A connection that died meanwhile is replaced, once."""

@@ -22,25 +22,27 @@ metadata = MetaData()
 
 # INTEGER is what makes SQLite use the column as its row id.
 Serial = BigInteger().with_variant(Integer, "sqlite")
+# Compared byte by byte on both: a page must go on where the last one stopped, whatever the locale.
+Words = Text().with_variant(Text(collation="C"), "postgresql")
 
 jobs = Table(
     "jobs",
     metadata,
-    Column("job_id", Text, primary_key=True),
-    Column("project", Text, nullable=False),
+    Column("job_id", Words, primary_key=True),
+    Column("project", Words, nullable=False),
     Column("number", BigInteger, nullable=False),
-    Column("name", Text, nullable=False),
-    Column("owner", Text, nullable=False),
+    Column("name", Words, nullable=False),
+    Column("owner", Words, nullable=False),
     Column("priority", BigInteger, nullable=False),
     Column("submitted_at", Double, nullable=False),
-    Column("array_id", Text),
-    Column("outcome", Text),
+    Column("array_id", Words),
+    Column("outcome", Words),
     # The newest attempt's state while the job is open, else its outcome.
-    Column("status", Text, nullable=False),
-    Column("newest_attempt_id", Text),
+    Column("status", Words, nullable=False),
+    Column("newest_attempt_id", Words),
     Column("newest_epoch", BigInteger, nullable=False),
     Column("version", BigInteger, nullable=False),
-    Column("body", Text, nullable=False),
+    Column("body", Words, nullable=False),
     Index("jobs_by_number", "project", "number", unique=True),
     Index("jobs_by_name", "project", "name", "number"),
     Index("jobs_by_age", "submitted_at", "job_id"),
@@ -62,20 +64,13 @@ jobs = Table(
         sqlite_where=text("array_id IS NOT NULL"),
         postgresql_where=text("array_id IS NOT NULL"),
     ),
-    Index(
-        "jobs_queued",
-        text("priority DESC"),
-        "submitted_at",
-        "job_id",
-        sqlite_where=text("status = 'queued'"),
-        postgresql_where=text("status = 'queued'"),
-    ),
+    Index("jobs_by_urgency", "status", text("priority DESC"), "submitted_at", "job_id"),
 )
 
 project_counters = Table(
     "project_counters",
     metadata,
-    Column("project", Text, primary_key=True),
+    Column("project", Words, primary_key=True),
     Column("next_number", BigInteger, nullable=False),
     Column("open_jobs", BigInteger, nullable=False),
 )
@@ -83,12 +78,12 @@ project_counters = Table(
 attempts = Table(
     "attempts",
     metadata,
-    Column("attempt_id", Text, primary_key=True),
-    Column("job_id", Text, nullable=False),
+    Column("attempt_id", Words, primary_key=True),
+    Column("job_id", Words, nullable=False),
     Column("epoch", BigInteger, nullable=False),
-    Column("state", Text, nullable=False),
+    Column("state", Words, nullable=False),
     Column("version", BigInteger, nullable=False),
-    Column("body", Text, nullable=False),
+    Column("body", Words, nullable=False),
     Index("attempts_by_job", "job_id", "epoch", unique=True),
     Index("attempts_by_state", "state", "attempt_id"),
 )
@@ -96,25 +91,25 @@ attempts = Table(
 nodes = Table(
     "nodes",
     metadata,
-    Column("name", Text, primary_key=True),
+    Column("name", Words, primary_key=True),
     Column("version", BigInteger, nullable=False),
-    Column("body", Text, nullable=False),
+    Column("body", Words, nullable=False),
 )
 
 events = Table(
     "events",
     metadata,
     Column("seq", Serial, primary_key=True, autoincrement=False),
-    Column("hash", Text, nullable=False),
+    Column("hash", Words, nullable=False),
     Column("at", Double, nullable=False),
-    Column("kind", Text, nullable=False),
-    Column("actor", Text, nullable=False),
-    Column("project", Text),
-    Column("job_id", Text),
-    Column("attempt_id", Text),
-    Column("node", Text),
-    Column("data", Text, nullable=False),
-    Column("request_id", Text),
+    Column("kind", Words, nullable=False),
+    Column("actor", Words, nullable=False),
+    Column("project", Words),
+    Column("job_id", Words),
+    Column("attempt_id", Words),
+    Column("node", Words),
+    Column("data", Words, nullable=False),
+    Column("request_id", Words),
     Index(
         "events_by_project",
         "project",
@@ -147,9 +142,9 @@ events = Table(
 idempotency_keys = Table(
     "idempotency_keys",
     metadata,
-    Column("actor", Text, primary_key=True),
-    Column("key", Text, primary_key=True),
-    Column("fingerprint", Text, nullable=False),
+    Column("actor", Words, primary_key=True),
+    Column("key", Words, primary_key=True),
+    Column("fingerprint", Words, nullable=False),
     Column("answer", LargeBinary, nullable=False),
     Column("at", Double, nullable=False),
     Index("idempotency_keys_by_age", "at"),
@@ -158,49 +153,49 @@ idempotency_keys = Table(
 users = Table(
     "users",
     metadata,
-    Column("user_id", Text, primary_key=True),
-    Column("name", Text, nullable=False),
-    Column("body", Text, nullable=False),
+    Column("user_id", Words, primary_key=True),
+    Column("name", Words, nullable=False),
+    Column("body", Words, nullable=False),
     Index("users_by_name", "name", unique=True),
 )
 
 projects = Table(
     "projects",
     metadata,
-    Column("name", Text, primary_key=True),
+    Column("name", Words, primary_key=True),
     Column("uid", BigInteger, nullable=False),
-    Column("body", Text, nullable=False),
+    Column("body", Words, nullable=False),
     Index("projects_by_uid", "uid", unique=True),
 )
 
 memberships = Table(
     "memberships",
     metadata,
-    Column("user_id", Text, primary_key=True),
-    Column("project", Text, primary_key=True),
-    Column("role", Text, nullable=False),
+    Column("user_id", Words, primary_key=True),
+    Column("project", Words, primary_key=True),
+    Column("role", Words, nullable=False),
     Index("memberships_by_project", "project"),
 )
 
 tokens = Table(
     "tokens",
     metadata,
-    Column("token_id", Text, primary_key=True),
-    Column("user_id", Text, nullable=False),
-    Column("body", Text, nullable=False),
+    Column("token_id", Words, primary_key=True),
+    Column("user_id", Words, nullable=False),
+    Column("body", Words, nullable=False),
     Index("tokens_by_user", "user_id"),
 )
 
 secrets = Table(
     "secrets",
     metadata,
-    Column("job_id", Text, primary_key=True),
+    Column("job_id", Words, primary_key=True),
     Column("sealed", LargeBinary, nullable=False),
 )
 
 meta = Table(
     "meta",
     metadata,
-    Column("key", Text, primary_key=True),
-    Column("value", Text, nullable=False),
+    Column("key", Words, primary_key=True),
+    Column("value", Words, nullable=False),
 )

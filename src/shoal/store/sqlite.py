@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from sqlalchemy import Connection, Engine, NullPool, create_engine, event
+from sqlalchemy import Connection, Engine, NullPool, create_engine
 
 from shoal.errors import StateError, StoreUnavailable
 
@@ -25,7 +25,7 @@ class SqliteDatabase:
     """Opening it takes the lock; `StateError` names the process that has it."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._shared = path.with_name(f"{path.name}-shm")
         self._lock = _take_lock(path)
         self._writers = _engine(path, "rwc", _prepare_writer)
         self._readers = _engine(path, "ro", _prepare_reader)
@@ -37,10 +37,24 @@ class SqliteDatabase:
         return self._readers.connect()
 
     def begin_write(self, writer: Connection) -> None:
+        self._refuse_frozen()
         begin(writer, "BEGIN IMMEDIATE")
 
     def begin_read(self, reader: Connection) -> None:
+        self._refuse_frozen()
         begin(reader, "BEGIN")
+
+    def _refuse_frozen(self) -> None:
+        """Refuse while the disk takes no writes.
+
+        Readers and writer mark their places in `-shm`, which SQLite maps into memory: if the kernel
+        refuses such a mark it does so with SIGBUS, and the process is gone instead of an answer late.
+        """
+        if self._shared.exists() and not os.access(self._shared, os.W_OK):
+            raise StoreUnavailable(
+                "the store is not available: its disk is read-only",
+                hint="see what the kernel says with `dmesg`",
+            )
 
     def tidy(self, writer: Connection, *, is_idle: bool) -> None:
         """Move the log into the database file; when idle, also give its space back."""
@@ -60,19 +74,15 @@ class SqliteDatabase:
         os.close(self._lock)
 
 
-def _engine(path: Path, mode: str, prepare: Callable[[Any, Any], None]) -> Engine:
-    engine = create_engine(
-        f"sqlite:///file:{_quote(path)}?mode={mode}&uri=true",
-        poolclass=NullPool,
-        hide_parameters=True,
-        connect_args={"timeout": BUSY_S, "check_same_thread": False},
-    )
-    event.listen(engine, "connect", prepare)
-    return engine
+def _engine(path: Path, mode: str, prepare: Callable[[sqlite3.Connection], None]) -> Engine:
+    uri = f"{path.absolute().as_uri()}?mode={mode}"
 
+    def connect() -> sqlite3.Connection:
+        connection = sqlite3.connect(uri, uri=True, timeout=BUSY_S, check_same_thread=False)
+        prepare(connection)
+        return connection
 
-def _quote(path: Path) -> str:
-    return "".join(f"%{ord(c):02x}" if c in "%?#" else c for c in str(path.absolute()))
+    return create_engine("sqlite://", creator=connect, poolclass=NullPool, hide_parameters=True)
 
 
 def begin(connection: Connection, words: str) -> None:
@@ -81,14 +91,14 @@ def begin(connection: Connection, words: str) -> None:
     connection.exec_driver_sql(words)
 
 
-def prepare(connection: Any, *pragmas: str) -> None:
+def prepare(connection: sqlite3.Connection, *pragmas: str) -> None:
     """Take BEGIN and COMMIT into our own hands, and set what has to be set on every connection."""
     connection.isolation_level = None
     for pragma in pragmas:
         connection.execute(f"PRAGMA {pragma}").fetchall()
 
 
-def _prepare_writer(connection: Any, record: object) -> None:
+def _prepare_writer(connection: sqlite3.Connection) -> None:
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
         raise StateError(
@@ -104,7 +114,7 @@ def _prepare_writer(connection: Any, record: object) -> None:
     )
 
 
-def _prepare_reader(connection: Any, record: object) -> None:
+def _prepare_reader(connection: sqlite3.Connection) -> None:
     prepare(
         connection, "query_only = ON", "wal_autocheckpoint = 0", "cache_size = -8000", "temp_store = MEMORY"
     )

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import anyio.to_thread
+from sqlalchemy import Connection
 
 from shoal.clock import Clock
 from shoal.errors import StoreUnavailable
@@ -20,10 +21,10 @@ from shoal.store.writer import Change, Writer
 class ThreadedStore:
     """See `Store` for the contract. Used from one or several event loops."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Database, writer: Connection, clock: Clock) -> None:
         self._database = database
-        self._writer = Writer(Committer(database), clock)
         self._readers = Readers(database)
+        self._writer = Writer(Committer(database, writer), clock)
         self._is_closed = False
 
     async def write(self, fn: Callable[[Tx], T]) -> T:

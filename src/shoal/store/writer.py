@@ -21,7 +21,7 @@ from shoal.store.commit import Answer, Committer
 from shoal.store.transaction import Tx
 
 MAX_CHANGES = 256
-MAX_BATCH_S = 0.005
+MAX_BATCH_S = 0.010
 """A batch takes what waits and closes after this: an early caller should not pay for a late one."""
 TIDY_EVERY = 1000
 """Changes between two checkpoints while busy."""
@@ -92,9 +92,14 @@ class Writer:
                 answers.append(self._committer.apply(change.fn))
                 change, is_open = self._next(len(taken), deadline)
             seq = self._committer.commit()
-        except Exception as error:  # noqa: BLE001 - the thread must outlive whatever went wrong
+        except StoreUnavailable as error:
+            _refuse(taken or [first], error.message, error.hint)
+            return is_open
+        except Exception as error:
+            # The thread must outlive even a mistake of ours.
+            log.exception("the writer failed")
             self._committer.abandon()
-            _settle(taken or [first], [_failure(error) for _ in taken or [first]])
+            _refuse(taken or [first], f"the store's writer failed: {error!r}", None)
             return is_open
         self._announce(seq)
         _settle(taken, answers)
@@ -128,12 +133,9 @@ class Writer:
             log.warning("housekeeping of the database failed: %s", error)
 
 
-def _failure(error: Exception) -> Answer:
+def _refuse(changes: list[Change], message: str, hint: str | None) -> None:
     """Each caller gets an error of its own: a shared one would collect all their tracebacks."""
-    if not isinstance(error, StoreUnavailable):
-        log.error("the writer failed", exc_info=error)
-        return Answer(error=StoreUnavailable(f"the store's writer failed: {error!r}"))
-    return Answer(error=StoreUnavailable(error.message, hint=error.hint))
+    _settle(changes, [Answer(error=StoreUnavailable(message, hint=hint)) for _ in changes])
 
 
 def _settle(changes: list[Change], answers: list[Answer]) -> None:

@@ -17,7 +17,7 @@ from shoal.api.routing import Routes
 from shoal.api.tar_check import TarLimits
 from shoal.errors import NotFound, SpecError, TooLarge
 from shoal.identity import Permission
-from shoal.store import Transaction
+from shoal.store import Tx
 
 MEDIA_TYPES = ("application/x-tar", "application/octet-stream")
 routes = Routes("archives")
@@ -70,7 +70,7 @@ async def _candidates(call: Call, named: str | None) -> tuple[str, ...]:
     """Existing projects of the caller: names become parts of paths, so none comes from the request."""
     visible = call.visible()
 
-    def names(tx: Transaction) -> tuple[str, ...]:
+    def names(tx: Tx) -> tuple[str, ...]:
         return tuple(project.name for project in tx.people.projects())
 
     existing = await call.plane.core.store.read(names)

@@ -16,7 +16,7 @@ from shoal.api.routing import Routes
 from shoal.api.sse import HEARTBEAT, HEARTBEAT_S, EventStream, event
 from shoal.errors import NotFound, SpecError
 from shoal.identity import Permission
-from shoal.store import Event, EventFilter, Transaction
+from shoal.store import Event, EventFilter, Tx
 
 BATCH = 500
 routes = Routes("events")
@@ -64,7 +64,7 @@ async def _events(call: Call, wanted: EventFilter, after: int) -> AsyncIterator[
             yield HEARTBEAT
 
 
-def _after(seq: int, wanted: EventFilter, tx: Transaction) -> list[Event]:
+def _after(seq: int, wanted: EventFilter, tx: Tx) -> list[Event]:
     return tx.events.page(seq, wanted, BATCH)
 
 
@@ -81,7 +81,8 @@ async def list_audit(request: Request, query: Annotated[AuditQuery, Query()]) ->
 async def verify_audit(request: Request, query: Annotated[NoQuery, Query()]) -> Response:
     """Recompute the whole chain and name the first entry that does not follow."""
     call = call_of(request)
-    bad, head = await call.plane.core.store.read(lambda tx: (tx.events.verify(), tx.events.head()))
+    head = await call.plane.core.store.read(lambda tx: tx.events.head())
+    bad = await call.plane.verify_log()
     view: views.VerifyView = {
         "is_intact": bad is None,
         "first_bad": bad.seq if bad else None,

@@ -20,7 +20,7 @@ from shoal.model.attempt import Attempt
 from shoal.model.job import Job
 from shoal.model.people import Role
 from shoal.spec import JobSpec, parse_job
-from shoal.store import JobFilter, Transaction
+from shoal.store import JobFilter, Tx
 
 MAX_SHOWN = 100
 routes = Routes("jobs")
@@ -113,7 +113,7 @@ async def list_jobs(request: Request, query: Annotated[JobQuery, Query()]) -> Re
 
 
 def _page(
-    tx: Transaction, query: JobQuery, projects: tuple[str, ...] | None, before: tuple[float, str] | None
+    tx: Tx, query: JobQuery, projects: tuple[str, ...] | None, before: tuple[float, str] | None
 ) -> list[tuple[Job, Attempt]]:
     """One job more than asked for, so that we know whether there is a next page."""
     owner = tx.people.user_by_name(query.owner) if query.owner is not None else None
@@ -134,7 +134,7 @@ async def _find(
 ) -> list[tuple[Job, Attempt | None]]:
     """What people may mean by `reference`, at most one job a project."""
 
-    def find(tx: Transaction) -> list[tuple[Job, Attempt | None]]:
+    def find(tx: Tx) -> list[tuple[Job, Attempt | None]]:
         where = projects if projects is not None else tuple(p.name for p in tx.people.projects())
         found = _named(tx, reference, where)
         return [(job, tx.attempts.newest(job.job_id)) for job in found]
@@ -142,7 +142,7 @@ async def _find(
     return await call.plane.core.store.read(find)
 
 
-def _named(tx: Transaction, reference: str, where: tuple[str, ...]) -> list[Job]:
+def _named(tx: Tx, reference: str, where: tuple[str, ...]) -> list[Job]:
     project, slash, rest = reference.rpartition("/")
     if slash:
         where = (project,) if project in where else ()
@@ -239,7 +239,7 @@ async def stop_array(request: Request, array_id: str, query: Annotated[NoQuery, 
 async def load_job(call: Call, job_id: str) -> tuple[Job, list[Attempt]]:
     """The job and its attempts, oldest first. Raises the same `NotFound` as for one that may not be seen."""
 
-    def load(tx: Transaction) -> tuple[Job | None, list[Attempt]]:
+    def load(tx: Tx) -> tuple[Job | None, list[Attempt]]:
         return tx.jobs.get(job_id), sorted(tx.attempts.of_job(job_id), key=lambda attempt: attempt.epoch)
 
     job, attempts = await call.plane.core.store.read(load)

@@ -18,7 +18,7 @@ from shoal.model.attempt import Attempt
 from shoal.model.job import Job
 from shoal.model.node import Node, NodeState
 from shoal.model.people import Role
-from shoal.store import Head, Transaction
+from shoal.store import Head, Tx
 
 routes = Routes("cluster")
 Loaded = tuple[list[Node], list[tuple[Job, Attempt]], dict[str, int], Head]
@@ -84,7 +84,7 @@ async def show_status(request: Request, query: Annotated[NoQuery, Query()]) -> R
     return answer(view)
 
 
-def _load(tx: Transaction, visible: tuple[str, ...] | None) -> Loaded:
+def _load(tx: Tx, visible: tuple[str, ...] | None) -> Loaded:
     return tx.nodes.all(), tx.attempts.holding(), tx.jobs.count_by_status(visible), tx.events.head()
 
 

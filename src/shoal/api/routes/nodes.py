@@ -19,7 +19,7 @@ from shoal.identity import Permission
 from shoal.model.attempt import Attempt
 from shoal.model.job import Job
 from shoal.model.node import Node, NodeState
-from shoal.store import Transaction
+from shoal.store import Tx
 
 Holding = list[tuple[Job, Attempt]]
 routes = Routes("nodes")
@@ -83,7 +83,7 @@ async def _view(call: Call, name: str) -> views.NodeView:
 
 
 async def _load(call: Call, name: str | None = None) -> tuple[list[Node], dict[str, Holding]]:
-    def load(tx: Transaction) -> tuple[list[Node], Holding]:
+    def load(tx: Tx) -> tuple[list[Node], Holding]:
         if name is None:
             return sorted(tx.nodes.all(), key=lambda node: node.name), tx.attempts.holding()
         node = tx.nodes.get(name)

@@ -16,7 +16,7 @@ from shoal.api.routing import Routes
 from shoal.errors import NotFound, SpecError
 from shoal.identity import Permission, check_member_grant
 from shoal.model.people import Membership, Project, Role
-from shoal.store import Transaction
+from shoal.store import Tx
 
 routes = Routes("projects")
 
@@ -27,7 +27,7 @@ async def list_projects(request: Request, query: Annotated[NoQuery, Query()]) ->
     call = call_of(request)
     visible = call.visible()
 
-    def load(tx: Transaction) -> list[tuple[Project, int]]:
+    def load(tx: Tx) -> list[tuple[Project, int]]:
         found = [p for p in tx.people.projects() if visible is None or p.name in visible]
         return [
             (project, tx.jobs.count_open(project.name)) for project in sorted(found, key=lambda p: p.name)
@@ -134,7 +134,7 @@ async def remove_member(
 async def _held(call: Call, project: str, user_name: str) -> Role | None:
     """The role somebody has in the project now."""
 
-    def load(tx: Transaction) -> Membership | None:
+    def load(tx: Tx) -> Membership | None:
         user = tx.people.user_by_name(user_name)
         return tx.people.membership(user.user_id, project) if user else None
 

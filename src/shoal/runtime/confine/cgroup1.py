@@ -21,7 +21,7 @@ class CgroupV1:
     tens of milliseconds to take; a child that has just been forked is one thread."""
 
     def __init__(self, bases: dict[str, str], name: str) -> None:
-        self._by_controller = {controller: f"{base}/shoal/{name}" for controller, base in bases.items()}
+        self._by_controller = {controller: f"{base}/shoal.{name}" for controller, base in bases.items()}
         self.paths = tuple(sorted(set(self._by_controller.values())))
 
     def make(self, order: Order) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Callable
 
 from shoal.errors import ShoalError, SpecError
 from shoal.runtime import kernel, spool, tree
 from shoal.runtime.confine import cgroup, cgroup1, cgroup2, rlimits, view
-from shoal.runtime.confine.detect import detect, find_bubblewrap
+from shoal.runtime.confine.detect import candidates, find_bubblewrap
+from shoal.runtime.confine.programs import job_path, programs
 from shoal.runtime.confine.sandbox import Sandbox, SandboxFailed
 from shoal.wire import Order
 
@@ -34,9 +34,9 @@ class Confinement:
     def __init__(self, order: Order, share: spool.Share, node_path: str) -> None:
         self._order = order
         self._share = share
-        self._node_path = node_path
-        self.words = detect() if order.confinement is None else order.confinement
+        self.words = candidates() if order.confinement is None else order.confinement
         self.uid = order.uid if "uid" in self.words else None
+        self.path = job_path(node_path, self.uid) if "bubblewrap" in self.words else node_path
         self.sandbox: Sandbox | None = None
         self._groups = self._choose_groups()
         self._mount_fds: list[int] = []
@@ -54,19 +54,35 @@ class Confinement:
             )
         if "bubblewrap" in self.words:
             self._start_sandbox()
-        elif any(mount.source != mount.target for mount in self._order.mounts):
-            raise CannotConfine(
-                "mounts need bubblewrap, which is not in use on this node", hint="shoal doctor"
-            )
-        elif self.uid is not None:
-            self._check_reachable()
         if self._groups is not None:
             spool.write_cgroups(self._share, self._groups.paths)
             self._groups.make(self._order)
         if self.sandbox is not None:
-            self.sandbox.wait_ready()
-        for fd in self._mount_fds:
-            os.close(fd)
+            self._wait_for_sandbox(self.sandbox)
+        if self.sandbox is None:
+            self._check_without_sandbox()
+
+    def _wait_for_sandbox(self, sandbox: Sandbox) -> None:
+        try:
+            sandbox.wait_ready()
+        except SandboxFailed:
+            if self._order.confinement is not None:
+                raise
+            # The program is there and may not be used, which `shoal nodes` has said all along.
+            self.sandbox = None
+            self.words = tuple(word for word in self.words if word != "bubblewrap")
+        finally:
+            for fd in self._mount_fds:
+                os.close(fd)
+            self._mount_fds.clear()
+
+    def _check_without_sandbox(self) -> None:
+        if any(mount.source != mount.target for mount in self._order.mounts):
+            raise CannotConfine(
+                "mounts need bubblewrap, which is not in use on this node", hint="shoal doctor"
+            )
+        if self.uid is not None:
+            self._check_reachable()
 
     def enter(self) -> None:
         """In a child that was just forked: take on every limit and leave every privilege. `OSError`: the
@@ -85,8 +101,7 @@ class Confinement:
         if self.sandbox is not None:
             supervisor = None
             self.sandbox.enter()
-            if self.sandbox.is_root:
-                kernel.drop_capabilities()
+            kernel.drop_capabilities()
         if self.uid is not None:
             os.setgroups([])
             os.setresgid(self.uid, self.uid, self.uid)
@@ -151,7 +166,7 @@ class Confinement:
             home=home,
             work=self._share.work,
             scratch=self._share.scratch,
-            keep=programs(self._node_path),
+            keep=programs(self.path),
             gpu_devices=gpu_devices(self._order),
             mounts=mounts,
         )
@@ -194,13 +209,6 @@ def open_as(source: str, uid: int | None) -> int:
         if uid is not None:
             os.seteuid(os.getuid())
             os.setegid(os.getgid())
-
-
-def programs(node_path: str) -> tuple[str, ...]:
-    """Directories with programs a rank may need though its user cannot reach them by itself."""
-    wanted = [sys.prefix, sys.base_prefix, *node_path.split(":")]
-    real = {os.path.realpath(path) for path in wanted if path.startswith("/") and os.path.isdir(path)}
-    return tuple(sorted(real - {"/"}))
 
 
 def gpu_devices(order: Order) -> tuple[str, ...]:

@@ -17,15 +17,19 @@ def detect() -> tuple[str, ...]:
     `affinity` (each process by itself) · `bubblewrap` (own processes, files and /tmp) · `uid` (another
     user for every project). Starts an empty sandbox for an instant, about 5 ms.
     """
-    words: list[str] = []
+    return tuple(word for word in candidates() if word != "bubblewrap" or has_bubblewrap())
+
+
+def candidates() -> tuple[str, ...]:
+    """Like `detect`, but bubblewrap is only looked for, not tried."""
     found = cgroup.here()
     if cgroup2.usable_base(found) is not None:
-        words.append("cgroup2")
+        words = ["cgroup2"]
     elif cgroup1.usable_bases(found) is not None:
-        words.append("cgroup1")
+        words = ["cgroup1"]
     else:
-        words += ["rlimits", "affinity"]
-    if has_bubblewrap():
+        words = ["rlimits", "affinity"]
+    if find_bubblewrap() is not None:
         words.append("bubblewrap")
     if os.geteuid() == 0:
         words.append("uid")

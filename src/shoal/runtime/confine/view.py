@@ -94,23 +94,28 @@ def _same(path: str) -> list[str]:
 
 def _way_to(path: str, empty: tuple[str, ...]) -> list[str]:
     """Directories that lead to `path` through an emptied one; bubblewrap's own would be closed to others."""
-    arguments: list[str] = []
     above = os.path.dirname(path)
+    steps: list[str] = []
     while any(is_within(above, top) and above != top for top in empty):
-        arguments = ["--perms", "0755", "--dir", above, *arguments]
+        steps.append(above)
         above = os.path.dirname(above)
-    return arguments
+    return _open_directories(steps)
+
+
+def _open_directories(steps: list[str]) -> list[str]:
+    return [word for step in reversed(steps) for word in ("--perms", "0755", "--dir", step)]
 
 
 def hidden_directories(uid: int | None, home: str, keep: tuple[str, ...]) -> list[str]:
     """Directories covered by an empty one: `home`, and those the job's user may not enter above `keep`."""
-    wanted = {home, *(above for path in keep for above in [_first_closed(path, uid)] if above is not None)}
+    wanted = {home, *(above for path in keep for above in [first_closed(path, uid)] if above is not None)}
     tops = [path for path in wanted if not any(is_within(path, other) for other in wanted if other != path)]
     # What lies below /tmp or /run is hidden already, by the sandbox's own.
     return sorted(path for path in tops if not any(is_within(path, own) for own in (*PRIVATE, "/run")))
 
 
-def _first_closed(path: str, uid: int | None) -> str | None:
+def first_closed(path: str, uid: int | None) -> str | None:
+    """The outermost directory above `path` that this user may not pass through."""
     parts = path.strip("/").split("/")
     for count in range(1, len(parts)):
         above = "/" + "/".join(parts[:count])
@@ -138,11 +143,12 @@ def _room_for(target: str, empty: tuple[str, ...]) -> list[str]:
     """
     if any(is_within(target, top) for top in empty):
         return _way_to(target, empty)
-    above = target
+    above, steps = target, []
     while not os.path.lexists(above):
         above = os.path.dirname(above)
-    if above in (target, "/"):
-        return []
+        steps.append(above)
+    if not steps or above == "/":
+        return _open_directories(steps[:-1])
     names = sorted(os.listdir(above))
     if len(names) > MAX_SIBLINGS:
         raise SpecError(
@@ -152,7 +158,7 @@ def _room_for(target: str, empty: tuple[str, ...]) -> list[str]:
     arguments = ["--tmpfs", above]
     for name in names:
         arguments += _same(f"{above}/{name}")
-    return arguments
+    return arguments + _open_directories(steps[:-1])
 
 
 def check_target(target: str, home: str) -> None:

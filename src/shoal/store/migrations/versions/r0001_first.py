@@ -8,10 +8,12 @@ from sqlalchemy import BigInteger, Column, Double, Integer, LargeBinary, Text, t
 revision = "0001"
 down_revision = None
 
+SERIAL = BigInteger().with_variant(Integer, "sqlite")
+WORDS = Text().with_variant(Text(collation="C"), "postgresql")
+
 OF_ARRAY = ("array_id", "submitted_at", "job_id", "project", "status", "owner", "name")
 PARTIAL_INDEXES = (
     ("jobs_by_array", "jobs", OF_ARRAY, "array_id IS NOT NULL"),
-    ("jobs_queued", "jobs", (text("priority DESC"), "submitted_at", "job_id"), "status = 'queued'"),
     ("events_by_project", "events", ("project", "seq"), "project IS NOT NULL"),
     ("events_by_job", "events", ("job_id", "seq"), "job_id IS NOT NULL"),
     ("events_by_node", "events", ("node", "seq"), "node IS NOT NULL"),
@@ -26,6 +28,7 @@ INDEXES = (
     ("jobs_by_project_status", "jobs", ("project", "status", "submitted_at", "job_id"), False),
     ("jobs_named", "jobs", ("name", "submitted_at", "job_id", "project", "status", "owner"), False),
     ("jobs_by_owner", "jobs", ("owner", "submitted_at", "job_id", "project", "status"), False),
+    ("jobs_by_urgency", "jobs", ("status", text("priority DESC"), "submitted_at", "job_id"), False),
     ("attempts_by_job", "attempts", ("job_id", "epoch"), True),
     ("attempts_by_state", "attempts", ("state", "attempt_id"), False),
     ("idempotency_keys_by_age", "idempotency_keys", ("at",), False),
@@ -82,105 +85,104 @@ def upgrade() -> None:
 def _create_work() -> None:
     op.create_table(
         "jobs",
-        Column("job_id", Text, primary_key=True),
-        Column("project", Text, nullable=False),
+        Column("job_id", WORDS, primary_key=True),
+        Column("project", WORDS, nullable=False),
         Column("number", BigInteger, nullable=False),
-        Column("name", Text, nullable=False),
-        Column("owner", Text, nullable=False),
+        Column("name", WORDS, nullable=False),
+        Column("owner", WORDS, nullable=False),
         Column("priority", BigInteger, nullable=False),
         Column("submitted_at", Double, nullable=False),
-        Column("array_id", Text),
-        Column("outcome", Text),
-        Column("status", Text, nullable=False),
-        Column("newest_attempt_id", Text),
+        Column("array_id", WORDS),
+        Column("outcome", WORDS),
+        Column("status", WORDS, nullable=False),
+        Column("newest_attempt_id", WORDS),
         Column("newest_epoch", BigInteger, nullable=False),
         Column("version", BigInteger, nullable=False),
-        Column("body", Text, nullable=False),
+        Column("body", WORDS, nullable=False),
     )
     op.create_table(
         "project_counters",
-        Column("project", Text, primary_key=True),
+        Column("project", WORDS, primary_key=True),
         Column("next_number", BigInteger, nullable=False),
         Column("open_jobs", BigInteger, nullable=False),
     )
     op.create_table(
         "attempts",
-        Column("attempt_id", Text, primary_key=True),
-        Column("job_id", Text, nullable=False),
+        Column("attempt_id", WORDS, primary_key=True),
+        Column("job_id", WORDS, nullable=False),
         Column("epoch", BigInteger, nullable=False),
-        Column("state", Text, nullable=False),
+        Column("state", WORDS, nullable=False),
         Column("version", BigInteger, nullable=False),
-        Column("body", Text, nullable=False),
+        Column("body", WORDS, nullable=False),
     )
     op.create_table(
         "nodes",
-        Column("name", Text, primary_key=True),
+        Column("name", WORDS, primary_key=True),
         Column("version", BigInteger, nullable=False),
-        Column("body", Text, nullable=False),
+        Column("body", WORDS, nullable=False),
     )
 
 
 def _create_events() -> None:
-    serial = BigInteger().with_variant(Integer, "sqlite")
     op.create_table(
         "events",
-        Column("seq", serial, primary_key=True, autoincrement=False),
-        Column("hash", Text, nullable=False),
+        Column("seq", SERIAL, primary_key=True, autoincrement=False),
+        Column("hash", WORDS, nullable=False),
         Column("at", Double, nullable=False),
-        Column("kind", Text, nullable=False),
-        Column("actor", Text, nullable=False),
-        Column("project", Text),
-        Column("job_id", Text),
-        Column("attempt_id", Text),
-        Column("node", Text),
-        Column("data", Text, nullable=False),
-        Column("request_id", Text),
+        Column("kind", WORDS, nullable=False),
+        Column("actor", WORDS, nullable=False),
+        Column("project", WORDS),
+        Column("job_id", WORDS),
+        Column("attempt_id", WORDS),
+        Column("node", WORDS),
+        Column("data", WORDS, nullable=False),
+        Column("request_id", WORDS),
     )
 
 
 def _create_people() -> None:
     op.create_table(
         "users",
-        Column("user_id", Text, primary_key=True),
-        Column("name", Text, nullable=False),
-        Column("body", Text, nullable=False),
+        Column("user_id", WORDS, primary_key=True),
+        Column("name", WORDS, nullable=False),
+        Column("body", WORDS, nullable=False),
     )
     op.create_table(
         "projects",
-        Column("name", Text, primary_key=True),
+        Column("name", WORDS, primary_key=True),
         Column("uid", BigInteger, nullable=False),
-        Column("body", Text, nullable=False),
+        Column("body", WORDS, nullable=False),
     )
     op.create_table(
         "memberships",
-        Column("user_id", Text, primary_key=True),
-        Column("project", Text, primary_key=True),
-        Column("role", Text, nullable=False),
+        Column("user_id", WORDS, primary_key=True),
+        Column("project", WORDS, primary_key=True),
+        Column("role", WORDS, nullable=False),
     )
     op.create_table(
         "tokens",
-        Column("token_id", Text, primary_key=True),
-        Column("user_id", Text, nullable=False),
-        Column("body", Text, nullable=False),
+        Column("token_id", WORDS, primary_key=True),
+        Column("user_id", WORDS, nullable=False),
+        Column("body", WORDS, nullable=False),
     )
 
 
 def _create_rest() -> None:
     op.create_table(
         "idempotency_keys",
-        Column("actor", Text, primary_key=True),
-        Column("key", Text, primary_key=True),
-        Column("fingerprint", Text, nullable=False),
+        Column("actor", WORDS, primary_key=True),
+        Column("key", WORDS, primary_key=True),
+        Column("fingerprint", WORDS, nullable=False),
         Column("answer", LargeBinary, nullable=False),
         Column("at", Double, nullable=False),
     )
     op.create_table(
         "secrets",
-        Column("job_id", Text, primary_key=True),
+        Column("job_id", WORDS, primary_key=True),
         Column("sealed", LargeBinary, nullable=False),
     )
     op.create_table(
         "meta",
-        Column("key", Text, primary_key=True),
-        Column("value", Text, nullable=False),
+        Column("key", WORDS, primary_key=True),
+        Column("value", WORDS, nullable=False),
     )

@@ -1,0 +1,189 @@
+"""What `shoal doctor` looks at on this machine. Changes nothing, needs no server."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import resource
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from shoal.cli.checkup import Finding, Level
+from shoal.cli.home import holder
+from shoal.cli.text import size
+from shoal.settings import DEFAULT_PORT, home_from_env
+
+LITTLE_BYTES, TOO_LITTLE_BYTES = 2 << 30, 100 << 20
+WANTED_FILES, NEEDED_FILES = 4096, 512
+RELEASED_AT = 1_760_000_000.0
+"""A clock before this version of Shoal is wrong."""
+SERVER_NEEDS = (
+    "alembic",
+    "anyio",
+    "fastapi",
+    "msgspec",
+    "pydantic",
+    "sqlalchemy",
+    "structlog",
+    "uvicorn",
+    "yaml",
+)
+
+
+def check_python() -> Finding:
+    told = f"Python {platform.python_version()} at {sys.executable}, SQLite {sqlite3.sqlite_version}"
+    missing = [name for name in SERVER_NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        return Finding(
+            "python", Level.BROKEN, f"{told}; not installed: {', '.join(missing)}", "`pip install shoal`"
+        )
+    return Finding("python", Level.OK, told)
+
+
+def check_home() -> Finding:
+    home = home_from_env()
+    place = next(path for path in (home, *home.parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        hint = "`export SHOAL_HOME=/a/directory/of/yours`"
+        return Finding("home", Level.BROKEN, f"cannot write in {place}: {error.strerror}", hint)
+    if home.exists() and home.stat().st_mode & 0o077:
+        return Finding("home", Level.WARN, f"others can look into {home}", f"`chmod 700 {home}`")
+    return Finding("home", Level.OK, f"{home} is writable")
+
+
+def check_disk() -> Finding:
+    home = home_from_env()
+    place = next(path for path in (home, *home.parents) if path.exists())
+    free = shutil.disk_usage(place).free
+    told = f"{size(free)} free where {home} is"
+    if free < TOO_LITTLE_BYTES:
+        return Finding("disk", Level.BROKEN, told, f"free some: `du -sh {home}/*`")
+    level = Level.WARN if free < LITTLE_BYTES else Level.OK
+    return Finding("disk", level, told, f"free some: `du -sh {home}/*`")
+
+
+def check_files() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    told = f"{soft} open files allowed"
+    if soft >= WANTED_FILES:
+        return Finding("files", Level.OK, told)
+    level = Level.BROKEN if soft < NEEDED_FILES else Level.WARN
+    return Finding(
+        "files", level, f"{told}; {WANTED_FILES} are wanted", f"`ulimit -n {min(hard, WANTED_FILES)}`"
+    )
+
+
+def check_clock() -> Finding:
+    now, before = time.time(), time.monotonic()
+    if now < RELEASED_AT:
+        stamp = time.strftime("%Y-%m-%d", time.gmtime(now))
+        return Finding(
+            "clock", Level.BROKEN, f"this machine believes it is {stamp}", "`timedatectl set-ntp true`"
+        )
+    drift = _sync_state()
+    if drift == "no":
+        return Finding("clock", Level.WARN, "the clock is not synchronised", "`timedatectl set-ntp true`")
+    is_sane = time.monotonic() >= before
+    return Finding("clock", Level.OK if is_sane else Level.BROKEN, time.strftime("%Y-%m-%d %H:%M:%S %Z"))
+
+
+def _sync_state() -> str:
+    """`yes`, `no`, or empty where nobody can tell."""
+    try:
+        command = ["timedatectl", "show", "-p", "NTPSynchronized", "--value"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=3, check=False).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def check_cgroups() -> Finding:
+    from shoal.runtime.confine.detect import detect
+
+    walls = [word for word in detect() if word.startswith("cgroup")]
+    if walls:
+        return Finding("cgroups", Level.OK, f"{walls[0]}: CPU, memory and process limits are enforced")
+    hint = "run `shoal up` as root, or under `systemd-run --user --scope -p Delegate=yes`"
+    return Finding("cgroups", Level.WARN, "not writable: limits by rlimits and affinity only", hint)
+
+
+def check_bwrap() -> Finding:
+    path = shutil.which("bwrap")
+    if path is None:
+        hint = "`apt install bubblewrap` (or dnf, pacman)"
+        return Finding("bwrap", Level.WARN, "not installed: jobs see each other's files and processes", hint)
+    command = [path, "--ro-bind", "/", "/", "--unshare-pid", "--proc", "/proc", "true"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    if done.returncode != 0:
+        hint = "`sysctl -w kernel.unprivileged_userns_clone=1`, or run `shoal up` as root"
+        return Finding("bwrap", Level.WARN, f"installed but refused: {done.stderr.strip()[:100]}", hint)
+    return Finding("bwrap", Level.OK, f"{path} works")
+
+
+def check_programs() -> Finding:
+    """Where jobs run as their project's own user, that user must be able to reach the programs on PATH."""
+    found = shutil.which("python3")
+    if os.getuid() != 0 or found is None:
+        return Finding("programs", Level.OK, f"jobs run as {os.getuid()} and see your programs")
+    closed = [path for path in Path(found).resolve().parents if not path.stat().st_mode & 0o001]
+    if closed:
+        told = f"jobs run as another user, who cannot enter {closed[-1]} where your python3 is"
+        return Finding(
+            "programs", Level.WARN, told, f"`chmod o+x {closed[-1]}`, or start jobs with `/usr/bin/python3`"
+        )
+    return Finding("programs", Level.OK, f"jobs can reach {found}")
+
+
+def check_port() -> Finding:
+    if holder(home_from_env()) is not None:
+        return Finding("port", Level.OK, "our own control plane is listening")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", DEFAULT_PORT))
+        except OSError as error:
+            told = f"127.0.0.1:{DEFAULT_PORT}: {error.strerror}; another one will be chosen"
+            return Finding("port", Level.WARN, told, f"see who has it: `ss -ltnp 'sport = :{DEFAULT_PORT}'`")
+    return Finding("port", Level.OK, f"127.0.0.1:{DEFAULT_PORT} is free")
+
+
+def check_gpus() -> Finding:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        has_driver = Path("/dev/nvidiactl").exists()
+        told = f"no NVIDIA GPU seen ({error})"
+        if has_driver:
+            return Finding(
+                "gpus", Level.BROKEN, f"{told}, though a driver is loaded", "`nvidia-smi` says more"
+            )
+        return Finding("gpus", Level.OK, f"{told}; try `shoal up --demo 4x8` for simulated ones")
+    try:
+        return Finding("gpus", Level.OK, f"{pynvml.nvmlDeviceGetCount()} NVIDIA GPUs")
+    finally:
+        pynvml.nvmlShutdown()
+
+
+MACHINE_CHECKS = (
+    check_python,
+    check_home,
+    check_disk,
+    check_files,
+    check_clock,
+    check_cgroups,
+    check_bwrap,
+    check_programs,
+    check_port,
+    check_gpus,
+)

@@ -1,0 +1,92 @@
+"""What `shoal doctor` looks at between this machine and the control plane it talks to."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import time
+from urllib.parse import urlsplit
+
+from shoal.cli.checkup import Finding, Level
+from shoal.cli.home import holder, load_remembered
+from shoal.cli.text import duration
+from shoal.client.connection import Connection
+from shoal.client.credentials import Credentials, find_endpoint
+from shoal.errors import ServerUnreachable, ShoalError, Unauthenticated
+from shoal.settings import home_from_env, merge_options
+
+SOON_S = 7 * 86400
+
+
+def check_database() -> Finding:
+    """Where PostgreSQL is configured: does something listen there, and is the driver installed."""
+    home = home_from_env()
+    url = merge_options({}, os.environ, load_remembered(home)).get("database_url", "")
+    if not url.startswith("postgresql"):
+        return Finding("database", Level.OK, url or f"sqlite in {home}")
+    parts = urlsplit(url)
+    place = f"{parts.hostname or 'localhost'}:{parts.port or 5432}"
+    try:
+        import psycopg  # noqa: F401 - only whether it is there
+    except ImportError:
+        hint = "`pip install 'shoal[postgres]'`"
+        return Finding("database", Level.BROKEN, "the PostgreSQL driver is not installed", hint)
+    try:
+        with socket.create_connection((parts.hostname or "localhost", parts.port or 5432), timeout=3):
+            return Finding("database", Level.OK, f"PostgreSQL listens at {place}")
+    except OSError as error:
+        hint = f"`pg_isready -h {parts.hostname or 'localhost'} -p {parts.port or 5432}`"
+        return Finding("database", Level.BROKEN, f"nobody answers at {place}: {error}", hint)
+
+
+def check_credentials() -> Finding:
+    path = Credentials(home_from_env()).path
+    if os.environ.get("SHOAL_TOKEN"):
+        return Finding("credentials", Level.OK, "SHOAL_TOKEN is set and used")
+    if not path.exists():
+        hint = "`shoal up` makes the first one, `shoal login URL` saves one"
+        return Finding("credentials", Level.WARN, "no token saved yet", hint)
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        return Finding("credentials", Level.BROKEN, f"others can read {path}", f"`chmod 600 {path}`")
+    return Finding(
+        "credentials", Level.OK, f"{len(Credentials(home_from_env()).load()['servers'])} saved in {path}"
+    )
+
+
+def check_server() -> Finding:
+    """Reachable, and does it know us."""
+    try:
+        endpoint = find_endpoint()
+    except ServerUnreachable as error:
+        return Finding("server", Level.WARN, error.message, error.hint or "`shoal up`")
+    is_ours = endpoint.is_local and holder(home_from_env()) is None
+    if is_ours:
+        return Finding("server", Level.BROKEN, "the control plane of this home is not running", "`shoal up`")
+    try:
+        with Connection(patience_s=2.0) as shoal:
+            me = shoal.me()
+    except Unauthenticated as error:
+        hint = f"`shoal login {'local' if endpoint.is_local else endpoint.url}` with a good token"
+        return Finding(
+            "server", Level.BROKEN, f"{endpoint.url} does not know your token: {error.message}", hint
+        )
+    except ShoalError as error:
+        return Finding("server", Level.BROKEN, error.message, error.hint or "`shoal up`")
+    return _about_token(
+        f"{endpoint.url} knows you as {me.get('user') or me.get('actor')}", me.get("token") or {}
+    )
+
+
+def _about_token(told: str, token: dict[str, object]) -> Finding:
+    expires = token.get("expires_at")
+    left = float(expires) - time.time() if isinstance(expires, int | float) else None
+    if left is not None and left < SOON_S:
+        told = f"{told}; the token ends in {duration(left)}"
+        return Finding(
+            "server", Level.WARN, told, "`shoal token create --lifetime 30d`, then `shoal login URL`"
+        )
+    return Finding("server", Level.OK, told)
+
+
+SERVER_CHECKS = (check_database, check_credentials, check_server)

@@ -1,0 +1,38 @@
+"""Shell completion: `shoal completion bash` prints a script, `shoal --install-completion` installs one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+from cyclopts import Parameter
+
+from shoal.cli.main import build_app
+from shoal.errors import SpecError
+
+Shell = Literal["bash", "zsh", "fish"]
+ShellName = Annotated[Shell | None, Parameter(help="bash, zsh or fish; the shell you are in if not given.")]
+
+
+def completion(shell: ShellName = None) -> int:
+    """Print a completion script, for example for `source <(shoal completion bash)`."""
+    print(build_app().generate_completion(prog_name="shoal", shell=shell or detect()))
+    return 0
+
+
+def install(shell: ShellName = None) -> int:
+    """Install completion for this user; says which file was written."""
+    chosen = shell or detect()
+    place = build_app().install_completion(shell=chosen, add_to_startup=chosen != "fish")
+    print(f"completion for {chosen} is in {place}; it works in new shells")
+    return 0
+
+
+def detect() -> Shell:
+    """The shell of this user, from `SHELL`."""
+    name = Path(os.environ.get("SHELL", "")).name
+    for shell in get_args(Shell):
+        if name == shell:
+            return shell  # type: ignore[no-any-return]
+    raise SpecError(f"no completion for shell `{name or 'unknown'}`", hint="`shoal completion bash`")

@@ -1,0 +1,129 @@
+"""Start the control plane of this home in the background and wait until it answers; stop it again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.cli.home import adopt_first_token, holder, load_remembered, prepare_home, remember
+from shoal.client.credentials import read_server_file
+from shoal.errors import ServerUnreachable, ShoalError, StateError
+from shoal.settings import Settings, load_settings, merge_options
+
+START_S = 60.0
+STOP_S = 60.0
+POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class Running:
+    """A control plane that answers. `first_token` is set once in a home's life."""
+
+    url: str
+    pid: int
+    was_running: bool
+    first_token: str | None = None
+
+
+class StartFailed(ShoalError):
+    """The server process ended before it listened; its own words were printed."""
+
+    code = "server.start_failed"
+    exit_code = 6
+
+
+def settings_for(flags: dict[str, str | None]) -> tuple[Settings, dict[str, str]]:
+    """Checked settings and the options behind them: flags, variables, else those of the last start."""
+    home = load_settings({}, {k: v for k, v in os.environ.items() if k in ("SHOAL_HOME", "HOME")}).home
+    options = merge_options(flags, os.environ, load_remembered(home))
+    return load_settings(options), options
+
+
+def start(flags: dict[str, str | None] | None = None) -> Running:
+    """The control plane of this home, started if it is not running. Returns when it answers."""
+    settings, options = settings_for(flags or {})
+    prepare_home(settings.home)
+    if holder(settings.home) is not None:
+        return _wait_for(settings.home, None)
+    remember(settings.home, options)
+    return _wait_for(settings.home, _spawn(settings, options))
+
+
+def stop(home: Path) -> int | None:
+    """Ask the control plane to end and wait until it has. None if none was running."""
+    pid = holder(home)
+    if not pid:
+        return None
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + STOP_S
+    while holder(home) == pid:
+        if time.monotonic() > deadline:
+            raise StateError(f"process {pid} still runs after {STOP_S:g} s", hint=f"`kill -9 {pid}` is safe")
+        time.sleep(POLL_S)
+    return pid
+
+
+def environment(options: dict[str, str], home: Path) -> dict[str, str]:
+    """What the server process is told: the options as variables, none of them in its argument list."""
+    told = {f"SHOAL_{name.upper()}": text for name, text in options.items()}
+    kept = {k: v for k, v in os.environ.items() if k not in ("SHOAL_TOKEN", "SHOAL_URL")}
+    return {**kept, **told, "SHOAL_HOME": str(home)}
+
+
+def _spawn(settings: Settings, options: dict[str, str]) -> subprocess.Popen[bytes]:
+    """A process of its own session: it outlives this command and its terminal."""
+    words = settings.home / "logs" / "control.err"
+    descriptor = os.open(words, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "shoal.cli.serve"],
+            env=environment(options, settings.home),
+            stdin=subprocess.DEVNULL,
+            stdout=descriptor,
+            stderr=descriptor,
+            cwd="/",
+            start_new_session=True,
+        )
+    finally:
+        os.close(descriptor)
+
+
+def _wait_for(home: Path, child: subprocess.Popen[bytes] | None) -> Running:
+    """Until the holder of the home has said where it listens. `child` None: somebody else started it."""
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        server = read_server_file(home)
+        pid = child.pid if child else holder(home)
+        if server and pid and server.get("pid") == pid:
+            return Running(server["url"], pid, child is None, adopt_first_token(home))
+        if child is not None and child.poll() is not None:
+            if child.returncode == StateError.exit_code and holder(home) is not None:
+                child = None  # another `shoal up` was faster: wait for that one
+                continue
+            raise _failure(home, child.returncode)
+        if child is None and pid is None:
+            raise _failure(home, None)
+        time.sleep(POLL_S)
+    raise ServerUnreachable(
+        f"the control plane did not answer within {START_S:g} s", hint=f"read {home / 'logs' / 'control.log'}"
+    )
+
+
+def _failure(home: Path, code: int | None) -> StartFailed:
+    """The server's own last words, as one error."""
+    words = home / "logs" / "control.err"
+    lines = words.read_text(encoding="utf-8", errors="replace").splitlines() if words.exists() else []
+    told = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    hints = [line.removeprefix("hint: ") for line in lines if line.startswith("hint: ")]
+    why = "; ".join(told) or (lines[-1] if lines else "it said nothing")
+    return StartFailed(
+        f"the control plane ended at once (exit code {code}): {why}",
+        hint=hints[-1] if hints else f"read {words}, or ask `shoal doctor`",
+    )

@@ -1,0 +1,112 @@
+"""The directory a control plane lives in: who holds it, what it was last started with.
+
+One process at a time holds `server.lock` for its whole life; the kernel lets go of it when that process
+dies, however it dies. So `is somebody running here` has one answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from shoal.client.credentials import LOCAL, Credentials, write_private
+from shoal.errors import SpecError, StateError
+
+LOCK = "server.lock"
+REMEMBERED = "options.json"
+
+
+def prepare_home(home: Path) -> None:
+    """Make the directory, for its owner alone. Raises `SpecError` if it cannot be used."""
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (home / "logs").mkdir(mode=0o700, exist_ok=True)
+        if home.stat().st_uid == os.getuid():
+            home.chmod(0o700)
+    except OSError as error:
+        raise SpecError(
+            f"cannot use {home}: {error.strerror}", hint="name another with `export SHOAL_HOME=DIR`"
+        ) from error
+
+
+def hold(home: Path) -> IO[str]:
+    """Take the home for this process; let go by closing. `StateError` if another process has it."""
+    file = (home / LOCK).open("a+", encoding="ascii")
+    # `holder` takes the lock for an instant to look: a short wait tells a look from a life.
+    for pause in (0.05, 0.1, 0.2, None):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError as error:
+            if pause is None:
+                file.close()
+                raise StateError(
+                    f"a control plane is already running in {home}", hint="see it with `shoal status`"
+                ) from error
+            time.sleep(pause)
+    file.seek(0)
+    file.truncate()
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file
+
+
+def holder(home: Path) -> int | None:
+    """The process that holds the home now; None if nobody does."""
+    try:
+        with (home / LOCK).open("r", encoding="ascii") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                text = file.read().strip()
+                return int(text) if text.isdigit() else 0
+    except OSError:
+        return None
+    return None
+
+
+def load_remembered(home: Path) -> dict[str, str]:
+    """The options of the last `shoal up`: a restart without flags brings the same cluster back."""
+    try:
+        told = json.loads((home / REMEMBERED).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {str(k): str(v) for k, v in told.items()} if isinstance(told, dict) else {}
+
+
+def remember(home: Path, options: dict[str, str]) -> None:
+    write_private(home / REMEMBERED, json.dumps(options, indent=2) + "\n")
+
+
+def write_server_file(home: Path, facts: dict[str, Any]) -> None:
+    """Tell clients and supervisors where the control plane listens. Whole or not at all."""
+    write_private(home / "server.json", json.dumps(facts) + "\n")
+
+
+def remove_server_file(home: Path, pid: int) -> None:
+    """On a clean end, take back what this process wrote; never what another one wrote since."""
+    path = home / "server.json"
+    with contextlib.suppress(OSError, ValueError):
+        if json.loads(path.read_text(encoding="utf-8")).get("pid") == pid:
+            path.unlink()
+
+
+def adopt_first_token(home: Path) -> str | None:
+    """The admin token of the very first start, saved for this user and handed out this once.
+
+    None at every later start: then this only makes the server of this home the one to talk to.
+    """
+    waiting, saved = home / "keys" / "first-token", Credentials(home)
+    try:
+        token = waiting.read_text(encoding="ascii").strip()
+    except OSError:
+        saved.use(LOCAL)
+        return None
+    saved.save(LOCAL, token)
+    waiting.unlink(missing_ok=True)
+    return token

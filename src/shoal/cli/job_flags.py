@@ -1,0 +1,95 @@
+"""The flags that describe a job: the names of the YAML fields, read and checked by `spec`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
+
+from cyclopts import Group, Parameter
+
+from shoal.cli.text import one_line
+from shoal.errors import SpecError
+
+NEEDS = Group("What it needs, on each node", sort_key=1)
+AGAIN = Group("When it fails", sort_key=2)
+Text = str | None
+Many = tuple[str, ...]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class JobFlags:
+    """Text as typed: `spec` alone knows what `32GB..` means."""
+
+    name: Annotated[Text, Parameter(name=["--name", "-n"], help="What to call it.")] = None
+    project: Annotated[Text, Parameter(name=["--project", "-p"], help="Whose it is.")] = None
+    queue: Annotated[Text, Parameter(help="Which queue.")] = None
+    priority: Annotated[
+        Text, Parameter(help="-1000 to 1000; higher goes first.", allow_leading_hyphen=True)
+    ] = None
+    time_limit: Annotated[Text, Parameter(help="Such as `2h`; stopped after that.")] = None
+    workdir: Annotated[Text, Parameter(help="Directory to send along, `''` for none; the current one.")] = (
+        None
+    )
+    setup: Annotated[Text, Parameter(help="A command to run first, once on each node.")] = None
+    env: Annotated[
+        Many, Parameter(name=["--env", "-e"], negative="", help="NAME=VALUE, or NAME as set here.")
+    ] = ()
+    secrets: Annotated[
+        Many, Parameter(name="--secret", negative="", help="NAME as set here; its value travels sealed.")
+    ] = ()
+    mounts: Annotated[Many, Parameter(name="--mount", negative="", help="SOURCE:TARGET[:ro].")] = ()
+    after: Annotated[
+        Many, Parameter(name="--after", negative="", help="Start after this job has succeeded.")
+    ] = ()
+    array: Annotated[Text, Parameter(help="Many jobs: `0..99`, `0-99%10`.")] = None
+    gpus: Annotated[Text, Parameter(group=NEEDS, help="`8`, `H100` or `H100:8`.")] = None
+    nodes: Annotated[Text, Parameter(group=NEEDS, help="How many nodes: `2` or `2..4`.")] = None
+    cpus: Annotated[Text, Parameter(group=NEEDS, help="`4`, `0.5` or `4+`.")] = None
+    memory: Annotated[Text, Parameter(group=NEEDS, help="`32GB` or `32GB..`.")] = None
+    disk: Annotated[Text, Parameter(group=NEEDS, help="`100GB`.")] = None
+    ranks_per_node: Annotated[
+        Text, Parameter(group=NEEDS, help="Processes; one for each GPU if not given.")
+    ] = None
+    topology: Annotated[Text, Parameter(group=NEEDS, help="All nodes within one of these, e.g. `rack`.")] = (
+        None
+    )
+    retry: Annotated[Text, Parameter(group=AGAIN, help="How often to try again.")] = None
+    retry_on: Annotated[
+        Many, Parameter(name="--retry-on", negative="", help="exit signal oom setup time_limit.", group=AGAIN)
+    ] = ()
+    retry_backoff: Annotated[Text, Parameter(group=AGAIN, help="Pause before the first retry; doubles.")] = (
+        None
+    )
+    log_rules: Annotated[
+        Many,
+        Parameter(
+            name="--log-rule", negative="", help="REGEX=exclude_node or REGEX=stop_retries.", group=AGAIN
+        ),
+    ] = ()
+    checkpoint: Annotated[Text, Parameter(group=AGAIN, help="Where the program keeps its checkpoints.")] = (
+        None
+    )
+    grace: Annotated[Text, Parameter(group=AGAIN, help="Time between SIGTERM and SIGKILL.")] = None
+    fence: Annotated[Text, Parameter(group=AGAIN, help="Silence after which a cut-off job stops itself.")] = (
+        None
+    )
+
+    def given(self) -> dict[str, Any]:
+        """The flags that were typed, by the spec's names."""
+        told = {field.name: getattr(self, field.name) for field in fields(self)}
+        told["env"] = tuple(filled(pair) for pair in self.env)
+        return {name: value for name, value in told.items() if value is not None and value != ()}
+
+
+NO_FLAGS = JobFlags()
+
+
+def filled(pair: str) -> str:
+    """`NAME` alone takes the value it has here."""
+    if "=" in pair:
+        return pair
+    if pair not in os.environ:
+        raise SpecError(f"`--env {one_line(pair)}`: not set here", hint=f"`--env {one_line(pair)}=VALUE`")
+    return f"{pair}={os.environ[pair]}"

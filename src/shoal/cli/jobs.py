@@ -1,0 +1,67 @@
+"""`shoal stop` and `shoal retry`: what one does to jobs that exist."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from shoal.cli.flags import JobRefs, JsonFlag, connect
+from shoal.cli.show import print_error, print_json
+from shoal.cli.text import one_line
+from shoal.client.handles import JobHandle
+from shoal.errors import ShoalError, SpecError
+
+
+def stop(
+    *jobs: JobRefs,
+    array: Annotated[str | None, Parameter(help="Stop every element of this array (`arr_...`).")] = None,
+    wait: Annotated[bool, Parameter(negative="", help="Return when they have ended.")] = False,
+    json: JsonFlag = False,
+) -> int:
+    """Stop jobs: SIGTERM, then after the job's `grace` the whole process tree is killed."""
+    with connect() as shoal:
+        if array:
+            shoal.stop_array(array)
+            if not json:
+                print(f"array {one_line(array)}: asked to stop")
+        elif not jobs:
+            raise SpecError("no job named", hint="`shoal stop JOB`, or `shoal stop --array ARRAY`")
+        done, code = _each(shoal.stop, jobs)
+        if wait:
+            done = [job.wait() for job in done]
+    _print(done, json=json)
+    return code
+
+
+def retry(*jobs: JobRefs, json: JsonFlag = False) -> int:
+    """Queue a new attempt of jobs that have ended."""
+    if not jobs:
+        raise SpecError("no job named", hint="`shoal retry JOB`")
+    with connect() as shoal:
+        done, code = _each(shoal.retry, jobs)
+    _print(done, json=json)
+    return code
+
+
+def _each(act: Callable[[str], JobHandle], refs: tuple[str, ...]) -> tuple[list[JobHandle], int]:
+    """Act on every job; one that fails is reported and does not stop the others."""
+    done, code = [], 0
+    for ref in refs:
+        try:
+            done.append(act(ref))
+        except ShoalError as error:
+            if len(refs) == 1:
+                raise
+            print_error(error)
+            code = code or error.exit_code
+    return done, code
+
+
+def _print(jobs: list[JobHandle], *, json: bool) -> None:
+    if json:
+        print_json([job.data for job in jobs])
+        return
+    for job in jobs:
+        print(f"{one_line(job.ref)}: {job.status}")

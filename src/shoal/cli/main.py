@@ -1,0 +1,149 @@
+"""The entry point: finds the command, runs it, and turns what went wrong into words and an exit code.
+
+Exit codes: 0 done · 1 `doctor` found something broken · 2 wrong request · 3 wrong moment · 4 not allowed ·
+5 refused by the engine · 6 unreachable · 70 a bug of ours · 130 interrupted. `run` returns the job's own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from shoal import __version__
+
+COMMANDS = {
+    "up": ("up:up", "Start the control plane of this machine in the background."),
+    "down": ("up:down", "Stop the control plane; running jobs run on."),
+    "status": ("status:status", "The cluster on one screen."),
+    "run": ("run:run", "Submit a job and follow it; returns the job's exit code."),
+    "queue": ("queue:queue", "List jobs."),
+    "logs": ("logs:logs", "Print or follow a job's output."),
+    "why": ("why:why", "Say why a job is not running, or how it ended."),
+    "stop": ("jobs:stop", "Stop jobs."),
+    "retry": ("jobs:retry", "Try ended jobs again."),
+    "nodes": ("nodes:app", "List nodes; cordon, drain, resume or declare them dead."),
+    "drain": ("nodes:drain", "Take a node out of work: its jobs are queued again."),
+    "resume": ("nodes:resume", "Give a cordoned, drained or dead node work again."),
+    "events": ("events:events", "What happened, in order."),
+    "audit": ("events:audit", "Who changed what; `--verify` checks the chain."),
+    "login": ("login:login", "Remember a server and a token."),
+    "project": ("project:app", "Projects, their quotas and members."),
+    "user": ("user:app", "Users and their roles."),
+    "token": ("token:app", "Tokens: create, list, revoke."),
+    "doctor": ("doctor:doctor", "Find what is wrong with this machine and say what to type."),
+    "completion": ("completion:completion", "Print a completion script for bash, zsh or fish."),
+}
+USAGE = {"run": "Usage: shoal run [FILE] [OPTIONS] [-- COMMAND [ARGS]]"}
+
+
+def build_app(called: str | None = None) -> Any:
+    """The command tree. Commands are named here and imported only when called.
+
+    The one that is `called` explains itself; the others are listed with their line above.
+    """
+    from cyclopts import App, Parameter
+
+    app = App(
+        name="shoal",
+        help="Many machines, one AI cluster. Start with `shoal up`, then `shoal run -- python train.py`.",
+        default_parameter=Parameter(show_default=False),
+        version=__version__,
+        version_flags=["--version"],
+        help_format="plaintext",
+        result_action="return_value",
+        exit_on_error=False,
+        print_error=False,
+        suppress_keyboard_interrupt=False,
+    )
+    for rank, (name, (place, summary)) in enumerate(COMMANDS.items()):
+        told = None if name == called else summary
+        more = {"usage": USAGE[name]} if name in USAGE else {}
+        app.command(f"shoal.cli.{place}", name=name, help=told, sort_key=rank, **more)
+    app.command("shoal.cli.completion:install", name="--install-completion", help="Install shell completion.")
+    return app
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one command and exit with its code."""
+    code = run_command(list(sys.argv[1:] if argv is None else argv))
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = _quiet_pipe()
+    sys.exit(code)
+
+
+def run_command(argv: list[str]) -> int:
+    """The exit code of `shoal ARGV`. Prints errors; raises nothing but `SystemExit`."""
+    if argv == ["--version"]:
+        print(f"shoal {__version__}")
+        return 0
+    from shoal.cli.show import note, print_error
+    from shoal.errors import ShoalError
+
+    try:
+        return _dispatch(argv)
+    except ShoalError as error:
+        print_error(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        note("interrupted")
+        return 130
+    except BrokenPipeError:
+        return _quiet_pipe()
+    except Exception as error:  # noqa: BLE001 - a person gets a sentence, never a traceback
+        return _explain_bug(error, argv)
+
+
+def _dispatch(argv: list[str]) -> int:
+    """Parse and call. What follows `--` is a program and never parsed."""
+    head, tail = argv, []
+    if "--" in argv:
+        head, tail = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
+    from cyclopts import CycloptsError
+
+    from shoal.errors import SpecError
+
+    try:
+        app = build_app(head[0] if head else None)
+        command, bound, extra = app.parse_args(head or ["--help"], exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        known = head[0] if head and head[0] in COMMANDS else None
+        told = " ".join(str(error).split())
+        raise SpecError(
+            told, hint=f"see `shoal {known} --help`" if known else "see `shoal --help`"
+        ) from error
+    if "program" in extra:
+        bound.arguments["program"] = tuple(tail)
+    elif tail:
+        raise SpecError("`--` belongs to `shoal run`", hint="`shoal run -- python train.py`")
+    return int(command(*bound.args, **bound.kwargs) or 0)
+
+
+def _quiet_pipe() -> int:
+    """Whoever read us is gone (`shoal logs | head`): leave without a word."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 0
+
+
+def _explain_bug(error: Exception, argv: list[str]) -> int:
+    import traceback
+
+    from shoal.cli.show import note
+    from shoal.client.credentials import write_private
+    from shoal.settings import home_from_env
+
+    note(f"error: unexpected {type(error).__name__}: {error}")
+    report = home_from_env() / "logs" / "cli-error.txt"
+    try:
+        write_private(report, f"shoal {argv[:1]} {__version__}\n{''.join(traceback.format_exception(error))}")
+        note(f"hint: this is a bug in Shoal; the details are in {report}")
+    except OSError:
+        note("hint: this is a bug in Shoal; see it with `python -X dev -m shoal.cli.main`")
+    return 70
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""`shoal queue`: jobs in a table that fits 80 columns, or live with `--watch`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from shoal.cli.flags import JsonFlag, connect
+from shoal.cli.show import print_json, screen_columns, table
+from shoal.cli.text import duration, one_line, shorten
+from shoal.client.connection import Connection
+from shoal.errors import ShoalError
+
+OPEN = ("queued", "starting", "running", "stopping")
+MAX_EXPLAINED = 20
+"""Each explanation is one more request: beyond a screenful nobody reads them."""
+WATCH_S = 2.0
+WIDE = 110
+"""Columns from which on the sentence says more than one word would."""
+
+
+def queue(
+    *,
+    project: Annotated[str | None, Parameter(name=["--project", "-p"], help="Only this project.")] = None,
+    status: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative="", help="Only these: queued starting running stopping succeeded failed cancelled."
+        ),
+    ] = (),
+    owner: Annotated[str | None, Parameter(help="Only this user's jobs.")] = None,
+    name: Annotated[str | None, Parameter(help="Only jobs of this name.")] = None,
+    everything: Annotated[
+        bool, Parameter(name=["--all", "-a"], negative="", help="Also jobs that have ended.")
+    ] = False,
+    limit: Annotated[int, Parameter(name=["--limit", "-n"], help="At most this many, the newest (50).")] = 50,
+    watch: Annotated[
+        bool, Parameter(name=["--watch", "-w"], negative="", help="Keep it up to date.")
+    ] = False,
+    json: JsonFlag = False,
+) -> int:
+    """List jobs, newest first: those that have not ended, or all with `--all`."""
+    wanted = status or (() if everything else OPEN)
+    with connect() as shoal:
+        while True:
+            jobs = list(shoal.jobs(project=project, status=wanted, owner=owner, name=name, limit=limit))
+            if json:
+                print_json(jobs)
+                return 0
+            draw(screen(shoal, jobs, limit, is_all=bool(everything or status)), is_live=watch)
+            if not watch:
+                return 0
+            time.sleep(WATCH_S)
+
+
+def draw(text: str, *, is_live: bool) -> None:
+    """Print; a live screen starts at the top left of an empty terminal."""
+    if is_live and sys.stdout.isatty():
+        print("\x1b[H\x1b[2J", end="")
+    print(text, flush=True)
+
+
+def screen(shoal: Connection, jobs: list[dict[str, Any]], limit: int, *, is_all: bool) -> str:
+    if not jobs:
+        return "no jobs" if is_all else "no open jobs (`shoal queue --all` lists the ended ones)"
+    now = time.time()
+    reasons = explanations(shoal, jobs)
+    rows = [row(job, now, reasons.get(job["job_id"], "")) for job in jobs]
+    text = table(("JOB", "NAME", "OWNER", "STATUS", "AGE", "NODES", "WHY"), rows, elastic="WHY")
+    return f"{text}\nthe newest {limit}; more with `--limit`" if len(jobs) == limit else text
+
+
+def row(job: dict[str, Any], now: float, reason: str) -> tuple[str, ...]:
+    return (
+        job["ref"],
+        shorten(one_line(job.get("name") or ""), 16),
+        shorten(one_line(job.get("owner") or ""), 8),
+        job["status"],
+        duration(now - job["submitted_at"]),
+        nodes_of(job),
+        reason or job.get("because") or "",
+    )
+
+
+def nodes_of(job: dict[str, Any]) -> str:
+    """The first node and how many more; for a job without nodes, how many it asks for."""
+    names = job.get("nodes") or []
+    if not names:
+        asked = (job.get("request") or {}).get("nodes")
+        return f"({asked})" if asked else "-"
+    more = f"+{len(names) - 1}" if len(names) > 1 else ""
+    return shorten(one_line(names[0]), 12) + more
+
+
+def explanations(shoal: Connection, jobs: list[dict[str, Any]]) -> dict[str, str]:
+    """Why each queued job waits, for the first screenful. A job that moved on meanwhile has none."""
+    found = {}
+    for job in [job for job in jobs if job["status"] == "queued"][:MAX_EXPLAINED]:
+        try:
+            told = shoal.why(job["job_id"])
+        except ShoalError:
+            continue
+        word = str((told.get("explanation") or {}).get("why") or "").replace("_", " ")
+        is_narrow = bool(word) and screen_columns() < WIDE
+        found[job["job_id"]] = word if is_narrow else str(told.get("sentence") or word)
+    return found

@@ -1,0 +1,104 @@
+"""The server process: `python -m shoal.cli.serve`, started by `shoal up` or by a service manager.
+
+Takes the home, opens the control plane, listens, then tells where in `server.json`. Configured by
+`SHOAL_*` variables alone: a database's password has no place in an argument list.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from urllib.parse import urlsplit
+
+import anyio
+
+from shoal.api.server import open_socket, serve
+from shoal.cli.home import adopt_first_token, hold, prepare_home, remove_server_file, write_server_file
+from shoal.cli.show import note, print_error
+from shoal.client.credentials import read_server_file
+from shoal.control import ControlPlane
+from shoal.errors import ShoalError, StateError
+from shoal.log import configure_log
+from shoal.settings import Settings, load_settings
+
+SWITCH_S = 0.0005
+"""The event loop and the store's writer hand work to each other: every submit would feel Python's 5 ms."""
+
+
+def main(*, is_foreground: bool = False) -> int:
+    """Serve until SIGTERM or SIGINT. What runs on the nodes runs on afterwards."""
+    try:
+        _run(is_foreground=is_foreground)
+    except ShoalError as error:
+        print_error(error)
+        return error.exit_code
+    except BaseExceptionGroup as group:
+        known = next((leaf for leaf in _leaves(group) if isinstance(leaf, ShoalError)), None)
+        if known is None:
+            raise
+        print_error(known)
+        return known.exit_code
+    return 0
+
+
+def _run(*, is_foreground: bool) -> None:
+    sys.setswitchinterval(SWITCH_S)
+    settings = load_settings()
+    prepare_home(settings.home)
+    with hold(settings.home):
+        configure_log(None if is_foreground else settings.log_file)
+        listener = listen(settings, is_fixed=bool(os.environ.get("SHOAL_LISTEN")))
+        # The port is known before the control plane opens: supervisors are told it with their orders.
+        settings = replace(settings, port=listener.getsockname()[1])
+        on_ready = partial(announce, settings, is_foreground=is_foreground)
+        try:
+            anyio.run(_serve, settings, listener, on_ready, backend_options={"use_uvloop": True})
+        finally:
+            remove_server_file(settings.home, os.getpid())
+
+
+async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable[[str], None]) -> None:
+    async with ControlPlane.open(settings) as plane:
+        await serve(settings, plane, listener=listener, on_ready=on_ready)
+
+
+def listen(settings: Settings, *, is_fixed: bool) -> socket.socket:
+    """A listening socket. Where no address was asked for: the last one, else the default, else any."""
+    if is_fixed:
+        return open_socket(settings)
+    before = urlsplit(str((read_server_file(settings.home) or {}).get("url", ""))).port
+    for port in (before, settings.port):
+        with contextlib.suppress(StateError):
+            if port:
+                return open_socket(replace(settings, port=port))
+    return open_socket(replace(settings, port=0))
+
+
+def announce(settings: Settings, url: str, *, is_foreground: bool) -> None:
+    """It answers: tell clients and supervisors where."""
+    facts: dict[str, str | int] = {"url": settings.url, "pid": os.getpid()}
+    if settings.tls_cert:
+        facts["tls_cert"] = str(settings.tls_cert)
+    write_server_file(settings.home, facts)
+    if is_foreground:
+        token = adopt_first_token(settings.home)
+        note(f"listening on {url}")
+        if token and sys.stderr.isatty():
+            note(f"admin token, shown this once: {token}")
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""How everything is printed: tables that fit, JSON for machines, errors with something to type.
+
+Plain text unless standard output is a terminal and `NO_COLOR` is unset; never wider than the terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from shoal.cli.text import one_line, shorten, width
+from shoal.errors import ShoalError, SpecError
+
+COLOURS = {
+    "succeeded": "32", "running": "32", "ready": "32", "ok": "32",
+    "starting": "33", "stopping": "33", "draining": "33", "cordoned": "33", "warn": "33",
+    "failed": "31", "dead": "31", "broken": "31",
+    "cancelled": "2",
+}  # fmt: skip
+
+
+def screen_columns() -> int:
+    """`COLUMNS`, else the terminal's width, else 80; a pipe gets 80 too unless `COLUMNS` says otherwise."""
+    return max(40, shutil.get_terminal_size((80, 24)).columns)
+
+
+def has_colour() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def paint(word: str, padded: str) -> str:
+    """`padded` in the colour of `word`, where colours are wanted."""
+    code = COLOURS.get(word)
+    return f"\x1b[{code}m{padded}\x1b[0m" if code and has_colour() else padded
+
+
+def print_json(data: Any) -> None:
+    """One JSON document, pure ASCII: nothing in it can reach the terminal as a control."""
+    print(json.dumps(data, indent=2, ensure_ascii=True, allow_nan=False))
+
+
+def print_json_line(data: Any) -> None:
+    """One JSON document on one line, flushed: for streams."""
+    print(json.dumps(data, ensure_ascii=True, allow_nan=False), flush=True)
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, elastic: str) -> str:
+    """Rows under `heads`; only the `elastic` column is cut to make the table fit the screen."""
+    cells = [[one_line(cell) for cell in row] for row in rows]
+    widths = [max([width(head), *(width(row[i]) for row in cells)]) for i, head in enumerate(heads)]
+    bend = list(heads).index(elastic)
+    over = sum(widths) + 2 * (len(widths) - 1) - screen_columns()
+    if over > 0:
+        widths[bend] = max(len(elastic), widths[bend] - over)
+    lines = ["  ".join(head.ljust(widths[i]) for i, head in enumerate(heads)).rstrip()]
+    for row in cells:
+        padded = []
+        for i, cell in enumerate(row):
+            short = shorten(cell, widths[i])
+            filled = short + " " * (widths[i] - width(short)) if i < len(row) - 1 else short
+            padded.append(paint(cell, filled))
+        lines.append("  ".join(padded).rstrip())
+    return "\n".join(shorten(line, screen_columns()) if "\x1b" not in line else line for line in lines)
+
+
+def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, elastic: str) -> None:
+    print(table(heads, rows, elastic=elastic))
+
+
+def note(text: str) -> None:
+    """A word to the person, beside the data: standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def print_error(error: ShoalError) -> None:
+    """`error:` for every problem, then one `hint:`."""
+    problems = error.problems if isinstance(error, SpecError) else (error.message,)
+    for problem in problems:
+        note(f"error: {one_line(problem)}")
+    if error.hint:
+        note(f"hint: {one_line(error.hint)}")
+    request_id = error.facts.get("request_id")
+    if error.status >= 500 and request_id:
+        note(f"      (request {one_line(request_id)}; see logs/control.log on the server)")

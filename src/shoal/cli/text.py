@@ -1,0 +1,92 @@
+"""Text from other people made safe and short enough for a terminal.
+
+Names and log lines may carry escape sequences that retitle, repaint or type into a terminal: nothing of
+that passes, in a pipe either.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Any
+
+ESCAPE = re.compile(
+    r"(?:\x1b\]|\x9d).*?(?:\x07|\x1b\\|\x9c|$)"  # OSC: titles, links, the clipboard
+    r"|(?:\x1b[PX^_]|[\x90\x98\x9e\x9f]).*?(?:\x1b\\|\x9c|$)"  # DCS, SOS, PM, APC
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"  # CSI: colours, cursor, screen
+    r"|\x1b[ -/]*[0-~]?",  # everything else that starts with ESC
+    re.DOTALL,
+)
+CONTROL = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f"
+    r"\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
+)
+"""C0 but tab and newline, DEL, C1, marks that reorder or hide text, lone surrogates."""
+
+
+def clean(text: object) -> str:
+    """`text` with every terminal control removed; tabs and newlines stay."""
+    return CONTROL.sub("", ESCAPE.sub("", str(text)))
+
+
+def one_line(text: object) -> str:
+    """Cleaned, and in one line: for table cells and sentences."""
+    return re.sub(r"[\t\n]+", " ", clean(text)).strip()
+
+
+def log_text(text: object) -> str:
+    """A log line as a terminal would have left it: what follows the last carriage return, cleaned."""
+    raw = str(text).rstrip("\r")
+    return clean(raw.rsplit("\r", 1)[-1])
+
+
+def width(text: str) -> int:
+    """Columns it takes: East Asian wide characters take two, combining marks none."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1
+        for char in text
+    )
+
+
+def shorten(text: str, columns: int) -> str:
+    """At most `columns` wide; what was cut is marked with `~`, which every terminal and font has."""
+    if width(text) <= columns:
+        return text
+    kept = ""
+    for char in text:
+        if width(kept + char) > columns - 1:
+            break
+        kept += char
+    return kept + "~" if columns > 0 else ""
+
+
+def duration(seconds: float | None) -> str:
+    """`7s`, `12m`, `3h05m`, `4d02h`: at most six characters for a year."""
+    if seconds is None:
+        return "-"
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s" if whole < 600 else f"{whole // 60}m"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def size(num_bytes: float | None) -> str:
+    """`512 MiB`, `1.5 GiB`."""
+    if num_bytes is None:
+        return "-"
+    amount, units = float(num_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while amount >= 1024 and len(units) > 1:
+        amount /= 1024
+        units.pop(0)
+    return f"{amount:.0f} {units[0]}" if amount >= 10 or amount == int(amount) else f"{amount:.1f} {units[0]}"
+
+
+def number(value: Any) -> str:
+    """`8` rather than `8.0`."""
+    return "-" if value is None else f"{value:g}"

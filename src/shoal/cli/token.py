@@ -1,0 +1,91 @@
+"""`shoal token`: make, list and revoke tokens. A token's text is printed once, when it is made."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+
+from shoal.cli.flags import JsonFlag, connect
+from shoal.cli.show import note, print_json, print_table
+from shoal.cli.text import duration, one_line
+from shoal.errors import SpecError
+
+app = App(name="token", help="Tokens: create, list, revoke.")
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+@app.default
+@app.command(name="list")
+def list_tokens(*, json: JsonFlag = False) -> int:
+    """List your tokens; an admin sees everybody's. Never their text."""
+    with connect() as shoal:
+        found = shoal.tokens.all()
+    if json:
+        print_json(found)
+        return 0
+    now = time.time()
+    rows = (
+        (t["id"], t["scope"], t.get("project") or "all", state(t, now), t.get("label") or "") for t in found
+    )
+    print_table(("TOKEN", "SCOPE", "PROJECT", "STATE", "LABEL"), rows, elastic="LABEL")
+    return 0
+
+
+@app.command
+def create(
+    *,
+    user: Annotated[str | None, Parameter(help="For this user; yourself if not given.")] = None,
+    scope: Annotated[
+        str | None, Parameter(help="The most it may do: viewer member lead operator admin.")
+    ] = None,
+    project: Annotated[
+        str | None, Parameter(name=["--project", "-p"], help="Good in this project alone.")
+    ] = None,
+    lifetime: Annotated[str | None, Parameter(help="Such as `12h` or `30d`; for ever if not given.")] = None,
+    label: Annotated[str, Parameter(help="What it is for.")] = "",
+    json: JsonFlag = False,
+) -> int:
+    """Make a token and print it: this once, on standard output alone."""
+    seconds = lifetime_s(lifetime) if lifetime else None
+    with connect() as shoal:
+        made = shoal.tokens.create(user=user, scope=scope, project=project, lifetime_s=seconds, label=label)
+    if json:
+        print_json(made)
+        return 0
+    print(made["text"])
+    note("shown this once; use it with `shoal login URL`, or as SHOAL_TOKEN")
+    return 0
+
+
+@app.command
+def revoke(
+    token_id: Annotated[str, Parameter(help="As `shoal token` lists it.")], *, json: JsonFlag = False
+) -> int:
+    """Make a token worthless from now on; open streams end too."""
+    with connect() as shoal:
+        shoal.tokens.revoke(token_id)
+    if json:
+        print_json({"id": token_id, "is_revoked": True})
+    else:
+        print(f"token {one_line(token_id)} revoked")
+    return 0
+
+
+def state(token: dict[str, Any], now: float) -> str:
+    if token.get("revoked_at"):
+        return "revoked"
+    expires = token.get("expires_at")
+    if expires is None:
+        return "good"
+    return f"good for {duration(expires - now)}" if expires > now else "expired"
+
+
+def lifetime_s(text: str) -> float:
+    """`90`, `12h`, `30d` in seconds."""
+    match = re.fullmatch(r"(\d{1,9})([smhdw]?)", text)
+    if not match:
+        raise SpecError(f"lifetime `{text}` is not a number with s, m, h, d or w", hint="`--lifetime 30d`")
+    return float(int(match[1]) * UNITS[match[2] or "s"])

@@ -1,0 +1,124 @@
+"""`shoal up` and `shoal down`: the control plane of this machine."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from shoal.cli import daemon
+from shoal.cli.flags import JsonFlag, connect
+from shoal.cli.home import holder, prepare_home, remember
+from shoal.cli.show import note, print_json
+from shoal.client.handles import JobHandle
+from shoal.errors import StateError
+from shoal.settings import home_from_env
+
+OPEN = ("queued", "starting", "running", "stopping")
+
+
+def up(
+    *,
+    demo: Annotated[
+        str | None, Parameter(help="Add simulated nodes with fake GPUs: `16x8`; `none` removes them.")
+    ] = None,
+    listen: Annotated[str | None, Parameter(help="HOST:PORT; 127.0.0.1:7462 if not given.")] = None,
+    database: Annotated[
+        str | None, Parameter(help="sqlite:///PATH or postgresql://...; a file in SHOAL_HOME if not given.")
+    ] = None,
+    tls_cert: Annotated[str | None, Parameter(help="Certificate file (PEM).")] = None,
+    tls_key: Annotated[str | None, Parameter(help="Its key file (PEM).")] = None,
+    behind_proxy: Annotated[
+        bool | None, Parameter(help="A proxy in front does TLS: needed to listen elsewhere without it.")
+    ] = None,
+    allowed_hosts: Annotated[
+        str | None, Parameter(help="Further names it answers to, comma-separated.")
+    ] = None,
+    mount_roots: Annotated[str | None, Parameter(help="Directories jobs may mount, comma-separated.")] = None,
+    foreground: Annotated[bool, Parameter(negative="", help="Stay in front, for a service manager.")] = False,
+    json: JsonFlag = False,
+) -> int:
+    """Start the control plane of this machine and wait until it answers.
+
+    Options are remembered: the next `shoal up` without them brings the same
+    cluster back. Loopback only, unless TLS or a proxy is declared.
+    """
+    flags = {
+        "demo": demo,
+        "listen": listen,
+        "database_url": database,
+        "tls_cert": os.path.abspath(tls_cert) if tls_cert else None,  # noqa: PTH100 - text for the server
+        "tls_key": os.path.abspath(tls_key) if tls_key else None,  # noqa: PTH100
+        "behind_proxy": None if behind_proxy is None else str(behind_proxy),
+        "allowed_hosts": allowed_hosts,
+        "mount_roots": mount_roots,
+    }
+    if foreground:
+        return _stay(flags)
+    running = daemon.start(flags)
+    if json:
+        facts = {"url": running.url, "pid": running.pid, "was_running": running.was_running}
+        print_json({**facts, "token": running.first_token})
+        return 0
+    announce(running)
+    if running.was_running and any(value is not None for value in flags.values()):
+        note("note: it was running already; these options apply after `shoal down` and `shoal up` with them")
+    if not running.was_running:
+        print("try   shoal run -- echo hello\n      shoal nodes\n      shoal queue --watch")
+    return 0
+
+
+def announce(running: daemon.Running) -> None:
+    """Where it is, and the admin token in the one moment it is known."""
+    word = "is already up" if running.was_running else "is up"
+    print(f"Shoal {word} at {running.url} (process {running.pid})")
+    if running.first_token:
+        print(f"admin token, shown this once: {running.first_token}")
+        print(f"      saved for you in {home_from_env() / 'credentials.json'}")
+
+
+def _stay(flags: dict[str, str | None]) -> int:
+    from shoal.cli import serve
+
+    settings, options = daemon.settings_for(flags)
+    prepare_home(settings.home)
+    pid = holder(settings.home)
+    if pid is not None:
+        raise StateError(
+            f"a control plane is already running here (process {pid})", hint="`shoal down` first"
+        )
+    remember(settings.home, options)
+    os.environ.update(daemon.environment(options, settings.home))
+    return serve.main(is_foreground=True)
+
+
+def down(
+    *,
+    jobs: Annotated[bool, Parameter(negative="", help="Stop every open job first, and wait for it.")] = False,
+    json: JsonFlag = False,
+) -> int:
+    """Stop the control plane of this machine.
+
+    Running jobs run on, and the next `shoal up` finds them again.
+    """
+    home = home_from_env()
+    stopped = _stop_jobs() if jobs and holder(home) is not None else []
+    pid = daemon.stop(home)
+    if json:
+        print_json({"was_running": pid is not None, "pid": pid, "stopped_jobs": stopped})
+    elif pid is None:
+        print(f"no control plane is running in {home}")
+    else:
+        print(f"Shoal is down (process {pid} ended)")
+        if not jobs:
+            print("running jobs run on; `shoal up` finds them again (`shoal down --jobs` stops them)")
+    return 0
+
+
+def _stop_jobs() -> list[str]:
+    with connect() as shoal:
+        handles = [JobHandle(shoal, job) for job in shoal.jobs(status=OPEN)]
+        for handle in handles:
+            handle.stop()
+        return [handle.wait().ref for handle in handles]

@@ -1,0 +1,195 @@
+"""Everything one can ask of a control plane except submitting: blocking calls, plain answers.
+
+Kept apart from `sdk` because submitting needs `spec`, whose imports `shoal queue` need not pay.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+from shoal.client.credentials import Endpoint, find_endpoint
+from shoal.client.handles import JobHandle
+from shoal.client.people import Projects, Tokens, Users, items_of
+from shoal.client.stream import StreamEvent, follow
+from shoal.client.transport import Transport, path_of
+from shoal.errors import NotFound, SpecError
+
+JobData = dict[str, Any]
+
+
+class Connection:
+    """A connection to one control plane. Not for use by two threads at once.
+
+    Without arguments it talks to the server that the `shoal` command talks to. `patience_s` is how long a
+    server that was there and is gone (a restart, say) is waited for.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        env: Mapping[str, str] = os.environ,
+        patience_s: float = 60.0,
+    ) -> None:
+        def locate() -> Endpoint:
+            return Endpoint(url.rstrip("/"), token) if url else find_endpoint(env)
+
+        self.env = env
+        self.transport = Transport(locate, patience_s=patience_s)
+        self.users = Users(self.transport)
+        self.projects = Projects(self.transport)
+        self.tokens = Tokens(self.transport)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.transport.close()
+
+    def jobs(
+        self,
+        *,
+        project: str | None = None,
+        status: tuple[str, ...] = (),
+        name: str | None = None,
+        owner: str | None = None,
+        array: str | None = None,
+        limit: int | None = None,
+    ) -> Iterator[JobData]:
+        """Jobs one may see, newest first, page by page as they are asked for; at most `limit`."""
+        params = {"project": project, "status": status, "name": name, "owner": owner, "array": array}
+        cursor, left = None, limit
+        while left is None or left > 0:
+            size = min(500, left) if left is not None else 500
+            page = self.transport.call(
+                "GET", path_of("jobs"), params={**params, "cursor": cursor, "limit": size}
+            )
+            yield from page["items"]
+            left = None if left is None else left - len(page["items"])
+            cursor = page.get("next_cursor")
+            if not cursor:
+                return
+
+    def job(self, ref: str) -> JobHandle:
+        """The job named `17`, `vision/17`, `job_...` or by name (the newest of that name)."""
+        return JobHandle(self, self.job_data(self.job_id(ref)))
+
+    def job_id(self, ref: str) -> str:
+        if ref.startswith("job_"):
+            return ref
+        found = self.transport.call("GET", path_of("jobs"), params={"ref": ref})["items"]
+        if not found:
+            raise NotFound(f"no job `{ref}`", hint="list what you can see with `shoal queue --all`")
+        if len(found) > 1:
+            names = ", ".join(job["ref"] for job in found[:5])
+            raise SpecError(
+                f"`{ref}` names {len(found)} jobs: {names}", hint="add the project: `PROJECT/NUMBER`"
+            )
+        return str(found[0]["job_id"])
+
+    def job_data(self, job_id: str) -> JobData:
+        """One job with its attempts, explanation and spec."""
+        return dict(self.transport.call("GET", path_of("jobs", job_id)))
+
+    def why(self, ref: str) -> dict[str, Any]:
+        return dict(self.transport.call("GET", path_of("jobs", self.job_id(ref), "why")))
+
+    def stop(self, ref: str) -> JobHandle:
+        """Ask for its end. Returns at once; `wait` to see it."""
+        return JobHandle(self, self.transport.call("POST", path_of("jobs", self.job_id(ref), "stop")))
+
+    def retry(self, ref: str) -> JobHandle:
+        """A new attempt of a job that has ended."""
+        return JobHandle(self, self.transport.call("POST", path_of("jobs", self.job_id(ref), "retry")))
+
+    def stop_array(self, array_id: str) -> None:
+        self.transport.call("POST", path_of("arrays", array_id, "stop"))
+
+    def wait(self, ref: str, timeout_s: float | None = None) -> JobHandle:
+        return self.job(ref).wait(timeout_s)
+
+    def logs(
+        self,
+        ref: str,
+        *,
+        follow: bool = False,
+        rank: int | None = None,
+        attempt: int | None = None,
+        tail: int | None = None,
+    ) -> Iterator[JobData]:
+        """Log lines, oldest first. With `follow`, of every attempt until the job has ended."""
+        if follow:
+            yield from (e.data for e in self.follow_logs(ref, rank=rank, tail=tail) if e.kind == "line")
+            return
+        path, cursor = path_of("jobs", self.job_id(ref), "logs"), None
+        while True:
+            params = {
+                "rank": rank,
+                "attempt": attempt,
+                "tail": tail if cursor is None else None,
+                "cursor": cursor,
+            }
+            page = self.transport.call("GET", path, params=params)
+            yield from page["items"]
+            if not page.get("next_cursor") or page["next_cursor"] == cursor:
+                return
+            cursor = page["next_cursor"]
+
+    def follow_logs(
+        self, ref: str, *, rank: int | None = None, tail: int | None = None
+    ) -> Iterator[StreamEvent]:
+        """`line`, `attempt` and finally one `end` event, through restarts of the server."""
+        path = path_of("jobs", self.job_id(ref), "logs", "stream")
+        for event in follow(self.transport, path, {"rank": rank, "tail": tail}):
+            yield event
+            if event.kind == "end":
+                return
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return items_of(self.transport, path_of("nodes"))
+
+    def node(self, name: str) -> dict[str, Any]:
+        return dict(self.transport.call("GET", path_of("nodes", name)))
+
+    def cordon(self, node: str, because: str = "") -> dict[str, Any]:
+        """No new work there; what runs, runs on."""
+        return self._decide(node, "cordon", because)
+
+    def drain(self, node: str, because: str = "") -> dict[str, Any]:
+        """No new work there; what runs is stopped and queued again."""
+        return self._decide(node, "drain", because)
+
+    def resume(self, node: str, because: str = "") -> dict[str, Any]:
+        return self._decide(node, "resume", because)
+
+    def declare_dead(self, node: str, because: str = "") -> dict[str, Any]:
+        """Assert that nothing runs there any more: its attempts are replaced at once."""
+        return self._decide(node, "declare-dead", because)
+
+    def events(self, *, after: int = 0, limit: int = 100, **filters: str | None) -> list[dict[str, Any]]:
+        """Events in order, after the one numbered `after`. Filters: `project job node kind`."""
+        params = {"after": after, "limit": limit, **filters}
+        return list(self.transport.call("GET", path_of("events"), params=params)["items"])
+
+    def follow_events(self, *, after: int | None = None) -> Iterator[dict[str, Any]]:
+        yield from (e.data for e in follow(self.transport, path_of("events", "stream"), {"after": after}))
+
+    def audit(self, *, after: int = 0, limit: int = 100) -> list[dict[str, Any]]:
+        return list(
+            self.transport.call("GET", path_of("audit"), params={"after": after, "limit": limit})["items"]
+        )
+
+    def verify_audit(self) -> dict[str, Any]:
+        return dict(self.transport.call("GET", path_of("audit", "verify")))
+
+    def status(self) -> dict[str, Any]:
+        return dict(self.transport.call("GET", path_of("status")))
+
+    def me(self) -> dict[str, Any]:
+        return dict(self.transport.call("GET", path_of("me")))
+
+    def _decide(self, node: str, verb: str, because: str) -> dict[str, Any]:
+        return dict(self.transport.call("POST", path_of("nodes", node, verb), json_body={"because": because}))

@@ -1,0 +1,126 @@
+"""Which server to talk to, and with which token: `credentials.json`, `server.json` and `SHOAL_*`.
+
+The file is 0600 and replaced whole. The server of this home has its own entry, `local`, because its
+address may change from start to start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import ServerUnreachable, SpecError
+from shoal.settings import home_from_env
+
+LOCAL = "local"
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where to send a request, and as whom. The token is kept out of `repr`."""
+
+    url: str
+    token: str | None
+    ca_file: str | None = None
+    is_local: bool = False
+
+    def __repr__(self) -> str:
+        return f"Endpoint({self.url!r}, token={'set' if self.token else 'none'})"
+
+
+class Credentials:
+    """Tokens of this user by server. Every change rewrites the file atomically."""
+
+    def __init__(self, home: Path) -> None:
+        self.path = home / "credentials.json"
+
+    def load(self) -> dict[str, Any]:
+        """`{"current": name, "servers": {name: {"token": ...}}}`; an absent file is an empty one."""
+        try:
+            told = json.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            told = {}
+        except (OSError, ValueError) as error:
+            raise SpecError(
+                f"cannot read {self.path}: {error}", hint=f"move it away: `mv {self.path} {self.path}.bad`"
+            ) from error
+        if not isinstance(told, dict) or not isinstance(told.get("servers", {}), dict):
+            raise SpecError(
+                f"{self.path} is not a credentials file",
+                hint=f"move it away: `mv {self.path} {self.path}.bad`",
+            )
+        return {"current": told.get("current"), "servers": told.get("servers", {})}
+
+    def token(self, server: str) -> str | None:
+        entry = self.load()["servers"].get(server)
+        token = entry.get("token") if isinstance(entry, dict) else None
+        return token if isinstance(token, str) else None
+
+    def save(self, server: str, token: str) -> None:
+        """Remember the token and talk to this server from now on."""
+        told = self.load()
+        told["servers"][server] = {"token": token}
+        self._write({**told, "current": server})
+
+    def use(self, server: str) -> None:
+        """Talk to this server from now on."""
+        told = self.load()
+        if told["current"] != server:
+            self._write({**told, "current": server})
+
+    def forget(self, server: str) -> None:
+        told = self.load()
+        told["servers"].pop(server, None)
+        self._write({**told, "current": None if told["current"] == server else told["current"]})
+
+    def _write(self, told: dict[str, Any]) -> None:
+        write_private(self.path, json.dumps(told, indent=2) + "\n")
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace `path` durably with a file only its owner can read. Readers see the old text or the new."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def read_server_file(home: Path) -> dict[str, Any] | None:
+    """What the control plane of this home wrote when it last listened; it may be gone since."""
+    try:
+        told = json.loads((home / "server.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return told if isinstance(told, dict) and isinstance(told.get("url"), str) else None
+
+
+def find_endpoint(env: Mapping[str, str] = os.environ) -> Endpoint:
+    """`SHOAL_URL`, else the server last logged in to, else the one of this home.
+
+    Raises `ServerUnreachable` when there is none. `SHOAL_TOKEN` overrides the saved token.
+    """
+    home = home_from_env(env)
+    saved = Credentials(home)
+    override = env.get("SHOAL_TOKEN") or None
+    name = env.get("SHOAL_URL") or saved.load()["current"] or LOCAL
+    if name != LOCAL:
+        return Endpoint(name.rstrip("/"), override or saved.token(name.rstrip("/")))
+    server = read_server_file(home)
+    if server is None:
+        raise ServerUnreachable(
+            f"no control plane has been started in {home}",
+            hint="start one with `shoal up`, or name one with `shoal login URL`",
+        )
+    return Endpoint(server["url"], override or saved.token(LOCAL), server.get("tls_cert"), is_local=True)

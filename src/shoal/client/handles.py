@@ -1,0 +1,123 @@
+"""What `submit` gives back: a job or an array one can wait for, read, stop and try again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from shoal.errors import LimitReached
+
+if TYPE_CHECKING:
+    from shoal.client.connection import Connection
+
+ENDED = ("succeeded", "failed", "cancelled")
+FIRST_POLL_S, LAST_POLL_S = 0.1, 2.0
+
+
+class JobHandle:
+    """One job as last heard of; `refresh` asks again. `data` is the API's own answer."""
+
+    def __init__(self, shoal: Connection, data: dict[str, Any], *, was_repeated: bool = False) -> None:
+        self._shoal = shoal
+        self.data = data
+        self.was_repeated = was_repeated
+
+    def __repr__(self) -> str:
+        return f"JobHandle({self.ref!r}, {self.status!r})"
+
+    @property
+    def job_id(self) -> str:
+        return str(self.data["job_id"])
+
+    @property
+    def ref(self) -> str:
+        """How people name it: `vision/17`."""
+        return str(self.data["ref"])
+
+    @property
+    def name(self) -> str:
+        return str(self.data["name"])
+
+    @property
+    def status(self) -> str:
+        """`queued starting running stopping`, then `succeeded failed cancelled`."""
+        return str(self.data["status"])
+
+    @property
+    def is_ended(self) -> bool:
+        return self.status in ENDED
+
+    @property
+    def exit_code(self) -> int | None:
+        code = self.data.get("exit_code")
+        return None if code is None else int(code)
+
+    @property
+    def because(self) -> str:
+        """One sentence about how it ended; empty until then."""
+        return str(self.data.get("because") or "")
+
+    def refresh(self) -> JobHandle:
+        self.data = self._shoal.job_data(self.job_id)
+        return self
+
+    def wait(self, timeout_s: float | None = None) -> JobHandle:
+        """Block until the job has ended. `LimitReached` after `timeout_s`; the job runs on."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        pause = FIRST_POLL_S
+        while not self.refresh().is_ended:
+            if deadline is not None and time.monotonic() + pause > deadline:
+                raise LimitReached(
+                    f"job {self.ref} is still {self.status} after {timeout_s:g} s",
+                    hint=f"it runs on; look with `shoal why {self.ref}`",
+                )
+            time.sleep(pause)
+            pause = min(pause * 1.5, LAST_POLL_S)
+        return self
+
+    def logs(self, *, follow: bool = False, rank: int | None = None) -> Iterator[dict[str, Any]]:
+        """Its lines: `at node rank stream text`. With `follow`, until the job has ended."""
+        return self._shoal.logs(self.job_id, follow=follow, rank=rank)
+
+    def why(self) -> dict[str, Any]:
+        return self._shoal.why(self.job_id)
+
+    def stop(self) -> JobHandle:
+        self.data = self._shoal.stop(self.job_id).data
+        return self
+
+    def retry(self) -> JobHandle:
+        self.data = self._shoal.retry(self.job_id).data
+        return self
+
+
+class ArrayHandle:
+    """The elements of one array. `jobs` holds the first hundred as submitted; `all` asks for every one."""
+
+    def __init__(self, shoal: Connection, array_id: str, count: int, jobs: list[JobHandle]) -> None:
+        self._shoal = shoal
+        self.array_id = array_id
+        self.count = count
+        self.jobs = jobs
+
+    def __repr__(self) -> str:
+        return f"ArrayHandle({self.array_id!r}, count={self.count})"
+
+    def all(self) -> list[JobHandle]:
+        """Every element, in the order of their indices."""
+        found = [JobHandle(self._shoal, job) for job in self._shoal.jobs(array=self.array_id)]
+        return sorted(found, key=lambda job: int((job.data.get("array") or {}).get("index", 0)))
+
+    def wait(self) -> list[JobHandle]:
+        """Block until every element has ended."""
+        pause = FIRST_POLL_S
+        while True:
+            jobs = self.all()
+            if all(job.is_ended for job in jobs):
+                return jobs
+            time.sleep(pause)
+            pause = min(pause * 1.5, LAST_POLL_S)
+
+    def stop(self) -> None:
+        self._shoal.stop_array(self.array_id)

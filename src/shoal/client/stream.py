@@ -1,0 +1,70 @@
+"""Server-sent events that survive the server: a lost stream is taken up again where it broke."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.client.transport import Lost, Params, Transport
+from shoal.errors import ServerUnreachable, ShoalError
+
+MAX_LINE = 4 << 20
+
+
+@dataclass(frozen=True)
+class StreamEvent:
+    """One event: its kind (`line`, `attempt`, `end`, ...), the decoded data and where it was."""
+
+    kind: str
+    data: Any
+    id: str | None
+
+
+def follow(transport: Transport, path: str, params: Params | None = None) -> Iterator[StreamEvent]:
+    """Every event from now on, each once, over as many connections as it takes.
+
+    Reconnects with Last-Event-ID while the transport's patience lasts, counted anew from each event.
+    The caller stops when it has seen the end; the stream itself never ends by itself.
+    """
+    last_id: str | None = None
+    pauses = transport.pauses()
+    while True:
+        try:
+            with transport.open_stream(path, params, last_id) as response:
+                for event in read_events(response):
+                    last_id = event.id if event.id is not None else last_id
+                    pauses = transport.pauses()
+                    yield event
+            lost: BaseException = ConnectionResetError("the stream ended early")
+        except Lost as error:
+            lost = error
+        except ShoalError as error:
+            if error.status != ServerUnreachable.status:
+                raise
+            lost = error
+        if transport.is_hopeless(lost) or not next(pauses, False):
+            raise lost if isinstance(lost, ShoalError) else transport.unreachable(lost) from lost
+
+
+def read_events(response: http.client.HTTPResponse) -> Iterator[StreamEvent]:
+    """The events of one connection, until it closes. An event cut off in the middle is not delivered."""
+    kind, last_id = "message", None
+    data: list[str] = []
+    while raw := response.readline(MAX_LINE):
+        line = raw.decode("utf-8", "replace").rstrip("\r\n")
+        if not line:
+            if data:
+                yield StreamEvent(kind, json.loads("\n".join(data)), last_id)
+            kind, data = "message", []
+            continue
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if field == "event":
+            kind = value
+        elif field == "data":
+            data.append(value)
+        elif field == "id":
+            last_id = value

@@ -1,0 +1,219 @@
+"""One connection to a control plane: keep-alive, TLS, idempotent retries, problem documents as errors.
+
+Built on `http.client` for its start-up cost (docs/decisions/0002). Every mutation carries an
+Idempotency-Key, the same over its retries, so repeating a call whose answer was lost is always safe.
+Not for use by two threads at once.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import ssl
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import IO, Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from shoal import __version__
+from shoal.client.credentials import Endpoint
+from shoal.client.problems import error_from
+from shoal.errors import ServerUnreachable, SpecError
+
+TIMEOUT_S = 60.0
+BUSY_PATIENCE_S = 10.0
+"""How long a 503 is asked again: longer, and the person would rather be told."""
+SAFE = ("GET", "HEAD")
+
+Params = Mapping[str, Any]
+Answer = tuple[http.client.HTTPResponse, bytes]
+Lost = (OSError, http.client.HTTPException)
+
+
+def backoff() -> Iterator[float]:
+    """Pauses before each further try: none first (a keep-alive that the server closed), then growing."""
+    yield 0.0
+    pause = 0.1
+    while True:
+        yield pause
+        pause = min(pause * 1.6, 2.0)
+
+
+def path_of(*parts: str) -> str:
+    """`/v1/...` with every part escaped, so that a name can never become another path."""
+    return "/v1/" + "/".join(quote(part, safe="") for part in parts)
+
+
+class Transport:
+    """`locate` is asked again after every loss: a restarted control plane may have another address."""
+
+    def __init__(
+        self,
+        locate: Callable[[], Endpoint],
+        *,
+        patience_s: float = 60.0,
+        sleep: Callable[[float], None] = time.sleep,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._locate = locate
+        self._patience_s = patience_s
+        self._sleep = sleep
+        self._monotonic = monotonic
+        self._connection: http.client.HTTPConnection | None = None
+        self._endpoint: Endpoint | None = None
+        self._has_been_reached = False
+
+    @property
+    def endpoint(self) -> Endpoint:
+        if self._endpoint is None:
+            self._endpoint = self._locate()
+        return self._endpoint
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Params | None = None,
+        json_body: Any = None,
+        file: IO[bytes] | None = None,
+        key: str | None = None,
+    ) -> Any:
+        """The decoded answer, or the error it stands for. Blocks at most about `patience_s` on a lost server.
+
+        A mutation that raises `ServerUnreachable` may have happened; calling with the same `key` finds out.
+        """
+        headers = {"Accept": "application/json"}
+        body: Any = None
+        if method not in SAFE:
+            headers["Idempotency-Key"] = key or os.urandom(16).hex()
+        if json_body is not None:
+            body = json.dumps(json_body).encode()
+            headers["Content-Type"] = "application/json"
+        elif file is not None:
+            body = file
+            headers["Content-Type"] = "application/x-tar"
+            headers["Content-Length"] = str(file.seek(0, 2))
+        response, data = self._until_answered(method, _target(path, params), body, headers)
+        if response.status >= 400:
+            raise error_from(response.status, data, self.endpoint.url)
+        try:
+            return json.loads(data) if data else None
+        except ValueError as error:
+            raise error_from(response.status, data, self.endpoint.url) from error
+
+    @contextmanager
+    def open_stream(
+        self, path: str, params: Params | None, last_event_id: str | None
+    ) -> Iterator[http.client.HTTPResponse]:
+        """One connection of its own to an event stream. Raises `Lost` as it is: the reader retries."""
+        headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
+        if last_event_id is not None:
+            headers["Last-Event-ID"] = last_event_id
+        self._endpoint = self._locate()
+        with closing(self._connect(self._endpoint)) as connection:
+            connection.request("GET", _target(path, params), headers=self._with_identity(headers))
+            with connection.getresponse() as response:
+                if response.status >= 400:
+                    raise error_from(response.status, response.read(), self._endpoint.url)
+                self._has_been_reached = True
+                yield response
+
+    def pauses(self, *, patience_s: float | None = None) -> Iterator[bool]:
+        """Each step waits before one more try; it is over when patience, counted from the first step, is."""
+        deadline = self._monotonic() + (self._patience_s if patience_s is None else patience_s)
+        for pause in backoff():
+            if self._monotonic() + pause > deadline:
+                return
+            self._sleep(pause)
+            yield True
+
+    def unreachable(self, error: BaseException) -> ServerUnreachable:
+        """`error` as a sentence for people."""
+        url = self._endpoint.url if self._endpoint else "the server"
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return ServerUnreachable(
+                f"cannot trust {url}: {error.verify_message}",
+                hint="name the authority's certificate: `export SSL_CERT_FILE=/path/to/ca.pem`",
+            )
+        hint = (
+            "start it with `shoal up`"
+            if self._endpoint and self._endpoint.is_local
+            else "look with `shoal doctor`"
+        )
+        told = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        return ServerUnreachable(f"no answer from {url}: {told}", hint=hint)
+
+    def is_hopeless(self, error: BaseException) -> bool:
+        """A server never reached that takes no connection is not there: waiting helps nobody."""
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return True
+        somebody_is_there = isinstance(
+            error, ConnectionResetError | BrokenPipeError | http.client.HTTPException
+        )
+        return not self._has_been_reached and not somebody_is_there
+
+    def _until_answered(self, method: str, target: str, body: Any, headers: dict[str, str]) -> Answer:
+        pauses, busy_pauses = self.pauses(), self.pauses(patience_s=BUSY_PATIENCE_S)
+        while True:
+            try:
+                answer = self._once(method, target, body, headers)
+            except Lost as error:
+                self.close()
+                if self.is_hopeless(error) or not next(pauses, False):
+                    raise self.unreachable(error) from error
+                self._endpoint = self._locate()
+                continue
+            if answer[0].status != 503 or not next(busy_pauses, False):
+                return answer
+
+    def _once(self, method: str, target: str, body: Any, headers: dict[str, str]) -> Answer:
+        if self._connection is None:
+            self._connection = self._connect(self.endpoint)
+        if hasattr(body, "seek"):
+            body.seek(0)
+        try:
+            self._connection.request(method, target, body=body, headers=self._with_identity(headers))
+        except (BrokenPipeError, ConnectionResetError):
+            # A server that refuses an upload answers before it has read it all: the answer says why.
+            if not hasattr(body, "seek"):
+                raise
+        response = self._connection.getresponse()
+        data = response.read()
+        self._has_been_reached = True
+        if response.will_close:
+            self.close()
+        return response, data
+
+    def _with_identity(self, headers: dict[str, str]) -> dict[str, str]:
+        token = self.endpoint.token
+        identity = {"User-Agent": f"shoal/{__version__}"}
+        if token:
+            identity["Authorization"] = f"Bearer {token}"
+        return {**headers, **identity}
+
+    def _connect(self, endpoint: Endpoint) -> http.client.HTTPConnection:
+        parts = urlsplit(endpoint.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise SpecError(
+                f"server address `{endpoint.url}` is not http://HOST[:PORT] or https://HOST[:PORT]",
+                hint="name it again: `shoal login https://HOST:PORT`",
+            )
+        if parts.scheme == "http":
+            return http.client.HTTPConnection(parts.hostname, parts.port, timeout=TIMEOUT_S)
+        context = ssl.create_default_context()
+        if endpoint.ca_file:
+            context.load_verify_locations(endpoint.ca_file)
+        return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=TIMEOUT_S, context=context)
+
+
+def _target(path: str, params: Params | None) -> str:
+    given = [(k, v) for k, v in (params or {}).items() if v is not None and v != ()]
+    return f"{path}?{urlencode(given, doseq=True)}" if given else path

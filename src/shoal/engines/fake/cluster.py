@@ -1,0 +1,187 @@
+"""The fake cluster itself: what really happens, whoever looks.
+
+It outlives the `FakeEngine` objects that talk to it, as a real cluster outlives a control plane. Tests
+and simulations cut, power off and strike it here, and read here what is true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from shoal.clock import Clock
+from shoal.engines.base import Submission
+from shoal.engines.fake.script import Act, Script, always
+from shoal.engines.fake.share import NEVER, Share, Stage
+from shoal.model.node import NodeFacts
+from shoal.wire import EndKind, Order, Renewal, RenewalAnswer
+
+
+class SentRenewal(msgspec.Struct, frozen=True, kw_only=True):
+    """A renewal on its way. Whoever carries it may lose, delay or repeat it."""
+
+    renewal: Renewal
+    sent_at: float
+
+
+class FakeCluster:
+    """Nodes, and the shares on them. `settle` brings it up to the clock; every other verb settles first."""
+
+    def __init__(self, nodes: Iterable[NodeFacts], *, clock: Clock, script: Script | None = None) -> None:
+        self.clock = clock
+        self.script = script or always(Act())
+        self.facts = {facts.name: facts for facts in nodes}
+        self.native_ids: dict[str, str] = {}
+        """Every attempt ever taken, forgotten ones too."""
+        self._shares: dict[tuple[str, str], Share] = {}
+        self._kept: dict[tuple[str, str], Share] = {}
+        self._cut: set[str] = set()
+        self._off: set[str] = set()
+
+    def settle(self) -> None:
+        """Let everything happen that is due by now, each share by itself."""
+        now, ahead = self._times()
+        for share in self._shares.values():
+            share.live_until(now, ahead)
+
+    def next_event_at(self) -> float | None:
+        """The next monotonic reading at which a share does something by itself, or None."""
+        at = min((share.next_at() for share in self._shares.values()), default=NEVER)
+        return None if at == NEVER else at
+
+    def running(self) -> list[Order]:
+        """The truth: shares whose supervisor or ranks live now, seen or not."""
+        self.settle()
+        return [s.order for s in self._shares.values() if s.stage in (Stage.CLAIMED, Stage.STARTED)]
+
+    def take(self, submission: Submission, delay_s: float = 0.0) -> str:
+        """Send every order to its node, once; an attempt already taken is left as it is."""
+        self.settle()
+        known = self.native_ids.get(submission.attempt_id)
+        if known is not None:
+            return known
+        native_id = self.native_ids[submission.attempt_id] = f"fake-{len(self.native_ids) + 1}"
+        now, ahead = self._times()
+        for order in submission.orders:
+            share = Share(order, self.script(order), native_id, now + delay_s)
+            self._shares[order.attempt_id, order.node] = share
+            if order.node in self._off:
+                share.end(now, ahead, share.lost(now + ahead, f"node {order.node} is powered off"))
+        self.settle()
+        return native_id
+
+    def shares(self, attempt_id: str | None = None) -> list[Share]:
+        """Shares not forgotten, oldest first."""
+        self.settle()
+        return [s for (owner, _), s in self._shares.items() if attempt_id in (None, owner)]
+
+    def stop(self, attempt_id: str, grace_s: float, delay_s: float = 0.0) -> None:
+        """Reaches the shares on nodes that are not cut off."""
+        now = self.clock.monotonic()
+        for share in self.shares(attempt_id):
+            if share.order.node not in self._cut:
+                share.stop(now + delay_s, grace_s)
+        self.settle()
+
+    def forget(self, attempt_id: str) -> None:
+        """Keeps it when anything of it may still run."""
+        shares = self.shares(attempt_id)
+        if all(share.stage is Stage.ENDED for share in shares):
+            for share in shares:
+                key = (attempt_id, share.order.node)
+                self._kept[key] = self._shares.pop(key)
+
+    def log(self, attempt_id: str, node: str) -> tuple[bytes, bool]:
+        """The log so far, and whether it is complete."""
+        self.settle()
+        share = self._shares.get((attempt_id, node)) or self._kept.get((attempt_id, node))
+        return (share.log, share.stage is Stage.ENDED) if share else (b"", True)
+
+    # What happens to nodes and shares from outside.
+
+    def cut(self, node: str) -> None:
+        """Partition a node off: what runs there runs on, unseen, and its renewals are lost."""
+        self.settle()
+        self._cut.add(node)
+
+    def heal(self, node: str) -> None:
+        self.settle()
+        self._cut.discard(node)
+
+    def is_cut(self, node: str) -> bool:
+        return node in self._cut
+
+    def power_off(self, node: str) -> None:
+        """Everything on the node is gone, and the engine knows that it is."""
+        self._off.add(node)
+        for share in self.shares():
+            if share.order.node == node:
+                self._lose(share, f"node {node} was powered off")
+
+    def power_on(self, node: str) -> None:
+        self.settle()
+        self._off.discard(node)
+
+    def is_off(self, node: str) -> bool:
+        return node in self._off
+
+    def kill_supervisor(self, attempt_id: str, node: str) -> None:
+        """The supervisor dies without a word and its ranks with it; a share already over stays as it is."""
+        for share in self.shares(attempt_id):
+            if share.order.node == node and share.stage is not Stage.SENT:
+                self._lose(share, "its supervisor is gone")
+
+    def kill_rank(self, attempt_id: str, node: str, signal: int = 9) -> None:
+        """A rank dies by a signal that is not ours, and its supervisor says so."""
+        now, ahead = self._times()
+        for share in self.shares(attempt_id):
+            if share.order.node == node and share.stage is Stage.STARTED:
+                rank = share.order.node_rank * share.order.ranks_per_node
+                told = share.lost(now + ahead, f"rank {rank} got signal {signal}")
+                told = msgspec.structs.replace(told, kind=EndKind.SIGNALED, signal=signal, rank=rank)
+                share.end(now, ahead, told)
+
+    # The lease, carried by whoever simulates the network.
+
+    def renewals(self) -> list[SentRenewal]:
+        """Renewals the supervisors send now; those of cut-off nodes are lost on the way."""
+        self.settle()
+        now = self.clock.monotonic()
+        sent = []
+        for share in self._shares.values():
+            renewal = share.renewal(now)
+            if renewal is not None and share.order.node not in self._cut:
+                sent.append(SentRenewal(renewal=renewal, sent_at=now))
+        return sent
+
+    def answer(self, sent: SentRenewal, answer: RenewalAnswer) -> None:
+        """The control plane's answer reaches the supervisor, unless its node is cut off."""
+        share = self._asker(sent)
+        if share is not None:
+            share.renewed(sent.sent_at)
+            if answer.should_stop:
+                share.stop(self.clock.monotonic(), answer.grace_s)
+                self.settle()
+
+    def reject(self, sent: SentRenewal) -> None:
+        """The control plane calls the attempt stale: it fences itself at once."""
+        share = self._asker(sent)
+        if share is not None:
+            share.renewed(sent.sent_at)
+            share.fence(self.clock.monotonic())
+            self.settle()
+
+    def _asker(self, sent: SentRenewal) -> Share | None:
+        self.settle()
+        node = sent.renewal.node
+        return None if node in self._cut else self._shares.get((sent.renewal.attempt_id, node))
+
+    def _lose(self, share: Share, message: str) -> None:
+        now, ahead = self._times()
+        share.end(now, ahead, share.lost(now + ahead, message))
+
+    def _times(self) -> tuple[float, float]:
+        """The monotonic reading, and what turns one into a date."""
+        now = self.clock.monotonic()
+        return now, self.clock.now() - now

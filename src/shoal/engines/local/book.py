@@ -1,0 +1,217 @@
+"""Which attempts there are: the spool's directories, and what was learned from them so far.
+
+    spool/live/<attempt_id>/<node>/   taken and not forgotten
+    spool/kept/<attempt_id>/<node>/   forgotten: logs and outcomes stay
+    spool/draft/  spool/trash/        half made and half removed; nothing there runs
+
+An attempt appears in `live` whole, by one rename, and leaves it by another.
+"""
+
+# The spool names its files by strings: a supervisor starts without pathlib.
+# ruff: noqa: PTH104
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import msgspec
+
+from shoal.engines.base import Observation
+from shoal.engines.local.states import ShareKey
+from shoal.engines.refusal import is_name
+from shoal.runtime import spool
+from shoal.wire import NodeOutcome, Order
+
+TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
+
+
+class ShareView:
+    """One share and what cannot change about it any more. `guard` is held by whoever acts on it."""
+
+    def __init__(self, attempt_id: str, node: str, directory: Path) -> None:
+        self.share = spool.Share(directory)
+        self.key = ShareKey(attempt_id, node)
+        self.guard = threading.Lock()
+        self.order: Order | None = None
+        self.started: spool.Started | None = None
+        self.is_claimed = False
+        self.child: int | None = None
+        """The supervisor we spawned last, if this process did."""
+        self.kill_at: float | None = None
+        """Monotonic: when a stop becomes a kill."""
+        self.lost: NodeOutcome | None = None
+        """The end we found for it, on disk or not."""
+        self.end: Observation | None = None
+        """Set once its end is on disk: nothing about it changes any more."""
+
+    def read_order(self) -> Order | None:
+        """The order, read at most once. `msgspec.DecodeError`: the file is not an order."""
+        if self.order is None:
+            self.order = spool.read_order(self.share)
+            if self.order is not None:
+                self.key = ShareKey(self.key.attempt_id, self.key.node, self.order.epoch)
+        return self.order
+
+    def port(self) -> int | None:
+        """The port its ranks may use; None once it is over, or where its order cannot be read."""
+        if self.end is not None:
+            return None
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            order = self.read_order()
+            return order.master_port if order else None
+        return None
+
+
+Views = dict[str, ShareView]
+
+
+class Book:
+    """Blocking, and safe to use from several threads."""
+
+    def __init__(self, home: Path) -> None:
+        root = home / "spool"
+        self.live, self.kept, self.draft, self.trash = (
+            root / name for name in ("live", "kept", "draft", "trash")
+        )
+        for folder in (home, root, self.live, self.kept, self.draft, self.trash):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._attempts: dict[str, Views] = {}
+        self._guard = threading.Lock()
+        self._numbers = itertools.count(1)
+
+        self._is_read = False
+        for draft in self.draft.iterdir():
+            remove_tree(draft)
+
+    def empty_trash(self) -> None:
+        """Remove what a crash left half removed. May take long."""
+        for entry in self.trash.iterdir():
+            remove_tree(entry)
+
+    def all(self) -> list[ShareView]:
+        """Every share taken and not forgotten, oldest attempt first."""
+        with self._guard:
+            with os.scandir(self.live) as entries:
+                names = sorted(entry.name for entry in entries if is_name(entry.name))
+            self._attempts = {name: self._views(name) for name in names}
+            self._is_read = True
+            return self._flat()
+
+    def known(self) -> list[ShareView]:
+        """As `all`, from memory: complete but for what somebody else did to the directory."""
+        with self._guard:
+            if self._is_read:
+                return self._flat()
+        return self.all()
+
+    def find(self, attempt_id: str) -> Views:
+        """The attempt's shares by node; none where it is unknown or forgotten."""
+        if not is_name(attempt_id) or not (self.live / attempt_id).is_dir():
+            return {}
+        with self._guard:
+            views = self._attempts[attempt_id] = self._views(attempt_id)
+            return views
+
+    def is_kept(self, attempt_id: str) -> bool:
+        """Whether it was here once and has been forgotten."""
+        return is_name(attempt_id) and (self.kept / attempt_id).is_dir()
+
+    def place(self, attempt_id: str, node: str) -> spool.Share | None:
+        """Where a share's files are now, live or kept."""
+        if is_name(attempt_id) and is_name(node):
+            # Forgetting moves it from the first place to the second: look in that order.
+            for folder in (self.live, self.kept):
+                directory = folder / attempt_id / node
+                if directory.is_dir():
+                    return spool.Share(directory)
+        return None
+
+    def add(self, orders: tuple[Order, ...], archive_path: str | None) -> Views:
+        """Write every order durably; the attempt is there with all of them or not at all."""
+        attempt_id = orders[0].attempt_id
+        draft = self.draft / f"{attempt_id}.{next(self._numbers)}"
+        draft.mkdir(mode=0o700)
+        try:
+            for order in orders:
+                (draft / order.node).mkdir(mode=0o700)
+                share = spool.Share(draft / order.node)
+                if archive_path is not None:
+                    _link_or_copy(archive_path, share.archive)
+                spool.write_order(share, order)
+            spool.sync_directory(draft)
+            draft.rename(self.live / attempt_id)
+        except OSError as error:
+            remove_tree(draft)
+            if error.errno not in TAKEN:
+                raise
+        spool.sync_directory(self.live)
+        return self.find(attempt_id)
+
+    def keep(self, attempt_id: str) -> None:
+        """Move it from `live` to `kept` and throw away what its ranks worked in. May be repeated."""
+        rubbish = []
+        for node, view in self.find(attempt_id).items():
+            for path in (view.share.work, view.share.archive):
+                thrown = self.trash / f"{attempt_id}.{node}.{next(self._numbers)}"
+                with contextlib.suppress(FileNotFoundError):
+                    os.rename(path, thrown)
+                    rubbish.append(thrown)
+        with contextlib.suppress(FileNotFoundError):
+            (self.live / attempt_id).rename(self.kept / attempt_id)
+        with self._guard:
+            self._attempts.pop(attempt_id, None)
+        for thrown in rubbish:
+            remove_tree(thrown)
+
+    def _flat(self) -> list[ShareView]:
+        return [view for views in self._attempts.values() for view in views.values()]
+
+    def _views(self, attempt_id: str) -> Views:
+        known = self._attempts.get(attempt_id)
+        if known:
+            return known
+        try:
+            with os.scandir(self.live / attempt_id) as entries:
+                nodes = sorted(entry.name for entry in entries if entry.is_dir())
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        return {node: ShareView(attempt_id, node, self.live / attempt_id / node) for node in nodes}
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+            raise
+        shutil.copyfile(source, target)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a file or a tree that a job may have filled with anything. Follows no link."""
+    if path.is_symlink() or not path.is_dir():
+        with contextlib.suppress(OSError):
+            path.unlink()
+        return
+    shutil.rmtree(path, ignore_errors=True)
+    if path.exists():
+        _open_up(path)
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _open_up(path: Path) -> None:
+    """Make every directory writable: jobs leave read-only ones behind, and not everybody is root."""
+    with contextlib.suppress(OSError):
+        path.chmod(0o700)
+    for above, names, _ in os.walk(path):
+        for name in names:
+            inner = Path(above, name)
+            with contextlib.suppress(OSError):
+                if not inner.is_symlink():
+                    inner.chmod(0o700)

@@ -1,0 +1,259 @@
+"""The local engine: the seven verbs over the spool of one machine.
+
+Every verb is one trip to a worker thread, since disks may block; none waits for a job.
+"""
+
+# The spool names its files by strings: a supervisor starts without pathlib.
+# ruff: noqa: PTH110, PTH112, PTH113
+
+from __future__ import annotations
+
+import os
+import threading
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from shoal.clock import Clock
+from shoal.engines.base import LogChunk, Observation, Sight, Submission
+from shoal.engines.local.book import Book, ShareView, Views
+from shoal.engines.local.client import Children, free_port, read_words
+from shoal.engines.local.inventory import take_inventory
+from shoal.engines.local.parse import MAX_LINE, whole_lines
+from shoal.engines.local.render import (
+    complete_orders,
+    detect_command,
+    supervisor_command,
+    supervisor_environment,
+)
+from shoal.engines.local.simulated import SimulatedNodes
+from shoal.engines.local.states import native_id
+from shoal.engines.local.watch import Watch
+from shoal.engines.refusal import refuse_malformed
+from shoal.errors import EngineRefused, EngineUnreachable
+from shoal.model.node import NodeFacts
+from shoal.wire import Credentials
+
+T = TypeVar("T")
+
+MAX_THREADS = 8
+MAX_PAGE = 4 << 20
+MAX_CREDENTIALS = 1 << 20
+"""What an unprivileged process may put in a pipe (fs.pipe-max-size)."""
+
+
+class LocalEngine:
+    """One per SHOAL_HOME. Thrown away and made anew it finds everything in the spool again."""
+
+    name = "local"
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        clock: Clock,
+        server_file: Path,
+        simulated: SimulatedNodes | None = None,
+        confinement: tuple[str, ...] | None = None,
+    ) -> None:
+        """`confinement`: only these of the ways to confine a job; None: all that work here."""
+        self._home = home.absolute()
+        self._server_file = str(server_file.absolute())
+        self._simulated = simulated
+        self._confinement = confinement
+        self._book = Book(self._home)
+        self._watch = Watch(clock)
+        self._children = Children()
+        self._threads = anyio.CapacityLimiter(MAX_THREADS)
+        self._guard = threading.Lock()
+        self._looking = threading.Lock()
+        self._promised: set[int] = set()
+        self._has_emptied_trash = False
+        self._facts: dict[str, NodeFacts] = {}
+        self.remarks: tuple[str, ...] = ()
+        """What was not found on this machine, and why; filled by the first look at its nodes."""
+
+    async def submit(self, submission: Submission) -> str:
+        return await self._ask(lambda: self._submit(submission))
+
+    async def cancel(self, attempt_id: str, grace_s: float) -> None:
+        await self._ask(lambda: self._cancel(attempt_id, grace_s))
+
+    async def list_owned(self) -> list[Observation]:
+        return await self._ask(self._list_owned)
+
+    async def forget(self, attempt_id: str) -> None:
+        """Does nothing while something of it may still run: then it stays listed."""
+        await self._ask(lambda: self._forget(attempt_id))
+
+    async def nodes(self) -> list[NodeFacts]:
+        """This machine first, then the simulated nodes. Looked at once, since its parts do not change."""
+        return list((await self._ask(self._nodes)).values())
+
+    async def read_log(self, attempt_id: str, node: str, offset: int, limit: int) -> LogChunk:
+        return await self._ask(lambda: self._read_log(attempt_id, node, offset, limit))
+
+    async def close(self) -> None:
+        """Supervisors need no parent: there is nothing to end."""
+        self._children.reap()
+
+    async def _ask(self, work: Callable[[], T]) -> T:
+        try:
+            return await anyio.to_thread.run_sync(work, limiter=self._threads)
+        except OSError as error:
+            raise EngineUnreachable(
+                f"the local engine could not use {self._home}: {error.strerror or error}",
+                hint="shoal doctor",
+                errno=error.errno,
+            ) from error
+
+    def _submit(self, submission: Submission) -> str:
+        attempt_id = submission.attempt_id
+        if self._book.is_kept(attempt_id):
+            return native_id(attempt_id)
+        views = self._book.find(attempt_id) or self._take(submission)
+        for view in views.values():
+            self._spawn(view, submission.credentials.get(view.key.node, Credentials()))
+        return native_id(attempt_id)
+
+    def _take(self, submission: Submission) -> Views:
+        """Check it and write its orders. Nothing is started, and after an error nothing will be."""
+        nodes = self._nodes()
+        refuse_malformed(submission, nodes)
+        archive_path = _archive_of(submission)
+        for credentials in submission.credentials.values():
+            _refuse_large(credentials)
+        address = nodes[submission.orders[0].node].address
+        port = self._promise_port(address, submission.attempt_id)
+        try:
+            orders = complete_orders(submission, address, port, self._confinement)
+            return self._book.add(orders, archive_path)
+        finally:
+            # From here on the order itself tells that the port is taken.
+            with self._guard:
+                self._promised.discard(port)
+
+    def _promise_port(self, address: str, attempt_id: str) -> int:
+        views = self._book.known()
+        with self._guard:
+            used = {port for view in views if (port := view.port()) is not None}
+            port = free_port(address, used | self._promised, zlib.crc32(attempt_id.encode()))
+            self._promised.add(port)
+            return port
+
+    def _spawn(self, view: ShareView, credentials: Credentials) -> None:
+        """Start a supervisor unless the share is claimed or one of ours is on its way."""
+        with view.guard:
+            if os.path.exists(view.share.claimed):
+                return
+            if view.child is not None and self._children.is_running(view.child):
+                return
+            view.child = self._children.spawn(
+                supervisor_command(view.share.directory),
+                supervisor_environment(os.environ, self._server_file),
+                view.share.errors,
+                msgspec.json.encode(credentials),
+            )
+
+    def _cancel(self, attempt_id: str, grace_s: float) -> None:
+        failure: OSError | None = None
+        for view in self._book.find(attempt_id).values():
+            try:
+                self._watch.stop(view, max(grace_s, 0.0))
+            except OSError as error:
+                # A share that cannot be reached must not keep the others from being stopped.
+                failure = error
+        self._children.reap()
+        if failure is not None:
+            raise failure
+
+    def _list_owned(self) -> list[Observation]:
+        self._children.reap()
+        if not self._has_emptied_trash:
+            self._has_emptied_trash = True
+            self._book.empty_trash()
+        looks = (self._watch.look(view) for view in self._book.all())
+        return [look for look in looks if look is not None]
+
+    def _forget(self, attempt_id: str) -> None:
+        views = self._book.find(attempt_id)
+        looks = [self._watch.look(view) for view in views.values()]
+        if views and all(look is not None and look.sight is Sight.ENDED for look in looks):
+            self._book.keep(attempt_id)
+
+    def _nodes(self) -> dict[str, NodeFacts]:
+        with self._looking:
+            if not self._facts:
+                remarks = self._choose_confinement()
+                walls = " ".join(self._confinement or ())
+                found = take_inventory(self._home, walls)
+                simulated = self._simulated.facts(walls) if self._simulated else []
+                self.remarks = (*found.remarks, *remarks)
+                self._facts = {facts.name: facts for facts in (found.facts, *simulated)}
+            return self._facts
+
+    def _choose_confinement(self) -> tuple[str, ...]:
+        """Find out once what works here, so that no supervisor has to. Remarks, where it could not be."""
+        if self._confinement is not None:
+            return ()
+        environment = supervisor_environment(os.environ, self._server_file)
+        words, because = read_words(detect_command(), environment)
+        # Without an answer the orders name none, and every supervisor finds out for itself.
+        self._confinement = words or None
+        return () if words else (f"what confines jobs here is not known: {because}",)
+
+    def _read_log(self, attempt_id: str, node: str, offset: int, limit: int) -> LogChunk:
+        offset, limit = max(offset, 0), min(max(limit, 1), MAX_PAGE)
+        share = self._book.place(attempt_id, node)
+        if share is None:
+            return LogChunk(data=b"", next_offset=offset, is_complete=True)
+        # Asked before reading: once there is an outcome, the log does not grow.
+        is_ended = os.path.exists(share.outcome)
+        data, size = _read_at(share.log, offset, limit + MAX_LINE)
+        if not os.path.isdir(share.directory):
+            # Forgotten meanwhile, which happens once: it is in its other place now.
+            return self._read_log(attempt_id, node, offset, limit)
+        is_last = offset + len(data) >= size
+        page, length = whole_lines(data, limit, is_final=is_ended and is_last)
+        is_complete = is_ended and offset + length >= size
+        return LogChunk(data=page, next_offset=offset + length, is_complete=is_complete)
+
+
+def _read_at(path: str, offset: int, length: int) -> tuple[bytes, int]:
+    """Bytes of the file from `offset`, and how long it is; a file that is not there is empty."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return b"", 0
+    try:
+        size = os.fstat(fd).st_size
+        return os.pread(fd, length, offset), size
+    finally:
+        os.close(fd)
+
+
+def _archive_of(submission: Submission) -> str | None:
+    """The snapshot that goes with the orders; refuses orders whose snapshot is not there."""
+    digest, path = submission.orders[0].archive_digest, submission.archive_path
+    if digest is None:
+        return None
+    if path is None or not os.path.isfile(path):
+        raise EngineRefused(
+            f"attempt {submission.attempt_id} needs the archive {digest}, which is not at {path}",
+            hint="submit the job again",
+        )
+    return path
+
+
+def _refuse_large(credentials: Credentials) -> None:
+    size = len(msgspec.json.encode(credentials))
+    if size > MAX_CREDENTIALS:
+        raise EngineRefused(
+            f"the job's secrets take {size} bytes; the most is {MAX_CREDENTIALS}",
+            hint="put large secrets in a file and mount it",
+        )

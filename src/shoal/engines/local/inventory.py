@@ -1,0 +1,123 @@
+"""What this machine has: CPUs, memory, disk, and GPUs as NVML lists them.
+
+A machine without NVIDIA's driver has no GPUs, which is a remark and not an error: every reason for
+finding nothing is kept in words.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pynvml
+
+from shoal.engines.refusal import is_name
+from shoal.model.node import Gpu, NodeFacts
+
+MAKERS = frozenset({"nvidia", "tesla", "quadro", "geforce"})
+FAMILIES = frozenset({"rtx", "gtx", "gt", "titan"})
+"""Words that do not name a device without the next one."""
+MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+class Inventory(msgspec.Struct, frozen=True, kw_only=True):
+    """`remarks` says why something one might expect was not found."""
+
+    facts: NodeFacts
+    remarks: tuple[str, ...] = ()
+
+
+def take_inventory(home: Path, confinement: str = "") -> Inventory:
+    """Look at this machine once. May take a second where a GPU's driver must wake up."""
+    gpus, remarks = find_gpus()
+    facts = NodeFacts(
+        name=node_name(socket.gethostname()),
+        cpus=float(len(os.sched_getaffinity(0))),
+        memory_bytes=memory_bytes(),
+        disk_bytes=disk_bytes(home),
+        gpus=gpus,
+        confinement=confinement,
+    )
+    return Inventory(facts=facts, remarks=remarks)
+
+
+def node_name(hostname: str) -> str:
+    """The host's short name as a node's name; `local` where it cannot serve as one."""
+    short = hostname.partition(".")[0].lower()
+    return short if is_name(short) and not short.startswith("sim-") else "local"
+
+
+def memory_bytes() -> int:
+    """The machine's memory, or less where a cgroup around us allows less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in MEMORY_LIMITS:
+        try:
+            text = Path(path).read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            total = min(total, int(text))
+    return total
+
+
+def disk_bytes(home: Path) -> int:
+    """The size of the file system under `home`."""
+    stat = os.statvfs(home)
+    return stat.f_frsize * stat.f_blocks
+
+
+def find_gpus() -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
+    """Every GPU of this machine, and why there are none or fewer."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return (), (f"no GPUs: NVML says {error}",)
+    try:
+        found = [_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError as error:
+        return (), (f"no GPUs: NVML says {error}",)
+    finally:
+        pynvml.nvmlShutdown()
+    gpus = tuple(gpu for gpu in found if isinstance(gpu, Gpu))
+    remarks = tuple(text for text in found if isinstance(text, str))
+    return gpus, remarks if gpus or remarks else ("no GPUs: the driver lists none",)
+
+
+def _gpu(index: int) -> Gpu | str:
+    """One device, or why it cannot be used: a broken one must not hide the others."""
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        return Gpu(
+            index=index,
+            kind=gpu_kind(_text(pynvml.nvmlDeviceGetName(handle))),
+            uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
+            memory_bytes=_memory(lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)),
+        )
+    except pynvml.NVMLError as error:
+        return f"GPU {index} left out: NVML says {error}"
+
+
+def _memory(read: Callable[[], int]) -> int:
+    # Devices that share the host's memory (GB10, Jetson) have none of their own to tell of.
+    try:
+        return read()
+    except pynvml.NVMLError_NotSupported:
+        return 0
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def gpu_kind(product: str) -> str:
+    """The short name people ask for: `NVIDIA H100 80GB HBM3` is `H100`, `GeForce RTX 4090` is `RTX-4090`."""
+    words = [word for word in re.split(r"[\s-]+", product) if word and word.lower() not in MAKERS]
+    if not words:
+        return product or "unknown"
+    if words[0].lower() in FAMILIES and len(words) > 1:
+        return f"{words[0].upper()}-{words[1]}"
+    return words[0]

@@ -1,0 +1,210 @@
+"""Look at one share, and see to its end: stop it, kill it, or bury what died without a word.
+
+Evidence is the supervisor's lock. While somebody holds it the share lives; once it is free nothing of
+the share will ever start, and what is left of it is killed before its end is told.
+"""
+
+# The spool names its files by strings: a supervisor starts without pathlib.
+# ruff: noqa: PTH110, PTH112, PTH119, PTH123
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from shoal.clock import Clock
+from shoal.engines.base import Observation, Sight
+from shoal.engines.local.book import ShareView
+from shoal.engines.local.states import end_of, ended, seen
+from shoal.runtime import spool
+from shoal.wire import EndKind, NodeOutcome
+
+T = TypeVar("T")
+
+PATIENCE_S = 10.0
+"""How long after its grace a supervisor may take to end before it is killed."""
+BURIAL_S = 1.0
+"""How long one look waits for killed processes to go; the next look goes on with it."""
+MAX_TOLD = 400
+"""Of a supervisor's last words, or of a file nobody can read."""
+
+
+class Watch:
+    """Blocking. One at a time per share: every method holds the view's guard."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def look(self, view: ShareView) -> Observation | None:
+        """What can be seen of the share now; None if it was forgotten meanwhile.
+
+        A share that cannot be read is UNKNOWN and never an exception: it must not hide the others.
+        """
+        with view.guard:
+            try:
+                return self._look(view)
+            except (OSError, msgspec.DecodeError) as error:
+                if not os.path.isdir(view.share.directory):
+                    return None
+                return seen(view.key, Sight.UNKNOWN, _told(view, error))
+
+    def stop(self, view: ShareView, grace_s: float) -> None:
+        """Ask for its end; one that nobody has claimed ends at once. `OSError`: ask again."""
+        with view.guard:
+            if view.end is not None or _try(spool.read_outcome, view.share) is not None:
+                return
+            try:
+                self._write_stop(view, grace_s)
+                if not _is_claimed(view) and self._stop_unclaimed(view):
+                    return
+            finally:
+                # Also on a full disk: the signal alone stops it, with the grace of its order.
+                with contextlib.suppress(msgspec.DecodeError):
+                    spool.signal_supervisor(view.share, signal.SIGTERM)
+
+    def _look(self, view: ShareView) -> Observation:
+        if view.end is not None:
+            return view.end
+        outcome = spool.read_outcome(view.share)
+        if outcome is not None:
+            return _close(view, outcome)
+        if view.read_order() is None:
+            return seen(view.key, Sight.UNKNOWN, "order.json is missing")
+        if not _is_claimed(view):
+            return seen(view.key, Sight.PENDING, "not claimed by a supervisor yet")
+        lock = spool.take_lock(view.share)
+        if lock is None:
+            return self._alive(view)
+        try:
+            return self._bury(view, "its supervisor died without an outcome")
+        finally:
+            os.close(lock)
+
+    def _alive(self, view: ShareView) -> Observation:
+        if view.started is None:
+            view.started = _try(spool.read_started, view.share)
+        if view.kill_at is None and os.path.exists(view.share.stop):
+            # Left by an engine before us. Its date may lie, so the patience starts anew.
+            stop = _try(spool.read_stop, view.share)
+            view.kill_at = self._clock.monotonic() + (stop.grace_s if stop else 0.0) + PATIENCE_S
+        if view.kill_at is not None and self._clock.monotonic() >= view.kill_at:
+            return self._kill(view)
+        started_at = view.started.at if view.started else None
+        return seen(view.key, Sight.ALIVE, "its supervisor holds the lock", started_at=started_at)
+
+    def _kill(self, view: ShareView) -> Observation:
+        """The supervisor had its time: end it, and everything of its share."""
+        spool.signal_supervisor(view.share, signal.SIGKILL)
+        lock = _await_lock(view.share)
+        if lock is None:
+            spool.kill_leftovers(view.share.directory, timeout_s=BURIAL_S)
+            return seen(view.key, Sight.ALIVE, "its supervisor was killed, but does not die")
+        try:
+            return self._bury(view, "its supervisor did not stop in time and was killed")
+        finally:
+            os.close(lock)
+
+    def _bury(self, view: ShareView, because: str) -> Observation:
+        """With the lock held: nobody else will. Kill what is left, then say that it is over."""
+        outcome = spool.read_outcome(view.share)
+        if outcome is not None:
+            return _close(view, outcome)
+        claim = _try(spool.read_claim, view.share)
+        # Nothing outlives a reboot; looking through the process table for every share would take long.
+        if claim is None or claim.boot_id == spool.boot_id():
+            if not spool.kill_leftovers(view.share.directory, timeout_s=BURIAL_S):
+                return seen(view.key, Sight.UNKNOWN, f"{because}, and something of it does not die")
+        else:
+            because = "the machine was restarted"
+        if view.lost is None:
+            view.lost = self._lost(view, because)
+        try:
+            spool.write_outcome(view.share, view.lost)
+        except OSError as error:
+            # It is over whether or not the disk takes it; the claim keeps it from ever starting again.
+            raw = f"{because}; the outcome is not on disk: {error.strerror}"
+            return seen(view.key, Sight.ENDED, raw, started_at=view.lost.started_at, outcome=view.lost)
+        return _close(view, view.lost)
+
+    def _lost(self, view: ShareView, because: str) -> NodeOutcome:
+        started = view.started or _try(spool.read_started, view.share)
+        words = _last_words(view.share.errors)
+        message = f"{because}; it last said: {words}" if words else because
+        return end_of(view.key, EndKind.LOST, self._clock.now(), message, started.at if started else None)
+
+    def _write_stop(self, view: ShareView, grace_s: float) -> None:
+        """The shortest grace asked for counts, from when it was asked."""
+        before = _try(spool.read_stop, view.share)
+        if before is not None and before.grace_s <= grace_s:
+            return
+        spool.write_stop(view.share, spool.Stop(grace_s=grace_s, at=self._clock.now()))
+        kill_at = self._clock.monotonic() + grace_s + PATIENCE_S
+        view.kill_at = kill_at if view.kill_at is None else min(view.kill_at, kill_at)
+
+    def _stop_unclaimed(self, view: ShareView) -> bool:
+        """Claim the share ourselves, so that no supervisor ever can. False: one was faster."""
+        lock = spool.take_lock(view.share)
+        if lock is None:
+            return False
+        try:
+            if not spool.claim(view.share, self._clock.now()):
+                return False
+            with contextlib.suppress(msgspec.DecodeError):
+                view.read_order()
+            stopped = end_of(view.key, EndKind.STOPPED, self._clock.now(), "stopped before it started")
+            spool.write_outcome(view.share, stopped)
+            _close(view, stopped)
+        finally:
+            os.close(lock)
+        return True
+
+
+def _close(view: ShareView, outcome: NodeOutcome) -> Observation:
+    observation = ended(view.key, outcome)
+    if observation.sight is Sight.ENDED:
+        view.end = observation
+    return observation
+
+
+def _is_claimed(view: ShareView) -> bool:
+    view.is_claimed = view.is_claimed or os.path.exists(view.share.claimed)
+    return view.is_claimed
+
+
+def _await_lock(share: spool.Share) -> int | None:
+    """The lock, once the killed holder is gone; it usually is within a millisecond."""
+    for _ in range(100):
+        lock = spool.take_lock(share)
+        if lock is not None:
+            return lock
+        time.sleep(BURIAL_S / 100)
+    return None
+
+
+def _try(read: Callable[[spool.Share], T | None], share: spool.Share) -> T | None:
+    """What the file says; None where it says nothing that can be understood."""
+    with contextlib.suppress(msgspec.DecodeError):
+        return read(share)
+    return None
+
+
+def _last_words(path: str) -> str:
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        file.seek(max(os.fstat(file.fileno()).st_size - MAX_TOLD, 0))
+        return file.read().decode(errors="replace").strip()
+    return ""
+
+
+def _told(view: ShareView, error: Exception) -> str:
+    """The error, and what is in the files it may be about."""
+    told = f"{type(error).__name__}: {error}"
+    for path in (view.share.order, view.share.outcome, view.share.claimed, view.share.cgroups):
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            told += f"; {os.path.basename(path)}: {file.read(MAX_TOLD)!r}"
+    return told

@@ -1,0 +1,86 @@
+"""What no engine takes: submissions that contradict themselves or name nodes and devices there are not.
+
+Pure. Whatever passes here is safe to use as a file name and consistent between the nodes of a gang.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+
+from shoal.engines.base import Submission
+from shoal.errors import EngineRefused
+from shoal.model.node import NodeFacts
+from shoal.wire import Order
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+"""Ids and node names become names of directories: no separators, no leading dot."""
+MAX_RANKS_PER_NODE = 4096
+SHARED = ("epoch", "job_id", "nodes", "ranks_per_node", "run", "archive_digest", "array_index")
+"""Fields that must be the same in every order of a gang."""
+
+
+def is_name(text: str) -> bool:
+    """Whether `text` may be used as the name of a directory."""
+    return NAME.fullmatch(text) is not None
+
+
+def refuse_malformed(submission: Submission, nodes: Mapping[str, NodeFacts]) -> None:
+    """Raise `EngineRefused`, listing everything wrong with `submission` on a cluster of `nodes`."""
+    problems = list(find_problems(submission, nodes))
+    if problems:
+        raise EngineRefused(
+            f"attempt {submission.attempt_id!r} cannot be run: {'; '.join(problems)}",
+            hint="shoal nodes",
+            problems=problems,
+        )
+
+
+def find_problems(submission: Submission, nodes: Mapping[str, NodeFacts]) -> Iterator[str]:
+    """Every mistake, in words."""
+    if not is_name(submission.attempt_id):
+        yield f"the attempt id {submission.attempt_id!r} is not a plain name"
+    if not submission.orders:
+        yield "it has no orders"
+        return
+    names = [order.node for order in submission.orders]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        yield f"more than one order for {', '.join(repeated)}"
+    first = submission.orders[0]
+    if list(first.nodes) != names:
+        yield f"orders for {', '.join(names)}, but the gang is {', '.join(first.nodes)}"
+    for rank, order in enumerate(submission.orders):
+        for problem in _order_problems(submission, order, rank, nodes):
+            yield f"{order.node}: {problem}"
+        yield from (f"{order.node}: another `{f}` than {first.node}" for f in _differences(first, order))
+
+
+def _order_problems(
+    submission: Submission, order: Order, rank: int, nodes: Mapping[str, NodeFacts]
+) -> Iterator[str]:
+    if order.attempt_id != submission.attempt_id or order.epoch != submission.epoch:
+        yield f"the order is for attempt {order.attempt_id} epoch {order.epoch}"
+    if order.node_rank != rank:
+        yield f"node rank {order.node_rank} at place {rank}"
+    if not 1 <= order.ranks_per_node <= MAX_RANKS_PER_NODE:
+        yield f"{order.ranks_per_node} ranks per node; 1 to {MAX_RANKS_PER_NODE} are possible"
+    if not (math.isfinite(order.limits.cpus) and order.limits.cpus > 0):
+        yield f"a limit of {order.limits.cpus} CPUs"
+    if "\0" in order.run or any("\0" in key + value or "=" in key for key, value in order.env.items()):
+        yield "`run` or `env` holds a NUL, or a variable's name an equals sign"
+    facts = nodes.get(order.node)
+    if facts is None:
+        yield f"no such node; there are {', '.join(sorted(nodes)) or 'none'}"
+        return
+    present = {gpu.index for gpu in facts.gpus}
+    missing = [str(index) for index in order.gpu_ids if index not in present]
+    if missing:
+        yield f"no GPU {', '.join(missing)}; there are {len(present)}"
+    if len(set(order.gpu_ids)) < len(order.gpu_ids):
+        yield f"a GPU twice in {order.gpu_ids}"
+
+
+def _differences(first: Order, order: Order) -> Iterator[str]:
+    return (field for field in SHARED if getattr(first, field) != getattr(order, field))

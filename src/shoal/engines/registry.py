@@ -1,0 +1,23 @@
+"""Engines by name. Imported when asked for: an engine may need what not every machine has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shoal.clock import Clock
+from shoal.engines.base import Engine
+from shoal.errors import SpecError
+
+NAMES = ("local",)
+
+
+def open_engine(name: str, *, home: Path, clock: Clock, server_file: Path, demo: str | None = None) -> Engine:
+    """The engine called `name`. `demo` adds simulated nodes (`16x8`); `SpecError` for a name nobody knows."""
+    if name != "local":
+        raise SpecError(
+            f"no engine is called {name!r}; there are {', '.join(NAMES)}", hint="shoal up --engine local"
+        )
+    from shoal.engines.local import LocalEngine, SimulatedNodes
+
+    simulated = SimulatedNodes.parse(demo) if demo else None
+    return LocalEngine(home, clock=clock, server_file=server_file, simulated=simulated)

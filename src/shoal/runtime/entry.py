@@ -1,0 +1,62 @@
+"""A supervisor's first steps: make sure that the share is its own, then run it.
+
+Until the claim is on disk it changes nothing but the lock.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import msgspec
+
+from shoal.clock import BootClock
+from shoal.runtime import kernel, spool
+from shoal.runtime.share import ShareRun
+from shoal.wire import Credentials
+
+LOCK_PATIENCE_S = 2.0
+DONE, NOTHING_TO_DO, USAGE = 0, 3, 64
+
+
+def main(arguments: list[str]) -> int:
+    """0: the share ran and its outcome is written. 3: it is not ours to run, and nothing was done."""
+    if len(arguments) != 1:
+        sys.stderr.write("usage: python -m shoal.runtime.supervisor DIRECTORY < CREDENTIALS\n")
+        return USAGE
+    kernel.hide_memory()
+    os.umask(0o077)
+    clock = BootClock()
+    share = spool.Share(os.path.realpath(arguments[0]))
+    lock = _wait_for_lock(share, clock)
+    if lock is None:
+        return NOTHING_TO_DO
+    # Before the claim: an engine that dies before it has handed them over may start us again.
+    credentials = _read_credentials()
+    order = spool.read_order(share)
+    if credentials is None or order is None or not spool.claim(share, clock.now()):
+        return NOTHING_TO_DO
+    kernel.become_subreaper()
+    ShareRun(share, order, credentials, clock).run()
+    return DONE
+
+
+def _wait_for_lock(share: spool.Share, clock: BootClock) -> int | None:
+    """Somebody may hold it for an instant to see whether we live; whoever keeps it has claimed the share."""
+    deadline = clock.monotonic() + LOCK_PATIENCE_S
+    while not os.path.exists(share.claimed):
+        lock = spool.take_lock(share)
+        if lock is not None or clock.monotonic() > deadline:
+            return lock
+        time.sleep(0.01)
+    return None
+
+
+def _read_credentials() -> Credentials | None:
+    with os.fdopen(os.dup(0), "rb") as file:
+        data = file.read()
+    try:
+        return msgspec.json.decode(data, type=Credentials)
+    except msgspec.DecodeError:
+        return None

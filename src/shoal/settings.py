@@ -1,0 +1,206 @@
+"""What one control plane is told before it starts: from flags, `SHOAL_*` variables and defaults.
+
+Checked once, here: a `Settings` that exists is safe to start. It opens nothing and reads no file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from shoal.errors import SpecError
+
+DEFAULT_PORT = 7462
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - refused without TLS or a declared proxy
+OPTIONS = (
+    "listen",
+    "database_url",
+    "demo",
+    "tls_cert",
+    "tls_key",
+    "behind_proxy",
+    "allowed_hosts",
+    "mount_roots",
+)
+"""What can be set, as text, by a flag of `shoal up` or a variable `SHOAL_...`."""
+MAX_DEMO_NODES = 10_000
+MAX_DEMO_GPUS = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoNodes:
+    """Simulated nodes to add: `16x8` is 16 nodes of 8 fake GPUs each."""
+
+    num_nodes: int
+    gpus_per_node: int
+
+    def __str__(self) -> str:
+        return f"{self.num_nodes}x{self.gpus_per_node}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerLimits:
+    """What one request, one upload or one caller may cost this server."""
+
+    max_body_bytes: int = 4 << 20
+    max_archive_bytes: int = 256 << 20
+    max_archive_files: int = 20_000
+    max_unpacked_bytes: int = 4 << 30
+    max_streams: int = 1000
+    max_streams_per_actor: int = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A complete, checked configuration. `port` 0 lets the kernel choose."""
+
+    home: Path
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    database_url: str = ""
+    """Empty: `shoal.db` in `home`. Read `store_url`."""
+    demo: DemoNodes | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    is_behind_proxy: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    """Names this server answers to beside its own address and `localhost`."""
+    mount_roots: tuple[Path, ...] = ()
+    """Jobs may mount these directories and what is below them; nothing else."""
+    limits: ServerLimits = field(default_factory=ServerLimits)
+
+    def __post_init__(self) -> None:
+        problems = tuple(_problems(self))
+        if problems:
+            raise SpecError(
+                "; ".join(problems),
+                problems=problems,
+                hint="see every option with `shoal up --help`",
+            )
+
+    @property
+    def store_url(self) -> str:
+        return self.database_url or f"sqlite:///{self.home / 'shoal.db'}"
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.host in LOOPBACK
+
+    @property
+    def url(self) -> str:
+        """Where a client on this machine finds it."""
+        scheme = "https" if self.tls_cert else "http"
+        host = "localhost" if self.host in EVERYWHERE else self.host
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    @property
+    def server_file(self) -> Path:
+        return self.home / "server.json"
+
+    @property
+    def log_file(self) -> Path:
+        return self.home / "logs" / "control.log"
+
+
+def home_from_env(env: Mapping[str, str] = os.environ) -> Path:
+    """`SHOAL_HOME`, else `~/.shoal`."""
+    given = env.get("SHOAL_HOME")
+    return Path(given).absolute() if given else Path.home() / ".shoal"
+
+
+def merge_options(
+    flags: Mapping[str, str | None],
+    env: Mapping[str, str] = os.environ,
+    remembered: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The options as text: flags that are not None before `SHOAL_*` variables before what was remembered."""
+    told = {name: str(text) for name, text in (remembered or {}).items() if name in OPTIONS}
+    told |= {name: env[variable] for name in OPTIONS if env.get(variable := f"SHOAL_{name.upper()}")}
+    return told | {name: text for name, text in flags.items() if text is not None}
+
+
+def load_settings(
+    options: Mapping[str, str | None] | None = None, env: Mapping[str, str] = os.environ
+) -> Settings:
+    """Options as text, `SHOAL_*` variables for what they leave out, else the defaults.
+
+    Raises `SpecError` with the value seen and what would be right.
+    """
+    told = merge_options(options or {}, env)
+    limits = {
+        f.name: _whole(env[name], name)
+        for f in fields(ServerLimits)
+        if env.get(name := f"SHOAL_{f.name.upper()}")
+    }
+    host, port = parse_listen(told["listen"]) if "listen" in told else ("127.0.0.1", DEFAULT_PORT)
+    return Settings(
+        home=home_from_env(env),
+        host=host,
+        port=port,
+        database_url=told.get("database_url", ""),
+        demo=parse_demo(told.get("demo", "none")),
+        tls_cert=Path(told["tls_cert"]).absolute() if told.get("tls_cert") else None,
+        tls_key=Path(told["tls_key"]).absolute() if told.get("tls_key") else None,
+        is_behind_proxy=told.get("behind_proxy", "").lower() in ("1", "true", "yes", "on"),
+        allowed_hosts=tuple(_parts(told.get("allowed_hosts", ""))),
+        mount_roots=tuple(Path(part) for part in _parts(told.get("mount_roots", ""))),
+        limits=ServerLimits(**limits),
+    )
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """`HOST:PORT`, `:PORT`, `[::1]:PORT` or `PORT`."""
+    match = re.fullmatch(r"(?:(?:\[([0-9a-fA-F:]+)\]|([^:\[\]]*)):)?(\d{1,5})", text)
+    if not match or int(match[3]) > 65535:
+        raise SpecError(
+            f"cannot listen on `{text}`: not HOST:PORT with a port up to 65535",
+            hint="write for example `--listen 127.0.0.1:7462`",
+        )
+    return match[1] or match[2] or "127.0.0.1", int(match[3])
+
+
+def parse_demo(text: str) -> DemoNodes | None:
+    """`16x8`; `none` takes them away again."""
+    if text == "none":
+        return None
+    match = re.fullmatch(r"(\d{1,9})x(\d{1,9})", text)
+    if not match or not 1 <= int(match[1]) <= MAX_DEMO_NODES or int(match[2]) > MAX_DEMO_GPUS:
+        raise SpecError(
+            f"demo nodes `{text}` are not NODESxGPUS, 1 to {MAX_DEMO_NODES} of up to {MAX_DEMO_GPUS} GPUs",
+            hint="write for example `--demo 16x8`",
+        )
+    return DemoNodes(num_nodes=int(match[1]), gpus_per_node=int(match[2]))
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _whole(text: str, name: str) -> int:
+    if not re.fullmatch(r"\d{1,18}", text):
+        raise SpecError(f"{name} is `{text}`, not a whole number", hint=f"unset it: `unset {name}`")
+    return int(text)
+
+
+def _problems(settings: Settings) -> list[str]:
+    found = []
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        found.append("TLS needs both files: give `--tls-cert` and `--tls-key`")
+    if not settings.is_loopback and settings.tls_cert is None and not settings.is_behind_proxy:
+        found.append(
+            f"refusing to listen on {settings.host} without TLS: give `--tls-cert` and `--tls-key`, "
+            "or `--behind-proxy` where a proxy on the way does TLS"
+        )
+    if settings.database_url and not settings.database_url.startswith(("sqlite:///", "postgresql")):
+        scheme = settings.database_url.split(":", 1)[0]
+        found.append(f"database scheme `{scheme}` is not `sqlite:///PATH` or `postgresql://...`")
+    found += [
+        f"mount root `{root}` is not an absolute path"
+        for root in settings.mount_roots
+        if not root.is_absolute()
+    ]
+    return found

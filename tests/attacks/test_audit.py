@@ -1,0 +1,77 @@
+"""Row 39 at the API, and row 18: the log shows what was done to it, and what people typed stays text."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shoal.settings import ServerLimits
+from tests.support.world import World, open_world
+
+ESCAPES = ("\x1b[2J\x1b[H", "\x1b]0;owned\x07", "\x1b]8;;http://evil\x07click\x1b]8;;\x07", "a\rb", "a\x00b", "a\nb")
+
+
+def test_an_untouched_log_is_whole(world: World) -> None:
+    told = world.call("GET", "/v1/audit/verify", role="operator").json()
+    assert told["is_intact"]
+    assert told["first_bad"] is None
+    assert told["head"]["seq"] > 10
+
+
+def edit(file: sqlite3.Connection) -> int:
+    file.execute("update events set actor = 'user:mallory' where seq = 7")
+    return 7
+
+
+def delete(file: sqlite3.Connection) -> int:
+    file.execute("delete from events where seq = 7")
+    return 7
+
+
+def swap(file: sqlite3.Connection) -> int:
+    file.execute("update events set seq = -7 where seq = 7")
+    file.execute("update events set seq = 7 where seq = 8")
+    file.execute("update events set seq = 8 where seq = -7")
+    return 7
+
+
+@pytest.mark.parametrize("tamper", [edit, delete, swap])
+def test_the_first_entry_that_was_tampered_with_is_named(
+    tmp_path: Path, tamper: Callable[[sqlite3.Connection], int]
+) -> None:
+    with open_world(tmp_path, is_durable=True, limits=ServerLimits()) as world:
+        assert world.call("GET", "/v1/audit/verify", role="admin").json()["is_intact"]
+        with sqlite3.connect(tmp_path / "shoal.db") as file:
+            for (name,) in file.execute("select name from sqlite_master where type = 'trigger'").fetchall():
+                file.execute(f'drop trigger "{name}"')
+            bad = tamper(file)
+        told = world.call("GET", "/v1/audit/verify", role="admin").json()
+        assert (told["is_intact"], told["first_bad"]) == (False, bad)
+        assert told["because"]
+
+
+@pytest.mark.parametrize("text", ESCAPES, ids=ascii)
+def test_control_characters_are_refused_in_what_others_will_be_shown(world: World, text: str) -> None:
+    job = {"spec": {"run": "true", "name": text}, "project": "vision"}
+    assert world.call("POST", "/v1/jobs", role="member", data=job).status == 422
+    for method, path, body in (
+        ("POST", "/v1/users", {"name": text}),
+        ("POST", "/v1/projects", {"name": text}),
+        ("POST", "/v1/tokens", {"label": text}),
+        ("POST", "/v1/nodes/node-2/cordon", {"because": text}),
+    ):
+        refused = world.call(method, path, role="admin", data=body)
+        assert refused.status == 422
+        assert "\\u001b" not in refused.body.decode()
+
+
+def test_every_change_by_a_person_leaves_an_entry_with_its_request(world: World) -> None:
+    made = world.call("POST", "/v1/tokens", role="lead", data={"label": "seen"})
+    request_id = made.header("x-request-id")
+    entries = world.call("GET", "/v1/audit?limit=1000", role="admin").json()["items"]
+    mine = [entry for entry in entries if entry["request_id"] == request_id]
+    assert [(entry["kind"], entry["actor"]) for entry in mine] == [("token.created", "user:ana")]
+    assert made.json()["text"] not in str(entries)

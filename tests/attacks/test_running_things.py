@@ -1,0 +1,108 @@
+"""Rows 24 and 37: a job speaks for itself alone, a supervisor for its own lease alone, and only while they live."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal.identity import job_token, supervisor_token
+from shoal.model.attempt import Attempt, AttemptState
+from tests.support.world import World
+
+
+def renewal(attempt: Attempt, **changes: Any) -> dict[str, Any]:
+    said = {"attempt_id": attempt.attempt_id, "epoch": attempt.epoch, "node": attempt.node_names[0]}
+    return {**said, "phase": "running", **changes}
+
+
+def running(world: World, role: str = "member", project: str = "vision") -> tuple[str, Attempt]:
+    job_id = world.submit(role, project)
+    return job_id, world.until_state(job_id, AttemptState.RUNNING)
+
+
+def test_a_job_sees_itself_and_no_other_job_even_in_its_project(world: World) -> None:
+    sibling = world.submit("member", "vision")
+    assert world.call("GET", f"/v1/jobs/{world.jobs['vision']}", role="job").status == 200
+    for other in (sibling, world.jobs["speech"]):
+        for end in ("", "/why", "/logs", "/logs/stream"):
+            assert world.call("GET", f"/v1/jobs/{other}{end}", role="job").status == 404
+
+
+def test_a_job_cannot_submit_stop_or_make_tokens(world: World) -> None:
+    mine = world.jobs["vision"]
+    body = {"spec": {"run": "true"}, "project": "vision"}
+    assert world.call("POST", "/v1/jobs", role="job", data=body).status == 403
+    assert world.call("POST", f"/v1/jobs/{mine}/stop", role="job", data={}).status == 403
+    assert world.call("POST", "/v1/tokens", role="job", data={}).status == 403
+
+
+def test_a_jobs_token_dies_with_its_attempt(world: World) -> None:
+    job_id, attempt = running(world)
+    token = job_token(world.plane.core.key, attempt.attempt_id)
+    assert world.call("GET", "/v1/self", token=token).status == 200
+    assert world.call("POST", f"/v1/jobs/{job_id}/stop", role="member", data={}).status == 200
+    world.until_state(job_id, AttemptState.ENDED)
+    assert world.call("GET", "/v1/self", token=token).status == 401
+    assert world.call("GET", f"/v1/jobs/{job_id}", token=token).status == 401
+
+
+def test_a_token_signed_with_another_key_is_nobodys(world: World) -> None:
+    attempt = world.newest(world.jobs["vision"])
+    forged = supervisor_token(b"k" * 32, attempt.attempt_id, attempt.node_names[0])
+    refused = world.call(
+        "POST", "/v1/supervisor/renew", token=forged, data=renewal(attempt), client=("10.1.1.1", 1)
+    )
+    assert refused.status == 401
+    denied = world.read(lambda tx: [e for e in tx.events.page(0, limit=100_000) if e.kind == "access.denied"])
+    assert refused.json()["request_id"] in {event.request_id for event in denied}
+
+
+def test_a_supervisor_renews_only_its_own_attempt_on_its_own_node(world: World) -> None:
+    _, mine = running(world)
+    _, other = running(world)
+    token = supervisor_token(world.plane.core.key, mine.attempt_id, mine.node_names[0])
+
+    def status(data: dict[str, Any]) -> int:
+        return world.call("POST", "/v1/supervisor/renew", token=token, data=data).status
+
+    assert status(renewal(mine)) == 200
+    assert status(renewal(other)) == 403
+    assert status(renewal(mine, node="node-9")) == 403
+    assert world.newest(other.job_id) == other
+
+
+def test_a_stale_or_future_epoch_is_refused_and_changes_nothing(world: World) -> None:
+    job_id, attempt = running(world)
+    token = supervisor_token(world.plane.core.key, attempt.attempt_id, attempt.node_names[0])
+    outcome = {**renewal(attempt), "kind": "succeeded", "ended_at": 1.0, "exit_code": 0}
+    for epoch in (attempt.epoch - 1, attempt.epoch + 1, -1, 2**62):
+        data = renewal(attempt, epoch=epoch, phase="ended", outcome={**outcome, "epoch": epoch})
+        assert world.call("POST", "/v1/supervisor/renew", token=token, data=data).status in (409, 422)
+    assert world.newest(job_id) == attempt
+
+
+def test_an_outcome_about_another_attempt_is_refused(world: World) -> None:
+    _, attempt = running(world)
+    victim_id, victim = running(world)
+    token = supervisor_token(world.plane.core.key, attempt.attempt_id, attempt.node_names[0])
+    outcome = {**renewal(victim), "kind": "exited", "exit_code": 1, "ended_at": 1.0}
+    data = renewal(attempt, phase="ended", outcome=outcome)
+    assert world.call("POST", "/v1/supervisor/renew", token=token, data=data).status == 409
+    assert world.newest(victim_id) == victim
+
+
+def test_a_replayed_renewal_of_an_ended_attempt_brings_nothing_back(world: World) -> None:
+    job_id, attempt = running(world)
+    token = supervisor_token(world.plane.core.key, attempt.attempt_id, attempt.node_names[0])
+    world.call("POST", f"/v1/jobs/{job_id}/stop", role="member", data={})
+    ended = world.until_state(job_id, AttemptState.ENDED)
+    replayed = world.call("POST", "/v1/supervisor/renew", token=token, data=renewal(attempt))
+    assert replayed.status == 409
+    assert world.newest(job_id) == ended
+
+
+def test_a_node_that_was_never_given_the_attempt_cannot_report_it(world: World) -> None:
+    _, attempt = running(world)
+    elsewhere = next(name for name in ("node-1", "node-2") if name not in attempt.node_names)
+    token = supervisor_token(world.plane.core.key, attempt.attempt_id, elsewhere)
+    data = renewal(attempt, node=elsewhere)
+    assert world.call("POST", "/v1/supervisor/renew", token=token, data=data).status == 409

@@ -1,0 +1,111 @@
+"""Row 29: what may be uploaded, by whom, and that nothing else is ever kept."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from shoal.settings import ServerLimits
+from tests.support.archives import entry, tar_of, tar_with
+from tests.support.world import World, open_world
+
+TAR = [("content-type", "application/x-tar")]
+GOOD = tar_of({"train.py": b"print('hi')\n", "data/x.txt": b"x"})
+
+
+def put(world: World, body: bytes, role: str = "member", project: str = "vision") -> int:
+    digest = hashlib.sha256(body).hexdigest()
+    return world.call("PUT", f"/v1/archives/{digest}?project={project}", role=role, body=body, headers=TAR).status
+
+
+def hostile() -> dict[str, bytes]:
+    link, hard = tarfile.SYMTYPE, tarfile.LNKTYPE
+    return {
+        "parent": tar_with([(entry("../evil"), b"")]),
+        "hidden parent": tar_with([(entry("a/../../evil"), b"")]),
+        "absolute": tar_with([(entry("/etc/evil"), b"")]),
+        "absolute link": tar_with([(entry("l", link, "/etc/passwd"), b"")]),
+        "link out": tar_with([(entry("a/l", link, "../../x"), b"")]),
+        "through a link": tar_with([(entry("l", link, "d"), b""), (entry("l/x"), b"")]),
+        "over a link": tar_with([(entry("l", link, "d"), b""), (entry("l"), b"")]),
+        "hard link out": tar_with([(entry("h", hard, "../../etc/passwd"), b"")]),
+        "hard link to a link": tar_with([(entry("l", link, "d"), b""), (entry("h", hard, "l"), b"")]),
+        "device": tar_with([(entry("null", tarfile.CHRTYPE), b"")]),
+        "block device": tar_with([(entry("sda", tarfile.BLKTYPE), b"")]),
+        "pipe": tar_with([(entry("p", tarfile.FIFOTYPE), b"")]),
+        "compressed": gzip.compress(GOOD),
+        "not a tar": b"#!/bin/sh\n" * 100,
+        "nothing": b"",
+        "sparse": sparse(),
+        "long name": tar_with([(entry("x" * 5000), b"")]),
+    }
+
+
+def sparse() -> bytes:
+    """A file that says it is a terabyte in one block."""
+    info = entry("bomb", tarfile.GNUTYPE_SPARSE)
+    raw = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    raw[386:398] = b"00000000000\0"
+    raw[483:495] = b"\x80" + (1 << 40).to_bytes(11, "big")
+    raw[148:156] = b" " * 8
+    raw[148:156] = b"%06o\0 " % sum(raw)
+    return bytes(raw) + b"\0" * 1024
+
+
+@pytest.mark.parametrize("name,body", hostile().items(), ids=hostile().keys())
+def test_a_hostile_archive_is_refused_and_not_kept(world: World, name: str, body: bytes) -> None:
+    assert put(world, body) in (400, 413, 422)
+    digest = hashlib.sha256(body).hexdigest()
+    assert world.call("GET", f"/v1/archives/{digest}", role="member").status == 404
+    kept = [path.name for path in (world.plane.settings.home / "archives").iterdir()]
+    assert not [entry for entry in kept if entry.startswith((".part", digest))]
+
+
+def test_an_archive_is_kept_under_its_digest_and_may_be_sent_again(world: World) -> None:
+    assert (put(world, GOOD), put(world, GOOD)) == (200, 200)
+    digest = hashlib.sha256(GOOD).hexdigest()
+    assert (world.plane.settings.home / "archives" / f"{digest}.tar").read_bytes() == GOOD
+    found = world.call("GET", f"/v1/archives/{digest}", role="viewer").json()
+    assert found == {"digest": digest, "size_bytes": len(GOOD)}
+
+
+def test_a_body_that_is_not_what_it_says_is_refused(world: World) -> None:
+    wrong = "0" * 64
+    got = world.call("PUT", f"/v1/archives/{wrong}?project=vision", role="member", body=GOOD, headers=TAR)
+    assert got.status == 422
+    assert world.call("GET", f"/v1/archives/{wrong}", role="member").status == 404
+
+
+def test_knowing_a_digest_does_not_give_the_archive_to_another_project(world: World) -> None:
+    body = tar_of({"secret.py": b"the recipe\n"})
+    assert put(world, body) == 200
+    digest = hashlib.sha256(body).hexdigest()
+    assert world.call("GET", f"/v1/archives/{digest}", role="stranger").status == 404
+    job = {"spec": {"run": "cat secret.py"}, "project": "speech", "archive": digest}
+    assert world.call("POST", "/v1/jobs", role="stranger", data=job).status == 422
+    assert world.call("POST", "/v1/jobs", role="member", data={**job, "project": "vision"}).status == 201
+
+
+def test_uploads_are_limited_by_size_entries_and_what_they_unpack_to(tmp_path: Path) -> None:
+    limits = ServerLimits(max_archive_bytes=1 << 20, max_archive_files=50, max_unpacked_bytes=200_000)
+    with open_world(tmp_path, limits=limits) as world:
+        assert put(world, tar_of({f"f{number}": b"" for number in range(50)})) == 200
+        assert put(world, tar_of({f"f{number}": b"" for number in range(51)})) == 413
+        assert put(world, tar_of({"big": b"x" * 200_001})) == 413
+        assert put(world, tar_of({"big": b"x" * (2 << 20)})) == 413
+        world.call("PATCH", "/v1/projects/vision", role="admin", data={"max_upload_bytes": 20_000})
+        assert put(world, tar_of({"big": b"x" * 30_000})) == 413
+
+
+def test_a_header_that_is_itself_a_bomb_is_refused(world: World) -> None:
+    out = io.BytesIO()
+    info = tarfile.TarInfo("x")
+    info.pax_headers = {"comment": "x" * (3 << 20)}
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(info)
+    assert put(world, out.getvalue()) == 422

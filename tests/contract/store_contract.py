@@ -1,0 +1,581 @@
+"""What every store must do with jobs, attempts, nodes, people, keys and secrets."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import anyio
+import pytest
+from msgspec.structs import replace
+
+from shoal.errors import Bug, NotFound, StateError, StoreUnavailable
+from shoal.model.attempt import Attempt, AttemptState, EndReason, NodeShare
+from shoal.model.job import ArrayPlace, Dependency, Job, JobOutcome, RetryPolicy
+from shoal.model.node import Gpu, NodeState
+from shoal.model.people import Membership, Project, Role, Token, User
+from shoal.model.request import GpuRequest, Request
+from shoal.store import JobFilter, KeyReused, Stale, Store, Tx
+from shoal.wire import EndKind, NodeOutcome, RuleAction
+from tests.support.store_records import a_job, a_node, add, an_attempt, end, move
+
+HUGE = (1 << 63) - 1
+
+
+class StoreContract:
+    """An implementation adds a `store` fixture and sets `__test__`."""
+
+    __test__ = False
+
+    # --- transactions -------------------------------------------------------------------------
+
+    async def test_write_returns_what_the_change_returns_and_a_read_sees_it(self, store: Store) -> None:
+        assert await store.write(lambda tx: add(tx, a_job())) == an_attempt(a_job())
+        assert await store.read(lambda tx: tx.jobs.get("job_00000001")) == a_job()
+
+    async def test_change_that_raises_leaves_nothing_behind(self, store: Store) -> None:
+        def change(tx: Tx) -> None:
+            add(tx, a_job())
+            tx.events.append("job.submitted", at=1.0, actor="user:ana")
+            raise StateError("not now")
+
+        with pytest.raises(StateError, match="not now"):
+            await store.write(change)
+        assert await store.read(lambda tx: tx.jobs.get("job_00000001")) is None
+        assert await store.read(lambda tx: tx.events.head().seq) == 0
+
+    async def test_change_that_breaks_a_constraint_fails_alone(self, store: Store) -> None:
+        await store.write(lambda tx: tx.jobs.add(a_job()))
+        with pytest.raises(Bug, match="refused"):
+            await store.write(lambda tx: tx.jobs.add(a_job()))
+        assert await store.write(lambda tx: tx.jobs.next_number("vision", 5)) == 1
+
+    async def test_concurrent_changes_each_get_their_own_answer(self, store: Store) -> None:
+        answers: dict[int, object] = {}
+
+        async def one(number: int) -> None:
+            def change(tx: Tx) -> int:
+                tx.meta.set(f"key-{number}", str(number))
+                if number % 3 == 0:
+                    raise StateError(f"no {number}")
+                return number
+
+            try:
+                answers[number] = await store.write(change)
+            except StateError as error:
+                answers[number] = error.message
+
+        async with anyio.create_task_group() as group:
+            for number in range(40):
+                group.start_soon(one, number)
+        assert answers == {n: n if n % 3 else f"no {n}" for n in range(40)}
+        kept = await store.read(lambda tx: [tx.meta.get(f"key-{n}") for n in range(40)])
+        assert kept == [str(n) if n % 3 else None for n in range(40)]
+
+    async def test_read_cannot_change_anything(self, store: Store) -> None:
+        with pytest.raises((Bug, StoreUnavailable)):
+            await store.read(lambda tx: tx.meta.set("a", "b"))
+        assert await store.read(lambda tx: tx.meta.get("a")) is None
+        await store.write(lambda tx: tx.meta.set("a", "c"))
+        assert await store.read(lambda tx: tx.meta.get("a")) == "c"
+
+    async def test_commit_callback_is_told_the_newest_event(self, store: Store) -> None:
+        told: list[int] = []
+        store.on_commit(told.append)
+        await store.write(lambda tx: tx.events.append("a", at=1.0, actor="shoal"))
+        await store.write(lambda tx: tx.events.append("b", at=2.0, actor="shoal"))
+        assert told == [1, 2]
+
+    async def test_closed_store_refuses_and_may_be_closed_again(self, store: Store) -> None:
+        await store.close()
+        await store.close()
+        with pytest.raises(StoreUnavailable):
+            await store.write(lambda tx: tx.meta.set("a", "b"))
+        with pytest.raises(StoreUnavailable):
+            await store.read(lambda tx: tx.meta.get("a"))
+
+    # --- jobs ---------------------------------------------------------------------------------
+
+    async def test_job_with_every_field_set_comes_back_equal(self, store: Store) -> None:
+        job = a_job(
+            7,
+            name="züge \U0001f686 'quoted\" \\ %s ?",
+            queue="night",
+            priority=-5,
+            request=Request(min_nodes=2, max_nodes=4, gpus=GpuRequest(count=8, kind="H100"), cpus=0.1),
+            retry=RetryPolicy(max_retries=3, on=frozenset({"oom", "exit"}), backoff_s=0.25),
+            after=(Dependency(job_id="job_x", label="vision/3"),),
+            array=ArrayPlace(array_id="arr_1", index=3, size=9, at_once=2),
+            archive_digest="ab" * 32,
+            submitted_at=1763180000.123456,
+            excluded_nodes=("n1", "n2"),
+            outcome=JobOutcome.FAILED,
+            because="exit 3",
+            exit_code=3,
+            ended_at=1763180001.5,
+        )
+        await store.write(lambda tx: add(tx, job))
+        assert await store.read(lambda tx: tx.jobs.get(job.job_id)) == job
+
+    async def test_job_is_found_by_number_and_the_newest_by_name(self, store: Store) -> None:
+        def change(tx: Tx) -> None:
+            # The clock went back between them: the number still tells which is newer.
+            for job in (a_job(1, submitted_at=9000.0), a_job(2), a_job(3, name="other")):
+                add(tx, job)
+            add(tx, a_job(4, project="speech"))
+
+        await store.write(change)
+        assert await store.read(lambda tx: tx.jobs.by_number("vision", 2)) == a_job(2)
+        assert await store.read(lambda tx: tx.jobs.by_number("speech", 2)) is None
+        assert await store.read(lambda tx: tx.jobs.newest_named("vision", "train")) == a_job(2)
+        assert await store.read(lambda tx: tx.jobs.newest_named("vision", "nothing")) is None
+
+    async def test_numbers_are_given_in_blocks_per_project_and_never_twice(self, store: Store) -> None:
+        def take(tx: Tx) -> list[int]:
+            return [
+                tx.jobs.next_number("vision"),
+                tx.jobs.next_number("vision", 10),
+                tx.jobs.next_number("vision"),
+                tx.jobs.next_number("speech"),
+            ]
+
+        assert await store.write(take) == [1, 2, 12, 1]
+        assert await store.write(take) == [13, 14, 24, 2]
+
+    async def test_update_of_a_job_somebody_else_changed_is_stale(self, store: Store) -> None:
+        await store.write(lambda tx: add(tx, a_job()))
+        mine = replace(a_job(), because="mine", version=2)
+        theirs = replace(a_job(), because="theirs", version=2)
+        await store.write(lambda tx: tx.jobs.update(theirs))
+        with pytest.raises(Stale, match="vision/1"):
+            await store.write(lambda tx: tx.jobs.update(mine))
+        with pytest.raises(Stale):
+            await store.write(lambda tx: tx.jobs.update(a_job(99, version=2)))
+        assert await store.read(lambda tx: tx.jobs.get(mine.job_id)) == theirs
+
+    async def test_open_jobs_are_counted_through_end_and_retry(self, store: Store) -> None:
+        def change(tx: Tx) -> list[int]:
+            counts = [tx.jobs.count_open("vision")]
+            attempts = [add(tx, a_job(n)) for n in (1, 2, 3)]
+            tx.jobs.add(a_job(4, outcome=JobOutcome.CANCELLED))
+            counts.append(tx.jobs.count_open("vision"))
+            ended = end(tx, a_job(1), attempts[0])
+            counts.append(tx.jobs.count_open("vision"))
+            tx.jobs.update(replace(ended, because="edited", version=3))
+            counts.append(tx.jobs.count_open("vision"))
+            tx.jobs.update(replace(ended, outcome=None, epoch=2, version=4))
+            counts.append(tx.jobs.count_open("vision"))
+            return counts
+
+        assert await store.write(change) == [0, 3, 2, 2, 3]
+        assert await store.read(lambda tx: tx.jobs.count_open("speech")) == 0
+
+    async def test_undone_change_does_not_count(self, store: Store) -> None:
+        def change(tx: Tx) -> None:
+            add(tx, a_job())
+            raise StateError("over quota")
+
+        with pytest.raises(StateError):
+            await store.write(change)
+        assert await store.read(lambda tx: tx.jobs.count_open("vision")) == 0
+
+    async def test_outcomes_tell_open_ended_and_unknown_apart(self, store: Store) -> None:
+        def change(tx: Tx) -> dict[str, JobOutcome | None]:
+            add(tx, a_job(1))
+            add(tx, a_job(2, outcome=JobOutcome.FAILED))
+            many = [f"job_missing_{n}" for n in range(1200)]
+            return tx.jobs.outcomes([a_job(1).job_id, *many, a_job(2).job_id])
+
+        assert await store.write(change) == {"job_00000001": None, "job_00000002": JobOutcome.FAILED}
+        assert await store.read(lambda tx: tx.jobs.outcomes([])) == {}
+
+    async def test_open_elements_of_an_array_come_in_order(self, store: Store) -> None:
+        def change(tx: Tx) -> list[int]:
+            for n in (3, 1, 2):
+                add(tx, a_job(n, array=ArrayPlace(array_id="arr_1", index=n, size=3)))
+            add(tx, a_job(4, array=ArrayPlace(array_id="arr_2", index=1, size=1)))
+            add(tx, a_job(5))
+            job = tx.jobs.get(a_job(2).job_id)
+            assert job is not None
+            end(tx, job, an_attempt(job))
+            return [job.number for job in tx.jobs.open_in_array("arr_1")]
+
+        assert await store.write(change) == [1, 3]
+
+    async def test_number_beyond_64_bits_is_refused_and_the_largest_is_kept(self, store: Store) -> None:
+        await store.write(lambda tx: tx.jobs.add(a_job(1, priority=HUGE)))
+        with pytest.raises(Exception):  # noqa: B017 - each driver has its own word for it
+            await store.write(lambda tx: tx.jobs.add(a_job(2, priority=HUGE + 1)))
+        kept = await store.read(lambda tx: tx.jobs.get("job_00000001"))
+        assert kept is not None
+        assert kept.priority == HUGE
+
+    # --- listing ------------------------------------------------------------------------------
+
+    async def test_pages_follow_each_other_newest_first_without_gap_or_repeat(self, store: Store) -> None:
+        def change(tx: Tx) -> None:
+            for n in range(1, 26):
+                # Five share each moment: the id decides among them.
+                add(tx, a_job(n, submitted_at=float(n // 5), project=("vision", "speech")[n % 2]))
+
+        await store.write(change)
+        for wanted in (
+            JobFilter(),
+            JobFilter(projects=("vision", "speech", "none")),
+            JobFilter(name="train"),
+        ):
+            seen = await _walk(store, wanted, limit=4)
+            expected = sorted((a_job(n, submitted_at=float(n // 5)) for n in range(1, 26)), key=_place)
+            assert [job.job_id for job in seen] == [job.job_id for job in reversed(expected)]
+
+    async def test_filters_select_and_combine(self, store: Store) -> None:
+        await store.write(_mixed_jobs)
+        cases = [
+            (JobFilter(), [6, 5, 4, 3, 2, 1]),
+            (JobFilter(projects=("speech",)), [6, 5]),
+            (JobFilter(projects=("vision", "speech"), statuses=("queued",)), [5, 2, 1]),
+            (JobFilter(projects=()), []),
+            (JobFilter(statuses=()), []),
+            (JobFilter(statuses=("succeeded", "failed")), [4, 3]),
+            (JobFilter(statuses=("running",)), [6]),
+            (JobFilter(name="eval"), [6, 2]),
+            (JobFilter(name="eval", projects=("vision",)), [2]),
+            (JobFilter(owner="usr_bob"), [5]),
+            (JobFilter(owner="usr_ana", statuses=("queued", "failed")), [4, 2, 1]),
+            (JobFilter(owner="usr_ana", name="eval", statuses=("running",)), [6]),
+            (JobFilter(array_id="arr_1"), [3]),
+            (JobFilter(array_id="arr_1", name="eval"), []),
+            (JobFilter(name="' OR 1=1 --"), []),
+            (JobFilter(projects=tuple(f"p{n}" for n in range(100)), statuses=("queued", "failed")), []),
+        ]
+        for wanted, numbers in cases:
+            page = await store.read(partial(_page, wanted=wanted))
+            assert [job.number for job, _ in page] == numbers, wanted
+
+    async def test_page_brings_each_job_with_its_newest_attempt(self, store: Store) -> None:
+        def change(tx: Tx) -> list[tuple[Job, Attempt]]:
+            job = a_job()
+            move(tx, add(tx, job), AttemptState.ENDED, reason=EndReason.LOST)
+            tx.jobs.update(replace(job, epoch=2, version=2))
+            tx.attempts.add(an_attempt(job, 2))
+            return tx.jobs.page(JobFilter(), None, 10)
+
+        [(job, attempt)] = await store.write(change)
+        assert (job.epoch, attempt.epoch, attempt.state) == (2, 2, AttemptState.QUEUED)
+
+    async def test_status_follows_attempt_and_outcome_in_whichever_order_they_are_written(
+        self, store: Store
+    ) -> None:
+        def retry(tx: Tx, job: Job, *, is_attempt_first: bool) -> Job:
+            again = replace(job, outcome=None, epoch=job.epoch + 1, version=job.version + 1)
+            if is_attempt_first:
+                tx.attempts.add(an_attempt(job, again.epoch))
+            tx.jobs.update(again)
+            if not is_attempt_first:
+                tx.attempts.add(an_attempt(job, again.epoch))
+            return again
+
+        def change(tx: Tx) -> list[str]:
+            seen = []
+            for number, is_attempt_first in ((1, True), (2, False)):
+                job, attempt = a_job(number), add(tx, a_job(number))
+                seen.append(_status(tx, number))
+                attempt = move(tx, attempt, AttemptState.RUNNING)
+                seen.append(_status(tx, number))
+                job = end(tx, job, attempt, JobOutcome.FAILED)
+                seen.append(_status(tx, number))
+                job = retry(tx, job, is_attempt_first=is_attempt_first)
+                seen.append(_status(tx, number))
+                move(tx, an_attempt(job, 2), AttemptState.STARTING)
+                # A late change of an attempt that is not the newest says nothing about the job.
+                old = tx.attempts.of_job(job.job_id)[0]
+                move(tx, old, AttemptState.ENDED, message="late")
+                seen.append(_status(tx, number))
+            return seen
+
+        assert await store.write(change) == ["queued", "running", "failed", "queued", "starting"] * 2
+
+    async def test_jobs_are_counted_by_status(self, store: Store) -> None:
+        await store.write(_mixed_jobs)
+        everywhere = await store.read(lambda tx: tx.jobs.count_by_status())
+        assert everywhere == {"queued": 3, "succeeded": 1, "failed": 1, "running": 1}
+        assert await store.read(lambda tx: tx.jobs.count_by_status(("speech",))) == {
+            "queued": 1,
+            "running": 1,
+        }
+        assert await store.read(lambda tx: tx.jobs.count_by_status(())) == {}
+
+    # --- attempts -----------------------------------------------------------------------------
+
+    async def test_attempt_with_every_field_set_comes_back_equal(self, store: Store) -> None:
+        outcome = NodeOutcome(
+            attempt_id="att",
+            epoch=1,
+            node="n1",
+            kind=EndKind.SIGNALED,
+            ended_at=5.5,
+            signal=9,
+            rank=3,
+            rules_hit=(RuleAction.EXCLUDE_NODE,),
+        )
+        share = NodeShare(node="n1", cpus=2.5, memory_bytes=1 << 40, gpu_ids=(0, 7))
+        attempt = an_attempt(
+            a_job(),
+            state=AttemptState.STOPPING,
+            backoff_s=0.5,
+            allocation=(share,),
+            native_id="native-1",
+            placed_at=2.0,
+            started_nodes=("n1",),
+            started_at=3.0,
+            stop_reason=EndReason.PREEMPTED,
+            stop_asked_at=4.0,
+            outcomes=(outcome,),
+            message="stopped\nby ana",
+            version=7,
+        )
+
+        def change(tx: Tx) -> None:
+            tx.jobs.add(a_job())
+            tx.attempts.add(attempt)
+
+        await store.write(change)
+        assert await store.read(lambda tx: tx.attempts.get(attempt.attempt_id)) == attempt
+        assert await store.read(lambda tx: tx.attempts.get("att_none")) is None
+
+    async def test_attempts_of_a_job_come_oldest_first_and_one_an_epoch(self, store: Store) -> None:
+        def change(tx: Tx) -> None:
+            tx.jobs.add(a_job())
+            for epoch in (2, 1, 3):
+                tx.attempts.add(an_attempt(a_job(), epoch))
+
+        await store.write(change)
+        epochs = await store.read(lambda tx: [a.epoch for a in tx.attempts.of_job(a_job().job_id)])
+        newest = await store.read(lambda tx: tx.attempts.newest(a_job().job_id))
+        assert epochs == [1, 2, 3]
+        assert newest == an_attempt(a_job(), 3)
+        with pytest.raises(Bug):
+            await store.write(lambda tx: tx.attempts.add(an_attempt(a_job(), 3, attempt_id="att_other")))
+
+    async def test_update_of_an_attempt_somebody_else_changed_is_stale(self, store: Store) -> None:
+        first = await store.write(lambda tx: add(tx, a_job()))
+        await store.write(lambda tx: move(tx, first, AttemptState.STARTING))
+        with pytest.raises(Stale, match=first.attempt_id):
+            await store.write(lambda tx: move(tx, first, AttemptState.ENDED))
+        assert await store.read(lambda tx: tx.attempts.in_states([AttemptState.ENDED])) == []
+
+    async def test_queued_come_by_priority_then_age_then_id(self, store: Store) -> None:
+        def change(tx: Tx) -> None:
+            add(tx, a_job(1, priority=0, submitted_at=10.0))
+            add(tx, a_job(2, priority=5, submitted_at=30.0))
+            add(tx, a_job(4, priority=5, submitted_at=20.0))
+            add(tx, a_job(3, priority=5, submitted_at=20.0))
+            add(tx, a_job(5, priority=-1, submitted_at=1.0))
+            move(tx, add(tx, a_job(6, priority=9)), AttemptState.STARTING)
+
+        await store.write(change)
+        queued = await store.read(lambda tx: tx.attempts.queued(10))
+        assert [job.number for job, _ in queued] == [3, 4, 2, 1, 5]
+        assert all(attempt.job_id == job.job_id for job, attempt in queued)
+        assert [job.number for job, _ in await store.read(lambda tx: tx.attempts.queued(2))] == [3, 4]
+
+    async def test_change_of_priority_changes_the_order(self, store: Store) -> None:
+        def change(tx: Tx) -> list[int]:
+            add(tx, a_job(1))
+            add(tx, a_job(2))
+            tx.jobs.update(a_job(2, priority=1, version=2))
+            return [job.number for job, _ in tx.attempts.queued(10)]
+
+        assert await store.write(change) == [2, 1]
+
+    async def test_holding_and_in_states_name_exactly_the_attempts_in_those_states(
+        self, store: Store
+    ) -> None:
+        def change(tx: Tx) -> None:
+            for n, state in enumerate(AttemptState, start=1):
+                attempt = add(tx, a_job(n))
+                if state is not AttemptState.QUEUED:
+                    move(tx, attempt, state)
+
+        await store.write(change)
+        holding = await store.read(lambda tx: tx.attempts.holding())
+        assert [(job.number, attempt.state.value) for job, attempt in holding] == [
+            (2, "starting"),
+            (3, "running"),
+            (4, "stopping"),
+        ]
+        ended = await store.read(lambda tx: tx.attempts.in_states((AttemptState.QUEUED, AttemptState.ENDED)))
+        assert [attempt.state.value for attempt in ended] == ["queued", "ended"]
+        assert await store.read(lambda tx: tx.attempts.in_states(())) == []
+
+    # --- nodes --------------------------------------------------------------------------------
+
+    async def test_node_is_put_whole_guarded_by_version_and_removed(self, store: Store) -> None:
+        first = a_node("n2")
+        gpus = (Gpu(index=0, kind="H100", memory_bytes=80 << 30),)
+        facts = replace(first.facts, gpus=gpus, labels={"rack": "r1", "fabric": "f"})
+        second = replace(first, facts=facts, state=NodeState.DRAINING, because="bad NVLink", version=2)
+
+        def change(tx: Tx) -> None:
+            tx.nodes.put(first)
+            tx.nodes.put(a_node("n1"))
+            tx.nodes.put(second)
+
+        await store.write(change)
+        assert await store.read(lambda tx: tx.nodes.get("n2")) == second
+        assert await store.read(lambda tx: tx.nodes.all()) == [a_node("n1"), second]
+        with pytest.raises(Stale, match="n2"):
+            await store.write(lambda tx: tx.nodes.put(second))
+        await store.write(lambda tx: tx.nodes.remove("n2"))
+        await store.write(lambda tx: tx.nodes.remove("n2"))
+        assert await store.read(lambda tx: tx.nodes.get("n2")) is None
+
+    # --- idempotency keys, secrets, settings --------------------------------------------------
+
+    async def test_key_is_recalled_for_the_same_request_and_refused_for_another(self, store: Store) -> None:
+        await store.write(lambda tx: tx.keys.remember("user:ana", "k", "f1", b"\x00answer\xff", 5.0))
+        assert await store.read(lambda tx: tx.keys.recall("user:ana", "k", "f1")) == b"\x00answer\xff"
+        assert await store.read(lambda tx: tx.keys.recall("user:bob", "k", "f2")) is None
+        with pytest.raises(KeyReused) as caught:
+            await store.read(lambda tx: tx.keys.recall("user:ana", "k", "f2"))
+        assert caught.value.code == "idempotency.mismatch"
+
+    async def test_old_keys_are_purged(self, store: Store) -> None:
+        def change(tx: Tx) -> int:
+            for n in range(4):
+                tx.keys.remember("user:ana", f"k{n}", "f", b"", float(n))
+            return tx.keys.purge(2.0)
+
+        assert await store.write(change) == 2
+        assert await store.read(lambda tx: tx.keys.recall("user:ana", "k1", "f")) is None
+        assert await store.read(lambda tx: tx.keys.recall("user:ana", "k2", "f")) == b""
+
+    async def test_sealed_secret_is_replaced_and_dropped(self, store: Store) -> None:
+        await store.write(lambda tx: tx.secrets.put("job_1", b"\x00one"))
+        await store.write(lambda tx: tx.secrets.put("job_1", b"two"))
+        assert await store.read(lambda tx: tx.secrets.get("job_1")) == b"two"
+        await store.write(lambda tx: tx.secrets.drop("job_1"))
+        await store.write(lambda tx: tx.secrets.drop("job_1"))
+        assert await store.read(lambda tx: tx.secrets.get("job_1")) is None
+
+    async def test_setting_is_replaced(self, store: Store) -> None:
+        await store.write(lambda tx: tx.meta.set("cluster", "one"))
+        await store.write(lambda tx: tx.meta.set("cluster", "two"))
+        assert await store.read(lambda tx: tx.meta.get("cluster")) == "two"
+        assert await store.read(lambda tx: tx.meta.get("nothing")) is None
+
+    # --- people -------------------------------------------------------------------------------
+
+    async def test_users_are_found_by_id_and_name_and_names_are_taken_once(self, store: Store) -> None:
+        ana = User(user_id="usr_2", name="ana", cluster_role=Role.ADMIN, created_at=1.5)
+        zoe = User(user_id="usr_1", name="zoe")
+
+        def change(tx: Tx) -> None:
+            tx.people.add_user(zoe)
+            tx.people.add_user(ana)
+            tx.people.update_user(replace(zoe, is_active=False))
+
+        await store.write(change)
+        assert await store.read(lambda tx: tx.people.get_user("usr_2")) == ana
+        assert await store.read(lambda tx: tx.people.user_by_name("ana")) == ana
+        assert await store.read(lambda tx: tx.people.user_by_name("Ana")) is None
+        assert await store.read(lambda tx: tx.people.users()) == [ana, replace(zoe, is_active=False)]
+        with pytest.raises(StateError, match="`ana`"):
+            await store.write(lambda tx: tx.people.add_user(User(user_id="usr_3", name="ana")))
+        with pytest.raises(NotFound):
+            await store.write(lambda tx: tx.people.update_user(User(user_id="usr_9", name="bob")))
+
+    async def test_project_keeps_its_uid_and_uids_are_never_given_twice(self, store: Store) -> None:
+        def change(tx: Tx) -> list[int]:
+            uids = [tx.people.next_uid(), tx.people.next_uid()]
+            tx.people.add_project(Project(name="vision", uid=uids[0]))
+            tx.people.update_project(Project(name="vision", uid=uids[0], max_open_jobs=5))
+            return uids
+
+        assert await store.write(change) == [200_000, 200_001]
+        assert await store.write(lambda tx: tx.people.next_uid()) == 200_002
+        vision = Project(name="vision", uid=200_000, max_open_jobs=5)
+        assert await store.read(lambda tx: tx.people.get_project("vision")) == vision
+        assert await store.read(lambda tx: tx.people.projects()) == [vision]
+        with pytest.raises(StateError, match="`vision`"):
+            await store.write(lambda tx: tx.people.add_project(replace(vision, uid=200_009)))
+        with pytest.raises(NotFound):
+            await store.write(lambda tx: tx.people.update_project(replace(vision, uid=1)))
+
+    async def test_memberships_are_set_changed_listed_and_removed(self, store: Store) -> None:
+        def change(tx: Tx) -> None:
+            for user_id, name in (("usr_1", "zoe"), ("usr_2", "ana")):
+                tx.people.add_user(User(user_id=user_id, name=name))
+                for project in ("vision", "speech"):
+                    tx.people.set_membership(_member(user_id, name, project, Role.VIEWER))
+            tx.people.set_membership(_member("usr_1", "zoe", "vision", Role.LEAD))
+            tx.people.remove_membership("usr_2", "speech")
+
+        await store.write(change)
+        zoe_leads = _member("usr_1", "zoe", "vision", Role.LEAD)
+        ana_views = _member("usr_2", "ana", "vision", Role.VIEWER)
+        zoe_views = _member("usr_1", "zoe", "speech", Role.VIEWER)
+        assert await store.read(lambda tx: tx.people.membership("usr_1", "vision")) == zoe_leads
+        assert await store.read(lambda tx: tx.people.membership("usr_2", "speech")) is None
+        assert await store.read(lambda tx: tx.people.memberships()) == [zoe_views, ana_views, zoe_leads]
+        assert await store.read(lambda tx: tx.people.memberships(user_id="usr_2")) == [ana_views]
+        assert await store.read(lambda tx: tx.people.memberships(project="speech")) == [zoe_views]
+
+    async def test_token_is_kept_as_a_hash_and_revoked_once(self, store: Store) -> None:
+        token = Token(token_id="tok_1", user_id="usr_1", secret_hash=b"\x00\xff" * 16, project="vision")
+
+        def change(tx: Tx) -> None:
+            tx.people.add_token(token)
+            tx.people.add_token(replace(token, token_id="tok_2", user_id="usr_2"))
+
+        await store.write(change)
+        assert await store.read(lambda tx: tx.people.get_token("tok_1")) == token
+        assert [t.token_id for t in await store.read(lambda tx: tx.people.tokens())] == ["tok_1", "tok_2"]
+        assert [t.token_id for t in await store.read(lambda tx: tx.people.tokens("usr_2"))] == ["tok_2"]
+        await store.write(lambda tx: tx.people.revoke_token("tok_1", 9.0))
+        again = await store.write(lambda tx: tx.people.revoke_token("tok_1", 10.0))
+        assert again.revoked_at == 9.0
+        assert await store.read(lambda tx: tx.people.get_token("tok_1")) == again
+        with pytest.raises(NotFound, match="tok_9"):
+            await store.write(lambda tx: tx.people.revoke_token("tok_9", 9.0))
+
+
+def _mixed_jobs(tx: Tx) -> None:
+    add(tx, a_job(1))
+    add(tx, a_job(2, name="eval"))
+    in_array = a_job(3, array=ArrayPlace(array_id="arr_1", index=0, size=1))
+    end(tx, in_array, add(tx, in_array))
+    end(tx, a_job(4), add(tx, a_job(4)), JobOutcome.FAILED)
+    add(tx, a_job(5, project="speech", owner="usr_bob"))
+    move(tx, add(tx, a_job(6, project="speech", name="eval")), AttemptState.RUNNING)
+
+
+def _status(tx: Tx, number: int) -> str:
+    """As a listing by status sees it."""
+    every = (*AttemptState, *JobOutcome)
+    listed = {s: [job.number for job, _ in tx.jobs.page(JobFilter(statuses=(s,)), None, 10)] for s in every}
+    [status] = [status for status, numbers in listed.items() if number in numbers]
+    return str(status)
+
+
+def _page(
+    tx: Tx, wanted: JobFilter, before: tuple[float, str] | None = None, limit: int = 10
+) -> list[tuple[Job, Attempt]]:
+    return tx.jobs.page(wanted, before, limit)
+
+
+def _member(user_id: str, name: str, project: str, role: Role) -> Membership:
+    return Membership(user_id=user_id, user_name=name, project=project, role=role)
+
+
+def _place(job: Job) -> tuple[float, str]:
+    return job.submitted_at, job.job_id
+
+
+async def _walk(store: Store, wanted: JobFilter, limit: int) -> list[Job]:
+    seen: list[Job] = []
+    while True:
+        before = _place(seen[-1]) if seen else None
+        page = await store.read(partial(_page, wanted=wanted, before=before, limit=limit))
+        seen.extend(job for job, _ in page)
+        if len(page) < limit:
+            return seen

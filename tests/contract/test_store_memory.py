@@ -1,0 +1,40 @@
+"""The in-memory store of the simulation, held to the store's contract."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from shoal.store import Store, open_memory_store
+from shoal.store.memory import MemoryStore
+from tests.contract.event_log_contract import EventLogContract, Tamper
+from tests.contract.store_contract import StoreContract
+from tests.contract.test_store_sqlite import TRIGGERS
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[Store]:
+    store = open_memory_store()
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+def tamper(store: MemoryStore) -> Tamper:
+    def run(sql: str) -> None:
+        connection = store._database.connect_writer()
+        for trigger in TRIGGERS:
+            connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS {trigger}")
+        connection.exec_driver_sql(sql)
+        connection.commit()
+
+    return run
+
+
+class TestMemoryStore(StoreContract):
+    __test__ = True
+
+
+class TestMemoryEventLog(EventLogContract):
+    __test__ = True

@@ -1,0 +1,232 @@
+"""The command line against a real control plane, which the commands themselves start, restart and stop."""
+
+from __future__ import annotations
+
+import datetime as dt
+import ipaddress
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from shoal.cli.home import holder
+
+SHOAL = (sys.executable, "-m", "shoal.cli.main")
+LIMIT_S = 60.0
+
+
+@dataclass
+class Person:
+    """Somebody at a terminal of their own, with a home of their own."""
+
+    home: Path
+    place: Path
+
+    @property
+    def env(self) -> dict[str, str]:
+        own = {k: v for k, v in os.environ.items() if not k.startswith("SHOAL_")}
+        return {**own, "SHOAL_HOME": str(self.home), "NO_COLOR": "1", "COLUMNS": "80"}
+
+    def __call__(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*SHOAL, *argv],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+            env=self.env,
+            cwd=self.place,
+        )
+
+    def begin(self, *argv: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*SHOAL, *argv],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self.env,
+            cwd=self.place,
+        )
+
+    def json(self, *argv: str) -> Any:
+        done = self(*argv, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+
+@pytest.fixture
+def person(tmp_path: Path) -> Iterator[Person]:
+    (tmp_path / "work").mkdir()
+    somebody = Person(tmp_path / "home", tmp_path / "work")
+    yield somebody
+    if holder(somebody.home) is not None:
+        somebody("down", "--jobs")
+
+
+def until(true: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + LIMIT_S
+    while not (seen := true()):
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(0.05)
+    return seen
+
+
+def server_pid(person: Person) -> int:
+    return int(json.loads((person.home / "server.json").read_text())["pid"])
+
+
+def test_from_nothing_to_an_exit_code_in_one_command(person: Person) -> None:
+    (person.place / "words.txt").write_text("from the snapshot\n")
+    done = person("run", "--", "sh", "-c", "cat words.txt; exit 7")
+    assert done.returncode == 7, done.stderr
+    assert done.stdout == "[0] from the snapshot\n"
+    assert "no control plane was running; started one at http://127.0.0.1:" in done.stderr
+    assert "rank 0 exited with code 7" in done.stderr
+
+
+def test_the_admin_token_is_shown_once_and_a_second_up_reports_the_first(person: Person) -> None:
+    first, second = person("up"), person("up")
+    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
+    assert first.stdout.count("shl_") == 1
+    assert "shl_" not in second.stdout
+    assert f"already up at {json.loads((person.home / 'server.json').read_text())['url']}" in second.stdout
+    assert person("login").stdout.startswith("you are ")
+    down = person("down")
+    assert "running jobs run on" in down.stdout
+    assert person("queue").returncode == 6
+    assert "no control plane is running" in person("down").stdout
+
+
+def test_two_ups_at_once_make_one_control_plane(person: Person) -> None:
+    both = [person.begin("up", "--json") for _ in range(2)]
+    told = [json.loads(process.communicate(timeout=LIMIT_S)[0]) for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert told[0]["pid"] == told[1]["pid"]
+    assert sorted(entry["was_running"] for entry in told) == [False, True]
+    assert sum(entry["token"] is not None for entry in told) == 1
+
+
+def test_a_control_plane_killed_in_the_middle_of_a_run_is_not_noticed(person: Person) -> None:
+    assert person("up").returncode == 0
+    run = person.begin(
+        "run", "--", "sh", "-c", "for i in 1 2 3 4 5 6; do echo line $i; sleep 0.5; done; exit 5"
+    )
+    assert run.stdout is not None
+    lines = [run.stdout.readline()]
+    os.kill(server_pid(person), signal.SIGKILL)
+    until(lambda: holder(person.home) is None, "the killed server lets go")
+    assert person("up").returncode == 0
+    rest, told = run.communicate(timeout=LIMIT_S)
+    lines += rest.splitlines(keepends=True)
+    assert lines == [f"[0] line {n}\n" for n in range(1, 7)]
+    assert run.returncode == 5, told
+    assert person.json("queue", "--all")[0]["epoch"] == 1
+
+
+def test_interrupting_a_run_leaves_the_job_running(person: Person) -> None:
+    assert person("up").returncode == 0
+    run = person.begin("run", "--name", "long", "--", "sh", "-c", "echo here; sleep 300")
+    assert run.stdout is not None
+    assert run.stdout.readline() == "[0] here\n"
+    run.send_signal(signal.SIGINT)
+    _, told = run.communicate(timeout=LIMIT_S)
+    assert run.returncode == 130
+    assert "runs on" in told
+    assert "Traceback" not in told
+    for name in ("1", "default/1", "long", person.json("queue")[0]["job_id"]):
+        assert person("why", name).stdout.startswith("default/1 is running on")
+    assert person("stop", "long", "--wait").stdout == "default/1: cancelled\n"
+    assert person("logs", "long").stdout.startswith("[0] here\n")
+    assert person("retry", "long").returncode == 0
+
+
+def test_jobs_run_on_while_the_control_plane_is_down(person: Person) -> None:
+    assert person("run", "-d", "--", "sh", "-c", "sleep 3; exit 9").stdout == "default/1\n"
+    until(lambda: person.json("queue")[0]["status"] == "running", "it runs")
+    assert person("down").returncode == 0
+    assert person("up").returncode == 0
+    ended = until(lambda: [j for j in person.json("queue", "--all") if j["ended_at"]], "it ends")
+    assert (ended[0]["exit_code"], ended[0]["epoch"]) == (9, 1)
+
+
+def test_options_come_back_with_the_next_start(person: Person) -> None:
+    assert person("up", "--demo", "3x8").returncode == 0
+    names = {node["name"] for node in person.json("nodes") if node["is_simulated"]}
+    assert len(names) == 3
+    os.kill(server_pid(person), signal.SIGKILL)
+    until(lambda: holder(person.home) is None, "the killed server lets go")
+    assert person("run", "-d", "--gpus", "8", "--nodes", "3", "--", "true").returncode == 0
+    assert {node["name"] for node in person.json("nodes") if node["is_simulated"]} == names
+
+
+def test_an_array_reports_progress_and_fails_if_one_element_does(person: Person) -> None:
+    assert person("up").returncode == 0
+    command = ("run", "--array", "0..3", "--", "sh", "-c", 'test "$SLURM_ARRAY_TASK_ID" != 2')
+    done = person(*command)
+    assert done.returncode == 1, done.stderr
+    assert "3 succeeded" in done.stderr
+    assert "1 failed" in done.stderr
+
+
+def test_listening_to_the_world_without_tls_is_refused(person: Person) -> None:
+    for flag in ((), ("--foreground",)):
+        done = person("up", "--listen", "0.0.0.0:0", *flag)
+        assert done.returncode == 2
+        assert "refusing to listen on 0.0.0.0 without TLS" in done.stderr
+    assert holder(person.home) is None
+
+
+def test_a_taken_port_is_named(person: Person) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = person("up", "--listen", f"127.0.0.1:{port}")
+    assert done.returncode == 6
+    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_server_with_its_own_certificate_is_trusted_on_its_own_machine(person: Person) -> None:
+    cert, key = write_certificate(person.place)
+    done = person("up", "--tls-cert", cert.name, "--tls-key", key.name)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((person.home / "server.json").read_text())["url"].startswith("https://127.0.0.1:")
+    assert person("run", "--", "echo", "over TLS").stdout == "[0] over TLS\n"
+
+
+def write_certificate(place: Path) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1, signed by itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "shoal test")])
+    now = dt.datetime.now(dt.UTC)
+    cert = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    cert_file, key_file = place / "cert.pem", place / "key.pem"
+    cert_file.write_bytes(cert.public_bytes(serialization.Encoding.PEM))
+    pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    key_file.write_bytes(key.private_bytes(pem, form, serialization.NoEncryption()))
+    return cert_file, key_file

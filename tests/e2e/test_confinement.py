@@ -1,0 +1,256 @@
+"""Walls and limits, each tried by a job that runs into it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.runtime import spool
+from shoal.runtime.confine.detect import detect
+from shoal.wire import Credentials, EndKind, Limits, Mount
+from tests.support.confinements import CGROUP, JOB_UID, MODES, needs
+from tests.support.shares import Start, an_order, processes_with, shares_in, until
+
+FULL = (CGROUP, "bubblewrap", "uid")
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    with shares_in(tmp_path / "home") as make:
+        yield make
+
+
+def test_what_is_in_force_is_said_in_words() -> None:
+    words = detect()
+    assert any(word in words for word in ("cgroup1", "cgroup2", "rlimits"))
+    assert set(words) <= {"cgroup1", "cgroup2", "rlimits", "affinity", "bubblewrap", "uid"}
+
+
+@pytest.mark.parametrize("confinement", MODES)
+def test_whole_tree_is_gone_with_the_outcome(start: Start, confinement: tuple[str, ...]) -> None:
+    mark = f"32.{os.getpid()}{abs(hash(confinement)) % 1000:03}"
+    daemon = f"setsid sh -c 'trap \"\" TERM HUP; cd /; exec env -i setsid sleep {mark}' &"
+    run = f"({daemon}) ; sleep {mark} & sleep 0.3; exit 4"
+    share = start(an_order(run=run, ranks_per_node=2, confinement=confinement, uid=JOB_UID))
+    outcome = share.run()
+    assert (outcome.kind, outcome.exit_code) == (EndKind.EXITED, 4), outcome
+    assert processes_with(mark) == []
+    assert not [path for path in spool.read_cgroups(share.share) if Path(path).exists()]
+
+
+@pytest.mark.parametrize("confinement", MODES)
+def test_exit_codes_and_signals_survive_every_confinement(start: Start, confinement: tuple[str, ...]) -> None:
+    for number, (run, expected) in enumerate(
+        (("exit 137", (EndKind.EXITED, 137, None)), ("kill -9 $$", (EndKind.SIGNALED, None, 9)))
+    ):
+        order = an_order(attempt_id=f"att_{number}", run=run, confinement=confinement, uid=JOB_UID)
+        outcome = start(order).run()
+        assert (outcome.kind, outcome.exit_code, outcome.signal) == expected, outcome
+
+
+@needs(CGROUP)
+@pytest.mark.parametrize("confinement", [(CGROUP,), FULL])
+def test_job_over_its_memory_limit_is_out_of_memory(start: Start, confinement: tuple[str, ...]) -> None:
+    run = "python -c 'x = bytearray(512 << 20); print(len(x))'"
+    limits = Limits(cpus=1.0, memory_bytes=64 << 20)
+    share = start(an_order(run=run, limits=limits, confinement=confinement, uid=JOB_UID))
+    outcome = share.run()
+    assert outcome.kind is EndKind.OUT_OF_MEMORY, outcome
+    assert "ran out of memory" in outcome.message
+    assert share.texts() == []
+
+
+def test_memory_limit_of_a_single_process_holds_without_cgroups(start: Start) -> None:
+    run = "python -c 'x = bytearray(512 << 20); print(len(x))'"
+    limits = Limits(cpus=1.0, memory_bytes=128 << 20)
+    share = start(an_order(run=run, limits=limits, confinement=("rlimits", "affinity")))
+    outcome = share.run()
+    assert outcome.kind is EndKind.EXITED
+    assert "MemoryError" in outcome.message
+
+
+@needs(CGROUP)
+def test_process_limit_stops_a_fork_bomb(start: Start) -> None:
+    run = "for i in $(seq 50); do sleep 60 & done; echo all started"
+    limits = Limits(cpus=1.0, max_processes=10)
+    share = start(an_order(run=run, limits=limits, confinement=FULL, uid=JOB_UID))
+    outcome = share.run()
+    assert outcome.kind is EndKind.EXITED
+    assert "fork" in outcome.message
+    assert share.texts() == []
+
+
+@needs(CGROUP)
+def test_fork_bomb_is_killed_to_the_last_process(start: Start) -> None:
+    mark = f"34.{os.getpid()}"
+    run = f"bomb() {{ bomb | bomb & sleep {mark}; }}; bomb; wait"
+    limits = Limits(cpus=0.5, max_processes=64)
+    share = start(an_order(run=run, limits=limits, time_limit_s=1.0, grace_s=0.2, confinement=(CGROUP,)))
+    assert share.run().kind in (EndKind.TIME_LIMIT, EndKind.EXITED)
+    assert processes_with(mark) == []
+
+
+@needs(CGROUP)
+def test_cpu_quota_is_kept(start: Start) -> None:
+    program = (
+        "import os,time\nend=time.monotonic()+2\nwhile time.monotonic()<end: pass\nprint(sum(os.times()[:2]))"
+    )
+    share = start(an_order(run=f'python -c "{program}"', limits=Limits(cpus=0.25), confinement=(CGROUP,)))
+    outcome = share.run()
+    assert outcome.kind is EndKind.SUCCEEDED
+    assert float(share.texts()[0]) < 1.0
+    assert outcome.cpu_s is not None
+    assert outcome.cpu_s < 1.2
+
+
+def test_affinity_holds_without_cgroups(start: Start) -> None:
+    run = "python -c 'import os; print(len(os.sched_getaffinity(0)))'"
+    share = start(an_order(run=run, limits=Limits(cpus=1.0), confinement=("rlimits", "affinity")))
+    share.run()
+    assert share.texts() == ["1"]
+
+
+@needs("bubblewrap", "uid")
+def test_job_cannot_read_shoals_home_nor_another_jobs_directory(start: Start) -> None:
+    other = start(an_order(attempt_id="att_other"))
+    (other.home / "shoal.db").write_text("state")
+    (other.home / "shoal.db").chmod(0o644)
+    (other.directory / "secret").write_text("not yours")
+    run = (
+        f"ls {other.home}; cat {other.home}/shoal.db; cat {other.directory}/secret; ls ..; id -u; touch mine"
+    )
+    share = start(an_order(run=run, confinement=FULL, uid=JOB_UID))
+    share.run()
+    assert share.texts() == ["spool", "work", str(JOB_UID)]
+    assert len(share.texts("e")) == 2
+    assert (share.directory / "work" / "mine").stat().st_uid == JOB_UID
+
+
+@needs("bubblewrap", "uid")
+def test_job_sees_no_process_but_its_own(start: Start) -> None:
+    credentials = Credentials(supervisor_token="shs_hidden")
+    run = "cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n' | grep -c shs_; ls -d /proc/[0-9]* | wc -l"
+    share = start(an_order(run=run, confinement=FULL, uid=JOB_UID), credentials)
+    share.run()
+    assert share.texts()[0] == "0"
+    assert int(share.texts()[1]) < 8
+
+
+@needs("uid")
+def test_job_of_another_user_cannot_read_foreign_environments(start: Start) -> None:
+    home = Path(subprocess.check_output(["mktemp", "-d", "/var/tmp/shoal.XXXXXX"], text=True).strip())
+    with shares_in(home / "home") as make:
+        share = make(an_order(run=f"cat /proc/{os.getpid()}/environ", confinement=("uid",), uid=JOB_UID))
+        for path in (home, share.home, *share.directory.parents[:3], share.directory):
+            path.chmod(0o711)
+        outcome = share.run()
+        assert outcome.kind is EndKind.EXITED, outcome
+        assert "Permission denied" in outcome.message
+    subprocess.run(["rm", "-r", str(home)], check=True)
+
+
+@needs("uid")
+def test_user_who_cannot_reach_the_work_directory_is_told_so(start: Start) -> None:
+    outcome = start(an_order(confinement=("uid",), uid=JOB_UID)).run()
+    assert outcome.kind is EndKind.SETUP_FAILED
+    assert "cannot pass through" in outcome.message
+
+
+@needs(*FULL)
+def test_job_has_no_privilege_and_can_gain_none(start: Start) -> None:
+    run = "grep -E 'NoNewPrivs|CapEff|CapBnd|Groups' /proc/self/status; touch /etc/x /usr/x /x"
+    share = start(an_order(run=run, confinement=FULL, uid=JOB_UID))
+    share.run()
+    values = dict(line.split(":") for line in share.texts())
+    assert {name: value.strip() for name, value in values.items()} == {
+        "Groups": "",
+        "CapEff": "0" * 16,
+        "CapBnd": "0" * 16,
+        "NoNewPrivs": "1",
+    }
+    assert [text.split(": ")[-1] for text in share.texts("e")] == ["Read-only file system"] * 3
+
+
+@needs("bubblewrap")
+def test_root_inside_the_sandbox_has_no_capability(start: Start) -> None:
+    share = start(
+        an_order(run="grep CapEff /proc/self/status; mount -t tmpfs x /mnt", confinement=("bubblewrap",))
+    )
+    assert share.run().kind is EndKind.EXITED
+    assert share.texts()[0].endswith("0" * 16)
+
+
+@needs("bubblewrap", "uid")
+def test_jobs_preloaded_library_is_used_by_the_job_alone(start: Start) -> None:
+    env = {"LD_PRELOAD": "/no/such/library.so", "PYTHONPATH": "/nowhere"}
+    share = start(an_order(run="echo $PYTHONPATH", env=env, confinement=FULL, uid=JOB_UID))
+    assert share.run().kind is EndKind.SUCCEEDED
+    assert share.texts() == ["/nowhere"]
+    assert "ld.so" in share.texts("e")[0]
+    assert Path(share.share.errors).read_text() == ""
+
+
+@needs("bubblewrap")
+def test_tmp_is_private_and_removed(start: Start) -> None:
+    name = f"shoal-private-{os.getpid()}"
+    run = f"echo x > /tmp/{name} && cat /tmp/{name}; echo y > /dev/shm/{name} && cat /dev/shm/{name}; ls /run"
+    share = start(an_order(run=run, confinement=FULL, uid=JOB_UID))
+    share.run()
+    assert share.texts() == ["x", "y"]
+    assert not Path(f"/tmp/{name}").exists()
+    assert not Path(share.share.scratch).exists()
+
+
+@needs("bubblewrap", "uid")
+def test_mounts_appear_where_the_job_wants_them(start: Start) -> None:
+    source = Path(subprocess.check_output(["mktemp", "-d", "/var/tmp/shoal.XXXXXX"], text=True).strip())
+    source.chmod(0o777)
+    (source / "set").write_text("data\n")
+    mounts = (
+        Mount(source=str(source), target="/data"),
+        Mount(source=str(source), target="/srv/sets/first", is_read_only=True),
+    )
+    run = "cat /data/set /srv/sets/first/set; touch /data/new; touch /srv/sets/first/refused"
+    share = start(an_order(run=run, mounts=mounts, confinement=FULL, uid=JOB_UID))
+    outcome = share.run()
+    assert outcome.kind is EndKind.EXITED, outcome
+    assert share.texts() == ["data", "data"]
+    assert "Read-only" in outcome.message
+    assert sorted(path.name for path in source.iterdir()) == ["new", "set"]
+    subprocess.run(["rm", "-r", str(source)], check=True)
+
+
+@needs("bubblewrap", "uid")
+@pytest.mark.parametrize("source", ["/proc", "/", "/no/such/place", "CLOSED"])
+def test_mount_of_what_the_job_may_not_see_fails_the_setup(start: Start, tmp_path: Path, source: str) -> None:
+    closed = tmp_path / "closed"
+    (closed / "inner").mkdir(parents=True)
+    closed.chmod(0o700)
+    mounts = (Mount(source=source.replace("CLOSED", f"{closed}/inner"), target="/data"),)
+    outcome = start(an_order(run="ls /data", mounts=mounts, confinement=FULL, uid=JOB_UID)).run()
+    assert (outcome.kind, outcome.started_at) == (EndKind.SETUP_FAILED, None)
+    assert "mount source" in outcome.message
+
+
+def test_mounts_without_bubblewrap_are_refused_and_not_ignored(start: Start) -> None:
+    mounts = (Mount(source="/usr", target="/data"),)
+    outcome = start(an_order(mounts=mounts, confinement=())).run()
+    assert outcome.kind is EndKind.SETUP_FAILED
+    assert "bubblewrap" in outcome.message
+
+
+@needs("bubblewrap")
+def test_killed_supervisor_takes_its_sandbox_with_it(start: Start) -> None:
+    mark = f"33.{os.getpid()}"
+    share = start(
+        an_order(run=f"setsid sleep {mark} & echo ready; sleep {mark}", confinement=("bubblewrap",))
+    )
+    process = share.spawn()
+    until(lambda: len(processes_with(mark)) >= 2, describe=share.describe)
+    process.kill()
+    process.wait(10)
+    until(lambda: processes_with(mark) == [])

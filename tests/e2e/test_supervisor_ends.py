@@ -1,0 +1,197 @@
+"""How a share can end, each way with real processes."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import signal
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.runtime import spool
+from shoal.wire import Credentials, EndKind, Limits, LogRule, RuleAction
+from tests.support.shares import RunningShare, Start, an_order, shares_in, until
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    with shares_in(tmp_path / "home") as make:
+        yield make
+
+
+def test_share_whose_ranks_all_exit_0_has_succeeded(start: Start) -> None:
+    share = start(an_order(ranks_per_node=3, run="echo $RANK of $WORLD_SIZE; echo oops >&2"))
+    outcome = share.run()
+    assert (outcome.kind, outcome.exit_code, outcome.message) == (EndKind.SUCCEEDED, None, "")
+    assert sorted(share.texts("o")) == ["0 of 3", "1 of 3", "2 of 3"]
+    assert share.texts("e") == ["oops"] * 3
+    assert outcome.started_at is not None
+    assert outcome.started_at <= outcome.ended_at
+
+
+def test_first_failing_rank_its_code_and_its_last_words_are_reported_and_the_others_stopped(
+    start: Start,
+) -> None:
+    run = 'if [ $RANK = 5 ]; then echo "ValueError: bad batch" >&2; exit 3; fi; sleep 300'
+    share = start(an_order(ranks_per_node=2, node_rank=2, nodes=("a", "b", "node-1"), run=run))
+    outcome = share.run()
+    assert (outcome.kind, outcome.exit_code, outcome.rank) == (EndKind.EXITED, 3, 5)
+    assert outcome.message == "rank 5 exited with code 3\nValueError: bad batch"
+
+
+def test_signal_that_was_not_ours_is_reported_as_such(start: Start) -> None:
+    outcome = start(an_order(run="kill -SEGV $$")).run()
+    assert (outcome.kind, outcome.signal, outcome.exit_code) == (EndKind.SIGNALED, signal.SIGSEGV, None)
+    assert "SIGSEGV" in outcome.message
+
+
+def test_missing_executable_is_said_in_words(start: Start) -> None:
+    outcome = start(an_order(run="no-such-program --x")).run()
+    assert (outcome.kind, outcome.exit_code) == (EndKind.EXITED, 127)
+    assert "program not found" in outcome.message
+    assert "no-such-program" in outcome.message
+
+
+def test_setup_runs_once_before_the_ranks_in_the_same_directory(start: Start) -> None:
+    share = start(an_order(setup="echo once >> made; echo preparing", run="cat made", ranks_per_node=2))
+    assert share.run().kind is EndKind.SUCCEEDED
+    assert share.texts("o") == ["once", "once"]
+    assert ("-", "s", "preparing") in share.log()
+
+
+def test_failing_setup_starts_no_rank(start: Start) -> None:
+    share = start(an_order(setup="echo no such package >&2; exit 9", run="echo never"))
+    outcome = share.run()
+    assert (outcome.kind, outcome.exit_code) == (EndKind.SETUP_FAILED, 9)
+    assert outcome.started_at is None
+    assert outcome.message == "setup exited with code 9\nno such package"
+    assert share.texts("o") == []
+
+
+def put_archive(share: RunningShare, **files: bytes) -> str:
+    with tarfile.open(share.share.archive, "w") as archive:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return hashlib.sha256(Path(share.share.archive).read_bytes()).hexdigest()
+
+
+def test_archive_is_unpacked_where_the_ranks_start(start: Start) -> None:
+    share = start(an_order())
+    digest = put_archive(share, greeting=b"hello from the archive\n")
+    spool.write_order(share.share, an_order(run="cat greeting; touch mine", archive_digest=digest))
+    outcome = share.run()
+    assert outcome.kind is EndKind.SUCCEEDED, outcome
+    assert share.texts("o") == ["hello from the archive"]
+
+
+def test_archive_with_another_digest_fails_the_setup(start: Start) -> None:
+    share = start(an_order(run="echo never", archive_digest="0" * 64))
+    put_archive(share, greeting=b"x")
+    outcome = share.run()
+    assert outcome.kind is EndKind.SETUP_FAILED
+    assert outcome.message.startswith("unpacking failed: the archive's SHA-256 is")
+    assert outcome.started_at is None
+
+
+def test_missing_archive_fails_the_setup(start: Start) -> None:
+    assert start(an_order(archive_digest="0" * 64)).run().kind is EndKind.SETUP_FAILED
+
+
+def test_script_too_long_for_one_argument_still_runs(start: Start) -> None:
+    share = start(an_order(run="# " + "x" * 200_000 + "\necho long"))
+    assert share.run().kind is EndKind.SUCCEEDED
+    assert share.texts("o") == ["long"]
+
+
+def test_environment_too_large_for_the_kernel_is_a_failed_setup(start: Start) -> None:
+    outcome = start(an_order(env={"BIG": "x" * 200_000})).run()
+    assert outcome.kind is EndKind.SETUP_FAILED
+    assert "Argument list too long" in outcome.message
+
+
+def test_time_limit_ends_it(start: Start) -> None:
+    outcome = start(an_order(run="sleep 300", time_limit_s=0.3)).run()
+    assert (outcome.kind, outcome.message) == (EndKind.TIME_LIMIT, "the time limit of 0.3 s has passed")
+
+
+def test_time_limit_covers_setup(start: Start) -> None:
+    outcome = start(an_order(setup="sleep 300", time_limit_s=0.3)).run()
+    assert (outcome.kind, outcome.started_at) == (EndKind.TIME_LIMIT, None)
+
+
+def test_sigterm_gives_the_ranks_their_grace_even_behind_a_shell(start: Start) -> None:
+    program = "import signal,sys,time\ndef f(*a): time.sleep(0.5); print('saved',flush=True); sys.exit(0)\n"
+    program += "signal.signal(signal.SIGTERM,f); print('ready',flush=True); time.sleep(300)"
+    share = start(an_order(run=f'python -c "{program}"; echo not reached', grace_s=20.0))
+    process = share.spawn()
+    until(lambda: "ready" in share.texts(), describe=share.describe)
+    assert spool.signal_supervisor(share.share)
+    outcome = share.outcome()
+    process.wait(20)
+    assert outcome.kind is EndKind.STOPPED
+    assert share.texts() == ["ready", "saved"]
+
+
+def test_rank_that_ignores_sigterm_is_killed_after_the_grace_of_the_stop_file(start: Start) -> None:
+    share = start(an_order(run="trap '' TERM; echo ready; while :; do sleep 0.1; done", grace_s=300.0))
+    share.spawn()
+    until(lambda: share.texts() == ["ready"], describe=share.describe)
+    spool.write_stop(share.share, spool.Stop(grace_s=0.3, at=0.0))
+    outcome = share.outcome()
+    assert (outcome.kind, outcome.message) == (EndKind.STOPPED, "stopped as asked")
+
+
+def test_stop_written_before_the_start_starts_nothing(start: Start) -> None:
+    share = start(an_order(run="echo never"))
+    spool.write_stop(share.share, spool.Stop(grace_s=1.0, at=0.0))
+    outcome = share.run()
+    assert (outcome.kind, outcome.started_at, share.texts()) == (EndKind.STOPPED, None, [])
+
+
+def test_hangup_and_interrupt_do_not_disturb_a_supervisor(start: Start) -> None:
+    share = start(an_order(run="echo ready; while [ ! -e go ]; do sleep 0.05; done; echo done"))
+    process = share.spawn()
+    until(lambda: "ready" in share.texts(), describe=share.describe)
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGINT)
+    (share.directory / "work" / "go").touch()
+    assert share.outcome().kind is EndKind.SUCCEEDED
+    assert share.texts() == ["ready", "done"]
+
+
+def test_ranks_start_with_the_usual_signals(start: Start) -> None:
+    share = start(an_order(run="grep -E 'SigIgn|SigBlk' /proc/self/status"))
+    share.run()
+    assert [line.split()[1] for line in share.texts()] == ["0" * 16, "0" * 16]
+
+
+def test_log_rules_that_hit_are_in_the_outcome(start: Start) -> None:
+    rules = (
+        LogRule(match="Xid 79", action=RuleAction.EXCLUDE_NODE),
+        LogRule(match="never", action=RuleAction.STOP_RETRIES),
+    )
+    outcome = start(an_order(run="echo NVRM Xid 79 >&2; exit 1", log_rules=rules)).run()
+    assert outcome.rules_hit == (RuleAction.EXCLUDE_NODE,)
+
+
+def test_secrets_and_job_token_reach_the_rank_and_no_file(start: Start) -> None:
+    credentials = Credentials(job_token="shj_token", secrets={"KEY": "very-secret-value"})
+    share = start(an_order(run='echo "$SHOAL_TOKEN ${#KEY}"'), credentials)
+    share.run()
+    assert share.texts() == ["shj_token 17"]
+    for path in share.directory.rglob("*"):
+        if path.is_file():
+            assert b"very-secret-value" not in path.read_bytes(), path
+
+
+def test_log_limit_drops_further_lines_and_the_job_runs_on(start: Start) -> None:
+    limits = Limits(cpus=1.0, max_log_bytes=2000)
+    share = start(an_order(run="seq 100000; echo finished > proof", limits=limits))
+    assert share.run().kind is EndKind.SUCCEEDED
+    assert "limit of 2000 bytes" in share.texts("e")[-1]
+    assert (share.directory / "work" / "proof").exists()

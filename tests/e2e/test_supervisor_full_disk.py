@@ -1,0 +1,80 @@
+"""A full disk holds up nobody: the ranks run on, and the outcome waits for room."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.runtime import spool
+from shoal.wire import EndKind
+from tests.support.shares import RunningShare, an_order, processes_with, until
+
+SIZE = 2 << 20
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(disk)]
+    if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a small disk takes root")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def fill(path: Path) -> None:
+    """Take every page that is left."""
+    with path.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"x" * 4096)
+
+
+@pytest.mark.serial
+def test_full_disk_loses_lines_but_neither_the_ranks_nor_the_outcome(small_disk: Path) -> None:
+    filler = small_disk / "filler"
+    filler.write_bytes(b"x" * (SIZE // 2))
+    share = RunningShare(small_disk / "home", an_order(run="seq -f 'line %.0f' 150000; exec sleep 2.25"))
+    process = share.spawn()
+    until(lambda: bool(processes_with("sleep\0002.25")) or process.poll() is not None, 30)
+    fill(small_disk / "rest")
+    until(lambda: not processes_with("sleep\0002.25"), 30)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.5)  # ended, but there is no room to say so
+    assert spool.read_outcome(share.share) is None
+    filler.unlink()
+    outcome = share.outcome()
+    process.wait(20)
+    assert outcome.kind is EndKind.SUCCEEDED
+    num_lost = sum(int(text.split()[1]) for text in share.texts("e") if "lines were lost" in text)
+    numbers = [int(text.split()[1]) for text in share.texts("o")]
+    assert numbers == sorted(numbers)
+    assert num_lost + len(numbers) == 150_000
+    share.close()
+
+
+@pytest.mark.serial
+def test_lines_lost_to_a_full_disk_are_said_when_there_is_room_again(small_disk: Path) -> None:
+    filler = small_disk / "filler"
+    filler.write_bytes(b"x" * (SIZE // 2))
+    run = "seq -f 'line %.0f' 150000; while [ ! -e go ]; do sleep 0.05; done; echo room"
+    share = RunningShare(small_disk / "home", an_order(run=run, confinement=()))
+    share.spawn()
+    until(lambda: len(share.log()) > 1000, 30, share.describe)
+    sizes: list[int] = []
+
+    def has_stopped_growing() -> bool:
+        sizes.append(Path(share.share.log).stat().st_size)
+        return len(sizes) > 20 and sizes[-1] == sizes[-20]
+
+    until(has_stopped_growing, 30, share.describe)
+    filler.unlink()
+    (share.directory / "work" / "go").touch()
+    assert share.outcome().kind is EndKind.SUCCEEDED
+    assert "lines were lost here" in share.texts("e")[-1]
+    assert share.texts("o")[-1] == "room"
+    share.close()

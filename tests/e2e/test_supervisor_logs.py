@@ -1,0 +1,51 @@
+"""Every line of every rank is in the log when the outcome is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shoal.wire import EndKind, Limits
+from tests.support.shares import RunningShare, an_order
+
+
+def run(home: Path, **changes: object) -> RunningShare:
+    share = RunningShare(home, an_order(limits=Limits(cpus=2.0), **changes))
+    try:
+        outcome = share.run()
+        assert outcome.kind is EndKind.SUCCEEDED, outcome
+    finally:
+        share.close()
+    return share
+
+
+def test_hundred_thousand_lines_of_four_ranks_arrive_whole_and_in_order(tmp_path: Path) -> None:
+    share = run(tmp_path / "home", ranks_per_node=4, run='seq -f "$RANK line %.0f" 25000')
+    seen: dict[str, list[str]] = {}
+    for rank, stream, text in share.log():
+        assert stream == "o"
+        seen.setdefault(rank, []).append(text)
+    expected = {str(rank): [f"{rank} line {number}" for number in range(1, 25001)] for rank in range(4)}
+    assert seen == expected
+
+
+def test_huge_line_is_split_and_loses_nothing(tmp_path: Path) -> None:
+    share = run(tmp_path / "home", run="head -c 300000 /dev/zero | tr '\\0' x; echo; echo after")
+    texts = share.texts()
+    assert "".join(texts[:-1]) == "x" * 300_000
+    assert texts[-1] == "after"
+    assert max(map(len, texts)) == 65536
+
+
+def test_last_line_without_a_newline_is_kept(tmp_path: Path) -> None:
+    share = run(tmp_path / "home", run="printf 'no newline'; sleep 0.1; printf ' at the end'")
+    assert share.texts() == ["no newline at the end"]
+
+
+def test_raw_bytes_are_kept_as_they_are(tmp_path: Path) -> None:
+    share = run(tmp_path / "home", run="printf '\\033[31mred\\377\\n'")
+    assert b"\x1b[31mred\xff\n" in Path(share.share.log).read_bytes()
+
+
+def test_lines_of_a_background_process_are_kept_up_to_the_end(tmp_path: Path) -> None:
+    share = run(tmp_path / "home", run="(echo from below; sleep 300) & sleep 0.3; echo top")
+    assert share.texts() == ["from below", "top"]

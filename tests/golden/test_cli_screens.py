@@ -1,0 +1,128 @@
+"""Screens as they look in a terminal of 80 columns without colour. `SHOAL_GOLDEN=write` renews the files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.cli import queue as queue_command
+from shoal.cli import status as status_command
+from tests.support.cli import Shell
+from tests.support.fake_server import FakeServer, job_view, running_fake
+
+FILES = Path(__file__).parent / "cli"
+NOW = 1_800_007_500.0
+
+WAITING = {
+    "why": "nodes_closed",
+    "sentence": "`train-7b` needs 4 nodes with 8 free GPUs; 3 are free in `a100`",
+    "details": ['node-07 drained by ana 2 h ago ("bad NVLink")', "node-02, node-05 busy until about 14:20"],
+    "hint": "set `nodes: 3..4`, or `shoal resume node-07`",
+    "facts": {},
+}
+
+
+def gpu_nodes() -> list[dict[str, Any]]:
+    gpus = [{"index": index, "kind": "A100"} for index in range(8)]
+    common = {"pool": "a100", "because": "", "by": "", "cpus": 64.0, "memory_bytes": 512 << 30, "gpus": gpus,
+              "gpus_used": 8, "cpus_used": 32.5, "memory_used_bytes": 256 << 30, "is_simulated": False,
+              "is_alive": True, "confinement": "cgroup1 bubblewrap uid", "labels": {"rack": "r1"},
+              "engine": "local", "jobs": ["vision/12"]}  # fmt: skip
+    return [
+        {"name": "node-01", "state": "ready", **common},
+        {"name": "node-02", "state": "ready", **common, "is_alive": False},
+        {
+            "name": "node-07",
+            "state": "draining",
+            **common,
+            "because": "bad NVLink",
+            "by": "ana",
+            "gpus_used": 0,
+        },
+        {"name": "laptop", "state": "ready", **common, "gpus": [], "is_simulated": True, "confinement": ""},
+    ]
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
+    for module in (queue_command, status_command):
+        monkeypatch.setattr(module.time, "time", lambda: NOW)
+    jobs = [
+        job_view(17),
+        job_view(16, "starting", name="eval", owner="bernadette-long", nodes=["node-03"]),
+        job_view(
+            12, "running", name="pretrain-with-a-very-long-name", nodes=[f"node-{n:02d}" for n in (1, 2, 5)]
+        ),
+        job_view(
+            9,
+            "failed",
+            name="\x1b[31mred\x1b]0;x\x07",
+            owner="eve",
+            because="rank 3 exited with 1 on node-02",
+        ),
+        job_view(8, "succeeded", name="ok", because=""),
+    ]
+    with running_fake() as server:
+        server.answers["GET", "/v1/jobs"] = {"items": jobs, "next_cursor": None}
+        why = {"job": jobs[0], "status": "queued", "explanation": WAITING, "sentence": WAITING["sentence"]}
+        server.answers["GET", f"/v1/jobs/{jobs[0]['job_id']}/why"] = why
+        server.answers["GET", "/v1/nodes"] = {"items": gpu_nodes(), "next_cursor": None}
+        server.answers["GET", "/v1/nodes/node-07"] = gpu_nodes()[2]
+        server.answers["GET", "/v1/status"] = {
+            "version": "0.1.0", "store": "sqlite", "engine": "local", "started_at": NOW - 7500,
+            "counts": {"queued": 4, "running": 2, "starting": 0},
+            "nodes": {"total": 5, "ready": 3, "draining": 1, "silent": 1, "dead": 0},
+            "devices": {"gpus_total": 32, "gpus_used": 24, "cpus_total": 256.0,
+            "cpus_used": 97.5}, "events_head": {"seq": 812, "hash": "ab" * 32},
+        }  # fmt: skip
+        event = {"seq": 41, "at": NOW, "kind": "node.draining", "actor": "user:ana", "project": None,
+                 "job_id": None, "node": "node-07", "data": {"because": "bad NVLink"},
+                 "hash": "cd"}  # fmt: skip
+        later = {
+            **event,
+            "seq": 42,
+            "kind": "job.submitted",
+            "project": "vision",
+            "job_id": "job_01m7esacrmf18bfbbnxdm9fse7",
+            "node": None,
+        }
+        server.answers["GET", "/v1/events"] = {"items": [event, later], "next_cursor": None}
+        yield server
+
+
+@pytest.fixture
+def shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fake: FakeServer
+) -> Shell:
+    made = Shell(tmp_path, monkeypatch, capsys)
+    made.talk_to(fake)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "argv"),
+    [
+        ("queue", ("queue", "--all")),
+        ("why", ("why", f"job_{17:026d}")),
+        ("nodes", ("nodes",)),
+        ("node", ("nodes", "node-07")),
+        ("status", ("status",)),
+        ("events", ("events",)),
+        ("help", ("--help",)),
+        ("help-run", ("run", "--help")),
+    ],
+)
+def test_screen_looks_as_recorded(shell: Shell, fake: FakeServer, name: str, argv: tuple[str, ...]) -> None:
+    result = shell(*argv)
+    assert result.code == 0, result.err
+    text = result.out.replace(fake.url, "http://127.0.0.1:7462")
+    assert "\x1b" not in text
+    assert all(len(line) <= 80 for line in text.splitlines() if "://" not in line)
+    path = FILES / f"{name}.txt"
+    if os.environ.get("SHOAL_GOLDEN") == "write":
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")

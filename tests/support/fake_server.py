@@ -1,0 +1,161 @@
+"""A control plane made of dictionaries, in this process, for tests of the client and the command line.
+
+It keeps what it was sent and can be told to misbehave: lose an answer, answer 503, cut a stream.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+TOKEN = "shl_tok_test_secretsecret"
+GONE = object()
+"""An answer that never arrives: the connection is closed after the work was done."""
+
+
+@dataclass
+class Seen:
+    method: str
+    path: str
+    query: dict[str, list[str]]
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass
+class FakeServer:
+    """`answers[(method, path)]` is a value, or a list of values used up one by one (the last one stays)."""
+
+    answers: dict[tuple[str, str], Any] = field(default_factory=dict)
+    streams: dict[str, list[list[str]]] = field(default_factory=dict)
+    """For a path, what each connection to it is sent, in SSE text, before it is cut."""
+    seen: list[Seen] = field(default_factory=list)
+    archives: dict[str, bytes] = field(default_factory=dict)
+    jobs_by_key: dict[str, dict[str, Any]] = field(default_factory=dict)
+    url: str = ""
+
+    def problem(self, status: int, code: str, detail: str, **more: Any) -> tuple[int, dict[str, Any]]:
+        return status, {"title": "x", "status": status, "code": code, "detail": detail, **more}
+
+    def paths(self, method: str) -> list[str]:
+        return [request.path for request in self.seen if request.method == method]
+
+    def answer(self, request: Seen) -> Any:
+        known = self.answers.get((request.method, request.path))
+        if isinstance(known, list):
+            known = known.pop(0) if len(known) > 1 else known[0]
+        if callable(known):
+            known = known(request)
+        if known is not None:
+            return known
+        if request.path == "/v1/me":
+            return {"user": "ana", "actor": "user:ana", "projects": [{"name": "vision", "role": "member"}]}
+        if request.path.startswith("/v1/archives/"):
+            return self._archive(request)
+        if (request.method, request.path) == ("POST", "/v1/jobs"):
+            return self.submit(request)
+        return self.problem(404, "not_found", "no such thing, or one you may not see")
+
+    def submit(self, request: Seen) -> tuple[int, dict[str, Any]]:
+        key = request.headers.get("idempotency-key", "")
+        is_repeated = key in self.jobs_by_key
+        job = self.jobs_by_key.setdefault(key, job_view(number=len(self.jobs_by_key) + 1))
+        return 201, {"jobs": [job], "count": 1, "array_id": None, "was_repeated": is_repeated}
+
+    def _archive(self, request: Seen) -> tuple[int, dict[str, Any]]:
+        digest = request.path.rsplit("/", 1)[1]
+        if request.method == "PUT":
+            assert hashlib.sha256(request.body).hexdigest() == digest
+            self.archives[digest] = request.body
+            return 201, {"digest": digest, "size_bytes": len(request.body)}
+        if digest in self.archives:
+            return 200, {"digest": digest, "size_bytes": len(self.archives[digest])}
+        return self.problem(404, "not_found", "no such archive")
+
+
+def job_view(number: int = 17, status: str = "queued", **more: Any) -> dict[str, Any]:
+    """A job as the API shows it."""
+    return {
+        "job_id": f"job_{number:026d}", "ref": f"vision/{number}", "project": "vision", "number": number,
+        "name": "train-7b", "owner": "ana", "queue": "default", "priority": 0, "status": status, "epoch": 1,
+        "nodes": [], "array": None, "submitted_at": 1_800_000_000.0, "started_at": None, "ended_at": None,
+        "exit_code": None, "because": "", "failures": 0, "losses": 0,
+        "request": {"nodes": 4, "cpus": 8.0, "memory_bytes": None, "gpus": {"kind": None, "count": 8}},
+        **more,
+    }  # fmt: skip
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    fake: FakeServer
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def _handle(self) -> None:
+        parts = urlsplit(self.path)
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        request = Seen(self.command, unquote(parts.path), parse_qs(parts.query), headers, body)
+        self.fake.seen.append(request)
+        if request.path in self.fake.streams:
+            self._stream(request.path)
+            return
+        answer = self.fake.answer(request)
+        if answer is GONE:
+            self.close_connection = True
+            return
+        status, data = answer if isinstance(answer, tuple) else (200, answer)
+        raw = data if isinstance(data, bytes) else json.dumps(data).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+    def _stream(self, path: str) -> None:
+        connections = self.fake.streams[path]
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for text in connections.pop(0) if connections else []:
+            raw = text.encode()
+            self.wfile.write(f"{len(raw):x}\r\n".encode() + raw + b"\r\n")
+            self.wfile.flush()
+        self.close_connection = True
+
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _handle  # noqa: N815 - the base class names them
+
+
+@contextmanager
+def running_fake(port: int = 0) -> Iterator[FakeServer]:
+    """A fake server on a port of the loopback, for as long as the block lasts."""
+    fake = FakeServer()
+    handler = type("Handler", (_Handler,), {"fake": fake})
+    server = ThreadingHTTPServer(("127.0.0.1", port), handler)
+    server.daemon_threads = True
+    fake.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield fake
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(timeout=5)
+
+
+def sse(kind: str, data: Any, at: str | None = None) -> str:
+    """One event as it travels."""
+    return (f"id: {at}\n" if at else "") + f"event: {kind}\ndata: {json.dumps(data)}\n\n"

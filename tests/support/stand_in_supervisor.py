@@ -1,0 +1,37 @@
+"""A supervisor that misbehaves on request: what a share's `run` says is what goes wrong.
+
+Keeps the spool's protocol up to the claim, so that the engine's answer to bad endings can be tested.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from shoal.runtime import spool
+
+
+def main() -> None:
+    share = spool.Share(sys.argv[1])
+    order = spool.read_order(share)
+    assert order is not None
+    print("credentials:", len(sys.stdin.read()), flush=True)
+    if order.run == "never claims":
+        sys.exit(3)
+    if spool.take_lock(share) is None or not spool.claim(share, time.time()):
+        sys.exit(4)
+    marks = {"SHOAL_ATTEMPT_ID": order.attempt_id, "SHOAL_NODE": order.node, "PATH": os.environ["PATH"]}
+    rank = subprocess.Popen(["sleep", "1000"], env=marks, start_new_session=True)
+    spool.write_started(share, spool.Started(at=time.time(), pids=(rank.pid,)))
+    if order.run == "dies":
+        print("goodbye", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if order.run == "is deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pause()
+
+
+main()

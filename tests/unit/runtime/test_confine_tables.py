@@ -1,0 +1,135 @@
+"""What cgroup tables, modes of directories and mounts lead to, without touching the machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import SpecError
+from shoal.runtime.confine import cgroup, cgroup1, cgroup2, rlimits, view
+from shoal.wire import Limits
+from tests.support.shares import an_order
+
+HYBRID_OWN = "4:memory:/inner/deep\n2:cpu,cpuacct:/\n1:pids:/\n0::/\n"
+
+
+def hybrid(root: Path) -> str:
+    for path in ("memory/inner/deep", "cpu", "pids", "unified"):
+        (root / path).mkdir(parents=True)
+    return (
+        f"31 23 0:28 / {root} rw - tmpfs tmpfs rw\n"
+        f"32 31 0:29 / {root}/cpu rw,relatime - cgroup cgroup rw,cpu,cpuacct\n"
+        f"35 31 0:32 / {root}/memory rw,relatime shared:7 - cgroup cgroup rw,memory\n"
+        f"39 31 0:36 / {root}/pids rw,relatime - cgroup cgroup rw,pids\n"
+        f"41 31 0:38 / {root}/unified rw,relatime - cgroup2 cgroup2 rw\n"
+    )
+
+
+def test_version_1_groups_are_made_below_our_own_in_every_controller(tmp_path: Path) -> None:
+    bases = cgroup1.usable_bases(cgroup.hierarchies(hybrid(tmp_path), HYBRID_OWN))
+    assert bases == {
+        "cpu": f"{tmp_path}/cpu",
+        "cpuacct": f"{tmp_path}/cpu",
+        "memory": f"{tmp_path}/memory/inner/deep",
+        "pids": f"{tmp_path}/pids",
+    }
+
+
+def test_version_1_without_a_needed_controller_is_not_usable(tmp_path: Path) -> None:
+    table = "\n".join(line for line in hybrid(tmp_path).splitlines() if "memory" not in line)
+    assert cgroup1.usable_bases(cgroup.hierarchies(table, HYBRID_OWN)) is None
+
+
+def test_version_2_is_used_where_our_parent_hands_controllers_down(tmp_path: Path) -> None:
+    service = tmp_path / "user.slice" / "shoal.service"
+    service.mkdir(parents=True)
+    for path in (service, service.parent, tmp_path):
+        (path / "cgroup.controllers").write_text("cpu memory pids")
+        (path / "cgroup.procs").write_text("")
+    (service / "cgroup.subtree_control").mkdir()  # a group with processes refuses the write
+    (service.parent / "cgroup.subtree_control").write_text("cpu memory pids")
+    table = f"30 1 0:28 / {tmp_path} rw - cgroup2 cgroup2 rw\n"
+    found = cgroup.hierarchies(table, "0::/user.slice/shoal.service\n")
+    assert cgroup2.usable_base(found) == str(service.parent)
+
+
+def test_version_2_without_controllers_is_not_usable(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.controllers").write_text("")
+    table = f"30 1 0:28 / {tmp_path} rw - cgroup2 cgroup2 rw\n"
+    assert cgroup2.usable_base(cgroup.hierarchies(table, "0::/\n")) is None
+
+
+def test_version_2_limits_are_written_as_the_kernel_wants_them(tmp_path: Path) -> None:
+    group = cgroup2.CgroupV2(str(tmp_path), "att.node")
+    directory = Path(group.paths[0])
+    directory.mkdir()
+    for name in ("cpu.max", "pids.max", "memory.max", "memory.swap.max"):
+        (directory / name).write_text("")
+    group.make(an_order(limits=Limits(cpus=1.5, memory_bytes=1 << 30, max_processes=10)))
+    written = {name: (directory / name).read_text() for name in ("cpu.max", "pids.max", "memory.max")}
+    assert written == {"cpu.max": "150000 100000", "pids.max": "10", "memory.max": str(1 << 30)}
+    (directory / "memory.events").write_text("low 0\noom 2\noom_kill 1\n")
+    (directory / "cpu.stat").write_text("usage_usec 2500000\nuser_usec 1\n")
+    assert (group.oom_kills(), group.cpu_seconds()) == (1, 2.5)
+
+
+def test_gpus_that_were_not_given_are_denied() -> None:
+    names = ["null", "nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm"]
+    assert cgroup1.denied_gpus(names, (1,)) == [0, 10]
+
+
+def test_chosen_cpus_are_as_many_as_asked_and_exist() -> None:
+    chosen = rlimits.chosen_cpus([0, 2, 4, 6], 2.5, "att_1 node-1")
+    assert len(chosen) == 3
+    assert chosen <= {0, 2, 4, 6}
+    assert rlimits.chosen_cpus([0, 1], 64, "x") == {0, 1}
+
+
+def test_directory_closed_to_the_job_is_hidden_and_the_interpreter_put_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(view, "may_enter", lambda directory, _uid: directory != "/root")
+    interpreter = "/root/.pyenv/versions/3.11"
+    assert view.hidden_directories(200001, "/root/.shoal", (interpreter, "/usr")) == ["/root"]
+    assert view.hidden_directories(200001, "/srv/shoal", (interpreter,)) == ["/root", "/srv/shoal"]
+    arguments = view.view_arguments(
+        uid=200001,
+        home="/root/.shoal",
+        work="/root/.shoal/spool/live/a/n/work",
+        scratch="/s",
+        keep=(interpreter,),
+        gpu_devices=(),
+        mounts=(),
+    )
+    text = " ".join(arguments)
+    assert text.index("--tmpfs /root") < text.index(f"--ro-bind {interpreter} {interpreter}")
+    assert "--perms 0755 --dir /root/.pyenv --perms 0755 --dir /root/.pyenv/versions" in text
+    assert "--bind /root/.shoal/spool/live/a/n/work /root/.shoal/spool/live/a/n/work" in text
+
+
+def test_closed_directory_is_told_by_its_mode(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    assert not view.may_enter(str(closed), 200001)
+    assert view.may_enter(str(closed), closed.stat().st_uid)
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["data", "/", "/a/../etc", "/etc", "/usr/lib", "/proc/self", "/srv/shoal/keys", "/srv", "/data/"],
+)
+def test_mount_target_over_the_system_or_shoals_state_is_refused(target: str) -> None:
+    with pytest.raises(SpecError):
+        view.check_target(target, "/srv/shoal")
+
+
+@pytest.mark.parametrize("source", ["/", "/proc", "/run/docker", "/srv/shoal", "/srv/shoal/keys", "/srv"])
+def test_mount_source_that_reveals_the_system_or_shoals_state_is_refused(source: str) -> None:
+    with pytest.raises(SpecError):
+        view.check_source(source, source, "/srv/shoal")
+
+
+def test_mounts_of_plain_data_are_allowed() -> None:
+    view.check_target("/data/sets", "/srv/shoal")
+    view.check_source("/data", "/mnt/data", "/srv/shoal")

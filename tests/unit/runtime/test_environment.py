@@ -1,0 +1,145 @@
+"""The environment of a rank, name by name."""
+
+from __future__ import annotations
+
+from shoal.runtime.environment import rank_environment, setup_environment
+from shoal.wire import Credentials, Limits, Order
+
+WORK = "/home/shoal/spool/live/att_1/node-b/work"
+ORDER = Order(
+    attempt_id="att_1",
+    epoch=3,
+    job_id="job_1",
+    job_number=42,
+    job_name="train-7b",
+    project="vision",
+    node="node-b",
+    node_rank=1,
+    nodes=("node-a", "node-b"),
+    ranks_per_node=2,
+    gpu_ids=(4, 5, 6, 7),
+    run="python train.py",
+    env={"LR": "0.1", "RANK": "99", "CUDA_VISIBLE_DEVICES": "0", "LD_PRELOAD": "/x.so"},
+    limits=Limits(cpus=8.0, memory_bytes=64 << 30),
+    control_url="http://127.0.0.1:7777",
+    array_index=5,
+    array_size=10,
+    master_addr="10.0.0.1",
+    master_port=29501,
+)
+CREDENTIALS = Credentials(supervisor_token="shs_x", job_token="shj_y", secrets={"WANDB_API_KEY": "k"})
+
+GOLDEN = """\
+CUDA_VISIBLE_DEVICES=4,5,6,7
+GROUP_RANK=1
+GROUP_WORLD_SIZE=2
+HOME=/home/shoal/spool/live/att_1/node-b/work
+LANG=C.UTF-8
+LD_PRELOAD=/x.so
+LOCAL_RANK=1
+LOCAL_WORLD_SIZE=2
+LOGNAME=shoal-vision
+LR=0.1
+MASTER_ADDR=10.0.0.1
+MASTER_PORT=29501
+NVIDIA_VISIBLE_DEVICES=4,5,6,7
+OMP_NUM_THREADS=4
+PATH=/opt/bin:/usr/bin
+PWD=/home/shoal/spool/live/att_1/node-b/work
+RANK=3
+ROCR_VISIBLE_DEVICES=4,5,6,7
+ROLE_NAME=default
+ROLE_RANK=3
+ROLE_WORLD_SIZE=4
+SHELL=/bin/sh
+SHOAL_ARRAY_INDEX=5
+SHOAL_ATTEMPT_ID=att_1
+SHOAL_EPOCH=3
+SHOAL_GPUS=4,5,6,7
+SHOAL_JOB_ID=job_1
+SHOAL_JOB_NUMBER=42
+SHOAL_NODE=node-b
+SHOAL_PROJECT=vision
+SHOAL_TOKEN=shj_y
+SHOAL_URL=http://127.0.0.1:7777
+SLURMD_NODENAME=node-b
+SLURM_ARRAY_TASK_COUNT=10
+SLURM_ARRAY_TASK_ID=5
+SLURM_CLUSTER_NAME=shoal
+SLURM_CPUS_ON_NODE=8
+SLURM_GPUS_ON_NODE=4
+SLURM_JOBID=42
+SLURM_JOB_ACCOUNT=vision
+SLURM_JOB_CPUS_PER_NODE=8(x2)
+SLURM_JOB_ID=42
+SLURM_JOB_NAME=train-7b
+SLURM_JOB_NODELIST=node-a,node-b
+SLURM_JOB_NUM_NODES=2
+SLURM_LAUNCH_NODE_IPADDR=10.0.0.1
+SLURM_LOCALID=1
+SLURM_MEM_PER_NODE=65536
+SLURM_NNODES=2
+SLURM_NODEID=1
+SLURM_NODELIST=node-a,node-b
+SLURM_NPROCS=4
+SLURM_NTASKS=4
+SLURM_NTASKS_PER_NODE=2
+SLURM_PROCID=3
+SLURM_RESTART_COUNT=2
+SLURM_SUBMIT_DIR=/home/shoal/spool/live/att_1/node-b/work
+SLURM_TASKS_PER_NODE=2(x2)
+TMPDIR=/tmp
+TORCHELASTIC_MAX_RESTARTS=0
+TORCHELASTIC_RESTART_COUNT=2
+TORCHELASTIC_RUN_ID=att_1
+TORCHELASTIC_USE_AGENT_STORE=False
+TZ=UTC
+USER=shoal-vision
+WANDB_API_KEY=k
+WORLD_SIZE=4
+"""
+
+
+def environment(order: Order, local_rank: int) -> dict[str, str]:
+    return rank_environment(order, local_rank, work=WORK, path="/opt/bin:/usr/bin", credentials=CREDENTIALS)
+
+
+def changed(**changes: object) -> Order:
+    values = {name: getattr(ORDER, name) for name in ORDER.__struct_fields__}
+    return Order(**{**values, **changes})
+
+
+def test_a_rank_finds_torchruns_slurms_and_our_names_in_its_environment() -> None:
+    found = environment(ORDER, 1)
+    assert "".join(f"{name}={value}\n" for name, value in sorted(found.items())) == GOLDEN
+
+
+def test_supervisor_token_is_never_given_to_a_rank() -> None:
+    assert "shs_x" not in " ".join(environment(ORDER, 0).values())
+
+
+def test_every_rank_sees_all_gpus_of_its_share_as_under_torchrun() -> None:
+    found = [environment(ORDER, rank)["CUDA_VISIBLE_DEVICES"] for rank in range(2)]
+    assert found == ["4,5,6,7", "4,5,6,7"]
+
+
+def test_job_without_gpus_sees_none_whatever_it_asks_for() -> None:
+    order = changed(gpu_ids=(), env={"NVIDIA_VISIBLE_DEVICES": "all", "CUDA_VISIBLE_DEVICES": "0"})
+    found = environment(order, 0)
+    assert (found["CUDA_VISIBLE_DEVICES"], found["NVIDIA_VISIBLE_DEVICES"]) == ("", "")
+
+
+def test_simulated_gpus_never_name_a_real_one() -> None:
+    found = environment(changed(are_gpus_simulated=True), 0)
+    assert (found["CUDA_VISIBLE_DEVICES"], found["SHOAL_GPUS"]) == ("", "4,5,6,7")
+
+
+def test_job_may_choose_its_threads_and_path() -> None:
+    found = environment(changed(env={"OMP_NUM_THREADS": "1", "PATH": "/mine"}), 0)
+    assert (found["OMP_NUM_THREADS"], found["PATH"]) == ("1", "/mine")
+
+
+def test_setup_has_no_rank_but_sees_all_devices() -> None:
+    found = setup_environment(ORDER, work=WORK, credentials=CREDENTIALS)
+    assert "LOCAL_RANK" not in found
+    assert found["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"

@@ -1,0 +1,133 @@
+"""What engine and supervisor leave each other on disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shoal.runtime import spool
+from shoal.wire import EndKind, NodeOutcome
+from tests.support.shares import an_order
+
+
+def a_share(tmp_path: Path) -> spool.Share:
+    directory = tmp_path / "home" / "spool" / "live" / "att_1" / "node-1"
+    directory.mkdir(parents=True)
+    return spool.Share(directory)
+
+
+def an_outcome() -> NodeOutcome:
+    return NodeOutcome(attempt_id="att_1", epoch=1, node="node-1", kind=EndKind.LOST, ended_at=1.0)
+
+
+def test_home_is_four_levels_above_a_share(tmp_path: Path) -> None:
+    assert a_share(tmp_path).home == str(tmp_path / "home")
+
+
+def test_home_of_a_share_elsewhere_is_its_parent(tmp_path: Path) -> None:
+    assert spool.Share(tmp_path / "a" / "b").home == str(tmp_path / "a")
+
+
+def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+    share = a_share(tmp_path)
+    order, outcome = an_order(), an_outcome()
+    started, stop = spool.Started(at=2.0, pids=(7,)), spool.Stop(grace_s=3.0, at=4.0)
+    spool.write_order(share, order)
+    spool.write_outcome(share, outcome)
+    spool.write_started(share, started)
+    spool.write_stop(share, stop)
+    spool.write_cgroups(share, ("/a", "/b"))
+    found = (spool.read_order(share), spool.read_outcome(share), spool.read_started(share))
+    assert found == (order, outcome, started)
+    assert (spool.read_stop(share), spool.read_cgroups(share)) == (stop, ("/a", "/b"))
+
+
+def test_nothing_written_reads_as_nothing(tmp_path: Path) -> None:
+    share = a_share(tmp_path)
+    found = (
+        spool.read_order(share),
+        spool.read_outcome(share),
+        spool.read_claim(share),
+        spool.read_stop(share),
+    )
+    assert found == (None, None, None, None)
+    assert spool.read_cgroups(share) == ()
+
+
+def test_lock_is_held_by_one_and_freed_by_closing(tmp_path: Path) -> None:
+    share = a_share(tmp_path)
+    first = spool.take_lock(share)
+    assert first is not None
+    assert spool.take_lock(share) is None
+    assert spool.is_locked(share)
+    os.close(first)
+    assert not spool.is_locked(share)
+
+
+def test_second_claim_is_refused_for_ever(tmp_path: Path) -> None:
+    share = a_share(tmp_path)
+    assert spool.claim(share, 1.0)
+    assert not spool.claim(share, 2.0)
+    found = spool.read_claim(share)
+    assert found is not None
+    assert (found.pid, found.at) == (os.getpid(), 1.0)
+
+
+def test_failed_claim_leaves_the_share_unclaimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    share = a_share(tmp_path)
+
+    def no_space(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", no_space)
+        with pytest.raises(OSError, match="no space"):
+            spool.claim(share, 1.0)
+    assert spool.read_claim(share) is None
+    assert spool.claim(share, 2.0)
+
+
+def test_failed_write_keeps_the_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    spool.durable_write(path, b"old")
+
+    def no_space(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(OSError, match="no space"):
+        spool.durable_write(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_draft_is_not_written_through_a_planted_link(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "file.new").symlink_to(victim)
+    with pytest.raises(OSError):
+        spool.durable_write(tmp_path / "file", b"x")
+    assert victim.read_text() == "precious"
+
+
+def test_process_with_a_reused_pid_is_not_signalled(tmp_path: Path) -> None:
+    share = a_share(tmp_path)
+    lock = spool.take_lock(share)
+    assert lock is not None
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+        os._exit(0)
+    foreign = spool.Claim(pid=pid, boot_id=spool.boot_id(), start_ticks=1, at=0.0)
+    spool.durable_write(share.claimed, msgspec.json.encode(foreign))
+    assert not spool.signal_supervisor(share, signal.SIGKILL)
+    own = spool.Claim(pid=pid, boot_id=spool.boot_id(), start_ticks=spool.start_ticks(pid) or 0, at=0.0)
+    spool.durable_write(share.claimed, msgspec.json.encode(own))
+    assert spool.signal_supervisor(share, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    os.close(lock)

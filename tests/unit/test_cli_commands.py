@@ -1,0 +1,306 @@
+"""Each command asks the right question and prints what it was told."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.cli import follow
+from shoal.client.credentials import Credentials
+from tests.support.cli import Shell
+from tests.support.fake_server import TOKEN, FakeServer, job_view, running_fake, sse
+
+JOB_ID = f"job_{17:026d}"
+LOGS = f"/v1/jobs/{JOB_ID}/logs"
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeServer]:
+    with running_fake() as server:
+        server.answers["GET", "/v1/jobs"] = {"items": [job_view()], "next_cursor": None}
+        yield server
+
+
+@pytest.fixture
+def shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fake: FakeServer
+) -> Shell:
+    made = Shell(tmp_path / "home", monkeypatch, capsys)
+    made.talk_to(fake)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(follow, "PATIENCE_S", 0.0)
+    return made
+
+
+def line(text: str, rank: int | None = 0) -> dict[str, Any]:
+    return {"at": 1_800_000_000.25, "node": "n1", "rank": rank, "stream": "o", "text": text}
+
+
+def test_run_streams_the_output_and_returns_the_jobs_exit_code(shell: Shell, fake: FakeServer) -> None:
+    job = f"/v1/jobs/job_{1:026d}"
+    fake.answers["GET", job] = job_view(number=1, status="running")
+    end = {"status": "failed", "exit_code": 3, "because": "rank 1 exited with 3"}
+    fake.streams[f"{job}/logs/stream"] = [
+        [sse("attempt", {"epoch": 1, "nodes": ["n1"]}), sse("line", line("hi\x1b[31m!")), sse("end", end)]
+    ]
+    result = shell(
+        "run", "--gpus", "8", "--nodes", "2", "-e", "A=b", "--", "python", "train.py", "--lr", "1 e"
+    )
+    assert result.code == 3
+    assert result.out == "[0] hi!\n"
+    assert "vision/1 failed: rank 1 exited with 3" in result.err
+    spec = next(r for r in fake.seen if r.method == "POST").json()["spec"]
+    assert spec["run"] == "python train.py --lr '1 e'"
+    assert spec["env"] == {"A": "b"}
+
+
+def test_a_job_that_waits_is_explained_before_it_is_followed(shell: Shell, fake: FakeServer) -> None:
+    job = f"/v1/jobs/job_{1:026d}"
+    fake.answers["GET", job] = job_view(number=1)
+    told = {"why": "resources", "sentence": "needs 8 GPUs; 3 are free", "details": ["n2 busy"], "hint": None}
+    fake.answers["GET", f"{job}/why"] = {
+        "status": "queued",
+        "explanation": told,
+        "sentence": told["sentence"],
+    }
+    fake.streams[f"{job}/logs/stream"] = [[sse("end", {"status": "succeeded", "exit_code": 0})]]
+    result = shell("run", "--", "true")
+    assert result.code == 0
+    assert "-- waiting: needs 8 GPUs; 3 are free\n--   n2 busy\n" in result.err
+
+
+def test_detached_run_prints_the_reference_alone(shell: Shell, fake: FakeServer) -> None:
+    result = shell("run", "-d", "--", "true")
+    assert (result.code, result.out) == (0, "vision/1\n")
+
+
+def test_interrupting_a_run_detaches_and_says_how_to_go_on(
+    shell: Shell, fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(follow, "print_stream", interrupt)
+    fake.answers["GET", f"/v1/jobs/job_{1:026d}"] = job_view(number=1, status="running")
+    result = shell("run", "--", "sleep", "100")
+    assert result.code == 130
+    assert "`shoal logs -f vision/1`" in result.err
+    assert "`shoal stop vision/1`" in result.err
+    assert not [path for path in fake.paths("POST") if path.endswith("stop")]
+
+
+def test_a_file_and_flags_are_one_job_and_the_workdir_is_the_files(
+    shell: Shell, fake: FakeServer, tmp_path: Path
+) -> None:
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "job.yaml").write_text("name: a\nrun: python a.py\nresources: {gpus: 2}\n")
+    (tmp_path / "elsewhere").write_text("not sent")
+    assert shell("run", "jobs/job.yaml", "-d", "--name", "b").code == 0
+    assert shell("run", "jobs/job.yaml", "-d").code == 0
+    bodies = [request.json() for request in fake.seen if request.method == "POST"]
+    assert [body["spec"]["name"] for body in bodies] == ["b", "a"]
+    assert len(fake.paths("PUT")) == 1
+    assert {body["project"] for body in bodies} == {"vision"}
+    assert bodies[0]["archive"] == bodies[1]["archive"] == fake.paths("PUT")[0].rsplit("/", 1)[1]
+    (archive,) = fake.archives.values()
+    assert b"job.yaml" in archive
+    assert b"elsewhere" not in archive
+
+
+def test_a_person_of_several_projects_is_asked_which(shell: Shell, fake: FakeServer, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    roles = [{"name": "a", "role": "lead"}, {"name": "b", "role": "member"}, {"name": "c", "role": "viewer"}]
+    fake.answers["GET", "/v1/me"] = {"user": "ana", "projects": roles}
+    result = shell("run", "-d", "--", "true")
+    assert result.code == 2
+    assert "You may submit to: a, b\n" in result.err
+    assert shell("run", "-d", "-p", "b", "--", "true").code == 0
+
+
+def test_why_of_a_job_that_runs_is_the_servers_sentence(shell: Shell, fake: FakeServer) -> None:
+    told = {"status": "running", "explanation": None, "sentence": "vision/17 is running on n1"}
+    fake.answers["GET", f"/v1/jobs/{JOB_ID}/why"] = told
+    assert shell("why", "17").out == "vision/17 is running on n1\n"
+
+
+def test_events_show_the_newest_unless_told_from_where(shell: Shell, fake: FakeServer) -> None:
+    def page(request: Any) -> Any:
+        after, limit = int(request.query["after"][0]), int(request.query["limit"][0])
+        numbers = range(after + 1, min(after + limit, 2500) + 1)
+        return {
+            "items": [{"seq": n, "at": 0.0, "kind": "job.submitted"} for n in numbers],
+            "next_cursor": None,
+        }
+
+    fake.answers["GET", "/v1/events"] = page
+    assert [event["seq"] for event in shell("events", "-n", "3", "--json").json()] == [2498, 2499, 2500]
+    assert [event["seq"] for event in shell("events", "-n", "2", "--after", "7", "--json").json()] == [8, 9]
+
+
+def test_every_mistake_in_a_job_is_printed_and_nothing_is_sent(
+    shell: Shell, fake: FakeServer, tmp_path: Path
+) -> None:
+    (tmp_path / "job.yaml").write_text("run: x\nresources:\n  gpu: 2\nprioritty: 3\n")
+    result = shell("run", "job.yaml")
+    assert result.code == 2
+    assert len([text for text in result.err.splitlines() if text.startswith("error: job.yaml:")]) == 2
+    assert not fake.seen
+
+
+def test_a_program_without_dashes_is_explained(shell: Shell) -> None:
+    result = shell("run", "python", "train.py")
+    assert result.code == 2
+    result = shell("run", "python")
+    assert "a program comes after `--`" in result.err
+
+
+def test_a_missing_secret_is_named_before_anything_is_sent(shell: Shell, fake: FakeServer) -> None:
+    result = shell("run", "--secret", "HF_TOKEN_X", "--", "true")
+    assert result.code == 2
+    assert "`HF_TOKEN_X` is not set" in result.err
+    assert "POST" not in {request.method for request in fake.seen}
+
+
+def test_secrets_travel_beside_the_spec(
+    shell: Shell, fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN_X", "s3cret")
+    shell("run", "-d", "--secret", "HF_TOKEN_X", "--", "true")
+    body = next(request for request in fake.seen if request.method == "POST").json()
+    assert body["secrets"] == {"HF_TOKEN_X": "s3cret"}
+    assert "s3cret" not in json.dumps(body["spec"])
+
+
+def test_logs_print_rank_and_text_and_neutralise_escapes(shell: Shell, fake: FakeServer) -> None:
+    items = [line("loss 1.0\x1b]0;x\x07"), line("setup", None), line("b\r30%\r100%", 11)]
+    fake.answers["GET", LOGS] = {"items": items, "next_cursor": None, "is_complete": True}
+    assert shell("logs", "17").out == "[0] loss 1.0\n[shoal] setup\n[11] 100%\n"
+    assert shell("logs", "17", "-t").out.startswith("08:00:00.250 [0] loss")
+    assert [json.loads(text)["rank"] for text in shell("logs", "17", "--json").out.splitlines()] == [
+        0,
+        None,
+        11,
+    ]
+
+
+def test_logs_follow_every_page(shell: Shell, fake: FakeServer) -> None:
+    pages = [
+        {"items": [line("one")], "next_cursor": "c1", "is_complete": False},
+        {"items": [line("two")], "next_cursor": "c2", "is_complete": True},
+        {"items": [], "next_cursor": "c2", "is_complete": True},
+    ]
+    fake.answers["GET", LOGS] = pages
+    assert shell("logs", "17").out == "[0] one\n[0] two\n"
+
+
+def test_queue_asks_for_open_jobs_unless_told_otherwise(shell: Shell, fake: FakeServer) -> None:
+    shell("queue", "--json")
+    shell("queue", "--all", "--json", "-p", "vision")
+    assert fake.seen[0].query["status"] == ["queued", "starting", "running", "stopping"]
+    assert "status" not in fake.seen[1].query
+    assert fake.seen[1].query["project"] == ["vision"]
+
+
+def test_stop_goes_on_after_a_job_that_cannot_be_stopped(shell: Shell, fake: FakeServer) -> None:
+    fake.answers["POST", "/v1/jobs/job_a/stop"] = fake.problem(409, "state.conflict", "it has ended")
+    fake.answers["POST", "/v1/jobs/job_b/stop"] = job_view(status="stopping")
+    result = shell("stop", "job_a", "job_b")
+    assert result.code == 3
+    assert result.out == "vision/17: stopping\n"
+    assert "error: it has ended" in result.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "path"),
+    [
+        (("drain", "n1", "--because", "bad NVLink"), "/v1/nodes/n1/drain"),
+        (("nodes", "drain", "n1", "-m", "bad NVLink"), "/v1/nodes/n1/drain"),
+        (("resume", "n1"), "/v1/nodes/n1/resume"),
+        (("nodes", "cordon", "n1"), "/v1/nodes/n1/cordon"),
+        (("nodes", "declare-dead", "n1"), "/v1/nodes/n1/declare-dead"),
+    ],
+)
+def test_node_commands_send_their_reason(
+    shell: Shell, fake: FakeServer, argv: tuple[str, ...], path: str
+) -> None:
+    fake.answers["POST", path] = {"name": "n1", "state": "draining", "is_alive": True}
+    result = shell(*argv)
+    assert (result.code, result.out) == (0, "n1: draining\n")
+    assert fake.seen[0].json() == {"because": "bad NVLink" if "bad NVLink" in argv else ""}
+
+
+def test_login_checks_the_token_before_it_saves_it(
+    shell: Shell, fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SHOAL_URL", "SHOAL_TOKEN"):
+        monkeypatch.delenv(name)
+    me = {"user": "ana", "cluster_role": "admin", "projects": [{"name": "vision", "role": "lead"}]}
+    fake.answers["GET", "/v1/me"] = [fake.problem(401, "unauthenticated", "not known"), me]
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{TOKEN}\n"))
+    assert shell("login", fake.url).code == 4
+    assert not Credentials(shell.home).path.exists()
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{TOKEN}\n"))
+    result = shell("login", fake.url, "--token-stdin")
+    assert result.code == 0
+    assert result.out == "you are ana (admin)\n  vision: lead\n"
+    assert Credentials(shell.home).token(fake.url) == TOKEN
+    assert TOKEN not in result.out + result.err
+
+
+def test_a_new_token_is_alone_on_standard_output(shell: Shell, fake: FakeServer) -> None:
+    fake.answers["POST", "/v1/tokens"] = (201, {"id": "tok_1", "text": "shl_tok_1_secret", "scope": "member"})
+    result = shell("token", "create", "--user", "bob", "--lifetime", "30d", "--scope", "member")
+    assert result.out == "shl_tok_1_secret\n"
+    assert fake.seen[0].json() == {"user": "bob", "scope": "member", "lifetime_s": 2592000.0, "label": ""}
+
+
+def test_people_commands_send_what_was_typed(shell: Shell, fake: FakeServer) -> None:
+    fake.answers["POST", "/v1/users"] = (201, {"name": "bob", "cluster_role": None})
+    fake.answers["PATCH", "/v1/users/bob"] = {"name": "bob"}
+    fake.answers["POST", "/v1/projects"] = (201, {"name": "vision"})
+    fake.answers["PUT", "/v1/projects/vision/members/bob"] = {
+        "user": "bob",
+        "project": "vision",
+        "role": "lead",
+    }
+    fake.answers["DELETE", "/v1/projects/vision/members/bob"] = {"user": "bob", "project": "vision"}
+    assert shell("user", "create", "bob").code == 0
+    assert shell("user", "update", "bob", "--no-active", "--role", "none").code == 0
+    assert shell("project", "create", "vision", "--max-open-jobs", "5").code == 0
+    assert shell("project", "add", "vision", "bob", "--role", "lead").out == "bob is lead of vision\n"
+    assert shell("project", "remove", "vision", "bob").code == 0
+    bodies = [request.json() for request in fake.seen if request.body]
+    assert bodies == [
+        {"name": "bob", "cluster_role": None},
+        {"cluster_role": None, "is_active": False},
+        {"name": "vision", "max_open_jobs": 5},
+        {"role": "lead"},
+    ]
+
+
+def test_a_broken_audit_chain_exits_1(shell: Shell, fake: FakeServer) -> None:
+    broken = {"is_intact": False, "first_bad": 12, "because": "its hash does not follow", "head": None}
+    fake.answers["GET", "/v1/audit/verify"] = broken
+    result = shell("audit", "--verify")
+    assert (result.code, result.out) == (1, "broken at entry 12: its hash does not follow\n")
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ({"status": "succeeded", "exit_code": 0}, 0),
+        ({"status": "failed", "exit_code": 137}, 137),
+        ({"status": "failed", "exit_code": None}, 1),
+        ({"status": "failed", "exit_code": 0}, 1),
+        ({"status": "failed", "exit_code": 256}, 1),
+        ({"status": "cancelled", "exit_code": 143}, 143),
+        ({}, 1),
+    ],
+)
+def test_an_end_that_is_no_success_is_never_exit_0(end: dict[str, Any], code: int) -> None:
+    assert follow.exit_code(end) == code

@@ -1,0 +1,103 @@
+"""The doctor finds what is broken, says what to type, and is never ill itself."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from shoal.cli import checkup_machine, doctor
+from shoal.cli.checkup import Finding, Level
+from shoal.cli.checkup_server import check_credentials, check_database, check_server
+from shoal.client.credentials import LOCAL, Credentials
+from tests.support.cli import Shell
+from tests.support.fake_server import running_fake
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(tmp_path / "home", monkeypatch, capsys)
+
+
+def test_a_sound_machine_without_a_server_yet_is_not_broken(shell: Shell) -> None:
+    result = shell("doctor", "--json")
+    found = {finding["name"]: finding for finding in result.json()}
+    assert result.code == 0, found
+    assert {
+        "python",
+        "home",
+        "disk",
+        "files",
+        "clock",
+        "cgroups",
+        "bwrap",
+        "port",
+        "gpus",
+        "database",
+    } <= set(found)
+    assert "shoal up" in found["server"]["hint"]
+
+
+def test_something_broken_exits_1_and_says_what_to_type(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 5})())
+    result = shell("doctor")
+    assert result.code == 1
+    assert "broken disk" in result.out
+    assert "-> free some: `du -sh" in result.out
+
+
+def test_a_check_that_fails_itself_does_not_end_the_visit() -> None:
+    def check_moon() -> Finding:
+        raise OSError("no moon tonight")
+
+    def check_sun() -> Finding:
+        return Finding("sun", Level.OK, "shines")
+
+    found = list(doctor.examine((check_moon, check_sun)))
+    assert [(finding.name, finding.level) for finding in found] == [("moon", Level.WARN), ("sun", Level.OK)]
+
+
+def test_a_home_that_cannot_be_written_is_broken(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_HOME", "/proc/nowhere/home")
+    found = checkup_machine.check_home()
+    assert found.level is Level.BROKEN
+    assert "SHOAL_HOME" in found.hint
+
+
+def test_credentials_that_others_can_read_are_broken(shell: Shell) -> None:
+    Credentials(shell.home).save(LOCAL, "shl_x")
+    assert check_credentials().level is Level.OK
+    Credentials(shell.home).path.chmod(0o644)
+    found = check_credentials()
+    assert (found.level, found.hint) == (Level.BROKEN, f"`chmod 600 {Credentials(shell.home).path}`")
+
+
+def test_a_database_that_nobody_serves_is_broken_and_its_password_is_not_shown(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_DATABASE_URL", "postgresql+psycopg://u:s3cret@127.0.0.1:1/d")
+    found = check_database()
+    assert found.level is Level.BROKEN
+    assert "s3cret" not in found.told + found.hint
+
+
+def test_a_token_the_server_does_not_know_is_broken(shell: Shell) -> None:
+    with running_fake() as fake:
+        shell.talk_to(fake)
+        assert check_server().level is Level.OK
+        fake.answers["GET", "/v1/me"] = fake.problem(401, "unauthenticated", "expired")
+        found = check_server()
+    assert found.level is Level.BROKEN
+    assert "shoal login" in found.hint
+
+
+def test_a_token_that_ends_soon_is_a_warning(shell: Shell) -> None:
+    with running_fake() as fake:
+        shell.talk_to(fake)
+        fake.answers["GET", "/v1/me"] = {"user": "ana", "token": {"expires_at": 1.0}, "projects": []}
+        found = check_server()
+    assert found.level is Level.WARN
+    assert "token" in found.hint

@@ -1,0 +1,182 @@
+"""Errors in words, exit codes that scripts can rely on, and a start that costs little."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal import __version__
+from shoal.cli import queue as queue_command
+from shoal.cli.main import COMMANDS, build_app
+from tests.support.cli import Shell
+from tests.support.fake_server import TOKEN, FakeServer, job_view, running_fake
+
+HEAVY = (
+    "pydantic",
+    "rich",
+    "yaml",
+    "sqlalchemy",
+    "fastapi",
+    "uvicorn",
+    "structlog",
+    "asyncio",
+    "httpx",
+    "alembic",
+)
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeServer]:
+    with running_fake() as server:
+        yield server
+
+
+@pytest.fixture
+def shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fake: FakeServer
+) -> Shell:
+    made = Shell(tmp_path, monkeypatch, capsys)
+    made.talk_to(fake)
+    return made
+
+
+def imported(*argv: str, env: dict[str, str]) -> set[str]:
+    """Every module loaded by `shoal ARGV` in a fresh process."""
+    code = (
+        "import sys, json\nfrom shoal.cli.main import run_command\n"
+        f"code = run_command({list(argv)!r})\n"
+        "print(json.dumps([code, sorted(sys.modules)]), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, **env},
+    )
+    status, modules = json.loads(done.stderr.splitlines()[-1])
+    assert status == 0, done.stderr
+    return set(modules)
+
+
+def test_the_version_is_printed_without_loading_the_command_tree(tmp_path: Path) -> None:
+    loaded = imported("--version", env={"SHOAL_HOME": str(tmp_path)})
+    assert not loaded & {"cyclopts", "http.client", *HEAVY}
+
+
+def test_listing_jobs_loads_nothing_heavy(tmp_path: Path, fake: FakeServer) -> None:
+    fake.answers["GET", "/v1/jobs"] = {"items": [job_view()], "next_cursor": None}
+    env = {"SHOAL_URL": fake.url, "SHOAL_TOKEN": TOKEN, "SHOAL_HOME": str(tmp_path)}
+    for argv in (("queue", "--json"), ("queue", "--all", "--status", "failed")):
+        loaded = imported(*argv, env=env)
+        assert "http.client" in loaded
+        assert not loaded & set(HEAVY)
+        assert not {
+            name for name in loaded if name.startswith(("shoal.spec", "shoal.control", "shoal.cli.run"))
+        }
+
+
+def test_the_version_is_a_line(shell: Shell) -> None:
+    assert shell("--version").out == f"shoal {__version__}\n"
+
+
+def test_every_command_has_help_and_exists() -> None:
+    app = build_app()
+    for name in COMMANDS:
+        assert app[name].help, name
+
+
+@pytest.mark.parametrize(
+    "argv", [("queu",), ("queue", "--no-such-flag"), ("logs",), ("queue", "--limit", "x")]
+)
+def test_a_mistyped_command_is_an_error_with_a_hint(shell: Shell, argv: tuple[str, ...]) -> None:
+    result = shell(*argv)
+    assert result.code == 2
+    assert result.err.startswith("error: ")
+    assert "hint: see `shoal" in result.err
+    assert result.out == ""
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "exit_code"),
+    [(422, "spec.invalid", 2), (409, "state.conflict", 3), (429, "limit.reached", 3),
+     (401, "unauthenticated", 4), (403, "denied", 4), (404, "not_found", 4), (502, "engine.refused", 5),
+     (500, "bug", 70)],
+)  # fmt: skip
+def test_exit_codes_say_who_must_act(
+    shell: Shell, fake: FakeServer, status: int, code: str, exit_code: int
+) -> None:
+    fake.answers["GET", "/v1/nodes"] = fake.problem(status, code, "no", hint="`type this`")
+    result = shell("nodes", "--json")
+    assert result.code == exit_code
+    assert "error: no\nhint: `type this`\n" in result.err
+    assert result.out == ""
+
+
+def test_no_server_exits_6_and_says_what_to_type(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SHOAL_URL")
+    result = shell("queue")
+    assert result.code == 6
+    assert "shoal up" in result.err
+
+
+def test_an_interrupted_command_exits_130(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(queue_command, "connect", interrupt)
+    assert shell("queue").code == 130
+
+
+def test_a_bug_is_a_sentence_and_the_traceback_goes_to_a_file(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_() -> None:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(queue_command, "connect", break_)
+    result = shell("queue")
+    assert result.code == 70
+    assert "Traceback" not in result.err
+    assert "planted" in (shell.home / "logs" / "cli-error.txt").read_text()
+
+
+def test_an_error_message_cannot_act_on_the_terminal(shell: Shell, fake: FakeServer) -> None:
+    fake.answers["GET", "/v1/nodes"] = fake.problem(
+        409, "state.conflict", "a\x1b]0;t\x07b\nc", hint="\x1b[31mx"
+    )
+    assert shell("nodes").err == "error: ab c\nhint: x\n"
+
+
+def test_two_dashes_belong_to_run(shell: Shell) -> None:
+    result = shell("queue", "--", "ls")
+    assert result.code == 2
+    assert "belongs to `shoal run`" in result.err
+
+
+@pytest.mark.parametrize("shell_name", ["bash", "zsh", "fish"])
+def test_completion_scripts_name_every_command(shell: Shell, shell_name: str) -> None:
+    result = shell("completion", shell_name)
+    assert result.code == 0
+    assert all(name in result.out for name in COMMANDS)
+
+
+def test_a_closed_pipe_is_left_without_a_word(fake: FakeServer, tmp_path: Path) -> None:
+    fake.answers["GET", "/v1/jobs"] = {
+        "items": [job_view(number=n) for n in range(2000)],
+        "next_cursor": None,
+    }
+    env = {**os.environ, "SHOAL_URL": fake.url, "SHOAL_TOKEN": TOKEN, "SHOAL_HOME": str(tmp_path)}
+    script = f"{sys.executable} -m shoal.cli.main queue --json --limit 2000 | head -n 1"
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, env=env, timeout=60, check=False
+    )
+    assert done.stdout == "[\n"
+    assert done.stderr == ""

@@ -1,0 +1,84 @@
+"""Nothing that users write can act on a terminal, and everything fits."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.cli.show import table
+from shoal.cli.text import clean, duration, log_text, one_line, shorten, size, width
+
+
+@pytest.mark.parametrize(
+    ("hostile", "harmless"),
+    [
+        ("\x1b]0;owned\x07name", "name"),
+        ("\x1b]52;c;ZWNobyBoaQ==\x1b\\name", "name"),
+        ("\x1b]8;;http://evil\x1b\\click\x1b]8;;\x1b\\", "click"),
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("\x1b[2J\x1b[1;1Hgone", "gone"),
+        ('\x1bP$q"p\x1b\\x', "x"),
+        ("\x1bcreset", "reset"),
+        ("\x9b31mred", "red"),
+        ("\x9d0;title\x9cx", "x"),
+        ("a\x00b\x07c\x08d\x7fe\x85f", "abcdef"),
+        ("safe\u202egpj.exe", "safegpj.exe"),
+        ("half \ud800 pair", "half  pair"),
+        ("unfinished \x1b]0;never ends", "unfinished "),
+        ("tab\tand\nnewline", "tab\tand\nnewline"),
+        ("Zürich 東京", "Zürich 東京"),
+    ],
+)
+def test_terminal_controls_are_removed(hostile: str, harmless: str) -> None:
+    assert clean(hostile) == harmless
+
+
+@given(st.text(alphabet=st.characters(codec=None), max_size=60))
+def test_no_text_at_all_brings_a_control_through(text: str) -> None:
+    for char in clean(text):
+        assert char in "\t\n" or (ord(char) >= 32 and not 0x7F <= ord(char) <= 0x9F)
+
+
+def test_a_progress_bar_shows_what_a_terminal_would_have_left() -> None:
+    assert log_text("10%\r50%\r100%\r") == "100%"
+
+
+@given(st.text(max_size=40), st.integers(1, 30))
+def test_shortened_text_never_is_wider_than_asked(text: str, columns: int) -> None:
+    assert width(shorten(one_line(text), columns)) <= columns
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 132])
+def test_a_table_fits_the_screen(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    rows = [("vision/17", "東京" * 10, "waits " * 30), ("v/1", "b", "c")]
+    lines = table(("JOB", "NAME", "WHY"), rows, elastic="WHY").splitlines()
+    assert all(width(line) <= columns for line in lines)
+
+
+def test_a_cell_with_newlines_and_escapes_stays_one_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = table(("A", "B"), [("x\ny", "\x1b[31mz")], elastic="B")
+    assert text == "A    B\nx y  z"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "-"),
+        (-5, "0s"),
+        (59.9, "59s"),
+        (61, "1m01s"),
+        (1800, "30m"),
+        (11100, "3h05m"),
+        (352800, "4d02h"),
+    ],
+)
+def test_durations_are_short(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("num", "text"), [(None, "-"), (0, "0 B"), (1536, "1.5 KiB"), (32 << 30, "32 GiB")])
+def test_sizes_are_readable(num: int | None, text: str) -> None:
+    assert size(num) == text

@@ -1,0 +1,141 @@
+"""The working directory's snapshot: the same files, the same bytes; nothing from outside."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from shoal.client.snapshot import take_snapshot
+from shoal.errors import SpecError, TooLarge
+
+
+def names(root: Path) -> list[str]:
+    snapshot = take_snapshot(root)
+    if snapshot is None:
+        return []
+    with snapshot.file as file, tarfile.open(fileobj=file) as tar:
+        return tar.getnames()
+
+
+def write(root: Path, name: str, text: str = "x") -> Path:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_the_same_files_give_the_same_digest_whenever_and_wherever(tmp_path: Path) -> None:
+    digests = set()
+    for place, order in (("one", ["a.py", "b/c.py"]), ("two", ["b/c.py", "a.py"])):
+        for stamp, name in enumerate(order):
+            path = write(tmp_path / place, name, name)
+            os.utime(path, (1000 * stamp, 1000 * stamp))
+            path.chmod(0o600 if place == "one" else 0o664)
+        snapshot = take_snapshot(tmp_path / place)
+        assert snapshot is not None
+        digests.add(snapshot.digest)
+        with tarfile.open(fileobj=snapshot.file) as tar:
+            assert all((m.uid, m.gid, m.uname, m.gname, m.mtime) == (0, 0, "", "", 0) for m in tar)
+        snapshot.file.close()
+    assert len(digests) == 1
+
+
+def test_an_edit_or_an_execute_bit_changes_the_digest(tmp_path: Path) -> None:
+    path = write(tmp_path, "run.sh")
+    digests = []
+    for change in (lambda: None, lambda: path.chmod(0o755), lambda: path.write_text("y")):
+        change()
+        snapshot = take_snapshot(tmp_path)
+        assert snapshot is not None
+        digests.append(snapshot.digest)
+        snapshot.file.close()
+    assert len(set(digests)) == 3
+
+
+def test_git_ignored_files_stay_at_home_and_new_ones_come_along(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    write(tmp_path, ".gitignore", "data/\n*.ckpt\n")
+    for name in ("train.py", "data/big.bin", "model.ckpt", "sub/new.py"):
+        write(tmp_path, name)
+    subprocess.run(["git", "-C", tmp_path, "add", "train.py"], check=True)
+    write(tmp_path, "gone.py")
+    subprocess.run(["git", "-C", tmp_path, "add", "gone.py"], check=True)
+    (tmp_path / "gone.py").unlink()
+    assert names(tmp_path) == [".gitignore", "sub/new.py", "train.py"]
+    assert names(tmp_path / "sub") == ["new.py"]
+
+
+def test_a_directory_that_git_ignores_altogether_is_packed_anyway(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    write(tmp_path, ".gitignore", "scratch/\n")
+    write(tmp_path, "scratch/train.py")
+    assert names(tmp_path / "scratch") == ["train.py"]
+
+
+def test_a_repository_inside_the_repository_is_packed_with_it(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    subprocess.run(["git", "init", "-q", tmp_path / "inner"], check=True)
+    write(tmp_path, "inner/lib.py")
+    write(tmp_path, "train.py")
+    assert names(tmp_path) == ["inner/lib.py", "train.py"]
+
+
+def test_without_git_caches_and_environments_are_left_out(tmp_path: Path) -> None:
+    for name in ("a.py", ".venv/lib.py", "__pycache__/a.pyc", "node_modules/x.js", "sub/__pycache__/b.pyc"):
+        write(tmp_path, name)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "sock"))
+        os.mkfifo(tmp_path / "pipe")
+        assert names(tmp_path) == ["a.py"]
+
+
+def test_an_empty_directory_is_no_snapshot(tmp_path: Path) -> None:
+    assert take_snapshot(tmp_path) is None
+
+
+@pytest.mark.parametrize("target", ["/etc/passwd", "../secret", "sub/../../secret", "outward/secret"])
+def test_a_link_that_leaves_the_tree_is_refused(tmp_path: Path, target: str) -> None:
+    root = tmp_path / "work"
+    write(root, "sub/a.py")
+    write(tmp_path, "secret")
+    if target.startswith("outward"):
+        (root / "outward").symlink_to("..")
+    (root / "link").symlink_to(target)
+    with pytest.raises(SpecError, match="leads outside"):
+        take_snapshot(root)
+
+
+def test_a_link_inside_the_tree_is_kept_as_a_link(tmp_path: Path) -> None:
+    write(tmp_path, "data/v1/x")
+    (tmp_path / "latest").symlink_to("data/v1")
+    snapshot = take_snapshot(tmp_path)
+    assert snapshot is not None
+    with snapshot.file as file, tarfile.open(fileobj=file) as tar:
+        assert tar.getmember("latest").linkname == "data/v1"
+
+
+def test_too_many_bytes_name_the_largest_entries_and_what_to_type(tmp_path: Path) -> None:
+    write(tmp_path, "checkpoints/a", "x" * 3_000_000)
+    write(tmp_path, "small.py")
+    with pytest.raises(TooLarge) as caught:
+        take_snapshot(tmp_path, max_bytes=1 << 20)
+    assert "checkpoints (3 MiB)" in str(caught.value.hint)
+    assert "--workdir" in str(caught.value.hint)
+
+
+def test_too_many_files_are_refused(tmp_path: Path) -> None:
+    for number in range(12):
+        write(tmp_path, f"many/{number}")
+    with pytest.raises(TooLarge) as caught:
+        take_snapshot(tmp_path, max_files=10)
+    assert "many (12 files)" in str(caught.value.hint)
+
+
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="is not a directory"):
+        take_snapshot(tmp_path / "nowhere")

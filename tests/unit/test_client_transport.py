@@ -1,0 +1,223 @@
+"""What the client does when answers are lost, servers restart and somebody says no."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from shoal.client.connection import Connection
+from shoal.client.credentials import Endpoint
+from shoal.client.transport import Transport, path_of
+from shoal.errors import (
+    Bug,
+    Denied,
+    EngineUnreachable,
+    NotFound,
+    ServerUnreachable,
+    SpecError,
+    StateError,
+    Unauthenticated,
+)
+from tests.support.fake_server import GONE, TOKEN, FakeServer, job_view, running_fake
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeServer]:
+    with running_fake() as server:
+        yield server
+
+
+OPENED: list[Transport] = []
+
+
+@pytest.fixture(autouse=True)
+def close_connections() -> Iterator[None]:
+    yield
+    while OPENED:
+        OPENED.pop().close()
+
+
+def transport_to(url: str, patience_s: float = 5.0) -> Transport:
+    OPENED.append(Transport(lambda: Endpoint(url, TOKEN), patience_s=patience_s, sleep=lambda _: None))
+    return OPENED[-1]
+
+
+def test_a_mutation_whose_answer_was_lost_is_sent_again_with_the_same_key(fake: FakeServer) -> None:
+    def lose_the_first_answer(request: Any) -> Any:
+        answer = fake.submit(request)
+        return answer if answer[1]["was_repeated"] else GONE
+
+    fake.answers["POST", "/v1/jobs"] = lose_the_first_answer
+    answer = transport_to(fake.url).call("POST", "/v1/jobs", json_body={"spec": {}})
+    keys = [request.headers["idempotency-key"] for request in fake.seen]
+    assert len(keys) == 2
+    assert keys[0] == keys[1]
+    assert answer["was_repeated"] is True
+    assert len(fake.jobs_by_key) == 1
+
+
+def test_two_calls_have_two_keys(fake: FakeServer) -> None:
+    transport = transport_to(fake.url)
+    transport.call("POST", "/v1/jobs", json_body={})
+    transport.call("POST", "/v1/jobs", json_body={})
+    assert len(fake.jobs_by_key) == 2
+
+
+def test_the_token_travels_in_the_header_and_never_in_the_address(fake: FakeServer) -> None:
+    fake.answers["GET", "/v1/me"] = {"user": "ana"}
+    transport_to(fake.url).call("GET", "/v1/me")
+    assert fake.seen[0].headers["authorization"] == f"Bearer {TOKEN}"
+    assert TOKEN not in fake.seen[0].path + str(fake.seen[0].query)
+    assert TOKEN not in repr(Endpoint(fake.url, TOKEN))
+
+
+def test_one_connection_serves_many_calls(fake: FakeServer) -> None:
+    fake.answers["GET", "/v1/me"] = {}
+    transport = transport_to(fake.url)
+    connections = set()
+    for _ in range(3):
+        transport.call("GET", "/v1/me")
+        assert transport._connection is not None
+        connections.add(transport._connection.sock.getsockname())
+    assert len(connections) == 1
+
+
+def test_a_server_that_was_never_there_is_not_waited_for() -> None:
+    waited: list[float] = []
+    transport = Transport(
+        lambda: Endpoint("http://127.0.0.1:1", None, is_local=True), patience_s=60.0, sleep=waited.append
+    )
+    with pytest.raises(ServerUnreachable) as caught:
+        transport.call("GET", "/v1/me")
+    assert waited == []
+    assert caught.value.exit_code == 6
+    assert caught.value.hint == "start it with `shoal up`"
+
+
+def test_a_restarted_server_is_found_at_its_new_address() -> None:
+    with running_fake() as first, running_fake() as second:
+        urls = [first.url]
+        first.answers["GET", "/v1/me"] = [{"user": "before"}, GONE]
+        second.answers["GET", "/v1/me"] = {"user": "after"}
+
+        def locate() -> Endpoint:
+            return Endpoint(urls[-1], TOKEN, is_local=True)
+
+        transport = Transport(locate, sleep=lambda _: None)
+        OPENED.append(transport)
+        assert transport.call("GET", "/v1/me") == {"user": "before"}
+        urls.append(second.url)
+        assert transport.call("GET", "/v1/me") == {"user": "after"}
+
+
+def test_patience_ends() -> None:
+    with running_fake() as fake:
+        fake.answers["GET", "/v1/me"] = {}
+        now = [0.0]
+
+        def sleep(seconds: float) -> None:
+            now[0] += seconds + 0.001
+
+        url = fake.url
+        transport = Transport(
+            lambda: Endpoint(url, None), patience_s=3.0, sleep=sleep, monotonic=lambda: now[0]
+        )
+        transport.call("GET", "/v1/me")
+        transport.close()
+    with pytest.raises(ServerUnreachable):
+        transport.call("GET", "/v1/me")
+    assert 1.0 < now[0] <= 3.5
+
+
+def test_a_busy_server_is_asked_again_and_then_believed(fake: FakeServer) -> None:
+    busy = fake.problem(503, "store.unavailable", "the disk is full", hint="`df -h`")
+    fake.answers["GET", "/v1/me"] = [busy, busy, {"user": "ana"}]
+    assert transport_to(fake.url).call("GET", "/v1/me") == {"user": "ana"}
+    assert len(fake.seen) == 3
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (401, "unauthenticated", Unauthenticated),
+        (403, "denied", Denied),
+        (404, "not_found", NotFound),
+        (409, "state.conflict", StateError),
+        (409, "idempotency.mismatch", StateError),
+        (422, "spec.invalid", SpecError),
+        (500, "bug", Bug),
+    ],
+)
+def test_a_problem_document_becomes_the_error_it_stands_for(
+    fake: FakeServer, status: int, code: str, kind: type[Exception]
+) -> None:
+    fake.answers["GET", "/v1/me"] = fake.problem(status, code, "because", hint="`type this`", request_id="r1")
+    with pytest.raises(kind) as caught:
+        transport_to(fake.url).call("GET", "/v1/me")
+    error: Any = caught.value
+    assert (error.code, error.hint, error.message) == (code, "`type this`", "because")
+    assert error.facts["request_id"] == "r1"
+
+
+def test_an_unreachable_engine_is_told_apart_from_an_unreachable_server(fake: FakeServer) -> None:
+    fake.answers["GET", "/v1/me"] = fake.problem(503, "engine.unreachable", "no answer from slurm")
+    transport = transport_to(fake.url)
+    now = iter(range(0, 1000, 6))
+    transport._monotonic = lambda: float(next(now))
+    with pytest.raises(EngineUnreachable):
+        transport.call("GET", "/v1/me")
+
+
+def test_every_problem_of_a_spec_arrives(fake: FakeServer) -> None:
+    fake.answers["POST", "/v1/jobs"] = fake.problem(422, "spec.invalid", "2 mistakes", problems=["a", "b"])
+    with pytest.raises(SpecError) as caught:
+        transport_to(fake.url).call("POST", "/v1/jobs", json_body={})
+    assert caught.value.problems == ("a", "b")
+
+
+def test_an_answer_that_is_not_ours_is_said_to_be_so(fake: FakeServer) -> None:
+    fake.answers["GET", "/v1/me"] = (502, b"<html>nginx</html>")
+    with pytest.raises(ServerUnreachable, match="not as Shoal does"):
+        transport_to(fake.url).call("GET", "/v1/me")
+
+
+def test_a_name_can_never_become_another_path() -> None:
+    assert path_of("nodes", "../users", "drain") == "/v1/nodes/..%2Fusers/drain"
+    assert path_of("users", "a b?c#d") == "/v1/users/a%20b%3Fc%23d"
+
+
+def test_an_untrusted_certificate_names_the_way_out() -> None:
+    error = ssl.SSLCertVerificationError("bad")
+    error.verify_message = "self-signed certificate"
+    told = transport_to("https://127.0.0.1:1").unreachable(error)
+    assert "SSL_CERT_FILE" in str(told.hint)
+
+
+def test_an_address_without_scheme_is_refused_in_words() -> None:
+    with pytest.raises(SpecError, match="is not http://HOST"):
+        transport_to("127.0.0.1:7462").call("GET", "/v1/me")
+
+
+def test_jobs_are_asked_for_page_by_page(fake: FakeServer) -> None:
+    def page(request: Any) -> Any:
+        cursor = int(request.query.get("cursor", ["0"])[0])
+        items = [job_view(number=cursor + 1), job_view(number=cursor + 2)]
+        return {"items": items, "next_cursor": str(cursor + 2) if cursor < 4 else None}
+
+    fake.answers["GET", "/v1/jobs"] = page
+    with Connection(fake.url, TOKEN) as shoal:
+        assert [job["number"] for job in shoal.jobs(status=("queued", "running"))] == [1, 2, 3, 4, 5, 6]
+    assert fake.seen[0].query["status"] == ["queued", "running"]
+
+
+@pytest.mark.parametrize("found", [0, 2])
+def test_a_reference_must_name_one_job(fake: FakeServer, found: int) -> None:
+    items = [job_view(number=17, ref=f"p{i}/17") for i in range(found)]
+    fake.answers["GET", "/v1/jobs"] = {"items": items, "next_cursor": None}
+    with Connection(fake.url, TOKEN) as shoal, pytest.raises((NotFound, SpecError)) as caught:
+        shoal.job_id("17")
+    assert isinstance(caught.value, SpecError if found else NotFound)
+    assert fake.seen[0].query["ref"] == ["17"]

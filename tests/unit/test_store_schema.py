@@ -1,0 +1,162 @@
+"""Migrations and tables agree; queries that must be fast use the indexes made for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, event, make_url
+
+from shoal.model.attempt import AttemptState
+from shoal.store import EventFilter, JobFilter, Tx
+from shoal.store.database import Database
+from shoal.store.migrations import migrate
+from shoal.store.postgres import PostgresDatabase
+from shoal.store.schema import metadata
+from shoal.store.sqlite import SqliteDatabase
+from tests.support.postgres import PostgresServer, postgres
+from tests.support.store_records import submit
+
+__all__ = ["postgres"]
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    if request.param == "sqlite":
+        file = SqliteDatabase(tmp_path / "shoal.db")
+        yield file
+        file.close()
+        return
+    server: PostgresServer = request.getfixturevalue("postgres")
+    name = server.new_database()
+    yield PostgresDatabase(make_url(server.url(name)))
+    server.drop_database(name)
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> Iterator[Connection]:
+    database = SqliteDatabase(tmp_path / "shoal.db")
+    with database.connect_writer() as connection:
+        database.begin_write(connection)
+        migrate(connection)
+        yield connection
+        connection.rollback()
+    database.close()
+
+
+def test_migrations_make_exactly_the_tables_that_the_code_expects(database: Database) -> None:
+    with database.connect_writer() as connection:
+        database.begin_write(connection)
+        migrate(connection)
+        made = _described(connection)
+        connection.rollback()
+        database.begin_write(connection)
+        metadata.create_all(connection)
+        assert made == _described(connection)
+        connection.rollback()
+
+
+def test_migrating_twice_changes_nothing(database: Database) -> None:
+    with database.connect_writer() as connection:
+        for _ in range(2):
+            database.begin_write(connection)
+            migrate(connection)
+            connection.commit()
+
+
+def test_migration_that_fails_half_way_leaves_nothing(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with database.connect_writer() as connection:
+        database.begin_write(connection)
+        connection.exec_driver_sql("CREATE TABLE tokens (in_the_way int)")
+        connection.commit()
+        database.begin_write(connection)
+        with pytest.raises(Exception, match="tokens"):
+            migrate(connection)
+        connection.rollback()
+        database.begin_write(connection)
+        with pytest.raises(Exception, match="jobs"):
+            connection.exec_driver_sql("SELECT * FROM jobs")
+        connection.rollback()
+
+
+DESCRIPTIONS = {
+    "sqlite": ["SELECT name, sql FROM sqlite_master WHERE type IN ('table', 'index')"],
+    "postgresql": [
+        "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = 'public'",
+        """SELECT table_name, column_name, data_type, is_nullable, collation_name, column_default
+           FROM information_schema.columns WHERE table_schema = 'public'""",
+    ],
+}
+
+
+def _described(connection: Connection) -> list[str]:
+    """Every table, column and index, in the database's own words."""
+    rows = [row for sql in DESCRIPTIONS[connection.dialect.name] for row in connection.exec_driver_sql(sql)]
+    return sorted(" ".join(str(tuple(row)).split()) for row in rows if "alembic" not in str(row))
+
+
+class Statements:
+    """What was sent to the database, as it was sent."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.sent: list[tuple[str, Any]] = []
+        event.listen(connection, "before_cursor_execute", self._note)
+
+    def _note(self, _: Any, __: Any, statement: str, parameters: Any, *___: Any) -> None:
+        self.sent.append((statement, parameters))
+
+
+def test_submit_takes_ten_statements(sqlite: Connection) -> None:
+    tx = Tx(sqlite)
+    submit(tx, 1)
+    statements = Statements(sqlite)
+    submit(tx, 2)
+    assert len(statements.sent) == 10
+
+
+QUERIES: dict[str, Callable[[Tx], object]] = {
+    "all": lambda tx: tx.jobs.page(JobFilter(), (1.0, "x"), 50),
+    "project": lambda tx: tx.jobs.page(JobFilter(projects=("a", "b")), (1.0, "x"), 50),
+    "status": lambda tx: tx.jobs.page(JobFilter(statuses=("queued", "failed")), None, 50),
+    "project and status": lambda tx: tx.jobs.page(
+        JobFilter(projects=("a",), statuses=("queued", "failed")), (1.0, "x"), 50
+    ),
+    "name": lambda tx: tx.jobs.page(JobFilter(name="a", projects=("a",)), (1.0, "x"), 50),
+    "owner": lambda tx: tx.jobs.page(JobFilter(owner="a", statuses=("failed",)), None, 50),
+    "array": lambda tx: tx.jobs.page(JobFilter(array_id="a", name="b"), (1.0, "x"), 50),
+    "newest named": lambda tx: tx.jobs.newest_named("a", "b"),
+    "count open": lambda tx: tx.jobs.count_open("a"),
+    "queued": lambda tx: tx.attempts.queued(100),
+    "newest attempt": lambda tx: tx.attempts.newest("a"),
+    "in a state": lambda tx: tx.attempts.in_states([AttemptState.RUNNING]),
+    "events after": lambda tx: tx.events.page(5),
+    "events of a job": lambda tx: tx.events.page(5, EventFilter(job_id="a")),
+    "events by people": lambda tx: tx.events.page(5, EventFilter(actors_only_people=True)),
+    "audit tail": lambda tx: tx.events.latest(5, EventFilter(actors_only_people=True)),
+}
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_query_walks_an_index_and_sorts_nothing(sqlite: Connection, name: str) -> None:
+    submit(Tx(sqlite), 1)
+    statements = Statements(sqlite)
+    QUERIES[name](Tx(sqlite))
+    assert statements.sent
+    for statement, parameters in list(statements.sent):
+        plan = [row[3] for row in sqlite.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)]
+        for step in plan:
+            assert not step.startswith("SCAN") or "USING" in step, (statement, plan)
+            assert "TEMP B-TREE" not in step, (statement, plan)
+
+
+def test_audit_has_an_index_of_its_own(sqlite: Connection) -> None:
+    """It holds few rows of many, and only a condition written out lets SQLite see that it fits."""
+    statements = Statements(sqlite)
+    QUERIES["events by people"](Tx(sqlite))
+    [(statement, parameters)] = list(statements.sent)
+    plan = sqlite.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters).all()
+    assert "events_by_people" in str(plan)
