@@ -46,6 +46,12 @@ class SpecError(ShoalError):
         self.problems = problems or (message,)
 
 
+class ArchiveMissing(SpecError):
+    """The project has no archive of this digest yet: upload it, then send the same request again."""
+
+    code = "archive.missing"
+
+
 class StateError(ShoalError):
     """The request is well formed but the thing it names is not in a state that allows it."""
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from shoal.errors import SpecError
+from shoal.home import home_from_env
 
 DEFAULT_PORT = 7462
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -104,12 +105,6 @@ class Settings:
     @property
     def log_file(self) -> Path:
         return self.home / "logs" / "control.log"
-
-
-def home_from_env(env: Mapping[str, str] = os.environ) -> Path:
-    """`SHOAL_HOME`, else `~/.shoal`."""
-    given = env.get("SHOAL_HOME")
-    return Path(given).absolute() if given else Path.home() / ".shoal"
 
 
 def merge_options(

@@ -7,16 +7,17 @@ from collections.abc import Iterable
 
 from tests.style.tree import Import, Module, length
 
-LEAVES = frozenset({"errors", "clock", "ids", "log", "settings", "wire"})
+LEAVES = frozenset({"errors", "clock", "home", "ids", "log", "settings", "wire"})
 BELOW_CONTROL = frozenset({"scheduler", "engines", "store", "identity"})
 
 MAY_SEE: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "clock": frozenset(),
+    "home": frozenset(),
     "ids": frozenset(),
     "wire": frozenset(),
     "log": frozenset({"errors", "clock"}),
-    "settings": frozenset({"errors"}),
+    "settings": frozenset({"errors", "home"}),
     "spec": LEAVES,
     "model": LEAVES | {"spec"},
     "runtime": frozenset({"errors", "clock", "wire"}),

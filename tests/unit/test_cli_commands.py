@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shoal.cli import follow
+from shoal.cli import daemon, follow
 from shoal.client.credentials import Credentials
 from tests.support.cli import Shell
 from tests.support.fake_server import TOKEN, FakeServer, job_view, running_fake, sse
@@ -54,9 +54,9 @@ def test_run_streams_the_output_and_returns_the_jobs_exit_code(shell: Shell, fak
     assert result.code == 3
     assert result.out == "[0] hi!\n"
     assert "vision/1 failed: rank 1 exited with 3" in result.err
-    spec = next(r for r in fake.seen if r.method == "POST").json()["spec"]
-    assert spec["run"] == "python train.py --lr '1 e'"
-    assert spec["env"] == {"A": "b"}
+    body = next(r for r in fake.seen if r.method == "POST").json()
+    told = {"gpus": "8", "nodes": "2", "env": ["A=b"], "run": "python train.py --lr '1 e'"}
+    assert body == {"flags": told}
 
 
 def test_a_job_that_waits_is_explained_before_it_is_followed(shell: Shell, fake: FakeServer) -> None:
@@ -77,6 +77,42 @@ def test_a_job_that_waits_is_explained_before_it_is_followed(shell: Shell, fake:
 def test_detached_run_prints_the_reference_alone(shell: Shell, fake: FakeServer) -> None:
     result = shell("run", "-d", "--", "true")
     assert (result.code, result.out) == (0, "vision/1\n")
+
+
+def test_a_run_from_an_empty_directory_is_one_request(shell: Shell, fake: FakeServer) -> None:
+    assert shell("run", "-d", "--", "true").code == 0
+    assert [(request.method, request.path) for request in fake.seen] == [("POST", "/v1/jobs")]
+
+
+def test_a_directory_the_server_knows_is_not_sent_again(
+    shell: Shell, fake: FakeServer, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").touch()
+    for _ in range(2):
+        assert shell("run", "-d", "-p", "vision", "--", "true").code == 0
+    assert [request.method for request in fake.seen] == ["POST", "PUT", "POST", "POST"]
+    assert fake.seen[1].query == {"project": ["vision"]}
+
+
+@pytest.mark.parametrize("flags", [("--workdir", ""), ("--workdir", "", "--priority", "-5")])
+def test_an_empty_workdir_sends_nothing_along(
+    shell: Shell, fake: FakeServer, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    (tmp_path / "train.py").touch()
+    assert shell("run", "-d", *flags, "--", "true").code == 0
+    (body,) = [request.json() for request in fake.seen]
+    assert body["flags"]["workdir"] == ""
+    assert "archive" not in body
+
+
+def test_mistakes_in_flags_are_found_before_a_control_plane_is_started(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SHOAL_URL")
+    monkeypatch.setattr(daemon, "start", lambda: pytest.fail("it was started"))
+    result = shell("run", "--cpus", "0", "--nodes", "none", "--", "true")
+    assert result.code == 2
+    assert {line.split("`")[1] for line in result.err.splitlines()[:2]} == {"--cpus", "--nodes"}
 
 
 def test_interrupting_a_run_detaches_and_says_how_to_go_on(
@@ -103,23 +139,25 @@ def test_a_file_and_flags_are_one_job_and_the_workdir_is_the_files(
     assert shell("run", "jobs/job.yaml", "-d", "--name", "b").code == 0
     assert shell("run", "jobs/job.yaml", "-d").code == 0
     bodies = [request.json() for request in fake.seen if request.method == "POST"]
-    assert [body["spec"]["name"] for body in bodies] == ["b", "a"]
+    assert [body["spec"]["name"] for body in bodies] == ["b", "b", "a"]
     assert len(fake.paths("PUT")) == 1
-    assert {body["project"] for body in bodies} == {"vision"}
     assert bodies[0]["archive"] == bodies[1]["archive"] == fake.paths("PUT")[0].rsplit("/", 1)[1]
     (archive,) = fake.archives.values()
     assert b"job.yaml" in archive
     assert b"elsewhere" not in archive
 
 
-def test_a_person_of_several_projects_is_asked_which(shell: Shell, fake: FakeServer, tmp_path: Path) -> None:
+def test_the_project_is_the_servers_to_choose_where_none_is_named(
+    shell: Shell, fake: FakeServer, tmp_path: Path
+) -> None:
     (tmp_path / "train.py").touch()
-    roles = [{"name": "a", "role": "lead"}, {"name": "b", "role": "member"}, {"name": "c", "role": "viewer"}]
-    fake.answers["GET", "/v1/me"] = {"user": "ana", "projects": roles}
+    assert shell("run", "-d", "--", "true").code == 0
+    posted, put, _ = fake.seen
+    assert "project" not in {**posted.json(), **posted.json()["flags"], **put.query}
+    told = "which project? You may submit to: a, b"
+    fake.answers["POST", "/v1/jobs"] = fake.problem(422, "spec.invalid", told, hint="add `--project a`")
     result = shell("run", "-d", "--", "true")
-    assert result.code == 2
-    assert "You may submit to: a, b\n" in result.err
-    assert shell("run", "-d", "-p", "b", "--", "true").code == 0
+    assert (result.code, result.err) == (2, f"error: {told}\nhint: add `--project a`\n")
 
 
 def test_why_of_a_job_that_runs_is_the_servers_sentence(shell: Shell, fake: FakeServer) -> None:
@@ -173,7 +211,7 @@ def test_secrets_travel_beside_the_spec(
     shell("run", "-d", "--secret", "HF_TOKEN_X", "--", "true")
     body = next(request for request in fake.seen if request.method == "POST").json()
     assert body["secrets"] == {"HF_TOKEN_X": "s3cret"}
-    assert "s3cret" not in json.dumps(body["spec"])
+    assert "s3cret" not in json.dumps(body["flags"])
 
 
 def test_logs_print_rank_and_text_and_neutralise_escapes(shell: Shell, fake: FakeServer) -> None:

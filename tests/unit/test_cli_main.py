@@ -83,6 +83,14 @@ def test_listing_jobs_loads_nothing_heavy(tmp_path: Path, fake: FakeServer) -> N
         }
 
 
+def test_submitting_flags_loads_no_command_tree_and_no_spec(tmp_path: Path, fake: FakeServer) -> None:
+    env = {"SHOAL_URL": fake.url, "SHOAL_TOKEN": TOKEN, "SHOAL_HOME": str(tmp_path)}
+    loaded = imported("run", "-d", "--workdir", str(tmp_path), "--gpus", "2", "--", "true", env=env)
+    assert "http.client" in loaded
+    assert not loaded & {"cyclopts", "dataclasses", "subprocess", "tarfile", *HEAVY}
+    assert not {name for name in loaded if name.startswith(("shoal.spec", "shoal.settings"))}
+
+
 def test_the_version_is_a_line(shell: Shell) -> None:
     assert shell("--version").out == f"shoal {__version__}\n"
 

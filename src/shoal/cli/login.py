@@ -15,7 +15,7 @@ from shoal.cli.text import one_line
 from shoal.client.connection import Connection
 from shoal.client.credentials import LOCAL, Credentials
 from shoal.errors import SpecError
-from shoal.settings import home_from_env
+from shoal.home import home_from_env
 
 
 def login(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -25,6 +24,8 @@ COLOURS = {
 
 def screen_columns() -> int:
     """`COLUMNS`, else the terminal's width, else 80; a pipe gets 80 too unless `COLUMNS` says otherwise."""
+    import shutil  # only tables and events need it
+
     return max(40, shutil.get_terminal_size((80, 24)).columns)
 
 

@@ -13,7 +13,7 @@ from shoal.cli.home import holder, prepare_home, remember
 from shoal.cli.show import note, print_json
 from shoal.client.handles import JobHandle
 from shoal.errors import StateError
-from shoal.settings import home_from_env
+from shoal.home import home_from_env
 
 OPEN = ("queued", "starting", "running", "stopping")
 

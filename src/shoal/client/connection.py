@@ -1,18 +1,20 @@
-"""Everything one can ask of a control plane except submitting: blocking calls, plain answers.
+"""Everything one can ask of a control plane: blocking calls, plain answers.
 
-Kept apart from `sdk` because submitting needs `spec`, whose imports `shoal queue` need not pay.
+Kept apart from `sdk`, which reads specs: what `spec` imports, `shoal queue` need not pay.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 from shoal.client.credentials import Endpoint, find_endpoint
-from shoal.client.handles import JobHandle
+from shoal.client.handles import ArrayHandle, JobHandle
 from shoal.client.people import Projects, Tokens, Users, items_of
 from shoal.client.stream import StreamEvent, follow
+from shoal.client.submission import send
 from shoal.client.transport import Transport, path_of
 from shoal.errors import NotFound, SpecError
 
@@ -48,6 +50,24 @@ class Connection:
 
     def __exit__(self, *exc: object) -> None:
         self.transport.close()
+
+    def send(
+        self,
+        asked: Mapping[str, Any],
+        *,
+        workdir: Path | None = None,
+        secrets: Sequence[str] = (),
+        key: str | None = None,
+    ) -> JobHandle | ArrayHandle:
+        """Submit `{"spec": ...}` or `{"flags": ...}` as it is: reading it is left to the server.
+
+        `secrets` are names; their values come from the environment.
+        """
+        answer = send(self.transport, asked, workdir=workdir, secrets=secrets, env=self.env, key=key)
+        jobs = [JobHandle(self, job, was_repeated=bool(answer.get("was_repeated"))) for job in answer["jobs"]]
+        if answer.get("array_id") is None:
+            return jobs[0]
+        return ArrayHandle(self, str(answer["array_id"]), int(answer["count"]), jobs)
 
     def jobs(
         self,

@@ -9,18 +9,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from shoal.errors import ServerUnreachable, SpecError
-from shoal.settings import home_from_env
+from shoal.home import home_from_env
 
 LOCAL = "local"
 
 
-@dataclass(frozen=True)
-class Endpoint:
+class Endpoint(NamedTuple):
     """Where to send a request, and as whom. The token is kept out of `repr`."""
 
     url: str

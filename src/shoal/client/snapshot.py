@@ -14,9 +14,8 @@ import tarfile
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from shoal.errors import SpecError, TooLarge
 
@@ -25,8 +24,7 @@ MAX_FILES = 20_000
 SKIPPED = frozenset({".git", ".venv", "__pycache__", "node_modules"})
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """A packed directory: an anonymous temporary file, gone when closed."""
 
     digest: str
@@ -81,6 +79,10 @@ def _entries(root: Path) -> Iterator[tuple[str, os.stat_result]]:
 
 def _git_names(root: Path) -> list[str]:
     """What git would keep: tracked files and new ones it does not ignore. Empty where git has no say."""
+    # Without a repository above there is nothing to ask git for, which costs a process.
+    above = (root, *root.parents)
+    if "GIT_DIR" not in os.environ and not any(os.access(place / ".git", os.F_OK) for place in above):
+        return []
     command = [
         "git",
         "-c",

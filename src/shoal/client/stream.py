@@ -5,8 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from shoal.client.transport import Lost, Params, Transport
 from shoal.errors import ServerUnreachable, ShoalError
@@ -14,8 +13,7 @@ from shoal.errors import ServerUnreachable, ShoalError
 MAX_LINE = 4 << 20
 
 
-@dataclass(frozen=True)
-class StreamEvent:
+class StreamEvent(NamedTuple):
     """One event: its kind (`line`, `attempt`, `end`, ...), the decoded data and where it was."""
 
     kind: str

@@ -58,7 +58,11 @@ class Local:
     def reborn(self) -> LocalEngine:
         nodes = SimulatedNodes(count=2, gpus_per_node=0)
         self.engine = LocalEngine(
-            self.home, clock=self.clock, server_file=self.home / "server.json", simulated=nodes
+            self.home,
+            clock=self.clock,
+            server_file=self.home / "server.json",
+            simulated=nodes,
+            has_nursery=False,  # it forks real supervisors alone
         )
         spawn = self.engine._children.spawn
 
@@ -322,20 +326,20 @@ async def test_when_the_second_spawn_fails_submitting_again_starts_only_that_one
 ) -> None:
     submission = local.submission("is deaf", num_nodes=2)
     spawn = local.engine._children.spawn
-    commands: list[str] = []
+    directories: list[str] = []
 
-    def failing(command: list[str], *rest: Any) -> int:
-        commands.append(command[-1])
-        if len(commands) == 2:
+    def failing(directory: str, *rest: Any) -> int:
+        directories.append(directory)
+        if len(directories) == 2:
             raise OSError(errno.EMFILE, "Too many open files")
-        return spawn(command, *rest)
+        return spawn(directory, *rest)
 
     monkeypatch.setattr(local.engine._children, "spawn", failing)
     with pytest.raises(EngineUnreachable):
         await local.engine.submit(submission)
     await local.until_started()
     await local.engine.submit(submission)
-    assert [Path(command).name for command in commands] == ["sim-01", "sim-02", "sim-02"]
+    assert [Path(directory).name for directory in directories] == ["sim-01", "sim-02", "sim-02"]
 
 
 async def test_a_full_disk_leaves_no_half_written_attempt(

@@ -15,12 +15,11 @@ from shoal.api.render import render_detail, render_explanation, render_job, stat
 from shoal.api.requests import NoBody, SubmitBody
 from shoal.api.routes.archives import archives_of
 from shoal.api.routing import Routes
-from shoal.errors import Denied, NotFound, SpecError
-from shoal.identity import Permission, is_at_least
+from shoal.errors import ArchiveMissing, Denied, NotFound, SpecError
+from shoal.identity import Permission
 from shoal.model.attempt import Attempt
 from shoal.model.job import Job
-from shoal.model.people import Role
-from shoal.spec import JobSpec, parse_job
+from shoal.spec import JobSpec, parse_job, spec_from_flags
 from shoal.store import JobFilter, Tx
 
 MAX_SHOWN = 100
@@ -33,7 +32,7 @@ async def submit_job(request: Request, query: Annotated[NoQuery, Query()]) -> Re
     call = call_of(request)
     key = idempotency_key(request)
     body = await read_model(request, SubmitBody)
-    spec = parse_job(body.spec, source="request")
+    spec = _spec_of(body)
     project = _project_for(call, body.project, spec)
     call.allow(project)
     await _check_allowance(call, project, spec)
@@ -59,22 +58,18 @@ async def submit_job(request: Request, query: Annotated[NoQuery, Query()]) -> Re
     return answer(view, 201)
 
 
+def _spec_of(body: SubmitBody) -> JobSpec:
+    """The job. Raises `SpecError` with every mistake in it, named as the sender wrote it."""
+    return parse_job(body.spec) if body.spec is not None else spec_from_flags(**(body.flags or {}))
+
+
 def _project_for(call: Call, named: str | None, spec: JobSpec) -> str:
     """The project the job goes to: the one named, else the only one there is for this caller."""
     if named is not None and spec.project is not None and named != spec.project:
         raise SpecError(
             f"the request says project `{named}`, its spec `{spec.project}`", hint="drop one of them"
         )
-    if named or spec.project:
-        return str(named or spec.project)
-    may = sorted(name for name, role in call.caller.roles.items() if is_at_least(role, Role.MEMBER))
-    if len(may) == 1:
-        return may[0]
-    choices = ", ".join(may) or "none yet"
-    raise SpecError(
-        f"which project? You may submit to: {choices}",
-        hint=f"add `--project {may[0]}`" if may else "ask a lead: `shoal project add-member`",
-    )
+    return named or spec.project or call.only_project()
 
 
 async def _check_allowance(call: Call, name: str, spec: JobSpec) -> None:
@@ -88,7 +83,7 @@ async def _check_allowance(call: Call, name: str, spec: JobSpec) -> None:
 
 def _check_archive(call: Call, project: str, digest: str | None) -> None:
     if digest is not None and archives_of(call).size_for(project, digest) is None:
-        raise SpecError(
+        raise ArchiveMissing(
             f"project `{project}` has no archive {digest}",
             hint=f"upload it first: PUT /v1/archives/{digest}?project={project}",
         )
