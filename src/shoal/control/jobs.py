@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from shoal.control.actor import Actor
 from shoal.control.core import Core
+from shoal.control.frozen import spec_of
 from shoal.control.once import fingerprint, once
 from shoal.control.record import note
+from shoal.control.submit import check_quota
 from shoal.control.watch import cancel
 from shoal.errors import NotFound, StateError
 from shoal.model.attempt import Attempt, AttemptState, EndReason
@@ -18,12 +22,25 @@ from shoal.store import Tx
 
 async def stop_jobs(core: Core, actor: Actor, job_ids: list[str], key: str | None) -> list[Job]:
     """Ask for their end. Jobs that have ended already are returned as they are."""
+    return await _stop(core, actor, key, fingerprint("stop", job_ids), lambda _: job_ids)
 
+
+async def stop_array(core: Core, actor: Actor, array_id: str, key: str | None) -> list[Job]:
+    """Ask for the end of every element that has not ended."""
+
+    def find(tx: Tx) -> list[str]:
+        return [job.job_id for job in tx.jobs.open_in_array(array_id)]
+
+    return await _stop(core, actor, key, fingerprint("stop array", array_id), find)
+
+
+async def _stop(
+    core: Core, actor: Actor, key: str | None, said: str, find: Callable[[Tx], list[str]]
+) -> list[Job]:
     def change(tx: Tx) -> list[tuple[Job, Attempt]]:
         now = core.clock.now()
-        said = fingerprint("stop", job_ids)
-        once(tx, actor, key, said, now, bool, lambda: _stop_all(core, tx, actor, job_ids, now))
-        return [_load(tx, job_id) for job_id in job_ids]
+        ids, _ = once(tx, actor, key, said, now, list[str], lambda: _stop_all(core, tx, actor, find(tx), now))
+        return [_load(tx, job_id) for job_id in ids]
 
     stopped = await core.store.write(change)
     for job, attempt in stopped:
@@ -32,7 +49,7 @@ async def stop_jobs(core: Core, actor: Actor, job_ids: list[str], key: str | Non
     return [job for job, _ in stopped]
 
 
-def _stop_all(core: Core, tx: Tx, actor: Actor, job_ids: list[str], now: float) -> bool:
+def _stop_all(core: Core, tx: Tx, actor: Actor, job_ids: list[str], now: float) -> list[str]:
     for job_id in job_ids:
         job, attempt = _load(tx, job_id)
         if not job.is_open or job.stop_asked_by is not None:
@@ -42,7 +59,7 @@ def _stop_all(core: Core, tx: Tx, actor: Actor, job_ids: list[str], now: float) 
         note(tx, "job.stop_asked", now, actor, job=job, attempt=attempt)
         stop = StopAsked(reason=EndReason.CANCELLED, by=actor.name)
         core.recorder.advance(tx, attempt.attempt_id, stop, actor)
-    return True
+    return job_ids
 
 
 async def retry_job(core: Core, actor: Actor, job_id: str, key: str | None) -> Job:
@@ -64,6 +81,14 @@ def _retry(core: Core, tx: Tx, actor: Actor, job_id: str, now: float) -> bool:
             f"job {job.reference} has not ended; only an ended job can be tried again",
             hint=f"shoal why {job.reference}",
         )
+    if spec_of(job).secrets:
+        raise StateError(
+            f"the secrets of job {job.reference} were thrown away when it ended; it cannot run without them",
+            hint="submit it again with `shoal run`, which sends them along",
+        )
+    project = tx.people.get_project(job.project)
+    assert project is not None
+    check_quota(tx, project, 1)
     again = msgspec.structs.replace(
         job,
         epoch=job.epoch + 1,

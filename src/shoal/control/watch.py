@@ -12,7 +12,7 @@ from shoal.control.core import Core
 from shoal.control.frozen import spec_of
 from shoal.control.launch import launch
 from shoal.engines.base import Observation, Sight
-from shoal.errors import EngineUnreachable
+from shoal.errors import EngineUnreachable, StoreUnavailable
 from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.job import Job
 from shoal.model.moves import AttemptEvent, FencePassed, NodeEnded, Started, StopAsked
@@ -31,14 +31,24 @@ async def watch(core: Core) -> None:
     being_submitted = frozenset(core.submitting)
     seen = await _look(core)
     core.leases.keep_only(attempt.attempt_id for _, attempt in holding)
+    failed: Exception | None = None
     for job, attempt in holding:
         if attempt.attempt_id in being_submitted:
             continue
-        await _compare(core, job, attempt, seen)
+        try:
+            await _compare(core, job, attempt, seen)
+        except StoreUnavailable:
+            raise
+        except Exception as error:
+            # One attempt that cannot be judged must not keep the others from being watched.
+            log.exception("watch.failed", attempt=attempt.attempt_id)
+            failed = failed or error
     if seen is not None:
         held = {attempt.attempt_id for _, attempt in holding}
         for attempt_id in seen.keys() - held:
             await _tidy(core, attempt_id, seen[attempt_id])
+    if failed is not None:
+        raise failed
 
 
 async def _look(core: Core) -> Seen | None:
@@ -56,13 +66,14 @@ async def _look(core: Core) -> Seen | None:
 
 async def _compare(core: Core, job: Job, attempt: Attempt, seen: Seen | None) -> None:
     observed = None if seen is None else seen.get(attempt.attempt_id, {})
-    if observed is not None and _should_submit(attempt, observed):
-        await launch(core, attempt.attempt_id)
     events = _silent(core, job, attempt) if observed is None else _events(core, job, attempt, observed)
     for event in events:
         attempt = await _advance(core, attempt, event)
     if attempt.state is AttemptState.STOPPING:
         await cancel(core, job, attempt)
+    # Last: what was just handed over was not there to be seen, and must not be judged by this look.
+    elif observed is not None and _should_submit(attempt, observed):
+        await launch(core, attempt.attempt_id)
 
 
 def _should_submit(attempt: Attempt, observed: dict[str, Observation]) -> bool:
@@ -75,7 +86,7 @@ def _events(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observat
     for node in attempt.nodes_left:
         seen = observed.get(node)
         if seen is None and attempt.state is AttemptState.STARTING:
-            continue  # just handed over again
+            continue  # handed over again below
         if seen is None:
             events.append(NodeEnded(_unlisted(core, attempt, node)))
         elif seen.epoch != attempt.epoch:
@@ -92,20 +103,28 @@ def _events(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observat
 def _unlisted(core: Core, attempt: Attempt, node: str) -> NodeOutcome:
     """Not listed after it held resources: the engine says nothing of it runs."""
     kind = EndKind.STOPPED if attempt.state is AttemptState.STOPPING else EndKind.LOST
+    return _ended(core, attempt, node, kind, f"{core.engine.name} has no trace of it")
+
+
+def _silent(core: Core, job: Job, attempt: Attempt) -> list[AttemptEvent]:
+    """The fence: only for what nobody can see. One silent node ends the whole gang, as any failure would."""
+    fenced = core.leases.fenced_nodes(attempt, spec_of(job).fence)
+    if len(fenced) == len(attempt.nodes_left):
+        return [FencePassed()]
+    told = "no sign of life for longer than its fence"
+    return [NodeEnded(_ended(core, attempt, node, EndKind.FENCED, told)) for node in fenced]
+
+
+def _ended(core: Core, attempt: Attempt, node: str, kind: EndKind, message: str) -> NodeOutcome:
+    """An end that nobody on the node could write down."""
     return NodeOutcome(
         attempt_id=attempt.attempt_id,
         epoch=attempt.epoch,
         node=node,
         kind=kind,
         ended_at=core.clock.now(),
-        message=f"{core.engine.name} has no trace of it",
+        message=message,
     )
-
-
-def _silent(core: Core, job: Job, attempt: Attempt) -> list[AttemptEvent]:
-    """The fence: only for what nobody can see."""
-    fence_s = spec_of(job).fence
-    return [FencePassed()] if core.leases.has_fence_passed(attempt, fence_s) else []
 
 
 def _overdue(core: Core, job: Job, attempt: Attempt) -> list[AttemptEvent]:
