@@ -69,7 +69,15 @@ def _submission(
     missing = [name for name in attempt.node_names if name not in nodes]
     if missing:
         raise NotFound(f"node `{missing[0]}` is not part of the cluster any more")
-    orders = orders_for(job, attempt, nodes, uid=uid, control_url=core.control_url, renew_s=RENEW_S)
+    orders = orders_for(
+        job,
+        attempt,
+        nodes,
+        uid=uid,
+        home=core.settings.home,
+        control_url=core.control_url,
+        renew_s=RENEW_S,
+    )
     credentials = {
         order.node: Credentials(
             supervisor_token=supervisor_token(core.key, attempt.attempt_id, order.node),
