@@ -58,7 +58,7 @@ class RunningShare:
 
     def spawn(self, **environment: str) -> subprocess.Popen[bytes]:
         """Start one supervisor, which may find that there is nothing for it to do."""
-        with open(self.share.errors, "ab") as errors:
+        with Path(self.share.errors).open("ab") as errors:
             process = subprocess.Popen(
                 [*self.command, "-m", "shoal.runtime.supervisor", str(self.directory)],
                 stdin=subprocess.PIPE,
@@ -101,7 +101,8 @@ class RunningShare:
     def describe(self) -> str:
         """What there is to see when a wait was in vain."""
         errors = Path(self.share.errors).read_text()
-        return f"files {sorted(os.listdir(self.directory))}, log {self.log()[-10:]}, errors {errors}"
+        files = sorted(path.name for path in self.directory.iterdir())
+        return f"files {files}, log {self.log()[-10:]}, errors {errors}"
 
     def close(self) -> None:
         for process in self.processes:
@@ -142,10 +143,8 @@ def until(condition: Callable[[], bool], timeout_s: float = 20.0, describe: Call
 def processes_with(text: str) -> list[int]:
     """Living processes whose command line holds this text."""
     found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid():
-            continue
+    for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if text.encode() in Path(f"/proc/{name}/cmdline").read_bytes():
-                found.append(int(name))
+            if int(path.name) != os.getpid() and text.encode() in (path / "cmdline").read_bytes():
+                found.append(int(path.name))
     return found

@@ -1,3 +1,5 @@
+"""What cgroup tables, modes of directories and mounts lead to, without touching the machine."""
+
 from __future__ import annotations
 
 from pathlib import Path

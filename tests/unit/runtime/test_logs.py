@@ -1,3 +1,5 @@
+"""Lines of the log: cut, bounded, and honest about what was lost."""
+
 from __future__ import annotations
 
 import errno

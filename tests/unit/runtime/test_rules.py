@@ -1,3 +1,5 @@
+"""Log rules: first hits, and patterns that would never end."""
+
 from __future__ import annotations
 
 from shoal.runtime.rules import LogRules

@@ -1,3 +1,5 @@
+"""What engine and supervisor leave each other on disk."""
+
 from __future__ import annotations
 
 import errno

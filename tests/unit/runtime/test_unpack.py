@@ -1,3 +1,5 @@
+"""Archives, honest and hostile."""
+
 from __future__ import annotations
 
 import hashlib
