@@ -39,7 +39,7 @@ bench: ## Shoal beside a real Slurm and a real Ray, in one run
 	@$(BIN)/python -m benchmarks.listing
 
 soak: setup ## random kills under mixed load: make soak KILLS=1000
-	@$(BIN)/python -m tests.soak --kills $(KILLS)
+	@$(BIN)/python -m tests.soak.run --kills $(KILLS)
 
 sim: setup ## crashes, delays and partitions in virtual time: make sim SEEDS=20000
-	@$(BIN)/python -m tests.sim --seeds $(SEEDS)
+	@$(BIN)/python -m tests.sim.run --seeds $(SEEDS)

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks import http_load
 from benchmarks.measure import milliseconds, percentile, table, timed
 from benchmarks.peers.prepare import prepare
-from benchmarks.peers.shoal import Shoal
+from benchmarks.peers.shoal import PROJECT, Shoal
 from benchmarks.peers.slurm import Slurm
 from benchmarks.processes import BenchmarkError
 
@@ -40,9 +40,12 @@ def fill_shoal(shoal: Shoal, count: int) -> None:
     """`count` jobs that wait for one that runs, submitted as a user would: arrays through the API."""
     small: dict[str, Any] = {"resources": {"cpus": 0.1, "memory": "64MB"}}
     first = shoal.submit(small | {"run": "sleep 1800"})["jobs"][0]
-    shoal.request("PATCH", f"/v1/projects/{first['project']}", {"max_open_jobs": count + ARRAY})
+    shoal.request("PATCH", f"/v1/projects/{PROJECT}", {"max_open_jobs": count + ARRAY})
     for _ in range(count // ARRAY):
         shoal.submit(small | {"run": "true", "array": ARRAY, "after": [first["job_id"]]})
+    wanted = 1 + count // ARRAY * ARRAY
+    if (there := shoal.num_open()) != wanted:
+        raise BenchmarkError(f"{there} jobs are open, not the {wanted} that were submitted")
 
 
 def look_at_shoal(args: argparse.Namespace) -> list[Look]:

@@ -25,7 +25,10 @@ from benchmarks.peers.prepare import prepare
 from benchmarks.peers.ray import Ray
 from benchmarks.peers.shoal import Shoal
 from benchmarks.peers.slurm import Slurm, missing
-from benchmarks.processes import BenchmarkError
+from benchmarks.processes import BenchmarkError, Usage
+
+SubmitAll = Callable[[int], tuple[float, list[float]]]
+"""Takes how many at once; returns the whole time, and each submit's."""
 
 NUM_CLI = 100
 """Commands run for each rate of a command line."""
@@ -42,6 +45,8 @@ class Rate:
     at_once: int
     per_s: float
     each_s: list[float]
+    server_cpu_s: float
+    """Of the servers, for each submit: unlike the rate, it hardly depends on what else the machine does."""
 
 
 @dataclass
@@ -71,18 +76,33 @@ class Results:
     def add_starts(self, system: str, how: str, each_s: list[float]) -> None:
         self.starts.append(StartTimes(system, how, each_s))
 
-    def add_load(self, system: str, how: str, at_once: int, load: http_load.Load) -> None:
-        self.rates.append(Rate(system, how, at_once, load.rate, load.each_s))
-
-    def add_commands(
-        self, system: str, how: str, at_once: int, *, command: list[str], env: Mapping[str, str], count: int
+    def add_rate(
+        self, system: str, how: str, at_once: int, *, submit_all: SubmitAll, look: Callable[[], Usage]
     ) -> None:
-        wall_s, each_s = timed(lambda _: _run(command, env), count, at_once=at_once)
-        self.rates.append(Rate(system, how, at_once, count / wall_s, each_s))
+        """Run `submit_all(at_once)`, with a look at the servers before and after."""
+        before = look().cpu_s
+        wall_s, each_s = submit_all(at_once)
+        cpu_s = (look().cpu_s - before) / len(each_s)
+        self.rates.append(Rate(system, how, at_once, len(each_s) / wall_s, each_s, cpu_s))
+
+
+def by_http(port: int, make: Callable[[], http_load.Render], count: int, expect: int = 200) -> SubmitAll:
+    """Over keep-alive connections; `make` prepares requests anew, with keys of their own, for each run."""
+
+    def submit_all(at_once: int) -> tuple[float, list[float]]:
+        load = http_load.run(port, make(), count, connections=at_once, expect=expect)
+        return load.wall_s, load.each_s
+
+    return submit_all
+
+
+def by_command(command: list[str], env: Mapping[str, str], count: int = NUM_CLI) -> SubmitAll:
+    """One process for each submit, as people and scripts do."""
+    return lambda at_once: timed(lambda _: _run(command, env), count, at_once=at_once)
 
 
 def _run(command: list[str], env: Mapping[str, str]) -> None:
-    done = subprocess.run(command, env=env, capture_output=True, timeout=60, check=False)
+    done = subprocess.run(command, env=env, cwd=env["HOME"], capture_output=True, timeout=60, check=False)
     if done.returncode:
         raise BenchmarkError(f"`{' '.join(command)}` exited with {done.returncode}: {done.stderr[-500:]!r}")
 
@@ -112,23 +132,21 @@ def measure_shoal(results: Results, doorbell: Doorbell, args: argparse.Namespace
         def over_http(script: str) -> None:
             shoal.submit(small | {"run": script})
 
-        def by_command(script: str) -> None:
+        def by_cli(script: str) -> None:
             _run(shoal.run_command(script, *flags), shoal.env)
 
         results.add_starts("shoal", "HTTP", start_times(doorbell, over_http, args.starts))
-        results.add_starts("shoal", "shoal run -d", start_times(doorbell, by_command, args.starts))
+        results.add_starts("shoal", "shoal run -d", start_times(doorbell, by_cli, args.starts))
         blocker = shoal.submit(small | {"run": "sleep 900"})["jobs"][0]["job_id"]
-        render = shoal.submit_request(small | {"run": "true", "after": [blocker]})
+        waiting = small | {"run": "true", "after": [blocker]}
+        many = by_http(shoal.port, lambda: shoal.submit_request(waiting), args.jobs, expect=201)
         for at_once in (1, 8, 32):
-            load = http_load.run(shoal.port, render, args.jobs, connections=at_once, expect=201)
-            results.add_load("shoal", "HTTP", at_once, load)
-            render = shoal.submit_request(small | {"run": "true", "after": [blocker]})
-        command = shoal.run_command("true", "--after", blocker, *flags)
+            results.add_rate("shoal", "HTTP", at_once, submit_all=many, look=shoal.control_usage)
+        many = by_command(shoal.run_command("true", "--after", blocker, *flags), shoal.env)
         for at_once in (1, 8):
-            results.add_commands(
-                "shoal", "shoal run -d", at_once, command=command, env=shoal.env, count=NUM_CLI
-            )
+            results.add_rate("shoal", "shoal run -d", at_once, submit_all=many, look=shoal.control_usage)
         before = shoal.num_open()
+        render = shoal.submit_request(waiting)
         http_load.run(shoal.port, render, NUM_KILLED, connections=8, expect=201)
         shoal.kill()
         shoal.start()
@@ -143,12 +161,12 @@ def measure_slurm(results: Results, doorbell: Doorbell, args: argparse.Namespace
         results.add_starts("slurm", "slurmrestd", start_times(doorbell, rest.submit, args.starts))
         blocker = slurm.sbatch("sleep 900")
         render = rest.submit_request("true", dependency=f"afterok:{blocker}")
+        many = by_http(slurm.rest_port, lambda: render, args.jobs)
         for at_once in (1, 8, 32):
-            load = http_load.run(slurm.rest_port, render, args.jobs, connections=at_once)
-            results.add_load("slurm", "slurmrestd", at_once, load)
-        command = slurm.sbatch_command("true", f"--dependency=afterok:{blocker}")
+            results.add_rate("slurm", "slurmrestd", at_once, submit_all=many, look=slurm.server_usage)
+        many = by_command(slurm.sbatch_command("true", f"--dependency=afterok:{blocker}"), slurm.env)
         for at_once in (1, 8):
-            results.add_commands("slurm", "sbatch", at_once, command=command, env=slurm.env, count=NUM_CLI)
+            results.add_rate("slurm", "sbatch", at_once, submit_all=many, look=slurm.server_usage)
         time.sleep(SLURM_SAVES_WITHIN_S)  # what came before is safe; only the next jobs are at stake
         before = slurm.num_queued()
         http_load.run(slurm.rest_port, render, NUM_KILLED, connections=8)
@@ -166,8 +184,9 @@ def measure_ray(results: Results, doorbell: Doorbell, args: argparse.Namespace) 
         results.add_starts("ray", "ray job submit", start_times(doorbell, ray.run_submit, few))
         # More CPUs than there are: accepted, and never started.
         command = ray.submit_command("true", "--entrypoint-num-cpus", "1000")
-        for at_once, count in ((1, 10), (4, 20)):
-            results.add_commands("ray", "ray job submit", at_once, command=command, env=ray.env, count=count)
+        for at_once in (1, 4):
+            few_more = by_command(command, ray.env, 10 * min(at_once, 2))
+            results.add_rate("ray", "ray job submit", at_once, submit_all=few_more, look=ray.usage)
 
 
 MEASURES: dict[str, Callable[[Results, Doorbell, argparse.Namespace], None]] = {
@@ -179,13 +198,13 @@ MEASURES: dict[str, Callable[[Results, Doorbell, argparse.Namespace], None]] = {
 
 def render(results: Results) -> str:
     parts = []
-    rest = max((rate.per_s for rate in results.rates if rate.how == "slurmrestd"), default=None)
+    rest = max((rate.per_s for rate in results.rates if rate.how == "slurmrestd"), default=None)  # its best
     rows = [
         [r.system, r.how, str(r.at_once), f"{r.per_s:,.1f}", milliseconds(percentile(r.each_s, 0.5)),
-         milliseconds(percentile(r.each_s, 0.99)), times(r.per_s, rest)]
+         milliseconds(percentile(r.each_s, 0.99)), milliseconds(r.server_cpu_s), times(r.per_s, rest)]
         for r in results.rates
     ]  # fmt: skip
-    header = ["system", "submitted by", "at once", "submits/s", "p50", "p99", "of best slurmrestd"]
+    header = ["system", "submitted by", "at once", "submits/s", "p50", "p99", "server CPU", "of slurmrestd"]
     parts.append(table("Submits per second, of jobs that wait for another", header, rows, DURABILITY))
     sbatch = _median(results, "sbatch")
     ray = _median(results, "ray job submit")
@@ -219,7 +238,14 @@ def as_json(results: Results) -> str:
 
     told = {
         "rates": [
-            {"system": r.system, "how": r.how, "at_once": r.at_once, "per_s": r.per_s, **timing(r.each_s)}
+            {
+                "system": r.system,
+                "how": r.how,
+                "at_once": r.at_once,
+                "per_s": r.per_s,
+                "server_cpu_s": r.server_cpu_s,
+                **timing(r.each_s),
+            }
             for r in results.rates
         ],
         "starts": [{"system": s.system, "how": s.how, **timing(s.each_s)} for s in results.starts],

@@ -20,13 +20,13 @@ from benchmarks.processes import (
     answers,
     call,
     descendants,
-    free_ports,
     is_gone,
     stop,
     usage,
     wait_until,
 )
 
+PROJECT = "default"
 PROGRAM = Path(sys.executable).with_name("shoal")
 
 
@@ -35,14 +35,13 @@ class Shoal:
 
     def __init__(self, *, demo: str | None = None) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="shoal-bench-"))
-        (self.port,) = free_ports(1)
         self.demo = demo
+        (self.home / "empty").mkdir()
         self.env = {
             "PATH": os.environ["PATH"],
-            "HOME": str(self.home),
+            "HOME": str(self.home / "empty"),
             "LANG": "C.UTF-8",
             "SHOAL_HOME": str(self.home),
-            "SHOAL_PORT": str(self.port),
         }
 
     def __enter__(self) -> Self:
@@ -63,9 +62,18 @@ class Shoal:
         call([PROGRAM, "up", *(["--demo", self.demo] if self.demo else [])], env=self.env, timeout_s=120)
         wait_until(lambda: answers(self.port), 30, "Shoal's port")
 
+    def _server(self) -> dict[str, Any]:
+        """What the control plane wrote when it began to listen."""
+        return dict(json.loads((self.home / "server.json").read_text()))
+
     @property
     def pid(self) -> int:
-        return int(json.loads((self.home / "server.json").read_text())["pid"])
+        return int(self._server()["pid"])
+
+    @property
+    def port(self) -> int:
+        """Another one after every start, if the usual one is taken."""
+        return int(str(self._server()["url"]).rpartition(":")[2])
 
     @property
     def token(self) -> str:
@@ -95,12 +103,12 @@ class Shoal:
 
     def submit(self, spec: dict[str, Any]) -> dict[str, Any]:
         """The answer to `POST /v1/jobs`."""
-        return dict(self.request("POST", "/v1/jobs", {"spec": spec}))
+        return dict(self.request("POST", "/v1/jobs", {"spec": spec, "project": PROJECT}))
 
     def submit_request(self, spec: dict[str, Any]) -> http_load.Render:
         """The same as prepared bytes; every index has its own idempotency key, as the client sends one."""
         headers = self._headers()
-        body = json.dumps({"spec": spec}).encode()
+        body = json.dumps({"spec": spec, "project": PROJECT}).encode()
         run = os.urandom(6).hex()
 
         def render(index: int) -> bytes:
@@ -114,8 +122,11 @@ class Shoal:
         return lambda _: prepared
 
     def run_command(self, script: str, *options: str) -> list[str]:
-        """`shoal run -d`: what is measured is the whole command, interpreter start included."""
-        return [str(PROGRAM), "run", "-d", *options, "--", "sh", "-c", script]
+        """`shoal run -d`: what is measured is the whole command, interpreter start included.
+
+        It snapshots the directory it is started in, so start it in an empty one (`HOME`).
+        """
+        return [str(PROGRAM), "run", "-d", "--project", PROJECT, *options, "--", "sh", "-c", script]
 
     def num_open(self) -> int:
         """Jobs accepted and not ended."""

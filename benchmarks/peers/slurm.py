@@ -95,6 +95,7 @@ class Slurm:
         self.env = {
             "PATH": f"{os.environ['PATH']}:{SBIN}",
             "SLURM_CONF": str(self.home / "etc/slurm.conf"),
+            "HOME": str(self.home / "run"),
             "LANG": "C.UTF-8",
         }
         self.rest_port = 0
@@ -243,6 +244,10 @@ class Slurm:
 
     def controller_usage(self) -> Usage:
         return usage([self.controller_pid])
+
+    def server_usage(self) -> Usage:
+        """Of slurmctld and slurmrestd together: what one submit over REST costs."""
+        return usage([self.controller_pid, *([self._rest_pid] if self._rest_pid else [])])
 
 
 class SlurmRest:

@@ -8,7 +8,7 @@ from pathlib import Path
 from shoal.control.actor import Actor
 from shoal.control.core import Core
 from shoal.control.heal import heal
-from shoal.control.jobs import retry_job, stop_jobs
+from shoal.control.jobs import retry_job, stop_job
 from shoal.control.nodes import set_node_state
 from shoal.control.place import place
 from shoal.control.reports import renew
@@ -127,7 +127,7 @@ class World:
 
     def stop(self, job_id: str) -> None:
         self.tell(f"stop {job_id}")
-        work = stop_jobs(self.core, ANA, [job_id], f"stop {job_id} {self.dice.getrandbits(20)}")
+        work = stop_job(self.core, ANA, job_id, f"stop {job_id} {self.dice.getrandbits(20)}")
         self.driver.spawn("stop", work, lambda end: self.expect(end, StoreUnavailable))
 
     def retry(self, job_id: str) -> None:

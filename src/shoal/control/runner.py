@@ -28,8 +28,8 @@ WATCH_EVERY_S = 1.0
 HEAL_EVERY_S = 5.0
 ANCHOR_EVERY_S = 30.0
 PLACE_AT_LEAST_EVERY_S = 30.0
-PLACE_SHARE = 0.5
-"""At most this share of a core goes to planning: after a long cycle comes a pause as long."""
+PLACE_SHARE = 0.2
+"""At most this share of a core goes to planning: the longer a cycle took, the longer the pause."""
 FAILED_PAUSE_S = 1.0
 
 

@@ -26,7 +26,7 @@ def rank_environment(
         **_torchrun(order, local_rank),
         **_slurm(order, local_rank, work),
         **_shoal(order, credentials),
-        **_devices(order, rank_gpus(order, local_rank)),
+        **_devices(order),
     }
 
 
@@ -42,16 +42,8 @@ def setup_environment(
         "GROUP_RANK": str(order.node_rank),
         "SLURM_NODEID": str(order.node_rank),
         "SLURM_JOB_ID": str(order.job_number),
-        **_devices(order, order.gpu_ids),
+        **_devices(order),
     }
-
-
-def rank_gpus(order: Order, local_rank: int) -> tuple[int, ...]:
-    """The GPUs of one rank: an equal part of the node's where they divide evenly, else all of them."""
-    count, left_over = divmod(len(order.gpu_ids), order.ranks_per_node)
-    if left_over:
-        return order.gpu_ids
-    return order.gpu_ids[local_rank * count : (local_rank + 1) * count]
 
 
 def _base(order: Order, work: str, path: str) -> dict[str, str]:
@@ -150,7 +142,8 @@ def _shoal(order: Order, credentials: Credentials) -> dict[str, str]:
     return values
 
 
-def _devices(order: Order, gpu_ids: tuple[int, ...]) -> dict[str, str]:
+def _devices(order: Order) -> dict[str, str]:
+    """Every rank sees all GPUs of its share, as under torchrun, and chooses its own by LOCAL_RANK."""
     # A simulated GPU must never name a real one of the machine it is simulated on.
-    visible = "" if order.are_gpus_simulated else ",".join(map(str, gpu_ids))
+    visible = "" if order.are_gpus_simulated else ",".join(map(str, order.gpu_ids))
     return dict.fromkeys(DEVICE_NAMES, visible)

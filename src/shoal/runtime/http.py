@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import ssl
 import urllib.parse
 
 import msgspec
@@ -12,13 +13,20 @@ from shoal.wire import Renewal
 MAX_ANSWER = 65536
 
 
-def post(url: str, token: str, renewal: Renewal, timeout_s: float) -> tuple[int | None, bytes]:
+def post(
+    url: str, token: str, renewal: Renewal, timeout_s: float, ca_file: str | None = None
+) -> tuple[int | None, bytes]:
     """The answer's status and body; None when there was no answer, which says nothing about what happened."""
     parts = urllib.parse.urlsplit(url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    host, port = parts.hostname or "", parts.port
+    connection: http.client.HTTPConnection
     try:
-        connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
+        if parts.scheme == "https":
+            trust = ssl.create_default_context(cafile=ca_file)
+            connection = http.client.HTTPSConnection(host, port, timeout=timeout_s, context=trust)
+        else:
+            connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     except (OSError, ValueError, http.client.HTTPException):
         return None, b""
     try:

@@ -30,6 +30,7 @@ class Renewer:
         self._order = order
         self._token = token
         self._server_file = server_file
+        self._ca_file: str | None = None
         self._clock = clock
         self._wake_fd = wake_fd
         self._url = order.control_url or ""
@@ -69,14 +70,17 @@ class Renewer:
     def _run(self) -> None:
         backoff_s = FIRST_BACKOFF_S
         connections = importlib.import_module("shoal.runtime.http")  # 25 ms the ranks need not wait for
+        if self._url.startswith("https:"):
+            self._find_server()  # the certificate to trust stands beside the address
         while True:
             with self._changed:
                 renewal = self._message()
                 self._is_due = False
+            asked_at = self._clock.monotonic()
             status, body = connections.post(
-                f"{self._url}/v1/supervisor/renew", self._token, renewal, TIMEOUT_S
+                f"{self._url}/v1/supervisor/renew", self._token, renewal, TIMEOUT_S, self._ca_file
             )
-            is_heard = self._take(status, body)
+            is_heard = self._take(status, body, asked_at)
             if renewal.outcome is not None and (is_heard or status in STALE):
                 return
             if is_heard:
@@ -97,8 +101,11 @@ class Renewer:
             outcome=self._outcome,
         )
 
-    def _take(self, status: int | None, body: bytes) -> bool:
-        """Note the answer. True: the control plane heard us."""
+    def _take(self, status: int | None, body: bytes, asked_at: float) -> bool:
+        """Note the answer. True: the control plane heard us.
+
+        The lease counts from when we asked: the control plane counts from when it heard, which is later.
+        """
         if status in STALE:
             self.stale_status = status
             self._wake()
@@ -109,7 +116,7 @@ class Renewer:
             answer = msgspec.json.decode(body, type=RenewalAnswer) if body else RenewalAnswer()
         except msgspec.DecodeError:
             return False
-        self.answered_at = self._clock.monotonic()
+        self.answered_at = asked_at
         if answer.should_stop:
             self.order_to_stop = answer
             self._wake()
@@ -120,7 +127,8 @@ class Renewer:
         if self._server_file is None:
             return
         with contextlib.suppress(OSError, msgspec.DecodeError), open(self._server_file, "rb") as file:
-            self._url = msgspec.json.decode(file.read(), type=ServerFile).url.rstrip("/")
+            server = msgspec.json.decode(file.read(), type=ServerFile)
+            self._url, self._ca_file = server.url.rstrip("/"), server.tls_cert
 
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -131,3 +139,4 @@ class ServerFile(msgspec.Struct):
     """The part of `server.json` a supervisor needs."""
 
     url: str
+    tls_cert: str | None = None

@@ -86,6 +86,7 @@ class ShareRun:
 
     def _confine(self) -> Launcher:
         confinement = self._confinement = Confinement(self._order, self._share, self._path)
+        self._path = confinement.path
         for path in (self._share.work, self._share.scratch):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path, 0o700)

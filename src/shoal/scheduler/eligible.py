@@ -1,4 +1,4 @@
-"""Whether a candidate may be looked at yet: its dependencies, its backoff, its array's limit. Not where it fits."""
+"""Whether a candidate may start yet: its dependencies, its backoff, its array's limit. Not where it fits."""
 
 from __future__ import annotations
 
@@ -39,12 +39,15 @@ def too_early(candidate: Candidate, arrays: Arrays, now: float) -> Explanation |
 
 
 def _unmet(candidate: Candidate) -> Explanation:
-    waits = [f"`{unmet.label}` to {VERB_OF_KIND[unmet.on]}" for unmet in candidate.unmet]
+    by_kind: dict[str, list[str]] = {}
+    for unmet in candidate.unmet:
+        by_kind.setdefault(unmet.on, []).append(f"`{unmet.label}`")
+    waits = [f"{listed(labels, most=3)} to {VERB_OF_KIND[kind]}" for kind, labels in by_kind.items()]
     return Explanation(
         attempt_id=candidate.attempt_id,
         job_id=candidate.job_id,
         why=Why.DEPENDENCY,
-        sentence=f"waits for {listed(waits, most=3)}",
+        sentence=f"waits for {', and for '.join(waits)}",
         facts={"after": [{"job": unmet.label, "on": str(unmet.on)} for unmet in candidate.unmet]},
     )
 
@@ -54,7 +57,7 @@ def _backoff(candidate: Candidate, now: float) -> Explanation:
         attempt_id=candidate.attempt_id,
         job_id=candidate.job_id,
         why=Why.BACKOFF,
-        sentence=f"is tried again in {duration(candidate.not_before - now)}; its last attempt did not succeed",
+        sentence=f"waits {duration(candidate.not_before - now)} before it is tried again",
         facts={"not_before": candidate.not_before},
     )
 

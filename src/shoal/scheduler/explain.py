@@ -50,7 +50,7 @@ class Explainer:
         self._quiet_first = sorted(capacity.nodes.values(), key=_quiet_at)
 
     def explain(self, candidate: Candidate, demand: Demand, stopped_by: Candidate | None) -> Explanation:
-        """`stopped_by`: the job at which the candidate's queue stopped, if the policy stops queues. Without ids."""
+        """`stopped_by`: the job at which the candidate's queue stopped. The answer has no ids."""
         if demand not in self._said:
             self._said[demand] = self._of_cluster(demand)
         said = self._said[demand]
@@ -117,7 +117,9 @@ class Explainer:
             Why.TOPOLOGY,
             f"needs {num_nodes(demand)} with {such} in one `{label}`; {are(len(free), 'free')}, "
             f"at most {most} of them in one",
-            details=(listed([f"{domain}: {count} free" for domain, count in domains]),) if domains else (),
+            details=(f"free: {listed([f'{count} in {domain}' for domain, count in domains])}",)
+            if domains
+            else (),
             hint="to start without waiting for closeness set `topology.mode: preferred`",
             nodes_needed=demand.min_nodes,
             nodes_free=len(free),
@@ -132,7 +134,7 @@ class Explainer:
             Why.RESOURCES,
             f"needs {num_nodes(demand)} with {amounts(demand.need, short, free=True)}; "
             f"{are(len(free), 'free')}{_in_pool(suitable)}",
-            details=(*_why_closed(suitable.closed), *self._until(until[: demand.min_nodes - len(free)])),
+            details=(*_why_closed(suitable.closed), *self._until(until, demand.min_nodes - len(free))),
             hint=self._fewer(demand),
             nodes_needed=demand.min_nodes,
             nodes_free=len(free),
@@ -157,7 +159,12 @@ class Explainer:
             if fits(need, whole, whole)
             for name in shortages(need, whole, free)
         }
+        if need.memory_bytes is None and len(short) > 1 and not self._lacks_only_memory(need):
+            short.discard("memory")  # in proportion: it comes back with the CPUs and GPUs
         return tuple(name for name in SHORT_OF if name in short)
+
+    def _lacks_only_memory(self, need: Need) -> bool:
+        return any(shortages(need, group.whole, group.free) == ("memory",) for group in self._capacity.groups)
 
     def _soonest(self, need: Need, suitable: Suitable) -> list[tuple[float, str]]:
         """Busy nodes that could serve and when they can, of the first `NUM_LOOKED_AT` to fall quiet."""
@@ -169,9 +176,11 @@ class Explainer:
         )
         return sorted((free_at(need, node, self._now), node.name) for node in islice(busy, NUM_LOOKED_AT))
 
-    def _until(self, soonest: list[tuple[float, str]]) -> tuple[str, ...]:
+    def _until(self, soonest: list[tuple[float, str]], num_missing: int) -> tuple[str, ...]:
+        """The nodes it waits for, by time: as many as are missing, and those that come at the same time."""
+        last = soonest[:num_missing][-1][0]
         by_time: dict[str, list[str]] = {}
-        for at, name in soonest[:NUM_TOLD]:
+        for at, name in [end for end in soonest if end[0] <= last][:NUM_TOLD]:
             told = None if at == inf else clock_time(at, self._now)
             by_time.setdefault(f"until about {told}" if told else "with no known end", []).append(name)
         return tuple(f"{', '.join(names)} busy {told}" for told, names in by_time.items())
@@ -189,7 +198,7 @@ class Explainer:
         return _said(
             Why.BEHIND,
             f"waits behind {name}: {because}",
-            details=(f"{name} has waited {waited}",),
+            details=(f"{name if is_ours else 'that job'} has waited {waited}",),
             behind_job_id=head.job_id if is_ours else None,
             queue=candidate.queue,
             is_queue_stopped=stopped_by is not None,

@@ -59,11 +59,11 @@ def _too_large(demand: Demand, possible: Possible) -> Explanation:
     for what in SHORT_OF:
         if what in everywhere:
             return _too_much(demand, possible, what)
-    together = [name for name in SHORT_OF if any(name in names for names in missing)]
+    together = possible.telling(need)
     return _said(
         f"asks for {amounts(need, together)} on one node; no node has that together",
         LOOK,
-        asked=together,
+        asked=list(together),
     )
 
 

@@ -6,9 +6,9 @@ import msgspec
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """Order is always priority first, then first come; this says what a job that cannot start does to later ones."""
+    """Order is always priority, then first come; this says what one that cannot start does to later ones."""
 
     skip_blocked: bool = True
-    """Later jobs may start past one that waits for resources. False: each queue stops at its first such job."""
+    """Later jobs may start past one that waits for resources. False: a queue stops at its first such job."""
     patience_s: float = 600.0
-    """The first job of a queue that waited longer than this keeps the nodes it is to run on from later ones."""
+    """The first job of a queue that waited longer than this keeps the nodes it needs from later ones."""

@@ -52,6 +52,8 @@ class Possible:
     def telling(self, need: Need) -> tuple[str, ...]:
         """The amounts that tell the nodes that could give `need` from the others; never none."""
         short = {name for whole in self._stock for name in shortages(need, whole, whole)}
+        if need.memory_bytes is None:
+            short.discard("memory")  # in proportion: it is there where the CPUs and GPUs are
         if need.num_gpus:
             short.add("gpus")
         return tuple(name for name in SHORT_OF if name in short) or ("cpus",)

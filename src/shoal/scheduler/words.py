@@ -9,6 +9,14 @@ from math import ceil
 from shoal.scheduler.amounts import MILLI, Demand, Need
 
 UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+TYPED_UNITS = (
+    ("TiB", 1 << 40),
+    ("TB", 10**12),
+    ("GiB", 1 << 30),
+    ("GB", 10**9),
+    ("MiB", 1 << 20),
+    ("MB", 10**6),
+)
 DAY_S = 86_400.0
 LONGEST_S = 366 * DAY_S
 """Further ahead than this nobody plans by the clock."""
@@ -40,7 +48,10 @@ def quoted(items: Iterable[str]) -> list[str]:
 
 
 def size(num_bytes: int) -> str:
-    """In the largest unit that leaves at least 1, with at most two decimals."""
+    """As it was typed, `32 GB` or `32 GiB`; else in the largest unit that leaves at least 1."""
+    for unit, scale in TYPED_UNITS:
+        if num_bytes % scale == 0 and 0 < num_bytes // scale < 10_000:
+            return f"{num_bytes // scale} {unit}"
     for unit, scale in UNITS:
         if num_bytes >= scale:
             return f"{_decimals(num_bytes / scale)} {unit}"

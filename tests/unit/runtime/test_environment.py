@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.runtime.environment import rank_environment, rank_gpus, setup_environment
+from shoal.runtime.environment import rank_environment, setup_environment
 from shoal.wire import Credentials, Limits, Order
 
 WORK = "/home/shoal/spool/live/att_1/node-b/work"
@@ -30,7 +30,7 @@ ORDER = Order(
 CREDENTIALS = Credentials(supervisor_token="shs_x", job_token="shj_y", secrets={"WANDB_API_KEY": "k"})
 
 GOLDEN = """\
-CUDA_VISIBLE_DEVICES=6,7
+CUDA_VISIBLE_DEVICES=4,5,6,7
 GROUP_RANK=1
 GROUP_WORLD_SIZE=2
 HOME=/home/shoal/spool/live/att_1/node-b/work
@@ -42,12 +42,12 @@ LOGNAME=shoal-vision
 LR=0.1
 MASTER_ADDR=10.0.0.1
 MASTER_PORT=29501
-NVIDIA_VISIBLE_DEVICES=6,7
+NVIDIA_VISIBLE_DEVICES=4,5,6,7
 OMP_NUM_THREADS=4
 PATH=/opt/bin:/usr/bin
 PWD=/home/shoal/spool/live/att_1/node-b/work
 RANK=3
-ROCR_VISIBLE_DEVICES=6,7
+ROCR_VISIBLE_DEVICES=4,5,6,7
 ROLE_NAME=default
 ROLE_RANK=3
 ROLE_WORLD_SIZE=4
@@ -118,9 +118,9 @@ def test_supervisor_token_is_never_given_to_a_rank() -> None:
     assert "shs_x" not in " ".join(environment(ORDER, 0).values())
 
 
-def test_gpus_that_do_not_divide_evenly_are_all_visible_to_every_rank() -> None:
-    order = changed(gpu_ids=(0, 1, 2))
-    assert [rank_gpus(order, rank) for rank in range(2)] == [(0, 1, 2), (0, 1, 2)]
+def test_every_rank_sees_all_gpus_of_its_share_as_under_torchrun() -> None:
+    found = [environment(ORDER, rank)["CUDA_VISIBLE_DEVICES"] for rank in range(2)]
+    assert found == ["4,5,6,7", "4,5,6,7"]
 
 
 def test_job_without_gpus_sees_none_whatever_it_asks_for() -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Callable
 
 from shoal.errors import ShoalError, SpecError
 from shoal.runtime import kernel, spool, tree
 from shoal.runtime.confine import cgroup, cgroup1, cgroup2, rlimits, view
 from shoal.runtime.confine.detect import candidates, find_bubblewrap
+from shoal.runtime.confine.programs import job_path, programs
 from shoal.runtime.confine.sandbox import Sandbox, SandboxFailed
 from shoal.wire import Order
 
@@ -34,9 +34,9 @@ class Confinement:
     def __init__(self, order: Order, share: spool.Share, node_path: str) -> None:
         self._order = order
         self._share = share
-        self._node_path = node_path
         self.words = candidates() if order.confinement is None else order.confinement
         self.uid = order.uid if "uid" in self.words else None
+        self.path = job_path(node_path, self.uid) if "bubblewrap" in self.words else node_path
         self.sandbox: Sandbox | None = None
         self._groups = self._choose_groups()
         self._mount_fds: list[int] = []
@@ -166,7 +166,7 @@ class Confinement:
             home=home,
             work=self._share.work,
             scratch=self._share.scratch,
-            keep=programs(self._node_path),
+            keep=programs(self.path),
             gpu_devices=gpu_devices(self._order),
             mounts=mounts,
         )
@@ -209,13 +209,6 @@ def open_as(source: str, uid: int | None) -> int:
         if uid is not None:
             os.seteuid(os.getuid())
             os.setegid(os.getgid())
-
-
-def programs(node_path: str) -> tuple[str, ...]:
-    """Directories with programs a rank may need though its user cannot reach them by itself."""
-    wanted = [sys.prefix, sys.base_prefix, *node_path.split(":")]
-    real = {os.path.realpath(path) for path in wanted if path.startswith("/") and os.path.isdir(path)}
-    return tuple(sorted(real - {"/"}))
 
 
 def gpu_devices(order: Order) -> tuple[str, ...]:

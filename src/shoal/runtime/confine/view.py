@@ -108,13 +108,14 @@ def _open_directories(steps: list[str]) -> list[str]:
 
 def hidden_directories(uid: int | None, home: str, keep: tuple[str, ...]) -> list[str]:
     """Directories covered by an empty one: `home`, and those the job's user may not enter above `keep`."""
-    wanted = {home, *(above for path in keep for above in [_first_closed(path, uid)] if above is not None)}
+    wanted = {home, *(above for path in keep for above in [first_closed(path, uid)] if above is not None)}
     tops = [path for path in wanted if not any(is_within(path, other) for other in wanted if other != path)]
     # What lies below /tmp or /run is hidden already, by the sandbox's own.
     return sorted(path for path in tops if not any(is_within(path, own) for own in (*PRIVATE, "/run")))
 
 
-def _first_closed(path: str, uid: int | None) -> str | None:
+def first_closed(path: str, uid: int | None) -> str | None:
+    """The outermost directory above `path` that this user may not pass through."""
     parts = path.strip("/").split("/")
     for count in range(1, len(parts)):
         above = "/" + "/".join(parts[:count])

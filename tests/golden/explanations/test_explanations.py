@@ -1,0 +1,141 @@
+"""What people are told for each reason a job waits.
+
+`SHOAL_GOLDEN=write pytest tests/golden/explanations` writes them anew; read the difference first.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from shoal.model.job import DependencyKind
+from shoal.model.request import Request
+from shoal.scheduler import Explanation, Plan, Policy, UnmetDependency, Why, impossible
+from tests.support.clusters import (
+    ALL_GPUS,
+    GIB,
+    NOW,
+    holding,
+    job,
+    node,
+    nodes,
+    planned,
+    reason,
+    request,
+    within,
+)
+
+HERE = Path(__file__).parent
+DRAINED = 'drained by ana 2 h ago ("bad NVLink")'
+
+
+def _unmet(*labels: str) -> tuple[UnmetDependency, ...]:
+    return tuple(UnmetDependency(label=label, on=DependencyKind.SUCCEEDED) for label in labels)
+
+
+def _gang_of_four() -> Plan:
+    """Three nodes are free, three are busy, one is drained."""
+    busy = (
+        holding(1, {"node-02": ALL_GPUS, "node-05": ALL_GPUS}, time_limit_s=23_400.0),
+        holding(2, {"node-06": (0,)}),
+    )
+    cluster = (*nodes(6), node("node-07", closed_because=DRAINED))
+    return planned(cluster, job(1, request(gpus=8, nodes=4)), held=busy)
+
+
+def _behind(project: str, policy: Policy) -> Plan:
+    head = job(1, request(gpus=8, nodes=2), submitted_at=NOW - 1500, project=project)
+    busy = (holding(1, {"node-01": ALL_GPUS}),)
+    return planned(nodes(2), head, job(2, request(gpus=1)), held=busy, policy=policy)
+
+
+def _racks() -> Plan:
+    cluster = tuple(node(f"node-{n}", rack=f"r{n // 3}") for n in range(6))
+    busy = (holding(1, {"node-0": (0,)}), holding(2, {"node-4": (5,)}))
+    return planned(cluster, job(1, request(gpus=8, nodes=3, topology=within("rack"))), held=busy)
+
+
+def _one(told: Plan, attempt_id: str = "att-1") -> Explanation:
+    return reason(told, attempt_id)
+
+
+def _never(asked: Request) -> Explanation:
+    cluster = (
+        *(node(f"node-{n}", rack=f"r{n // 2}") for n in range(4)),
+        node("cpu-1", gpus=0, cpus=128.0, pool="cpu"),
+    )
+    said = impossible(asked, cluster)
+    assert said is not None
+    return said
+
+
+CASES = {
+    "dependency": lambda: _one(planned(nodes(1), job(1, request(), unmet=_unmet("vision/7")))),
+    "dependency_many": lambda: _one(
+        planned(nodes(1), job(1, request(), unmet=_unmet(*(f"vision/{n}" for n in range(2, 9)))))
+    ),
+    "backoff": lambda: _one(planned(nodes(1), job(1, request(), not_before=NOW + 39.5))),
+    "array_limit": lambda: _one(
+        planned(
+            nodes(1),
+            job(1, request(), array_id="arr", array_at_once=1),
+            held=(holding(1, {"node-01": (0,)}, array_id="arr"),),
+        )
+    ),
+    "no_nodes": lambda: _one(planned((), job(1, request()))),
+    "never_fits_gpus": lambda: _never(request(gpus=16)),
+    "never_fits_gpus_anywhere": lambda: _never(request(gpus=64)),
+    "never_fits_kind": lambda: _never(request(gpus=8, kind="a-100")),
+    "never_fits_cpus": lambda: _never(request(cpus=256.0)),
+    "never_fits_memory": lambda: _never(request(memory_bytes=2048 * GIB)),
+    "never_fits_disk": lambda: _never(request(disk_bytes=2000 * GIB)),
+    "never_fits_together": lambda: _never(request(gpus=8, cpus=128.0)),
+    "never_fits_nodes": lambda: _never(request(gpus=8, nodes=5)),
+    "never_fits_topology": lambda: _never(request(gpus=8, nodes=3, topology=within("rack"))),
+    "never_fits_label": lambda: _never(request(gpus=8, nodes=3, topology=within("zone"))),
+    "nodes_closed": lambda: _one(
+        planned((*nodes(2), node("node-07", closed_because=DRAINED)), job(1, request(gpus=8, nodes=3)))
+    ),
+    "nodes_excluded": lambda: _one(
+        planned(nodes(2), job(1, request(gpus=8, nodes=2), excluded_nodes=("node-02",)))
+    ),
+    "resources": lambda: _one(_gang_of_four()),
+    "resources_one_node": lambda: _one(
+        planned(
+            nodes(1), job(1, request(cpus=60.0)), held=(holding(1, {"node-01": ALL_GPUS}, time_limit_s=1e6),)
+        )
+    ),
+    "topology": lambda: _one(_racks()),
+    "behind": lambda: _one(_behind("vision", Policy()), "att-2"),
+    "behind_another_project": lambda: _one(_behind("secret", Policy()), "att-2"),
+    "behind_in_a_strict_queue": lambda: _one(_behind("vision", Policy(skip_blocked=False)), "att-2"),
+}
+
+
+def told(said: Explanation) -> str:
+    lines = [f"waiting: `train` {said.sentence}", *(f"  {line}" for line in said.details)]
+    return "\n".join([*lines, *([f"hint: {said.hint}"] if said.hint else [])]) + "\n"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_reason_reads_as_it_was_agreed(case: str) -> None:
+    said = CASES[case]()
+    assert case.startswith(said.why)
+    path = HERE / "cases" / f"{case}.txt"
+    if os.environ.get("SHOAL_GOLDEN") == "write":
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(told(said), encoding="utf-8")
+    assert told(said) == path.read_text(encoding="utf-8")
+
+
+def test_every_reason_a_plan_can_give_has_a_text() -> None:
+    # UNREACHABLE is about what has started: the control plane says it.
+    assert {CASES[case]().why for case in CASES} == set(Why) - {Why.UNREACHABLE}
+
+
+def test_a_job_of_another_project_is_not_named() -> None:
+    said = CASES["behind_another_project"]()
+    assert "vision/1" not in told(said)
+    assert said.facts["behind_job_id"] is None

@@ -1,0 +1,197 @@
+"""What holds for an attempt whatever happens to it, in whatever order and however often."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from shoal.errors import Bug
+from shoal.model.attempt import HOLDING, Attempt, AttemptState, EndReason, NodeShare
+from shoal.model.moves import (
+    TABLE,
+    Accepted,
+    AttemptEvent,
+    Effect,
+    FencePassed,
+    NodeEnded,
+    Placed,
+    Refused,
+    Started,
+    StopAsked,
+    step,
+)
+from shoal.wire import EndKind, NodeOutcome
+
+NAMES = ("n1", "n2", "n3")
+EPOCH = 7
+QUEUED = Attempt(attempt_id="att", job_id="job", project="p", epoch=EPOCH, queued_at=1.0)
+
+NODES = st.sampled_from((*NAMES, "elsewhere"))
+STOPS = st.sampled_from(
+    [EndReason.CANCELLED, EndReason.PREEMPTED, EndReason.TIME_LIMIT, EndReason.DEPENDENCY]
+)
+ALLOCATIONS = st.integers(1, len(NAMES)).map(
+    lambda count: tuple(NodeShare(node=name, cpus=1.0, memory_bytes=1) for name in NAMES[:count])
+)
+OUTCOMES = st.builds(
+    NodeOutcome,
+    attempt_id=st.just("att"),
+    epoch=st.sampled_from([EPOCH, EPOCH, EPOCH, EPOCH - 1]),
+    node=NODES,
+    kind=st.sampled_from([EndKind.SUCCEEDED, *EndKind]),
+    ended_at=st.just(2.0),
+    signal=st.none() | st.just(9),
+    exit_code=st.none() | st.just(3),
+)
+EVENTS: st.SearchStrategy[AttemptEvent] = st.one_of(
+    st.builds(Placed, ALLOCATIONS),
+    st.builds(Accepted, st.sampled_from(["native-1", "native-2"])),
+    st.builds(Refused, st.just("no such image")),
+    st.builds(Started, NODES),
+    st.builds(Started, NODES),
+    st.builds(NodeEnded, OUTCOMES),
+    st.builds(NodeEnded, OUTCOMES),
+    st.builds(StopAsked, STOPS, st.just("ana")),
+    st.builds(FencePassed),
+)
+
+Recorded = list[tuple[Attempt, AttemptEvent, Attempt, tuple[Effect, ...]]]
+
+
+@st.composite
+def lives(draw: st.DrawFn) -> Recorded:
+    """What one attempt went through: before, event, after and effects, for every event that could happen."""
+    attempt = QUEUED
+    recorded: Recorded = []
+    first: list[AttemptEvent] = [Placed(draw(ALLOCATIONS))] if draw(st.integers(0, 9)) else []
+    for event in first + draw(st.lists(EVENTS, max_size=14)):
+        if TABLE[attempt.state, type(event)] is None:
+            continue
+        after, effects = step(attempt, event, 10.0 + len(recorded))
+        recorded.append((attempt, event, after, effects))
+        attempt = after
+    return recorded
+
+
+def test_the_table_has_an_answer_for_every_state_and_event() -> None:
+    events = get_args(AttemptEvent)
+    assert set(TABLE) == {(state, event) for state in AttemptState for event in events}
+
+
+@given(lives(), EVENTS)
+def test_a_move_the_table_lacks_is_a_bug_that_tells_the_history(life: Recorded, event: AttemptEvent) -> None:
+    attempt = life[-1][2] if life else QUEUED
+    assume(TABLE[attempt.state, type(event)] is None)
+    with pytest.raises(Bug) as raised:
+        step(attempt, event, 99.0)
+    assert raised.value.facts["attempt"]["attempt_id"] == "att"
+
+
+@given(lives())
+def test_the_version_grows_by_one_with_every_change_and_only_then(life: Recorded) -> None:
+    for before, _, after, effects in life:
+        assert after.version == before.version + (after is not before)
+        assert (after == before) == (after is before)
+        assert after is not before or effects == ()
+
+
+@given(lives())
+def test_who_it_is_never_changes(life: Recorded) -> None:
+    for _, _, after, _ in life:
+        assert (after.attempt_id, after.job_id, after.project) == ("att", "job", "p")
+        assert (after.epoch, after.queued_at) == (EPOCH, 1.0)
+
+
+@given(lives())
+def test_the_allocation_is_fixed_once_it_is_placed(life: Recorded) -> None:
+    for before, event, after, _ in life:
+        if isinstance(event, Placed):
+            assert after.allocation == event.allocation
+        else:
+            assert after.allocation == before.allocation
+
+
+@given(lives())
+def test_resources_are_held_from_placement_to_the_end(life: Recorded) -> None:
+    for _, _, after, _ in life:
+        if after.state is AttemptState.QUEUED:
+            assert after.allocation == ()
+        if after.state in HOLDING:
+            assert after.nodes_left
+            assert after.placed_at is not None
+        assert (
+            (after.state is AttemptState.ENDED) == (after.reason is not None) == (after.ended_at is not None)
+        )
+
+
+@given(lives(), EVENTS)
+def test_ended_is_final(life: Recorded, event: AttemptEvent) -> None:
+    assume(life and life[-1][2].state is AttemptState.ENDED)
+    ended = life[-1][2]
+    if TABLE[AttemptState.ENDED, type(event)] is not None:
+        assert step(ended, event, 99.0) == (ended, ())
+
+
+@given(lives())
+def test_the_same_event_again_changes_nothing(life: Recorded) -> None:
+    for _, event, after, _ in life:
+        if TABLE[after.state, type(event)] is not None:
+            assert step(after, event, 99.0) == (after, ())
+
+
+@given(lives())
+def test_each_node_ends_at_most_once_and_only_in_its_own_epoch(life: Recorded) -> None:
+    for _, _, after, _ in life:
+        names = [outcome.node for outcome in after.outcomes]
+        assert len(names) == len(set(names))
+        assert set(names) <= set(after.node_names)
+        assert all(outcome.epoch == EPOCH for outcome in after.outcomes)
+
+
+@given(lives())
+def test_running_means_that_every_node_started(life: Recorded) -> None:
+    for before, _, after, _ in life:
+        if after.state is AttemptState.RUNNING:
+            assert set(after.started_nodes) == set(after.node_names)
+            assert after.started_at is not None
+        assert set(before.started_nodes) <= set(after.started_nodes) <= set(after.node_names)
+
+
+@given(lives())
+def test_effects_belong_to_the_moves_that_need_them(life: Recorded) -> None:
+    for before, event, after, effects in life:
+        has_moved = before.state is not after.state
+        assert (Effect.SUBMIT in effects) == isinstance(event, Placed)
+        assert (Effect.CANCEL in effects) == (has_moved and after.state is AttemptState.STOPPING)
+        assert (Effect.CLOSE in effects) == (has_moved and after.state is AttemptState.ENDED)
+
+
+@given(lives())
+def test_success_is_the_success_of_every_node(life: Recorded) -> None:
+    for _, _, after, _ in life:
+        if after.reason is EndReason.SUCCEEDED:
+            assert {outcome.kind for outcome in after.outcomes} == {EndKind.SUCCEEDED}
+            assert not after.nodes_left
+            assert after.exit_code == 0
+
+
+@given(lives())
+def test_a_gang_is_stopped_when_one_node_of_it_fails(life: Recorded) -> None:
+    for _, _, after, _ in life:
+        has_failed = any(outcome.kind is not EndKind.SUCCEEDED for outcome in after.outcomes)
+        if has_failed:
+            assert after.state in {AttemptState.STOPPING, AttemptState.ENDED}
+        if after.state is AttemptState.STOPPING:
+            assert after.stop_asked_at is not None
+            assert has_failed or after.stop_reason is not None
+
+
+@given(lives())
+def test_a_stop_we_asked_for_is_the_reason_unless_every_node_succeeded(life: Recorded) -> None:
+    for before, event, after, _ in life:
+        has_ended = after.state is AttemptState.ENDED and before.state is not AttemptState.ENDED
+        if has_ended and isinstance(event, NodeEnded) and before.stop_reason is not None:
+            assert after.reason in {before.stop_reason, EndReason.SUCCEEDED}

@@ -1,0 +1,99 @@
+"""Small clusters and waiting jobs for tests of the scheduler: a test spells out only what it cares about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal.model.attempt import NodeShare
+from shoal.model.request import GpuRequest, Request, TopologyRequest
+from shoal.scheduler import (
+    Candidate,
+    Explanation,
+    GpuView,
+    Holding,
+    NodeView,
+    Plan,
+    Policy,
+    Snapshot,
+    plan,
+)
+
+GIB = 1 << 30
+NOW = 1_800_000_000.0
+"""2027-01-15 08:00 UTC."""
+
+
+def node(name: str, *, gpus: int = 8, kind: str = "A100", rack: str | None = None, **fields: Any) -> NodeView:
+    given = {
+        "pool": "a100",
+        "cpus": 64.0,
+        "memory_bytes": 512 * GIB,
+        "disk_bytes": 1000 * GIB,
+        "labels": {} if rack is None else {"rack": rack},
+    }
+    devices = tuple(GpuView(index, kind) for index in range(gpus))
+    return NodeView(name=name, gpus=devices, **{**given, **fields})
+
+
+def nodes(count: int, **fields: Any) -> tuple[NodeView, ...]:
+    return tuple(node(f"node-{number:02}", **fields) for number in range(1, count + 1))
+
+
+def request(
+    *, gpus: int = 0, kind: str | None = None, nodes: int | tuple[int, int] = 1, **fields: Any
+) -> Request:
+    least, most = (nodes, nodes) if isinstance(nodes, int) else nodes
+    asked = GpuRequest(count=gpus, kind=kind) if gpus else None
+    return Request(gpus=asked, min_nodes=least, max_nodes=most, **{"cpus": float(gpus or 1), **fields})
+
+
+def within(label: str, *, required: bool = True) -> TopologyRequest:
+    return TopologyRequest(within=label, is_required=required)
+
+
+def job(number: int, asked: Request, **fields: Any) -> Candidate:
+    given = {"project": "vision", "order": number, "submitted_at": NOW - 60.0}
+    return Candidate(
+        attempt_id=f"att-{number}",
+        job_id=f"job-{number}",
+        label=f"vision/{number}",
+        request=asked,
+        **{**given, **fields},
+    )
+
+
+def holding(number: int, shares: dict[str, tuple[int, ...]], **fields: Any) -> Holding:
+    """Holds the named GPUs of each node, with one CPU and one GiB for each of them."""
+    allocation = tuple(
+        NodeShare(node=name, cpus=float(len(ids)), memory_bytes=len(ids) * GIB, gpu_ids=ids)
+        for name, ids in shares.items()
+    )
+    given = {"project": "vision", "priority": 0, "placed_at": NOW - 600.0, "allocation": allocation}
+    return Holding(attempt_id=f"held-{number}", job_id=f"held-job-{number}", **{**given, **fields})
+
+
+ALL_GPUS = tuple(range(8))
+
+
+def snapshot(
+    cluster: tuple[NodeView, ...], waiting: tuple[Candidate, ...], held: tuple[Holding, ...] = ()
+) -> Snapshot:
+    return Snapshot(nodes=cluster, holdings=held, candidates=waiting)
+
+
+def planned(
+    cluster: tuple[NodeView, ...],
+    *waiting: Candidate,
+    held: tuple[Holding, ...] = (),
+    policy: Policy | None = None,
+) -> Plan:
+    return plan(snapshot(cluster, waiting, held), policy or Policy(), NOW)
+
+
+def placed(told: Plan) -> dict[str, list[str]]:
+    """Which nodes each start was given."""
+    return {start.attempt_id: [share.node for share in start.allocation] for start in told.starts}
+
+
+def reason(told: Plan, attempt_id: str) -> Explanation:
+    return next(said for said in told.explanations if said.attempt_id == attempt_id)

@@ -1,0 +1,56 @@
+"""Exact amounts, and the words for them."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.scheduler.amounts import millicpus_needed, millicpus_there, need_of
+from shoal.scheduler.words import clock_time, cpus, duration, listed, size
+from tests.support.clusters import NOW, request
+
+
+@pytest.mark.parametrize("cpus", [0.1, 0.29, 0.57, 1.1, 2.3, 4.35, 64.0, 99_999.999])
+def test_a_decimal_with_three_places_is_the_same_as_need_and_as_capacity(cpus: float) -> None:
+    assert millicpus_needed(cpus) == millicpus_there(cpus) == int(str(round(cpus * 1000)))
+
+
+def test_finer_fractions_round_against_the_one_who_asks() -> None:
+    assert millicpus_needed(0.0004) == 1
+    assert millicpus_there(1.9999) == 1999
+
+
+def test_a_need_asks_no_more_than_one_that_is_larger_in_every_way() -> None:
+    small = need_of(request(gpus=1, cpus=2.0))
+    assert small.asks_no_more_than(need_of(request(gpus=2, cpus=2.0, kind="H100")))
+    assert not need_of(request(gpus=1, kind="H100")).asks_no_more_than(need_of(request(gpus=2)))
+    assert not small.asks_no_more_than(need_of(request(gpus=2, cpus=1.0)))
+    assert not need_of(request(disk_bytes=2)).asks_no_more_than(need_of(request(disk_bytes=1)))
+    assert not small.asks_no_more_than(need_of(request(gpus=2, cpus=2.0, memory_bytes=1)))
+
+
+@pytest.mark.parametrize(
+    "said, expected",
+    [
+        (size(1), "1 byte"),
+        (size((1536 << 20) + 1), "1.5 GiB"),
+        (size(1536 << 20), "1536 MiB"),
+        (size(32 * 10**9), "32 GB"),
+        (size(32_012 << 20), "31.26 GiB"),
+        (size(64 << 30), "64 GiB"),
+        (cpus(500), "0.5"),
+        (cpus(100_000), "100"),
+        (duration(0.2), "1 s"),
+        (duration(119.5), "120 s"),
+        (duration(130), "3 min"),
+        (duration(7200), "2 h"),
+        (duration(10 * 86_400), "10 days"),
+        (listed(["a"]), "a"),
+        (listed(["a", "b", "c"]), "a, b and c"),
+        (listed(list("abcdef")), "a, b, c, d and 2 more"),
+        (clock_time(NOW + 1, NOW), "08:01 UTC"),
+        (clock_time(NOW + 86_400 * 2, NOW), "08:00 UTC on 17 Jan"),
+        (clock_time(1e300, NOW), None),
+    ],
+)
+def test_amounts_read_as_people_say_them(said: str | None, expected: str | None) -> None:
+    assert said == expected

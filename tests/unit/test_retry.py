@@ -1,0 +1,167 @@
+"""Whether a job is over after an attempt, or tried again, and when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from shoal.model.attempt import CLUSTER_REASONS, Attempt, AttemptState, EndReason
+from shoal.model.job import Job, JobOutcome, RetryPolicy
+from shoal.model.request import Request
+from shoal.model.retry import MAX_BACKOFF_S, MAX_LOSSES, Verdict, judge
+from shoal.wire import EndKind, NodeOutcome, RuleAction
+
+NOW = 100.0
+
+
+def job(**fields: Any) -> Job:
+    given = {
+        "job_id": "job",
+        "project": "vision",
+        "number": 1,
+        "name": "train",
+        "owner": "usr",
+        "owner_name": "ana",
+        "request": Request(),
+        "spec_json": "{}",
+        "submitted_at": 0.0,
+    }
+    return Job(**{**given, **fields})
+
+
+def ended(reason: EndReason, *rules: RuleAction, **fields: Any) -> Attempt:
+    outcome = NodeOutcome(
+        attempt_id="att", epoch=1, node="node-03", kind=EndKind.EXITED, ended_at=NOW, rules_hit=rules
+    )
+    given = {"message": "node-03: rank 0 exited with 3", "exit_code": 3, "outcomes": (outcome,)}
+    return Attempt(
+        attempt_id="att",
+        job_id="job",
+        project="vision",
+        epoch=1,
+        queued_at=0.0,
+        state=AttemptState.ENDED,
+        reason=reason,
+        **{**given, **fields},
+    )
+
+
+def retries(count: int, *on: str, backoff_s: float = 5.0) -> RetryPolicy:
+    return RetryPolicy(max_retries=count, on=frozenset(on or ("exit",)), backoff_s=backoff_s)
+
+
+def outcome(verdict: Verdict) -> JobOutcome | None:
+    assert (verdict.backoff_s is None) == (verdict.job.outcome is not None)
+    return verdict.job.outcome
+
+
+def test_a_job_that_succeeded_is_over() -> None:
+    verdict = judge(job(), ended(EndReason.SUCCEEDED, exit_code=0), NOW)
+    assert outcome(verdict) is JobOutcome.SUCCEEDED
+    assert (verdict.job.exit_code, verdict.job.ended_at) == (0, NOW)
+
+
+def test_success_counts_even_after_somebody_asked_it_to_stop() -> None:
+    verdict = judge(job(stop_asked_by="ana"), ended(EndReason.SUCCEEDED), NOW)
+    assert outcome(verdict) is JobOutcome.SUCCEEDED
+
+
+def test_without_retries_the_first_failure_ends_the_job_and_says_why() -> None:
+    verdict = judge(job(), ended(EndReason.EXIT), NOW)
+    assert outcome(verdict) is JobOutcome.FAILED
+    assert verdict.job.because == "node-03: rank 0 exited with 3"
+    assert verdict.job.exit_code == 3
+
+
+def test_a_job_is_tried_as_often_as_it_allows_with_growing_backoff() -> None:
+    current = job(retry=retries(3))
+    waits = []
+    while (verdict := judge(current, ended(EndReason.EXIT), NOW)).backoff_s is not None:
+        waits.append(verdict.backoff_s)
+        assert verdict.job.epoch == current.epoch + 1
+        current = verdict.job
+    assert waits == [5.0, 10.0, 20.0]
+    assert outcome(verdict) is JobOutcome.FAILED
+    assert verdict.job.failures == 4
+
+
+def test_backoff_never_grows_beyond_an_hour() -> None:
+    tired = job(retry=retries(10_000, backoff_s=60.0), failures=5000)
+    assert judge(tired, ended(EndReason.EXIT), NOW).backoff_s == MAX_BACKOFF_S
+
+
+@pytest.mark.parametrize("reason", [EndReason.OOM, EndReason.SETUP, EndReason.TIME_LIMIT, EndReason.SIGNAL])
+def test_only_the_ends_a_job_names_are_tried_again(reason: EndReason) -> None:
+    assert outcome(judge(job(retry=retries(3, "exit")), ended(reason), NOW)) is JobOutcome.FAILED
+    assert outcome(judge(job(retry=retries(3, str(reason))), ended(reason), NOW)) is None
+
+
+def test_a_refusal_by_the_engine_ends_the_job() -> None:
+    assert outcome(judge(job(retry=retries(3)), ended(EndReason.REFUSED), NOW)) is JobOutcome.FAILED
+
+
+@pytest.mark.parametrize("reason", sorted(CLUSTER_REASONS))
+def test_what_the_cluster_lost_is_repeated_for_free(reason: EndReason) -> None:
+    verdict = judge(job(retry=retries(0)), ended(reason), NOW)
+    assert outcome(verdict) is None
+    assert verdict.job.failures == 0
+    assert verdict.job.epoch == 2
+
+
+def test_preemption_costs_neither_a_retry_nor_a_wait_nor_a_loss() -> None:
+    verdict = judge(job(), ended(EndReason.PREEMPTED), NOW)
+    assert (verdict.backoff_s, verdict.job.losses) == (0.0, 0)
+
+
+def test_losses_wait_longer_each_time_and_end_some_time() -> None:
+    current, waits = job(), []
+    while (verdict := judge(current, ended(EndReason.LOST), NOW)).backoff_s is not None:
+        waits.append(verdict.backoff_s)
+        current = verdict.job
+    assert len(waits) == MAX_LOSSES - 1
+    assert waits == sorted(waits)
+    assert (waits[0], waits[1], max(waits)) == (0.5, 1.0, 2048.0)
+    assert outcome(verdict) is JobOutcome.FAILED
+    assert verdict.job.because.startswith(f"lost {MAX_LOSSES} times")
+
+
+@pytest.mark.parametrize("reason", [reason for reason in EndReason if reason is not EndReason.SUCCEEDED])
+def test_a_job_somebody_stopped_is_never_tried_again(reason: EndReason) -> None:
+    every = retries(5, *EndReason)
+    verdict = judge(job(retry=every, stop_asked_by="ana"), ended(reason), NOW)
+    assert outcome(verdict) is JobOutcome.CANCELLED
+    assert verdict.job.because == "stopped by ana"
+
+
+def test_a_dependency_that_cannot_be_met_cancels_the_job() -> None:
+    verdict = judge(job(), ended(EndReason.DEPENDENCY, message="vision/1 failed"), NOW)
+    assert outcome(verdict) is JobOutcome.CANCELLED
+    assert verdict.job.because == "vision/1 failed"
+
+
+@pytest.mark.parametrize("reason", [EndReason.EXIT, EndReason.LOST])
+def test_a_log_rule_can_forbid_another_try(reason: EndReason) -> None:
+    verdict = judge(job(retry=retries(5)), ended(reason, RuleAction.STOP_RETRIES), NOW)
+    assert outcome(verdict) is JobOutcome.FAILED
+    assert "a log rule says not to try again" in verdict.job.because
+
+
+def test_a_log_rule_excludes_the_node_it_was_hit_on_from_the_next_attempts() -> None:
+    before = job(retry=retries(5), excluded_nodes=("node-09",))
+    verdict = judge(before, ended(EndReason.EXIT, RuleAction.EXCLUDE_NODE), NOW)
+    assert verdict.job.excluded_nodes == ("node-03", "node-09")
+    assert judge(before, ended(EndReason.EXIT), NOW).job.excluded_nodes == ("node-09",)
+
+
+@pytest.mark.parametrize("reason", EndReason)
+@pytest.mark.parametrize("stop_asked_by", [None, "ana"])
+def test_a_verdict_is_one_change_of_the_same_job(reason: EndReason, stop_asked_by: str | None) -> None:
+    before = job(retry=retries(1, *EndReason), stop_asked_by=stop_asked_by, version=4)
+    verdict = judge(before, ended(reason), NOW)
+    assert verdict.job.version == 5
+    fixed = ("job_id", "project", "number", "request", "retry", "spec_json", "submitted_at", "owner")
+    assert all(getattr(verdict.job, name) == getattr(before, name) for name in fixed)
+    assert verdict.job.epoch == before.epoch + (outcome(verdict) is None)
+    assert msgspec.json.decode(msgspec.json.encode(verdict), type=Verdict) == verdict
