@@ -54,7 +54,11 @@ async def _launch(core: Core, attempt_id: str) -> None:
     job, attempt, nodes, uid, sealed = loaded
     try:
         submission = _submission(core, job, attempt, nodes, uid, sealed)
-        native_id = await core.engine.submit(submission)
+        try:
+            native_id = await core.engine.submit(submission)
+        finally:
+            # Also when it failed: it may have begun at any moment until now, and its lease with it.
+            core.leases.sent(attempt_id)
     except (EngineRefused, NotFound) as error:
         refused = Refused(message=error.message)
         await core.store.write(lambda tx: core.recorder.advance(tx, attempt_id, refused))
