@@ -14,7 +14,7 @@ setup: ## make .venv and install what is missing (the others do this first)
 	@scripts/setup
 
 demo: setup ## a cluster of four simulated nodes, jobs, kills and recoveries, in about a minute
-	@$(BIN)/python scripts/demo.py
+	@$(BIN)/python -m examples.demo
 
 test: check ## everything that must pass: check, then every test (under 15 minutes on two cores)
 	@echo "== tests that share the machine, two at a time"
@@ -39,7 +39,7 @@ bench: ## Shoal beside a real Slurm and a real Ray, in one run
 	@$(BIN)/python -m benchmarks.listing
 
 soak: setup ## random kills under mixed load: make soak KILLS=1000
-	@$(BIN)/python -m tests.soak --kills $(KILLS)
+	@$(BIN)/python -m tests.soak.run --kills $(KILLS)
 
 sim: setup ## crashes, delays and partitions in virtual time: make sim SEEDS=20000
-	@$(BIN)/python -m tests.sim --seeds $(SEEDS)
+	@$(BIN)/python -m tests.sim.run --seeds $(SEEDS)

@@ -91,7 +91,7 @@ def aimed(world: World, row: Declared) -> Shot:
         data = {"name": f"new-{next(_serial)}"}
     if name == "POST /v1/supervisor/renew":
         attempt = world.newest(world.jobs["vision"])
-        data = {**data, "attempt_id": attempt.attempt_id, "node": attempt.node_names[0]}
+        data = {**BODIES[name], "attempt_id": attempt.attempt_id, "node": attempt.node_names[0]}
     return msgspec.structs.replace(bare(row, values), data=data)
 
 

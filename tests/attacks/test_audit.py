@@ -11,7 +11,14 @@ import pytest
 from shoal.settings import ServerLimits
 from tests.support.world import World, open_world
 
-ESCAPES = ("\x1b[2J\x1b[H", "\x1b]0;owned\x07", "\x1b]8;;http://evil\x07click\x1b]8;;\x07", "a\rb", "a\x00b", "a\nb")
+ESCAPES = (
+    "\x1b[2J\x1b[H",
+    "\x1b]0;owned\x07",
+    "\x1b]8;;http://evil\x07click\x1b]8;;\x07",
+    "a\rb",
+    "a\x00b",
+    "a\nb",
+)
 
 
 def test_an_untouched_log_is_whole(world: World) -> None:

@@ -18,7 +18,16 @@ def test_a_name_that_is_not_ours_gets_no_answer_from_any_route(world: World, row
 
 
 @pytest.mark.parametrize(
-    "host", ["", "localhost, evil.example", "[::1]evil", "localhost:x", "localhost@evil", "0.0.0.0", "169.254.169.254"]
+    "host",
+    [
+        "",
+        "localhost, evil.example",
+        "[::1]evil",
+        "localhost:x",
+        "localhost@evil",
+        "0.0.0.0",
+        "169.254.169.254",
+    ],
 )
 def test_a_malformed_or_foreign_host_is_refused(world: World, host: str) -> None:
     assert world.call("GET", "/v1/me", role="admin", host=host).status == 421
@@ -37,7 +46,14 @@ def test_our_own_names_are_answered(world: World, host: str) -> None:
 
 @pytest.mark.parametrize(
     "header",
-    ["x-forwarded-user", "x-auth-request-email", "x-remote-user", "remote-user", "x-webauth-user", "x-shoal-user"],
+    [
+        "x-forwarded-user",
+        "x-auth-request-email",
+        "x-remote-user",
+        "remote-user",
+        "x-webauth-user",
+        "x-shoal-user",
+    ],
 )
 def test_an_identity_in_a_header_is_nobody(world: World, header: str) -> None:
     assert world.call("GET", "/v1/me", headers=[(header, "ada")]).status == 401

@@ -10,8 +10,17 @@ from shoal.model.people import Role
 from tests.support.world import World
 
 SNEAKED = {
-    **{"owner": "ada", "owner_id": "usr_1", "project_id": "speech", "role": "admin", "state": "running"},
-    **{"status": "succeeded", "uid": 0, "version": 99, "job_id": "job_1", "user_id": "usr_1", "outcome": "failed"},
+    "owner": "ada",
+    "owner_id": "usr_1",
+    "project_id": "speech",
+    "role": "admin",
+    "state": "running",
+    "status": "succeeded",
+    "uid": 0,
+    "version": 99,
+    "job_id": "job_1",
+    "user_id": "usr_1",
+    "outcome": "failed",
 }
 CREATES: list[tuple[str, str, dict[str, Any]]] = [
     ("POST", "/v1/jobs", {"spec": {"run": "true"}, "project": "vision"}),
@@ -56,7 +65,9 @@ def test_a_lead_gives_and_takes_up_to_their_own_role(world: World) -> None:
 def test_a_token_with_less_scope_cannot_give_more_than_its_scope(world: World) -> None:
     made = world.call("POST", "/v1/tokens", role="lead", data={"scope": "member"})
     weak = made.json()["text"]
-    assert world.call("PUT", "/v1/projects/vision/members/cy", token=weak, data={"role": "viewer"}).status == 403
+    assert (
+        world.call("PUT", "/v1/projects/vision/members/cy", token=weak, data={"role": "viewer"}).status == 403
+    )
     assert world.call("POST", "/v1/tokens", token=weak, data={"scope": "lead"}).status == 403
     assert world.call("POST", "/v1/tokens", token=weak, data={"scope": "admin"}).status == 403
     again = world.call("POST", "/v1/tokens", token=weak, data={})
@@ -68,7 +79,9 @@ def test_a_token_of_one_project_is_good_there_alone(world: World) -> None:
     narrow = made.json()["text"]
     assert world.call("GET", f"/v1/jobs/{world.jobs['vision']}", token=narrow).status == 200
     assert world.call("GET", f"/v1/jobs/{world.jobs['speech']}", token=narrow).status == 404
-    assert {job["project"] for job in world.call("GET", "/v1/jobs", token=narrow).json()["items"]} == {"vision"}
+    assert {job["project"] for job in world.call("GET", "/v1/jobs", token=narrow).json()["items"]} == {
+        "vision"
+    }
     assert world.call("POST", "/v1/users", token=narrow, data={"name": "x"}).status == 403
     assert world.call("POST", "/v1/tokens", token=narrow, data={"project": "speech"}).status == 403
     assert world.call("POST", "/v1/tokens", token=narrow, data={}).json()["project"] == "vision"
@@ -82,7 +95,9 @@ def test_a_token_made_with_an_expiring_one_does_not_outlive_it(world: World) -> 
     assert endless["expires_at"] <= short["expires_at"] + 1
 
 
-def test_a_lead_cannot_change_the_limits_of_their_own_project_and_the_attempt_is_audited(world: World) -> None:
+def test_a_lead_cannot_change_the_limits_of_their_own_project_and_the_attempt_is_audited(
+    world: World,
+) -> None:
     refused = world.call("PATCH", "/v1/projects/vision", role="lead", data={"max_open_jobs": 10**6})
     assert refused.status == 403
     events = world.call("GET", "/v1/audit?limit=1000", role="admin").json()["items"]

@@ -29,7 +29,8 @@ def test_a_wrong_id_and_a_wrong_secret_are_answered_alike(world: World) -> None:
     other_secret = right[:-64] + "0" * 64
     other_id = right.replace(right.split("_")[2], "0" * 26)
     answers = [
-        world.call("GET", "/v1/me", token=token, client=("10.0.0.1", 1)).json() for token in (other_secret, other_id)
+        world.call("GET", "/v1/me", token=token, client=("10.0.0.1", 1)).json()
+        for token in (other_secret, other_id)
     ]
     for answer in answers:
         answer.pop("request_id")
@@ -57,7 +58,9 @@ def test_no_token_or_secret_is_found_in_anything_kept_on_disk(tmp_path: Path) ->
         sealed = "hunter2-this-is-secret"
         body = {"spec": spec, "project": "vision", "secrets": {"API_KEY": sealed}}
         assert world.call("POST", "/v1/jobs", role="member", data=body).status == 201
-        made = world.call("POST", "/v1/tokens", role="member", data={"label": "x"}, headers=[("idempotency-key", "k1")])
+        made = world.call(
+            "POST", "/v1/tokens", role="member", data={"label": "x"}, headers=[("idempotency-key", "k1")]
+        )
         assert made.status == 201
         words = [token.rsplit("_", 1)[1] for token in world.tokens.values()]
         words += [sealed, made.json()["text"].rsplit("_", 1)[1]]

@@ -18,14 +18,45 @@ from tests.support.world import World
 JSON = [("content-type", "application/json")]
 TRAVERSALS = (
     *("..", "../../../../etc/passwd", "..%2f..%2fetc%2fpasswd", "%2e%2e%2f%2e%2e%2fetc", "..%252f..%252fetc"),
-    *("..\\..\\windows", "..%5c..%5cwindows", "%00", "a%00b", "/etc/passwd", "%2fetc%2fpasswd", "file:%2f%2f"),
+    *(
+        "..\\..\\windows",
+        "..%5c..%5cwindows",
+        "%00",
+        "a%00b",
+        "/etc/passwd",
+        "%2fetc%2fpasswd",
+        "file:%2f%2f",
+    ),
     *("C:%5cwindows", "%23%2f..%2fetc", "a%3f..%2f", "....%2f%2f", "%c0%ae%c0%ae%2f", "~root", "."),
 )
 INJECTIONS = (
-    *("' OR 1=1 --", '" OR ""="', "1; DROP TABLE jobs", "%' OR '%'='", "\\", "*", "%", "_", "${7*7}", "{{7*7}}"),
+    *(
+        "' OR 1=1 --",
+        '" OR ""="',
+        "1; DROP TABLE jobs",
+        "%' OR '%'='",
+        "\\",
+        "*",
+        "%",
+        "_",
+        "${7*7}",
+        "{{7*7}}",
+    ),
     *("' UNION SELECT secret_hash FROM tokens --", "(a+)+$" * 10, "x" * 200, "\u202e", "💥", "-1", "NULL"),
 )
-NUMBERS = ("-1", "1e308", "NaN", "Infinity", "9223372036854775808", "1" * 400, "0x10", "1.5", "true", '"5"', "[]")
+NUMBERS = (
+    "-1",
+    "1e308",
+    "NaN",
+    "Infinity",
+    "9223372036854775808",
+    "1" * 400,
+    "0x10",
+    "1.5",
+    "true",
+    '"5"',
+    "[]",
+)
 WITH_NAME = [row for row in GUARDED if "{" in row.path]
 
 
@@ -40,7 +71,7 @@ def test_no_name_in_a_path_leads_out_of_it(world: World, row: Declared) -> None:
         assert got.status in (400, 404, 405, 422), (payload, got.status, got.body)
         assert b"root:" not in got.body
     outside = world.plane.settings.home.parent
-    assert not [path for path in outside.rglob("*passwd*")]
+    assert not list(outside.rglob("*passwd*"))
 
 
 @pytest.mark.parametrize("payload", TRAVERSALS)
@@ -51,7 +82,9 @@ def test_no_project_name_leads_an_upload_out_of_its_directory(world: World, payl
     assert world.call("GET", target, role="admin").status in (400, 404, 422)
 
 
-@pytest.mark.parametrize("field", ["project", "status", "name", "owner", "array", "ref", "cursor", "sort", "order_by"])
+@pytest.mark.parametrize(
+    "field", ["project", "status", "name", "owner", "array", "ref", "cursor", "sort", "order_by"]
+)
 def test_filters_of_jobs_match_literally_or_not_at_all(world: World, field: str) -> None:
     for payload in INJECTIONS:
         got = world.call("GET", f"/v1/jobs?{field}={_quoted(payload)}", role="stranger")
@@ -74,7 +107,13 @@ def test_filters_of_events_match_literally_or_not_at_all(world: World, field: st
 def test_absurd_amounts_are_refused(world: World, field: str, number: str) -> None:
     raw = f'{{"spec": {{"run": "true", "resources": {{"{field}": {number}}}}}, "project": "vision"}}'
     got = world.call("POST", "/v1/jobs", role="member", body=raw.encode(), headers=JSON)
-    if (field, number) in {("cpus", "1.5"), ("gpus", '"5"'), ("nodes", '"5"'), ("cpus", '"5"'), ("memory", '"5"')}:
+    if (field, number) in {
+        ("cpus", "1.5"),
+        ("gpus", '"5"'),
+        ("nodes", '"5"'),
+        ("cpus", '"5"'),
+        ("memory", '"5"'),
+    }:
         return  # what the spec's own human forms allow
     assert got.status in (400, 422), got.body
 
@@ -109,7 +148,9 @@ def bombs() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name,body", bombs().items(), ids=bombs().keys())
-def test_a_hostile_document_is_refused_in_bounded_time_and_memory(world: World, name: str, body: bytes) -> None:
+def test_a_hostile_document_is_refused_in_bounded_time_and_memory(
+    world: World, name: str, body: bytes
+) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.monotonic()
     got = world.call("POST", "/v1/jobs", role="member", body=body, headers=JSON)

@@ -1,4 +1,4 @@
-"""Rows 24 and 37: a job speaks for itself alone, a supervisor for its own lease alone, and only while they live."""
+"""Rows 24 and 37: a job speaks for itself alone, a supervisor for its own lease, while they live."""
 
 from __future__ import annotations
 

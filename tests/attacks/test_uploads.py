@@ -20,7 +20,9 @@ GOOD = tar_of({"train.py": b"print('hi')\n", "data/x.txt": b"x"})
 
 def put(world: World, body: bytes, role: str = "member", project: str = "vision") -> int:
     digest = hashlib.sha256(body).hexdigest()
-    return world.call("PUT", f"/v1/archives/{digest}?project={project}", role=role, body=body, headers=TAR).status
+    return world.call(
+        "PUT", f"/v1/archives/{digest}?project={project}", role=role, body=body, headers=TAR
+    ).status
 
 
 def hostile() -> dict[str, bytes]:

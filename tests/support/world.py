@@ -157,10 +157,10 @@ async def _people(world: World) -> None:
     plane = world.plane
     for project in ("vision", "speech"):
         await plane.create_project(ROOT, project, {})
-    for role, (name, cluster_role, project, project_role) in PEOPLE.items():
+    for role, (name, cluster_role, home, home_role) in PEOPLE.items():
         user = await plane.create_user(ROOT, name, cluster_role)
-        if project is not None and project_role is not None:
-            await plane.set_member(ROOT, project, name, project_role)
+        if home is not None and home_role is not None:
+            await plane.set_member(ROOT, home, name, home_role)
         _, text = await plane.create_token(ROOT, user, label=role, scope=Role.ADMIN)
         assert text is not None
         world.tokens[role] = text

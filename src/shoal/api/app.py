@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -12,6 +14,7 @@ from shoal.api.bodies import describe
 from shoal.api.call import Services
 from shoal.api.denials import SCOPE_KEY
 from shoal.api.guard import OPEN, Guard
+from shoal.api.openapi import build_schema
 from shoal.api.problems import BadRequest, NoSuchMethod, problem_response
 from shoal.api.routes import ALL
 from shoal.api.routing import Declared, route_table
@@ -30,6 +33,11 @@ def create_app(plane: ControlPlane) -> ASGIApp:
 def declared_routes() -> tuple[Declared, ...]:
     """Every route with its permission: what the tests try is made from this."""
     return route_table(_routed(), OPEN)
+
+
+def describe_api() -> dict[str, Any]:
+    """The OpenAPI document, without a running control plane."""
+    return build_schema(_routed())
 
 
 def _application(services: Services) -> FastAPI:

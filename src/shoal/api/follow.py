@@ -27,6 +27,8 @@ class Followed(msgspec.Struct, frozen=True):
 
     job_id: str
     position: Position | None
+    is_resumed: bool
+    """The reader was told of the position's attempt before."""
     rank: int | None
     tail: int | None
 
@@ -48,7 +50,7 @@ class _Follower:
         self._changed = call.plane.changed
         self._wanted = wanted
         self._position = wanted.position
-        self._announced: int | None = wanted.position.epoch if wanted.position else None
+        self._announced = wanted.position.epoch if wanted.position and wanted.is_resumed else None
         self._tail = wanted.tail
         self._pause_s = SHORTEST_PAUSE_S
         self._quiet_since = self._core.clock.monotonic()

@@ -9,12 +9,12 @@ import re
 from collections import deque
 from heapq import merge
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from shoal.api.views import LineView
-from shoal.engines.base import Engine
+from shoal.engines.base import LogChunk
 from shoal.errors import SpecError
 from shoal.model.attempt import Attempt
 
@@ -22,6 +22,12 @@ CHUNK = 128 << 10
 TAIL_CHUNK = 1 << 20
 MAX_TEXT = 64 << 10
 _CURSOR = re.compile(r"(?P<epoch>[1-9][0-9]{0,17})\.(?P<offsets>[0-9]{1,18}(?:-[0-9]{1,18})*)?", re.ASCII)
+
+
+class SupportsLogs(Protocol):
+    """The one verb of an engine that is needed here."""
+
+    async def read_log(self, attempt_id: str, node: str, offset: int, limit: int) -> LogChunk: ...
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -72,7 +78,7 @@ class Page(msgspec.Struct, frozen=True):
 
 
 async def read_page(
-    engine: Engine, attempt: Attempt, position: Position, limit: int, rank: int | None = None
+    engine: SupportsLogs, attempt: Attempt, position: Position, limit: int, rank: int | None = None
 ) -> Page:
     """The next lines of all nodes, oldest first, and the position after the last of them.
 
@@ -100,7 +106,7 @@ async def read_page(
     return Page(lines, Position(attempt.epoch, tuple(after)), is_complete)
 
 
-async def read_tail(engine: Engine, attempt: Attempt, rank: int | None, count: int) -> Page:
+async def read_tail(engine: SupportsLogs, attempt: Attempt, rank: int | None, count: int) -> Page:
     """The last `count` lines (of `rank`, if given) and the position at the end of what was there."""
     kept: list[Line] = []
     offsets = []

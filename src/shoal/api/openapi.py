@@ -30,6 +30,18 @@ KEY_PARAMETER = {
     "schema": {"type": "string", "pattern": "^[!-~]{1,200}$"},
 }
 
+LINKS: dict[str, tuple[str, dict[str, str], tuple[str, ...]]] = {
+    "submit_job": (
+        "201",
+        {"job_id": "$response.body#/jobs/0/job_id"},
+        ("show_job", "explain_job", "read_logs", "stop_job", "retry_job"),
+    ),
+    "create_token": ("201", {"token_id": "$response.body#/id"}, ("revoke_token",)),
+    "create_user": ("201", {"name": "$response.body#/name"}, ("update_user",)),
+    "create_project": ("201", {"name": "$response.body#/name"}, ("update_project", "list_members")),
+}
+"""What a client can do next with what it was just told: (status, parameters, operations)."""
+
 
 def schema_bytes(app: FastAPI) -> bytes:
     """The schema as JSON, made once an application."""
@@ -66,6 +78,7 @@ def _complete(operation: dict[str, Any], method: str, path: str, components: dic
     problem = {"content": {MEDIA_TYPE: {"schema": {"$ref": f"{REF}ProblemView"}}}}
     operation["responses"]["4XX"] = {"description": "Refused.", **problem}
     operation["responses"]["503"] = {"description": "Not now.", **problem}
+    _link(operation)
     body = operation.pop(BODY_FIELD, None)
     if body is not None:
         operation["requestBody"] = _body(getattr(requests, body), components)
@@ -73,6 +86,13 @@ def _complete(operation: dict[str, Any], method: str, path: str, components: dic
         operation["requestBody"] = ARCHIVE_BODY
     if method in MUTATIONS and not path.startswith("/v1/supervisor/"):
         operation.setdefault("parameters", []).append(KEY_PARAMETER)
+
+
+def _link(operation: dict[str, Any]) -> None:
+    if operation["operationId"] in LINKS:
+        status, parameters, targets = LINKS[operation["operationId"]]
+        links = {target: {"operationId": target, "parameters": parameters} for target in targets}
+        operation["responses"][status]["links"] = links
 
 
 def _body(model: type[BaseModel], components: dict[str, Any]) -> dict[str, Any]:

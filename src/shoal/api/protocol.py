@@ -73,5 +73,5 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _close(self) -> None:
         self._deadline = None
-        if self.transport is not None and not self.transport.is_closing():
+        if not self.transport.is_closing():
             self.transport.close()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import resource
+import signal
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 
-import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
@@ -16,11 +20,10 @@ from shoal.errors import SpecError, StateError
 from shoal.settings import Settings
 
 KEEP_ALIVE_S = 75
-SHUTDOWN_S = 5
+SHUTDOWN_S = 2
 BACKLOG = 1024
 MAX_CONNECTIONS = 4096
-
-log = structlog.get_logger()
+STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 def check_listen(settings: Settings) -> None:
@@ -59,9 +62,10 @@ async def serve(
     listener: socket.socket | None = None,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT. `on_ready` is told the URL once connections are taken."""
+    """Serve until SIGTERM or SIGINT, then return. `on_ready` is told the URL once connections are taken."""
     listener = listener or open_socket(settings)
-    server = _Server(_config(create_app(plane), settings), on_ready, url_of(settings, listener))
+    server = make_server(create_app(plane), settings)
+    server.on_ready = partial(on_ready, url_of(settings, listener)) if on_ready else None
     try:
         await server.serve(sockets=[listener])
     finally:
@@ -75,21 +79,39 @@ def url_of(settings: Settings, listener: socket.socket) -> str:
     return f"{scheme}://{rest.rpartition(':')[0]}:{port}"
 
 
-class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[str], None] | None, url: str) -> None:
-        super().__init__(config)
-        self._on_ready = on_ready
-        self._url = url
+class Server(uvicorn.Server):
+    """uvicorn that returns after a signal, so that whoever opened the control plane can close it."""
+
+    on_ready: Callable[[], None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        log.info("server.listening", url=self._url)
-        if self._on_ready is not None and not self.should_exit:
-            self._on_ready(self._url)
+        if self.on_ready is not None and not self.should_exit:
+            self.on_ready()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Uvicorn's own raises the signal again at the end, which would kill us before anything is closed."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in STOPPING}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
-def _config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
-    return uvicorn.Config(
+def max_connections() -> int:
+    """Half of the files we may open: the other half is for the store, the engine and the logs."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(min(MAX_CONNECTIONS, soft // 2), 16)
+
+
+def make_server(app: ASGIApp, settings: Settings) -> Server:
+    """A server for sockets that are open already."""
+    config = uvicorn.Config(
         app,
         http=BoundedProtocol,
         ws="none",
@@ -100,9 +122,10 @@ def _config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
         proxy_headers=False,
         server_header=False,
         date_header=True,
-        limit_concurrency=MAX_CONNECTIONS,
+        limit_concurrency=max_connections(),
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=SHUTDOWN_S,
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
     )
+    return Server(config)

@@ -20,27 +20,33 @@ from shoal.model.moves import StopAsked
 from shoal.store import Tx
 
 
-async def stop_jobs(core: Core, actor: Actor, job_ids: list[str], key: str | None) -> list[Job]:
-    """Ask for their end. Jobs that have ended already are returned as they are."""
-    return await _stop(core, actor, key, fingerprint("stop", job_ids), lambda _: job_ids)
+async def stop_job(core: Core, actor: Actor, job_id: str, key: str | None) -> Job:
+    """Ask for its end. A job that has ended already is returned as it is."""
+    return (await _stop(core, actor, f"job {job_id}", lambda _: [job_id], key))[0]
 
 
 async def stop_array(core: Core, actor: Actor, array_id: str, key: str | None) -> list[Job]:
     """Ask for the end of every element that has not ended."""
 
-    def find(tx: Tx) -> list[str]:
+    def elements(tx: Tx) -> list[str]:
         return [job.job_id for job in tx.jobs.open_in_array(array_id)]
 
-    return await _stop(core, actor, key, fingerprint("stop array", array_id), find)
+    return await _stop(core, actor, f"array {array_id}", elements, key)
 
 
 async def _stop(
-    core: Core, actor: Actor, key: str | None, said: str, find: Callable[[Tx], list[str]]
+    core: Core, actor: Actor, what: str, choose: Callable[[Tx], list[str]], key: str | None
 ) -> list[Job]:
     def change(tx: Tx) -> list[tuple[Job, Attempt]]:
         now = core.clock.now()
-        ids, _ = once(tx, actor, key, said, now, list[str], lambda: _stop_all(core, tx, actor, find(tx), now))
-        return [_load(tx, job_id) for job_id in ids]
+
+        def stop_chosen() -> list[str]:
+            job_ids = choose(tx)
+            _stop_all(core, tx, actor, job_ids, now)
+            return job_ids
+
+        chosen, _ = once(tx, actor, key, fingerprint("stop", what), now, list[str], stop_chosen)
+        return [_load(tx, job_id) for job_id in chosen]
 
     stopped = await core.store.write(change)
     for job, attempt in stopped:
@@ -49,7 +55,7 @@ async def _stop(
     return [job for job, _ in stopped]
 
 
-def _stop_all(core: Core, tx: Tx, actor: Actor, job_ids: list[str], now: float) -> list[str]:
+def _stop_all(core: Core, tx: Tx, actor: Actor, job_ids: list[str], now: float) -> None:
     for job_id in job_ids:
         job, attempt = _load(tx, job_id)
         if not job.is_open or job.stop_asked_by is not None:
@@ -59,7 +65,6 @@ def _stop_all(core: Core, tx: Tx, actor: Actor, job_ids: list[str], now: float) 
         note(tx, "job.stop_asked", now, actor, job=job, attempt=attempt)
         stop = StopAsked(reason=EndReason.CANCELLED, by=actor.name)
         core.recorder.advance(tx, attempt.attempt_id, stop, actor)
-    return job_ids
 
 
 async def retry_job(core: Core, actor: Actor, job_id: str, key: str | None) -> Job:

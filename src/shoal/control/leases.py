@@ -7,6 +7,7 @@ make it wait longer. So a heartbeat costs no write, and a jump of the wall clock
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 
 from shoal.clock import Clock
 from shoal.model.attempt import Attempt
@@ -23,11 +24,16 @@ class Leases:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._heard: dict[tuple[str, str], float] = {}
+        self._sent: dict[str, float] = {}
         self._running_since: dict[str, float] = {}
 
     def heard(self, attempt_id: str, node: str) -> None:
         """A supervisor renewed, or its engine saw it alive."""
         self._heard[attempt_id, node] = self._clock.monotonic()
+
+    def sent(self, attempt_id: str) -> None:
+        """It was handed to its engine, perhaps in vain: what starts of it now is silent at first."""
+        self._sent[attempt_id] = self._clock.monotonic()
 
     def silence_s(self, attempt_id: str, node: str) -> float:
         """Seconds since the last sign of life, counted from when we first cared if there was none."""
@@ -40,8 +46,12 @@ class Leases:
         return tuple(node for node in attempt.nodes_left if self.silence_s(own, node) > for_s)
 
     def fenced_nodes(self, attempt: Attempt, fence_s: float) -> tuple[str, ...]:
-        """Those silent for so long that their supervisors have certainly stopped."""
-        return self.silent_nodes(attempt, fence_s + FENCE_MARGIN_S)
+        """Those silent, and sent nothing, for so long that what ever ran there of it has certainly been
+        stopped by its supervisor.
+        """
+        limit = fence_s + FENCE_MARGIN_S
+        unsent_s = self._clock.monotonic() - self._sent.get(attempt.attempt_id, -inf)
+        return self.silent_nodes(attempt, limit) if unsent_s > limit else ()
 
     def ran_for_s(self, attempt_id: str) -> float:
         """Seconds since we first saw it running: at most what it really ran, never more."""
@@ -52,4 +62,5 @@ class Leases:
         """Forget everything about attempts that hold nothing any more."""
         kept = set(attempt_ids)
         self._heard = {key: at for key, at in self._heard.items() if key[0] in kept}
+        self._sent = {k: at for k, at in self._sent.items() if k in kept}
         self._running_since = {k: at for k, at in self._running_since.items() if k in kept}

@@ -71,7 +71,7 @@ class ControlPlane:
         return await submit.submit(self.core, actor, asked, key)
 
     async def stop_job(self, actor: Actor, job_id: str, *, key: str | None = None) -> Job:
-        return (await jobs.stop_jobs(self.core, actor, [job_id], key))[0]
+        return await jobs.stop_job(self.core, actor, job_id, key)
 
     async def stop_array(self, actor: Actor, array_id: str, *, key: str | None = None) -> list[Job]:
         return await jobs.stop_array(self.core, actor, array_id, key)

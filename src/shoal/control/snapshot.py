@@ -17,6 +17,10 @@ MAX_CANDIDATES = 5_000
 """Looked at in one cycle, in order; whoever is further back waits behind them."""
 
 
+MEMORY_STEP = 64 << 20
+"""Nodes bought alike differ by a few pages; rounded down they are alike, and are scored once."""
+
+
 class Loaded(msgspec.Struct, frozen=True):
     """The snapshot, and the queued attempts whose dependencies can never be met."""
 
@@ -122,7 +126,7 @@ def node_view(node: Node, now: float) -> NodeView:
         name=facts.name,
         pool=facts.pool,
         cpus=facts.cpus,
-        memory_bytes=facts.memory_bytes,
+        memory_bytes=facts.memory_bytes - facts.memory_bytes % MEMORY_STEP,
         disk_bytes=facts.disk_bytes,
         gpus=tuple(GpuView(gpu.index, gpu.kind) for gpu in facts.gpus),
         labels=facts.labels,

@@ -11,6 +11,7 @@ import structlog
 from shoal.control.core import Core
 from shoal.control.frozen import spec_of
 from shoal.control.launch import launch
+from shoal.control.leases import FENCE_MARGIN_S
 from shoal.engines.base import Observation, Sight
 from shoal.errors import EngineUnreachable, StoreUnavailable
 from shoal.model.attempt import Attempt, AttemptState, EndReason
@@ -45,7 +46,7 @@ async def watch(core: Core) -> None:
             failed = failed or error
     if seen is not None:
         held = {attempt.attempt_id for _, attempt in holding}
-        for attempt_id in seen.keys() - held:
+        for attempt_id in sorted(seen.keys() - held):
             await _tidy(core, attempt_id, seen[attempt_id])
     if failed is not None:
         raise failed
@@ -66,14 +67,13 @@ async def _look(core: Core) -> Seen | None:
 
 async def _compare(core: Core, job: Job, attempt: Attempt, seen: Seen | None) -> None:
     observed = None if seen is None else seen.get(attempt.attempt_id, {})
-    events = _silent(core, job, attempt) if observed is None else _events(core, job, attempt, observed)
-    for event in events:
+    if observed is not None and _should_submit(attempt, observed):
+        await _hand_over(core, job, attempt)
+    for event in [] if observed is None else _events(core, job, attempt, observed):
         attempt = await _advance(core, attempt, event)
+    attempt = await _fence(core, job, attempt)
     if attempt.state is AttemptState.STOPPING:
         await cancel(core, job, attempt)
-    # Last: what was just handed over was not there to be seen, and must not be judged by this look.
-    elif observed is not None and _should_submit(attempt, observed):
-        await launch(core, attempt.attempt_id)
 
 
 def _should_submit(attempt: Attempt, observed: dict[str, Observation]) -> bool:
@@ -86,7 +86,7 @@ def _events(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observat
     for node in attempt.nodes_left:
         seen = observed.get(node)
         if seen is None and attempt.state is AttemptState.STARTING:
-            continue  # handed over again below
+            continue  # just handed over again
         if seen is None:
             events.append(NodeEnded(_unlisted(core, attempt, node)))
         elif seen.epoch != attempt.epoch:
@@ -97,22 +97,13 @@ def _events(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observat
             core.leases.heard(attempt.attempt_id, node)
             if seen.started_at is not None and node not in attempt.started_nodes:
                 events.append(Started(node))
-    return events + _silent(core, job, attempt) + _overdue(core, job, attempt)
+    return events + _overdue(core, job, attempt)
 
 
 def _unlisted(core: Core, attempt: Attempt, node: str) -> NodeOutcome:
     """Not listed after it held resources: the engine says nothing of it runs."""
     kind = EndKind.STOPPED if attempt.state is AttemptState.STOPPING else EndKind.LOST
     return _ended(core, attempt, node, kind, f"{core.engine.name} has no trace of it")
-
-
-def _silent(core: Core, job: Job, attempt: Attempt) -> list[AttemptEvent]:
-    """The fence: only for what nobody can see. One silent node ends the whole gang, as any failure would."""
-    fenced = core.leases.fenced_nodes(attempt, spec_of(job).fence)
-    if len(fenced) == len(attempt.nodes_left):
-        return [FencePassed()]
-    told = "no sign of life for longer than its fence"
-    return [NodeEnded(_ended(core, attempt, node, EndKind.FENCED, told)) for node in fenced]
 
 
 def _ended(core: Core, attempt: Attempt, node: str, kind: EndKind, message: str) -> NodeOutcome:
@@ -125,6 +116,49 @@ def _ended(core: Core, attempt: Attempt, node: str, kind: EndKind, message: str)
         ended_at=core.clock.now(),
         message=message,
     )
+
+
+async def _hand_over(core: Core, job: Job, attempt: Attempt) -> None:
+    """Once more, unless that has failed for longer than the fence: then it is tried elsewhere."""
+    limit_s = spec_of(job).fence + FENCE_MARGIN_S
+    if not core.leases.silent_nodes(attempt, limit_s):
+        await launch(core, attempt.attempt_id)
+        return
+    if attempt.attempt_id in core.submitting:
+        return
+    core.submitting.add(attempt.attempt_id)
+    try:
+        # Looked at again under the mark, under which no submission can be on its way.
+        seen = await _look(core)
+        if seen is not None and attempt.attempt_id not in seen:
+            for node in attempt.nodes_left:
+                await _advance(core, attempt, NodeEnded(_unlisted(core, attempt, node)))
+    finally:
+        core.submitting.discard(attempt.attempt_id)
+
+
+async def _fence(core: Core, job: Job, attempt: Attempt) -> Attempt:
+    """Only for what nobody can see. Marked like a submission, so that none begins before it is recorded."""
+    if attempt.attempt_id in core.submitting:
+        return attempt
+    fenced = core.leases.fenced_nodes(attempt, spec_of(job).fence)
+    if not fenced:
+        return attempt
+    core.submitting.add(attempt.attempt_id)
+    try:
+        for event in _fenced(core, attempt, fenced):
+            attempt = await _advance(core, attempt, event)
+    finally:
+        core.submitting.discard(attempt.attempt_id)
+    return attempt
+
+
+def _fenced(core: Core, attempt: Attempt, nodes: tuple[str, ...]) -> list[AttemptEvent]:
+    """One silent node ends the whole gang, as any failure would: the others are seen, and can be stopped."""
+    if nodes == attempt.nodes_left:
+        return [FencePassed()]
+    told = "no sign of life for longer than its fence"
+    return [NodeEnded(_ended(core, attempt, node, EndKind.FENCED, told)) for node in nodes]
 
 
 def _overdue(core: Core, job: Job, attempt: Attempt) -> list[AttemptEvent]:

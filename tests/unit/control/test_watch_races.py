@@ -161,7 +161,7 @@ def test_what_could_not_be_handed_over_for_a_fence_is_not_handed_over_and_replac
     else:
         lab.engine.lose(None)
     lab.watch()
-    assert lab.attempts(job)[0].reason is EndReason.FENCED
+    assert lab.attempts(job)[0].reason is EndReason.LOST
     assert lab.runs() == []
     lab.clock.advance(1)
     lab.place()

@@ -24,6 +24,7 @@ def test_a_need_asks_no_more_than_one_that_is_larger_in_every_way() -> None:
     assert small.asks_no_more_than(need_of(request(gpus=2, cpus=2.0, kind="H100")))
     assert not need_of(request(gpus=1, kind="H100")).asks_no_more_than(need_of(request(gpus=2)))
     assert not small.asks_no_more_than(need_of(request(gpus=2, cpus=1.0)))
+    assert not need_of(request(disk_bytes=2)).asks_no_more_than(need_of(request(disk_bytes=1)))
     assert not small.asks_no_more_than(need_of(request(gpus=2, cpus=2.0, memory_bytes=1)))
 
 

@@ -138,17 +138,24 @@ def test_small_jobs_pass_a_gang_that_waits_until_it_loses_patience() -> None:
     assert reason(stale, "att-2").why is Why.BEHIND
 
 
-def test_a_job_that_lost_patience_keeps_no_more_nodes_than_it_needs() -> None:
+def test_a_job_that_lost_patience_keeps_the_nodes_that_serve_it_soonest_and_no_more() -> None:
     held = (
-        holding(1, {"node-01": ALL_GPUS}, time_limit_s=10_000.0),
-        holding(2, {"node-02": ALL_GPUS}, time_limit_s=700.0),
+        holding(1, {"node-01": ALL_GPUS}, time_limit_s=700.0),
+        holding(2, {"node-02": (0,)}, time_limit_s=10_000.0),
     )
     gang = job(1, request(gpus=8, nodes=2), submitted_at=0.0)
-    # It keeps node-03, which is free, and node-02, which is free before node-01.
-    told = planned(nodes(3), gang, job(2, request(gpus=1)), held=held)
-    assert placed(told) == {}
-    told = planned((*nodes(3), node("node-04", gpus=2)), gang, job(2, request(gpus=1)), held=held)
-    assert placed(told) == {"att-2": ["node-04"]}
+    # Kept: node-03, which is free, and node-01, which is free before node-02.
+    told = planned(nodes(3), gang, job(2, request(gpus=1)), job(3, request(gpus=8)), held=held)
+    assert placed(told) == {"att-2": ["node-02"]}
+    assert reason(told, "att-3").why is Why.BEHIND
+
+
+def test_the_job_a_strict_queue_stops_at_is_not_told_to_wait_behind_itself() -> None:
+    gang = job(1, request(gpus=8, nodes=2), submitted_at=0.0)
+    small = job(2, request(gpus=1), queue="night")
+    held = holding(1, {"node-01": ALL_GPUS})
+    told = planned(nodes(2), gang, small, held=(held,), policy=Policy(skip_blocked=False))
+    assert reason(told, "att-2").facts["behind_job_id"] == "job-1"
 
 
 def test_a_job_that_lost_patience_does_not_hold_up_a_higher_priority() -> None:

@@ -60,7 +60,7 @@ async def stream_logs(request: Request, job_id: str, query: Annotated[LogQuery, 
     if position is not None:
         position.offsets_for(_attempt(attempts, position.epoch))
     tail = None if last_id else query.tail
-    wanted = Followed(job_id=job_id, position=position, rank=query.rank, tail=tail)
+    wanted = Followed(job_id, position, last_id is not None, query.rank, tail)
     return EventStream(call, follow(call, wanted))
 
 

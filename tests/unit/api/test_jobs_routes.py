@@ -1,0 +1,166 @@
+"""Jobs over HTTP: accepted once, listed in pages, found by what people type, explained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pydantic import TypeAdapter
+
+from shoal.api import views
+from shoal.model.attempt import AttemptState
+from tests.support.world import World, eventually, open_world
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with open_world(tmp_path_factory.mktemp("jobs")) as opened:
+        yield opened
+
+
+def test_a_key_sent_twice_is_one_job_and_the_second_answer_says_so(world: World) -> None:
+    body = {"spec": {"run": "true"}, "project": "vision"}
+    key = [("idempotency-key", "k-1")]
+    first = world.call("POST", "/v1/jobs", role="member", data=body, headers=key).json()
+    second = world.call("POST", "/v1/jobs", role="member", data=body, headers=key).json()
+    assert (first["was_repeated"], second["was_repeated"]) == (False, True)
+    assert first["jobs"][0]["job_id"] == second["jobs"][0]["job_id"]
+    other = world.call(
+        "POST", "/v1/jobs", role="member", data={"spec": {"run": "false"}, "project": "vision"}, headers=key
+    )
+    assert (other.status, other.json()["code"]) == (409, "idempotency.mismatch")
+    mine = world.call("POST", "/v1/jobs", role="other", data=body, headers=key).json()
+    assert not mine["was_repeated"]
+
+
+@pytest.mark.parametrize("key", ["", "x" * 201, "a b", "é"])
+def test_a_malformed_key_is_refused(world: World, key: str) -> None:
+    body = {"spec": {"run": "true"}, "project": "vision"}
+    assert (
+        world.call("POST", "/v1/jobs", role="member", data=body, headers=[("idempotency-key", key)]).status
+        == 422
+    )
+
+
+def test_a_repeated_submission_tells_where_the_job_is_now(world: World) -> None:
+    body = {"spec": {"run": "sleep 9"}, "project": "vision"}
+    key = [("idempotency-key", "k-2")]
+    job_id = world.call("POST", "/v1/jobs", role="member", data=body, headers=key).json()["jobs"][0]["job_id"]
+    world.until_state(job_id, AttemptState.RUNNING)
+    again = world.call("POST", "/v1/jobs", role="member", data=body, headers=key).json()
+    assert again["jobs"][0]["status"] == "running"
+
+
+def test_the_only_project_one_may_submit_to_need_not_be_named(world: World) -> None:
+    assert world.call("POST", "/v1/jobs", role="member", data={"spec": {"run": "true"}}).status == 201
+    unclear = world.call("POST", "/v1/jobs", role="admin", data={"spec": {"run": "true"}})
+    assert (unclear.status, "which project" in unclear.json()["detail"]) == (422, True)
+    two = {"spec": {"run": "true", "project": "speech"}, "project": "vision"}
+    assert world.call("POST", "/v1/jobs", role="admin", data=two).status == 422
+
+
+def test_all_mistakes_of_a_spec_are_reported_with_the_nearest_name(world: World) -> None:
+    spec = {"resources": {"gpu": 1}, "piority": 3}
+    refused = world.call("POST", "/v1/jobs", role="member", data={"spec": spec, "project": "vision"}).json()
+    told = "\n".join(refused["problems"])
+    assert all(word in told for word in ("gpus", "priority", "run"))
+
+
+def test_pages_show_every_job_once_newest_first(world: World) -> None:
+    made = [world.submit("member", "vision", name="paged") for _ in range(7)]
+    seen: list[str] = []
+    cursor = ""
+    for _ in range(10):
+        page = world.call("GET", f"/v1/jobs?name=paged&limit=3{cursor}", role="viewer").json()
+        seen += [job["job_id"] for job in page["items"]]
+        if page["next_cursor"] is None:
+            break
+        cursor = f"&cursor={page['next_cursor']}"
+    assert seen == made[::-1]
+
+
+def test_what_people_type_finds_the_job(world: World) -> None:
+    job_id = world.submit("member", "vision", name="findme")
+    job = world.call("GET", f"/v1/jobs/{job_id}", role="member").json()
+    for ref in (job["ref"].replace("/", "%2F"), str(job["number"]), job_id, "findme"):
+        found = world.call("GET", f"/v1/jobs?ref={ref}", role="member").json()["items"]
+        assert [item["job_id"] for item in found] == [job_id], ref
+        assert world.call("GET", f"/v1/jobs?ref={ref}", role="stranger").json()["items"] in (
+            [],
+            [item for item in [_numbered(world, job["number"])] if item],
+        )
+
+
+def _numbered(world: World, number: int) -> object:
+    found = world.call("GET", f"/v1/jobs?ref=speech%2F{number}", role="stranger").json()["items"]
+    return found[0] if found else None
+
+
+def test_filters_choose_by_status_owner_and_array(world: World) -> None:
+    body = {"spec": {"run": "sleep 9", "array": 3}, "project": "vision"}
+    made = world.call("POST", "/v1/jobs", role="other", data=body).json()
+    assert (made["count"], len(made["jobs"])) == (3, 3)
+    mine = world.call("GET", f"/v1/jobs?array={made['array_id']}&owner=bea", role="viewer").json()["items"]
+    assert {job["array"]["index"] for job in mine} == {0, 1, 2}
+    nobody = world.call("GET", f"/v1/jobs?array={made['array_id']}&owner=nobody", role="viewer").json()[
+        "items"
+    ]
+    assert nobody == []
+    stopped = world.call("POST", f"/v1/arrays/{made['array_id']}/stop", role="other", data={}).json()
+    assert stopped["count"] == 3
+    assert {job["status"] for job in stopped["jobs"]} <= {"stopping", "cancelled"}
+
+
+def test_several_statuses_may_be_asked_for_together(world: World) -> None:
+    job_id = world.submit("member", "vision", name="both", after=[world.jobs["vision"]])
+    found = world.call("GET", "/v1/jobs?name=both&status=running&status=queued", role="viewer").json()[
+        "items"
+    ]
+    assert [job["job_id"] for job in found] == [job_id]
+    assert world.call("GET", "/v1/jobs?name=both&status=running", role="viewer").json()["items"] == []
+    assert world.call("GET", "/v1/jobs?status=asleep", role="viewer").status == 422
+
+
+def test_a_job_that_cannot_start_yet_is_explained(world: World) -> None:
+    first = world.submit("member", "vision")
+    waiting = world.submit("member", "vision", after=[first])
+    told = world.call("GET", f"/v1/jobs/{waiting}/why", role="viewer").json()
+    assert (told["status"], bool(told["sentence"])) == ("queued", True)
+
+
+def test_a_job_that_can_never_fit_is_refused_at_submit(world: World) -> None:
+    spec = {"run": "true", "resources": {"gpus": 64}}
+    refused = world.call("POST", "/v1/jobs", role="member", data={"spec": spec, "project": "vision"})
+    assert refused.status == 422
+    assert "64" in refused.json()["detail"]
+
+
+def test_a_stopped_job_can_be_retried_and_an_open_one_cannot(world: World) -> None:
+    job_id = world.submit("member", "vision")
+    assert world.call("POST", f"/v1/jobs/{job_id}/retry", role="member", data={}).status == 409
+    world.call("POST", f"/v1/jobs/{job_id}/stop", role="member")
+    eventually(lambda: world.call("GET", f"/v1/jobs/{job_id}", role="member").json()["status"] == "cancelled")
+    again = world.call("POST", f"/v1/jobs/{job_id}/retry", role="member", data={})
+    assert (again.status, again.json()["epoch"]) == (200, 2)
+
+
+def test_what_a_route_answers_is_what_its_description_says(world: World) -> None:
+    job = world.jobs["vision"]
+    for path, view in {
+        f"/v1/jobs/{job}": views.JobDetailView,
+        f"/v1/jobs/{job}/why": views.WhyView,
+        f"/v1/jobs/{job}/logs": views.LogPageView,
+        "/v1/jobs": views.JobPageView,
+        "/v1/nodes": views.NodePageView,
+        "/v1/status": views.StatusView,
+        "/v1/me": views.MeView,
+        "/v1/events": views.EventPageView,
+        "/v1/projects": views.ProjectPageView,
+        "/v1/projects/vision/members": views.MemberPageView,
+        "/v1/tokens": views.TokenPageView,
+        "/v1/users": views.UserPageView,
+        "/v1/audit/verify": views.VerifyView,
+    }.items():
+        body = world.call("GET", path, role="admin").json()
+        checked: object = TypeAdapter(view).validate_python(body)
+        assert checked == body, path

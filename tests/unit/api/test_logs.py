@@ -1,0 +1,112 @@
+"""Logs of several nodes as one: merged by time, paged exactly, whatever the clocks do."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.api.logs import Page, Position, parse_chunk, parse_position, read_page, read_tail
+from shoal.engines.base import LogChunk
+from shoal.errors import SpecError
+from shoal.model.attempt import Attempt, NodeShare
+
+
+class Files:
+    """An engine that has logs and nothing else; gives at most `at_once` bytes."""
+
+    name = "files"
+
+    def __init__(self, logs: dict[str, bytes], at_once: int = 1 << 20) -> None:
+        self.logs = logs
+        self._at_once = at_once
+
+    async def read_log(self, attempt_id: str, node: str, offset: int, limit: int) -> LogChunk:
+        rest = self.logs[node][offset:]
+        data = rest[: min(limit, self._at_once)]
+        data = data[: data.rfind(b"\n") + 1] or rest[: rest.find(b"\n") + 1]
+        return LogChunk(data=data, next_offset=offset + len(data), is_complete=len(data) == len(rest))
+
+
+def attempt_on(*names: str) -> Attempt:
+    shares = tuple(NodeShare(node=name, cpus=1, memory_bytes=1) for name in names)
+    return Attempt(
+        attempt_id="att_1", job_id="job_1", project="vision", epoch=3, queued_at=0.0, allocation=shares
+    )
+
+
+def read_all(engine: Files, attempt: Attempt, limit: int, rank: int | None = None) -> list[str]:
+    """Page by page, each from the text of the cursor before."""
+
+    async def pages() -> list[str]:
+        found: list[str] = []
+        cursor = f"{attempt.epoch}."
+        for _ in range(10_000):
+            page: Page = await read_page(engine, attempt, parse_position(cursor), limit, rank)
+            found += [line.view["text"] for line in page.lines]
+            if page.is_complete:
+                return found
+            cursor = str(page.position)
+        raise AssertionError("the log never ends")
+
+    return anyio.run(pages)
+
+
+TIMES = st.lists(st.floats(min_value=0, max_value=100), max_size=30)
+
+
+@given(st.lists(TIMES, min_size=1, max_size=4), st.integers(1, 7), st.integers(20, 200))
+def test_every_line_comes_once_and_in_its_nodes_order(
+    logs: list[list[float]], limit: int, at_once: int
+) -> None:
+    names = [f"n{index}" for index in range(len(logs))]
+    files = {
+        name: "".join(f"{at:.6f} 0 o {name}-{count}\n" for count, at in enumerate(times)).encode()
+        for name, times in zip(names, logs, strict=True)
+    }
+    texts = read_all(Files(files, at_once), attempt_on(*names), limit)
+    for name, times in zip(names, logs, strict=True):
+        assert [text for text in texts if text.startswith(f"{name}-")] == [
+            f"{name}-{count}" for count in range(len(times))
+        ]
+
+
+def test_lines_of_several_nodes_are_merged_by_time() -> None:
+    files = {"a": b"1.0 0 o first\n3.0 0 e third\n", "b": b"2.0 1 o second\n4.0 1 o fourth\n"}
+    assert read_all(Files(files), attempt_on("a", "b"), 100) == ["first", "second", "third", "fourth"]
+
+
+def test_one_rank_can_be_picked_without_losing_the_place() -> None:
+    files = {"a": b"".join(b"%d.0 %d o line-%d\n" % (n, n % 3, n) for n in range(30))}
+    assert read_all(Files(files), attempt_on("a"), 4, rank=1) == [f"line-{n}" for n in range(1, 30, 3)]
+
+
+def test_the_tail_is_the_last_lines_of_all_nodes_together() -> None:
+    files = {"a": b"1.0 0 o one\n4.0 0 o four\n", "b": b"2.0 1 o two\n3.0 1 o three\n"}
+    page = anyio.run(read_tail, Files(files), attempt_on("a", "b"), None, 3)
+    assert [line.view["text"] for line in page.lines] == ["two", "three", "four"]
+    assert page.position == Position(3, (len(files["a"]), len(files["b"])))
+    assert anyio.run(read_tail, Files(files), attempt_on("a", "b"), None, 0).lines == []
+
+
+def test_a_damaged_line_is_shown_as_it_is() -> None:
+    views = [line.view for line in parse_chunk(b"nonsense\n1.5 x o y\n\n2.0 - s ok\n", "a", 0, 0)]
+    assert [view["text"] for view in views] == ["nonsense", "1.5 x o y", "", "ok"]
+    assert views[-1] == {"at": 2.0, "node": "a", "rank": None, "stream": "s", "text": "ok"}
+
+
+def test_bytes_that_are_not_utf_8_are_replaced() -> None:
+    (line,) = parse_chunk(b"1.0 0 o \xff\xfe hi\n", "a", 0, 0)
+    assert line.view["text"] == "\ufffd\ufffd hi"
+
+
+@pytest.mark.parametrize("text", ["", "1", "0.1", "x.1", "1.-1", "1.1-", "1.1--2", "1." + "9" * 30, "1.1 "])
+def test_a_cursor_that_was_not_given_out_is_refused(text: str) -> None:
+    with pytest.raises(SpecError):
+        parse_position(text)
+
+
+def test_a_cursor_of_another_shape_of_attempt_is_refused() -> None:
+    with pytest.raises(SpecError):
+        Position(3, (1, 2, 3)).offsets_for(attempt_on("a", "b"))

@@ -1,0 +1,123 @@
+"""Streams: every line once, over retries and reconnections, until the job is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.engines.fake import Act, by_run
+from shoal.settings import ServerLimits
+from shoal.wire import EndKind
+from tests.support.asgi import Stream
+from tests.support.world import World, eventually, open_world
+
+LINES = tuple(f"line {number}" for number in range(20))
+SCRIPT = by_run(
+    {
+        "quick": Act(run_s=0.2, lines=LINES),
+        "fails": Act(
+            run_s=0.1, kind=EndKind.EXITED, exit_code=3, lines=LINES, message="rank 0 exited with 3"
+        ),
+    },
+    otherwise=Act(run_s=None, lines=LINES),
+)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with open_world(tmp_path_factory.mktemp("streams"), script=SCRIPT) as opened:
+        yield opened
+
+
+def printed(stream: Stream) -> list[str]:
+    """What ranks printed, without Shoal's own words."""
+    lines = [data for kind, data, _ in stream.events() if kind == "line"]
+    return [line["text"] for line in lines if line["rank"] is not None]
+
+
+def test_a_followed_job_tells_its_attempt_its_lines_and_its_end(world: World) -> None:
+    job_id = world.submit("member", "vision", run="quick")
+    with world.stream(f"/v1/jobs/{job_id}/logs/stream", role="viewer") as stream:
+        eventually(lambda: stream.is_over)
+    kinds = [kind for kind, _, _ in stream.events()]
+    assert (kinds[0], set(kinds[1:-1]), kinds[-1]) == ("attempt", {"line"}, "end")
+    assert printed(stream) == list(LINES)
+    assert stream.events()[-1][1] == {"status": "succeeded", "exit_code": 0, "because": ""}
+
+
+def test_a_broken_stream_goes_on_where_it_broke(world: World) -> None:
+    job_id = world.submit("member", "vision", run="quick")
+    path = f"/v1/jobs/{job_id}/logs/stream"
+    with world.stream(path, role="viewer") as stream:
+        eventually(lambda: stream.is_over)
+    for index, (kind, _, event_id) in enumerate(stream.events()[:-1]):
+        if kind != "line" or event_id is None:
+            continue
+        with world.stream(path, role="viewer", headers=[("last-event-id", event_id)]) as rest:
+            eventually(lambda rest=rest: rest.is_over)  # type: ignore[misc]
+        assert rest.events() == stream.events()[index + 1 :]
+
+
+def test_a_retried_job_is_followed_into_its_next_attempt(world: World) -> None:
+    job_id = world.submit("member", "vision", run="fails", retry={"max": 1, "on": ["exit"], "backoff": 0})
+    with world.stream(f"/v1/jobs/{job_id}/logs/stream?attempt=1", role="viewer") as stream:
+        eventually(lambda: stream.is_over, within_s=20)
+    events = stream.events()
+    assert [data["epoch"] for kind, data, _ in events if kind == "attempt"] == [1, 2]
+    assert printed(stream) == [*LINES, *LINES]
+    assert events[-1][1]["exit_code"] == 3
+
+
+def test_a_tail_shows_the_last_lines_and_then_follows(world: World) -> None:
+    job_id = world.submit("member", "vision", run="quick")
+    eventually(lambda: world.call("GET", f"/v1/jobs/{job_id}", role="viewer").json()["status"] == "succeeded")
+    with world.stream(f"/v1/jobs/{job_id}/logs/stream?tail=3&rank=0", role="viewer") as stream:
+        eventually(lambda: stream.is_over)
+    assert printed(stream) == list(LINES[-3:])
+    page = world.call("GET", f"/v1/jobs/{job_id}/logs?tail=2&rank=0", role="viewer").json()
+    assert [item["text"] for item in page["items"]] == list(LINES[-2:])
+    assert page["is_complete"]
+
+
+def test_events_arrive_as_they_are_recorded_and_only_those_one_may_see(world: World) -> None:
+    with world.stream("/v1/events/stream", role="stranger") as stream:
+        eventually(lambda: stream.status == 200)
+        hidden = world.submit("member", "vision")
+        shown = world.submit("stranger", "speech")
+        eventually(lambda: shown in {data["job_id"] for _, data, _ in stream.events()})
+    assert hidden not in {data["job_id"] for _, data, _ in stream.events()}
+    assert {data["project"] for _, data, _ in stream.events()} == {"speech"}
+
+
+def test_an_event_stream_resumes_after_the_last_one_seen(world: World) -> None:
+    with world.stream("/v1/events/stream?after=0", role="operator") as stream:
+        eventually(lambda: len(stream.events()) > 10)
+    fifth = stream.events()[4][2]
+    with world.stream("/v1/events/stream", role="operator", headers=[("last-event-id", str(fifth))]) as rest:
+        eventually(lambda: len(rest.events()) > 3)
+    assert rest.events()[0] == stream.events()[5]
+
+
+@pytest.mark.parametrize("last_id", ["x", "-1", "9" * 30, "1.x"])
+def test_a_last_event_id_of_another_kind_is_refused(world: World, last_id: str) -> None:
+    headers = [("last-event-id", last_id)]
+    assert world.call("GET", "/v1/events/stream", role="viewer", headers=headers).status == 422
+    path = f"/v1/jobs/{world.jobs['vision']}/logs/stream"
+    assert world.call("GET", path, role="viewer", headers=headers).status in (404, 422)
+
+
+def test_streams_are_limited_for_each_caller_and_slots_come_back(tmp_path: Path) -> None:
+    with open_world(tmp_path, limits=ServerLimits(max_streams=3, max_streams_per_actor=2)) as world:
+        with (
+            world.stream("/v1/events/stream", role="viewer") as one,
+            world.stream("/v1/events/stream", role="viewer") as two,
+        ):
+            eventually(lambda: one.status == two.status == 200)
+            assert world.call("GET", "/v1/events/stream", role="viewer").status == 429
+            with world.stream("/v1/events/stream", role="lead") as three:
+                eventually(lambda: three.status == 200)
+                assert world.call("GET", "/v1/events/stream", role="member").status == 429
+        with world.stream("/v1/events/stream", role="viewer") as again:
+            eventually(lambda: again.status == 200)
