@@ -8,10 +8,10 @@ from shoal.control.core import RENEW_S, Core
 from shoal.control.orders import orders_for
 from shoal.engines.base import Submission
 from shoal.errors import EngineRefused, EngineUnreachable, NotFound, StoreUnavailable
-from shoal.identity import job_token, open_secrets, supervisor_token
+from shoal.identity import SecretsUnreadable, job_token, open_secrets, supervisor_token
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
-from shoal.model.moves import Accepted, Refused
+from shoal.model.moves import Accepted, AttemptEvent, Refused
 from shoal.model.node import Node
 from shoal.store import Tx
 from shoal.wire import Credentials
@@ -54,13 +54,18 @@ async def _launch(core: Core, attempt_id: str) -> None:
     job, attempt, nodes, uid, sealed = loaded
     try:
         submission = _submission(core, job, attempt, nodes, uid, sealed)
-        native_id = await core.engine.submit(submission)
-    except (EngineRefused, NotFound) as error:
-        refused = Refused(message=error.message)
-        await core.store.write(lambda tx: core.recorder.advance(tx, attempt_id, refused))
-        return
-    accepted = Accepted(native_id=native_id)
-    await core.store.write(lambda tx: core.recorder.advance(tx, attempt_id, accepted))
+        try:
+            native_id = await core.engine.submit(submission)
+        finally:
+            # Also when it failed: it may have begun at any moment until now, and its lease with it.
+            core.leases.sent(attempt_id)
+    except EngineRefused as error:
+        answer: AttemptEvent = Refused(message=f"{core.engine.name} refused it: {error.message}")
+    except (NotFound, SecretsUnreadable) as error:
+        answer = Refused(message=error.message)
+    else:
+        answer = Accepted(native_id=native_id)
+    await core.store.write(lambda tx: core.recorder.advance(tx, attempt_id, answer))
 
 
 def _submission(

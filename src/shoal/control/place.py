@@ -42,7 +42,7 @@ def _record(core: Core, tx: Tx, made: Plan, loaded: Loaded) -> list[str]:
         core.recorder.advance(tx, start.attempt_id, Placed(allocation=start.allocation))
         placed.append(start.attempt_id)
     for attempt_id, because in loaded.doomed:
-        stop = StopAsked(reason=EndReason.DEPENDENCY, by=because)
+        stop = StopAsked(reason=EndReason.DEPENDENCY, by=str(SHOAL), because=because)
         core.recorder.advance(tx, attempt_id, stop)
     if made.starts:
         _record_decision(core, tx, made, placed)

@@ -100,7 +100,8 @@ def _broken(job: Job, outcomes: dict[str, JobOutcome | None]) -> str | None:
         if outcome is None or dep.on is DependencyKind.ENDED:
             continue
         if (outcome is JobOutcome.SUCCEEDED) != (dep.on is DependencyKind.SUCCEEDED):
-            return f"{dep.label} ended {outcome}; this job waits for it to have {dep.on}"
+            did = "was cancelled" if outcome is JobOutcome.CANCELLED else str(outcome)
+            return f"{dep.label} {did}; this job was to start only after it {dep.on}"
     return None
 
 

@@ -54,6 +54,8 @@ class StopAsked(msgspec.Struct, frozen=True, tag=True):
 
     reason: EndReason
     by: str
+    because: str = ""
+    """The whole sentence, where `stopped by ...` would not be the reason."""
 
 
 class FencePassed(msgspec.Struct, frozen=True, tag=True):
@@ -123,14 +125,19 @@ def _start(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
     if event.node in attempt.started_nodes or event.node not in attempt.node_names:
         return attempt, ()
     nodes = (*attempt.started_nodes, event.node)
-    if len(nodes) < len(attempt.allocation):
-        return _change(attempt, started_nodes=nodes), ()
-    return _change(attempt, started_nodes=nodes, state=RUNNING, started_at=now), ()
+    return _run_when_all_started(_change(attempt, started_nodes=nodes), now), ()
+
+
+def _run_when_all_started(attempt: Attempt, now: float) -> Attempt:
+    if attempt.state is not STARTING or len(attempt.started_nodes) < len(attempt.allocation):
+        return attempt
+    return _change(attempt, state=RUNNING, started_at=now)
 
 
 def _stop_queued(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
     assert isinstance(event, StopAsked)
-    return _end(attempt, event.reason, now, message=f"stopped by {event.by} before it started")
+    told = event.because or f"stopped by {event.by} before it started"
+    return _end(attempt, event.reason, now, message=told)
 
 
 def _stop(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
@@ -140,7 +147,7 @@ def _stop(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
         state=STOPPING,
         stop_reason=event.reason,
         stop_asked_at=now,
-        message=f"stopped by {event.by}",
+        message=event.because or f"stopped by {event.by}",
     )
     return stopping, (Effect.CANCEL,)
 
@@ -153,8 +160,11 @@ def _node_ended(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
     noted = _change(attempt, outcomes=(*attempt.outcomes, outcome))
     if not noted.nodes_left:
         return _end(noted, *_verdict(noted, now))
+    if outcome.kind is EndKind.SUCCEEDED and outcome.node not in noted.started_nodes:
+        # Over before anybody saw it start. Without this the others would be `starting` to their end.
+        noted = _change(noted, started_nodes=(*noted.started_nodes, outcome.node))
     if outcome.kind is EndKind.SUCCEEDED or attempt.state is STOPPING:
-        return noted, ()
+        return _run_when_all_started(noted, now), ()
     # A gang lives and dies together: the first failure stops the others.
     return _change(noted, state=STOPPING, stop_asked_at=now), (Effect.CANCEL,)
 
