@@ -18,7 +18,7 @@ from tests.sim.driver import run_now
 from tests.sim.story import be_quiet
 from tests.sim.world import USER, World
 
-FENCE_S = 40.0
+FENCE_S = 60.0
 
 
 @pytest.fixture
