@@ -211,7 +211,8 @@ def _checkpoint_path(path: str) -> str:
 class CheckpointSpec(BaseModel):
     """A directory of the job's own, kept from one attempt to the next and after the job's end.
 
-    Every rank finds it as SHOAL_CHECKPOINT_DIR; no other job can see it. `{}` is enough.
+    Every rank finds it as SHOAL_CHECKPOINT_DIR. No job of another project can read it, and no other job
+    at all on nodes that confine with bubblewrap. `{}` is enough.
     """
 
     model_config = FROZEN
