@@ -16,7 +16,8 @@ import msgspec
 from shoal.errors import ShoalError
 from shoal.runtime.confine.confinement import Confinement
 
-SHELL = "/bin/sh"
+SHELL = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
+"""bash becomes the last command it runs, so that a signal which kills the program is seen as one."""
 FAILED_TO_START = 125
 HIGHEST_DESCRIPTOR = 1 << 20
 MAX_ARGUMENT = 120_000
