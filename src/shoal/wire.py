@@ -155,19 +155,29 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float | None = None
     outcome: NodeOutcome | None = None
     """Set once, with phase `ended`; the control plane's answer means it is safely recorded."""
+    nonce: str = ""
+    """New in every message: an answer to another message proves nothing about this one."""
 
 
 class RenewalAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """`should_stop` is an order: stop the ranks within `grace_s`, then report."""
+    """`should_stop` is an order: stop the ranks within `grace_s`, then report.
+
+    Without a valid `proof` (see `shoal.proof`) it is nobody's answer and counts for nothing.
+    """
 
     should_stop: bool = False
     grace_s: float = 30.0
     because: str = ""
+    is_stale: bool = False
+    """This attempt is not, or no longer, the one that may run: stop at once, whatever the grace."""
+    proof: str = ""
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     """What travels on the supervisor's standard input instead of on disk."""
 
     supervisor_token: str | None = None
+    proof_key: str = ""
+    """Tells the control plane's answers from anybody else's; never sent anywhere."""
     job_token: str | None = None
     secrets: dict[str, str] = {}
