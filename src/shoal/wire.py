@@ -44,6 +44,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_log_bytes: int = 256 << 20
 
 
+class GpuHandle(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU of a share, by each of its three names; they need not agree."""
+
+    index: int
+    minor: int | None = None
+    """N of /dev/nvidiaN. None: nobody knows, and no device file is handed over."""
+    uuid: str = ""
+
+
 class Order(msgspec.Struct, frozen=True, kw_only=True):
     """Everything one supervisor needs to run its share of one attempt. Holds no secret.
 
@@ -61,6 +70,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...]
     ranks_per_node: int
     gpu_ids: tuple[int, ...] = ()
+    gpus: tuple[GpuHandle, ...] = ()
+    """The same devices as `gpu_ids`, with the names the kernel and CUDA know them by."""
     are_gpus_simulated: bool = False
     run: str
     setup: str | None = None
@@ -91,6 +102,12 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def world_size(self) -> int:
         return len(self.nodes) * self.ranks_per_node
+
+    @property
+    def gpu_minors(self) -> tuple[int, ...]:
+        """Device files of this machine the share may open; none for simulated GPUs."""
+        given = () if self.are_gpus_simulated else self.gpus
+        return tuple(gpu.minor for gpu in given if gpu.minor is not None)
 
 
 class EndKind(StrEnum):
