@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -151,6 +153,21 @@ def test_job_of_another_user_cannot_read_foreign_environments(start: Start) -> N
         assert outcome.kind is EndKind.EXITED, outcome
         assert "Permission denied" in outcome.message
     subprocess.run(["rm", "-r", str(home)], check=True)
+
+
+@needs("uid")
+def test_without_a_sandbox_a_user_passes_through_the_home_and_sees_nothing_of_it() -> None:
+    place = Path(tempfile.mkdtemp(prefix="shoal", dir="/var/tmp"))
+    place.chmod(0o711)
+    with shares_in(place / "home") as make:
+        run = "pwd; echo ok > x; cat x; ls .. ../.. /var/tmp/shoal*/home; cat ../order.json ../lock ../log"
+        share = make(an_order(run=run, confinement=("uid",), uid=JOB_UID))
+        for path in (share.home, *share.directory.parents[:3], share.directory):
+            path.chmod(0o700)
+        assert share.run().kind is EndKind.EXITED
+        assert share.texts() == [share.share.work, "ok"]
+        assert share.home.stat().st_mode & 0o777 == 0o701
+    shutil.rmtree(place)
 
 
 @needs("uid")

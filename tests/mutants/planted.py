@@ -39,8 +39,8 @@ MUTANTS = (
     Mutant(
         "fence_forgets_late_submissions",
         "control/leases.py",
-        "if not nodes or unsent_s <= limit:",
-        "if not nodes:",
+        "return self.silent_nodes(attempt, limit) if unsent_s > limit else ()",
+        "return self.silent_nodes(attempt, limit)",
         "P3: the fence counts from the last moment something may have begun",
         ("sim",),
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shoal.control.core import Core
+from shoal.control.frozen import spec_of
 from shoal.errors import StateError
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.moves import AttemptEvent, NodeEnded, Started
@@ -21,8 +22,11 @@ async def renew(core: Core, renewal: Renewal) -> RenewalAnswer:
     if event is not None:
         after = await core.store.write(lambda tx: core.recorder.advance(tx, renewal.attempt_id, event))
         attempt = after or attempt
-    should_stop = attempt.state is AttemptState.STOPPING
-    return RenewalAnswer(should_stop=should_stop, because=attempt.message if should_stop else "")
+    if attempt.state is not AttemptState.STOPPING:
+        return RenewalAnswer()
+    job = await core.store.read(lambda tx: tx.jobs.get(attempt.job_id))
+    assert job is not None
+    return RenewalAnswer(should_stop=True, grace_s=spec_of(job).grace, because=attempt.message)
 
 
 def _current(attempt: Attempt | None, renewal: Renewal) -> Attempt:

@@ -17,7 +17,7 @@ from shoal.wire import EndKind, NodeOutcome, Phase, Renewal
 from tests.sim.driver import run_now
 from tests.sim.world import USER, World
 
-FENCE_S = 40.0
+FENCE_S = 60.0
 
 
 @pytest.fixture
