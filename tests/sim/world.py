@@ -22,6 +22,7 @@ from shoal.model.people import Project, User
 from shoal.settings import Settings
 from shoal.spec import parse_job
 from shoal.store import Tx, open_memory_store
+from shoal.wire import RenewalAnswer
 from tests.sim.driver import Driver, run_now
 from tests.sim.seams import SimEngine, SimStore
 
@@ -44,7 +45,8 @@ class World:
             [_node(name) for name in self.nodes], clock=self.clock, script=seeded(seed, mean_run_s=30)
         )
         self.new_id = id_factory(self.clock.now, self.dice.randbytes)
-        self._faults = faults
+        self.faults = faults
+        """Chance that a call of the engine fails, from the next boot on."""
         self.history: list[str] = []
         self.accepted: dict[str, tuple[str, ...]] = {}
         """By idempotency key: the ids of the jobs the client was told of."""
@@ -55,9 +57,7 @@ class World:
 
     def boot(self) -> None:
         """Start a control plane that knows nothing but what is on disk and in the cluster."""
-        engine = FakeEngine(
-            self.cluster, faults=seeded_faults(self.dice.getrandbits(32), chance=self._faults)
-        )
+        engine = FakeEngine(self.cluster, faults=seeded_faults(self.dice.getrandbits(32), chance=self.faults))
         self.core = Core(
             store=self.disk,
             engine=SimEngine(engine),
@@ -101,9 +101,13 @@ class World:
         spec = {
             "name": name,
             "run": "train",
-            "resources": {"nodes": dice.choice([1, 1, 2, "1..3"]), "gpus": dice.choice([1, 2, 4]), "cpus": 1},
+            "resources": {
+                "nodes": dice.choice([1, 1, 2, "1..3"]),
+                "gpus": dice.choice([1, 1, 2, 4]),
+                "cpus": dice.choice([1, 3, 5]),
+            },
             "retry": {"max": dice.choice([0, 1, 3]), "backoff": "2s"},
-            "fence": f"{dice.choice([40, 120])}s",
+            "fence": f"{dice.choice([60, 120])}s",
             "grace": "5s",
             "priority": dice.choice([0, 0, 5]),
             "workdir": None,
@@ -156,10 +160,10 @@ class World:
         def answered(answer: object) -> None:
             if isinstance(answer, StateError):
                 self.cluster.reject(sent)
-            elif isinstance(answer, Exception):
-                self.expect(answer, StoreUnavailable)
-            else:
+            elif isinstance(answer, RenewalAnswer):
                 self.cluster.answer(sent, answer)
+            else:
+                self.expect(answer, StoreUnavailable)
 
         self.driver.spawn("renew", renew(self.core, sent.renewal), answered)
 

@@ -108,6 +108,7 @@ class RenewalBody(BaseModel):
     phase: Literal["preparing", "running", "stopping", "ended"]
     started_at: float | None = None
     outcome: dict[str, Any] | None = None
+    nonce: str = ""
 
 
 class NoBody(Body):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ from cyclopts import Parameter
 
 from shoal.cli.flags import JsonFlag
 from shoal.cli.job_flags import NO_FLAGS, JobFlags
-from shoal.cli.submit import filled, follow, is_served, start_server, submit_flags
+from shoal.cli.submit import command_line, filled, follow, is_served, start_server, submit_flags
 from shoal.cli.text import one_line
 from shoal.errors import SpecError
 
@@ -28,6 +27,9 @@ def run(
     program: Annotated[tuple[str, ...], Parameter(parse=False)] = (),
 ) -> int:
     """Submit a job and follow its output; the exit code is the job's own.
+
+    COMMAND with ARGS runs as it is; one quoted COMMAND alone is a line for a
+    shell: `shoal run -- 'make data && python train.py'`.
 
     Flags override the file. With no control plane running on this machine, one
     is started in the background. Ctrl-C detaches: the job runs on, and how to
@@ -47,7 +49,7 @@ def submit_file(
 
     told = {**flags, "env": tuple(filled(pair) for pair in flags.get("env", ()))}
     if program:
-        told["run"] = shlex.join(program)
+        told["run"] = command_line(program)
     if file == "-":
         spec = read_job(sys.stdin.buffer.read(2 << 20), "standard input", told)
     elif not Path(file).exists() and Path(file).suffix not in (".yaml", ".yml"):

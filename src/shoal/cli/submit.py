@@ -26,7 +26,7 @@ def submit_flags(flags: dict[str, Any], program: tuple[str, ...], *, detach: boo
         del told["env"]
     if not program:
         raise SpecError("nothing to run", hint="`shoal run -- python train.py`, or `shoal run job.yaml`")
-    told["run"] = shlex.join(program)
+    told["run"] = command_line(program)
     if not is_served():
         # Slow anyway: look for mistakes before a control plane is started for them.
         from shoal.spec import spec_from_flags
@@ -41,6 +41,11 @@ def submit_flags(flags: dict[str, Any], program: tuple[str, ...], *, detach: boo
             secrets=told.get("secrets", ()),
         )
         return follow(shoal, submitted, detach=detach, json=json)
+
+
+def command_line(program: tuple[str, ...]) -> str:
+    """What follows `--` as a line for a shell: one word is that line already, several are quoted."""
+    return program[0] if len(program) == 1 else shlex.join(program)
 
 
 def filled(pair: str) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from shoal.control.frozen import spec_of
 from shoal.model.attempt import Attempt
 from shoal.model.from_spec import log_rules_of, mounts_of
 from shoal.model.job import Job
 from shoal.model.node import Node
-from shoal.wire import Limits, Order
+from shoal.wire import GpuHandle, Limits, Order
 
 
 def orders_for(
@@ -18,11 +19,13 @@ def orders_for(
     nodes: Mapping[str, Node],
     *,
     uid: int,
+    home: Path,
     control_url: str | None,
     renew_s: float,
 ) -> tuple[Order, ...]:
-    """One order per node of the allocation, in rank order."""
+    """One order per node of the allocation, in rank order. `home`: where checkpoints are kept."""
     spec = spec_of(job)
+    checkpoint_dir = str(home / "checkpoints" / job.job_id) if spec.checkpoint is not None else None
     return tuple(
         Order(
             attempt_id=attempt.attempt_id,
@@ -36,6 +39,7 @@ def orders_for(
             nodes=attempt.node_names,
             ranks_per_node=job.request.ranks_per_node,
             gpu_ids=share.gpu_ids,
+            gpus=_handles(share.gpu_ids, nodes[share.node]),
             are_gpus_simulated=nodes[share.node].facts.is_simulated,
             run=spec.run,
             setup=spec.setup,
@@ -51,7 +55,20 @@ def orders_for(
             control_url=control_url,
             array_index=job.array.index if job.array else None,
             array_size=job.array.size if job.array else None,
+            checkpoint_dir=checkpoint_dir,
+            checkpoint_path=spec.checkpoint.path if spec.checkpoint is not None else None,
             uid=uid,
         )
         for node_rank, share in enumerate(attempt.allocation)
+    )
+
+
+def _handles(gpu_ids: tuple[int, ...], node: Node) -> tuple[GpuHandle, ...]:
+    """Each device by the names its node reported; one that is gone from the report has its index alone."""
+    known = {gpu.index: gpu for gpu in node.facts.gpus}
+    return tuple(
+        GpuHandle(index=index, minor=known[index].minor, uuid=known[index].uuid)
+        if index in known
+        else GpuHandle(index=index)
+        for index in gpu_ids
     )

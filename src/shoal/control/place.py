@@ -22,6 +22,7 @@ async def place(core: Core) -> float | None:
     core.node_views = loaded.snapshot.nodes
     made = plan(loaded.snapshot, core.policy, now)
     core.explanations = {e.attempt_id: e for e in made.explanations}
+    core.planned_at = now
     if made.starts or loaded.doomed:
         placed = await core.store.write(lambda tx: _record(core, tx, made, loaded))
         for attempt_id in placed:
@@ -42,7 +43,7 @@ def _record(core: Core, tx: Tx, made: Plan, loaded: Loaded) -> list[str]:
         core.recorder.advance(tx, start.attempt_id, Placed(allocation=start.allocation))
         placed.append(start.attempt_id)
     for attempt_id, because in loaded.doomed:
-        stop = StopAsked(reason=EndReason.DEPENDENCY, by=because)
+        stop = StopAsked(reason=EndReason.DEPENDENCY, by=str(SHOAL), because=because)
         core.recorder.advance(tx, attempt_id, stop)
     if made.starts:
         _record_decision(core, tx, made, placed)

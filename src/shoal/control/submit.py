@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,7 @@ from shoal.control.find import find_job
 from shoal.control.once import fingerprint, once
 from shoal.control.record import note
 from shoal.control.snapshot import label
-from shoal.errors import Denied, LimitReached, NotFound, SpecError
+from shoal.errors import Denied, LimitReached, NotFound, ShoalError, SpecError
 from shoal.identity import seal_secrets
 from shoal.model.from_spec import request_of, retry_of
 from shoal.model.job import ArrayPlace, Dependency, DependencyKind, Job
@@ -39,24 +40,43 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def submit(core: Core, actor: Actor, asked: Asked, key: str | None) -> SubmitResult:
-    """Accept the job or raise with nothing changed. When this returns, the job is on disk."""
+    """Accept the job or raise with nothing changed. When this returns, the job is on disk.
+
+    A repeated key gets the first answer even where the cluster or its rules have changed since.
+    """
     check_secrets(asked)
-    check_mounts(core, asked.spec)
-    check_fit(core, asked.spec)
-    said = fingerprint(
-        "submit", asked.spec.canonical_json(), asked.project, asked.archive_digest, asked.secrets
-    )
+    refusal = _refusal(core, asked.spec)
+    said = _said(core, asked)
+
+    def accept(tx: Tx, now: float) -> list[str]:
+        if refusal is not None:
+            raise refusal
+        return _accept(core, tx, actor, asked, now)
 
     def change(tx: Tx) -> SubmitResult:
         now = core.clock.now()
-        ids, repeated = once(
-            tx, actor, key, said, now, list[str], lambda: _accept(core, tx, actor, asked, now)
-        )
+        ids, repeated = once(tx, actor, key, said, now, list[str], lambda: accept(tx, now))
         jobs = tuple(job for job in map(tx.jobs.get, ids) if job is not None)
         array = jobs[0].array
         return SubmitResult(jobs=jobs, array_id=array.array_id if array else None, was_repeated=repeated)
 
     return await core.store.write(change)
+
+
+def _said(core: Core, asked: Asked) -> str:
+    """Secrets count under our key: their plain hash in the database could be guessed at."""
+    secrets = hmac.digest(core.key, msgspec.json.encode(asked.secrets, order="sorted"), "sha256").hex()
+    return fingerprint("submit", asked.spec.canonical_json(), asked.project, asked.archive_digest, secrets)
+
+
+def _refusal(core: Core, spec: JobSpec) -> ShoalError | None:
+    """Why this cluster, as it is now, does not take the job; None if it does."""
+    try:
+        check_mounts(core, spec)
+        check_fit(core, spec)
+    except ShoalError as error:
+        return error
+    return None
 
 
 def check_secrets(asked: Asked) -> None:
@@ -90,7 +110,8 @@ def check_fit(core: Core, spec: JobSpec) -> None:
         return
     never = impossible(request_of(spec), core.node_views)
     if never is not None:
-        raise SpecError(never.sentence, hint=never.hint, **never.facts)
+        who = f"job `{spec.name}`" if spec.name else "the job"
+        raise SpecError(f"{who} {never.sentence}", hint=never.hint, **never.facts)
 
 
 def _accept(core: Core, tx: Tx, actor: Actor, asked: Asked, now: float) -> list[str]:
@@ -99,27 +120,28 @@ def _accept(core: Core, tx: Tx, actor: Actor, asked: Asked, now: float) -> list[
         raise NotFound(f"no project `{asked.project}`", hint="shoal project list")
     spec = asked.spec
     indices = spec.array.indices if spec.array else (None,)
-    _check_quota(tx, project, len(indices))
+    check_quota(tx, project, len(indices))
     after = _dependencies(tx, asked)
     first = tx.jobs.next_number(project.name, len(indices))
     array_id = core.new_id("arr") if spec.array else None
-    ids = []
-    for offset, index in enumerate(indices):
+    # Equals are started in the order of their ids, which is random within a millisecond.
+    ids = sorted(core.new_id("job") for _ in indices)
+    for offset, (job_id, index) in enumerate(zip(ids, indices, strict=True)):
         place = None
         if array_id is not None and index is not None and spec.array is not None:
             place = ArrayPlace(array_id=array_id, index=index, size=len(indices), at_once=spec.array.at_once)
-        job = _job(core, asked, first + offset, after, place, now)
+        job = _job(job_id, asked, first + offset, after, place, now)
         tx.jobs.add(job)
         attempt = core.recorder.next_attempt(tx, job, now)
         if asked.secrets:
             tx.secrets.put(job.job_id, seal_secrets(core.key, job.job_id, asked.secrets, core.random))
         data = {"name": job.name, "number": job.number, "spec": job.spec_json}
         note(tx, "job.submitted", now, actor, job=job, attempt=attempt, data=data)
-        ids.append(job.job_id)
     return ids
 
 
-def _check_quota(tx: Tx, project: Project, more: int) -> None:
+def check_quota(tx: Tx, project: Project, more: int) -> None:
+    """Raise `LimitReached` where `more` open jobs are more than the project may have."""
     already = tx.jobs.count_open(project.name)
     if already + more > project.max_open_jobs:
         raise LimitReached(
@@ -147,7 +169,7 @@ def _dependencies(tx: Tx, asked: Asked) -> tuple[Dependency, ...]:
 
 
 def _job(
-    core: Core,
+    job_id: str,
     asked: Asked,
     number: int,
     after: tuple[Dependency, ...],
@@ -156,7 +178,7 @@ def _job(
 ) -> Job:
     spec = asked.spec
     return Job(
-        job_id=core.new_id("job"),
+        job_id=job_id,
         project=asked.project,
         number=number,
         name=spec.name or f"job-{number}",

@@ -135,6 +135,8 @@ def _shoal(order: Order, credentials: Credentials) -> dict[str, str]:
     }
     if order.array_index is not None:
         values["SHOAL_ARRAY_INDEX"] = str(order.array_index)
+    if order.checkpoint_dir is not None:
+        values["SHOAL_CHECKPOINT_DIR"] = order.checkpoint_dir
     if order.control_url is not None:
         values["SHOAL_URL"] = order.control_url
     if credentials.job_token is not None:
@@ -144,6 +146,9 @@ def _shoal(order: Order, credentials: Credentials) -> dict[str, str]:
 
 def _devices(order: Order) -> dict[str, str]:
     """Every rank sees all GPUs of its share, as under torchrun, and chooses its own by LOCAL_RANK."""
+    uuids = [gpu.uuid for gpu in order.gpus]
+    # CUDA may count in another order than the driver: only a UUID, or PCI order, names the device meant.
+    names = uuids if all(uuids) and len(uuids) == len(order.gpu_ids) else [str(i) for i in order.gpu_ids]
     # A simulated GPU must never name a real one of the machine it is simulated on.
-    visible = "" if order.are_gpus_simulated else ",".join(map(str, order.gpu_ids))
-    return dict.fromkeys(DEVICE_NAMES, visible)
+    visible = "" if order.are_gpus_simulated else ",".join(names)
+    return {**dict.fromkeys(DEVICE_NAMES, visible), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

@@ -41,10 +41,10 @@ class ShareRun:
         wake, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._renewer: Renewer | None = None
         if order.control_url is not None:
-            # Without a token the control plane will refuse us, and that ends the share: somebody who may
-            # be replaced must never run on only because a credential was forgotten.
-            token, server_file = credentials.supervisor_token or "", os.environ.get("SHOAL_SERVER_FILE")
-            self._renewer = Renewer(order, token, server_file, clock, self._wake_w)
+            # Without credentials no answer will count, and the fence ends the share: somebody who may be
+            # replaced must never run on only because a credential was forgotten.
+            server_file = os.environ.get("SHOAL_SERVER_FILE")
+            self._renewer = Renewer(order, credentials, server_file, clock, self._wake_w)
         self._reasons = Reasons(share, order, clock, self._renewer)
         self._log = LogFile(share.log, order.limits.max_log_bytes, clock)
         self._rules = LogRules(order.log_rules)
@@ -76,7 +76,12 @@ class ShareRun:
 
     def _live(self) -> Ending:
         launcher = self._confine()
-        end = self._reasons.now() or self._unpack(launcher) or self._set_up(launcher)
+        end = (
+            self._reasons.now()
+            or self._unpack(launcher)
+            or self._link_checkpoint(launcher)
+            or self._set_up(launcher)
+        )
         if end is None:
             self._start_ranks(launcher)
             end = self._follow(launcher, "a rank")
@@ -110,6 +115,13 @@ class ShareRun:
             return self._first(launcher, "unpacking", child)
         finally:
             os.close(fd)
+
+    def _link_checkpoint(self, launcher: Launcher) -> Ending | None:
+        directory, path = self._order.checkpoint_dir, self._order.checkpoint_path
+        if directory is None or path is None or path.startswith("/"):
+            return None
+        child = launcher.start_function("shoal.runtime.checkpoint", "link", (directory, path), keep=())
+        return self._first(launcher, "linking the checkpoint directory", child)
 
     def _set_up(self, launcher: Launcher) -> Ending | None:
         if self._order.setup is None:

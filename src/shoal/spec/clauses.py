@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, Field
@@ -42,12 +43,17 @@ def seconds_between(low: float, high: float) -> Human:
     return Human(read, (text(SECONDS_PATTERN, "90s", "1h30m", "12:00:00"),))
 
 
+MIN_FENCE_S = 60
+"""Twelve renewals of a lease: one that is late or lost must not look like a partition."""
+
 TimeLimit = Annotated[
     float, Field(strict=True, ge=1, le=MAX_SECONDS, allow_inf_nan=False), seconds_between(1, MAX_SECONDS)
 ]
 Grace = Annotated[float, Field(strict=True, ge=0, le=86400, allow_inf_nan=False), seconds_between(0, 86400)]
 Fence = Annotated[
-    float, Field(strict=True, ge=1, le=30 * 86400, allow_inf_nan=False), seconds_between(1, 30 * 86400)
+    float,
+    Field(strict=True, ge=MIN_FENCE_S, le=30 * 86400, allow_inf_nan=False),
+    seconds_between(MIN_FENCE_S, 30 * 86400),
 ]
 Backoff = Annotated[float, Field(strict=True, ge=0, le=3600, allow_inf_nan=False), seconds_between(0, 3600)]
 
@@ -192,13 +198,33 @@ def read_retry(value: object) -> object:
 Retry = Annotated[RetrySpec, Human(read_retry, ({"type": "integer", "minimum": 0, "maximum": MAX_RETRIES},))]
 
 
+def _checkpoint_path(path: str) -> str:
+    """As short as it can be written; refuses what could not be a place of its own."""
+    clean = str(PurePosixPath(path))
+    if clean.startswith("/"):
+        return _mount_target("/" + clean.lstrip("/"))
+    if clean == ".":
+        raise ValueError(f"{show(path)} is the work directory itself; name a folder in it, such as `ckpt`")
+    return clean
+
+
 class CheckpointSpec(BaseModel):
-    """Where the program keeps its checkpoints, and how often it writes one."""
+    """A directory of the job's own, kept from one attempt to the next and after the job's end.
+
+    Every rank finds it as SHOAL_CHECKPOINT_DIR. No job of another project can read it, and no other job
+    at all on nodes that confine with bubblewrap. `{}` is enough.
+    """
 
     model_config = FROZEN
 
-    path: Path
-    interval: TimeLimit | None = None
+    path: Annotated[Path, AfterValidator(_checkpoint_path)] | None = Field(
+        default=None,
+        description="Where the program expects it: `ckpt` is a link in the work directory, "
+        "`/ckpt` a mount. Unset: only at SHOAL_CHECKPOINT_DIR.",
+    )
+    interval: TimeLimit | None = Field(
+        default=None, description="How often the program writes one. Recorded; nothing uses it yet."
+    )
 
 
 def read_checkpoint(value: object) -> object:

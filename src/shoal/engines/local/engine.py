@@ -22,6 +22,7 @@ import msgspec
 from shoal.clock import Clock
 from shoal.engines.base import LogChunk, Observation, Sight, Submission
 from shoal.engines.local.book import Book, ShareView, Views
+from shoal.engines.local.checkpoint import with_checkpoint
 from shoal.engines.local.client import Children, Nursery, free_port, read_words
 from shoal.engines.local.inventory import take_inventory
 from shoal.engines.local.parse import MAX_LINE, whole_lines
@@ -138,7 +139,7 @@ class LocalEngine:
         port = self._promise_port(address, submission.attempt_id)
         try:
             orders = complete_orders(submission, address, port, self._confinement)
-            return self._book.add(orders, archive_path)
+            return self._book.add(with_checkpoint(self._home, orders), archive_path)
         finally:
             # From here on the order itself tells that the port is taken.
             with self._guard:
@@ -219,7 +220,7 @@ class LocalEngine:
         offset, limit = max(offset, 0), min(max(limit, 1), MAX_PAGE)
         share = self._book.place(attempt_id, node)
         if share is None:
-            return LogChunk(data=b"", next_offset=offset, is_complete=True)
+            return LogChunk(data=b"", next_offset=offset, size=0, is_complete=True)
         # Asked before reading: once there is an outcome, the log does not grow.
         is_ended = os.path.exists(share.outcome)
         data, size = _read_at(share.log, offset, limit + MAX_LINE)
@@ -229,7 +230,7 @@ class LocalEngine:
         is_last = offset + len(data) >= size
         page, length = whole_lines(data, limit, is_final=is_ended and is_last)
         is_complete = is_ended and offset + length >= size
-        return LogChunk(data=page, next_offset=offset + length, is_complete=is_complete)
+        return LogChunk(data=page, next_offset=offset + length, size=size, is_complete=is_complete)
 
 
 def _read_at(path: str, offset: int, length: int) -> tuple[bytes, int]:

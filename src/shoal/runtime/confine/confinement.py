@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Callable
 
 from shoal.errors import ShoalError, SpecError
-from shoal.runtime import kernel, spool, tree
+from shoal.runtime import checkpoint, kernel, spool, tree
 from shoal.runtime.confine import cgroup, cgroup1, cgroup2, rlimits, view
 from shoal.runtime.confine.detect import candidates, find_bubblewrap
 from shoal.runtime.confine.programs import job_path, programs
@@ -81,8 +82,17 @@ class Confinement:
             raise CannotConfine(
                 "mounts need bubblewrap, which is not in use on this node", hint="shoal doctor"
             )
-        if self.uid is not None:
-            self._check_reachable()
+        self._open_way(self._share.work, "work")
+        directory, path = self._order.checkpoint_dir, self._order.checkpoint_path
+        if directory is None:
+            return
+        if path is not None and path.startswith("/"):
+            raise CannotConfine(
+                f"checkpoints at `{path}` need bubblewrap, which is not in use on this node",
+                hint="give `checkpoint` a path without a leading `/`",
+            )
+        self._open_way(directory, "checkpoint")
+        os.close(checkpoint.open_directory(directory))
 
     def enter(self) -> None:
         """In a child that was just forked: take on every limit and leave every privilege. `OSError`: the
@@ -160,7 +170,7 @@ class Confinement:
         if program is None:
             raise SandboxFailed("there is no `bwrap` on this node", hint="apt install bubblewrap")
         home = os.path.realpath(self._share.home)
-        mounts = self._open_mounts(home)
+        mounts = (*self._open_mounts(home), *self._open_checkpoint(home))
         arguments = view.view_arguments(
             uid=self.uid,
             home=home,
@@ -176,22 +186,46 @@ class Confinement:
         opened: list[view.BindMount] = []
         for mount in self._order.mounts:
             view.check_target(mount.target, home)
-            fd = open_as(mount.source, self.uid)
-            self._mount_fds.append(fd)
-            os.set_inheritable(fd, True)  # noqa: FBT003
+            fd = self._passed_on(open_as(mount.source, self.uid))
             view.check_source(mount.source, os.readlink(f"/proc/self/fd/{fd}"), home)
             opened.append(view.BindMount(fd=fd, target=mount.target, is_read_only=mount.is_read_only))
         return tuple(opened)
 
-    def _check_reachable(self) -> None:
-        path = self._share.work
-        while path != "/":
+    def _open_checkpoint(self, home: str) -> tuple[view.BindMount, ...]:
+        """Where it lies, though SHOAL_HOME is hidden, and at the absolute path the job asked for."""
+        directory, path = self._order.checkpoint_dir, self._order.checkpoint_path
+        if directory is None:
+            return ()
+        targets = [directory]
+        if path is not None and path.startswith("/"):
+            view.check_target(path, home)
+            targets.append(path)
+        fd = self._passed_on(checkpoint.open_directory(directory))
+        return tuple(view.BindMount(fd=fd, target=target, is_read_only=False) for target in targets)
+
+    def _passed_on(self, fd: int) -> int:
+        """The descriptor, which bubblewrap inherits and which is closed once the sandbox is there."""
+        self._mount_fds.append(fd)
+        os.set_inheritable(fd, True)  # noqa: FBT003
+        return fd
+
+    def _open_way(self, wanted: str, what: str) -> None:
+        """Let the job's user pass through SHOAL_HOME to what is its own; it can list and read nothing there.
+
+        Directories above SHOAL_HOME are not ours to open.
+        """
+        home = os.path.realpath(self._share.home)
+        path = wanted
+        while path != "/" and self.uid is not None:
             path = os.path.dirname(path)
-            if not view.may_enter(path, self.uid):
+            if view.may_enter(path, self.uid):
+                continue
+            if not view.is_within(path, home):
                 raise CannotConfine(
-                    f"the job's user {self.uid} cannot pass through `{path}` to its work directory",
-                    hint="apt install bubblewrap",
+                    f"the job's user {self.uid} cannot pass through `{path}` to its {what} directory",
+                    hint="apt install bubblewrap, or choose another SHOAL_HOME, such as /var/lib/shoal",
                 )
+            os.chmod(path, stat.S_IMODE(os.stat(path).st_mode) | stat.S_IXOTH)
 
 
 def open_as(source: str, uid: int | None) -> int:
@@ -216,5 +250,5 @@ def gpu_devices(order: Order) -> tuple[str, ...]:
     if not order.gpu_ids or order.are_gpus_simulated:
         return ()
     shared = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "nvidia-caps")
-    names = (*(f"nvidia{number}" for number in order.gpu_ids), *shared)
+    names = (*(f"nvidia{minor}" for minor in order.gpu_minors), *shared)
     return tuple(path for path in (f"/dev/{name}" for name in names) if os.path.exists(path))
