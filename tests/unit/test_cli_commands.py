@@ -53,7 +53,7 @@ def test_one_word_after_the_dashes_is_a_line_for_a_shell_and_several_are_a_progr
     shell: Shell, fake: FakeServer, typed: tuple[str, ...], line: str
 ) -> None:
     assert shell("run", "-d", "--", *typed).code == 0
-    assert next(r for r in fake.seen if r.method == "POST").json()["spec"]["run"] == line
+    assert next(r for r in fake.seen if r.method == "POST").json()["flags"]["run"] == line
 
 
 def test_run_streams_the_output_and_returns_the_jobs_exit_code(shell: Shell, fake: FakeServer) -> None:

@@ -23,7 +23,9 @@ def up(
     demo: Annotated[
         str | None, Parameter(help="Add simulated nodes with fake GPUs: `16x8`; `none` removes them.")
     ] = None,
-    listen: Annotated[str | None, Parameter(help="HOST:PORT; 127.0.0.1:7462 if not given.")] = None,
+    listen: Annotated[
+        str | None, Parameter(help="HOST:PORT; else `SHOAL_LISTEN`, else 127.0.0.1:7462.")
+    ] = None,
     database: Annotated[
         str | None, Parameter(help="sqlite:///PATH or postgresql://...; a file in SHOAL_HOME if not given.")
     ] = None,

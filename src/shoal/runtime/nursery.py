@@ -25,10 +25,11 @@ LOADED = ("shoal.runtime.entry", "shoal.runtime.http", "shoal.runtime.unpack")
 def serve(door: socket.socket) -> None:
     """Fork a supervisor for each directory asked for, until the engine is gone.
 
-    Each answer is the supervisor's pid; `0` says that none could be forked.
+    `0` says that we are ready. Each answer is the supervisor's pid, or `0`: none could be forked.
     """
     # Nobody here waits for supervisors; the kernel is told not to keep them for us.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    door.send(b"0")
     while True:
         directory, handed, _, _ = socket.recv_fds(door, MAX_PATH, HANDED_OVER)
         if not directory:

@@ -41,6 +41,7 @@ class Nursery:
         self._guard = threading.Lock()
         self._pid: int | None = None
         self._door: socket.socket | None = None
+        self._is_ready = False
         self._num_losses = 0
 
     def tend(self) -> None:
@@ -53,9 +54,12 @@ class Nursery:
                     self._start()
 
     def fork(self, directory: str, given: int, errors: int) -> int | None:
-        """A new supervisor's pid. None: nobody answered, and whether there is a supervisor is not known."""
+        """A new supervisor's pid. None: nobody answered, and whether there is a supervisor is not known.
+
+        Does not wait for a nursery that is still getting ready: a plain start would be quicker.
+        """
         with self._guard:
-            if self._door is None:
+            if self._door is None or not self._listens(self._door):
                 return None
             try:
                 socket.send_fds(self._door, [os.fsencode(directory)], [given, errors])
@@ -67,6 +71,11 @@ class Nursery:
                 return None
             self._num_losses = 0
         return int(answer) or None
+
+    def is_ready(self) -> bool:
+        """Whether it could fork one now."""
+        with self._guard:
+            return self._door is not None and self._listens(self._door)
 
     def close(self) -> None:
         """End it for good. Its supervisors do not notice."""
@@ -80,8 +89,16 @@ class Nursery:
             undo.enter_context(ours)
             self._pid = _start(self._command, self._environment, theirs.fileno(), subprocess.DEVNULL, None)
             undo.pop_all()
-        ours.settimeout(FORK_S)
-        self._door = ours
+        ours.settimeout(0.0)
+        self._door, self._is_ready = ours, False
+
+    def _listens(self, door: socket.socket) -> bool:
+        """Whether it has said that it is ready. One that is dead answers too, with nothing."""
+        if not self._is_ready:
+            with contextlib.suppress(OSError):
+                self._is_ready = bool(door.recv(64))
+                door.settimeout(FORK_S)
+        return self._is_ready
 
     def _lose(self) -> None:
         """Kill what is left of it: one that hangs must not wake up later as nobody's."""
