@@ -82,7 +82,7 @@ def test_start_is_told_at_once_and_the_end_with_its_outcome(start: Start, plane:
     assert plane.seen[0]["started_at"] == outcome.started_at
     assert (plane.seen[-1]["phase"], plane.seen[-1]["outcome"]["exit_code"]) == ("ended", 2)
     assert {(renewal["attempt_id"], renewal["epoch"], renewal["node"]) for renewal in plane.seen} == {
-        ("att_0001", 4, "node-1")
+        (share.order.attempt_id, 4, "node-1")
     }
     assert {renewal["path"] for renewal in plane.seen} == {"/v1/supervisor/renew"}
     assert set(plane.tokens) == {"Bearer shs_token"}

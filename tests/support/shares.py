@@ -21,7 +21,10 @@ NODE_PATH = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
 
 
 def an_order(**changes: object) -> Order:
-    """A small order for one rank that says hello."""
+    """A small order for one rank that says hello.
+
+    cgroups and marks go by attempt id, so no two test runs on one machine may share one.
+    """
     values: dict[str, object] = {
         "attempt_id": "att_0001",
         "epoch": 1,
@@ -37,7 +40,9 @@ def an_order(**changes: object) -> Order:
         "limits": Limits(cpus=1.0),
         "grace_s": 5.0,
     }
-    return Order(**{**values, **changes})  # type: ignore[arg-type]
+    values |= changes
+    values["attempt_id"] = f"{values['attempt_id']}.{os.getpid()}"
+    return Order(**values)  # type: ignore[arg-type]
 
 
 class RunningShare:

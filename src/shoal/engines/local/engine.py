@@ -74,7 +74,6 @@ class LocalEngine:
         self._guard = threading.Lock()
         self._looking = threading.Lock()
         self._promised: set[int] = set()
-        self._has_emptied_trash = False
         self._facts: dict[str, NodeFacts] = {}
         self.remarks: tuple[str, ...] = ()
         """What was not found on this machine, and why; filled by the first look at its nodes."""
@@ -175,9 +174,7 @@ class LocalEngine:
 
     def _list_owned(self) -> list[Observation]:
         self._children.reap()
-        if not self._has_emptied_trash:
-            self._has_emptied_trash = True
-            self._book.empty_trash()
+        self._book.sweep()
         looks = (self._watch.look(view) for view in self._book.all())
         return [look for look in looks if look is not None]
 
