@@ -21,6 +21,7 @@ from shoal import __version__
 from shoal.client.credentials import Endpoint
 from shoal.client.problems import error_from
 from shoal.errors import ServerUnreachable, SpecError
+from shoal.loopback import refuse_stranger
 
 TIMEOUT_S = 60.0
 BUSY_PATIENCE_S = 10.0
@@ -207,7 +208,12 @@ class Transport:
                 hint="name it again: `shoal login https://HOST:PORT`",
             )
         if parts.scheme == "http":
-            return http.client.HTTPConnection(parts.hostname, parts.port, timeout=TIMEOUT_S)
+            connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=TIMEOUT_S)
+            if endpoint.is_local:
+                # A job may have taken the port since: it must not be handed the token.
+                connection.connect()
+                refuse_stranger(parts.hostname, parts.port or http.client.HTTP_PORT, {0, os.geteuid()})
+            return connection
         context = ssl.create_default_context()
         if endpoint.ca_file:
             context.load_verify_locations(endpoint.ca_file)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import http.client
+import os
 import ssl
 import urllib.parse
 
 import msgspec
 
+from shoal.loopback import refuse_stranger
 from shoal.wire import Renewal
 
 MAX_ANSWER = 65536
@@ -16,7 +18,10 @@ MAX_ANSWER = 65536
 def post(
     url: str, token: str, renewal: Renewal, timeout_s: float, ca_file: str | None = None
 ) -> tuple[int | None, bytes]:
-    """The answer's status and body; None when there was no answer, which says nothing about what happened."""
+    """The answer's status and body; None when there was no answer, which says nothing about what happened.
+
+    A job that took the port of a control plane that is down gets nothing, and counts as no answer.
+    """
     parts = urllib.parse.urlsplit(url)
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     host, port = parts.hostname or "", parts.port
@@ -30,6 +35,10 @@ def post(
     except (OSError, ValueError, http.client.HTTPException):
         return None, b""
     try:
+        connection.connect()
+        if parts.scheme != "https":
+            # Nobody else's answer may stop the ranks, and nobody else may have the token.
+            refuse_stranger(host, port or http.client.HTTP_PORT, {0, os.geteuid()})
         connection.request("POST", parts.path, body=msgspec.json.encode(renewal), headers=headers)
         answer = connection.getresponse()
         return answer.status, answer.read(MAX_ANSWER)

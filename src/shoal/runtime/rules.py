@@ -13,7 +13,7 @@ RULE_BUDGET_S = 0.2
 """CPU time of one rule for the lines of one read, 64 KiB at most. One that needs more is dropped: it would
 hold up stop, time limit and renewal, which wait for the search."""
 BUDGET_S = 0.5
-"""CPU time of all rules together for the lines of one read. Rules whose turn does not come miss those lines."""
+"""CPU time of all rules together for the lines of one read. Rules whose turn never comes miss those lines."""
 
 
 class _OutOfTime(Exception):
@@ -76,7 +76,9 @@ class LogRules:
     def _miss(self) -> None:
         if not self._has_missed:
             self._has_missed = True
-            self.complaints.append(f"the log rules took over {BUDGET_S} s; some lines were not searched for all")
+            self.complaints.append(
+                f"the log rules took over {BUDGET_S} s: some missed some lines"
+            )
 
 
 def _stop_searching(signum: int, frame: FrameType | None) -> None:

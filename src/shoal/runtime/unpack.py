@@ -37,7 +37,7 @@ def _extract(archive: tarfile.TarFile, directory: str, max_bytes: int) -> None:
     total = 0
     links: dict[str, str] = {}
     for count, member in enumerate(archive, start=1):
-        archive.members = []  # tarfile keeps every header it saw
+        archive.members = []  # type: ignore[attr-defined]  # tarfile keeps every header it saw
         total += member.size
         if count > MAX_MEMBERS:
             raise SpecError(f"the archive holds more than {MAX_MEMBERS} files")
