@@ -210,14 +210,22 @@ class Transport:
         if parts.scheme == "http":
             connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=TIMEOUT_S)
             if endpoint.is_local:
-                # A job may have taken the port since: it must not be handed the token.
-                connection.connect()
-                refuse_stranger(parts.hostname, parts.port or http.client.HTTP_PORT, {0, os.geteuid()})
+                _meet(connection)
             return connection
         context = ssl.create_default_context()
         if endpoint.ca_file:
             context.load_verify_locations(endpoint.ca_file)
         return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=TIMEOUT_S, context=context)
+
+
+def _meet(connection: http.client.HTTPConnection) -> None:
+    """Connect to the server of this home. A job may have taken its port since: it must not get the token."""
+    connection.connect()
+    try:
+        refuse_stranger(connection.host, connection.port, {0, os.geteuid()})
+    except ConnectionRefusedError:
+        connection.close()
+        raise
 
 
 def _target(path: str, params: Params | None) -> str:
