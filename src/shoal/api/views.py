@@ -334,6 +334,10 @@ class SelfView(TypedDict):
     attempt: AttemptView
 
 
+class NodeRemovedView(TypedDict):
+    name: str
+
+
 class RemovedView(TypedDict):
     user: str
     project: str

@@ -169,6 +169,10 @@ class Connection:
         """Assert that nothing runs there any more: its attempts are replaced at once."""
         return self._decide(node, "declare-dead", because)
 
+    def remove_node(self, node: str) -> None:
+        """Take one that does not answer and holds nothing off the list."""
+        self.transport.call("DELETE", path_of("nodes", node))
+
     def events(self, *, after: int = 0, limit: int = 100, **filters: str | None) -> list[dict[str, Any]]:
         """Events in order, after the one numbered `after`. Filters: `project job node kind`."""
         params = {"after": after, "limit": limit, **filters}

@@ -41,7 +41,12 @@ async def _refresh_nodes(core: Core) -> None:
     known = {node.name: node for node in await core.store.read(lambda tx: tx.nodes.all())}
     lost = {n: msgspec.structs.replace(node.facts, is_alive=False) for n, node in known.items()}
     wanted = {**lost, **facts}
-    changed = {name: fact for name, fact in wanted.items() if name not in known or known[name].facts != fact}
+    # One that was removed while it is silent is added again when it answers.
+    changed = {
+        name: fact
+        for name, fact in wanted.items()
+        if (known[name].facts != fact if name in known else fact.is_alive)
+    }
     if changed:
         await core.store.write(lambda tx: _put(core, tx, changed))
 
