@@ -30,7 +30,10 @@ class PageQuery(Query):
 
 
 class JobQuery(PageQuery):
-    """`ref` is `vision/17`, `17`, a job's id or a name, and finds at most one job a project."""
+    """`ref` is `vision/17`, `17`, a job's id, a name or an array's id, and finds at most one job a project.
+
+    A name whose newest job is in an array means the whole array.
+    """
 
     project: Short | None = None
     status: Annotated[list[Status], Field(max_length=7)] = []

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from shoal.cli.flags import JsonFlag, connect
+from shoal.cli.flags import JsonFlag, connect, one_job
 from shoal.cli.show import print_json, print_json_line, screen_columns
 from shoal.cli.text import one_line, shorten
 
@@ -40,7 +40,7 @@ def events(
             for event in shoal.follow_events(after=after):
                 print_json_line(event) if json else print(line(event), flush=True)
             return 0
-        job_id = shoal.job_id(job) if job else None
+        job_id = one_job(shoal, job) if job else None
         read = partial(shoal.events, project=project, job=job_id, node=node, kind=kind)
         found = read(after=after, limit=limit) if after is not None else newest(read, limit)
     _print(found, json=json)

@@ -9,7 +9,7 @@ import msgspec
 
 from shoal.control.actor import Actor
 from shoal.control.core import Core
-from shoal.control.find import find_job
+from shoal.control.find import jobs_named
 from shoal.control.once import fingerprint, once
 from shoal.control.record import note
 from shoal.control.snapshot import label
@@ -157,14 +157,14 @@ def _dependencies(tx: Tx, asked: Asked) -> tuple[Dependency, ...]:
     """Jobs named in `after` must exist already, in the same project: so there can be no circle."""
     found = []
     for after in asked.spec.after:
-        job = find_job(tx, after.job, (asked.project,), asked.project)
-        if job is None:
+        jobs = jobs_named(tx, after.job, asked.project)
+        if not jobs:
             raise SpecError(
                 f"`after` names `{after.job}`; project `{asked.project}` has no such job",
                 hint="shoal queue --all",
             )
         on = DependencyKind(after.on)
-        found.append(Dependency(job_id=job.job_id, label=label(job), on=on))
+        found += [Dependency(job_id=job.job_id, label=label(job), on=on) for job in jobs]
     return tuple(found)
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from sqlalchemy import select
 
-from shoal.control.find import find_job
+from shoal.control.find import Named, find_named
 from shoal.errors import Denied, LimitReached, NotFound, SpecError
 from shoal.identity import open_secrets
 from shoal.model.attempt import AttemptState
@@ -268,5 +268,30 @@ def test_a_repeated_key_is_answered_even_when_the_job_would_be_refused_by_now() 
 def test_a_job_whose_name_looks_like_an_id_is_still_found_by_its_number() -> None:
     lab = Lab()
     job = lab.submit(name="job_mine")
-    assert lab.read(lambda tx: find_job(tx, "1", ("lab",), "lab")) == job
-    assert lab.read(lambda tx: find_job(tx, "1", ("moon",), "lab")) is None
+    assert lab.read(lambda tx: find_named(tx, "1", ("lab",))) == [Named(job)]
+    assert lab.read(lambda tx: find_named(tx, "1", ("moon",))) == []
+
+
+@pytest.mark.parametrize("reference", ["sweep", "the array's id"])
+def test_after_an_array_means_after_every_element(reference: str) -> None:
+    lab = Lab()
+    array = lab.submit_all(name="sweep", array=4)
+    reference = str(array.array_id) if reference == "the array's id" else reference
+    job = lab.submit(after=[reference])
+    assert [dependency.job_id for dependency in job.after] == [element.job_id for element in array.jobs]
+
+
+def test_after_an_element_of_an_array_means_that_one() -> None:
+    lab = Lab()
+    array = lab.submit_all(name="sweep", array=4)
+    job = lab.submit(after=["2"])
+    assert [dependency.job_id for dependency in job.after] == [array.jobs[1].job_id]
+
+
+def test_a_name_means_an_array_only_while_that_is_its_newest_job() -> None:
+    lab = Lab()
+    array = lab.submit_all(name="sweep", array=2)
+    (named,) = lab.read(lambda tx: find_named(tx, "sweep", ("lab",)))
+    assert named == Named(array.jobs[-1], array.array_id)
+    alone = lab.submit(name="sweep")
+    assert lab.read(lambda tx: find_named(tx, "sweep", ("lab",))) == [Named(alone)]
