@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import select
 
 from shoal.control.find import Named, find_named
-from shoal.errors import Denied, LimitReached, NotFound, SpecError
+from shoal.errors import Denied, LimitReached, NotFound, SpecError, TooLarge
 from shoal.identity import open_secrets
 from shoal.model.attempt import AttemptState
 from shoal.model.job import JobOutcome
@@ -295,3 +295,18 @@ def test_a_name_means_an_array_only_while_that_is_its_newest_job() -> None:
     assert named == Named(array.jobs[-1], array.array_id)
     alone = lab.submit(name="sweep")
     assert lab.read(lambda tx: find_named(tx, "sweep", ("lab",))) == [Named(alone)]
+
+
+def test_an_array_of_a_spec_too_large_to_repeat_is_refused() -> None:
+    lab = Lab()
+    script = "#" * 100_000
+    with pytest.raises(TooLarge, match=r"1000 jobs of 100.* at most 67108864"):
+        lab.submit(run=script, array=1000)
+    assert lab.events("job.") == []
+    assert len(lab.submit_all(run=script, array=3).jobs) == 3
+
+
+def test_the_spec_of_an_array_is_in_the_log_once() -> None:
+    lab = Lab()
+    lab.submit_all(array=3)
+    assert ["spec" in event.data for event in lab.events("job.submitted")] == [True, False, False]
