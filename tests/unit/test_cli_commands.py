@@ -172,8 +172,11 @@ def test_the_element_that_stands_for_an_array_is_named(shell: Shell, fake: FakeS
 
 def test_events_show_the_newest_unless_told_from_where(shell: Shell, fake: FakeServer) -> None:
     def page(request: Any) -> Any:
-        after, limit = int(request.query["after"][0]), int(request.query["limit"][0])
-        numbers = range(after + 1, min(after + limit, 2500) + 1)
+        numbers = range(1, 2501)
+        if "tail" in request.query:
+            numbers = numbers[-int(request.query["tail"][0]) :]
+        else:
+            numbers = numbers[int(request.query["after"][0]) :][: int(request.query["limit"][0])]
         return {
             "items": [{"seq": n, "at": 0.0, "kind": "job.submitted"} for n in numbers],
             "next_cursor": None,
@@ -181,6 +184,7 @@ def test_events_show_the_newest_unless_told_from_where(shell: Shell, fake: FakeS
 
     fake.answers["GET", "/v1/events"] = page
     assert [event["seq"] for event in shell("events", "-n", "3", "--json").json()] == [2498, 2499, 2500]
+    assert len(fake.seen) == 1
     assert [event["seq"] for event in shell("events", "-n", "2", "--after", "7", "--json").json()] == [8, 9]
 
 

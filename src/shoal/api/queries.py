@@ -54,7 +54,10 @@ class LogQuery(Query):
 
 
 class EventQuery(Query):
-    after: Annotated[int, Field(ge=0, le=MAX_SEQ)] = 0
+    """`tail` is the newest so many, and excludes `after`."""
+
+    after: Annotated[int, Field(ge=0, le=MAX_SEQ)] | None = None
+    tail: Annotated[int, Field(ge=1, le=1000)] | None = None
     limit: Annotated[int, Field(ge=1, le=1000)] = 100
     project: Short | None = None
     job: Short | None = None
@@ -73,7 +76,10 @@ class EventStreamQuery(Query):
 
 
 class AuditQuery(Query):
-    after: Annotated[int, Field(ge=0, le=MAX_SEQ)] = 0
+    """As for events."""
+
+    after: Annotated[int, Field(ge=0, le=MAX_SEQ)] | None = None
+    tail: Annotated[int, Field(ge=1, le=1000)] | None = None
     limit: Annotated[int, Field(ge=1, le=1000)] = 100
 
 

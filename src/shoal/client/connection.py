@@ -193,18 +193,24 @@ class Connection:
         """Take one that does not answer and holds nothing off the list."""
         self.transport.call("DELETE", path_of("nodes", node))
 
-    def events(self, *, after: int = 0, limit: int = 100, **filters: str | None) -> list[dict[str, Any]]:
-        """Events in order, after the one numbered `after`. Filters: `project job node kind`."""
-        params = {"after": after, "limit": limit, **filters}
+    def events(
+        self, *, after: int | None = None, limit: int = 100, tail: int | None = None, **filters: str | None
+    ) -> list[dict[str, Any]]:
+        """Events in order, after the one numbered `after`, or the newest `tail`.
+
+        Filters: `project job node kind`.
+        """
+        params = {"after": after, "tail": tail, "limit": limit, **filters}
         return list(self.transport.call("GET", path_of("events"), params=params)["items"])
 
     def follow_events(self, *, after: int | None = None) -> Iterator[dict[str, Any]]:
         yield from (e.data for e in follow(self.transport, path_of("events", "stream"), {"after": after}))
 
-    def audit(self, *, after: int = 0, limit: int = 100) -> list[dict[str, Any]]:
-        return list(
-            self.transport.call("GET", path_of("audit"), params={"after": after, "limit": limit})["items"]
-        )
+    def audit(
+        self, *, after: int | None = None, limit: int = 100, tail: int | None = None
+    ) -> list[dict[str, Any]]:
+        params = {"after": after, "tail": tail, "limit": limit}
+        return list(self.transport.call("GET", path_of("audit"), params=params)["items"])
 
     def verify_audit(self) -> dict[str, Any]:
         return dict(self.transport.call("GET", path_of("audit", "verify")))
