@@ -74,7 +74,7 @@ def _project_for(call: Call, named: str | None, spec: JobSpec) -> str:
     choices = ", ".join(may) or "none yet"
     raise SpecError(
         f"which project? You may submit to: {choices}",
-        hint=f"add `--project {may[0]}`" if may else "ask a lead: `shoal project add-member`",
+        hint=f"add `--project {may[0]}`" if may else "ask a lead: `shoal project add PROJECT YOU`",
     )
 
 
