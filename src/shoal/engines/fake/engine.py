@@ -36,7 +36,7 @@ class FakeEngine:
             refuse_malformed(submission, self.cluster.facts)
         for order in submission.orders:
             self._reach(order.node)
-        native_id = self.cluster.take(submission, fault.delay_s)
+        native_id = self.cluster.take(submission, fault.delay_s, is_stillborn=fault.is_stillborn)
         self._after(Verb.SUBMIT, fault)
         return native_id
 
