@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, event, make_url
 
-from shoal.model.attempt import AttemptState
 from shoal.store import EventFilter, JobFilter, Tx
 from shoal.store.database import Database
 from shoal.store.migrations import migrate
@@ -132,7 +131,6 @@ QUERIES: dict[str, Callable[[Tx], object]] = {
     "count open": lambda tx: tx.jobs.count_open("a"),
     "queued": lambda tx: tx.attempts.queued(100),
     "newest attempt": lambda tx: tx.attempts.newest("a"),
-    "in a state": lambda tx: tx.attempts.in_states([AttemptState.RUNNING]),
     "events after": lambda tx: tx.events.page(5),
     "events of a job": lambda tx: tx.events.page(5, EventFilter(job_id="a")),
     "events by others": lambda tx: tx.events.page(5, EventFilter(without_ours=True)),

@@ -183,6 +183,7 @@ def test_the_living_rest_of_a_gang_is_stopped_when_a_node_of_it_is_declared_dead
 
 def test_nothing_is_placed_on_a_dead_node_until_it_is_resumed() -> None:
     lab = Lab(num_nodes=1)
+    lab.heal()
     lab.cluster.power_off("n1")
     lab.heal()
     decide(lab, "n1", NodeState.DEAD)
