@@ -132,9 +132,7 @@ def _broken(job: Job, outcomes: dict[str, JobOutcome | None]) -> str | None:
     """Why the job can never start, if a job it waits for ended the wrong way."""
     for dep in job.after:
         outcome = outcomes.get(dep.job_id)
-        if outcome is None or dep.on is DependencyKind.ENDED:
-            continue
-        if (outcome is JobOutcome.SUCCEEDED) != (dep.on is DependencyKind.SUCCEEDED):
+        if outcome is not None and dep.on is not DependencyKind.ENDED and outcome.value != dep.on.value:
             did = "was cancelled" if outcome is JobOutcome.CANCELLED else str(outcome)
             return f"{dep.label} {did}; this job was to start only after it {dep.on}"
     return None

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from shoal.engines.fake import Act, Verb, always
-from shoal.errors import NotFound
+from shoal.errors import NotFound, StateError
 from shoal.model.attempt import EndReason
 from shoal.model.node import Node, NodeState
 from shoal.store import KeyReused
@@ -170,6 +170,7 @@ def test_the_living_rest_of_a_gang_is_stopped_when_a_node_of_it_is_declared_dead
     job = lab.running(resources={"nodes": 3, "cpus": 1})
     lab.cluster.cut("n1")
     lab.cluster.power_off("n1")
+    lab.heal()
     decide(lab, "n1", NodeState.DEAD)
     lab.heal()
     assert lab.status(job) == "stopping"
@@ -182,11 +183,20 @@ def test_the_living_rest_of_a_gang_is_stopped_when_a_node_of_it_is_declared_dead
 
 def test_nothing_is_placed_on_a_dead_node_until_it_is_resumed() -> None:
     lab = Lab(num_nodes=1)
+    lab.cluster.power_off("n1")
     lab.heal()
     decide(lab, "n1", NodeState.DEAD)
+    lab.cluster.power_on("n1")
     job = lab.submit()
     lab.turn()
     assert lab.status(job) == "queued"
     decide(lab, "n1", NodeState.READY)
     lab.turn()
     assert lab.status(job) == "running"
+
+
+def test_a_node_that_answers_is_not_declared_dead() -> None:
+    lab = Lab(num_nodes=1)
+    lab.heal()
+    with pytest.raises(StateError, match="answers"):
+        decide(lab, "n1", NodeState.DEAD)

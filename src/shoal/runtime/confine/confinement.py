@@ -250,5 +250,5 @@ def gpu_devices(order: Order) -> tuple[str, ...]:
     if not order.gpu_ids or order.are_gpus_simulated:
         return ()
     shared = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "nvidia-caps")
-    names = (*(f"nvidia{number}" for number in order.gpu_ids), *shared)
+    names = (*(f"nvidia{minor}" for minor in order.gpu_minors), *shared)
     return tuple(path for path in (f"/dev/{name}" for name in names) if os.path.exists(path))
