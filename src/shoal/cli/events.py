@@ -27,7 +27,7 @@ def events(
     job: Annotated[str | None, Parameter(help="Only this job.")] = None,
     node: Annotated[str | None, Parameter(help="Only this node.")] = None,
     kind: Annotated[
-        str | None, Parameter(help="Only kinds that start so, e.g. `job.` or `node.drained`.")
+        str | None, Parameter(help="Only kinds that start so, e.g. `job.` or `node.draining`.")
     ] = None,
     json: JsonFlag = False,
 ) -> int:
