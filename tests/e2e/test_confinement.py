@@ -15,7 +15,7 @@ from shoal.runtime import spool
 from shoal.runtime.confine.detect import detect
 from shoal.wire import Credentials, EndKind, Limits, Mount
 from tests.support.confinements import CGROUP, JOB_UID, MODES, needs
-from tests.support.shares import Start, an_order, processes_with, shares_in, until
+from tests.support.shares import ATTEMPT_ID, Start, an_order, processes_with, shares_in, until
 
 FULL = (CGROUP, "bubblewrap", "uid")
 
@@ -49,7 +49,7 @@ def test_exit_codes_and_signals_survive_every_confinement(start: Start, confinem
     for number, (run, expected) in enumerate(
         (("exit 137", (EndKind.EXITED, 137, None)), ("kill -9 $$", (EndKind.SIGNALED, None, 9)))
     ):
-        order = an_order(attempt_id=f"att_{number}", run=run, confinement=confinement, uid=JOB_UID)
+        order = an_order(attempt_id=f"{ATTEMPT_ID}{number}", run=run, confinement=confinement, uid=JOB_UID)
         outcome = start(order).run()
         assert (outcome.kind, outcome.exit_code, outcome.signal) == expected, outcome
 
@@ -64,6 +64,16 @@ def test_job_over_its_memory_limit_is_out_of_memory(start: Start, confinement: t
     assert outcome.kind is EndKind.OUT_OF_MEMORY, outcome
     assert "ran out of memory" in outcome.message
     assert share.texts() == []
+
+
+@needs(CGROUP)
+def test_rank_that_fails_after_setup_ran_out_of_memory_did_not(start: Start) -> None:
+    setup = "python -c 'x = bytearray(512 << 20)'; echo $?"
+    limits = Limits(cpus=1.0, memory_bytes=64 << 20)
+    share = start(an_order(setup=setup, run="exit 3", limits=limits, confinement=FULL, uid=JOB_UID))
+    outcome = share.run()
+    assert (outcome.kind, outcome.exit_code) == (EndKind.EXITED, 3)
+    assert "137" in share.texts("s")
 
 
 def test_memory_limit_of_a_single_process_holds_without_cgroups(start: Start) -> None:
@@ -118,7 +128,7 @@ def test_affinity_holds_without_cgroups(start: Start) -> None:
 
 @needs("bubblewrap", "uid")
 def test_job_cannot_read_shoals_home_nor_another_jobs_directory(start: Start) -> None:
-    other = start(an_order(attempt_id="att_other"))
+    other = start(an_order(attempt_id=f"{ATTEMPT_ID}other"))
     (other.home / "shoal.db").write_text("state")
     (other.home / "shoal.db").chmod(0o644)
     (other.directory / "secret").write_text("not yours")

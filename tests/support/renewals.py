@@ -8,6 +8,19 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import msgspec
+
+from shoal.proof import prove
+from shoal.wire import Credentials, Renewal, RenewalAnswer
+
+TOKEN = Credentials(supervisor_token="shs_token", proof_key="known to both")
+
+
+def proven(body: dict[str, Any], **answer: Any) -> tuple[int, dict[str, Any]]:
+    """What the true control plane answers to this renewal."""
+    told = prove(TOKEN.proof_key, msgspec.convert(body, Renewal), RenewalAnswer(**answer))
+    return 200, msgspec.to_builtins(told)
+
 
 class ControlPlane:
     """Answers renewals as `answer` says and remembers them."""
@@ -15,7 +28,7 @@ class ControlPlane:
     def __init__(self) -> None:
         self.seen: list[dict[str, Any]] = []
         self.tokens: list[str | None] = []
-        self.answer: Callable[[dict[str, Any]], tuple[int, dict[str, Any]]] = lambda _: (200, {})
+        self.answer: Callable[[dict[str, Any]], tuple[int, dict[str, Any]]] = proven
         plane = self
 
         class Handler(BaseHTTPRequestHandler):

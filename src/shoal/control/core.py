@@ -52,6 +52,8 @@ class Core:
         self.control_url: str | None = None
         self.explanations: dict[str, Explanation] = {}
         """By attempt, from the newest plan."""
+        self.planned_at = 0.0
+        """The date of that plan."""
         self.anchored = 0
         """The newest event known to be written down outside the database."""
         self.node_views: tuple[NodeView, ...] = ()

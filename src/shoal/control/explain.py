@@ -5,7 +5,7 @@ from __future__ import annotations
 from shoal.control.core import Core
 from shoal.control.frozen import spec_of
 from shoal.control.leases import FENCE_MARGIN_S, QUIET_S
-from shoal.control.snapshot import age
+from shoal.control.snapshot import MAX_CANDIDATES, age
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
 from shoal.scheduler import Explanation, Why
@@ -14,17 +14,23 @@ from shoal.scheduler import Explanation, Why
 def explain(core: Core, job: Job, attempt: Attempt) -> Explanation | None:
     """None when there is nothing to explain: it runs and is heard from, or it has ended."""
     if attempt.state is AttemptState.QUEUED:
-        known = core.explanations.get(attempt.attempt_id)
-        return known or Explanation(
-            attempt_id=attempt.attempt_id,
-            job_id=job.job_id,
-            why=Why.BEHIND,
-            sentence="it is about to be looked at: the scheduler has not planned since it was queued",
-        )
+        return core.explanations.get(attempt.attempt_id) or _not_planned(core, job, attempt)
     if attempt.state is AttemptState.ENDED:
         return None
     silent = core.leases.silent_nodes(attempt, QUIET_S)
     return _unreachable(core, job, attempt, silent) if silent else None
+
+
+def _not_planned(core: Core, job: Job, attempt: Attempt) -> Explanation:
+    is_new = attempt.queued_at >= core.planned_at
+    new = "it is about to be looked at: the scheduler has not planned since it was queued"
+    far = f"so many jobs come first that the scheduler, which looks at {MAX_CANDIDATES:,}, has not come to it"
+    return Explanation(
+        attempt_id=attempt.attempt_id,
+        job_id=job.job_id,
+        why=Why.BEHIND,
+        sentence=new if is_new else far,
+    )
 
 
 def _unreachable(core: Core, job: Job, attempt: Attempt, silent: tuple[str, ...]) -> Explanation:

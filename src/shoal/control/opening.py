@@ -10,8 +10,9 @@ from functools import partial
 import anyio.to_thread
 
 from shoal.clock import SystemClock
+from shoal.control.anchor import check_anchor, drop_anchor
 from shoal.control.core import Core
-from shoal.control.first import load_key, prepare
+from shoal.control.first import claim, load_key, prepare
 from shoal.engines.registry import open_engine
 from shoal.ids import id_factory
 from shoal.settings import Settings
@@ -25,6 +26,7 @@ async def open_core(settings: Settings) -> AsyncIterator[Core]:
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     store = await anyio.to_thread.run_sync(partial(open_store, settings.store_url, clock=clock))
     try:
+        await claim(store, settings.home)
         engine = open_engine(
             "local",
             home=settings.home,
@@ -41,9 +43,11 @@ async def open_core(settings: Settings) -> AsyncIterator[Core]:
             key=load_key(settings.home),
         )
         core.control_url = settings.url
+        await check_anchor(core)
         await prepare(core, getpass.getuser())
         try:
             yield core
+            await drop_anchor(core)
         finally:
             await engine.close()
     finally:

@@ -22,6 +22,7 @@ async def place(core: Core) -> float | None:
     core.node_views = loaded.snapshot.nodes
     made = plan(loaded.snapshot, core.policy, now)
     core.explanations = {e.attempt_id: e for e in made.explanations}
+    core.planned_at = now
     if made.starts or loaded.doomed:
         placed = await core.store.write(lambda tx: _record(core, tx, made, loaded))
         for attempt_id in placed:

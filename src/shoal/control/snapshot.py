@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
@@ -14,9 +15,10 @@ from shoal.scheduler import Candidate, GpuView, Holding, NodeView, Snapshot, Unm
 from shoal.store import Tx
 
 MAX_CANDIDATES = 5_000
-"""Looked at in one cycle, in order; whoever is further back waits behind them."""
-
-
+"""Planned for in one cycle, in order; whoever is further back waits behind them. Those that may not start
+whatever is free (a dependency, a backoff, a full array) are not counted, or they would block the rest."""
+LOOK_FURTHER = 4
+"""How much more of the queue is read when too few at its head may start."""
 MEMORY_STEP = 64 << 20
 """Nodes bought alike differ by a few pages; rounded down they are alike, and are scored once."""
 
@@ -33,26 +35,59 @@ class Loaded(msgspec.Struct, frozen=True):
 
 def load(tx: Tx, backoff: Backoff, now: float) -> Loaded:
     """Everything one scheduling cycle needs."""
-    queued = tx.attempts.queued(MAX_CANDIDATES)
+    holdings = tuple(_holding(job, attempt) for job, attempt in tx.attempts.holding())
+    limit = MAX_CANDIDATES
+    while True:
+        queued = tx.attempts.queued(limit)
+        waiting, doomed = _sorted_out(tx, queued, backoff, now)
+        ready, held_up = _ready(waiting, holdings, now)
+        if len(queued) < limit or len(ready) > MAX_CANDIDATES // 2:
+            break
+        limit *= LOOK_FURTHER
+    backoff.keep_only(attempt.attempt_id for _, attempt in queued)
+    chosen = ready[:MAX_CANDIDATES] + held_up[:MAX_CANDIDATES]
+    snapshot = Snapshot(
+        nodes=tuple(node_view(node, now) for node in sorted(tx.nodes.all(), key=lambda n: n.name)),
+        holdings=holdings,
+        candidates=tuple(sorted(chosen, key=lambda candidate: candidate.order)),
+    )
+    delays = [candidate.not_before - now for candidate in waiting if candidate.not_before > now]
+    return Loaded(snapshot, tuple(doomed), min(delays, default=None))
+
+
+def _sorted_out(
+    tx: Tx, queued: list[tuple[Job, Attempt]], backoff: Backoff, now: float
+) -> tuple[list[Candidate], list[tuple[str, str]]]:
+    """Who may start some time, and who never will, with why."""
     waited_for = {dep.job_id for job, _ in queued for dep in job.after}
     outcomes = tx.jobs.outcomes(sorted(waited_for)) if waited_for else {}
-    candidates, doomed, delays = [], [], []
+    waiting, doomed = [], []
     for order, (job, attempt) in enumerate(queued):
         broken = _broken(job, outcomes)
         if broken is not None:
             doomed.append((attempt.attempt_id, broken))
             continue
         left_s = backoff.remaining_s(attempt)
-        if left_s > 0:
-            delays.append(left_s)
-        candidates.append(_candidate(job, attempt, order, now + left_s, outcomes))
-    backoff.keep_only(attempt.attempt_id for _, attempt in queued)
-    snapshot = Snapshot(
-        nodes=tuple(node_view(node, now) for node in sorted(tx.nodes.all(), key=lambda n: n.name)),
-        holdings=tuple(_holding(job, attempt) for job, attempt in tx.attempts.holding()),
-        candidates=tuple(candidates),
-    )
-    return Loaded(snapshot, tuple(doomed), min(delays, default=None))
+        waiting.append(_candidate(job, attempt, order, now + left_s, outcomes))
+    return waiting, doomed
+
+
+def _ready(
+    waiting: list[Candidate], holdings: tuple[Holding, ...], now: float
+) -> tuple[list[Candidate], list[Candidate]]:
+    """Who may start now if there is room, and who may not whatever is free."""
+    in_arrays = Counter(holding.array_id for holding in holdings)
+    ready: list[Candidate] = []
+    held_up: list[Candidate] = []
+    for candidate in waiting:
+        most = candidate.array_at_once
+        is_full = most is not None and in_arrays[candidate.array_id] >= most
+        if candidate.unmet or candidate.not_before > now or is_full:
+            held_up.append(candidate)
+        else:
+            in_arrays[candidate.array_id] += 1
+            ready.append(candidate)
+    return ready, held_up
 
 
 def label(job: Job) -> str:
@@ -97,9 +132,7 @@ def _broken(job: Job, outcomes: dict[str, JobOutcome | None]) -> str | None:
     """Why the job can never start, if a job it waits for ended the wrong way."""
     for dep in job.after:
         outcome = outcomes.get(dep.job_id)
-        if outcome is None or dep.on is DependencyKind.ENDED:
-            continue
-        if (outcome is JobOutcome.SUCCEEDED) != (dep.on is DependencyKind.SUCCEEDED):
+        if outcome is not None and dep.on is not DependencyKind.ENDED and outcome.value != dep.on.value:
             did = "was cancelled" if outcome is JobOutcome.CANCELLED else str(outcome)
             return f"{dep.label} {did}; this job was to start only after it {dep.on}"
     return None
@@ -136,7 +169,7 @@ def node_view(node: Node, now: float) -> NodeView:
 
 def _closed_because(node: Node, now: float) -> str | None:
     if node.state is NodeState.READY:
-        return None if node.facts.is_alive else "does not answer"
+        return None if node.facts.is_alive else "not answering"
     words = {NodeState.CORDONED: "cordoned", NodeState.DRAINING: "drained", NodeState.DEAD: "declared dead"}
     told = f"{words[node.state]} by {node.by} {age(now - node.changed_at)} ago"
     return f'{told} ("{node.because}")' if node.because else told

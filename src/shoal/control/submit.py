@@ -9,11 +9,11 @@ import msgspec
 
 from shoal.control.actor import Actor
 from shoal.control.core import Core
-from shoal.control.find import find_job
+from shoal.control.find import jobs_named
 from shoal.control.once import fingerprint, once
 from shoal.control.record import note
 from shoal.control.snapshot import label
-from shoal.errors import Denied, LimitReached, NotFound, ShoalError, SpecError
+from shoal.errors import Denied, LimitReached, NotFound, ShoalError, SpecError, TooLarge
 from shoal.identity import seal_secrets
 from shoal.model.from_spec import request_of, retry_of
 from shoal.model.job import ArrayPlace, Dependency, DependencyKind, Job
@@ -21,6 +21,8 @@ from shoal.model.people import Project, User
 from shoal.scheduler import impossible
 from shoal.spec import JobSpec
 from shoal.store import Tx
+
+MAX_RECORDED_BYTES = 64 << 20
 
 
 class SubmitResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +124,7 @@ def _accept(core: Core, tx: Tx, actor: Actor, asked: Asked, now: float) -> list[
     indices = spec.array.indices if spec.array else (None,)
     check_quota(tx, project, len(indices))
     after = _dependencies(tx, asked)
+    check_size(asked.spec, after, len(indices))
     first = tx.jobs.next_number(project.name, len(indices))
     array_id = core.new_id("arr") if spec.array else None
     # Equals are started in the order of their ids, which is random within a millisecond.
@@ -135,9 +138,23 @@ def _accept(core: Core, tx: Tx, actor: Actor, asked: Asked, now: float) -> list[
         attempt = core.recorder.next_attempt(tx, job, now)
         if asked.secrets:
             tx.secrets.put(job.job_id, seal_secrets(core.key, job.job_id, asked.secrets, core.random))
-        data = {"name": job.name, "number": job.number, "spec": job.spec_json}
+        data: dict[str, object] = {"name": job.name, "number": job.number}
+        if offset == 0:
+            # The other elements of an array have the same one.
+            data["spec"] = job.spec_json
         note(tx, "job.submitted", now, actor, job=job, attempt=attempt, data=data)
     return ids
+
+
+def check_size(spec: JobSpec, after: tuple[Dependency, ...], count: int) -> None:
+    """Every element of an array is recorded whole: raise `TooLarge` where all of them take too much."""
+    size = len(spec.canonical_json().encode()) + len(msgspec.json.encode(after))
+    if size * count > MAX_RECORDED_BYTES:
+        raise TooLarge(
+            f"{count} jobs of {size} bytes each are {size * count} bytes; at most {MAX_RECORDED_BYTES} are "
+            "taken in one submission",
+            hint="put a long script in a file of the `workdir`, or submit a smaller array",
+        )
 
 
 def check_quota(tx: Tx, project: Project, more: int) -> None:
@@ -157,14 +174,14 @@ def _dependencies(tx: Tx, asked: Asked) -> tuple[Dependency, ...]:
     """Jobs named in `after` must exist already, in the same project: so there can be no circle."""
     found = []
     for after in asked.spec.after:
-        job = find_job(tx, after.job, (asked.project,), asked.project)
-        if job is None:
+        jobs = jobs_named(tx, after.job, asked.project)
+        if not jobs:
             raise SpecError(
                 f"`after` names `{after.job}`; project `{asked.project}` has no such job",
                 hint="shoal queue --all",
             )
         on = DependencyKind(after.on)
-        found.append(Dependency(job_id=job.job_id, label=label(job), on=on))
+        found += [Dependency(job_id=job.job_id, label=label(job), on=on) for job in jobs]
     return tuple(found)
 
 

@@ -77,8 +77,11 @@ async def _compare(core: Core, job: Job, attempt: Attempt, seen: Seen | None) ->
 
 
 def _should_submit(attempt: Attempt, observed: dict[str, Observation]) -> bool:
-    """Placed, but the engine does not have all of it: we were killed before or while handing it over."""
-    return attempt.state is AttemptState.STARTING and any(node not in observed for node in attempt.nodes_left)
+    """Placed, but nobody has begun all of it: we, or a supervisor, were killed while it was handed over."""
+    if attempt.state is not AttemptState.STARTING:
+        return False
+    seen = [observed.get(node) for node in attempt.nodes_left]
+    return any(share is None or share.sight is Sight.PENDING for share in seen)
 
 
 def _events(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observation]) -> list[AttemptEvent]:
@@ -93,7 +96,7 @@ def _events(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observat
             log.error("engine.stale_epoch", attempt=attempt.attempt_id, epoch=seen.epoch)
         elif seen.sight is Sight.ENDED and seen.outcome is not None:
             events.append(NodeEnded(seen.outcome))
-        elif seen.sight in (Sight.ALIVE, Sight.PENDING):
+        elif seen.sight is Sight.ALIVE:
             core.leases.heard(attempt.attempt_id, node)
             if seen.started_at is not None and node not in attempt.started_nodes:
                 events.append(Started(node))
@@ -188,13 +191,17 @@ async def cancel(core: Core, job: Job, attempt: Attempt) -> None:
 async def _tidy(core: Core, attempt_id: str, observed: dict[str, Observation]) -> None:
     """The engine has something that holds nothing in our records."""
     attempt = await core.store.read(lambda tx: tx.attempts.get(attempt_id))
-    if attempt is not None and attempt.state is not AttemptState.ENDED:
+    if attempt is None:
+        # Started by a control plane whose database this is not, or not any more: not ours to stop.
+        log.error("engine.unknown_attempt", attempt=attempt_id, nodes=sorted(observed))
+        return
+    if attempt.state is not AttemptState.ENDED:
         return  # placed after we read what holds resources: next time
     try:
         if all(seen.sight is Sight.ENDED for seen in observed.values()):
             await core.engine.forget(attempt_id)
         else:
-            log.warning("engine.stray", attempt=attempt_id, is_known=attempt is not None)
+            log.warning("engine.stray", attempt=attempt_id)
             await core.engine.cancel(attempt_id, 0.0)
     except EngineUnreachable as error:
         log.warning("tidy.later", attempt=attempt_id, error=error.message)

@@ -189,11 +189,16 @@ REASON_OF_KIND = {
 
 
 def _verdict(attempt: Attempt, now: float) -> tuple[EndReason, float, int | None, str]:
-    """Why it ended, once every node has: our own stop, else the first failure, else success."""
+    """Why it ended, once every node has: our own stop, else what was lost, else the first failure.
+
+    The peers of a lost node fail at once and say so sooner than anybody notices the loss, so a loss
+    explains every other failure, whichever was heard of first.
+    """
     failed = [o for o in attempt.outcomes if o.kind is not EndKind.SUCCEEDED]
     if not failed:
         return EndReason.SUCCEEDED, now, 0, ""
-    first = failed[0]
+    lost = [o for o in failed if o.kind in (EndKind.LOST, EndKind.FENCED)]
+    first = (lost or failed)[0]
     if attempt.stop_reason is not None:
         return attempt.stop_reason, now, _exit_code(first), attempt.message
     told = f"{first.node}: {first.message}" if first.message else f"{first.node}: {first.kind}"

@@ -221,5 +221,5 @@ class Resources(BaseModel):
     )
     disk: Bytes | None = Field(
         default=None,
-        description="Scratch disk on each node: promised when nodes are chosen, not held to while the job runs.",
+        description="Scratch disk on each node: counted when nodes are chosen, not enforced while it runs.",
     )

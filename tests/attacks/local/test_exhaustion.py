@@ -15,7 +15,7 @@ import pytest
 from shoal.runtime import spool
 from shoal.wire import EndKind, Limits, LogRule, RuleAction
 from tests.support.confinements import CGROUP, JOB_UID, needs
-from tests.support.renewals import ControlPlane
+from tests.support.renewals import TOKEN, ControlPlane
 from tests.support.shares import Start, an_order, processes_with, until
 
 FULL = (CGROUP, "bubblewrap", "uid")
@@ -87,7 +87,7 @@ def test_leases_are_renewed_while_patterns_never_finish(start: Start) -> None:
             run=SAY_A, limits=SMALL, grace_s=0.2, log_rules=EVIL_RULES, time_limit_s=3.0,
             control_url=plane.url, renew_s=0.2, fence_s=10.0, confinement=FULL, uid=JOB_UID,
         )  # fmt: skip
-        outcome = start(order).run()
+        outcome = start(order, TOKEN).run()
         assert outcome.kind is EndKind.TIME_LIMIT, outcome
         assert plane.phases().count("running") > 1
 

@@ -13,7 +13,7 @@ from shoal.errors import SpecError
 from shoal.runtime.confine.mounts import Mounts, open_as
 from shoal.wire import EndKind, Mount, NodeOutcome
 from tests.support.confinements import CGROUP, JOB_UID, needs
-from tests.support.shares import RunningShare, Start, an_order
+from tests.support.shares import ATTEMPT_ID, RunningShare, Start, an_order
 
 FULL = (CGROUP, "bubblewrap", "uid")
 pytestmark = needs(*FULL)
@@ -151,7 +151,7 @@ def test_a_source_exchanged_for_a_link_again_and_again_never_shows_the_other(
             swapper.stdout.readline()
             said = []
             for number in range(16):
-                outcome, share = mounted(start, open_place / "x", attempt_id=f"att_swap{number}")
+                outcome, share = mounted(start, open_place / "x", attempt_id=f"{ATTEMPT_ID}-{number}")
                 said += share.texts()
                 assert outcome.kind in (EndKind.SUCCEEDED, EndKind.SETUP_FAILED), outcome
         finally:

@@ -136,6 +136,16 @@ async def test_a_link_in_the_place_of_a_checkpoint_directory_is_refused(
     assert (tmp_path / "victim").stat().st_uid == (tmp_path / "home").stat().st_uid
 
 
+@pytest.mark.parametrize("job_id", NAMES, ids=ascii)
+async def test_only_a_jobs_own_checkpoint_directory_is_dropped(
+    engine: LocalEngine, tmp_path: Path, job_id: str
+) -> None:
+    (tmp_path / "home" / "checkpoints" / "job_1").mkdir(parents=True)
+    before = everything(tmp_path)
+    await engine.drop_checkpoint(job_id)
+    assert everything(tmp_path) == before
+
+
 @pytest.mark.parametrize("value", ["a\0b", "\0"])
 async def test_a_nul_in_what_becomes_a_process_is_refused(engine: LocalEngine, value: str) -> None:
     for fields in ({"run": value}, {"env": {"A": value}}, {"env": {value: "A"}}):

@@ -59,7 +59,7 @@ def a_thief(status: int) -> Iterator[Thief]:
 def test_no_supervisor_gives_its_token_to_a_stranger_nor_stops_at_his_word(start: Start, status: int) -> None:
     with a_thief(status) as thief:
         order = an_order(run="sleep 0.6", control_url=thief.url, renew_s=0.1, fence_s=60.0, confinement=())
-        share = start(order, Credentials(supervisor_token="shs_precious"))
+        share = start(order, Credentials(supervisor_token="shs_precious", proof_key="k"))
         process = share.spawn()
         outcome = share.outcome()
         process.kill()  # it would go on trying to tell for ten seconds
@@ -70,7 +70,7 @@ def test_no_supervisor_gives_its_token_to_a_stranger_nor_stops_at_his_word(start
 def test_a_supervisor_that_meets_only_a_stranger_is_fenced(start: Start) -> None:
     with a_thief(200) as thief:
         order = an_order(run="sleep 60", control_url=thief.url, renew_s=0.1, fence_s=0.5, confinement=())
-        share = start(order, Credentials(supervisor_token="shs_precious"))
+        share = start(order, Credentials(supervisor_token="shs_precious", proof_key="k"))
         process = share.spawn()
         assert share.outcome().kind is EndKind.FENCED
         process.kill()

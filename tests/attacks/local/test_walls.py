@@ -18,7 +18,7 @@ import pytest
 from shoal.runtime import spool
 from shoal.wire import EndKind, Limits, Mount
 from tests.support.confinements import CGROUP, JOB_UID, needs
-from tests.support.shares import Start, an_order, shares_in, until
+from tests.support.shares import ATTEMPT_ID, Start, an_order, shares_in, until
 
 PROBE = Path(__file__).with_name("probe.py")
 FULL = (CGROUP, "bubblewrap", "uid")
@@ -76,7 +76,9 @@ def tried() -> Iterator[dict[str, dict[str, str]]]:
 def probe(make: Start, programs: Path, server_pid: int) -> dict[str, dict[str, str]]:
     run = "echo secret > secret; chmod 755 .; chmod 644 secret; echo ready; exec sleep 600"
     other = make(
-        an_order(attempt_id="att_victim", run=run, env={"S": "secret"}, confinement=FULL, uid=JOB_UID + 1)
+        an_order(
+            attempt_id=f"{ATTEMPT_ID}-victim", run=run, env={"S": "secret"}, confinement=FULL, uid=JOB_UID + 1
+        )
     )
     furnish(other.home)
     other.spawn()

@@ -12,7 +12,7 @@ from shoal.model.job import Job
 from shoal.wire import EndKind
 from tests.support.lab import Lab
 
-FENCE_S = 40.0
+FENCE_S = 60.0
 GANG = {"nodes": 2, "cpus": 1}
 
 
@@ -75,9 +75,9 @@ def test_a_restarted_control_plane_counts_silence_from_its_own_start() -> None:
     lab = Lab(num_nodes=1)
     job = lab.running(fence=f"{FENCE_S:.0f}s")
     lab.cluster.cut("n1")
-    let_pass(lab, 90)
+    let_pass(lab, 110)
     lab.restart()
-    let_pass(lab, 90)
+    let_pass(lab, 110)
     assert lab.status(job) == "running"
     let_pass(lab, 20)
     assert reasons(lab, job)[0] is EndReason.FENCED

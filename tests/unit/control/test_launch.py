@@ -16,9 +16,9 @@ def taken_by(lab: Lab) -> list[Submission]:
     taken: list[Submission] = []
     inner = lab.cluster.take
 
-    def take(submission: Submission, delay_s: float = 0.0) -> str:
+    def take(submission: Submission, delay_s: float = 0.0, *, is_stillborn: bool = False) -> str:
         taken.append(submission)
-        return inner(submission, delay_s)
+        return inner(submission, delay_s, is_stillborn=is_stillborn)
 
     lab.cluster.take = take  # type: ignore[method-assign]
     return taken

@@ -121,9 +121,9 @@ def test_two_launches_of_one_attempt_at_once_are_one_submission() -> None:
     taken: list[Submission] = []
     inner = lab.cluster.take
 
-    def take(submission: Submission, delay_s: float = 0.0) -> str:
+    def take(submission: Submission, delay_s: float = 0.0, *, is_stillborn: bool = False) -> str:
         taken.append(submission)
-        return inner(submission, delay_s)
+        return inner(submission, delay_s, is_stillborn=is_stillborn)
 
     lab.cluster.take = take  # type: ignore[method-assign]
     lab.engine.meanwhile("before submit", lab.watch)
@@ -151,11 +151,11 @@ def test_what_could_not_be_handed_over_for_a_fence_is_not_handed_over_and_replac
     """The engine takes orders again in the very look in which the fence passes."""
     lab = Lab()
     lab.heal()
-    job = lab.submit(fence="40s")
+    job = lab.submit(fence="60s")
     lab.engine.lose(Verb.SUBMIT)
     lab.place()
     lab.watch()
-    lab.clock.advance(101)
+    lab.clock.advance(121)
     if is_answer_lost:
         lab.engine.lose(Verb.SUBMIT, is_after=True)
     else:
@@ -192,14 +192,15 @@ def test_a_stray_of_an_ended_attempt_is_stopped_and_then_forgotten() -> None:
     assert lab.cluster.shares(lab.attempts(job)[0].attempt_id) == []
 
 
-def test_something_of_ours_that_no_record_knows_is_stopped() -> None:
+def test_what_no_record_knows_is_left_alone_for_a_person_to_judge() -> None:
+    """As after a database was put back from a backup: what runs was accepted from somebody."""
     lab = Lab()
     lab.running()
     stranger = Lab()
     stranger.cluster = lab.cluster
     stranger.restart()
     stranger.watch()
-    assert lab.runs() == []
+    assert len(lab.runs()) == 1
 
 
 def test_one_attempt_that_cannot_be_judged_does_not_hide_the_others() -> None:

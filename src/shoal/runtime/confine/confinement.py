@@ -41,6 +41,7 @@ class Confinement:
         self.path = job_path(node_path, self.uid) if "bubblewrap" in self.words else node_path
         self.sandbox: Sandbox | None = None
         self._groups = self._choose_groups()
+        self._oom_kills_before = 0
         self._home = os.path.realpath(share.home)
         self._keep = programs(self.path) if "bubblewrap" in self.words else ()
         self._mounts = Mounts(order, self.uid, self._home, self._keep)
@@ -141,9 +142,13 @@ class Confinement:
             found |= tree.descendants(os.getpid())
         return found
 
+    def begin_ranks(self) -> None:
+        """What the kernel killed for memory until now was not a rank."""
+        self._oom_kills_before = self._groups.oom_kills() if self._groups is not None else 0
+
     def has_run_out_of_memory(self) -> bool:
-        """Whether the kernel killed something in here for memory."""
-        return self._groups is not None and self._groups.oom_kills() > 0
+        """Whether the kernel killed something in here for memory since the ranks began."""
+        return self._groups is not None and self._groups.oom_kills() > self._oom_kills_before
 
     def cpu_seconds(self) -> float | None:
         """CPU time used by the whole share, where the kernel counts it."""
@@ -206,5 +211,5 @@ def gpu_devices(order: Order) -> tuple[str, ...]:
     if not order.gpu_ids or order.are_gpus_simulated:
         return ()
     shared = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "nvidia-caps")
-    names = (*(f"nvidia{number}" for number in order.gpu_ids), *shared)
+    names = (*(f"nvidia{minor}" for minor in order.gpu_minors), *shared)
     return tuple(path for path in (f"/dev/{name}" for name in names) if os.path.exists(path))
