@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford base 32: no i, l, o, u
 LENGTH = 26
+PAIRS = tuple(high + low for high in ALPHABET for low in ALPHABET)
 
 IdFactory = Callable[[str], str]
 """Takes a prefix (`job`, `att`, `usr`, `tok`, `arr`) and returns a new id, never the same twice."""
@@ -14,7 +15,7 @@ IdFactory = Callable[[str], str]
 
 def encode(value: int) -> str:
     """128 bits as 26 characters that sort as the number does."""
-    return "".join(ALPHABET[(value >> shift) & 31] for shift in range(125, -1, -5))
+    return "".join([PAIRS[(value >> shift) & 1023] for shift in range(120, -1, -10)])
 
 
 def uuid7(now: float, random: bytes) -> int:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from shoal.clock import Clock
 from shoal.control.backoff import Backoff
+from shoal.control.known_nodes import KnownNodes
 from shoal.control.leases import Leases
 from shoal.control.record import Recorder
 from shoal.engines.base import Engine
 from shoal.ids import IdFactory
-from shoal.scheduler import Explanation, NodeView, Policy
+from shoal.scheduler import Explanation, Policy
 from shoal.settings import Settings
 from shoal.store import Store
 
@@ -54,7 +55,7 @@ class Core:
         """By attempt, from the newest plan."""
         self.anchored = 0
         """The newest event known to be written down outside the database."""
-        self.node_views: tuple[NodeView, ...] = ()
+        self.nodes = KnownNodes()
 
     def archive_path(self, digest: str) -> str:
         """Where the snapshot of a workdir is kept; the digest was checked when it came in."""

@@ -19,7 +19,7 @@ async def place(core: Core) -> float | None:
     """Plan once and act on it. Returns when to look again if nothing happens before: seconds, or None."""
     now = core.clock.now()
     loaded = await core.store.read(lambda tx: load(tx, core.backoff, now))
-    core.node_views = loaded.snapshot.nodes
+    core.nodes.see(loaded.snapshot.nodes)
     made = plan(loaded.snapshot, core.policy, now)
     core.explanations = {e.attempt_id: e for e in made.explanations}
     if made.starts or loaded.doomed:

@@ -9,15 +9,15 @@ import msgspec
 from shoal.control.actor import Actor
 from shoal.control.core import Core
 from shoal.control.find import find_job
+from shoal.control.frozen import Frozen, freeze
 from shoal.control.once import fingerprint, once
 from shoal.control.record import note
 from shoal.control.snapshot import label
 from shoal.errors import Denied, LimitReached, NotFound, SpecError
 from shoal.identity import seal_secrets
-from shoal.model.from_spec import request_of, retry_of
 from shoal.model.job import ArrayPlace, Dependency, DependencyKind, Job
 from shoal.model.people import Project, User
-from shoal.scheduler import impossible
+from shoal.model.request import Request
 from shoal.spec import JobSpec
 from shoal.store import Tx
 
@@ -31,7 +31,7 @@ class SubmitResult(msgspec.Struct, frozen=True, kw_only=True):
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """A submission as the API understood it."""
 
-    spec: JobSpec
+    spec: JobSpec | Frozen
     project: str
     owner: User
     archive_digest: str | None = None
@@ -40,28 +40,31 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 async def submit(core: Core, actor: Actor, asked: Asked, key: str | None) -> SubmitResult:
     """Accept the job or raise with nothing changed. When this returns, the job is on disk."""
-    check_secrets(asked)
-    check_mounts(core, asked.spec)
-    check_fit(core, asked.spec)
-    said = fingerprint(
-        "submit", asked.spec.canonical_json(), asked.project, asked.archive_digest, asked.secrets
-    )
+    frozen = freeze(asked.spec)
+    check_secrets(frozen.spec, asked.secrets)
+    check_mounts(core, frozen.spec)
+    check_fit(core, frozen.request)
+    said = fingerprint("submit", frozen.text, asked.project, asked.archive_digest, asked.secrets)
 
     def change(tx: Tx) -> SubmitResult:
         now = core.clock.now()
-        ids, repeated = once(
-            tx, actor, key, said, now, list[str], lambda: _accept(core, tx, actor, asked, now)
-        )
-        jobs = tuple(job for job in map(tx.jobs.get, ids) if job is not None)
+        accepted: list[Job] = []
+
+        def accept() -> list[str]:
+            accepted.extend(_accept(core, tx, actor, asked, frozen, now))
+            return [job.job_id for job in accepted]
+
+        ids, repeated = once(tx, actor, key, said, now, list[str], accept)
+        jobs = tuple(accepted or (job for job in map(tx.jobs.get, ids) if job is not None))
         array = jobs[0].array
         return SubmitResult(jobs=jobs, array_id=array.array_id if array else None, was_repeated=repeated)
 
     return await core.store.write(change)
 
 
-def check_secrets(asked: Asked) -> None:
+def check_secrets(spec: JobSpec, secrets: dict[str, str]) -> None:
     """Every named secret has a value, and no other value came along."""
-    named, given = set(asked.spec.secrets), set(asked.secrets)
+    named, given = set(spec.secrets), set(secrets)
     if named - given:
         missing = ", ".join(sorted(named - given))
         raise SpecError(
@@ -84,43 +87,41 @@ def check_mounts(core: Core, spec: JobSpec) -> None:
             )
 
 
-def check_fit(core: Core, spec: JobSpec) -> None:
+def check_fit(core: Core, request: Request) -> None:
     """Refuse what no set of this cluster's nodes could ever hold; with no nodes known yet, wait."""
-    if not core.node_views:
-        return
-    never = impossible(request_of(spec), core.node_views)
+    never = core.nodes.never_fits(request)
     if never is not None:
         raise SpecError(never.sentence, hint=never.hint, **never.facts)
 
 
-def _accept(core: Core, tx: Tx, actor: Actor, asked: Asked, now: float) -> list[str]:
+def _accept(core: Core, tx: Tx, actor: Actor, asked: Asked, frozen: Frozen, now: float) -> list[Job]:
     project = tx.people.get_project(asked.project)
     if project is None:
         raise NotFound(f"no project `{asked.project}`", hint="shoal project list")
-    spec = asked.spec
+    spec = frozen.spec
     indices = spec.array.indices if spec.array else (None,)
-    _check_quota(tx, project, len(indices))
-    after = _dependencies(tx, asked)
-    first = tx.jobs.next_number(project.name, len(indices))
+    after = _dependencies(tx, spec, project.name)
+    admitted = tx.submissions.admit(project.name, len(indices))
+    _check_quota(project, admitted.open_jobs - len(indices), len(indices))
     array_id = core.new_id("arr") if spec.array else None
-    ids = []
-    for offset, index in enumerate(indices):
+    made = []
+    for number, index in enumerate(indices, admitted.first):
         place = None
         if array_id is not None and index is not None and spec.array is not None:
             place = ArrayPlace(array_id=array_id, index=index, size=len(indices), at_once=spec.array.at_once)
-        job = _job(core, asked, first + offset, after, place, now)
-        tx.jobs.add(job)
-        attempt = core.recorder.next_attempt(tx, job, now)
+        job = _job(core, asked, frozen, number, after, place, now)
+        made.append((job, core.recorder.new_attempt(job, now)))
+    tx.submissions.add(made)
+    for job, attempt in made:
         if asked.secrets:
             tx.secrets.put(job.job_id, seal_secrets(core.key, job.job_id, asked.secrets, core.random))
         data = {"name": job.name, "number": job.number, "spec": job.spec_json}
         note(tx, "job.submitted", now, actor, job=job, attempt=attempt, data=data)
-        ids.append(job.job_id)
-    return ids
+    return [job for job, _ in made]
 
 
-def _check_quota(tx: Tx, project: Project, more: int) -> None:
-    already = tx.jobs.count_open(project.name)
+def _check_quota(project: Project, already: int, more: int) -> None:
+    """Raising here also takes back the numbers, and the count."""
     if already + more > project.max_open_jobs:
         raise LimitReached(
             f"project `{project.name}` has {already} open jobs; {more} more would pass its limit of "
@@ -131,14 +132,14 @@ def _check_quota(tx: Tx, project: Project, more: int) -> None:
         )
 
 
-def _dependencies(tx: Tx, asked: Asked) -> tuple[Dependency, ...]:
+def _dependencies(tx: Tx, spec: JobSpec, project: str) -> tuple[Dependency, ...]:
     """Jobs named in `after` must exist already, in the same project: so there can be no circle."""
     found = []
-    for after in asked.spec.after:
-        job = find_job(tx, after.job, (asked.project,), asked.project)
+    for after in spec.after:
+        job = find_job(tx, after.job, (project,), project)
         if job is None:
             raise SpecError(
-                f"`after` names `{after.job}`; project `{asked.project}` has no such job",
+                f"`after` names `{after.job}`; project `{project}` has no such job",
                 hint="shoal queue --all",
             )
         on = DependencyKind(after.on)
@@ -149,12 +150,13 @@ def _dependencies(tx: Tx, asked: Asked) -> tuple[Dependency, ...]:
 def _job(
     core: Core,
     asked: Asked,
+    frozen: Frozen,
     number: int,
     after: tuple[Dependency, ...],
     array: ArrayPlace | None,
     now: float,
 ) -> Job:
-    spec = asked.spec
+    spec = frozen.spec
     return Job(
         job_id=core.new_id("job"),
         project=asked.project,
@@ -164,9 +166,9 @@ def _job(
         owner_name=asked.owner.name,
         queue=spec.queue,
         priority=spec.priority,
-        request=request_of(spec),
-        retry=retry_of(spec),
-        spec_json=spec.canonical_json(),
+        request=frozen.request,
+        retry=frozen.retry,
+        spec_json=frozen.text,
         after=after,
         array=array,
         archive_digest=asked.archive_digest,

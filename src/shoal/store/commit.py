@@ -51,15 +51,15 @@ class Committer:
 
     def apply(self, change: Callable[[Tx], Any]) -> Answer:
         """Run one change in a savepoint of its own. What it raises becomes its answer."""
-        connection, tx = self._current()
+        _, tx = self._current()
         try:
             head = tx.events.head()
-            connection.exec_driver_sql("SAVEPOINT change")
+            tx.session.send("SAVEPOINT change")
             answer = _answer(change, tx)
             if answer.error is not None:
-                connection.exec_driver_sql("ROLLBACK TO SAVEPOINT change")
+                tx.session.send("ROLLBACK TO SAVEPOINT change")
                 tx.events.rewind(head)
-            connection.exec_driver_sql("RELEASE SAVEPOINT change")
+            tx.session.send("RELEASE SAVEPOINT change")
         except DBAPIError as error:
             self.abandon()
             raise unavailable(error) from error
