@@ -14,7 +14,7 @@ setup: ## make .venv and install what is missing (the others do this first)
 	@scripts/setup
 
 demo: setup ## a cluster of four simulated nodes, jobs, kills and recoveries, in about a minute
-	@$(BIN)/python scripts/demo.py
+	@$(BIN)/python -m examples.demo
 
 test: check ## everything that must pass: check, then every test (under 15 minutes on two cores)
 	@echo "== tests that share the machine, two at a time"

@@ -16,7 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 STEPS = int(os.environ.get("STEPS", "60"))
 STEP_S = float(os.environ.get("STEP_S", "0.1"))
-SAVE_EVERY = 5
+"""A pause that stands for the work of a larger network."""
+SAVE_EVERY = 10
 
 
 def main() -> None:
@@ -29,16 +30,15 @@ def main() -> None:
     optimizer = torch.optim.Adam(replica.parameters(), lr=1e-2)
     saved = Path(os.environ.get("SHOAL_CHECKPOINT_DIR", ".")) / "last.pt"
     first = load(saved, model, optimizer)
-    print(f"rank {rank} of {world_size} starts at step {first}", flush=True)
-    for step in range(first, STEPS):
+    print(f"rank {rank} of {world_size} starts after step {first}", flush=True)
+    for step in range(first + 1, STEPS + 1):
         loss = train_step(replica, optimizer, step, rank, world_size)
-        if rank == 0 and step % 10 == 9:
-            print(f"step {step + 1:3d} of {STEPS}  loss {loss:.4f}", flush=True)
-        if rank == 0 and step % SAVE_EVERY == SAVE_EVERY - 1:
-            save(saved, model, optimizer, step + 1)
         time.sleep(STEP_S)
+        if rank == 0:
+            print(f"step {step:3d} of {STEPS}  loss {loss:.4f}", flush=True)
+        if rank == 0 and (step % SAVE_EVERY == 0 or step == STEPS):
+            save(saved, model, optimizer, step)
     dist.destroy_process_group()
-    print(f"rank {rank} is done", flush=True)
 
 
 def train_step(
@@ -63,7 +63,7 @@ def save(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, s
 
 
 def load(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """The step to go on from."""
+    """The last step that was saved; 0 where nothing was."""
     if not path.exists():
         return 0
     state = torch.load(path, weights_only=True)

@@ -81,6 +81,10 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     master_addr: str = "127.0.0.1"
     """Where rank 0 listens, as every node of the attempt can reach it; chosen by the engine."""
     master_port: int = 29500
+    checkpoint_dir: str | None = None
+    """The job's own directory on the node, there before the supervisor is and the same for every attempt."""
+    checkpoint_path: str | None = None
+    """Where the ranks also find it: relative, a link in their work directory; absolute, a mount."""
     confinement: tuple[str, ...] | None = None
     """Use only these of the ways to confine (`shoal nodes` prints their names); None: all that work here."""
 

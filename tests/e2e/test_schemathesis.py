@@ -1,4 +1,4 @@
-"""Every operation of the OpenAPI over a real socket, with generated requests and sequences of them: never a 5xx."""
+"""Every operation of the OpenAPI over a real socket, with generated requests and sequences: never a 5xx."""
 
 from __future__ import annotations
 

@@ -1,14 +1,22 @@
-"""What must be true after every event, read from the disk and from what really runs."""
+"""What must be true after every event, read from the disk and from what really runs.
+
+States are spelled out here and not taken from the model: a mistake there must not excuse itself.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 
-from shoal.model.attempt import HOLDING, Attempt, AttemptState
+from shoal.model.attempt import Attempt
 from shoal.model.job import Job
 from shoal.store import JobFilter, Tx
+from shoal.wire import Order
 from tests.sim.driver import run_now
 from tests.sim.world import World
+
+HOLDING = ("starting", "running", "stopping")
+Pairs = list[tuple[Job, list[Attempt]]]
 
 
 class Auditor:
@@ -19,6 +27,7 @@ class Auditor:
         self._epochs: dict[str, int] = {}
         self._ended: dict[str, Attempt] = {}
         self._numbers: dict[int, str] = {}
+        self._begun: set[str] = set()
         self._looked_at: tuple[int, tuple[object, ...]] = (-1, ())
 
     def check(self) -> None:
@@ -28,15 +37,16 @@ class Auditor:
         if state == self._looked_at:
             return
         self._looked_at = state
-        pairs = run_now(self.world.disk.inner.read(_everything))
-        attempts = {a.attempt_id: a for _, tries in pairs for a in tries}
+        pairs: Pairs = run_now(self.world.disk.inner.read(_everything))
+        jobs = {job.job_id: job for job, _ in pairs}
         self._nothing_lost(pairs)
         for job, tries in pairs:
             self._job_is_sound(job, tries)
-        self._nothing_runs_twice(running, attempts)
-        self._nothing_is_overcommitted(attempts)
+            self._start_was_due(job, tries[-1], jobs)
+        self._nothing_runs_twice(running, {a.attempt_id: a for _, tries in pairs for a in tries})
+        self._nothing_is_overcommitted(pairs)
 
-    def _nothing_lost(self, pairs: list[tuple[Job, list[Attempt]]]) -> None:
+    def _nothing_lost(self, pairs: Pairs) -> None:
         known = {job.job_id for job, _ in pairs}
         for key, ids in self.world.accepted.items():
             missing = set(ids) - known
@@ -56,15 +66,34 @@ class Auditor:
         assert job.epoch >= self._epochs.get(job.job_id, 0), f"{job.job_id}: its epoch went back"
         self._epochs[job.job_id] = job.epoch
         older, newest = tries[:-1], tries[-1]
-        assert all(a.state is AttemptState.ENDED for a in older), f"{job.job_id}: an older attempt is alive"
-        is_over = newest.state is AttemptState.ENDED
+        assert all(a.state == "ended" for a in older), f"{job.job_id}: an older attempt is alive"
+        is_over = newest.state == "ended"
         assert is_over != job.is_open, f"{job.job_id}: outcome {job.outcome}, newest attempt {newest.state}"
+        if job.stop_asked_by is not None:
+            assert newest.state in ("stopping", "ended"), f"{job.job_id}: stopped by a person, {newest.state}"
         for attempt in tries:
-            if attempt.state is AttemptState.ENDED:
+            if attempt.state == "ended":
                 first = self._ended.setdefault(attempt.attempt_id, attempt)
                 assert first == attempt, f"{attempt.attempt_id} changed after its end"
 
-    def _nothing_runs_twice(self, running: list, attempts: dict[str, Attempt]) -> None:
+    def _start_was_due(self, job: Job, attempt: Attempt, jobs: dict[str, Job]) -> None:
+        """Looked at once, when it begins to hold: what it waited for may change afterwards."""
+        if attempt.state not in HOLDING or attempt.attempt_id in self._begun:
+            return
+        self._begun.add(attempt.attempt_id)
+        nodes = [share.node for share in attempt.allocation]
+        asked = job.request
+        assert len(set(nodes)) == len(nodes), f"{attempt.attempt_id}: a node twice in {nodes}"
+        assert asked.min_nodes <= len(nodes) <= asked.max_nodes, f"{attempt.attempt_id}: half a gang: {nodes}"
+        assert not set(nodes) & set(job.excluded_nodes), f"{attempt.attempt_id}: on an excluded node: {nodes}"
+        for after in job.after:
+            outcome = jobs[after.job_id].outcome
+            is_met = outcome is not None and after.on in ("ended", outcome)
+            assert is_met, (
+                f"{job.job_id} began while {after.job_id}, which must have {after.on}, is {outcome}"
+            )
+
+    def _nothing_runs_twice(self, running: list[Order], attempts: dict[str, Attempt]) -> None:
         alive: dict[str, set[str]] = defaultdict(set)
         for order in running:
             alive[order.job_id].add(order.attempt_id)
@@ -73,21 +102,31 @@ class Auditor:
         twice = {job_id: ids for job_id, ids in alive.items() if len(ids) > 1}
         assert not twice, f"running twice at once: {twice}"
 
-    def _nothing_is_overcommitted(self, attempts: dict[str, Attempt]) -> None:
+    def _nothing_is_overcommitted(self, pairs: Pairs) -> None:
         gpus: dict[tuple[str, int], str] = {}
         cpus: dict[str, float] = defaultdict(float)
-        for attempt in attempts.values():
-            if attempt.state not in HOLDING:
-                continue
+        memory: dict[str, int] = defaultdict(int)
+        elements: dict[str, int] = defaultdict(int)
+        for job, attempt in _holding(pairs):
+            if job.array is not None:
+                elements[job.array.array_id] += 1
+                at_once = job.array.at_once or job.array.size
+                assert elements[job.array.array_id] <= at_once, f"more than {at_once} of {job.array.array_id}"
             for share in attempt.allocation:
                 cpus[share.node] += share.cpus
+                memory[share.node] += share.memory_bytes
                 for gpu in share.gpu_ids:
                     holder = gpus.setdefault((share.node, gpu), attempt.attempt_id)
                     assert holder == attempt.attempt_id, f"GPU {gpu} of {share.node} is held twice"
-        for node, used in cpus.items():
-            assert used <= self.world.cluster.facts[node].cpus, f"{node} gives {used} CPUs"
+        for node, facts in self.world.cluster.facts.items():
+            assert cpus[node] <= facts.cpus, f"{node} gives {cpus[node]} CPUs"
+            assert memory[node] <= facts.memory_bytes, f"{node} gives {memory[node]} bytes"
 
 
-def _everything(tx: Tx) -> list[tuple[Job, list[Attempt]]]:
+def _holding(pairs: Pairs) -> Iterator[tuple[Job, Attempt]]:
+    return ((job, a) for job, tries in pairs for a in tries if a.state in HOLDING)
+
+
+def _everything(tx: Tx) -> Pairs:
     page = tx.jobs.page(JobFilter(), None, 1000)
     return [(job, tx.attempts.of_job(job.job_id)) for job, _ in page]

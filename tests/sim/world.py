@@ -8,7 +8,7 @@ from pathlib import Path
 from shoal.control.actor import Actor
 from shoal.control.core import Core
 from shoal.control.heal import heal
-from shoal.control.jobs import retry_job, stop_jobs
+from shoal.control.jobs import retry_job, stop_job
 from shoal.control.nodes import set_node_state
 from shoal.control.place import place
 from shoal.control.reports import renew
@@ -22,6 +22,7 @@ from shoal.model.people import Project, User
 from shoal.settings import Settings
 from shoal.spec import parse_job
 from shoal.store import Tx, open_memory_store
+from shoal.wire import RenewalAnswer
 from tests.sim.driver import Driver, run_now
 from tests.sim.seams import SimEngine, SimStore
 
@@ -44,7 +45,8 @@ class World:
             [_node(name) for name in self.nodes], clock=self.clock, script=seeded(seed, mean_run_s=30)
         )
         self.new_id = id_factory(self.clock.now, self.dice.randbytes)
-        self._faults = faults
+        self.faults = faults
+        """Chance that a call of the engine fails, from the next boot on."""
         self.history: list[str] = []
         self.accepted: dict[str, tuple[str, ...]] = {}
         """By idempotency key: the ids of the jobs the client was told of."""
@@ -55,9 +57,7 @@ class World:
 
     def boot(self) -> None:
         """Start a control plane that knows nothing but what is on disk and in the cluster."""
-        engine = FakeEngine(
-            self.cluster, faults=seeded_faults(self.dice.getrandbits(32), chance=self._faults)
-        )
+        engine = FakeEngine(self.cluster, faults=seeded_faults(self.dice.getrandbits(32), chance=self.faults))
         self.core = Core(
             store=self.disk,
             engine=SimEngine(engine),
@@ -101,7 +101,11 @@ class World:
         spec = {
             "name": name,
             "run": "train",
-            "resources": {"nodes": dice.choice([1, 1, 2, "1..3"]), "gpus": dice.choice([1, 2, 4]), "cpus": 1},
+            "resources": {
+                "nodes": dice.choice([1, 1, 2, "1..3"]),
+                "gpus": dice.choice([1, 1, 2, 4]),
+                "cpus": dice.choice([1, 3, 5]),
+            },
             "retry": {"max": dice.choice([0, 1, 3]), "backoff": "2s"},
             "fence": f"{dice.choice([40, 120])}s",
             "grace": "5s",
@@ -123,7 +127,7 @@ class World:
 
     def stop(self, job_id: str) -> None:
         self.tell(f"stop {job_id}")
-        work = stop_jobs(self.core, ANA, [job_id], f"stop {job_id} {self.dice.getrandbits(20)}")
+        work = stop_job(self.core, ANA, job_id, f"stop {job_id} {self.dice.getrandbits(20)}")
         self.driver.spawn("stop", work, lambda end: self.expect(end, StoreUnavailable))
 
     def retry(self, job_id: str) -> None:
@@ -156,10 +160,10 @@ class World:
         def answered(answer: object) -> None:
             if isinstance(answer, StateError):
                 self.cluster.reject(sent)
-            elif isinstance(answer, Exception):
-                self.expect(answer, StoreUnavailable)
-            else:
+            elif isinstance(answer, RenewalAnswer):
                 self.cluster.answer(sent, answer)
+            else:
+                self.expect(answer, StoreUnavailable)
 
         self.driver.spawn("renew", renew(self.core, sent.renewal), answered)
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-
 from shoal.api.server import make_server, open_socket
 from tests.support.world import World, eventually, open_world
 

@@ -41,6 +41,21 @@ def line(text: str, rank: int | None = 0) -> dict[str, Any]:
     return {"at": 1_800_000_000.25, "node": "n1", "rank": rank, "stream": "o", "text": text}
 
 
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        (("echo a; echo b",), "echo a; echo b"),
+        (("python", "train.py", "--lr", "1 e"), "python train.py --lr '1 e'"),
+        (("echo", "a; echo b"), "echo 'a; echo b'"),
+    ],
+)
+def test_one_word_after_the_dashes_is_a_line_for_a_shell_and_several_are_a_program(
+    shell: Shell, fake: FakeServer, typed: tuple[str, ...], line: str
+) -> None:
+    assert shell("run", "-d", "--", *typed).code == 0
+    assert next(r for r in fake.seen if r.method == "POST").json()["spec"]["run"] == line
+
+
 def test_run_streams_the_output_and_returns_the_jobs_exit_code(shell: Shell, fake: FakeServer) -> None:
     job = f"/v1/jobs/job_{1:026d}"
     fake.answers["GET", job] = job_view(number=1, status="running")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import socket
 import threading
@@ -102,6 +103,12 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
+def max_connections() -> int:
+    """Half of the files we may open: the other half is for the store, the engine and the logs."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(min(MAX_CONNECTIONS, soft // 2), 16)
+
+
 def make_server(app: ASGIApp, settings: Settings) -> Server:
     """A server for sockets that are open already."""
     config = uvicorn.Config(
@@ -115,7 +122,7 @@ def make_server(app: ASGIApp, settings: Settings) -> Server:
         proxy_headers=False,
         server_header=False,
         date_header=True,
-        limit_concurrency=MAX_CONNECTIONS,
+        limit_concurrency=max_connections(),
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=SHUTDOWN_S,
         ssl_certfile=settings.tls_cert,

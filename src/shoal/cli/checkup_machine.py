@@ -135,10 +135,17 @@ def check_programs() -> Finding:
     if os.getuid() != 0 or found is None:
         return Finding("programs", Level.OK, f"jobs run as {os.getuid()} and see your programs")
     closed = [path for path in Path(found).resolve().parents if not path.stat().st_mode & 0o001]
+    if closed and shutil.which("bwrap"):
+        return Finding(
+            "programs", Level.OK, f"jobs cannot enter {closed[-1]}; Python in jobs: {sys.prefix}/bin"
+        )
     if closed:
         told = f"jobs run as another user, who cannot enter {closed[-1]} where your python3 is"
         return Finding(
-            "programs", Level.WARN, told, f"`chmod o+x {closed[-1]}`, or start jobs with `/usr/bin/python3`"
+            "programs",
+            Level.WARN,
+            told,
+            "`apt-get install bubblewrap`, or start jobs with `/usr/bin/python3`",
         )
     return Finding("programs", Level.OK, f"jobs can reach {found}")
 

@@ -68,9 +68,7 @@ class JobFlags:
             name="--log-rule", negative="", help="REGEX=exclude_node or REGEX=stop_retries.", group=AGAIN
         ),
     ] = ()
-    checkpoint: Annotated[Text, Parameter(group=AGAIN, help="Where the program keeps its checkpoints.")] = (
-        None
-    )
+    checkpoint: Annotated[Text, Parameter(group=AGAIN, help="Folder kept from attempt to attempt.")] = None
     grace: Annotated[Text, Parameter(group=AGAIN, help="Time between SIGTERM and SIGKILL.")] = None
     fence: Annotated[Text, Parameter(group=AGAIN, help="Silence after which a cut-off job stops itself.")] = (
         None

@@ -38,18 +38,26 @@ def run(
 ) -> int:
     """Submit a job and follow its output; the exit code is the job's own.
 
+    COMMAND with ARGS runs as it is; one quoted COMMAND alone is a line for a
+    shell: `shoal run -- 'make data && python train.py'`.
+
     Flags override the file. With no control plane running on this machine, one
     is started in the background. Ctrl-C detaches: the job runs on, and how to
     follow or stop it is printed.
     """
     given = flags.given()
     if program:
-        given["run"] = shlex.join(program)
+        given["run"] = command_line(program)
     spec = read_spec(file, given)
     is_from_file = file is not None and file != "-" and flags.workdir is None
     ensure_server()
     base = Path(str(file)).absolute().parent if is_from_file else Path.cwd()
     return submit(spec, base, detach=detach, json=json)
+
+
+def command_line(program: tuple[str, ...]) -> str:
+    """What follows `--` as a line for a shell: one word is that line already, several are quoted."""
+    return program[0] if len(program) == 1 else shlex.join(program)
 
 
 def read_spec(file: str | None, flags: dict[str, Any]) -> JobSpec:

@@ -68,8 +68,8 @@ async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable
 
 
 def listen(settings: Settings, *, is_fixed: bool) -> socket.socket:
-    """A listening socket. Where no address was asked for: the last one, else the default, else any."""
-    if is_fixed:
+    """A listening socket. Where no port was asked for: the last one, else the default, else any."""
+    if is_fixed and settings.port:
         return open_socket(settings)
     before = urlsplit(str((read_server_file(settings.home) or {}).get("url", ""))).port
     for port in (before, settings.port):

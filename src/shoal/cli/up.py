@@ -64,7 +64,7 @@ def up(
     announce(running)
     if running.was_running and any(value is not None for value in flags.values()):
         note("note: it was running already; these options apply after `shoal down` and `shoal up` with them")
-    if not running.was_running:
+    if running.first_token:
         print("try   shoal run -- echo hello\n      shoal nodes\n      shoal queue --watch")
     return 0
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from shoal.control.actor import Actor
@@ -16,14 +18,33 @@ from shoal.model.moves import StopAsked
 from shoal.store import Tx
 
 
-async def stop_jobs(core: Core, actor: Actor, job_ids: list[str], key: str | None) -> list[Job]:
-    """Ask for their end. Jobs that have ended already are returned as they are."""
+async def stop_job(core: Core, actor: Actor, job_id: str, key: str | None) -> Job:
+    """Ask for its end. A job that has ended already is returned as it is."""
+    return (await _stop(core, actor, f"job {job_id}", lambda _: [job_id], key))[0]
 
+
+async def stop_array(core: Core, actor: Actor, array_id: str, key: str | None) -> list[Job]:
+    """Ask for the end of every element that has not ended."""
+
+    def elements(tx: Tx) -> list[str]:
+        return [job.job_id for job in tx.jobs.open_in_array(array_id)]
+
+    return await _stop(core, actor, f"array {array_id}", elements, key)
+
+
+async def _stop(
+    core: Core, actor: Actor, what: str, choose: Callable[[Tx], list[str]], key: str | None
+) -> list[Job]:
     def change(tx: Tx) -> list[tuple[Job, Attempt]]:
         now = core.clock.now()
-        said = fingerprint("stop", job_ids)
-        once(tx, actor, key, said, now, bool, lambda: _stop_all(core, tx, actor, job_ids, now))
-        return [_load(tx, job_id) for job_id in job_ids]
+
+        def stop_chosen() -> list[str]:
+            job_ids = choose(tx)
+            _stop_all(core, tx, actor, job_ids, now)
+            return job_ids
+
+        chosen, _ = once(tx, actor, key, fingerprint("stop", what), now, list[str], stop_chosen)
+        return [_load(tx, job_id) for job_id in chosen]
 
     stopped = await core.store.write(change)
     for job, attempt in stopped:
@@ -32,7 +53,7 @@ async def stop_jobs(core: Core, actor: Actor, job_ids: list[str], key: str | Non
     return [job for job, _ in stopped]
 
 
-def _stop_all(core: Core, tx: Tx, actor: Actor, job_ids: list[str], now: float) -> bool:
+def _stop_all(core: Core, tx: Tx, actor: Actor, job_ids: list[str], now: float) -> None:
     for job_id in job_ids:
         job, attempt = _load(tx, job_id)
         if not job.is_open or job.stop_asked_by is not None:
@@ -42,7 +63,6 @@ def _stop_all(core: Core, tx: Tx, actor: Actor, job_ids: list[str], now: float) 
         note(tx, "job.stop_asked", now, actor, job=job, attempt=attempt)
         stop = StopAsked(reason=EndReason.CANCELLED, by=actor.name)
         core.recorder.advance(tx, attempt.attempt_id, stop, actor)
-    return True
 
 
 async def retry_job(core: Core, actor: Actor, job_id: str, key: str | None) -> Job:

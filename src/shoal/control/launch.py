@@ -54,7 +54,11 @@ async def _launch(core: Core, attempt_id: str) -> None:
     job, attempt, nodes, uid, sealed = loaded
     try:
         submission = _submission(core, job, attempt, nodes, uid, sealed)
-        native_id = await core.engine.submit(submission)
+        try:
+            native_id = await core.engine.submit(submission)
+        finally:
+            # Also when it failed: it may have begun at any moment until now, and its lease with it.
+            core.leases.sent(attempt_id)
     except (EngineRefused, NotFound) as error:
         refused = Refused(message=error.message)
         await core.store.write(lambda tx: core.recorder.advance(tx, attempt_id, refused))
@@ -69,7 +73,15 @@ def _submission(
     missing = [name for name in attempt.node_names if name not in nodes]
     if missing:
         raise NotFound(f"node `{missing[0]}` is not part of the cluster any more")
-    orders = orders_for(job, attempt, nodes, uid=uid, control_url=core.control_url, renew_s=RENEW_S)
+    orders = orders_for(
+        job,
+        attempt,
+        nodes,
+        uid=uid,
+        home=core.settings.home,
+        control_url=core.control_url,
+        renew_s=RENEW_S,
+    )
     credentials = {
         order.node: Credentials(
             supervisor_token=supervisor_token(core.key, attempt.attempt_id, order.node),

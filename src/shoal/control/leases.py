@@ -7,6 +7,7 @@ make it wait longer. So a heartbeat costs no write, and a jump of the wall clock
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 
 from shoal.clock import Clock
 from shoal.model.attempt import Attempt
@@ -23,11 +24,16 @@ class Leases:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._heard: dict[tuple[str, str], float] = {}
+        self._sent: dict[str, float] = {}
         self._running_since: dict[str, float] = {}
 
     def heard(self, attempt_id: str, node: str) -> None:
         """A supervisor renewed, or its engine saw it alive."""
         self._heard[attempt_id, node] = self._clock.monotonic()
+
+    def sent(self, attempt_id: str) -> None:
+        """It was handed to its engine, perhaps in vain: what starts of it now is silent at first."""
+        self._sent[attempt_id] = self._clock.monotonic()
 
     def silence_s(self, attempt_id: str, node: str) -> float:
         """Seconds since the last sign of life, counted from when we first cared if there was none."""
@@ -40,10 +46,15 @@ class Leases:
         return max((self.silence_s(attempt.attempt_id, node) for node in nodes), default=0.0)
 
     def has_fence_passed(self, attempt: Attempt, fence_s: float) -> bool:
-        """Every node left has been silent for so long that its supervisor has certainly stopped."""
+        """Every node left has been silent, and was sent nothing, for so long that what ever ran there of
+        it has certainly been stopped by its supervisor.
+        """
         limit = fence_s + FENCE_MARGIN_S
         nodes = attempt.nodes_left
-        return bool(nodes) and all(self.silence_s(attempt.attempt_id, node) > limit for node in nodes)
+        unsent_s = self._clock.monotonic() - self._sent.get(attempt.attempt_id, -inf)
+        if not nodes or unsent_s <= limit:
+            return False
+        return all(self.silence_s(attempt.attempt_id, node) > limit for node in nodes)
 
     def ran_for_s(self, attempt_id: str) -> float:
         """Seconds since we first saw it running: at most what it really ran, never more."""
@@ -54,4 +65,5 @@ class Leases:
         """Forget everything about attempts that hold nothing any more."""
         kept = set(attempt_ids)
         self._heard = {key: at for key, at in self._heard.items() if key[0] in kept}
+        self._sent = {k: at for k, at in self._sent.items() if k in kept}
         self._running_since = {k: at for k, at in self._running_since.items() if k in kept}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from shoal.control.frozen import spec_of
 from shoal.model.attempt import Attempt
@@ -18,11 +19,13 @@ def orders_for(
     nodes: Mapping[str, Node],
     *,
     uid: int,
+    home: Path,
     control_url: str | None,
     renew_s: float,
 ) -> tuple[Order, ...]:
-    """One order per node of the allocation, in rank order."""
+    """One order per node of the allocation, in rank order. `home`: where checkpoints are kept."""
     spec = spec_of(job)
+    checkpoint_dir = str(home / "checkpoints" / job.job_id) if spec.checkpoint is not None else None
     return tuple(
         Order(
             attempt_id=attempt.attempt_id,
@@ -51,6 +54,8 @@ def orders_for(
             control_url=control_url,
             array_index=job.array.index if job.array else None,
             array_size=job.array.size if job.array else None,
+            checkpoint_dir=checkpoint_dir,
+            checkpoint_path=spec.checkpoint.path if spec.checkpoint is not None else None,
             uid=uid,
         )
         for node_rank, share in enumerate(attempt.allocation)

@@ -72,11 +72,10 @@ class ControlPlane:
         return await submit.submit(self.core, actor, asked, key)
 
     async def stop_job(self, actor: Actor, job_id: str, *, key: str | None = None) -> Job:
-        return (await jobs.stop_jobs(self.core, actor, [job_id], key))[0]
+        return await jobs.stop_job(self.core, actor, job_id, key)
 
     async def stop_array(self, actor: Actor, array_id: str, *, key: str | None = None) -> list[Job]:
-        elements = await self.core.store.read(lambda tx: tx.jobs.open_in_array(array_id))
-        return await jobs.stop_jobs(self.core, actor, [job.job_id for job in elements], key)
+        return await jobs.stop_array(self.core, actor, array_id, key)
 
     async def retry_job(self, actor: Actor, job_id: str, *, key: str | None = None) -> Job:
         return await jobs.retry_job(self.core, actor, job_id, key)

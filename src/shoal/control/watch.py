@@ -11,6 +11,7 @@ import structlog
 from shoal.control.core import Core
 from shoal.control.frozen import spec_of
 from shoal.control.launch import launch
+from shoal.control.leases import FENCE_MARGIN_S
 from shoal.engines.base import Observation, Sight
 from shoal.errors import EngineUnreachable
 from shoal.model.attempt import Attempt, AttemptState, EndReason
@@ -37,7 +38,7 @@ async def watch(core: Core) -> None:
         await _compare(core, job, attempt, seen)
     if seen is not None:
         held = {attempt.attempt_id for _, attempt in holding}
-        for attempt_id in seen.keys() - held:
+        for attempt_id in sorted(seen.keys() - held):
             await _tidy(core, attempt_id, seen[attempt_id])
 
 
@@ -57,10 +58,10 @@ async def _look(core: Core) -> Seen | None:
 async def _compare(core: Core, job: Job, attempt: Attempt, seen: Seen | None) -> None:
     observed = None if seen is None else seen.get(attempt.attempt_id, {})
     if observed is not None and _should_submit(attempt, observed):
-        await launch(core, attempt.attempt_id)
-    events = _silent(core, job, attempt) if observed is None else _events(core, job, attempt, observed)
-    for event in events:
+        await _hand_over(core, job, attempt)
+    for event in [] if observed is None else _events(core, job, attempt, observed):
         attempt = await _advance(core, attempt, event)
+    attempt = await _fence(core, job, attempt)
     if attempt.state is AttemptState.STOPPING:
         await cancel(core, job, attempt)
 
@@ -86,7 +87,7 @@ def _events(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observat
             core.leases.heard(attempt.attempt_id, node)
             if seen.started_at is not None and node not in attempt.started_nodes:
                 events.append(Started(node))
-    return events + _silent(core, job, attempt) + _overdue(core, job, attempt)
+    return events + _overdue(core, job, attempt)
 
 
 def _unlisted(core: Core, attempt: Attempt, node: str) -> NodeOutcome:
@@ -102,10 +103,36 @@ def _unlisted(core: Core, attempt: Attempt, node: str) -> NodeOutcome:
     )
 
 
-def _silent(core: Core, job: Job, attempt: Attempt) -> list[AttemptEvent]:
-    """The fence: only for what nobody can see."""
-    fence_s = spec_of(job).fence
-    return [FencePassed()] if core.leases.has_fence_passed(attempt, fence_s) else []
+async def _hand_over(core: Core, job: Job, attempt: Attempt) -> None:
+    """Once more, unless that has failed for longer than the fence: then it is tried elsewhere."""
+    limit_s = spec_of(job).fence + FENCE_MARGIN_S
+    if core.leases.longest_silence_s(attempt) <= limit_s:
+        await launch(core, attempt.attempt_id)
+        return
+    if attempt.attempt_id in core.submitting:
+        return
+    core.submitting.add(attempt.attempt_id)
+    try:
+        # Looked at again under the mark, under which no submission can be on its way.
+        seen = await _look(core)
+        if seen is not None and attempt.attempt_id not in seen:
+            for node in attempt.nodes_left:
+                await _advance(core, attempt, NodeEnded(_unlisted(core, attempt, node)))
+    finally:
+        core.submitting.discard(attempt.attempt_id)
+
+
+async def _fence(core: Core, job: Job, attempt: Attempt) -> Attempt:
+    """Only for what nobody can see. Marked like a submission, so that none begins before it is recorded."""
+    if attempt.attempt_id in core.submitting:
+        return attempt
+    if not core.leases.has_fence_passed(attempt, spec_of(job).fence):
+        return attempt
+    core.submitting.add(attempt.attempt_id)
+    try:
+        return await _advance(core, attempt, FencePassed())
+    finally:
+        core.submitting.discard(attempt.attempt_id)
 
 
 def _overdue(core: Core, job: Job, attempt: Attempt) -> list[AttemptEvent]:

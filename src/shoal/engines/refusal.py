@@ -17,7 +17,17 @@ from shoal.wire import Order
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """Ids and node names become names of directories: no separators, no leading dot."""
 MAX_RANKS_PER_NODE = 4096
-SHARED = ("epoch", "job_id", "nodes", "ranks_per_node", "run", "archive_digest", "array_index")
+SHARED = (
+    "epoch",
+    "job_id",
+    "nodes",
+    "ranks_per_node",
+    "run",
+    "archive_digest",
+    "array_index",
+    "checkpoint_dir",
+    "checkpoint_path",
+)
 """Fields that must be the same in every order of a gang."""
 
 

@@ -55,8 +55,17 @@ def describe(status: int) -> str:
         number = os.WTERMSIG(status)
         return f"was killed by signal {number} ({signal_name(number)})"
     code = os.waitstatus_to_exitcode(status)
-    meanings = {NOT_FOUND: ": program not found", NOT_EXECUTABLE: ": program cannot be run"}
-    return f"exited with code {code}{meanings.get(code, '')}"
+    return f"exited with code {code}{_meaning(code)}"
+
+
+def _meaning(code: int) -> str:
+    """What a shell means by its exit code: above 128 it passes on the signal that killed its program."""
+    if code == NOT_FOUND:
+        return ": program not found"
+    if code == NOT_EXECUTABLE:
+        return ": program cannot be run"
+    known = code - 128 in set(signal.Signals)
+    return f", as after signal {code - 128} ({signal_name(code - 128)})" if known else ""
 
 
 def signal_name(number: int) -> str:

@@ -76,7 +76,12 @@ class ShareRun:
 
     def _live(self) -> Ending:
         launcher = self._confine()
-        end = self._reasons.now() or self._unpack(launcher) or self._set_up(launcher)
+        end = (
+            self._reasons.now()
+            or self._unpack(launcher)
+            or self._link_checkpoint(launcher)
+            or self._set_up(launcher)
+        )
         if end is None:
             self._start_ranks(launcher)
             end = self._follow(launcher, "a rank")
@@ -110,6 +115,13 @@ class ShareRun:
             return self._first(launcher, "unpacking", child)
         finally:
             os.close(fd)
+
+    def _link_checkpoint(self, launcher: Launcher) -> Ending | None:
+        directory, path = self._order.checkpoint_dir, self._order.checkpoint_path
+        if directory is None or path is None or path.startswith("/"):
+            return None
+        child = launcher.start_function("shoal.runtime.checkpoint", "link", (directory, path), keep=())
+        return self._first(launcher, "linking the checkpoint directory", child)
 
     def _set_up(self, launcher: Launcher) -> Ending | None:
         if self._order.setup is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, Field
@@ -192,13 +193,32 @@ def read_retry(value: object) -> object:
 Retry = Annotated[RetrySpec, Human(read_retry, ({"type": "integer", "minimum": 0, "maximum": MAX_RETRIES},))]
 
 
+def _checkpoint_path(path: str) -> str:
+    """As short as it can be written; refuses what could not be a place of its own."""
+    clean = str(PurePosixPath(path))
+    if clean.startswith("/"):
+        return _mount_target("/" + clean.lstrip("/"))
+    if clean == ".":
+        raise ValueError(f"{show(path)} is the work directory itself; name a folder in it, such as `ckpt`")
+    return clean
+
+
 class CheckpointSpec(BaseModel):
-    """Where the program keeps its checkpoints, and how often it writes one."""
+    """A directory of the job's own, kept from one attempt to the next and after the job's end.
+
+    Every rank finds it as SHOAL_CHECKPOINT_DIR; no other job can see it. `{}` is enough.
+    """
 
     model_config = FROZEN
 
-    path: Path
-    interval: TimeLimit | None = None
+    path: Annotated[Path, AfterValidator(_checkpoint_path)] | None = Field(
+        default=None,
+        description="Where the program expects it: `ckpt` is a link in the work directory, "
+        "`/ckpt` a mount. Unset: only at SHOAL_CHECKPOINT_DIR.",
+    )
+    interval: TimeLimit | None = Field(
+        default=None, description="How often the program writes one. Recorded; nothing uses it yet."
+    )
 
 
 def read_checkpoint(value: object) -> object:

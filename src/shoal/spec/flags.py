@@ -110,6 +110,8 @@ def _read(flag: str, value: Any) -> dict[Loc, Any]:
         raise ValueError("unknown flag" + (f"; did you mean `{spelled(meant)}`?" if meant else ""))
     if flag == "env":
         return {("env", name): text for name, text in _pairs(value).items()}
+    if flag == "workdir" and value == "":
+        return {("workdir",): None}
     if flag == "log_rules":
         value = [_log_rule(rule) if isinstance(rule, str) else rule for rule in value]
     elif flag in _WHOLE and isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,18}", value):

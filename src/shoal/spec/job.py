@@ -89,7 +89,10 @@ class JobSpec(BaseModel):
         default=None, description="Run once for each index: `0..99`, `100`, `0-99%10`."
     )
     retry: Retry = RetrySpec.model_construct()
-    checkpoint: Checkpoint | None = None
+    checkpoint: Checkpoint | None = Field(
+        default=None,
+        description="Keep a directory from one attempt to the next: `{}`, or a path such as `ckpt`.",
+    )
     log_rules: LogRules = ()
     topology: Topology | None = None
     grace: Grace = Field(default=30.0, description="From the first signal to the kill.")
@@ -108,6 +111,16 @@ class JobSpec(BaseModel):
             if name in secrets[:position]:
                 raise ValueError(f"{show(name)} is there twice")
         return secrets
+
+    @field_validator("checkpoint", mode="after")
+    @classmethod
+    def _checkpoint_stands_alone(
+        cls, checkpoint: Checkpoint | None, info: ValidationInfo
+    ) -> Checkpoint | None:
+        targets = {mount.target for mount in info.data.get("mounts", ())}
+        if checkpoint is not None and checkpoint.path in targets:
+            raise ValueError(f"{show(checkpoint.path)} is also the target of a mount; keep one of the two")
+        return checkpoint
 
     def canonical(self) -> dict[str, Any]:
         """Plain data with defaults left out; parsing it gives an equal spec."""

@@ -8,6 +8,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from shoal.api import views
+from shoal.model.attempt import AttemptState
 from tests.support.world import World, eventually, open_world
 
 
@@ -39,6 +40,15 @@ def test_a_malformed_key_is_refused(world: World, key: str) -> None:
         world.call("POST", "/v1/jobs", role="member", data=body, headers=[("idempotency-key", key)]).status
         == 422
     )
+
+
+def test_a_repeated_submission_tells_where_the_job_is_now(world: World) -> None:
+    body = {"spec": {"run": "sleep 9"}, "project": "vision"}
+    key = [("idempotency-key", "k-2")]
+    job_id = world.call("POST", "/v1/jobs", role="member", data=body, headers=key).json()["jobs"][0]["job_id"]
+    world.until_state(job_id, AttemptState.RUNNING)
+    again = world.call("POST", "/v1/jobs", role="member", data=body, headers=key).json()
+    assert again["jobs"][0]["status"] == "running"
 
 
 def test_the_only_project_one_may_submit_to_need_not_be_named(world: World) -> None:
@@ -96,8 +106,19 @@ def test_filters_choose_by_status_owner_and_array(world: World) -> None:
         "items"
     ]
     assert nobody == []
-    stopped = world.call("POST", f"/v1/arrays/{made['array_id']}/stop", role="other", data={})
-    assert stopped.json()["count"] == 3
+    stopped = world.call("POST", f"/v1/arrays/{made['array_id']}/stop", role="other", data={}).json()
+    assert stopped["count"] == 3
+    assert {job["status"] for job in stopped["jobs"]} <= {"stopping", "cancelled"}
+
+
+def test_several_statuses_may_be_asked_for_together(world: World) -> None:
+    job_id = world.submit("member", "vision", name="both", after=[world.jobs["vision"]])
+    found = world.call("GET", "/v1/jobs?name=both&status=running&status=queued", role="viewer").json()[
+        "items"
+    ]
+    assert [job["job_id"] for job in found] == [job_id]
+    assert world.call("GET", "/v1/jobs?name=both&status=running", role="viewer").json()["items"] == []
+    assert world.call("GET", "/v1/jobs?status=asleep", role="viewer").status == 422
 
 
 def test_a_job_that_cannot_start_yet_is_explained(world: World) -> None:

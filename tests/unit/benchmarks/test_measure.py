@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import http_load
 from benchmarks.measure import Doorbell, percentile, table, timed, times
-from benchmarks.processes import BenchmarkError, descendants, is_gone, spawn, stop
+from benchmarks.processes import BenchmarkError, descendants, is_gone, spawn, stop, wait_until
 
 
 def test_percentile_is_a_value_that_was_measured() -> None:
@@ -105,4 +105,4 @@ def test_stop_ends_a_process_that_ignores_sigterm(tmp_path_factory: pytest.TempP
     assert len(tree) == 2
     stop(tree, grace_s=0.3)
     process.wait(timeout=20)
-    assert all(is_gone(pid) for pid in tree)
+    wait_until(lambda: all(is_gone(pid) for pid in tree), 20, "the end of the whole tree")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import sys
 import tarfile
 from pathlib import Path
 
@@ -12,6 +13,17 @@ import pytest
 
 from shoal.errors import SpecError
 from shoal.runtime import unpack
+
+
+@pytest.fixture(autouse=True, params=["filters", "without filters"])
+def filters(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Python 3.11.4 and later unpack, and as the releases before it must."""
+    if request.param == "without filters":
+        if sys.version_info >= (3, 12):
+            pytest.skip("every release from 3.12 on has filters")
+        monkeypatch.setattr(unpack, "HAS_FILTERS", False)
+    elif not hasattr(tarfile, "data_filter"):
+        pytest.skip("this Python has no filters")
 
 
 def archive(tmp_path: Path, *members: tuple[tarfile.TarInfo, bytes]) -> tuple[int, str]:
@@ -71,6 +83,30 @@ def test_member_that_leaves_the_directory_is_refused(
     with pytest.raises(SpecError, match="cannot be unpacked"):
         unpack.unpack(fd, digest, work(tmp_path))
     assert list((tmp_path / "in").iterdir()) == [tmp_path / "in" / "work"]
+
+
+def test_member_below_a_link_does_not_lead_out(tmp_path: Path) -> None:
+    """Each looks harmless by name; together they would write above the directory."""
+    members = (
+        a_file("deep/er", b"", type=tarfile.DIRTYPE, mode=0o755),
+        a_file("deep/er/root", b"", type=tarfile.SYMTYPE, linkname="../.."),
+        a_file("deep/er/root/out", b"", type=tarfile.SYMTYPE, linkname="../../.."),
+        a_file("out/outside"),
+    )
+    fd, digest = archive(tmp_path, *members)
+    with pytest.raises(SpecError, match="cannot be unpacked"):
+        unpack.unpack(fd, digest, work(tmp_path))
+    assert list((tmp_path / "in").iterdir()) == [tmp_path / "in" / "work"]
+    assert not (tmp_path / "outside").exists()
+
+
+def test_link_that_stays_inside_is_kept(tmp_path: Path) -> None:
+    fd, digest = archive(
+        tmp_path, a_file("a/b", b"text"), a_file("a/link", b"", type=tarfile.SYMTYPE, linkname="../a/b")
+    )
+    directory = work(tmp_path)
+    unpack.unpack(fd, digest, directory)
+    assert Path(directory, "a/link").read_bytes() == b"text"
 
 
 def test_absolute_name_stays_inside(tmp_path: Path) -> None:

@@ -80,7 +80,6 @@ def test_every_mistake_is_named_by_its_flag() -> None:
             mounts=["x"],
             log_rules=["x"],
             env={"A B": "1"},
-            checkpoint_interval="5m",
             gpu=1,
         )
     assert refused.value.problems == (
@@ -93,5 +92,8 @@ def test_every_mistake_is_named_by_its_flag() -> None:
         "`--env`: `A B` is not made of letters, digits and `_`, the first no digit",
         "`--mount`: `x` is not a mount such as `/srv/data:/data` or `/srv/data:/data:ro`",
         "`--retry-on`: `omo` is not `exit`, `signal`, `oom`, `setup` or `time_limit`; did you mean `oom`?",
-        "`--checkpoint` is missing; it is needed here",
     )
+
+
+def test_an_empty_workdir_is_none_at_all() -> None:
+    assert spec_from_flags(run="x", workdir="") == parse_job({"run": "x", "workdir": None})

@@ -176,6 +176,9 @@ def test_an_array_of_one_index_is_not_read_back_as_a_count() -> None:
         ),
         ({"retry": {"backoff": "2h"}}, "`2h` is 2h; from 0s to 1h"),
         ({"checkpoint": "../up"}, "has `..` in it"),
+        ({"checkpoint": "./"}, "`./` is the work directory itself"),
+        ({"checkpoint": "/"}, "`/` cannot be covered by a mount"),
+        ({"checkpoint": "/d", "mounts": ["/a:/d/"]}, "`/d` is also the target of a mount"),
         ({"log_rules": {"(": "exclude_node"}}, "`(` is not a regular expression"),
         ({"log_rules": {"a{99999999999}": "exclude_node"}}, "is not a regular expression"),
         ({"log_rules": {"(" * 490 + ")" * 490: "exclude_node"}}, "nested too deeply"),
@@ -259,3 +262,18 @@ def test_every_key_that_could_be_mistyped_has_its_known_names_at_hand() -> None:
 )
 def test_a_pattern_is_told_in_words(fields: dict[str, Any], told: str) -> None:
     assert told in refusals(**fields)[0]
+
+
+def test_a_checkpoint_without_a_path_is_a_directory_of_the_jobs_own() -> None:
+    spec = job(checkpoint={})
+    assert spec.checkpoint is not None
+    assert spec.checkpoint.path is None
+    assert spec.canonical_json() == '{"checkpoint":{},"run":"true"}'
+    assert JobSpec.model_validate_json(spec.canonical_json()) == spec
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"), [("./out//ckpt/", "out/ckpt"), ("//ckpt/.", "/ckpt"), ("ckpt", "ckpt")]
+)
+def test_a_checkpoints_path_has_one_way_to_be_written(written: str, meant: str) -> None:
+    assert job(checkpoint=written) == job(checkpoint={"path": meant})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import Query, Request, Response
@@ -46,8 +47,11 @@ async def submit_job(request: Request, query: Annotated[NoQuery, Query()]) -> Re
         archive_digest=body.archive,
         secrets=body.secrets,
     )
+    shown = result.jobs[:MAX_SHOWN]
+    # A new job is queued, which needs no look; one that was accepted before may be anywhere.
+    fresh = [render_job(job, None) for job in shown] if not result.was_repeated else None
     view: views.SubmitView = {
-        "jobs": [render_job(job, None) for job in result.jobs[:MAX_SHOWN]],
+        "jobs": fresh if fresh is not None else await _as_they_are(call, shown),
         "count": len(result.jobs),
         "array_id": result.array_id,
         "was_repeated": result.was_repeated,
@@ -231,9 +235,19 @@ async def stop_array(request: Request, array_id: str, query: Annotated[NoQuery, 
     view: views.StoppedView = {
         "array_id": array_id,
         "count": len(stopped),
-        "jobs": [render_job(job, None) for job in stopped[:MAX_SHOWN]],
+        "jobs": await _as_they_are(call, stopped[:MAX_SHOWN]),
     }
     return answer(view)
+
+
+async def _as_they_are(call: Call, jobs: Sequence[Job]) -> list[views.JobView]:
+    """Each job with where its newest attempt is now."""
+
+    def load(tx: Tx) -> list[Attempt | None]:
+        return [tx.attempts.newest(job.job_id) for job in jobs]
+
+    attempts = await call.plane.core.store.read(load)
+    return [render_job(job, attempt) for job, attempt in zip(jobs, attempts, strict=True)]
 
 
 async def load_job(call: Call, job_id: str) -> tuple[Job, list[Attempt]]:

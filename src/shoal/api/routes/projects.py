@@ -13,7 +13,7 @@ from shoal.api.queries import NoQuery
 from shoal.api.render import render_member, render_project
 from shoal.api.requests import MemberBody, NewProject, ProjectLimits, role
 from shoal.api.routing import Routes
-from shoal.errors import NotFound, SpecError
+from shoal.errors import SpecError
 from shoal.identity import Permission, check_member_grant
 from shoal.model.people import Membership, Project, Role
 from shoal.store import Tx
@@ -114,15 +114,14 @@ async def set_member(request: Request, name: str, user: str, query: Annotated[No
 async def remove_member(
     request: Request, name: str, user: str, query: Annotated[NoQuery, Query()]
 ) -> Response:
-    """Take somebody out of the project."""
+    """Take somebody out of the project. May be repeated."""
     call = call_of(request)
     key = idempotency_key(request)
     call.allow(name)
     await call.project(name)
     held = await _held(call, name, user)
-    if held is None:
-        raise NotFound("no such member of the project", hint=f"shoal project members {name}")
-    check_member_grant(call.caller, name, held, held)
+    if held is not None:
+        check_member_grant(call.caller, name, held, held)
     try:
         await call.plane.remove_member(call.actor, name, user, key=key)
     finally:

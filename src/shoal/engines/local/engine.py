@@ -22,6 +22,7 @@ import msgspec
 from shoal.clock import Clock
 from shoal.engines.base import LogChunk, Observation, Sight, Submission
 from shoal.engines.local.book import Book, ShareView, Views
+from shoal.engines.local.checkpoint import with_checkpoint
 from shoal.engines.local.client import Children, free_port, read_words
 from shoal.engines.local.inventory import take_inventory
 from shoal.engines.local.parse import MAX_LINE, whole_lines
@@ -132,7 +133,7 @@ class LocalEngine:
         port = self._promise_port(address, submission.attempt_id)
         try:
             orders = complete_orders(submission, address, port, self._confinement)
-            return self._book.add(orders, archive_path)
+            return self._book.add(with_checkpoint(self._home, orders), archive_path)
         finally:
             # From here on the order itself tells that the port is taken.
             with self._guard:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 
 from shoal.errors import ShoalError, SpecError
-from shoal.runtime import kernel, spool, tree
+from shoal.runtime import checkpoint, kernel, spool, tree
 from shoal.runtime.confine import cgroup, cgroup1, cgroup2, rlimits, view
 from shoal.runtime.confine.detect import candidates, find_bubblewrap
 from shoal.runtime.confine.programs import job_path, programs
@@ -81,8 +81,17 @@ class Confinement:
             raise CannotConfine(
                 "mounts need bubblewrap, which is not in use on this node", hint="shoal doctor"
             )
-        if self.uid is not None:
-            self._check_reachable()
+        self._check_reachable(self._share.work, "work")
+        directory, path = self._order.checkpoint_dir, self._order.checkpoint_path
+        if directory is None:
+            return
+        if path is not None and path.startswith("/"):
+            raise CannotConfine(
+                f"checkpoints at `{path}` need bubblewrap, which is not in use on this node",
+                hint="give `checkpoint` a path without a leading `/`",
+            )
+        self._check_reachable(directory, "checkpoint")
+        os.close(checkpoint.open_directory(directory))
 
     def enter(self) -> None:
         """In a child that was just forked: take on every limit and leave every privilege. `OSError`: the
@@ -160,7 +169,7 @@ class Confinement:
         if program is None:
             raise SandboxFailed("there is no `bwrap` on this node", hint="apt install bubblewrap")
         home = os.path.realpath(self._share.home)
-        mounts = self._open_mounts(home)
+        mounts = (*self._open_mounts(home), *self._open_checkpoint(home))
         arguments = view.view_arguments(
             uid=self.uid,
             home=home,
@@ -176,20 +185,36 @@ class Confinement:
         opened: list[view.BindMount] = []
         for mount in self._order.mounts:
             view.check_target(mount.target, home)
-            fd = open_as(mount.source, self.uid)
-            self._mount_fds.append(fd)
-            os.set_inheritable(fd, True)  # noqa: FBT003
+            fd = self._passed_on(open_as(mount.source, self.uid))
             view.check_source(mount.source, os.readlink(f"/proc/self/fd/{fd}"), home)
             opened.append(view.BindMount(fd=fd, target=mount.target, is_read_only=mount.is_read_only))
         return tuple(opened)
 
-    def _check_reachable(self) -> None:
-        path = self._share.work
-        while path != "/":
+    def _open_checkpoint(self, home: str) -> tuple[view.BindMount, ...]:
+        """Where it lies, though SHOAL_HOME is hidden, and at the absolute path the job asked for."""
+        directory, path = self._order.checkpoint_dir, self._order.checkpoint_path
+        if directory is None:
+            return ()
+        targets = [directory]
+        if path is not None and path.startswith("/"):
+            view.check_target(path, home)
+            targets.append(path)
+        fd = self._passed_on(checkpoint.open_directory(directory))
+        return tuple(view.BindMount(fd=fd, target=target, is_read_only=False) for target in targets)
+
+    def _passed_on(self, fd: int) -> int:
+        """The descriptor, which bubblewrap inherits and which is closed once the sandbox is there."""
+        self._mount_fds.append(fd)
+        os.set_inheritable(fd, True)  # noqa: FBT003
+        return fd
+
+    def _check_reachable(self, wanted: str, what: str) -> None:
+        path = wanted
+        while path != "/" and self.uid is not None:
             path = os.path.dirname(path)
             if not view.may_enter(path, self.uid):
                 raise CannotConfine(
-                    f"the job's user {self.uid} cannot pass through `{path}` to its work directory",
+                    f"the job's user {self.uid} cannot pass through `{path}` to its {what} directory",
                     hint="apt install bubblewrap",
                 )
 

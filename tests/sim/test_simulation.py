@@ -1,0 +1,72 @@
+"""A few hundred simulated lives; `make sim` runs tens of thousands."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.sim.run import live_all
+from tests.sim.story import be_quiet, fingerprint, live
+
+REPO = Path(__file__).resolve().parents[2]
+NUM_SEEDS = 320
+CHUNK = 20
+MUST_HAPPEN = (
+    "answers repeated",
+    "attempts ended",
+    "clock jumps",
+    "crashes",
+    "drains",
+    "failing disks",
+    "fences passed",
+    "full disks",
+    "jobs cancelled",
+    "jobs failed",
+    "jobs succeeded",
+    "nodes declared dead",
+    "nodes powered off",
+    "partitions",
+    "ranks killed",
+    "retries",
+    "stops",
+    "submissions answered",
+    "supervisors killed",
+)
+
+
+@pytest.mark.parametrize("first", range(0, NUM_SEEDS, CHUNK))
+def test_no_promise_is_broken_in_any_of_these_lives(first: int) -> None:
+    _, failures = live_all(first, CHUNK)
+    assert not failures, "\n\n".join(failures)
+
+
+def test_every_kind_of_trouble_happens() -> None:
+    happened: Counter[str] = live_all(0, 40)[0]
+    missing = [name for name in MUST_HAPPEN if not happened[name]]
+    assert not missing, f"never in 40 lives: {missing}; seen: {dict(happened)}"
+
+
+@pytest.mark.parametrize("seed", [7, 123])
+def test_seed_replays_exactly_even_in_another_process(seed: int) -> None:
+    be_quiet()
+    here = fingerprint(live(seed))
+    assert fingerprint(live(seed)) == here
+    script = (
+        "from tests.sim.story import be_quiet, fingerprint, live\n"
+        f"be_quiet(); print(fingerprint(live({seed})))"
+    )
+    for hash_seed in ("1", "2"):
+        env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": f"{REPO / 'src'}:{REPO}"}
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
+        assert done.stdout.strip() == here
+
+
+def test_different_seeds_live_different_lives() -> None:
+    be_quiet()
+    assert len({fingerprint(live(seed)) for seed in range(5)}) == 5

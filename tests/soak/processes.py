@@ -1,0 +1,97 @@
+"""Which processes belong to one home: its supervisors, and what runs below them.
+
+Read from the machine's own /proc, so pids are the machine's also for what lives in a namespace of its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+
+class Found(msgspec.Struct, frozen=True):
+    """Pids by what they are."""
+
+    supervisors: list[int]
+    sandboxes: list[int]
+    """bubblewrap and the first process of its namespace."""
+    setups: list[int]
+    ranks: list[int]
+
+    def everything(self) -> list[int]:
+        return self.supervisors + self.sandboxes + self.setups + self.ranks
+
+
+def find(home: Path) -> Found:
+    """One look. What ends meanwhile is not listed."""
+    stats = _parents_and_names()
+    children: dict[int, list[int]] = {}
+    for pid, (parent, _) in stats.items():
+        children.setdefault(parent, []).append(pid)
+    attempts = {path.name for place in ("live", "kept") for path in (home / "spool" / place).glob("*")}
+    supervisors = [pid for pid, (_, name) in stats.items() if name != b"bwrap" and _supervises(pid, home)]
+    # A supervisor that has just forked is a child with its parent's command line.
+    first = [pid for pid in supervisors if stats[pid][0] not in supervisors]
+    sandboxes, setups, ranks = [], [], []
+    for pid, (_, name) in stats.items():
+        marks = _environment(pid)
+        if marks.get(b"SHOAL_ATTEMPT_ID", b"").decode() in attempts:
+            (ranks if b"RANK" in marks else setups).append(pid)
+        elif name == b"bwrap" and _is_below(pid, first, stats):
+            sandboxes.append(pid)
+            sandboxes += [child for child in children.get(pid, ()) if stats[child][1] == b"sh"]
+    return Found(first, sandboxes, setups, ranks)
+
+
+def describe(pid: int) -> str:
+    """For people: what is left of a process."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        words = "(gone)"
+    return f"{pid} {words[:200]}"
+
+
+def _supervises(pid: int, home: Path) -> bool:
+    words = _words(pid)
+    return b"shoal.runtime.supervisor" in words and words[-1].startswith(f"{home}/".encode())
+
+
+def _words(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    except OSError:
+        return [b""]
+
+
+def _environment(pid: int) -> dict[bytes, bytes]:
+    try:
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    return {name: value for name, _, value in (entry.partition(b"=") for entry in entries)}
+
+
+def _parents_and_names() -> dict[int, tuple[int, bytes]]:
+    """Every living process; zombies run nothing."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            before, _, after = (entry / "stat").read_bytes().rpartition(b")")
+        except OSError:
+            continue
+        state, parent = after.split()[:2]
+        if state not in (b"Z", b"X"):
+            found[int(entry.name)] = (int(parent), before.partition(b"(")[2])
+    return found
+
+
+def _is_below(pid: int, tops: list[int], stats: dict[int, tuple[int, bytes]]) -> bool:
+    while pid in stats:
+        if pid in tops:
+            return True
+        pid = stats[pid][0]
+    return False

@@ -1,0 +1,89 @@
+"""Users, projects, members and tokens over HTTP: repeatable, limited, and in force at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.world import World, open_world
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with open_world(tmp_path_factory.mktemp("people")) as opened:
+        yield opened
+
+
+def test_a_name_is_taken_once_and_a_repeated_request_is_not_a_second_one(world: World) -> None:
+    key = [("idempotency-key", "u-1")]
+    first = world.call("POST", "/v1/users", role="admin", data={"name": "eve"}, headers=key)
+    again = world.call("POST", "/v1/users", role="admin", data={"name": "eve"}, headers=key)
+    assert (first.status, again.status, first.json()) == (201, 201, again.json())
+    assert world.call("POST", "/v1/users", role="admin", data={"name": "eve"}).status == 409
+
+
+@pytest.mark.parametrize("name", ["", "Eve", "-eve", "e v e", "../eve", "x" * 64, "é"])
+def test_names_that_could_be_mistaken_are_refused(world: World, name: str) -> None:
+    assert world.call("POST", "/v1/users", role="admin", data={"name": name}).status == 422
+    assert world.call("POST", "/v1/projects", role="admin", data={"name": name}).status == 422
+
+
+def test_the_last_admin_cannot_be_taken_away(world: World) -> None:
+    assert world.call("PATCH", "/v1/users/ada", role="admin", data={"is_active": False}).status == 409
+    assert world.call("PATCH", "/v1/users/ada", role="admin", data={"cluster_role": None}).status == 409
+    assert world.call("GET", "/v1/me", role="admin").json()["cluster_role"] == "admin"
+
+
+def test_taking_a_member_out_may_be_repeated(world: World) -> None:
+    path = "/v1/projects/speech/members/oz"
+    assert world.call("PUT", path, role="admin", data={"role": "member"}).status == 200
+    assert [world.call("DELETE", path, role="admin").status for _ in range(2)] == [200, 200]
+    members = world.call("GET", "/v1/projects/speech/members", role="admin").json()["items"]
+    assert [member["user"] for member in members] == ["dora"]
+
+
+def test_a_new_limit_is_in_force_for_the_next_request(world: World) -> None:
+    def submit(priority: int) -> int:
+        body = {"spec": {"run": "true", "priority": priority}, "project": "speech"}
+        return world.call("POST", "/v1/jobs", role="stranger", data=body).status
+
+    assert submit(50) == 201
+    world.call("PATCH", "/v1/projects/speech", role="admin", data={"max_priority": 10})
+    assert submit(50) == 403
+    world.call("PATCH", "/v1/projects/speech", role="admin", data={"max_priority": 100})
+    assert submit(50) == 201
+
+
+def test_a_tokens_text_is_shown_once(world: World) -> None:
+    key = [("idempotency-key", "t-1")]
+    first = world.call("POST", "/v1/tokens", role="member", data={"label": "ci"}, headers=key).json()
+    again = world.call("POST", "/v1/tokens", role="member", data={"label": "ci"}, headers=key).json()
+    assert (first["id"], again["text"]) == (again["id"], None)
+    assert world.call("GET", "/v1/me", token=first["text"]).json()["token"]["id"] == first["id"]
+    listed = world.call("GET", "/v1/tokens", role="member").body.decode()
+    assert first["id"] in listed
+    assert first["text"].rsplit("_", 1)[1] not in listed
+
+
+def test_an_admin_makes_and_sees_tokens_of_others_and_nobody_else_does(world: World) -> None:
+    made = world.call("POST", "/v1/tokens", role="admin", data={"user": "cy", "scope": "viewer"}).json()
+    assert world.call("GET", "/v1/me", token=made["text"]).json()["user"] == "cy"
+    listed = world.call("GET", "/v1/tokens?user=cy", role="admin").json()["items"]
+    assert made["id"] in {token["id"] for token in listed}
+    assert world.call("GET", "/v1/tokens?user=cy", role="operator").status == 403
+    assert world.call("POST", "/v1/tokens", role="lead", data={"user": "cy"}).status == 403
+
+
+def test_a_change_that_changes_nothing_is_refused(world: World) -> None:
+    assert world.call("PATCH", "/v1/users/cy", role="admin", data={}).status == 422
+    assert world.call("PATCH", "/v1/projects/vision", role="admin", data={}).status == 422
+
+
+def test_everybody_sees_their_own_projects_with_their_role(world: World) -> None:
+    mine = world.call("GET", "/v1/projects", role="viewer").json()["items"]
+    assert [(project["name"], project["role"]) for project in mine] == [("vision", "viewer")]
+    names = {
+        project["name"] for project in world.call("GET", "/v1/projects", role="operator").json()["items"]
+    }
+    assert {"vision", "speech"} <= names

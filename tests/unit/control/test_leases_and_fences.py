@@ -1,0 +1,136 @@
+"""Who may renew, and when an attempt that nobody sees may be replaced: without chance, event by event."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from shoal.control.leases import FENCE_MARGIN_S
+from shoal.control.reports import renew
+from shoal.control.submit import Asked
+from shoal.errors import StateError
+from shoal.model.attempt import Attempt
+from shoal.spec import parse_job
+from shoal.wire import EndKind, NodeOutcome, Phase, Renewal
+from tests.sim.driver import run_now
+from tests.sim.story import be_quiet
+from tests.sim.world import USER, World
+
+FENCE_S = 40.0
+
+
+@pytest.fixture
+def world() -> World:
+    be_quiet()
+    calm = World(0, num_nodes=2, faults=0.0)
+    turn(calm, "heal")
+    return calm
+
+
+def turn(world: World, *loops: str) -> None:
+    for loop in loops:
+        world.wake(loop)
+        world.driver.drain()
+
+
+def accept(world: World, **fields: Any) -> str:
+    """A job that runs for ever unless its fields say otherwise; its id."""
+    spec = {"name": "k", "run": "train", "resources": {"gpus": 4}, "fence": f"{FENCE_S}s", "workdir": None}
+    world.asked["k"] = Asked(spec=parse_job({**spec, **fields}), project="lab", owner=USER)
+    world.submit("k")
+    world.driver.drain()
+    return world.accepted["k"][0]
+
+
+def newest(world: World, job_id: str) -> Attempt:
+    attempt = run_now(world.disk.inner.read(lambda tx: tx.attempts.newest(job_id)))
+    assert isinstance(attempt, Attempt)
+    return attempt
+
+
+def place_on_cut_nodes(world: World) -> Attempt:
+    """Placed, and not handed over: nobody answers."""
+    job_id = accept(world)
+    for node in world.nodes:
+        world.cluster.cut(node)
+    turn(world, "place")
+    attempt = newest(world, job_id)
+    assert attempt.state == "starting"
+    assert not world.cluster.running()
+    return attempt
+
+
+def test_what_is_handed_over_late_has_its_whole_fence_before_it(world: World) -> None:
+    attempt = place_on_cut_nodes(world)
+    turn(world, "watch")
+    world.clock.advance(FENCE_S + FENCE_MARGIN_S - 5)
+    for node in world.nodes:
+        world.cluster.heal(node)
+    turn(world, "watch")
+    for node in world.nodes:
+        world.cluster.cut(node)
+    world.clock.advance(FENCE_S / 2)
+    turn(world, "watch")
+    assert [order.attempt_id for order in world.cluster.running()] == [attempt.attempt_id]
+    assert newest(world, attempt.job_id).attempt_id == attempt.attempt_id
+    world.clock.advance(FENCE_S + FENCE_MARGIN_S)
+    turn(world, "watch")
+    assert newest(world, attempt.job_id).epoch == attempt.epoch + 1
+
+
+def test_what_cannot_be_handed_over_for_a_fence_is_tried_elsewhere(world: World) -> None:
+    attempt = place_on_cut_nodes(world)
+    turn(world, "watch")
+    assert newest(world, attempt.job_id).attempt_id == attempt.attempt_id
+    world.clock.advance(FENCE_S + FENCE_MARGIN_S + 1)
+    turn(world, "watch")
+    again = newest(world, attempt.job_id)
+    assert again.epoch == attempt.epoch + 1
+    assert not world.cluster.running()
+    assert attempt.attempt_id not in world.cluster.native_ids
+
+
+def running(world: World) -> Attempt:
+    attempt = newest(world, accept(world))
+    turn(world, "place")
+    world.clock.advance(10)
+    turn(world, "watch")
+    attempt = newest(world, attempt.job_id)
+    assert attempt.state == "running"
+    return attempt
+
+
+def renewal_of(attempt: Attempt, **changes: Any) -> Renewal:
+    first = Renewal(
+        attempt_id=attempt.attempt_id, epoch=attempt.epoch, node=attempt.node_names[0], phase=Phase.RUNNING
+    )
+    return msgspec.structs.replace(first, **changes)
+
+
+def carry(world: World, renewal: Renewal) -> object:
+    answers: list[object] = []
+    world.driver.spawn("renew", renew(world.core, renewal), answers.append)
+    world.driver.drain()
+    return answers[0]
+
+
+@pytest.mark.parametrize("change", [{"epoch": 0}, {"epoch": 2}, {"node": "n9"}, {"attempt_id": "att_0"}])
+def test_renewal_for_anything_but_the_living_attempt_is_refused(world: World, change: dict[str, Any]) -> None:
+    attempt = running(world)
+    assert not isinstance(carry(world, renewal_of(attempt)), Exception)
+    assert isinstance(carry(world, renewal_of(attempt, **change)), StateError)
+
+
+def test_outcome_of_a_stale_epoch_ends_nothing(world: World) -> None:
+    attempt = running(world)
+    node = attempt.node_names[0]
+    for epoch in (0, 2):
+        outcome = NodeOutcome(
+            attempt_id=attempt.attempt_id, epoch=epoch, node=node, kind=EndKind.LOST, ended_at=0.0
+        )
+        for carried in (attempt.epoch, epoch):
+            answer = carry(world, renewal_of(attempt, epoch=carried, phase=Phase.ENDED, outcome=outcome))
+            assert isinstance(answer, StateError)
+    assert newest(world, attempt.job_id).state == "running"
