@@ -59,14 +59,18 @@ def limited(receive: Receive, max_bytes: int | None, monotonic: Callable[[], flo
 
 async def read_json(request: Request) -> Any:
     """The body as JSON values. Raises a `SpecError` (415, 400, 422) that says what is wrong with it."""
+    return decode_strictly(await read_raw_json(request))
+
+
+async def read_raw_json(request: Request) -> bytes:
+    """The body of a request that says it is JSON, not decoded yet."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise WrongMediaType(
             f"the body is `{kind or 'of no declared type'}`; this route reads application/json",
             hint="send the header `Content-Type: application/json`",
         )
-    raw = await request.body()
-    return decode_strictly(raw)
+    return await request.body()
 
 
 async def read_model(request: Request, model: type[Model]) -> Model:

@@ -10,10 +10,12 @@ from shoal.clock import Clock
 from shoal.control.backoff import Backoff
 from shoal.control.known_nodes import KnownNodes
 from shoal.control.leases import Leases
+from shoal.control.queue import Queue
 from shoal.control.record import Recorder
+from shoal.control.told import Told
 from shoal.engines.base import Engine
 from shoal.ids import IdFactory
-from shoal.scheduler import Explanation, Policy
+from shoal.scheduler import Policy
 from shoal.settings import Settings
 from shoal.store import Store
 
@@ -51,8 +53,8 @@ class Core:
         self.submitting: set[str] = set()
         """Attempts being handed to the engine at this moment."""
         self.control_url: str | None = None
-        self.explanations: dict[str, Explanation] = {}
-        """By attempt, from the newest plan."""
+        self.queue = Queue()
+        self.told = Told()
         self.anchored = 0
         """The newest event known to be written down outside the database."""
         self.nodes = KnownNodes()

@@ -8,13 +8,16 @@ from shoal.control.leases import FENCE_MARGIN_S, QUIET_S
 from shoal.control.snapshot import age
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
-from shoal.scheduler import Explanation, Why
+from shoal.scheduler import Explanation, Why, explain_unmet
 
 
 def explain(core: Core, job: Job, attempt: Attempt) -> Explanation | None:
     """None when there is nothing to explain: it runs and is heard from, or it has ended."""
     if attempt.state is AttemptState.QUEUED:
-        known = core.explanations.get(attempt.attempt_id)
+        blocked = core.queue.blocked(job.job_id)
+        if blocked is not None:
+            return explain_unmet(blocked)
+        known = core.told.explanations.get(attempt.attempt_id)
         return known or Explanation(
             attempt_id=attempt.attempt_id,
             job_id=job.job_id,

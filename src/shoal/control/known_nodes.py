@@ -1,7 +1,9 @@
-"""The nodes as the newest plan saw them, and which requests they could hold."""
+"""The nodes as of the last look, as the scheduler sees them, and which requests they could hold."""
 
 from __future__ import annotations
 
+from shoal.control.snapshot import node_view
+from shoal.model.node import Node
 from shoal.model.request import Request
 from shoal.scheduler import Explanation, NodeView, impossible
 
@@ -10,22 +12,29 @@ MAX_KNOWN = 1024
 
 
 class KnownNodes:
-    """Nobody yet, until the first plan is made."""
+    """None yet, until the first look."""
 
     def __init__(self) -> None:
-        self.views: tuple[NodeView, ...] = ()
+        self._nodes: list[Node] = []
         self._possible: set[Request] = set()
 
-    def see(self, views: tuple[NodeView, ...]) -> None:
-        if views != self.views:
-            self.views = views
-            self._possible.clear()
+    def see(self, nodes: list[Node]) -> bool:
+        """Whether anything about them is new."""
+        if nodes == self._nodes:
+            return False
+        self._nodes = nodes
+        self._possible.clear()
+        return True
 
-    def never_fits(self, request: Request) -> Explanation | None:
+    def views(self, now: float) -> tuple[NodeView, ...]:
+        """By name."""
+        return tuple(node_view(node, now) for node in sorted(self._nodes, key=lambda node: node.name))
+
+    def never_fits(self, request: Request, now: float) -> Explanation | None:
         """Why no set of these nodes could ever hold it; None when one could, or no node is known."""
         if request in self._possible:
             return None
-        never = impossible(request, self.views)
+        never = impossible(request, self.views(now))
         if never is None and len(self._possible) < MAX_KNOWN:
             self._possible.add(request)
         return never

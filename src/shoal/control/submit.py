@@ -89,7 +89,7 @@ def check_mounts(core: Core, spec: JobSpec) -> None:
 
 def check_fit(core: Core, request: Request) -> None:
     """Refuse what no set of this cluster's nodes could ever hold; with no nodes known yet, wait."""
-    never = core.nodes.never_fits(request)
+    never = core.nodes.never_fits(request, core.clock.now())
     if never is not None:
         raise SpecError(never.sentence, hint=never.hint, **never.facts)
 

@@ -5,6 +5,7 @@ One file a stage, in the order a cycle passes them: `order eligible capacity fit
 """
 
 from shoal.scheduler.cycle import plan
+from shoal.scheduler.eligible import explain_unmet
 from shoal.scheduler.impossible import impossible
 from shoal.scheduler.policy import Policy
 from shoal.scheduler.snapshot import Candidate, GpuView, Holding, NodeView, Snapshot, UnmetDependency
@@ -22,6 +23,7 @@ __all__ = [
     "Start",
     "UnmetDependency",
     "Why",
+    "explain_unmet",
     "impossible",
     "plan",
 ]

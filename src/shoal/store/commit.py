@@ -77,11 +77,11 @@ class Committer:
         self._tx = None
         return seq
 
-    def tidy(self, *, is_idle: bool) -> None:
+    def tidy(self) -> None:
         if self._connection is None:
             return
         try:
-            self._database.tidy(self._connection, is_idle=is_idle)
+            self._database.tidy(self._connection)
         except Exception:
             # Not a DBAPIError: housekeeping talks to the driver directly.
             self.abandon()

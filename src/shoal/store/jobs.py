@@ -14,7 +14,7 @@ from shoal.model.job import Job, JobOutcome
 from shoal.store.base import JobFilter, Stale
 from shoal.store.codec import decode_attempt, decode_job, encode
 from shoal.store.prepared import Session
-from shoal.store.schema import attempts, jobs, project_counters
+from shoal.store.schema import attempts, events, jobs, project_counters
 
 MAX_STREAMS = 64
 """A filter of more projects times statuses than this walks all jobs by age instead."""
@@ -68,6 +68,9 @@ OPEN_IN_ARRAY = (
 )
 WITH_NEWEST_ATTEMPT = select(jobs.c.body, attempts.c.body.label("attempt_body")).join_from(
     jobs, attempts, attempts.c.attempt_id == jobs.c.newest_attempt_id
+)
+CHANGED = WITH_NEWEST_ATTEMPT.where(
+    jobs.c.job_id.in_(select(events.c.job_id).where(events.c.seq > bindparam("after")))
 )
 BY_IDS = WITH_NEWEST_ATTEMPT.where(jobs.c.job_id.in_(bindparam("ids", expanding=True)))
 BY_STATUS = select(jobs.c.status, func.count()).group_by(jobs.c.status)
@@ -139,6 +142,11 @@ class Jobs:
             for job_id, outcome in self._session.ask(OUTCOMES, {"ids": ids}):
                 found[job_id] = JobOutcome(outcome) if outcome else None
         return found
+
+    def changed_since(self, seq: int) -> list[tuple[Job, Attempt]]:
+        """Every job that an event after that one is about, with its newest attempt."""
+        found = self._run(CHANGED, {"after": seq})
+        return [(decode_job(job), decode_attempt(attempt)) for job, attempt in found]
 
     def open_in_array(self, array_id: str) -> list[Job]:
         return [decode_job(body) for (body,) in self._run(OPEN_IN_ARRAY, {"array_id": array_id})]

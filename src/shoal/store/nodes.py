@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from sqlalchemy import bindparam, delete, insert, select, update
 
 from shoal.model.node import Node
@@ -9,6 +11,8 @@ from shoal.store.base import Stale
 from shoal.store.codec import decode_node, encode
 from shoal.store.prepared import Session
 from shoal.store.schema import nodes
+
+MAX_KEPT = 1 << 14
 
 INSERT = insert(nodes)
 BY_NAME = select(nodes.c.body).where(nodes.c.name == bindparam("of"))
@@ -20,6 +24,10 @@ UPDATE = (
 )
 DELETE = delete(nodes).where(nodes.c.name == bindparam("of"))
 ALL = select(nodes.c.body).order_by(nodes.c.name)
+
+
+_decoded = lru_cache(maxsize=MAX_KEPT)(decode_node)
+"""Loops look at all nodes again and again, and few of them change."""
 
 
 class Nodes:
@@ -43,7 +51,7 @@ class Nodes:
 
     def all(self) -> list[Node]:
         """By name."""
-        return [decode_node(body) for (body,) in self._run(ALL)]
+        return [_decoded(body) for (body,) in self._run(ALL)]
 
     def remove(self, name: str) -> None:
         """May be repeated."""

@@ -45,7 +45,7 @@ class Session:
     """One connection's way to run statements, inside a transaction that somebody else begins and ends."""
 
     def __init__(self, connection: Connection) -> None:
-        self.ask: Callable[..., CursorResult[Any]] = connection.execute
+        self.ask: Callable[..., CursorResult[*tuple[Any, ...]]] = connection.execute
         """Run a query composed for this one question."""
         self._driver: Any = connection.connection.dbapi_connection
         self._dialect = connection.dialect
