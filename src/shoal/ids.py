@@ -10,6 +10,10 @@ ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford base 32: no i, l, o, 
 LENGTH = 26
 PAIRS = tuple(high + low for high in ALPHABET for low in ALPHABET)
 
+RANDOM_BYTES = 10
+DRAWN_AT_ONCE = 64
+"""Ids made of one call to `random`: a system call lets other threads in, and costs more than an id."""
+
 IdFactory = Callable[[str], str]
 """Takes a prefix (`job`, `att`, `usr`, `tok`, `arr`) and returns a new id, never the same twice."""
 
@@ -33,12 +37,15 @@ def id_factory(now: Callable[[], float], random: Callable[[int], bytes] = os.ura
     elements of an array, made in one go, sort by their index. May be called from several threads.
     """
     last = 0
+    pool = b""
     guard = threading.Lock()
 
     def new_id(prefix: str) -> str:
-        nonlocal last
+        nonlocal last, pool
         with guard:
-            last = max(last + 1, uuid7(now(), random(10)))
+            pool = pool or random(RANDOM_BYTES * DRAWN_AT_ONCE)
+            drawn, pool = pool[:RANDOM_BYTES], pool[RANDOM_BYTES:]
+            last = max(last + 1, uuid7(now(), drawn))
             return f"{prefix}_{encode(last)}"
 
     return new_id
