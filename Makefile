@@ -4,7 +4,7 @@ KILLS ?= 1000
 SEEDS ?= 20000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench soak sim
+.PHONY: help setup demo test check format bench soak sim faults mutants
 
 help: ## print these targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -38,8 +38,19 @@ bench: ## Shoal beside a real Slurm and a real Ray, in one run
 	@$(BIN)/python -m benchmarks.idle
 	@$(BIN)/python -m benchmarks.listing
 
-soak: setup ## random kills under mixed load: make soak KILLS=1000
+soak: setup ## all that takes long: kills, simulated lives, faults, planted bugs: make soak KILLS=1000
+	@echo "== random kills under mixed load"
 	@$(BIN)/python -m tests.soak.run --kills $(KILLS)
+	@$(MAKE) --no-print-directory sim faults mutants
 
 sim: setup ## crashes, delays and partitions in virtual time: make sim SEEDS=20000
-	@$(BIN)/python -m tests.sim.run --seeds $(SEEDS)
+	@echo "== simulated lives"
+	@$(BIN)/python -m tests.sim.run --seeds $(SEEDS) --processes 2
+
+faults: setup ## full and read-only disks, no descriptors, clocks that jump
+	@echo "== faults"
+	@$(BIN)/python -m pytest tests/faults --no-header --quiet
+
+mutants: setup ## plant bugs and see that the suites notice each of them
+	@echo "== planted bugs"
+	@$(BIN)/python -m tests.mutants.run

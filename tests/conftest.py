@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import hypothesis
 import pytest
+import structlog
 
 # No deadline: a shared two-core machine may take a second where it took a millisecond before.
 hypothesis.settings.register_profile("shoal", deadline=None, print_blob=True)
@@ -13,3 +16,11 @@ hypothesis.settings.load_profile("shoal")
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def same_log_afterwards() -> Iterator[None]:
+    """Where logs go is one setting for the whole process: a test that changes it gives it back."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)

@@ -15,7 +15,7 @@ from examples.demo.victims import control_plane, log_on_disk, processes_of, rank
 from shoal.client import Shoal
 
 STEPS = 120
-FIRST_KILL, SECOND_KILL, THIRD_KILL = 27, 54, 84
+FIRST_KILL, SECOND_KILL, THIRD_KILL = 27, 54, 81
 """The training steps at which things are killed; a checkpoint is saved at every tenth."""
 AWAY_STEPS = 12
 GPUS_PER_NODE = 2
@@ -90,15 +90,20 @@ class Training:
     def steps(self, attempt: int) -> list[Step]:
         return steps_of(list(self._shoal.logs(self._job.job_id, rank=0, attempt=attempt)), attempt)
 
+    def wait_for_start(self) -> None:
+        until(lambda: None if self._job.refresh().status in ("queued", "starting") else True, "a start")
+
     def wait_for_step(self, number: int, after_attempt: int = 0) -> None:
         """Until an attempt later than `after_attempt` has made step `number` or a later one."""
 
         def look() -> bool | None:
             epoch = self.newest()[0]
+            steps = self.steps(epoch) if epoch > after_attempt else []
+            if steps and steps[-1].number >= number:
+                return True
             if self._job.is_ended:
                 raise NotSeen(f"the training {self._job.status} too early: {self._job.because}")
-            steps = self.steps(epoch) if epoch > after_attempt else []
-            return True if steps and steps[-1].number >= number else None
+            return None
 
         until(look, f"step {number} of the training")
 
@@ -124,6 +129,7 @@ def submit(stage: Stage, shoal: Shoal) -> Training:
 
 def look_around(stage: Stage, training: Training) -> None:
     stage.act("Look at it")
+    training.wait_for_start()
     stage.shoal("queue")
     say("\n`all-four` waits. Why?")
     stage.shoal("why", "all-four")

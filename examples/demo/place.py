@@ -30,6 +30,7 @@ def a_stage() -> Iterator[Stage]:
     for left in sorted(folder.glob(f"{PREFIX}*")):
         clear_away(left)
     root = Path(tempfile.mkdtemp(prefix=f".{PREFIX}"))
+    root.chmod(0o711)  # root's jobs run as other users, and without bubblewrap these must pass through
     lock = hold(root)
     assert lock is not None
     # Locked before it gets its name: another demo that starts now must not clear it away.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from shoal.runtime import spool
 from shoal.runtime.confine.detect import detect
 from shoal.wire import Credentials, EndKind, Limits, Mount
 from tests.support.confinements import CGROUP, JOB_UID, MODES, needs
-from tests.support.shares import Start, an_order, processes_with, shares_in, until
+from tests.support.shares import ATTEMPT_ID, Start, an_order, processes_with, shares_in, until
 
 FULL = (CGROUP, "bubblewrap", "uid")
 
@@ -47,7 +49,7 @@ def test_exit_codes_and_signals_survive_every_confinement(start: Start, confinem
     for number, (run, expected) in enumerate(
         (("exit 137", (EndKind.EXITED, 137, None)), ("kill -9 $$", (EndKind.SIGNALED, None, 9)))
     ):
-        order = an_order(attempt_id=f"att_{number}", run=run, confinement=confinement, uid=JOB_UID)
+        order = an_order(attempt_id=f"{ATTEMPT_ID}{number}", run=run, confinement=confinement, uid=JOB_UID)
         outcome = start(order).run()
         assert (outcome.kind, outcome.exit_code, outcome.signal) == expected, outcome
 
@@ -116,7 +118,7 @@ def test_affinity_holds_without_cgroups(start: Start) -> None:
 
 @needs("bubblewrap", "uid")
 def test_job_cannot_read_shoals_home_nor_another_jobs_directory(start: Start) -> None:
-    other = start(an_order(attempt_id="att_other"))
+    other = start(an_order(attempt_id=f"{ATTEMPT_ID}other"))
     (other.home / "shoal.db").write_text("state")
     (other.home / "shoal.db").chmod(0o644)
     (other.directory / "secret").write_text("not yours")
@@ -151,6 +153,21 @@ def test_job_of_another_user_cannot_read_foreign_environments(start: Start) -> N
         assert outcome.kind is EndKind.EXITED, outcome
         assert "Permission denied" in outcome.message
     subprocess.run(["rm", "-r", str(home)], check=True)
+
+
+@needs("uid")
+def test_without_a_sandbox_a_user_passes_through_the_home_and_sees_nothing_of_it() -> None:
+    place = Path(tempfile.mkdtemp(prefix="shoal", dir="/var/tmp"))
+    place.chmod(0o711)
+    with shares_in(place / "home") as make:
+        run = "pwd; echo ok > x; cat x; ls .. ../.. /var/tmp/shoal*/home; cat ../order.json ../lock ../log"
+        share = make(an_order(run=run, confinement=("uid",), uid=JOB_UID))
+        for path in (share.home, *share.directory.parents[:3], share.directory):
+            path.chmod(0o700)
+        assert share.run().kind is EndKind.EXITED
+        assert share.texts() == [share.share.work, "ok"]
+        assert share.home.stat().st_mode & 0o777 == 0o701
+    shutil.rmtree(place)
 
 
 @needs("uid")

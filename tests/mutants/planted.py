@@ -39,8 +39,8 @@ MUTANTS = (
     Mutant(
         "fence_forgets_late_submissions",
         "control/leases.py",
-        "if not nodes or unsent_s <= limit:",
-        "if not nodes:",
+        "return self.silent_nodes(attempt, limit) if unsent_s > limit else ()",
+        "return self.silent_nodes(attempt, limit)",
         "P3: the fence counts from the last moment something may have begun",
         ("sim",),
     ),
@@ -72,8 +72,8 @@ MUTANTS = (
     Mutant(
         "unreachable_is_dead",
         "control/watch.py",
-        "        if seen is None:\n            events.append(NodeEnded(_unlisted",
-        "        if seen is None or seen.sight is Sight.UNKNOWN:\n            events.append(NodeEnded(_unlisted",
+        "        if seen is None:\n",
+        "        if seen is None or seen.sight is Sight.UNKNOWN:\n",
         "P3: silence is not death",
         ("sim",),
     ),
@@ -128,9 +128,8 @@ MUTANTS = (
     Mutant(
         "stop_frees_at_once",
         "model/moves.py",
-        "    (STARTING, StopAsked): _stop,\n    (STARTING, FencePassed): _fence,\n    (RUNNING, Placed): None,\n",
-        "    (STARTING, StopAsked): _stop_queued,\n    (STARTING, FencePassed): _fence,\n"
-        "    (RUNNING, Placed): None,\n",
+        "    (STARTING, StopAsked): _stop,\n",
+        "    (STARTING, StopAsked): _stop_queued,\n",
         "P3: asking for an end is not evidence of it",
         ("sim",),
     ),
@@ -205,6 +204,14 @@ MUTANTS = (
         "        if silent_s < self._order.fence_s:\n",
         "        if silent_s < 100 * self._order.fence_s:\n",
         "P3: a supervisor that cannot renew stops its ranks",
+        ("supervisor",),
+    ),
+    Mutant(
+        "strangers_are_believed",
+        "runtime/http.py",
+        "return answer if is_proven(credentials.proof_key, renewal, answer) else None",
+        "return answer",
+        "P3: only the control plane itself ends a lease",
         ("supervisor",),
     ),
     Mutant(

@@ -195,3 +195,13 @@ def test_a_stop_we_asked_for_is_the_reason_unless_every_node_succeeded(life: Rec
         has_ended = after.state is AttemptState.ENDED and before.state is not AttemptState.ENDED
         if has_ended and isinstance(event, NodeEnded) and before.stop_reason is not None:
             assert after.reason in {before.stop_reason, EndReason.SUCCEEDED}
+
+
+def test_a_lost_node_explains_the_failure_of_its_peers_whichever_was_heard_of_first() -> None:
+    """A peer of a dead node exits at once and says so; that its supervisor is gone is noticed later."""
+    shares = tuple(NodeShare(node=name, cpus=1.0, memory_bytes=1) for name in NAMES[:2])
+    gang, effects = step(QUEUED, Placed(shares), 1.0)
+    for node, kind in (("n2", EndKind.EXITED), ("n1", EndKind.LOST)):
+        outcome = NodeOutcome(attempt_id="att", epoch=EPOCH, node=node, kind=kind, ended_at=2.0, exit_code=1)
+        gang, effects = step(gang, NodeEnded(outcome), 2.0)
+    assert (gang.reason, effects) == (EndReason.LOST, (Effect.CLOSE,))

@@ -6,13 +6,16 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from tests.sim.run import live_all
 from tests.sim.story import be_quiet, fingerprint, live
 
+pytestmark = pytest.mark.usefixtures("_log_as_before")
 REPO = Path(__file__).resolve().parents[2]
 NUM_SEEDS = 320
 CHUNK = 20
@@ -37,6 +40,14 @@ MUST_HAPPEN = (
     "submissions answered",
     "supervisors killed",
 )
+
+
+@pytest.fixture
+def _log_as_before() -> Iterator[None]:
+    """The lives are lived quietly; whoever comes after must not be."""
+    config = structlog.get_config()
+    yield
+    structlog.configure(**config)
 
 
 @pytest.mark.parametrize("first", range(0, NUM_SEEDS, CHUNK))

@@ -107,7 +107,7 @@ class World:
                 "cpus": dice.choice([1, 3, 5]),
             },
             "retry": {"max": dice.choice([0, 1, 3]), "backoff": "2s"},
-            "fence": f"{dice.choice([40, 120])}s",
+            "fence": f"{dice.choice([60, 120])}s",
             "grace": "5s",
             "priority": dice.choice([0, 0, 5]),
             "workdir": None,

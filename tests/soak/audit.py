@@ -69,7 +69,7 @@ def audit(cluster: SoakCluster, load: Load) -> dict[str, int]:
         **{f"commands answered: {verb}": count for verb, count in sorted(load.done.items())},
         **{f"commands refused: {code}": count for code, count in sorted(load.refused.items())},
         **{f"jobs {status}": count for status, count in sorted(statuses.items())},
-        "ranks begun": witness.num_begun,
+        "starts witnessed": witness.num_begun,
         "ids reused": sum(count - 1 for count in numbers.values()) + len(jobs) - len(by_id),
         "event log broken": 0 if chain["is_intact"] else 1,
         **{name: len(things) for name, things in left.items()},

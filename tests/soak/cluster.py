@@ -31,7 +31,9 @@ class SoakCluster:
         demo: str = "4x4",
         env: Mapping[str, str] | None = None,
         python: str = sys.executable,
+        prefix: tuple[str, ...] = (),
     ) -> None:
+        """`prefix`: words before the control plane's command, such as `prlimit` with its options."""
         self.root = root
         self.home = root / "home"
         self.witness = root / "witness"
@@ -42,15 +44,20 @@ class SoakCluster:
         self.env = {**own, "PYTHONPATH": str(REPO / "src"), "SHOAL_HOME": str(self.home), **(env or {})}
         self._demo = demo
         self._python = python
+        self._prefix = prefix
         self._server: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self._is_closing = False
         self._began_at = 0.0
         self._ready_at: float | None = None
         self.starts = 0
+        self.reopen()
+
+    def reopen(self) -> None:
+        """Start the control plane and keep it alive until `close`."""
+        self._is_closing = False
         self.start()
-        self._guardian = threading.Thread(target=self._keep_alive, daemon=True)
-        self._guardian.start()
+        threading.Thread(target=self._keep_alive, daemon=True).start()
 
     def start(self) -> None:
         """Start the control plane, as a service manager would after it died."""
@@ -60,7 +67,7 @@ class SoakCluster:
             with (self.root / "server.err").open("ab") as words:
                 self._server = subprocess.Popen(
                     [
-                        *(self._python, "-m", "shoal.cli.main", "up", "--foreground"),
+                        *(*self._prefix, self._python, "-m", "shoal.cli.main", "up", "--foreground"),
                         *("--demo", self._demo, "--listen", "127.0.0.1:0"),
                         *("--mount-roots", str(self.witness)),
                     ],

@@ -33,7 +33,9 @@ def find(home: Path) -> Found:
     supervisors = [pid for pid, (_, name) in stats.items() if name != b"bwrap" and _supervises(pid, home)]
     # A supervisor that has just forked is a child with its parent's command line.
     first = [pid for pid in supervisors if stats[pid][0] not in supervisors]
-    sandboxes, setups, ranks = [], [], []
+    sandboxes: list[int] = []
+    setups: list[int] = []
+    ranks: list[int] = []
     for pid, (_, name) in stats.items():
         marks = _environment(pid)
         if marks.get(b"SHOAL_ATTEMPT_ID", b"").decode() in attempts:

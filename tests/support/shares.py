@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,13 +18,15 @@ from shoal.runtime import spool
 from shoal.wire import Credentials, Limits, NodeOutcome, Order
 
 SOURCE = str(Path(spool.__file__).parents[2])
+ATTEMPT_ID = f"att_{uuid.uuid4().hex}"
+"""Of this process alone: what is left of a share is found by its attempt, whoever runs the other tests."""
 NODE_PATH = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
 
 
 def an_order(**changes: object) -> Order:
     """A small order for one rank that says hello."""
     values: dict[str, object] = {
-        "attempt_id": "att_0001",
+        "attempt_id": ATTEMPT_ID,
         "epoch": 1,
         "job_id": "job_0001",
         "job_number": 7,

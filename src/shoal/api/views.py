@@ -325,6 +325,8 @@ class RenewalView(TypedDict):
     should_stop: bool
     grace_s: float
     because: str
+    is_stale: bool
+    proof: str
 
 
 class SelfView(TypedDict):

@@ -56,7 +56,7 @@ def check_home() -> Finding:
     except OSError as error:
         hint = "`export SHOAL_HOME=/a/directory/of/yours`"
         return Finding("home", Level.BROKEN, f"cannot write in {place}: {error.strerror}", hint)
-    if home.exists() and home.stat().st_mode & 0o077:
+    if home.exists() and home.stat().st_mode & 0o066:
         return Finding("home", Level.WARN, f"others can look into {home}", f"`chmod 700 {home}`")
     return Finding("home", Level.OK, f"{home} is writable")
 

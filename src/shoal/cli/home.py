@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import stat
 import time
 from pathlib import Path
 from typing import IO, Any
@@ -26,8 +27,10 @@ def prepare_home(home: Path) -> None:
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         (home / "logs").mkdir(mode=0o700, exist_ok=True)
-        if home.stat().st_uid == os.getuid():
-            home.chmod(0o700)
+        facts = home.stat()
+        if facts.st_uid == os.getuid():
+            # Others may pass through, never look: without bubblewrap, jobs come this way to their files.
+            home.chmod(0o700 | facts.st_mode & stat.S_IXOTH)
     except OSError as error:
         raise SpecError(
             f"cannot use {home}: {error.strerror}", hint="name another with `export SHOAL_HOME=DIR`"
@@ -36,7 +39,10 @@ def prepare_home(home: Path) -> None:
 
 def hold(home: Path) -> IO[str]:
     """Take the home for this process; let go by closing. `StateError` if another process has it."""
-    file = (home / LOCK).open("a+", encoding="ascii")
+    # For its owner alone: whoever can open it can hold it, and keep a control plane from starting.
+    file = os.fdopen(
+        os.open(home / LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a+", encoding="ascii"
+    )
     # `holder` takes the lock for an instant to look: a short wait tells a look from a life.
     for pause in (0.05, 0.1, 0.2, None):
         try:

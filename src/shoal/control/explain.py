@@ -5,6 +5,7 @@ from __future__ import annotations
 from shoal.control.core import Core
 from shoal.control.frozen import spec_of
 from shoal.control.leases import FENCE_MARGIN_S, QUIET_S
+from shoal.control.queue import MAX_CANDIDATES
 from shoal.control.snapshot import age
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
@@ -17,28 +18,35 @@ def explain(core: Core, job: Job, attempt: Attempt) -> Explanation | None:
         blocked = core.queue.blocked(job.job_id)
         if blocked is not None:
             return explain_unmet(blocked)
-        known = core.told.explanations.get(attempt.attempt_id)
-        return known or Explanation(
-            attempt_id=attempt.attempt_id,
-            job_id=job.job_id,
-            why=Why.BEHIND,
-            sentence="it is about to be looked at: the scheduler has not planned since it was queued",
-        )
+        return core.told.explanations.get(attempt.attempt_id) or _not_planned(core, job, attempt)
     if attempt.state is AttemptState.ENDED:
         return None
-    silent_s = core.leases.longest_silence_s(attempt)
-    return _unreachable(job, attempt, silent_s) if silent_s > QUIET_S else None
+    silent = core.leases.silent_nodes(attempt, QUIET_S)
+    return _unreachable(core, job, attempt, silent) if silent else None
 
 
-def _unreachable(job: Job, attempt: Attempt, silent_s: float) -> Explanation:
+def _not_planned(core: Core, job: Job, attempt: Attempt) -> Explanation:
+    is_new = attempt.queued_at >= core.told.planned_on
+    new = "it is about to be looked at: the scheduler has not planned since it was queued"
+    far = f"so many jobs come first that the scheduler, which looks at {MAX_CANDIDATES:,}, has not come to it"
+    return Explanation(
+        attempt_id=attempt.attempt_id,
+        job_id=job.job_id,
+        why=Why.BEHIND,
+        sentence=new if is_new else far,
+    )
+
+
+def _unreachable(core: Core, job: Job, attempt: Attempt, silent: tuple[str, ...]) -> Explanation:
     fence_s = spec_of(job).fence + FENCE_MARGIN_S
-    nodes = ", ".join(attempt.nodes_left)
+    silent_s = max(core.leases.silence_s(attempt.attempt_id, node) for node in silent)
+    nodes = ", ".join(silent)
     return Explanation(
         attempt_id=attempt.attempt_id,
         job_id=job.job_id,
         why=Why.UNREACHABLE,
         sentence=f"no sign of life from {nodes} for {age(silent_s)}; unreachable is not dead",
         details=(f"nothing is started in its place without evidence, or before {age(fence_s)} of silence",),
-        hint=f"if you know that it is off: `shoal nodes declare-dead {attempt.nodes_left[0]}`",
-        facts={"silent_s": silent_s, "fence_s": fence_s, "nodes": list(attempt.nodes_left)},
+        hint=f"if you know that it is off: `shoal nodes declare-dead {silent[0]}`",
+        facts={"silent_s": silent_s, "fence_s": fence_s, "nodes": list(silent)},
     )

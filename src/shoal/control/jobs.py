@@ -8,8 +8,10 @@ import msgspec
 
 from shoal.control.actor import Actor
 from shoal.control.core import Core
+from shoal.control.frozen import spec_of
 from shoal.control.once import fingerprint, once
 from shoal.control.record import note
+from shoal.control.submit import check_quota
 from shoal.control.watch import cancel
 from shoal.errors import NotFound, StateError
 from shoal.model.attempt import Attempt, AttemptState, EndReason
@@ -84,6 +86,14 @@ def _retry(core: Core, tx: Tx, actor: Actor, job_id: str, now: float) -> bool:
             f"job {job.reference} has not ended; only an ended job can be tried again",
             hint=f"shoal why {job.reference}",
         )
+    if spec_of(job).secrets:
+        raise StateError(
+            f"the secrets of job {job.reference} were thrown away when it ended; it cannot run without them",
+            hint="submit it again with `shoal run`, which sends them along",
+        )
+    project = tx.people.get_project(job.project)
+    assert project is not None
+    check_quota(project, tx.jobs.count_open(project.name), 1)
     again = msgspec.structs.replace(
         job,
         epoch=job.epoch + 1,

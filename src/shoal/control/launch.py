@@ -8,13 +8,13 @@ from shoal.control.core import RENEW_S, Core
 from shoal.control.orders import orders_for
 from shoal.engines.base import Submission
 from shoal.errors import EngineRefused, EngineUnreachable, NotFound, StoreUnavailable
-from shoal.identity import job_token, open_secrets, supervisor_token
+from shoal.identity import SecretsUnreadable, job_token, open_secrets, proof_key, supervisor_token
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
-from shoal.model.moves import Accepted, Refused
+from shoal.model.moves import Accepted, AttemptEvent, NodeEnded, Refused
 from shoal.model.node import Node
 from shoal.store import Tx
-from shoal.wire import Credentials
+from shoal.wire import Credentials, EndKind, NodeOutcome
 
 log = structlog.get_logger()
 
@@ -59,12 +59,27 @@ async def _launch(core: Core, attempt_id: str) -> None:
         finally:
             # Also when it failed: it may have begun at any moment until now, and its lease with it.
             core.leases.sent(attempt_id)
-    except (EngineRefused, NotFound) as error:
-        refused = Refused(message=error.message)
-        await core.store.write(lambda tx: core.recorder.advance(tx, attempt_id, refused))
-        return
-    accepted = Accepted(native_id=native_id)
-    await core.store.write(lambda tx: core.recorder.advance(tx, attempt_id, accepted))
+    except EngineRefused as error:
+        answer: AttemptEvent = Refused(message=f"{core.engine.name} refused it: {error.message}")
+    except SecretsUnreadable as error:
+        answer = Refused(message=error.message)
+    except NotFound as error:
+        answer = NodeEnded(_gone(core, attempt, str(error.facts["node"]), error.message))
+    else:
+        answer = Accepted(native_id=native_id)
+    await core.store.write(lambda tx: core.recorder.advance(tx, attempt_id, answer))
+
+
+def _gone(core: Core, attempt: Attempt, node: str, message: str) -> NodeOutcome:
+    """Nothing was started there: the node left between the plan and now."""
+    return NodeOutcome(
+        attempt_id=attempt.attempt_id,
+        epoch=attempt.epoch,
+        node=node,
+        kind=EndKind.LOST,
+        ended_at=core.clock.now(),
+        message=message,
+    )
 
 
 def _submission(
@@ -72,7 +87,7 @@ def _submission(
 ) -> Submission:
     missing = [name for name in attempt.node_names if name not in nodes]
     if missing:
-        raise NotFound(f"node `{missing[0]}` is not part of the cluster any more")
+        raise NotFound(f"node `{missing[0]}` is not part of the cluster any more", node=missing[0])
     orders = orders_for(
         job,
         attempt,
@@ -85,6 +100,7 @@ def _submission(
     credentials = {
         order.node: Credentials(
             supervisor_token=supervisor_token(core.key, attempt.attempt_id, order.node),
+            proof_key=proof_key(core.key, attempt.attempt_id, order.node),
             job_token=job_token(core.key, attempt.attempt_id),
             secrets=open_secrets(core.key, job.job_id, sealed) if sealed else {},
         )

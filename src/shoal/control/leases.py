@@ -40,21 +40,18 @@ class Leases:
         now = self._clock.monotonic()
         return now - self._heard.setdefault((attempt_id, node), now)
 
-    def longest_silence_s(self, attempt: Attempt) -> float:
-        """Over the nodes that may still run something of it."""
-        nodes = attempt.nodes_left
-        return max((self.silence_s(attempt.attempt_id, node) for node in nodes), default=0.0)
+    def silent_nodes(self, attempt: Attempt, for_s: float) -> tuple[str, ...]:
+        """The nodes that may still run something of it and were not heard from for longer than that."""
+        own = attempt.attempt_id
+        return tuple(node for node in attempt.nodes_left if self.silence_s(own, node) > for_s)
 
-    def has_fence_passed(self, attempt: Attempt, fence_s: float) -> bool:
-        """Every node left has been silent, and was sent nothing, for so long that what ever ran there of
-        it has certainly been stopped by its supervisor.
+    def fenced_nodes(self, attempt: Attempt, fence_s: float) -> tuple[str, ...]:
+        """Those silent, and sent nothing, for so long that what ever ran there of it has certainly been
+        stopped by its supervisor.
         """
         limit = fence_s + FENCE_MARGIN_S
-        nodes = attempt.nodes_left
         unsent_s = self._clock.monotonic() - self._sent.get(attempt.attempt_id, -inf)
-        if not nodes or unsent_s <= limit:
-            return False
-        return all(self.silence_s(attempt.attempt_id, node) > limit for node in nodes)
+        return self.silent_nodes(attempt, limit) if unsent_s > limit else ()
 
     def ran_for_s(self, attempt_id: str) -> float:
         """Seconds since we first saw it running: at most what it really ran, never more."""

@@ -8,7 +8,7 @@ from shoal.control.actor import Actor
 from shoal.control.core import Core
 from shoal.control.once import fingerprint, once
 from shoal.control.record import note
-from shoal.errors import NotFound
+from shoal.errors import NotFound, StateError
 from shoal.model.node import Node, NodeState
 from shoal.store import Tx
 
@@ -29,6 +29,11 @@ async def set_node_state(
 
 def _set(tx: Tx, actor: Actor, name: str, state: NodeState, because: str, now: float) -> bool:
     node = _get(tx, name)
+    if state is NodeState.DEAD and node.facts.is_alive:
+        raise StateError(
+            f"node `{name}` answers: what runs there can be stopped, so it is not dead",
+            hint=f"shoal drain {name}",
+        )
     changed = msgspec.structs.replace(
         node,
         state=state,

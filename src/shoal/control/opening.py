@@ -10,6 +10,7 @@ from functools import partial
 import anyio.to_thread
 
 from shoal.clock import SystemClock
+from shoal.control.anchor import check_anchor, drop_anchor
 from shoal.control.core import Core
 from shoal.control.first import load_key, prepare
 from shoal.engines.registry import open_engine
@@ -41,9 +42,11 @@ async def open_core(settings: Settings) -> AsyncIterator[Core]:
             key=load_key(settings.home),
         )
         core.control_url = settings.url
+        await check_anchor(core)
         await prepare(core, getpass.getuser())
         try:
             yield core
+            await drop_anchor(core)
         finally:
             await engine.close()
     finally:

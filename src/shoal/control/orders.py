@@ -10,7 +10,7 @@ from shoal.model.attempt import Attempt
 from shoal.model.from_spec import log_rules_of, mounts_of
 from shoal.model.job import Job
 from shoal.model.node import Node
-from shoal.wire import Limits, Order
+from shoal.wire import GpuHandle, Limits, Order
 
 
 def orders_for(
@@ -39,6 +39,7 @@ def orders_for(
             nodes=attempt.node_names,
             ranks_per_node=job.request.ranks_per_node,
             gpu_ids=share.gpu_ids,
+            gpus=_handles(share.gpu_ids, nodes[share.node]),
             are_gpus_simulated=nodes[share.node].facts.is_simulated,
             run=spec.run,
             setup=spec.setup,
@@ -59,4 +60,15 @@ def orders_for(
             uid=uid,
         )
         for node_rank, share in enumerate(attempt.allocation)
+    )
+
+
+def _handles(gpu_ids: tuple[int, ...], node: Node) -> tuple[GpuHandle, ...]:
+    """Each device by the names its node reported; one that is gone from the report has its index alone."""
+    known = {gpu.index: gpu for gpu in node.facts.gpus}
+    return tuple(
+        GpuHandle(index=index, minor=known[index].minor, uuid=known[index].uuid)
+        if index in known
+        else GpuHandle(index=index)
+        for index in gpu_ids
     )

@@ -36,7 +36,8 @@ async def _change(
 
         def act() -> T:
             made = make(tx, now)
-            note(tx, kind, now, actor, project=project, data=said)
+            told = {"token": made.token_id, **said} if isinstance(made, Token) else said
+            note(tx, kind, now, actor, project=project, data=told)
             return made
 
         return once(tx, actor, key, fingerprint(kind, said), now, answer_type, act)

@@ -9,6 +9,7 @@ from shoal.control.core import Core
 from shoal.control.launch import launch
 from shoal.control.queue import look
 from shoal.control.record import note
+from shoal.control.told import FRESH_S
 from shoal.model.attempt import AttemptState, EndReason
 from shoal.model.moves import Placed, StopAsked
 from shoal.scheduler import Plan, plan
@@ -26,11 +27,12 @@ async def place(core: Core) -> float | None:
     core.queue.is_disturbed = True  # until all of this is done
     snapshot, next_ready_s = core.queue.snapshot(core.nodes.views(now), core.backoff, now)
     made, doomed = plan(snapshot, core.policy, now), core.queue.doomed
-    core.told.hear(made, snapshot.candidates, core.clock.monotonic() if next_ready_s is None else None)
+    core.told.hear(made, snapshot.candidates, now)
     placed: list[str] = []
     if made.starts or doomed:
         placed = await core.store.write(lambda tx: _record(core, tx, made, doomed))
     core.queue.settled()
+    core.told.trust_until(core.clock.monotonic() + min(FRESH_S, next_ready_s or FRESH_S))
     for attempt_id in placed:
         await launch(core, attempt_id)
     return next_ready_s
@@ -57,7 +59,7 @@ def _record(core: Core, tx: Tx, made: Plan, doomed: list[tuple[str, str]]) -> li
         core.recorder.advance(tx, start.attempt_id, Placed(allocation=start.allocation))
         placed.append(start.attempt_id)
     for attempt_id, because in doomed:
-        stop = StopAsked(reason=EndReason.DEPENDENCY, by=because)
+        stop = StopAsked(reason=EndReason.DEPENDENCY, by=str(SHOAL), because=because)
         core.recorder.advance(tx, attempt_id, stop)
     if made.starts:
         _record_decision(core, tx, made, placed)

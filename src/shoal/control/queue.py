@@ -6,8 +6,7 @@ changed since the last look. The first look of a control plane reads all that is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from heapq import nsmallest
+from collections import Counter
 
 import msgspec
 
@@ -16,11 +15,12 @@ from shoal.control.snapshot import broken, candidate, holding, unmet
 from shoal.model.attempt import HOLDING, Attempt, AttemptState
 from shoal.model.job import Dependency, Job, JobOutcome
 from shoal.model.node import Node
-from shoal.scheduler import Candidate, Holding, NodeView, Snapshot
+from shoal.scheduler import Candidate, Holding, NodeView, Snapshot, in_order
 from shoal.store import Tx
 
 MAX_CANDIDATES = 5_000
-"""Looked at in one cycle, in order; whoever is further back waits behind them."""
+"""Planned for in one cycle, in order; whoever is further back waits behind them. Those that may not start
+whatever is free (a backoff, a full array) are not counted, or they would block the rest."""
 EVERYTHING = 1 << 62
 
 
@@ -109,30 +109,32 @@ class Queue:
             return None
         return msgspec.structs.replace(waiting.candidate, unmet=unmet(waiting.after, self._outcomes))
 
-    def attempt_ids(self) -> Iterator[str]:
-        return (waiting.attempt.attempt_id for waiting in self._waiting.values())
-
     def snapshot(
         self, nodes: tuple[NodeView, ...], backoff: Backoff, now: float
     ) -> tuple[Snapshot, float | None]:
         """What one cycle looks at, and in how many seconds the first backoff ends, if one is running."""
-        candidates, delays = [], []
-        for waiting in self._first():
-            asked = waiting.candidate
-            if waiting.attempt.backoff_s > 0:
-                left_s = backoff.remaining_s(waiting.attempt)
-                delays += [left_s] if left_s > 0 else []
-                asked = msgspec.structs.replace(asked, not_before=now + left_s)
-            candidates.append(asked)
-        backoff.keep_only(self.attempt_ids())
+        candidates = [_timed(waiting, backoff, now) for waiting in self._ready.values()]
+        delays = [one.not_before - now for one in candidates if one.not_before > now]
+        backoff.keep_only(waiting.attempt.attempt_id for waiting in self._waiting.values())
+        if len(candidates) > MAX_CANDIDATES:
+            candidates = self._first(candidates, now)
         holdings = sorted(self._holdings.values(), key=lambda held: held.attempt_id)
         snapshot = Snapshot(nodes=nodes, holdings=tuple(holdings), candidates=tuple(candidates))
         return snapshot, min(delays, default=None)
 
-    def _first(self) -> Iterable[Waiting]:
-        if len(self._ready) <= MAX_CANDIDATES:
-            return self._ready.values()
-        return nsmallest(MAX_CANDIDATES, self._ready.values(), key=_place)
+    def _first(self, candidates: list[Candidate], now: float) -> list[Candidate]:
+        """Those at the head of the queue who may start if there is room, and as many who may not."""
+        in_arrays = Counter(held.array_id for held in self._holdings.values())
+        ready: list[Candidate] = []
+        held_up: list[Candidate] = []
+        for one in in_order(candidates):
+            is_full = one.array_at_once is not None and in_arrays[one.array_id] >= one.array_at_once
+            if one.not_before > now or is_full:
+                held_up.append(one)
+            else:
+                in_arrays[one.array_id] += 1
+                ready.append(one)
+        return ready[:MAX_CANDIDATES] + held_up[:MAX_CANDIDATES]
 
     def _replace(self, job: Job, attempt: Attempt) -> None:
         """Forget what was known of the job, then note what is true now."""
@@ -172,6 +174,7 @@ class Queue:
             self.is_disturbed = True
 
 
-def _place(waiting: Waiting) -> tuple[int, int, str]:
-    asked = waiting.candidate
-    return -asked.priority, asked.order, asked.attempt_id
+def _timed(waiting: Waiting, backoff: Backoff, now: float) -> Candidate:
+    if waiting.attempt.backoff_s <= 0:
+        return waiting.candidate
+    return msgspec.structs.replace(waiting.candidate, not_before=now + backoff.remaining_s(waiting.attempt))

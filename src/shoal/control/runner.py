@@ -80,15 +80,18 @@ class Changed:
 
 @asynccontextmanager
 async def run_loops(core: Core, changed: Changed) -> AsyncIterator[None]:
-    """Recover, then keep the loops running while the block lasts."""
+    """Recover, then keep the loops running while the block lasts.
+
+    What cannot be done at once (a full disk, a database away) is done by the loops as soon as it can.
+    """
     loop = asyncio.get_running_loop()
 
     def on_commit(seq: int) -> None:
         loop.call_soon_threadsafe(changed.committed)
 
     core.store.on_commit(on_commit)
-    await heal(core)
-    await watch(core)
+    await _turn("heal", lambda: heal(core))
+    await _turn("watch", lambda: watch(core))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_placing, core, changed)
         tasks.start_soon(_repeat, "watch", lambda: watch(core), lambda: anyio.sleep(WATCH_EVERY_S))

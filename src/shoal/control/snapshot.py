@@ -49,10 +49,9 @@ def broken(after: Iterable[Dependency], outcomes: Outcomes) -> str | None:
     """Why a job can never start, if a job it waits for ended the wrong way."""
     for dep in after:
         outcome = outcomes.get(dep.job_id)
-        if outcome is None or dep.on is DependencyKind.ENDED:
-            continue
-        if (outcome is JobOutcome.SUCCEEDED) != (dep.on is DependencyKind.SUCCEEDED):
-            return f"{dep.label} ended {outcome}; this job waits for it to have {dep.on}"
+        if outcome is not None and dep.on is not DependencyKind.ENDED and outcome.value != dep.on.value:
+            did = "was cancelled" if outcome is JobOutcome.CANCELLED else str(outcome)
+            return f"{dep.label} {did}; this job was to start only after it {dep.on}"
     return None
 
 
@@ -87,7 +86,7 @@ def node_view(node: Node, now: float) -> NodeView:
 
 def _closed_because(node: Node, now: float) -> str | None:
     if node.state is NodeState.READY:
-        return None if node.facts.is_alive else "does not answer"
+        return None if node.facts.is_alive else "not answering"
     words = {NodeState.CORDONED: "cordoned", NodeState.DRAINING: "drained", NodeState.DEAD: "declared dead"}
     told = f"{words[node.state]} by {node.by} {age(now - node.changed_at)} ago"
     return f'{told} ("{node.because}")' if node.because else told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from pathlib import Path
 
 import msgspec
@@ -13,11 +14,10 @@ from shoal.control.frozen import Frozen, freeze
 from shoal.control.once import fingerprint, once
 from shoal.control.record import note
 from shoal.control.snapshot import label
-from shoal.errors import Denied, LimitReached, NotFound, SpecError
+from shoal.errors import Denied, LimitReached, NotFound, ShoalError, SpecError
 from shoal.identity import seal_secrets
 from shoal.model.job import ArrayPlace, Dependency, DependencyKind, Job
 from shoal.model.people import Project, User
-from shoal.model.request import Request
 from shoal.spec import JobSpec
 from shoal.store import Tx
 
@@ -39,18 +39,22 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def submit(core: Core, actor: Actor, asked: Asked, key: str | None) -> SubmitResult:
-    """Accept the job or raise with nothing changed. When this returns, the job is on disk."""
+    """Accept the job or raise with nothing changed. When this returns, the job is on disk.
+
+    A repeated key gets the first answer even where the cluster or its rules have changed since.
+    """
     frozen = freeze(asked.spec)
     check_secrets(frozen.spec, asked.secrets)
-    check_mounts(core, frozen.spec)
-    check_fit(core, frozen.request)
-    said = fingerprint("submit", frozen.text, asked.project, asked.archive_digest, asked.secrets)
+    refusal = _refusal(core, frozen)
+    said = _said(core, asked, frozen)
 
     def change(tx: Tx) -> SubmitResult:
         now = core.clock.now()
         accepted: list[Job] = []
 
         def accept() -> list[str]:
+            if refusal is not None:
+                raise refusal
             accepted.extend(_accept(core, tx, actor, asked, frozen, now))
             return [job.job_id for job in accepted]
 
@@ -60,6 +64,22 @@ async def submit(core: Core, actor: Actor, asked: Asked, key: str | None) -> Sub
         return SubmitResult(jobs=jobs, array_id=array.array_id if array else None, was_repeated=repeated)
 
     return await core.store.write(change)
+
+
+def _said(core: Core, asked: Asked, frozen: Frozen) -> str:
+    """Secrets count under our key: their plain hash in the database could be guessed at."""
+    secrets = hmac.digest(core.key, msgspec.json.encode(asked.secrets, order="sorted"), "sha256").hex()
+    return fingerprint("submit", frozen.text, asked.project, asked.archive_digest, secrets)
+
+
+def _refusal(core: Core, frozen: Frozen) -> ShoalError | None:
+    """Why this cluster, as it is now, does not take the job; None if it does."""
+    try:
+        check_mounts(core, frozen.spec)
+        check_fit(core, frozen)
+    except ShoalError as error:
+        return error
+    return None
 
 
 def check_secrets(spec: JobSpec, secrets: dict[str, str]) -> None:
@@ -87,11 +107,12 @@ def check_mounts(core: Core, spec: JobSpec) -> None:
             )
 
 
-def check_fit(core: Core, request: Request) -> None:
+def check_fit(core: Core, frozen: Frozen) -> None:
     """Refuse what no set of this cluster's nodes could ever hold; with no nodes known yet, wait."""
-    never = core.nodes.never_fits(request, core.clock.now())
+    never = core.nodes.never_fits(frozen.request, core.clock.now())
     if never is not None:
-        raise SpecError(never.sentence, hint=never.hint, **never.facts)
+        who = f"job `{frozen.spec.name}`" if frozen.spec.name else "the job"
+        raise SpecError(f"{who} {never.sentence}", hint=never.hint, **never.facts)
 
 
 def _accept(core: Core, tx: Tx, actor: Actor, asked: Asked, frozen: Frozen, now: float) -> list[Job]:
@@ -102,14 +123,14 @@ def _accept(core: Core, tx: Tx, actor: Actor, asked: Asked, frozen: Frozen, now:
     indices = spec.array.indices if spec.array else (None,)
     after = _dependencies(tx, spec, project.name)
     admitted = tx.submissions.admit(project.name, len(indices))
-    _check_quota(project, admitted.open_jobs - len(indices), len(indices))
+    check_quota(project, admitted.open_jobs - len(indices), len(indices))
     array_id = core.new_id("arr") if spec.array else None
     made = []
     for number, index in enumerate(indices, admitted.first):
         place = None
         if array_id is not None and index is not None and spec.array is not None:
             place = ArrayPlace(array_id=array_id, index=index, size=len(indices), at_once=spec.array.at_once)
-        job = _job(core, asked, frozen, number, after, place, now)
+        job = _job(core.new_id("job"), asked, frozen, number, after, place, now)
         made.append((job, core.recorder.new_attempt(job, now)))
     tx.submissions.add(made)
     for job, attempt in made:
@@ -120,8 +141,8 @@ def _accept(core: Core, tx: Tx, actor: Actor, asked: Asked, frozen: Frozen, now:
     return [job for job, _ in made]
 
 
-def _check_quota(project: Project, already: int, more: int) -> None:
-    """Raising here also takes back the numbers, and the count."""
+def check_quota(project: Project, already: int, more: int) -> None:
+    """Raise `LimitReached` where `more` open jobs are more than the project may have."""
     if already + more > project.max_open_jobs:
         raise LimitReached(
             f"project `{project.name}` has {already} open jobs; {more} more would pass its limit of "
@@ -148,7 +169,7 @@ def _dependencies(tx: Tx, spec: JobSpec, project: str) -> tuple[Dependency, ...]
 
 
 def _job(
-    core: Core,
+    job_id: str,
     asked: Asked,
     frozen: Frozen,
     number: int,
@@ -158,7 +179,7 @@ def _job(
 ) -> Job:
     spec = frozen.spec
     return Job(
-        job_id=core.new_id("job"),
+        job_id=job_id,
         project=asked.project,
         number=number,
         name=spec.name or f"job-{number}",

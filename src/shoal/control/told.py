@@ -7,6 +7,7 @@ holds for a newcomer who asks the same, and no plan has to be made to tell them.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 
 import msgspec
 
@@ -18,7 +19,7 @@ LASTING = frozenset(
 )
 """Refusals of the cluster, not of the order among those who wait."""
 FRESH_S = 10.0
-"""How long a plan speaks for newcomers: patience ends and times move on while nothing happens."""
+"""How long a plan speaks for newcomers at most: patience ends and times move on while nothing happens."""
 
 Asked = tuple[Request, tuple[str, ...]]
 
@@ -27,22 +28,28 @@ class Told:
     def __init__(self) -> None:
         self.explanations: dict[str, Explanation] = {}
         """By attempt."""
+        self.planned_on = 0.0
+        """The date of the plan."""
         self._refused: dict[Asked, Explanation] = {}
-        self._planned_at: float | None = None
+        self._good_until = -inf
 
-    def hear(self, made: Plan, candidates: Iterable[Candidate], planned_at: float | None) -> None:
-        """A new plan. `planned_at` on the monotonic clock; None: it says nothing about newcomers."""
+    def hear(self, made: Plan, candidates: Iterable[Candidate], now: float) -> None:
+        """A new plan of these candidates, made `now`."""
         self.explanations = {said.attempt_id: said for said in made.explanations}
-        self._planned_at = planned_at
+        self.planned_on = now
         self._refused = {}
         for candidate in candidates:
             said = self.explanations.get(candidate.attempt_id)
             if said is not None and said.why in LASTING:
                 self._refused[candidate.request, candidate.excluded_nodes] = said
 
+    def trust_until(self, at: float) -> None:
+        """The newest plan speaks for newcomers until then, on the monotonic clock."""
+        self._good_until = at
+
     def explain(self, newcomers: Iterable[Candidate], now: float) -> bool:
         """Whether none of them can start, all explained. `now` on the monotonic clock."""
-        if self._planned_at is None or now - self._planned_at > FRESH_S:
+        if now > self._good_until:
             return False
         told = {}
         for candidate in newcomers:

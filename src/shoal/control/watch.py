@@ -13,7 +13,7 @@ from shoal.control.frozen import spec_of
 from shoal.control.launch import launch
 from shoal.control.leases import FENCE_MARGIN_S
 from shoal.engines.base import Observation, Sight
-from shoal.errors import EngineUnreachable
+from shoal.errors import EngineUnreachable, StoreUnavailable
 from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.job import Job
 from shoal.model.moves import AttemptEvent, FencePassed, NodeEnded, Started, StopAsked
@@ -32,14 +32,24 @@ async def watch(core: Core) -> None:
     being_submitted = frozenset(core.submitting)
     seen = await _look(core)
     core.leases.keep_only(attempt.attempt_id for _, attempt in holding)
+    failed: Exception | None = None
     for job, attempt in holding:
         if attempt.attempt_id in being_submitted:
             continue
-        await _compare(core, job, attempt, seen)
+        try:
+            await _compare(core, job, attempt, seen)
+        except StoreUnavailable:
+            raise
+        except Exception as error:
+            # One attempt that cannot be judged must not keep the others from being watched.
+            log.exception("watch.failed", attempt=attempt.attempt_id)
+            failed = failed or error
     if seen is not None:
         held = {attempt.attempt_id for _, attempt in holding}
         for attempt_id in sorted(seen.keys() - held):
             await _tidy(core, attempt_id, seen[attempt_id])
+    if failed is not None:
+        raise failed
 
 
 async def _look(core: Core) -> Seen | None:
@@ -67,8 +77,11 @@ async def _compare(core: Core, job: Job, attempt: Attempt, seen: Seen | None) ->
 
 
 def _should_submit(attempt: Attempt, observed: dict[str, Observation]) -> bool:
-    """Placed, but the engine does not have all of it: we were killed before or while handing it over."""
-    return attempt.state is AttemptState.STARTING and any(node not in observed for node in attempt.nodes_left)
+    """Placed, but nobody has begun all of it: we, or a supervisor, were killed while it was handed over."""
+    if attempt.state is not AttemptState.STARTING:
+        return False
+    seen = [observed.get(node) for node in attempt.nodes_left]
+    return any(share is None or share.sight is Sight.PENDING for share in seen)
 
 
 def _events(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observation]) -> list[AttemptEvent]:
@@ -83,7 +96,7 @@ def _events(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observat
             log.error("engine.stale_epoch", attempt=attempt.attempt_id, epoch=seen.epoch)
         elif seen.sight is Sight.ENDED and seen.outcome is not None:
             events.append(NodeEnded(seen.outcome))
-        elif seen.sight in (Sight.ALIVE, Sight.PENDING):
+        elif seen.sight is Sight.ALIVE:
             core.leases.heard(attempt.attempt_id, node)
             if seen.started_at is not None and node not in attempt.started_nodes:
                 events.append(Started(node))
@@ -93,20 +106,25 @@ def _events(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observat
 def _unlisted(core: Core, attempt: Attempt, node: str) -> NodeOutcome:
     """Not listed after it held resources: the engine says nothing of it runs."""
     kind = EndKind.STOPPED if attempt.state is AttemptState.STOPPING else EndKind.LOST
+    return _ended(core, attempt, node, kind, f"{core.engine.name} has no trace of it")
+
+
+def _ended(core: Core, attempt: Attempt, node: str, kind: EndKind, message: str) -> NodeOutcome:
+    """An end that nobody on the node could write down."""
     return NodeOutcome(
         attempt_id=attempt.attempt_id,
         epoch=attempt.epoch,
         node=node,
         kind=kind,
         ended_at=core.clock.now(),
-        message=f"{core.engine.name} has no trace of it",
+        message=message,
     )
 
 
 async def _hand_over(core: Core, job: Job, attempt: Attempt) -> None:
     """Once more, unless that has failed for longer than the fence: then it is tried elsewhere."""
     limit_s = spec_of(job).fence + FENCE_MARGIN_S
-    if core.leases.longest_silence_s(attempt) <= limit_s:
+    if not core.leases.silent_nodes(attempt, limit_s):
         await launch(core, attempt.attempt_id)
         return
     if attempt.attempt_id in core.submitting:
@@ -126,13 +144,24 @@ async def _fence(core: Core, job: Job, attempt: Attempt) -> Attempt:
     """Only for what nobody can see. Marked like a submission, so that none begins before it is recorded."""
     if attempt.attempt_id in core.submitting:
         return attempt
-    if not core.leases.has_fence_passed(attempt, spec_of(job).fence):
+    fenced = core.leases.fenced_nodes(attempt, spec_of(job).fence)
+    if not fenced:
         return attempt
     core.submitting.add(attempt.attempt_id)
     try:
-        return await _advance(core, attempt, FencePassed())
+        for event in _fenced(core, attempt, fenced):
+            attempt = await _advance(core, attempt, event)
     finally:
         core.submitting.discard(attempt.attempt_id)
+    return attempt
+
+
+def _fenced(core: Core, attempt: Attempt, nodes: tuple[str, ...]) -> list[AttemptEvent]:
+    """One silent node ends the whole gang, as any failure would: the others are seen, and can be stopped."""
+    if nodes == attempt.nodes_left:
+        return [FencePassed()]
+    told = "no sign of life for longer than its fence"
+    return [NodeEnded(_ended(core, attempt, node, EndKind.FENCED, told)) for node in nodes]
 
 
 def _overdue(core: Core, job: Job, attempt: Attempt) -> list[AttemptEvent]:
@@ -162,13 +191,17 @@ async def cancel(core: Core, job: Job, attempt: Attempt) -> None:
 async def _tidy(core: Core, attempt_id: str, observed: dict[str, Observation]) -> None:
     """The engine has something that holds nothing in our records."""
     attempt = await core.store.read(lambda tx: tx.attempts.get(attempt_id))
-    if attempt is not None and attempt.state is not AttemptState.ENDED:
+    if attempt is None:
+        # Started by a control plane whose database this is not, or not any more: not ours to stop.
+        log.error("engine.unknown_attempt", attempt=attempt_id, nodes=sorted(observed))
+        return
+    if attempt.state is not AttemptState.ENDED:
         return  # placed after we read what holds resources: next time
     try:
         if all(seen.sight is Sight.ENDED for seen in observed.values()):
             await core.engine.forget(attempt_id)
         else:
-            log.warning("engine.stray", attempt=attempt_id, is_known=attempt is not None)
+            log.warning("engine.stray", attempt=attempt_id)
             await core.engine.cancel(attempt_id, 0.0)
     except EngineUnreachable as error:
         log.warning("tidy.later", attempt=attempt_id, error=error.message)

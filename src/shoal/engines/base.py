@@ -59,6 +59,8 @@ class LogChunk(msgspec.Struct, frozen=True, kw_only=True):
 
     data: bytes
     next_offset: int
+    size: int
+    """How many bytes the log has now, so that one can begin near its end."""
     is_complete: bool
     """Nothing will ever follow `next_offset`."""
 

@@ -54,6 +54,8 @@ class StopAsked(msgspec.Struct, frozen=True, tag=True):
 
     reason: EndReason
     by: str
+    because: str = ""
+    """The whole sentence, where `stopped by ...` would not be the reason."""
 
 
 class FencePassed(msgspec.Struct, frozen=True, tag=True):
@@ -123,14 +125,19 @@ def _start(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
     if event.node in attempt.started_nodes or event.node not in attempt.node_names:
         return attempt, ()
     nodes = (*attempt.started_nodes, event.node)
-    if len(nodes) < len(attempt.allocation):
-        return _change(attempt, started_nodes=nodes), ()
-    return _change(attempt, started_nodes=nodes, state=RUNNING, started_at=now), ()
+    return _run_when_all_started(_change(attempt, started_nodes=nodes), now), ()
+
+
+def _run_when_all_started(attempt: Attempt, now: float) -> Attempt:
+    if attempt.state is not STARTING or len(attempt.started_nodes) < len(attempt.allocation):
+        return attempt
+    return _change(attempt, state=RUNNING, started_at=now)
 
 
 def _stop_queued(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
     assert isinstance(event, StopAsked)
-    return _end(attempt, event.reason, now, message=f"stopped by {event.by} before it started")
+    told = event.because or f"stopped by {event.by} before it started"
+    return _end(attempt, event.reason, now, message=told)
 
 
 def _stop(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
@@ -140,7 +147,7 @@ def _stop(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
         state=STOPPING,
         stop_reason=event.reason,
         stop_asked_at=now,
-        message=f"stopped by {event.by}",
+        message=event.because or f"stopped by {event.by}",
     )
     return stopping, (Effect.CANCEL,)
 
@@ -153,8 +160,11 @@ def _node_ended(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
     noted = _change(attempt, outcomes=(*attempt.outcomes, outcome))
     if not noted.nodes_left:
         return _end(noted, *_verdict(noted, now))
+    if outcome.kind is EndKind.SUCCEEDED and outcome.node not in noted.started_nodes:
+        # Over before anybody saw it start. Without this the others would be `starting` to their end.
+        noted = _change(noted, started_nodes=(*noted.started_nodes, outcome.node))
     if outcome.kind is EndKind.SUCCEEDED or attempt.state is STOPPING:
-        return noted, ()
+        return _run_when_all_started(noted, now), ()
     # A gang lives and dies together: the first failure stops the others.
     return _change(noted, state=STOPPING, stop_asked_at=now), (Effect.CANCEL,)
 
@@ -179,11 +189,16 @@ REASON_OF_KIND = {
 
 
 def _verdict(attempt: Attempt, now: float) -> tuple[EndReason, float, int | None, str]:
-    """Why it ended, once every node has: our own stop, else the first failure, else success."""
+    """Why it ended, once every node has: our own stop, else what was lost, else the first failure.
+
+    The peers of a lost node fail at once and say so sooner than anybody notices the loss, so a loss
+    explains every other failure, whichever was heard of first.
+    """
     failed = [o for o in attempt.outcomes if o.kind is not EndKind.SUCCEEDED]
     if not failed:
         return EndReason.SUCCEEDED, now, 0, ""
-    first = failed[0]
+    lost = [o for o in failed if o.kind in (EndKind.LOST, EndKind.FENCED)]
+    first = (lost or failed)[0]
     if attempt.stop_reason is not None:
         return attempt.stop_reason, now, _exit_code(first), attempt.message
     told = f"{first.node}: {first.message}" if first.message else f"{first.node}: {first.kind}"

@@ -16,12 +16,14 @@ import msgspec
 from shoal.errors import ShoalError
 from shoal.runtime.confine.confinement import Confinement
 
-SHELL = "/bin/sh"
+SHELL = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
+"""bash becomes the last command it runs, so that a signal which kills the program is seen as one."""
 FAILED_TO_START = 125
 HIGHEST_DESCRIPTOR = 1 << 20
 MAX_ARGUMENT = 120_000
 """Linux takes no single argument over 128 KiB; a longer script is handed over as a file in memory."""
-RESET = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGALRM)
+RESET = tuple(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
+"""All of them: a shell that starts Shoal in the background has it ignore SIGINT and SIGQUIT, for one."""
 
 
 class Pipes(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,10 +41,10 @@ class ShareRun:
         wake, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._renewer: Renewer | None = None
         if order.control_url is not None:
-            # Without a token the control plane will refuse us, and that ends the share: somebody who may
-            # be replaced must never run on only because a credential was forgotten.
-            token, server_file = credentials.supervisor_token or "", os.environ.get("SHOAL_SERVER_FILE")
-            self._renewer = Renewer(order, token, server_file, clock, self._wake_w)
+            # Without credentials no answer will count, and the fence ends the share: somebody who may be
+            # replaced must never run on only because a credential was forgotten.
+            server_file = os.environ.get("SHOAL_SERVER_FILE")
+            self._renewer = Renewer(order, credentials, server_file, clock, self._wake_w)
         self._reasons = Reasons(share, order, clock, self._renewer)
         self._log = LogFile(share.log, order.limits.max_log_bytes, clock)
         self._rules = LogRules(order.log_rules)

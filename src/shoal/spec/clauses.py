@@ -43,12 +43,17 @@ def seconds_between(low: float, high: float) -> Human:
     return Human(read, (text(SECONDS_PATTERN, "90s", "1h30m", "12:00:00"),))
 
 
+MIN_FENCE_S = 60
+"""Twelve renewals of a lease: one that is late or lost must not look like a partition."""
+
 TimeLimit = Annotated[
     float, Field(strict=True, ge=1, le=MAX_SECONDS, allow_inf_nan=False), seconds_between(1, MAX_SECONDS)
 ]
 Grace = Annotated[float, Field(strict=True, ge=0, le=86400, allow_inf_nan=False), seconds_between(0, 86400)]
 Fence = Annotated[
-    float, Field(strict=True, ge=1, le=30 * 86400, allow_inf_nan=False), seconds_between(1, 30 * 86400)
+    float,
+    Field(strict=True, ge=MIN_FENCE_S, le=30 * 86400, allow_inf_nan=False),
+    seconds_between(MIN_FENCE_S, 30 * 86400),
 ]
 Backoff = Annotated[float, Field(strict=True, ge=0, le=3600, allow_inf_nan=False), seconds_between(0, 3600)]
 
@@ -206,7 +211,8 @@ def _checkpoint_path(path: str) -> str:
 class CheckpointSpec(BaseModel):
     """A directory of the job's own, kept from one attempt to the next and after the job's end.
 
-    Every rank finds it as SHOAL_CHECKPOINT_DIR; no other job can see it. `{}` is enough.
+    Every rank finds it as SHOAL_CHECKPOINT_DIR. No job of another project can read it, and no other job
+    at all on nodes that confine with bubblewrap. `{}` is enough.
     """
 
     model_config = FROZEN

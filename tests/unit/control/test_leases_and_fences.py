@@ -15,15 +15,13 @@ from shoal.model.attempt import Attempt
 from shoal.spec import parse_job
 from shoal.wire import EndKind, NodeOutcome, Phase, Renewal
 from tests.sim.driver import run_now
-from tests.sim.story import be_quiet
 from tests.sim.world import USER, World
 
-FENCE_S = 40.0
+FENCE_S = 60.0
 
 
 @pytest.fixture
 def world() -> World:
-    be_quiet()
     calm = World(0, num_nodes=2, faults=0.0)
     turn(calm, "heal")
     return calm

@@ -141,7 +141,7 @@ def test_an_array_of_one_index_is_not_read_back_as_a_count() -> None:
         ({"time_limit": -5}, "from 1s to 3650d"),
         ({"time_limit": float("nan")}, "`nan` is not a number"),
         ({"time_limit": 1e308}, "from 1s to 3650d"),
-        ({"fence": 0}, "from 1s to 30d"),
+        ({"fence": 3}, "from 1m to 30d"),
         ({"ranks_per_node": 0}, "`0` is below the least, 1"),
         ({"ranks_per_node": 1025}, "`1025` is above the most, 1,024"),
         ({"env": {"A=B": "x"}}, "`A=B` is not made of letters, digits and `_`"),

@@ -55,16 +55,18 @@ class FakeCluster:
         self.settle()
         return [s.order for s in self._shares.values() if s.stage in (Stage.CLAIMED, Stage.STARTED)]
 
-    def take(self, submission: Submission, delay_s: float = 0.0) -> str:
-        """Send every order to its node, once; an attempt already taken is left as it is."""
+    def take(self, submission: Submission, delay_s: float = 0.0, *, is_stillborn: bool = False) -> str:
+        """Send every order to its node, once; what is sent again only wakes shares that nobody claimed."""
         self.settle()
         known = self.native_ids.get(submission.attempt_id)
         if known is not None:
+            for share in self.shares(submission.attempt_id):
+                share.send_again(self.clock.monotonic() + delay_s)
             return known
         native_id = self.native_ids[submission.attempt_id] = f"fake-{len(self.native_ids) + 1}"
         now, ahead = self._times()
         for order in submission.orders:
-            share = Share(order, self.script(order), native_id, now + delay_s)
+            share = Share(order, self.script(order), native_id, NEVER if is_stillborn else now + delay_s)
             self._shares[order.attempt_id, order.node] = share
             if order.node in self._off:
                 share.end(now, ahead, share.lost(now + ahead, f"node {order.node} is powered off"))

@@ -36,7 +36,7 @@ class FakeEngine:
             refuse_malformed(submission, self.cluster.facts)
         for order in submission.orders:
             self._reach(order.node)
-        native_id = self.cluster.take(submission, fault.delay_s)
+        native_id = self.cluster.take(submission, fault.delay_s, is_stillborn=fault.is_stillborn)
         self._after(Verb.SUBMIT, fault)
         return native_id
 
@@ -79,7 +79,8 @@ class FakeEngine:
         end = min(offset + max(limit, 1), len(log))
         # Whole lines only: back to the last newline, or on to the next where one line exceeds the limit.
         end = log.rfind(b"\n", offset, end) + 1 or log.find(b"\n", end) + 1 or len(log)
-        return LogChunk(data=log[offset:end], next_offset=end, is_complete=is_ended and end == len(log))
+        is_complete = is_ended and end == len(log)
+        return LogChunk(data=log[offset:end], next_offset=end, size=len(log), is_complete=is_complete)
 
     async def close(self) -> None:
         """Nothing to let go of."""

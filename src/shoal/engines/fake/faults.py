@@ -27,6 +27,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """`EngineUnreachable`, though the call had its whole effect: the answer was lost."""
     delay_s: float = 0.0
     """An order or a stop reaches its node this much later."""
+    is_stillborn: bool = False
+    """The orders reach their nodes, but no supervisor ever comes of them unless they are sent again."""
     copies: int = 1
     """How often each observation is listed."""
     is_stale: bool = False
@@ -49,7 +51,7 @@ def seeded_faults(seed: int, *, chance: float = 0.1, max_delay_s: float = 5.0) -
 
     def faults(verb: Verb, attempt_id: str | None) -> Fault:
         # Always the same number of draws, so that one call's fate does not shift the others'.
-        roll, which, delay_s = dice.random(), dice.randrange(5), dice.uniform(0, max_delay_s)
+        roll, which, delay_s = dice.random(), dice.randrange(6), dice.uniform(0, max_delay_s)
         if roll >= chance:
             return NO_FAULT
         return (
@@ -58,6 +60,7 @@ def seeded_faults(seed: int, *, chance: float = 0.1, max_delay_s: float = 5.0) -
             Fault(delay_s=delay_s),
             Fault(copies=2),
             Fault(is_stale=True),
+            Fault(is_stillborn=True),
         )[which]
 
     return faults

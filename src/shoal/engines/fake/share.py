@@ -44,6 +44,11 @@ class Share:
         self._answered_at = NEVER
         self._quiet_at = NEVER
 
+    def send_again(self, arrives_at: float) -> None:
+        """A supervisor comes of it after all, if none was on its way."""
+        if self.stage is Stage.SENT and self.claim_at == NEVER:
+            self.claim_at = arrives_at + self.act.claim_s
+
     def next_at(self) -> float:
         """When it does something next by itself."""
         if self.stage is Stage.ENDED:

@@ -212,7 +212,7 @@ class LocalEngine:
         offset, limit = max(offset, 0), min(max(limit, 1), MAX_PAGE)
         share = self._book.place(attempt_id, node)
         if share is None:
-            return LogChunk(data=b"", next_offset=offset, is_complete=True)
+            return LogChunk(data=b"", next_offset=offset, size=0, is_complete=True)
         # Asked before reading: once there is an outcome, the log does not grow.
         is_ended = os.path.exists(share.outcome)
         data, size = _read_at(share.log, offset, limit + MAX_LINE)
@@ -222,7 +222,7 @@ class LocalEngine:
         is_last = offset + len(data) >= size
         page, length = whole_lines(data, limit, is_final=is_ended and is_last)
         is_complete = is_ended and offset + length >= size
-        return LogChunk(data=page, next_offset=offset + length, is_complete=is_complete)
+        return LogChunk(data=page, next_offset=offset + length, size=size, is_complete=is_complete)
 
 
 def _read_at(path: str, offset: int, length: int) -> tuple[bytes, int]:

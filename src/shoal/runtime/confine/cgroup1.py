@@ -39,8 +39,7 @@ class CgroupV1:
                 write(f"{memory}/memory.memsw.limit_in_bytes", str(limits.memory_bytes))
         devices = self._by_controller.get("devices")
         if devices is not None:
-            given = () if order.are_gpus_simulated else order.gpu_ids
-            for minor in denied_gpus(os.listdir("/dev"), given):
+            for minor in denied_gpus(os.listdir("/dev"), order.gpu_minors):
                 write(f"{devices}/devices.deny", f"c {NVIDIA_MAJOR}:{minor} rwm")
 
     def oom_kills(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Callable
 
 from shoal.errors import ShoalError, SpecError
@@ -81,7 +82,7 @@ class Confinement:
             raise CannotConfine(
                 "mounts need bubblewrap, which is not in use on this node", hint="shoal doctor"
             )
-        self._check_reachable(self._share.work, "work")
+        self._open_way(self._share.work, "work")
         directory, path = self._order.checkpoint_dir, self._order.checkpoint_path
         if directory is None:
             return
@@ -90,7 +91,7 @@ class Confinement:
                 f"checkpoints at `{path}` need bubblewrap, which is not in use on this node",
                 hint="give `checkpoint` a path without a leading `/`",
             )
-        self._check_reachable(directory, "checkpoint")
+        self._open_way(directory, "checkpoint")
         os.close(checkpoint.open_directory(directory))
 
     def enter(self) -> None:
@@ -208,15 +209,23 @@ class Confinement:
         os.set_inheritable(fd, True)  # noqa: FBT003
         return fd
 
-    def _check_reachable(self, wanted: str, what: str) -> None:
+    def _open_way(self, wanted: str, what: str) -> None:
+        """Let the job's user pass through SHOAL_HOME to what is its own; it can list and read nothing there.
+
+        Directories above SHOAL_HOME are not ours to open.
+        """
+        home = os.path.realpath(self._share.home)
         path = wanted
         while path != "/" and self.uid is not None:
             path = os.path.dirname(path)
-            if not view.may_enter(path, self.uid):
+            if view.may_enter(path, self.uid):
+                continue
+            if not view.is_within(path, home):
                 raise CannotConfine(
                     f"the job's user {self.uid} cannot pass through `{path}` to its {what} directory",
-                    hint="apt install bubblewrap",
+                    hint="apt install bubblewrap, or choose another SHOAL_HOME, such as /var/lib/shoal",
                 )
+            os.chmod(path, stat.S_IMODE(os.stat(path).st_mode) | stat.S_IXOTH)
 
 
 def open_as(source: str, uid: int | None) -> int:
@@ -241,5 +250,5 @@ def gpu_devices(order: Order) -> tuple[str, ...]:
     if not order.gpu_ids or order.are_gpus_simulated:
         return ()
     shared = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "nvidia-caps")
-    names = (*(f"nvidia{number}" for number in order.gpu_ids), *shared)
+    names = (*(f"nvidia{minor}" for minor in order.gpu_minors), *shared)
     return tuple(path for path in (f"/dev/{name}" for name in names) if os.path.exists(path))

@@ -1,0 +1,85 @@
+"""Every example does what its first lines say, on a real cluster."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.style.tree import ROOT
+
+TESTED = {"array", "data_parallel"}
+LIMIT_S = 110.0
+needs_torch = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="torch is not installed: pip install 'shoal[train]'"
+)
+
+
+class Cluster:
+    """Two simulated nodes of two GPUs in a home of their own, used through the command line."""
+
+    def __init__(self, home: Path) -> None:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")}
+        path = f"{Path(sys.executable).parent}:{kept['PATH']}"
+        self.env = {**kept, "SHOAL_HOME": str(home), "PATH": path}
+
+    def __call__(self, *argv: str) -> str:
+        """What the command prints; it must succeed."""
+        done = subprocess.run(
+            [sys.executable, "-m", "shoal.cli.main", *argv],
+            env=self.env,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def jobs(self, name: str) -> list[dict[str, Any]]:
+        return list(json.loads(self("queue", "--all", "--name", name, "--json")))
+
+
+@pytest.fixture
+def shoal(tmp_path: Path) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path / "home")
+    cluster("up", "--demo", "2x2", "--listen", "127.0.0.1:0")
+    yield cluster
+    cluster("down", "--jobs")
+
+
+def test_every_example_is_run_by_a_test() -> None:
+    assert {path.parent.name for path in (ROOT / "examples").glob("*/job.yaml")} == TESTED
+
+
+@needs_torch
+@pytest.mark.slow
+def test_data_parallel_trains_on_two_nodes_and_goes_on_from_its_checkpoint(shoal: Cluster) -> None:
+    said = shoal("run", "--gpus", "2", "-e", "STEPS=13", "-e", "STEP_S=0", "examples/data_parallel/job.yaml")
+    assert sorted(re.findall(r"rank (\d) of 4 starts after step 0", said)) == ["0", "1", "2", "3"]
+    losses = [float(loss) for loss in re.findall(r"\[0\] step +\d+ of 13  loss ([0-9.]+)", said)]
+    assert len(losses) == 13
+    assert losses[-1] < losses[0]
+    assert shoal.jobs("data-parallel")[0]["nodes"] == ["sim-01", "sim-02"]
+    shoal("retry", "data-parallel")
+    again = shoal("logs", "-f", "data-parallel")
+    assert len(re.findall(r"rank \d of 4 starts after step 13", again)) == 4
+    assert len(shoal.jobs("data-parallel")) == 1
+
+
+def test_array_tries_every_learning_rate(shoal: Cluster) -> None:
+    shoal("run", "-e", "PAUSE_S=0", "examples/array/job.yaml")
+    jobs = shoal.jobs("sweep")
+    assert [job["status"] for job in jobs] == ["succeeded"] * 8
+    said = [shoal("logs", job["job_id"]) for job in jobs]
+    rates = {re.match(r"\[0\] rate ([0-9.]+) +loss after 200 steps \S+\n$", text) for text in said}
+    assert len({match[1] for match in rates if match}) == 8, said

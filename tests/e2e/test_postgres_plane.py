@@ -1,0 +1,120 @@
+"""The same control plane on a real PostgreSQL, which is stopped and crashed under it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from shoal.client import Shoal
+from shoal.client.handles import JobHandle
+from shoal.errors import ShoalError
+from tests.support.postgres import PostgresServer, postgres
+from tests.support.real_plane import Gate, RealPlane, open_gate, until
+
+__all__ = ["postgres"]  # pytest finds the fixture by its name
+
+NUM_BEFORE = 5
+"""Acknowledged before the database goes away."""
+
+
+@pytest.fixture(scope="module")
+def plane(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealPlane]:
+    database = postgres.new_database()
+    real = RealPlane(tmp_path_factory.mktemp("postgres") / "home", "--database", postgres.url(database))
+    real.up()
+    try:
+        yield real
+    finally:
+        real.down()
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    with open_gate() as opened:
+        yield opened
+
+
+class Submitter(threading.Thread):
+    """Submits until it is told to stop, each job under its own key until it is acknowledged."""
+
+    def __init__(self, plane: RealPlane, after: JobHandle) -> None:
+        super().__init__()
+        self._plane = plane
+        self._after = after
+        self._is_over = threading.Event()
+        self.acknowledged: dict[str, str] = {}
+        self.refused: list[ShoalError] = []
+
+    def run(self) -> None:
+        number = 0
+        with Shoal(env=self._plane.env) as shoal:
+            while not self._is_over.is_set():
+                key = f"{self._after.job_id}-{number}"
+                try:
+                    job = shoal.submit(
+                        run="true", workdir=None, name="waits", after=[self._after.job_id], key=key
+                    )
+                except ShoalError as error:
+                    self.refused.append(error)
+                    continue
+                self.acknowledged[key] = job.job_id
+                number += 1
+                self._is_over.wait(0.05)
+
+    def finish(self) -> None:
+        self._is_over.set()
+        self.join()
+
+
+def test_a_running_gang_is_adopted_after_a_kill(plane: RealPlane, gate: Gate) -> None:
+    job = plane.submit(gate.run(exit_code=4), resources={"nodes": 2, "gpus": 2})
+    gate.hold(2)
+    (before,) = plane.attempts(plane.until_status(job, "running"))
+    plane.kill()
+    plane.up()
+    (after,) = plane.attempts(plane.until_status(job, "running"))
+    assert after["attempt_id"] == before["attempt_id"]
+    gate.open()
+    plane.until_status(job, "failed")
+    assert (job.exit_code, len(plane.attempts(job))) == (4, 1)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT], ids=["stopped", "crashed"])
+def test_a_database_that_goes_away_and_comes_back_loses_nothing(
+    plane: RealPlane, gate: Gate, postgres: PostgresServer, how: signal.Signals
+) -> None:
+    server = plane.up()
+    job = plane.submit(gate.run(exit_code=6))
+    gate.hold()
+    plane.until_status(job, "running")
+    submitter = Submitter(plane, job)
+    submitter.start()
+    try:
+        until(lambda: len(submitter.acknowledged) >= NUM_BEFORE, "some jobs are accepted")
+        postgres.stop(how)
+        known = len(submitter.acknowledged)
+        gate.open()
+        until(lambda: gate.is_gone(0), "the job ends while there is no database")
+        assert len(submitter.acknowledged) <= known + 1, "accepted without a database"
+        postgres.start()
+        known = len(submitter.acknowledged)
+        until(lambda: len(submitter.acknowledged) > known, "jobs are accepted again")
+    finally:
+        submitter.finish()
+    os.kill(server, 0)
+    assert plane.up() == server, "the same control plane recovered by itself"
+    plane.until_status(job, "failed")
+    assert (job.exit_code, len(plane.attempts(job))) == (6, 1)
+    accepted = set(submitter.acknowledged.values())
+    found = [data["job_id"] for data in plane.shoal.jobs(name="waits")]
+    assert len(found) == len(set(found))
+    assert accepted <= set(found)
+    until(
+        lambda: not list(plane.shoal.jobs(name="waits", status=("queued",))),
+        "none of them is left waiting",
+    )
+    assert plane.shoal.verify_audit()["is_intact"]

@@ -1,0 +1,1 @@
+"""A real cluster on a disk that fills up or freezes, without descriptors, under a clock that jumps."""

@@ -1,0 +1,31 @@
+"""The soak in short; `make soak KILLS=1000` is the long one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.soak.audit import broken
+from tests.soak.killer import SHARES
+from tests.soak.run import soak
+
+KILLS = 60
+
+
+@pytest.mark.serial
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(os.geteuid() != 0, reason="killing inside sandboxes takes root")
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="there is no bubblewrap: `apt install bubblewrap`")
+def test_sixty_kills_under_mixed_load_lose_nothing() -> None:
+    with tempfile.TemporaryDirectory(prefix="shoal-soak-", ignore_cleanup_errors=True) as root:
+        found = soak(Path(root), KILLS, seed=KILLS)
+    assert not broken(found), found
+    killed = {kind: found[f"killed: {kind}"] for kind in SHARES}
+    assert sum(killed.values()) >= KILLS
+    assert all(killed.values()), killed
+    assert found["jobs accepted"] >= KILLS // 2

@@ -1,0 +1,238 @@
+"""A control plane on a bench: memory store, fake engine, virtual clock, no event loop.
+
+Every call returns when it is done. `store.meanwhile` and `engine.meanwhile` let something else happen at
+one exact point of a loop, which is how the races are written down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from shoal.control import Actor, ControlPlane, SubmitResult
+from shoal.control.core import Core
+from shoal.control.heal import heal
+from shoal.control.place import place
+from shoal.control.watch import watch
+from shoal.engines.base import Observation, Submission
+from shoal.engines.fake import (
+    NO_FAULT,
+    Act,
+    FakeCluster,
+    FakeEngine,
+    Fault,
+    Script,
+    Verb,
+    VirtualClock,
+    always,
+)
+from shoal.ids import id_factory
+from shoal.model.attempt import Attempt
+from shoal.model.job import Job
+from shoal.model.node import Gpu, NodeFacts
+from shoal.model.people import Project, Role, User
+from shoal.settings import Settings
+from shoal.spec import parse_job
+from shoal.store import Event, Tx, open_memory_store
+
+T = TypeVar("T")
+ANA = Actor(kind="user", id="usr_ana", name="ana")
+USER = User(user_id="usr_ana", name="ana", cluster_role=Role.ADMIN)
+KEY = bytes(range(32))
+FOREVER = always(Act(run_s=None, lines=("hello",)))
+SPEC: dict[str, Any] = {"run": "train", "workdir": None, "resources": {"cpus": 1}}
+
+
+def now(work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that never waits."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    work.close()
+    raise AssertionError("this coroutine was not supposed to wait")
+
+
+class Meanwhile:
+    """What happens once, just before or just after a named call."""
+
+    def __init__(self) -> None:
+        self._planned: dict[str, Callable[[], object]] = {}
+
+    def __call__(self, when: str, happening: Callable[[], object]) -> None:
+        self._planned[when] = happening
+
+    def reach(self, when: str) -> None:
+        happening = self._planned.pop(when, None)
+        if happening is not None:
+            happening()
+
+
+class StagedEngine(FakeEngine):
+    def __init__(self, cluster: FakeCluster) -> None:
+        super().__init__(cluster)
+        self.meanwhile = Meanwhile()
+
+    def lose(self, verb: Verb | None, *, is_after: bool = False) -> None:
+        """From now on the connection breaks at this verb: before it is heard, or before it is answered."""
+        lost = Fault(is_lost_before=not is_after, is_lost_after=is_after)
+        self._faults = lambda asked, _: lost if asked is verb else NO_FAULT
+
+    async def submit(self, submission: Submission) -> str:
+        self.meanwhile.reach("before submit")
+        native_id = await super().submit(submission)
+        self.meanwhile.reach("after submit")
+        return native_id
+
+    async def cancel(self, attempt_id: str, grace_s: float) -> None:
+        self.meanwhile.reach("before cancel")
+        await super().cancel(attempt_id, grace_s)
+
+    async def list_owned(self) -> list[Observation]:
+        self.meanwhile.reach("before look")
+        seen = await super().list_owned()
+        self.meanwhile.reach("after look")
+        return seen
+
+
+class StagedStore:
+    """The store that survives a restart, with a stage around its writes."""
+
+    def __init__(self) -> None:
+        self.inner = open_memory_store()
+        self.meanwhile = Meanwhile()
+
+    async def write(self, fn: Callable[[Tx], T]) -> T:
+        self.meanwhile.reach("before write")
+        answer = await self.inner.write(fn)
+        self.meanwhile.reach("after write")
+        return answer
+
+    async def read(self, fn: Callable[[Tx], T]) -> T:
+        return await self.inner.read(fn)
+
+    def on_commit(self, callback: Callable[[int], None]) -> None:
+        """Nobody wakes up by itself here."""
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+
+def node_facts(name: str, *, cpus: float = 8, gpus: int = 4) -> NodeFacts:
+    devices = tuple(
+        Gpu(index=index, kind="H100", uuid=f"GPU-{name}-{index}", minor=gpus - 1 - index)
+        for index in range(gpus)
+    )
+    return NodeFacts(
+        name=name, cpus=cpus, memory_bytes=64 << 30, disk_bytes=1 << 40, gpus=devices, is_simulated=True
+    )
+
+
+class Lab:
+    def __init__(
+        self,
+        *,
+        num_nodes: int = 2,
+        script: Script = FOREVER,
+        home: Path = Path("/lab"),
+        mount_roots: tuple[Path, ...] = (),
+        max_open_jobs: int = 10_000,
+    ) -> None:
+        self.clock = VirtualClock()
+        self.store = StagedStore()
+        names = [f"n{number}" for number in range(1, num_nodes + 1)]
+        self.cluster = FakeCluster([node_facts(name) for name in names], clock=self.clock, script=script)
+        self.settings = Settings(home=home, mount_roots=mount_roots)
+        self.new_id = id_factory(self.clock.now)
+
+        def people(tx: Tx) -> None:
+            tx.people.add_user(USER)
+            tx.people.add_project(Project(name="lab", uid=tx.people.next_uid(), max_open_jobs=max_open_jobs))
+
+        now(self.store.write(people))
+        self.restart()
+
+    def restart(self, key: bytes = KEY) -> None:
+        """A control plane that knows nothing but what is in the store and the cluster."""
+        self.engine = StagedEngine(self.cluster)
+        self.core = Core(
+            store=self.store,
+            engine=self.engine,
+            clock=self.clock,
+            new_id=self.new_id,
+            settings=self.settings,
+            key=key,
+        )
+        self.core.control_url = "http://lab"
+        self.plane = ControlPlane(self.core)
+
+    # The loops.
+
+    def heal(self) -> None:
+        now(heal(self.core))
+
+    def place(self) -> float | None:
+        return now(place(self.core))
+
+    def watch(self) -> None:
+        now(watch(self.core))
+
+    def turn(self) -> None:
+        """Everything once, in the order a start has."""
+        self.heal()
+        self.watch()
+        self.place()
+        self.watch()
+
+    # What people ask for.
+
+    def submit_all(
+        self, *, key: str | None = None, secrets: dict[str, str] | None = None, **spec: Any
+    ) -> SubmitResult:
+        self.clock.advance(2**-10)  # no two at the same instant: then chance would order them
+        wanted = parse_job({**SPEC, **spec})
+        return now(self.plane.submit(ANA, wanted, project="lab", owner=USER, key=key, secrets=secrets))
+
+    def submit(self, **given: Any) -> Job:
+        return self.submit_all(**given).jobs[0]
+
+    def running(self, **given: Any) -> Job:
+        """A job that was submitted, placed, handed over and seen to run."""
+        job = self.submit(**given)
+        self.turn()
+        return job
+
+    def stop(self, job: Job, **given: Any) -> Job:
+        return now(self.plane.stop_job(ANA, job.job_id, **given))
+
+    def retry(self, job: Job, **given: Any) -> Job:
+        return now(self.plane.retry_job(ANA, job.job_id, **given))
+
+    # What is recorded.
+
+    def read(self, fn: Callable[[Tx], T]) -> T:
+        return now(self.store.read(fn))
+
+    def job(self, job: Job) -> Job:
+        found = self.read(lambda tx: tx.jobs.get(job.job_id))
+        assert found is not None
+        return found
+
+    def attempts(self, job: Job) -> list[Attempt]:
+        return self.read(lambda tx: tx.attempts.of_job(job.job_id))
+
+    def attempt(self, job: Job) -> Attempt:
+        return self.attempts(job)[-1]
+
+    def status(self, job: Job) -> str:
+        found = self.job(job)
+        return str(found.outcome or self.attempt(job).state)
+
+    def events(self, kind: str = "") -> list[Event]:
+        return [e for e in self.read(lambda tx: tx.events.page(0, limit=10_000)) if e.kind.startswith(kind)]
+
+    def runs(self) -> list[tuple[str, str]]:
+        """What really runs, seen or not: attempt and node."""
+        return sorted((order.attempt_id, order.node) for order in self.cluster.running())

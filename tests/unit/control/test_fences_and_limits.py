@@ -1,0 +1,188 @@
+"""Evidence, silence and time: when an attempt is given up, and when it must not be."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.control.leases import FENCE_MARGIN_S
+from shoal.control.watch import LATE_STOP_S
+from shoal.engines.fake import Act, Verb, always
+from shoal.model.attempt import EndReason
+from shoal.model.job import Job
+from shoal.wire import EndKind
+from tests.support.lab import Lab
+
+FENCE_S = 60.0
+GANG = {"nodes": 2, "cpus": 1}
+
+
+def carry_renewals(lab: Lab) -> None:
+    """The network works for the nodes that are not cut off."""
+    for sent in lab.cluster.renewals():
+        work = lab.plane.renew(sent.renewal)
+        with pytest.raises(StopIteration) as answered:
+            work.send(None)
+        lab.cluster.answer(sent, answered.value.value)
+
+
+def let_pass(lab: Lab, seconds: float, step_s: float = 5.0) -> None:
+    """Time in which supervisors renew and the control plane looks."""
+    end = lab.clock.monotonic() + seconds
+    while lab.clock.monotonic() < end:
+        lab.clock.advance(min(step_s, end - lab.clock.monotonic()))
+        carry_renewals(lab)
+        lab.watch()
+
+
+def reasons(lab: Lab, job: Job) -> list[EndReason | None]:
+    return [attempt.reason for attempt in lab.attempts(job)]
+
+
+def test_a_dead_supervisor_is_evidence_and_its_job_is_repaired_at_once() -> None:
+    lab = Lab()
+    job = lab.running()
+    lab.cluster.kill_supervisor(lab.attempt(job).attempt_id, "n1")
+    lab.watch()
+    assert reasons(lab, job) == [EndReason.LOST, None]
+    assert (lab.job(job).losses, lab.job(job).failures) == (1, 0)
+    lab.clock.advance(0.5)
+    lab.turn()
+    assert lab.status(job) == "running"
+
+
+def test_silence_is_not_evidence_until_the_fence_has_certainly_passed() -> None:
+    lab = Lab(num_nodes=1)
+    job = lab.running(fence=f"{FENCE_S:.0f}s")
+    lab.cluster.cut("n1")
+    let_pass(lab, FENCE_S + FENCE_MARGIN_S)
+    assert lab.status(job) == "running"
+    assert lab.runs() == []
+    let_pass(lab, 1)
+    assert reasons(lab, job) == [EndReason.FENCED, None]
+    assert lab.attempts(job)[0].message == "no sign of life from n1"
+
+
+@pytest.mark.parametrize("by", [3600, -3600])
+def test_a_jump_of_the_clock_gives_nobody_up(by: float) -> None:
+    lab = Lab(num_nodes=1)
+    job = lab.running(fence=f"{FENCE_S:.0f}s", time_limit="1h")
+    lab.clock.jump(by)
+    let_pass(lab, 300)
+    assert lab.status(job) == "running"
+
+
+def test_a_restarted_control_plane_counts_silence_from_its_own_start() -> None:
+    lab = Lab(num_nodes=1)
+    job = lab.running(fence=f"{FENCE_S:.0f}s")
+    lab.cluster.cut("n1")
+    let_pass(lab, 110)
+    lab.restart()
+    let_pass(lab, 110)
+    assert lab.status(job) == "running"
+    let_pass(lab, 20)
+    assert reasons(lab, job)[0] is EndReason.FENCED
+
+
+def test_what_was_only_out_of_sight_goes_on_when_it_is_seen_again() -> None:
+    lab = Lab(num_nodes=1)
+    job = lab.running(fence="10m")
+    lab.cluster.cut("n1")
+    let_pass(lab, 300)
+    lab.cluster.heal("n1")
+    let_pass(lab, 600)
+    assert (lab.status(job), len(lab.attempts(job))) == ("running", 1)
+
+
+def test_a_gang_is_not_kept_for_ever_by_a_node_nobody_sees() -> None:
+    lab = Lab()
+    job = lab.running(resources=GANG, fence=f"{FENCE_S:.0f}s", grace="2s")
+    lab.cluster.cut("n1")
+    let_pass(lab, FENCE_S + FENCE_MARGIN_S)
+    assert lab.status(job) == "running"
+    let_pass(lab, 10)
+    assert reasons(lab, job) == [EndReason.FENCED, None]
+    assert lab.runs() == []
+    ends = {outcome.node: outcome.kind for outcome in lab.attempts(job)[0].outcomes}
+    assert ends == {"n1": EndKind.FENCED, "n2": EndKind.STOPPED}
+
+
+def test_an_engine_that_is_away_longer_than_the_fence_kills_nobody_who_renews() -> None:
+    lab = Lab(num_nodes=1)
+    job = lab.running(fence=f"{FENCE_S:.0f}s")
+    lab.engine.lose(Verb.LIST_OWNED)
+    let_pass(lab, 600)
+    assert lab.status(job) == "running"
+    assert len(lab.runs()) == 1
+
+
+def hanging(lab: Lab, **spec: object) -> Job:
+    """A job whose supervisor does not keep its time limit."""
+    job = lab.running(**spec)
+    for share in lab.cluster.shares():
+        share._ends.clear()
+    return job
+
+
+def test_a_supervisor_that_keeps_its_time_limit_is_believed() -> None:
+    lab = Lab()
+    job = lab.running(time_limit="30s")
+    let_pass(lab, 30)
+    assert (lab.status(job), lab.attempt(job).reason) == ("failed", EndReason.TIME_LIMIT)
+    assert lab.job(job).because == "n1: time_limit"
+
+
+def test_a_supervisor_that_hangs_is_stopped_some_time_after_its_limit() -> None:
+    lab = Lab()
+    job = hanging(lab, time_limit="30s", grace="2s")
+    let_pass(lab, 30 + LATE_STOP_S - 1)
+    assert lab.status(job) == "running"
+    let_pass(lab, 15)
+    assert (lab.status(job), lab.attempt(job).reason) == ("failed", EndReason.TIME_LIMIT)
+    assert lab.job(job).because == "stopped by the time limit"
+
+
+def test_a_time_limit_can_be_tried_again_where_the_job_says_so() -> None:
+    lab = Lab()
+    job = hanging(lab, time_limit="30s", grace="2s", retry={"max": 1, "on": ["time_limit"]})
+    let_pass(lab, 30 + LATE_STOP_S + 15)
+    assert reasons(lab, job) == [EndReason.TIME_LIMIT, None]
+
+
+def test_a_restart_gives_a_hanging_supervisor_its_whole_limit_again() -> None:
+    lab = Lab()
+    job = hanging(lab, time_limit="30s")
+    let_pass(lab, 80)
+    lab.restart()
+    let_pass(lab, 80)
+    assert lab.status(job) == "running"
+    let_pass(lab, 20)
+    assert lab.attempt(job).stop_reason is EndReason.TIME_LIMIT
+
+
+def test_a_job_without_a_limit_is_never_late() -> None:
+    lab = Lab()
+    job = lab.running()
+    let_pass(lab, 86_400, step_s=600)
+    assert lab.status(job) == "running"
+
+
+def test_a_running_gang_is_adopted_by_the_next_control_plane() -> None:
+    lab = Lab()
+    job = lab.running(resources=GANG)
+    before = lab.attempt(job)
+    lab.restart()
+    lab.turn()
+    assert (lab.status(job), lab.attempt(job)) == ("running", before)
+    assert len(lab.cluster.native_ids) == 1
+
+
+def test_what_ended_while_nobody_watched_is_learned_with_its_exit_code() -> None:
+    lab = Lab(
+        script=always(Act(run_s=10.0, kind=EndKind.EXITED, exit_code=7, message="rank 0 exited with 7"))
+    )
+    job = lab.running()
+    lab.clock.advance(3600)
+    lab.restart()
+    lab.turn()
+    ended = lab.job(job)
+    assert (ended.outcome, ended.exit_code, ended.because) == ("failed", 7, "n1: rank 0 exited with 7")

@@ -1,0 +1,152 @@
+"""The very first start, cut anywhere; and the anchor that shows when the log lost its tail."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shoal.clock import SystemClock
+from shoal.control.anchor import anchor_path, drop_anchor, verify_log
+from shoal.control.core import Core
+from shoal.control.first import first_token_path, load_key, prepare
+from shoal.control.record import note
+from shoal.engines.fake import FakeCluster, FakeEngine
+from shoal.errors import StateError, StoreUnavailable
+from shoal.identity import parse_user_token
+from shoal.ids import id_factory
+from shoal.model.people import Role
+from shoal.settings import Settings
+from shoal.store import Store, Tx, open_memory_store
+from tests.support.lab import ANA
+
+
+def fresh_core(home: Path, store: Store) -> Core:
+    clock = SystemClock()
+    return Core(
+        store=store,
+        engine=FakeEngine(FakeCluster([], clock=clock)),
+        clock=clock,
+        new_id=id_factory(clock.now),
+        settings=Settings(home=home),
+        key=bytes(32),
+    )
+
+
+async def is_good(core: Core) -> bool:
+    """Whether the token in the file opens the door."""
+    halves = parse_user_token(first_token_path(core.settings.home).read_text())
+    assert halves is not None
+    return halves.matches(await core.store.read(lambda tx: tx.people.get_token(halves.token_id)))
+
+
+async def test_the_first_start_makes_an_admin_a_project_and_a_token(tmp_path: Path) -> None:
+    core = fresh_core(tmp_path, open_memory_store())
+    await prepare(core, "root")
+    (admin,) = await core.store.read(lambda tx: tx.people.users())
+    assert (admin.name, admin.cluster_role) == ("root", Role.ADMIN)
+    membership = await core.store.read(lambda tx: tx.people.membership(admin.user_id, "default"))
+    assert membership is not None
+    assert await is_good(core)
+    assert stat.S_IMODE(first_token_path(tmp_path).stat().st_mode) == 0o600
+
+
+async def test_the_next_start_makes_nothing_more(tmp_path: Path) -> None:
+    core = fresh_core(tmp_path, open_memory_store())
+    await prepare(core, "root")
+    token = first_token_path(tmp_path).read_text()
+    await prepare(core, "somebody")
+    assert first_token_path(tmp_path).read_text() == token
+    assert len(await core.store.read(lambda tx: tx.people.users())) == 1
+
+
+class FailsOnce:
+    """A store whose first write never reaches the disk."""
+
+    def __init__(self, inner: Store) -> None:
+        self._inner = inner
+        self.read = inner.read
+
+    async def write(self, fn: Callable[[Tx], object]) -> object:
+        raise StoreUnavailable("killed here")
+
+    def on_commit(self, callback: Callable[[int], None]) -> None:
+        """Nobody waits for one."""
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+async def test_killed_between_the_token_file_and_the_commit_the_next_start_makes_another(
+    tmp_path: Path,
+) -> None:
+    disk = open_memory_store()
+    killed = fresh_core(tmp_path, FailsOnce(disk))  # type: ignore[arg-type]
+    with pytest.raises(StoreUnavailable):
+        await prepare(killed, "root")
+    orphan = first_token_path(tmp_path).read_text()
+    core = fresh_core(tmp_path, disk)
+    assert not await is_good(core)
+    await prepare(core, "root")
+    assert await is_good(core)
+    assert first_token_path(tmp_path).read_text() != orphan
+    assert len(await core.store.read(lambda tx: tx.people.tokens())) == 1
+
+
+def test_the_key_is_made_once_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
+    key = load_key(tmp_path)
+    assert len(key) == 32
+    assert load_key(tmp_path) == key
+    assert stat.S_IMODE((tmp_path / "keys" / "signing.key").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "keys").stat().st_mode) == 0o700
+
+
+def test_a_key_half_written_by_a_killed_start_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir(mode=0o700)
+    (tmp_path / "keys" / "signing.part").write_bytes(b"half")
+    assert len(load_key(tmp_path)) == 32
+
+
+async def add_events(store: Store, count: int) -> None:
+    for _ in range(count):
+        await store.write(lambda tx: note(tx, "access.denied", 1.0, ANA))
+
+
+async def test_an_empty_log_leaves_no_anchor(tmp_path: Path) -> None:
+    core = fresh_core(tmp_path, open_memory_store())
+    await drop_anchor(core)
+    assert not anchor_path(core).exists()
+    assert await verify_log(core) is None
+
+
+async def test_a_log_that_grew_since_its_anchor_is_sound(tmp_path: Path) -> None:
+    core = fresh_core(tmp_path, open_memory_store())
+    await add_events(core.store, 3)
+    await drop_anchor(core)
+    await add_events(core.store, 3)
+    assert await verify_log(core) is None
+
+
+async def test_an_anchor_is_written_only_when_there_is_something_new(tmp_path: Path) -> None:
+    core = fresh_core(tmp_path, open_memory_store())
+    await add_events(core.store, 1)
+    await drop_anchor(core)
+    anchor_path(core).unlink()
+    await drop_anchor(core)
+    assert not anchor_path(core).exists()
+
+
+async def test_a_log_shorter_than_its_anchor_is_found_out_and_not_anchored_over(tmp_path: Path) -> None:
+    core = fresh_core(tmp_path, open_memory_store())
+    await add_events(core.store, 5)
+    await drop_anchor(core)
+    restored = fresh_core(tmp_path, open_memory_store())
+    await add_events(restored.store, 3)
+    before = anchor_path(core).read_bytes()
+    with pytest.raises(StateError, match="the event log ends at entry 3"):
+        await drop_anchor(restored)
+    assert anchor_path(core).read_bytes() == before
+    flaw = await verify_log(restored)
+    assert flaw is not None

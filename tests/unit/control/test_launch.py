@@ -1,0 +1,130 @@
+"""Handing attempts to the engine: what it gets, what its refusals become, and who else is affected."""
+
+from __future__ import annotations
+
+from shoal.engines.base import Submission
+from shoal.errors import EngineRefused
+from shoal.identity import job_token, supervisor_token
+from shoal.model.attempt import EndReason
+from shoal.model.job import Job
+from shoal.spec import parse_job
+from tests.support.lab import ANA, KEY, SPEC, USER, Lab, now
+
+
+def taken_by(lab: Lab) -> list[Submission]:
+    """Submissions the engine gets from now on."""
+    taken: list[Submission] = []
+    inner = lab.cluster.take
+
+    def take(submission: Submission, delay_s: float = 0.0, *, is_stillborn: bool = False) -> str:
+        taken.append(submission)
+        return inner(submission, delay_s, is_stillborn=is_stillborn)
+
+    lab.cluster.take = take  # type: ignore[method-assign]
+    return taken
+
+
+def refuse(words: str) -> None:
+    raise EngineRefused(words)
+
+
+def with_secret(lab: Lab) -> Job:
+    spec = parse_job({**SPEC, "secrets": ["TOKEN"]})
+    return now(lab.plane.submit(ANA, spec, project="lab", owner=USER, secrets={"TOKEN": "x"})).jobs[0]
+
+
+def test_every_supervisor_gets_a_credential_good_for_its_own_node_alone() -> None:
+    lab = Lab()
+    taken = taken_by(lab)
+    attempt = lab.attempt(lab.running(resources={"nodes": 2, "cpus": 1}))
+    (submission,) = taken
+    assert {node: given.supervisor_token for node, given in submission.credentials.items()} == {
+        node: supervisor_token(KEY, attempt.attempt_id, node) for node in ("n1", "n2")
+    }
+    assert {given.job_token for given in submission.credentials.values()} == {
+        job_token(KEY, attempt.attempt_id)
+    }
+
+
+def test_secrets_travel_beside_the_order_and_never_in_it() -> None:
+    lab = Lab()
+    taken = taken_by(lab)
+    with_secret(lab)
+    lab.turn()
+    (submission,) = taken
+    assert submission.credentials["n1"].secrets == {"TOKEN": "x"}
+    assert "TOKEN" not in repr(submission.orders)
+
+
+def test_the_same_attempt_is_handed_over_with_the_same_content_after_a_restart() -> None:
+    lab = Lab()
+    lab.heal()
+    taken = taken_by(lab)
+    lab.submit(resources={"nodes": 2, "gpus": 2})
+    lab.place()
+    shares = dict(lab.cluster._shares)
+    lab.cluster._shares.clear()
+    lab.restart()
+    lab.watch()
+    lab.cluster._shares.update(shares)
+    first, second = taken
+    assert first == second
+
+
+def test_a_refused_job_fails_with_the_engines_own_words_and_is_not_tried_again() -> None:
+    lab = Lab()
+    lab.heal()
+    job = lab.submit(retry={"max": 5, "on": ["exit", "signal", "oom", "setup", "time_limit"]})
+    lab.engine.meanwhile("before submit", lambda: refuse("no such partition `gpu`"))
+    lab.place()
+    attempt = lab.attempt(job)
+    assert attempt.reason is EndReason.REFUSED
+    assert (lab.status(job), lab.job(job).because) == (
+        "failed",
+        "fake refused it: no such partition `gpu`",
+    )
+    assert (len(lab.attempts(job)), lab.job(job).losses) == (1, 0)
+
+
+def test_a_job_whose_node_left_the_engine_is_refused_in_words() -> None:
+    lab = Lab(num_nodes=1)
+    lab.heal()
+    del lab.cluster.facts["n1"]
+    job = lab.submit()
+    lab.place()
+    assert lab.status(job) == "failed"
+    assert "n1: no such node; there are none" in lab.job(job).because
+
+
+def test_secrets_that_cannot_be_opened_end_their_own_job_and_no_other() -> None:
+    """The key file was replaced: watching must go on for everybody else."""
+    lab = Lab()
+    lab.heal()
+    bad, good = with_secret(lab), lab.submit()
+    lab.restart(key=bytes(32))
+    lab.turn()
+    assert (lab.status(bad), lab.status(good)) == ("failed", "running")
+    assert lab.job(bad).because == f"the secrets of {bad.job_id} cannot be opened with this server's key"
+
+
+def test_what_was_decided_is_recorded_with_what_was_still_possible() -> None:
+    lab = Lab(num_nodes=1)
+    lab.heal()
+    gone, placed, waiting = lab.submit(), lab.submit(), lab.submit(resources={"cpus": 7})
+    lab.store.meanwhile("before write", lambda: lab.stop(gone))
+    lab.place()
+    (event,) = lab.events("plan.made")
+    assert len(event.data["starts"]) == 2
+    assert event.data["placed"] == [lab.attempt(placed).attempt_id]
+    assert event.data["waiting"] == 1
+    assert [lab.status(job) for job in (gone, placed, waiting)] == ["cancelled", "starting", "queued"]
+
+
+def test_a_cycle_that_starts_nothing_writes_nothing() -> None:
+    lab = Lab(num_nodes=1)
+    lab.running(resources={"cpus": 8})
+    lab.submit()
+    events = len(lab.events())
+    lab.place()
+    lab.place()
+    assert len(lab.events()) == events

@@ -1,0 +1,202 @@
+"""What operators do with nodes, what the engine says of them, and what becomes of the work there."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from shoal.engines.fake import Act, Verb, always
+from shoal.errors import NotFound, StateError
+from shoal.model.attempt import EndReason
+from shoal.model.node import Node, NodeState
+from shoal.store import KeyReused
+from tests.support.lab import ANA, Lab, now
+
+
+def decide(lab: Lab, name: str, state: NodeState, because: str = "", key: str | None = None) -> Node:
+    return now(lab.plane.set_node_state(ANA, name, state, because, key=key))
+
+
+def node(lab: Lab, name: str) -> Node:
+    found = lab.read(lambda tx: tx.nodes.get(name))
+    assert found is not None
+    return found
+
+
+def test_the_nodes_an_engine_has_are_found_and_recorded_once() -> None:
+    lab = Lab()
+    lab.heal()
+    lab.heal()
+    assert [event.node for event in lab.events("node.added")] == ["n1", "n2"]
+    assert node(lab, "n1").facts == lab.cluster.facts["n1"]
+
+
+def test_what_was_decided_about_a_node_is_recorded_with_who_and_why() -> None:
+    lab = Lab()
+    lab.heal()
+    changed = decide(lab, "n1", NodeState.CORDONED, "bad NVLink")
+    assert (changed.state, changed.by, changed.because) == (NodeState.CORDONED, "ana", "bad NVLink")
+    (event,) = lab.events("node.cordoned")
+    assert event.data == {"from": "ready", "to": "cordoned", "because": "bad NVLink"}
+
+
+def test_a_node_nobody_knows_cannot_be_decided_about() -> None:
+    lab = Lab()
+    with pytest.raises(NotFound, match="no node `n9`"):
+        decide(lab, "n9", NodeState.CORDONED)
+
+
+def test_a_decision_with_the_same_key_is_made_once() -> None:
+    lab = Lab()
+    lab.heal()
+    decide(lab, "n1", NodeState.CORDONED, key="k")
+    decide(lab, "n1", NodeState.READY)
+    assert decide(lab, "n1", NodeState.CORDONED, key="k").state is NodeState.READY
+    with pytest.raises(KeyReused):
+        decide(lab, "n2", NodeState.CORDONED, key="k")
+
+
+def test_a_cordoned_node_keeps_its_work_and_takes_no_more() -> None:
+    lab = Lab(num_nodes=1)
+    job = lab.running()
+    decide(lab, "n1", NodeState.CORDONED)
+    waiting = lab.submit()
+    lab.turn()
+    assert (lab.status(job), lab.status(waiting)) == ("running", "queued")
+    decide(lab, "n1", NodeState.READY)
+    lab.turn()
+    assert lab.status(waiting) == "running"
+
+
+def test_a_drain_moves_the_work_and_costs_no_retry() -> None:
+    lab = Lab()
+    job = lab.running()
+    (left,) = lab.attempt(job).node_names
+    decide(lab, left, NodeState.DRAINING)
+    lab.turn()
+    first, second = lab.attempts(job)
+    assert (first.reason, first.message) == (EndReason.PREEMPTED, f"stopped by the drain of {left}")
+    assert second.node_names != (left,)
+    assert (lab.status(job), lab.job(job).failures, lab.job(job).losses) == ("running", 0, 0)
+
+
+def test_a_gang_is_moved_when_one_of_its_nodes_is_drained() -> None:
+    lab = Lab(num_nodes=3)
+    job = lab.running(resources={"nodes": 2, "cpus": 1})
+    decide(lab, "n1", NodeState.DRAINING)
+    lab.turn()
+    assert lab.attempt(job).node_names == ("n2", "n3")
+
+
+def test_a_drained_job_that_fits_nowhere_else_waits_and_says_for_what() -> None:
+    lab = Lab(num_nodes=1)
+    job = lab.running()
+    decide(lab, "n1", NodeState.DRAINING, "new cooling")
+    lab.turn()
+    assert lab.status(job) == "queued"
+    told = lab.plane.explain(lab.job(job), lab.attempt(job))
+    assert told is not None
+    assert 'drained by ana 0 s ago ("new cooling")' in " ".join((told.sentence, *told.details))
+
+
+def test_an_attempt_placed_while_its_node_is_drained_is_not_started_there() -> None:
+    lab = Lab(num_nodes=1)
+    lab.heal()
+    job = lab.submit()
+    lab.store.meanwhile("before write", lambda: decide(lab, "n1", NodeState.DRAINING))
+    lab.place()
+    assert lab.status(job) == "queued"
+    assert lab.cluster.native_ids == {}
+
+
+def test_a_node_that_does_not_answer_keeps_its_work_and_takes_no_more() -> None:
+    lab = Lab(num_nodes=1)
+    job = lab.running()
+    lab.cluster.cut("n1")
+    waiting = lab.submit()
+    lab.turn()
+    assert (lab.status(job), lab.status(waiting)) == ("running", "queued")
+    assert [event.kind for event in lab.events("node.")] == ["node.added", "node.silent"]
+    lab.cluster.heal("n1")
+    lab.turn()
+    assert (lab.status(waiting), lab.events("node.")[-1].kind) == ("running", "node.answers")
+
+
+def test_a_node_the_engine_lists_no_more_is_kept_as_silent() -> None:
+    lab = Lab()
+    lab.heal()
+    del lab.cluster.facts["n2"]
+    lab.heal()
+    assert not node(lab, "n2").facts.is_alive
+
+
+def test_an_engine_that_cannot_be_asked_changes_no_node() -> None:
+    lab = Lab()
+    lab.heal()
+    lab.engine.lose(Verb.NODES)
+    lab.heal()
+    assert all(n.facts.is_alive for n in lab.read(lambda tx: tx.nodes.all()))
+
+
+def test_new_facts_do_not_undo_what_an_operator_decided() -> None:
+    lab = Lab()
+    lab.heal()
+    decide(lab, "n1", NodeState.CORDONED, "bad fan")
+    lab.cluster.facts["n1"] = msgspec.structs.replace(lab.cluster.facts["n1"], cpus=4.0)
+    lab.heal()
+    assert (node(lab, "n1").state, node(lab, "n1").facts.cpus) == (NodeState.CORDONED, 4.0)
+
+
+def test_an_operators_word_that_a_node_is_dead_is_evidence() -> None:
+    lab = Lab()
+    job = lab.running()
+    (lost,) = lab.attempt(job).node_names
+    lab.cluster.cut(lost)
+    lab.cluster.power_off(lost)
+    lab.turn()
+    assert lab.status(job) == "running"
+    decide(lab, lost, NodeState.DEAD)
+    lab.heal()
+    first = lab.attempts(job)[0]
+    assert (first.reason, first.message) == (EndReason.LOST, f"{lost}: declared dead by ana")
+    lab.clock.advance(1)
+    lab.turn()
+    assert lab.status(job) == "running"
+    assert lab.attempt(job).node_names != (lost,)
+
+
+def test_the_living_rest_of_a_gang_is_stopped_when_a_node_of_it_is_declared_dead() -> None:
+    lab = Lab(num_nodes=3, script=always(Act(run_s=None, stop_s=5.0)))
+    job = lab.running(resources={"nodes": 3, "cpus": 1})
+    lab.cluster.cut("n1")
+    lab.cluster.power_off("n1")
+    lab.heal()
+    decide(lab, "n1", NodeState.DEAD)
+    lab.heal()
+    assert lab.status(job) == "stopping"
+    lab.watch()
+    lab.clock.advance(5)
+    lab.watch()
+    assert lab.attempts(job)[0].reason is EndReason.LOST
+    assert lab.runs() == []
+
+
+def test_nothing_is_placed_on_a_dead_node_until_it_is_resumed() -> None:
+    lab = Lab(num_nodes=1)
+    lab.cluster.power_off("n1")
+    lab.heal()
+    decide(lab, "n1", NodeState.DEAD)
+    lab.cluster.power_on("n1")
+    job = lab.submit()
+    lab.turn()
+    assert lab.status(job) == "queued"
+    decide(lab, "n1", NodeState.READY)
+    lab.turn()
+    assert lab.status(job) == "running"
+
+
+def test_a_node_that_answers_is_not_declared_dead() -> None:
+    lab = Lab(num_nodes=1)
+    lab.heal()
+    with pytest.raises(StateError, match="answers"):
+        decide(lab, "n1", NodeState.DEAD)

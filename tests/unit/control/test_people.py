@@ -1,0 +1,138 @@
+"""Users, projects, members and tokens: nobody locks themselves out, and a token's text is shown once."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.control import Actor
+from shoal.errors import NotFound, StateError
+from shoal.identity import parse_user_token
+from shoal.model.people import Role, User
+from shoal.store import KeyReused
+from tests.support.lab import ANA, USER, Lab, now
+
+
+@pytest.fixture
+def lab() -> Lab:
+    return Lab()
+
+
+def with_ben(lab: Lab, cluster_role: Role | None = None) -> User:
+    return now(lab.plane.create_user(ANA, "ben", cluster_role))
+
+
+def test_two_users_cannot_have_one_name(lab: Lab) -> None:
+    with_ben(lab)
+    with pytest.raises(StateError, match="user `ben` exists already"):
+        with_ben(lab)
+    assert len(lab.events("user.created")) == 1
+
+
+def test_a_user_made_again_with_the_same_key_is_the_same_user(lab: Lab) -> None:
+    first = now(lab.plane.create_user(ANA, "ben", key="k"))
+    assert now(lab.plane.create_user(ANA, "ben", key="k")) == first
+    with pytest.raises(KeyReused):
+        now(lab.plane.create_user(ANA, "bea", key="k"))
+
+
+@pytest.mark.parametrize("change", [{"is_active": False}, {"cluster_role": None}])
+def test_the_last_active_admin_stays_one(lab: Lab, change: dict[str, object]) -> None:
+    with pytest.raises(StateError, match="this is the last active admin"):
+        now(lab.plane.update_user(ANA, "ana", change))
+    assert lab.read(lambda tx: tx.people.user_by_name("ana")) == USER
+    assert lab.events("user.updated") == []
+
+
+def test_an_admin_may_go_when_another_is_left(lab: Lab) -> None:
+    with_ben(lab, Role.ADMIN)
+    assert not now(lab.plane.update_user(ANA, "ana", {"is_active": False})).is_active
+    with pytest.raises(StateError, match="last active admin"):
+        now(lab.plane.update_user(ANA, "ben", {"cluster_role": Role.OPERATOR}))
+
+
+def test_an_inactive_admin_does_not_count_as_one(lab: Lab) -> None:
+    with_ben(lab, Role.ADMIN)
+    now(lab.plane.update_user(ANA, "ben", {"is_active": False}))
+    with pytest.raises(StateError, match="last active admin"):
+        now(lab.plane.update_user(ANA, "ana", {"is_active": False}))
+
+
+def test_a_project_gets_a_uid_of_its_own_and_keeps_its_name(lab: Lab) -> None:
+    moon = now(lab.plane.create_project(ANA, "moon", {"max_open_jobs": 5}))
+    mars = now(lab.plane.create_project(ANA, "mars", {}))
+    assert (moon.max_open_jobs, mars.uid) == (5, moon.uid + 1)
+    with pytest.raises(StateError, match="project `moon` exists already"):
+        now(lab.plane.create_project(ANA, "moon", {}))
+
+
+def test_a_project_keeps_the_limits_that_are_not_changed(lab: Lab) -> None:
+    now(lab.plane.create_project(ANA, "moon", {"max_open_jobs": 5}))
+    changed = now(lab.plane.update_project(ANA, "moon", {"max_priority": 7}))
+    assert (changed.max_open_jobs, changed.max_priority) == (5, 7)
+    with pytest.raises(NotFound, match="no project `mars`"):
+        now(lab.plane.update_project(ANA, "mars", {"max_priority": 7}))
+
+
+def test_a_member_is_set_changed_and_removed(lab: Lab) -> None:
+    ben = with_ben(lab)
+    for role in (Role.VIEWER, Role.LEAD):
+        now(lab.plane.set_member(ANA, "lab", "ben", role))
+        found = lab.read(lambda tx: tx.people.membership(ben.user_id, "lab"))
+        assert found is not None
+        assert found.role is role
+    now(lab.plane.remove_member(ANA, "lab", "ben"))
+    assert lab.read(lambda tx: tx.people.membership(ben.user_id, "lab")) is None
+    assert {event.project for event in lab.events("member.")} == {"lab"}
+
+
+def test_a_membership_needs_a_user_and_a_project(lab: Lab) -> None:
+    with pytest.raises(NotFound, match="no user `ben`"):
+        now(lab.plane.set_member(ANA, "lab", "ben", Role.MEMBER))
+    with_ben(lab)
+    with pytest.raises(NotFound, match="no project `moon`"):
+        now(lab.plane.set_member(ANA, "moon", "ben", Role.MEMBER))
+
+
+def test_a_token_is_shown_once_and_kept_as_a_hash(lab: Lab) -> None:
+    token, text = now(lab.plane.create_token(ANA, USER, label="ci", scope=Role.MEMBER, key="k"))
+    assert text is not None
+    halves = parse_user_token(text)
+    assert halves is not None
+    assert halves.matches(token)
+    again, nothing = now(lab.plane.create_token(ANA, USER, label="ci", scope=Role.MEMBER, key="k"))
+    assert (again, nothing) == (token, None)
+    assert lab.read(lambda tx: tx.people.tokens()) == [token]
+    assert halves.secret not in repr(lab.events())
+
+
+def test_the_audit_tells_which_token_was_made_and_which_was_revoked(lab: Lab) -> None:
+    token, _ = now(lab.plane.create_token(ANA, USER, label="ci", scope=Role.MEMBER))
+    now(lab.plane.revoke_token(ANA, token.token_id))
+    assert [event.data["token"] for event in lab.events("token.")] == [token.token_id] * 2
+
+
+def test_a_token_ends_when_its_life_does(lab: Lab) -> None:
+    token, _ = now(lab.plane.create_token(ANA, USER, label="", scope=Role.ADMIN, lifetime_s=60.0))
+    assert token.expires_at == lab.clock.now() + 60.0
+
+
+def test_a_token_is_revoked_once_and_stays_so(lab: Lab) -> None:
+    token, _ = now(lab.plane.create_token(ANA, USER, label="", scope=Role.ADMIN))
+    first = now(lab.plane.revoke_token(ANA, token.token_id))
+    lab.clock.advance(10)
+    assert now(lab.plane.revoke_token(ANA, token.token_id)).revoked_at == first.revoked_at
+    with pytest.raises(NotFound, match="no token `tok_none`"):
+        now(lab.plane.revoke_token(ANA, "tok_none"))
+
+
+def test_a_refused_attempt_is_in_the_audit_with_its_request(lab: Lab) -> None:
+    stranger = Actor(kind="user", id="usr_eve", name="eve", request_id="req_1")
+    now(lab.plane.record_denied(stranger, "job.stop", {"job": "lab/1"}))
+    (event,) = lab.events("access.denied")
+    assert (event.actor, event.request_id) == ("user:eve", "req_1")
+    assert event.data == {"what": "job.stop", "job": "lab/1"}
+
+
+@pytest.mark.parametrize("kind,told", [("user", "user:ana"), ("job", "job:ana"), ("shoal", "shoal")])
+def test_an_actor_is_recorded_by_kind_and_name(kind: str, told: str) -> None:
+    assert str(Actor(kind=kind, id="x", name="ana")) == told

@@ -1,0 +1,170 @@
+"""What supervisors say, and what of it is believed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from shoal.engines.fake import Act, always
+from shoal.errors import StateError
+from shoal.model.attempt import AttemptState, EndReason
+from shoal.model.job import Job
+from shoal.wire import EndKind, NodeOutcome, Phase, Renewal, RenewalAnswer
+from tests.support.lab import Lab, now
+
+SLOW = always(Act(claim_s=1000.0, stop_s=1000.0))
+"""Nothing happens by itself: what the control plane learns, it learns from renewals."""
+
+
+@pytest.fixture
+def lab() -> Lab:
+    return Lab(script=SLOW)
+
+
+def renewal(lab: Lab, job: Job, node: str = "n1", **fields: Any) -> Renewal:
+    attempt = lab.attempt(job)
+    values: dict[str, Any] = {"attempt_id": attempt.attempt_id, "epoch": attempt.epoch, "node": node}
+    return Renewal(**{"phase": Phase.RUNNING, **values, **fields})
+
+
+def outcome(lab: Lab, job: Job, node: str = "n1", **fields: Any) -> NodeOutcome:
+    attempt = lab.attempt(job)
+    values: dict[str, Any] = {"attempt_id": attempt.attempt_id, "epoch": attempt.epoch, "node": node}
+    return NodeOutcome(**{"kind": EndKind.SUCCEEDED, "ended_at": 5.0, **values, **fields})
+
+
+def send(lab: Lab, message: Renewal) -> RenewalAnswer:
+    return now(lab.plane.renew(message))
+
+
+def test_a_gang_runs_once_every_node_said_that_it_started(lab: Lab) -> None:
+    job = lab.running(resources={"nodes": 2, "cpus": 1})
+    send(lab, renewal(lab, job, "n1", started_at=1.0))
+    assert lab.status(job) == "starting"
+    send(lab, renewal(lab, job, "n2", started_at=1.0))
+    assert lab.status(job) == "running"
+
+
+def test_a_gang_runs_although_one_node_was_over_before_anybody_saw_it_start(lab: Lab) -> None:
+    job = lab.running(resources={"nodes": 2, "cpus": 1})
+    send(lab, renewal(lab, job, "n1", phase=Phase.ENDED, outcome=outcome(lab, job, "n1")))
+    send(lab, renewal(lab, job, "n2", started_at=1.0))
+    assert lab.status(job) == "running"
+    other = lab.running(resources={"nodes": 2, "cpus": 1})
+    send(lab, renewal(lab, other, "n2", started_at=1.0))
+    send(lab, renewal(lab, other, "n1", phase=Phase.ENDED, outcome=outcome(lab, other, "n1")))
+    assert lab.status(other) == "running"
+
+
+def test_a_renewal_is_a_sign_of_life_and_costs_no_write(lab: Lab) -> None:
+    job = lab.running()
+    events = len(lab.events())
+    lab.clock.advance(15)
+    assert send(lab, renewal(lab, job, phase=Phase.PREPARING)) == RenewalAnswer()
+    assert lab.core.leases.silence_s(lab.attempt(job).attempt_id, "n1") == 0
+    assert len(lab.events()) == events
+
+
+def test_an_outcome_is_recorded_when_it_is_answered_and_may_be_told_again(lab: Lab) -> None:
+    job = lab.running()
+    told = renewal(
+        lab,
+        job,
+        phase=Phase.ENDED,
+        outcome=outcome(lab, job, kind=EndKind.EXITED, exit_code=7, message="rank 0: 7"),
+    )
+    send(lab, told)
+    assert (lab.status(job), lab.job(job).exit_code, lab.job(job).because) == ("failed", 7, "n1: rank 0: 7")
+    events = len(lab.events())
+    assert send(lab, told) == RenewalAnswer()
+    assert len(lab.events()) == events
+
+
+def test_a_second_different_outcome_of_a_node_changes_nothing(lab: Lab) -> None:
+    job = lab.running()
+    send(lab, renewal(lab, job, phase=Phase.ENDED, outcome=outcome(lab, job)))
+    send(
+        lab, renewal(lab, job, phase=Phase.ENDED, outcome=outcome(lab, job, kind=EndKind.EXITED, exit_code=1))
+    )
+    assert lab.status(job) == "succeeded"
+
+
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_a_renewal_with_another_epoch_is_refused_and_no_sign_of_life(lab: Lab, epoch: int) -> None:
+    job = lab.running()
+    lab.core.leases.heard(lab.attempt(job).attempt_id, "n1")
+    lab.clock.advance(15)
+    with pytest.raises(StateError, match=f"epoch {epoch} is stale; the attempt has epoch 1"):
+        send(lab, renewal(lab, job, epoch=epoch, started_at=1.0))
+    assert lab.core.leases.silence_s(lab.attempt(job).attempt_id, "n1") == 15
+    assert lab.status(job) == "starting"
+
+
+def test_a_node_the_attempt_was_never_placed_on_is_refused(lab: Lab) -> None:
+    job = lab.running()
+    with pytest.raises(StateError, match="was never placed on n2"):
+        send(lab, renewal(lab, job, "n2", started_at=1.0))
+
+
+def test_an_attempt_nobody_knows_is_refused(lab: Lab) -> None:
+    job = lab.running()
+    with pytest.raises(StateError, match="attempt att_none was never placed on n1"):
+        send(lab, renewal(lab, job, attempt_id="att_none"))
+
+
+def test_an_attempt_still_in_the_queue_cannot_be_renewed(lab: Lab) -> None:
+    job = lab.submit()
+    with pytest.raises(StateError, match="was never placed on n1"):
+        send(lab, renewal(lab, job))
+
+
+@pytest.mark.parametrize("wrong", [{"attempt_id": "att_other"}, {"node": "n2"}, {"epoch": 9}])
+def test_an_outcome_about_something_else_is_refused(lab: Lab, wrong: dict[str, Any]) -> None:
+    job = lab.running(resources={"nodes": 2, "cpus": 1})
+    about = msgspec.structs.replace(outcome(lab, job), **wrong)
+    with pytest.raises(StateError, match="the outcome is not about the attempt and node that report it"):
+        send(lab, renewal(lab, job, phase=Phase.ENDED, outcome=about))
+    assert lab.attempt(job).outcomes == ()
+
+
+def test_a_supervisor_whose_attempt_has_ended_is_told_to_stop_at_once(lab: Lab) -> None:
+    job = lab.running()
+    said = renewal(lab, job)
+    send(lab, renewal(lab, job, phase=Phase.ENDED, outcome=outcome(lab, job)))
+    with pytest.raises(StateError, match="has ended: succeeded"):
+        send(lab, said)
+
+
+def test_a_late_outcome_of_an_old_attempt_does_not_touch_the_new_one(lab: Lab) -> None:
+    job = lab.running()
+    old = renewal(lab, job, phase=Phase.ENDED, outcome=outcome(lab, job, kind=EndKind.LOST))
+    send(lab, old)
+    assert lab.attempt(job).epoch == 2
+    lab.clock.advance(1)
+    lab.turn()
+    send(lab, old)
+    assert lab.status(job) == "starting"
+    assert lab.attempt(job).outcomes == ()
+
+
+def test_an_order_to_stop_carries_the_jobs_own_grace_and_the_reason(lab: Lab) -> None:
+    job = lab.running(grace="5m")
+    lab.stop(job)
+    assert lab.status(job) == "stopping"
+    answer = send(lab, renewal(lab, job))
+    assert answer == RenewalAnswer(should_stop=True, grace_s=300.0, because="stopped by ana")
+
+
+def test_the_rest_of_a_gang_is_told_to_stop_after_the_first_failure(lab: Lab) -> None:
+    job = lab.running(resources={"nodes": 2, "cpus": 1}, grace="7s")
+    failed = outcome(lab, job, "n1", kind=EndKind.SIGNALED, signal=11)
+    send(lab, renewal(lab, job, "n1", phase=Phase.ENDED, outcome=failed))
+    answer = send(lab, renewal(lab, job, "n2"))
+    assert (answer.should_stop, answer.grace_s) == (True, 7.0)
+    stopped = outcome(lab, job, "n2", kind=EndKind.STOPPED)
+    send(lab, renewal(lab, job, "n2", phase=Phase.ENDED, outcome=stopped))
+    attempt = lab.attempt(job)
+    assert (attempt.state, attempt.reason) == (AttemptState.ENDED, EndReason.SIGNAL)
+    assert lab.job(job).exit_code == 139

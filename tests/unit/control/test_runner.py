@@ -1,0 +1,138 @@
+"""The loops as they really run: woken by commits, and never stopped by one bad turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import anyio
+import pytest
+
+from shoal.clock import SystemClock
+from shoal.control import ControlPlane
+from shoal.control.core import Core
+from shoal.control.runner import Changed
+from shoal.engines.fake import Act, FakeCluster, FakeEngine, Script, always
+from shoal.errors import StoreUnavailable
+from shoal.ids import id_factory
+from shoal.model.people import Project
+from shoal.settings import Settings
+from shoal.spec import parse_job
+from shoal.store import Tx, open_memory_store
+from tests.support.lab import ANA, SPEC, USER, node_facts
+
+LIMIT_S = 20.0
+
+
+def core_for(script: Script) -> Core:
+    clock = SystemClock()
+    return Core(
+        store=open_memory_store(),
+        engine=FakeEngine(FakeCluster([node_facts("n1")], clock=clock, script=script)),
+        clock=clock,
+        new_id=id_factory(clock.now),
+        settings=Settings(home=Path("/lab")),
+        key=bytes(32),
+    )
+
+
+async def people(core: Core) -> None:
+    def add(tx: Tx) -> None:
+        tx.people.add_user(USER)
+        tx.people.add_project(Project(name="lab", uid=tx.people.next_uid()))
+
+    await core.store.write(add)
+
+
+async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not await is_so():
+        assert time.monotonic() < deadline, f"not so within {LIMIT_S:g} s"
+        await anyio.sleep(0.01)
+
+
+async def run_one(plane: ControlPlane) -> None:
+    """Submit a job and see it to its end."""
+    result = await plane.submit(ANA, parse_job(SPEC), project="lab", owner=USER)
+    job_id = result.jobs[0].job_id
+
+    async def is_over() -> bool:
+        job = await plane.core.store.read(lambda tx: tx.jobs.get(job_id))
+        return job is not None and not job.is_open
+
+    await until(is_over)
+
+
+async def test_a_commit_wakes_the_placer_and_the_job_runs_to_its_end() -> None:
+    core = core_for(always(Act(run_s=0.0)))
+    await people(core)
+    async with ControlPlane.running(core) as plane:
+        await run_one(plane)
+
+
+async def test_a_disk_that_is_full_at_the_start_delays_the_loops_and_stops_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core = core_for(always(Act(run_s=0.0)))
+    await people(core)
+    write = core.store.write
+    failures = iter(range(2))
+
+    async def full(fn: Callable[[Tx], object]) -> object:
+        if next(failures, None) is not None:
+            raise StoreUnavailable("no space left on device")
+        return await write(fn)
+
+    monkeypatch.setattr(core.store, "write", full)
+    monkeypatch.setattr("shoal.control.runner.FAILED_PAUSE_S", 0.01)
+    monkeypatch.setattr("shoal.control.runner.HEAL_EVERY_S", 0.05)
+    async with ControlPlane.running(core) as plane:
+        await until(lambda: _has_nodes(core))
+        await run_one(plane)
+
+
+async def _has_nodes(core: Core) -> bool:
+    return bool(await core.store.read(lambda tx: tx.nodes.all()))
+
+
+async def test_a_loop_that_raises_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = core_for(always(Act(run_s=0.0)))
+    await people(core)
+    monkeypatch.setattr("shoal.control.runner.FAILED_PAUSE_S", 0.01)
+    monkeypatch.setattr("shoal.control.runner.WATCH_EVERY_S", 0.01)
+    look = core.engine.list_owned
+    failures = iter(range(3))
+
+    async def list_owned() -> object:
+        if next(failures, None) is not None:
+            raise RuntimeError("a bug")
+        return await look()
+
+    monkeypatch.setattr(core.engine, "list_owned", list_owned)
+    async with ControlPlane.running(core) as plane:
+        await run_one(plane)
+
+
+async def test_waiting_for_a_change_ends_with_the_next_commit_or_with_the_time() -> None:
+    changed = Changed()
+    await changed.wait(0.0)
+    woken = anyio.Event()
+
+    async def wait() -> None:
+        await changed.wait(LIMIT_S)
+        woken.set()
+
+    with anyio.fail_after(LIMIT_S / 2):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+            changed.committed()
+            await woken.wait()
+
+
+async def test_a_commit_just_before_the_placer_waits_is_not_missed() -> None:
+    changed = Changed()
+    changed.committed()
+    with anyio.fail_after(LIMIT_S / 2):
+        await changed.placer.wait(LIMIT_S)

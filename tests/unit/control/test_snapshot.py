@@ -1,0 +1,224 @@
+"""What the scheduler is shown, and what people are told when it says no."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from shoal.control.leases import FENCE_MARGIN_S
+from shoal.control.snapshot import Loaded, age, load, node_view
+from shoal.engines.fake import Act, always
+from shoal.model.job import DependencyKind, Job
+from shoal.model.node import Node, NodeState
+from shoal.scheduler import Why
+from shoal.wire import EndKind
+from tests.support.lab import Lab, node_facts
+
+NOW = 1_000_000.0
+FAILS = always(Act(run_s=1.0, kind=EndKind.EXITED, exit_code=1))
+
+
+def loaded(lab: Lab) -> Loaded:
+    return lab.read(lambda tx: load(tx, lab.core.backoff, lab.clock.now()))
+
+
+def ended(lab: Lab, how: str) -> Job:
+    """A job called `prepare` that ended this way."""
+    job = lab.running(name="prepare")
+    if how == "cancelled":
+        lab.stop(job)
+    lab.clock.advance(1)
+    lab.watch()
+    assert lab.status(job) == how
+    return job
+
+
+@pytest.mark.parametrize(
+    "how,on,sentence",
+    [
+        ("failed", "succeeded", "lab/1 prepare failed; this job was to start only after it succeeded"),
+        (
+            "cancelled",
+            "succeeded",
+            "lab/1 prepare was cancelled; this job was to start only after it succeeded",
+        ),
+        ("succeeded", "failed", "lab/1 prepare succeeded; this job was to start only after it failed"),
+    ],
+)
+def test_a_job_that_can_never_start_is_doomed_with_a_reason(how: str, on: str, sentence: str) -> None:
+    lab = Lab(script=FAILS if how == "failed" else always(Act(run_s=1.0)))
+    ended(lab, how)
+    job = lab.submit(after=[f"prepare:{on}"])
+    assert loaded(lab).doomed == ((lab.attempt(job).attempt_id, sentence),)
+    lab.place()
+    assert (lab.status(job), lab.job(job).because) == ("cancelled", sentence)
+
+
+@pytest.mark.parametrize(
+    "how,on",
+    [
+        ("succeeded", "succeeded"),
+        ("failed", "failed"),
+        ("succeeded", "ended"),
+        ("failed", "ended"),
+        ("cancelled", "ended"),
+    ],
+)
+def test_a_dependency_that_ended_as_it_should_is_in_nobodys_way(how: str, on: str) -> None:
+    lab = Lab(script=FAILS if how == "failed" else always(Act(run_s=1.0)))
+    ended(lab, how)
+    lab.submit(after=[f"prepare:{on}"])
+    seen = loaded(lab)
+    assert (seen.doomed, [c.unmet for c in seen.snapshot.candidates]) == ((), [()])
+
+
+def test_doom_spreads_along_a_chain_to_its_end() -> None:
+    lab = Lab()
+    first = lab.submit(name="a")
+    lab.submit(name="b", after=["a"])
+    last = lab.submit(name="c", after=["b"])
+    lab.stop(first)
+    lab.place()
+    lab.place()
+    assert lab.status(last) == "cancelled"
+    assert lab.job(last).because == ("lab/2 b was cancelled; this job was to start only after it succeeded")
+
+
+def test_a_dependency_that_is_open_again_is_waited_for_again() -> None:
+    lab = Lab(script=always(Act(run_s=1.0)))
+    first = ended(lab, "cancelled")
+    lab.retry(first)
+    lab.submit(after=["prepare"])
+    seen = loaded(lab)
+    unmet = next(c.unmet for c in seen.snapshot.candidates if c.unmet)
+    assert [(dep.label, dep.on) for dep in unmet] == [("lab/1 prepare", DependencyKind.SUCCEEDED)]
+
+
+def test_candidates_come_by_priority_then_by_age() -> None:
+    lab = Lab()
+    for priority in (0, 5, 0, 5):
+        lab.submit(priority=priority)
+        lab.clock.advance(1)
+    assert [c.label for c in loaded(lab).snapshot.candidates] == [
+        "lab/2 job-2",
+        "lab/4 job-4",
+        "lab/1 job-1",
+        "lab/3 job-3",
+    ]
+
+
+def test_jobs_that_may_not_start_yet_do_not_hide_those_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.control.snapshot.MAX_CANDIDATES", 4)
+    lab = Lab()
+    first = lab.submit()
+    lab.submit_all(array={"indices": "0-99", "at_once": 1}, after=[first.job_id])
+    lab.submit_all(array={"indices": "0-99", "at_once": 1})
+    last = lab.submit()
+    assert len(loaded(lab).snapshot.candidates) <= 8
+    lab.turn()
+    assert (lab.status(first), lab.status(last)) == ("running", "running")
+
+
+def test_a_queue_whose_head_may_start_is_read_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.control.snapshot.MAX_CANDIDATES", 4)
+    lab = Lab(num_nodes=1)
+    lab.running(resources={"cpus": 8})
+    jobs = [lab.submit() for _ in range(9)]
+    lab.clock.advance(1)
+    lab.place()
+    candidates = loaded(lab).snapshot.candidates
+    assert [c.job_id for c in candidates] == [job.job_id for job in jobs[:4]]
+    told = lab.plane.explain(jobs[8], lab.attempt(jobs[8]))
+    assert told is not None
+    assert told.sentence.startswith("so many jobs come first that the scheduler")
+
+
+def test_what_holds_resources_is_shown_and_what_waits_is_not_among_it() -> None:
+    lab = Lab(num_nodes=1)
+    job = lab.running(resources={"gpus": 4}, time_limit="1h")
+    lab.submit(resources={"gpus": 4})
+    seen = loaded(lab).snapshot
+    assert [(h.job_id, h.time_limit_s) for h in seen.holdings] == [(job.job_id, 3600.0)]
+    assert len(seen.candidates) == 1
+
+
+@pytest.mark.parametrize(
+    "state,is_alive,because,told",
+    [
+        (NodeState.READY, True, "", None),
+        (NodeState.READY, False, "", "not answering"),
+        (NodeState.CORDONED, True, "", "cordoned by ana 2 h ago"),
+        (NodeState.CORDONED, False, "", "cordoned by ana 2 h ago"),
+        (NodeState.DRAINING, True, "bad NVLink", 'drained by ana 2 h ago ("bad NVLink")'),
+        (NodeState.DEAD, True, "burnt", 'declared dead by ana 2 h ago ("burnt")'),
+    ],
+)
+def test_a_closed_node_says_who_closed_it_when_and_why(
+    state: NodeState, is_alive: bool, because: str, told: str | None
+) -> None:
+    facts = msgspec.structs.replace(node_facts("n1"), is_alive=is_alive)
+    node = Node(facts=facts, engine="fake", state=state, because=because, by="ana", changed_at=NOW - 7300)
+    assert node_view(node, NOW).closed_because == told
+
+
+@pytest.mark.parametrize(
+    "seconds,told",
+    [
+        (-5, "0 s"),
+        (0, "0 s"),
+        (59.9, "59 s"),
+        (60, "1 min"),
+        (3599, "59 min"),
+        (7300, "2 h"),
+        (200_000, "2 d"),
+    ],
+)
+def test_a_duration_is_said_as_people_say_it(seconds: float, told: str) -> None:
+    assert age(seconds) == told
+
+
+def test_a_job_nobody_has_planned_for_yet_says_so() -> None:
+    lab = Lab()
+    job = lab.submit()
+    told = lab.plane.explain(job, lab.attempt(job))
+    assert told is not None
+    assert told.why is Why.BEHIND
+    assert told.sentence.startswith("it is about to be looked at")
+
+
+def test_a_job_that_runs_and_is_heard_from_needs_no_explanation() -> None:
+    lab = Lab()
+    job = lab.running()
+    assert lab.plane.explain(job, lab.attempt(job)) is None
+    lab.stop(job)
+    lab.watch()
+    assert lab.plane.explain(job, lab.attempt(job)) is None
+
+
+def test_a_silent_job_is_called_unreachable_and_not_dead() -> None:
+    lab = Lab(num_nodes=1)
+    job = lab.running(fence="10m")
+    lab.cluster.cut("n1")
+    lab.clock.advance(120)
+    lab.watch()
+    told = lab.plane.explain(job, lab.attempt(job))
+    assert told is not None
+    assert told.why is Why.UNREACHABLE
+    assert told.sentence == "no sign of life from n1 for 2 min; unreachable is not dead"
+    assert told.details == ("nothing is started in its place without evidence, or before 11 min of silence",)
+    assert told.hint == "if you know that it is off: `shoal nodes declare-dead n1`"
+    assert told.facts == {"silent_s": 120.0, "fence_s": 600.0 + FENCE_MARGIN_S, "nodes": ["n1"]}
+
+
+def test_only_the_silent_nodes_of_a_gang_are_named() -> None:
+    """The hint tells people to declare a node dead: it must never name one that is heard from."""
+    lab = Lab(num_nodes=3)
+    job = lab.running(resources={"nodes": 3, "cpus": 1})
+    lab.cluster.cut("n2")
+    lab.clock.advance(30)
+    lab.watch()
+    told = lab.plane.explain(job, lab.attempt(job))
+    assert told is not None
+    assert told.sentence.startswith("no sign of life from n2 for 30 s")
+    assert told.hint == "if you know that it is off: `shoal nodes declare-dead n2`"
+    assert told.facts["nodes"] == ["n2"]

@@ -1,0 +1,272 @@
+"""Accepting a job: what is checked, what is refused and in which words, and what a repeated key does."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from sqlalchemy import select
+
+from shoal.control.find import find_job
+from shoal.errors import Denied, LimitReached, NotFound, SpecError
+from shoal.identity import open_secrets
+from shoal.model.attempt import AttemptState
+from shoal.model.job import JobOutcome
+from shoal.spec import parse_job
+from shoal.store import KeyReused
+from shoal.store.schema import idempotency_keys
+from tests.support.lab import ANA, KEY, SPEC, USER, Lab, now
+
+
+def test_an_accepted_job_has_its_first_attempt_and_its_event_from_the_start() -> None:
+    lab = Lab()
+    job = lab.submit(name="train")
+    assert (job.reference, job.name, job.owner_name) == ("lab/1", "train", "ana")
+    assert lab.attempt(job).state is AttemptState.QUEUED
+    (event,) = lab.events("job.submitted")
+    assert (event.job_id, event.attempt_id, event.actor) == (
+        job.job_id,
+        lab.attempt(job).attempt_id,
+        "user:ana",
+    )
+
+
+def test_a_job_without_a_name_is_called_by_its_number() -> None:
+    assert Lab().submit().name == "job-1"
+
+
+def test_a_project_that_is_not_there_takes_no_jobs() -> None:
+    lab = Lab()
+    with pytest.raises(NotFound, match="no project `moon`"):
+        now(lab.plane.submit(ANA, parse_job(SPEC), project="moon", owner=USER))
+
+
+def test_the_last_job_of_a_quota_is_taken_and_the_next_is_not() -> None:
+    lab = Lab(max_open_jobs=2)
+    lab.submit()
+    lab.submit()
+    with pytest.raises(LimitReached, match="has 2 open jobs; 1 more would pass its limit of 2"):
+        lab.submit()
+    assert len(lab.events("job.submitted")) == 2
+
+
+def test_an_array_is_taken_whole_or_not_at_all() -> None:
+    lab = Lab(max_open_jobs=4)
+    lab.submit()
+    with pytest.raises(LimitReached, match="4 more would pass its limit of 4"):
+        lab.submit_all(array=4)
+    assert len(lab.submit_all(array=3).jobs) == 3
+
+
+def test_an_ended_job_makes_room_in_the_quota() -> None:
+    lab = Lab(max_open_jobs=1)
+    lab.stop(lab.submit())
+    assert lab.submit().number == 2
+
+
+def test_the_elements_of_an_array_follow_each_other_in_number_and_index() -> None:
+    lab = Lab()
+    result = lab.submit_all(array={"indices": [3, 5, 9], "at_once": 2})
+    places = [job.array for job in result.jobs]
+    assert [job.number for job in result.jobs] == [1, 2, 3]
+    assert [(p.index, p.size, p.at_once, p.array_id) for p in places if p] == [
+        (3, 3, 2, result.array_id),
+        (5, 3, 2, result.array_id),
+        (9, 3, 2, result.array_id),
+    ]
+    assert lab.submit().number == 4
+
+
+def test_the_elements_of_an_array_start_in_the_order_of_their_indices() -> None:
+    lab = Lab(num_nodes=1)
+    jobs = lab.submit_all(array=16).jobs
+    lab.turn()
+    assert [lab.status(job) for job in jobs] == ["running"] * 8 + ["queued"] * 8
+
+
+@pytest.mark.parametrize("written", ["{0.number}", "lab/{0.number}", "{0.name}", "{0.job_id}"])
+def test_a_dependency_is_found_however_people_name_it(written: str) -> None:
+    lab = Lab()
+    first = lab.submit(name="prepare")
+    job = lab.submit(after=[written.format(first)])
+    assert [(dep.job_id, dep.label) for dep in job.after] == [(first.job_id, "lab/1 prepare")]
+
+
+def test_a_name_means_the_newest_job_that_has_it() -> None:
+    lab = Lab()
+    lab.submit(name="prepare")
+    newest = lab.submit(name="prepare")
+    assert lab.submit(after=["prepare"]).after[0].job_id == newest.job_id
+
+
+@pytest.mark.parametrize("written", ["7", "lab/7", "nobody", "job_0000", "moon/1"])
+def test_a_dependency_on_a_job_that_is_not_there_is_refused(written: str) -> None:
+    lab = Lab()
+    lab.submit()
+    with pytest.raises(SpecError, match=f"`after` names `{written}`; project `lab` has no such job"):
+        lab.submit(after=[written])
+
+
+def test_a_job_of_another_project_is_no_dependency_even_by_its_id() -> None:
+    lab = Lab()
+    now(lab.plane.create_project(ANA, "moon", {}))
+    theirs = now(lab.plane.submit(ANA, parse_job(SPEC), project="moon", owner=USER)).jobs[0]
+    for written in (theirs.job_id, "moon/1"):
+        with pytest.raises(SpecError, match="project `lab` has no such job"):
+            lab.submit(after=[written])
+
+
+def test_a_dependency_that_already_failed_ends_the_job_and_says_which() -> None:
+    lab = Lab()
+    first = lab.submit(name="prepare")
+    lab.stop(first)
+    job = lab.submit(after=["prepare"])
+    lab.turn()
+    ended = lab.job(job)
+    assert ended.outcome is JobOutcome.CANCELLED
+    assert ended.because == "lab/1 prepare was cancelled; this job was to start only after it succeeded"
+    assert lab.attempt(job).message == ended.because
+
+
+def test_only_directories_below_an_opened_root_may_be_mounted(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    root = tmp_path_factory.mktemp("data")
+    lab = Lab(mount_roots=(root,))
+    lab.submit(mounts=[f"{root}:/data", f"{root}/sets/a:/more:ro"])
+    for source in ("/etc", f"{root}-other", str(root.parent)):
+        with pytest.raises(Denied, match="is not allowed here; allowed: "):
+            lab.submit(mounts=[f"{source}:/data"])
+
+
+def test_without_an_opened_root_nothing_may_be_mounted() -> None:
+    with pytest.raises(Denied, match="mounting `/srv` is not allowed here; allowed: nothing"):
+        Lab().submit(mounts=["/srv:/data"])
+
+
+def test_a_named_secret_needs_a_value() -> None:
+    with pytest.raises(SpecError, match="no value was sent for the secrets: TOKEN") as refused:
+        submit_naming_a_secret()
+    assert refused.value.hint == "export TOKEN=... before `shoal run`"
+
+
+def submit_naming_a_secret(**sent: str) -> tuple[Lab, str]:
+    lab = Lab()
+    spec = parse_job({**SPEC, "secrets": ["TOKEN"]})
+    result = now(lab.plane.submit(ANA, spec, project="lab", owner=USER, secrets=sent))
+    return lab, result.jobs[0].job_id
+
+
+def test_a_secret_nobody_named_is_refused_without_its_value() -> None:
+    with pytest.raises(SpecError, match="secrets not named in the spec: OTHER") as refused:
+        submit_naming_a_secret(TOKEN="a", OTHER="hunter2")
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_secret_is_sealed_for_its_job_and_in_no_event() -> None:
+    lab, job_id = submit_naming_a_secret(TOKEN="hunter2")
+    sealed = lab.read(lambda tx: tx.secrets.get(job_id))
+    assert sealed is not None
+    assert b"hunter2" not in sealed
+    assert open_secrets(KEY, job_id, sealed) == {"TOKEN": "hunter2"}
+    assert "hunter2" not in repr(lab.events())
+
+
+def test_a_guessed_secret_cannot_be_checked_against_the_key_table() -> None:
+    """The fingerprint of a request is in the database; it must not be computable from guesses."""
+    seen = set()
+    stored = select(idempotency_keys.c.fingerprint)
+    for key in (KEY, bytes(32)):
+        lab = Lab()
+        lab.restart(key)
+        spec = parse_job({**SPEC, "secrets": ["PIN"]})
+        now(lab.plane.submit(ANA, spec, project="lab", owner=USER, key="k", secrets={"PIN": "1234"}))
+        seen.add(lab.read(lambda tx: tx.keys._run(stored).scalar()))
+    assert len(seen) == 2
+
+
+def test_what_no_node_could_ever_hold_is_refused_with_the_limit() -> None:
+    lab = Lab()
+    lab.turn()
+    with pytest.raises(SpecError, match=r"job `big` asks for 16 GPUs on one node; .* has 4"):
+        lab.submit(name="big", resources={"gpus": 16})
+    with pytest.raises(SpecError, match="the job asks for 3 nodes"):
+        lab.submit(resources={"nodes": 3})
+    assert lab.events("job.submitted") == []
+
+
+def test_what_is_only_busy_now_is_accepted() -> None:
+    lab = Lab(num_nodes=1)
+    lab.running(resources={"gpus": 4})
+    assert lab.submit(resources={"gpus": 4}).is_open
+
+
+def test_before_any_node_is_known_nothing_is_refused_for_its_size() -> None:
+    assert Lab().submit(resources={"gpus": 64}).is_open
+
+
+def test_a_repeated_key_gives_the_first_answer_and_changes_nothing() -> None:
+    lab = Lab()
+    first = lab.submit_all(key="k", array=3)
+    again = lab.submit_all(key="k", array=3)
+    assert not first.was_repeated
+    assert again == msgspec.structs.replace(first, was_repeated=True)
+    assert len(lab.events("job.submitted")) == 3
+
+
+def test_a_repeated_key_tells_how_the_job_is_now() -> None:
+    lab = Lab()
+    lab.stop(lab.submit(key="k"))
+    assert lab.submit(key="k").outcome is JobOutcome.CANCELLED
+
+
+@pytest.mark.parametrize(
+    "other", [{"run": "evaluate"}, {"secrets": {}, "name": "x"}, {"resources": {"cpus": 2}}]
+)
+def test_a_key_is_good_for_one_request(other: dict[str, object]) -> None:
+    lab = Lab()
+    lab.submit(key="k")
+    with pytest.raises(KeyReused, match="`k` was used before for a different request"):
+        lab.submit(key="k", **other)
+    assert len(lab.events("job.submitted")) == 1
+
+
+def test_the_same_spec_with_another_secret_is_another_request() -> None:
+    lab = Lab()
+    spec = parse_job({**SPEC, "secrets": ["TOKEN"]})
+    for value in ("a", "a"):
+        now(lab.plane.submit(ANA, spec, project="lab", owner=USER, key="k", secrets={"TOKEN": value}))
+    with pytest.raises(KeyReused):
+        now(lab.plane.submit(ANA, spec, project="lab", owner=USER, key="k", secrets={"TOKEN": "b"}))
+
+
+def test_a_key_belongs_to_who_used_it() -> None:
+    lab = Lab()
+    first = lab.submit(key="k")
+    ben = msgspec.structs.replace(ANA, id="usr_ben", name="ben")
+    theirs = now(lab.plane.submit(ben, parse_job(SPEC), project="lab", owner=USER, key="k"))
+    assert theirs.jobs[0].job_id != first.job_id
+
+
+def test_a_refused_request_does_not_use_its_key_up() -> None:
+    lab = Lab(max_open_jobs=1)
+    first = lab.submit()
+    with pytest.raises(LimitReached):
+        lab.submit(key="k")
+    lab.stop(first)
+    assert not lab.submit_all(key="k").was_repeated
+
+
+def test_a_repeated_key_is_answered_even_when_the_job_would_be_refused_by_now() -> None:
+    lab = Lab()
+    first = lab.submit_all(key="k", resources={"gpus": 16})
+    lab.turn()
+    again = lab.submit_all(key="k", resources={"gpus": 16})
+    assert again.was_repeated
+    assert again.jobs == first.jobs
+
+
+def test_a_job_whose_name_looks_like_an_id_is_still_found_by_its_number() -> None:
+    lab = Lab()
+    job = lab.submit(name="job_mine")
+    assert lab.read(lambda tx: find_job(tx, "1", ("lab",), "lab")) == job
+    assert lab.read(lambda tx: find_job(tx, "1", ("moon",), "lab")) is None

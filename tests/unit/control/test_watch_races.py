@@ -1,0 +1,248 @@
+"""What happens between two reads of a loop, one small scenario for each order of events."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.control.actor import SHOAL, Actor
+from shoal.engines.base import Submission
+from shoal.engines.fake import Act, Verb, always
+from shoal.errors import Bug, StoreUnavailable
+from shoal.model.attempt import Attempt, EndReason
+from shoal.model.job import Job
+from shoal.model.moves import AttemptEvent
+from shoal.store import Tx
+from tests.support.lab import Lab
+
+
+def only_one_runs(lab: Lab, job: Job) -> bool:
+    """Nothing runs but the newest attempt, and only while it is recorded as holding its nodes."""
+    newest = lab.attempt(job)
+    return {attempt_id for attempt_id, _ in lab.runs()} <= {newest.attempt_id}
+
+
+def test_an_attempt_started_after_the_records_were_read_is_not_taken_for_a_stray() -> None:
+    lab = Lab()
+    lab.heal()
+    job = lab.submit()
+    lab.engine.meanwhile("before look", lab.place)
+    lab.watch()
+    assert lab.runs() == [(lab.attempt(job).attempt_id, "n1")]
+
+
+def test_a_stop_while_the_submission_is_on_its_way_does_not_end_it_unseen() -> None:
+    lab = Lab()
+    lab.heal()
+    job = lab.submit()
+
+    def stopped_and_looked_at() -> None:
+        lab.stop(job)
+        lab.watch()
+        assert lab.status(job) == "stopping"
+
+    lab.engine.meanwhile("before submit", stopped_and_looked_at)
+    lab.place()
+    assert only_one_runs(lab, job)
+    lab.watch()
+    lab.watch()
+    assert (lab.status(job), lab.runs()) == ("cancelled", [])
+
+
+def test_a_submission_that_ends_between_the_two_reads_is_seen_by_the_second() -> None:
+    """The records are read while it is under way, the engine is asked when it is done."""
+    lab = Lab()
+    lab.heal()
+    job = lab.submit()
+    lab.store.meanwhile("after write", lambda: lab.stop(job))
+    lab.place()
+    lab.watch()
+    assert (lab.status(job), lab.runs(), lab.cluster.native_ids) == ("cancelled", [], {})
+
+
+def test_what_was_stopped_before_it_was_handed_over_is_never_handed_over() -> None:
+    lab = Lab(num_nodes=1)
+    lab.heal()
+    jobs = [lab.submit(), lab.submit()]
+
+    def second_is_stopped_and_seen_to_be_nowhere() -> None:
+        lab.stop(jobs[1])
+        lab.watch()
+        assert lab.status(jobs[1]) == "cancelled"
+
+    lab.engine.meanwhile("before submit", second_is_stopped_and_seen_to_be_nowhere)
+    lab.place()
+    assert {attempt_id for attempt_id, _ in lab.runs()} == {lab.attempt(jobs[0]).attempt_id}
+
+
+def test_an_attempt_that_ended_and_was_forgotten_meanwhile_has_not_been_lost() -> None:
+    lab = Lab(script=always(Act(run_s=1.0)))
+    job = lab.running()
+    lab.clock.advance(1)
+
+    def another_look_ends_and_forgets_it() -> None:
+        lab.watch()
+        lab.watch()
+        assert lab.cluster.shares() == []
+
+    lab.engine.meanwhile("before look", another_look_ends_and_forgets_it)
+    lab.watch()
+    assert (lab.status(job), len(lab.attempts(job))) == ("succeeded", 1)
+
+
+def test_a_retry_started_between_the_two_reads_is_left_alone() -> None:
+    lab = Lab()
+    job = lab.running()
+    lab.stop(job)
+    lab.watch()
+
+    def retried_and_started() -> None:
+        lab.retry(job)
+        lab.place()
+
+    lab.engine.meanwhile("before look", retried_and_started)
+    lab.watch()
+    assert lab.runs() == [(lab.attempt(job).attempt_id, "n1")]
+
+
+def test_a_stop_after_the_engine_was_asked_is_acted_on_by_the_stop_itself() -> None:
+    lab = Lab()
+    job = lab.running()
+    lab.engine.meanwhile("after look", lambda: lab.stop(job))
+    lab.watch()
+    assert lab.runs() == []
+    lab.watch()
+    assert lab.status(job) == "cancelled"
+
+
+def test_two_launches_of_one_attempt_at_once_are_one_submission() -> None:
+    lab = Lab()
+    lab.heal()
+    job = lab.submit()
+    taken: list[Submission] = []
+    inner = lab.cluster.take
+
+    def take(submission: Submission, delay_s: float = 0.0, *, is_stillborn: bool = False) -> str:
+        taken.append(submission)
+        return inner(submission, delay_s, is_stillborn=is_stillborn)
+
+    lab.cluster.take = take  # type: ignore[method-assign]
+    lab.engine.meanwhile("before submit", lab.watch)
+    lab.place()
+    lab.watch()
+    assert [s.attempt_id for s in taken] == [lab.attempt(job).attempt_id]
+
+
+def test_a_submission_whose_answer_was_lost_is_found_and_not_started_again() -> None:
+    lab = Lab()
+    lab.heal()
+    job = lab.submit()
+    lab.engine.lose(Verb.SUBMIT, is_after=True)
+    lab.place()
+    assert (lab.status(job), len(lab.runs())) == ("starting", 1)
+    lab.restart()
+    lab.watch()
+    assert (lab.status(job), len(lab.attempts(job)), len(lab.runs())) == ("running", 1, 1)
+
+
+@pytest.mark.parametrize("is_answer_lost", [False, True])
+def test_what_could_not_be_handed_over_for_a_fence_is_not_handed_over_and_replaced_at_once(
+    is_answer_lost: bool,
+) -> None:
+    """The engine takes orders again in the very look in which the fence passes."""
+    lab = Lab()
+    lab.heal()
+    job = lab.submit(fence="60s")
+    lab.engine.lose(Verb.SUBMIT)
+    lab.place()
+    lab.watch()
+    lab.clock.advance(121)
+    if is_answer_lost:
+        lab.engine.lose(Verb.SUBMIT, is_after=True)
+    else:
+        lab.engine.lose(None)
+    lab.watch()
+    assert lab.attempts(job)[0].reason is EndReason.LOST
+    assert lab.runs() == []
+    lab.clock.advance(1)
+    lab.place()
+    assert only_one_runs(lab, job)
+    assert len(lab.runs()) == 1
+
+
+def test_an_engine_that_cannot_be_asked_ends_nothing() -> None:
+    lab = Lab()
+    job = lab.running()
+    lab.engine.lose(Verb.LIST_OWNED)
+    lab.watch()
+    assert lab.status(job) == "running"
+
+
+def test_a_stray_of_an_ended_attempt_is_stopped_and_then_forgotten() -> None:
+    lab = Lab(num_nodes=1)
+    job = lab.running()
+    lab.cluster.cut("n1")
+    lab.watch()
+    lab.clock.advance(1861)
+    lab.cluster.shares()[0].act = Act(run_s=None)
+    lab.watch()
+    assert lab.attempts(job)[0].reason is EndReason.FENCED
+    lab.cluster.heal("n1")
+    lab.watch()
+    lab.watch()
+    assert lab.cluster.shares(lab.attempts(job)[0].attempt_id) == []
+
+
+def test_what_no_record_knows_is_left_alone_for_a_person_to_judge() -> None:
+    """As after a database was put back from a backup: what runs was accepted from somebody."""
+    lab = Lab()
+    lab.running()
+    stranger = Lab()
+    stranger.cluster = lab.cluster
+    stranger.restart()
+    stranger.watch()
+    assert len(lab.runs()) == 1
+
+
+def test_one_attempt_that_cannot_be_judged_does_not_hide_the_others() -> None:
+    lab = Lab(script=always(Act(run_s=1.0)))
+    bad, good = lab.running(), lab.running()
+    advance = lab.core.recorder.advance
+    bad_id = lab.attempt(bad).attempt_id
+
+    def broken(tx: Tx, attempt_id: str, event: AttemptEvent, actor: Actor = SHOAL) -> Attempt | None:
+        if attempt_id == bad_id:
+            raise Bug("the table has no such move")
+        return advance(tx, attempt_id, event, actor)
+
+    lab.core.recorder.advance = broken  # type: ignore[method-assign]
+    lab.clock.advance(1)
+    with pytest.raises(Bug):
+        lab.watch()
+    assert (lab.status(bad), lab.status(good)) == ("running", "succeeded")
+
+
+def test_a_store_that_is_away_stops_the_look_at_the_first_write() -> None:
+    lab = Lab(script=always(Act(run_s=1.0)))
+    lab.running()
+    lab.clock.advance(1)
+
+    def gone() -> None:
+        raise StoreUnavailable("no space left on device")
+
+    lab.store.meanwhile("before write", gone)
+    with pytest.raises(StoreUnavailable):
+        lab.watch()
+    lab.watch()
+    assert lab.runs() == []
+
+
+def test_a_node_that_cannot_be_reached_when_stopping_is_told_at_the_next_look() -> None:
+    lab = Lab(num_nodes=1)
+    job = lab.running()
+    lab.engine.meanwhile("before cancel", lambda: lab.cluster.cut("n1"))
+    lab.stop(job)
+    assert lab.runs() != []
+    lab.cluster.heal("n1")
+    lab.watch()
+    lab.watch()
+    assert lab.status(job) == "cancelled"
