@@ -10,9 +10,7 @@ ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford base 32: no i, l, o, 
 LENGTH = 26
 PAIRS = tuple(high + low for high in ALPHABET for low in ALPHABET)
 
-RANDOM_BYTES = 10
-DRAWN_AT_ONCE = 64
-"""Ids made of one call to `random`: a system call lets other threads in, and costs more than an id."""
+POOL_BYTES = 640
 
 IdFactory = Callable[[str], str]
 """Takes a prefix (`job`, `att`, `usr`, `tok`, `arr`) and returns a new id, never the same twice."""
@@ -30,22 +28,34 @@ def uuid7(now: float, random: bytes) -> int:
     return (value & ~(0x3 << 62)) | (0x2 << 62)
 
 
-def id_factory(now: Callable[[], float], random: Callable[[int], bytes] = os.urandom) -> IdFactory:
+class Pool:
+    """Random bytes from the kernel, many at a time: a call there costs as much as all the rest of an id."""
+
+    def __init__(self) -> None:
+        self._left = b""
+
+    def __call__(self, count: int) -> bytes:
+        """Never the same bytes twice, in one thread at a time."""
+        if len(self._left) < count:
+            self._left = os.urandom(max(count, POOL_BYTES))
+        drawn, self._left = self._left[:count], self._left[count:]
+        return drawn
+
+
+def id_factory(now: Callable[[], float], random: Callable[[int], bytes] | None = None) -> IdFactory:
     """Ids stamped with `now` and made unique by `random`; a simulation passes seeded ones.
 
     Each is greater than the one before, also within a millisecond and when the clock is set back: the
     elements of an array, made in one go, sort by their index. May be called from several threads.
     """
     last = 0
-    pool = b""
+    draw = random or Pool()
     guard = threading.Lock()
 
     def new_id(prefix: str) -> str:
-        nonlocal last, pool
+        nonlocal last
         with guard:
-            pool = pool or random(RANDOM_BYTES * DRAWN_AT_ONCE)
-            drawn, pool = pool[:RANDOM_BYTES], pool[RANDOM_BYTES:]
-            last = max(last + 1, uuid7(now(), drawn))
+            last = max(last + 1, uuid7(now(), draw(10)))
             return f"{prefix}_{encode(last)}"
 
     return new_id

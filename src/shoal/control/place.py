@@ -23,7 +23,7 @@ async def place(core: Core) -> float | None:
     core.queue.take_in(changes)
     are_nodes_new = core.nodes.see(changes.nodes)
     if not are_nodes_new and _is_nothing_new(core):
-        return None
+        return core.told.good_until - core.clock.monotonic()
     core.queue.is_disturbed = True  # until all of this is done
     snapshot, next_ready_s = core.queue.snapshot(core.nodes.views(now), core.backoff, now)
     made, doomed = plan(snapshot, core.policy, now), core.queue.doomed
@@ -32,7 +32,7 @@ async def place(core: Core) -> float | None:
     if made.starts or doomed:
         placed = await core.store.write(lambda tx: _record(core, tx, made, doomed))
     core.queue.settled()
-    core.told.trust_until(core.clock.monotonic() + min(FRESH_S, next_ready_s or FRESH_S))
+    core.told.good_until = core.clock.monotonic() + min(FRESH_S, next_ready_s or FRESH_S)
     for attempt_id in placed:
         await launch(core, attempt_id)
     return next_ready_s

@@ -30,11 +30,13 @@ class Told:
         """By attempt."""
         self.planned_on = 0.0
         """The date of the plan."""
+        self.good_until = -inf
+        """Until then, on the monotonic clock, the plan speaks for newcomers."""
         self._refused: dict[Asked, Explanation] = {}
-        self._good_until = -inf
 
     def hear(self, made: Plan, candidates: Iterable[Candidate], now: float) -> None:
-        """A new plan of these candidates, made `now`."""
+        """A new plan of these candidates, made `now`. It does not speak for newcomers yet."""
+        self.good_until = -inf
         self.explanations = {said.attempt_id: said for said in made.explanations}
         self.planned_on = now
         self._refused = {}
@@ -43,13 +45,9 @@ class Told:
             if said is not None and said.why in LASTING:
                 self._refused[candidate.request, candidate.excluded_nodes] = said
 
-    def trust_until(self, at: float) -> None:
-        """The newest plan speaks for newcomers until then, on the monotonic clock."""
-        self._good_until = at
-
     def explain(self, newcomers: Iterable[Candidate], now: float) -> bool:
         """Whether none of them can start, all explained. `now` on the monotonic clock."""
-        if now > self._good_until:
+        if now > self.good_until:
             return False
         told = {}
         for candidate in newcomers:
