@@ -17,6 +17,7 @@ from shoal.api.routing import DeclaredRoute, RouteHandler
 from shoal.errors import ShoalError
 
 OnError = Callable[[Request, Exception], Awaitable[Response]]
+NOTHING_ASKED = NoQuery()
 PLAIN = {"request": Request, "query": NoQuery, "return": Response}
 """The signature of a route that can be called directly."""
 
@@ -56,7 +57,7 @@ class Application(FastAPI):
 
 def _called_with_request(route: DeclaredRoute) -> RouteHandler:
     async def call(request: Request) -> Response:
-        response: Response = await route.endpoint(request, NoQuery())
+        response: Response = await route.endpoint(request, NOTHING_ASKED)
         return response
 
     return call
