@@ -78,8 +78,8 @@ class EventLogContract:
             (EventFilter(kinds_prefix="job."), [1, 3]),
             (EventFilter(kinds_prefix="job_"), []),
             (EventFilter(kinds_prefix="%"), []),
-            (EventFilter(actors_only_people=True), [1, 3, 4]),
-            (EventFilter(actors_only_people=True, projects=("vision",)), [1]),
+            (EventFilter(without_ours=True), [1, 3, 4]),
+            (EventFilter(without_ours=True, projects=("vision",)), [1]),
         ]
         for wanted, numbers in cases:
             page, latest = await store.read(partial(_page_and_latest, wanted=wanted))

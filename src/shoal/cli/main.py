@@ -23,7 +23,7 @@ COMMANDS = {
     "why": ("why:why", "Say why a job is not running, or how it ended."),
     "stop": ("jobs:stop", "Stop jobs."),
     "retry": ("jobs:retry", "Try ended jobs again."),
-    "nodes": ("nodes:app", "List nodes; cordon, drain, resume or declare them dead."),
+    "nodes": ("nodes:app", "List nodes; cordon, drain, resume, remove or declare them dead."),
     "drain": ("nodes:drain", "Take a node out of work: its jobs are queued again."),
     "resume": ("nodes:resume", "Give a cordoned, drained or dead node work again."),
     "events": ("events:events", "What happened, in order."),

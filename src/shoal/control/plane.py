@@ -87,6 +87,9 @@ class ControlPlane:
         self.changed.wake_healer()
         return node
 
+    async def remove_node(self, actor: Actor, name: str, *, key: str | None = None) -> None:
+        await nodes.remove_node(self.core, actor, name, key)
+
     async def create_user(
         self, actor: Actor, name: str, cluster_role: Role | None = None, *, key: str | None = None
     ) -> User:

@@ -9,17 +9,19 @@ import msgspec
 
 from shoal.control.actor import Actor
 from shoal.control.core import Core
-from shoal.control.find import find_job
+from shoal.control.find import jobs_named
 from shoal.control.frozen import Frozen, freeze
 from shoal.control.once import fingerprint, once
 from shoal.control.record import note
 from shoal.control.snapshot import label
-from shoal.errors import Denied, LimitReached, NotFound, ShoalError, SpecError
+from shoal.errors import Denied, LimitReached, NotFound, ShoalError, SpecError, TooLarge
 from shoal.identity import seal_secrets
 from shoal.model.job import ArrayPlace, Dependency, DependencyKind, Job
 from shoal.model.people import Project, User
 from shoal.spec import JobSpec
 from shoal.store import Tx
+
+MAX_RECORDED_BYTES = 64 << 20
 
 
 class SubmitResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +124,7 @@ def _accept(core: Core, tx: Tx, actor: Actor, asked: Asked, frozen: Frozen, now:
     spec = frozen.spec
     indices = spec.array.indices if spec.array else (None,)
     after = _dependencies(tx, spec, project.name)
+    check_size(frozen, after, len(indices))
     admitted = tx.submissions.admit(project.name, len(indices))
     check_quota(project, admitted.open_jobs - len(indices), len(indices))
     array_id = core.new_id("arr") if spec.array else None
@@ -136,9 +139,23 @@ def _accept(core: Core, tx: Tx, actor: Actor, asked: Asked, frozen: Frozen, now:
     for job, attempt in made:
         if asked.secrets:
             tx.secrets.put(job.job_id, seal_secrets(core.key, job.job_id, asked.secrets, core.random))
-        data = {"name": job.name, "number": job.number, "spec": job.spec_json}
+        data: dict[str, object] = {"name": job.name, "number": job.number}
+        if job.number == admitted.first:
+            # The other elements of an array have the same one.
+            data["spec"] = job.spec_json
         note(tx, "job.submitted", now, actor, job=job, attempt=attempt, data=data)
     return [job for job, _ in made]
+
+
+def check_size(frozen: Frozen, after: tuple[Dependency, ...], count: int) -> None:
+    """Every element of an array is recorded whole: raise `TooLarge` where all of them take too much."""
+    size = len(frozen.text.encode()) + len(msgspec.json.encode(after))
+    if size * count > MAX_RECORDED_BYTES:
+        raise TooLarge(
+            f"{count} jobs of {size} bytes each are {size * count} bytes; at most {MAX_RECORDED_BYTES} are "
+            "taken in one submission",
+            hint="put a long script in a file of the `workdir`, or submit a smaller array",
+        )
 
 
 def check_quota(project: Project, already: int, more: int) -> None:
@@ -157,14 +174,14 @@ def _dependencies(tx: Tx, spec: JobSpec, project: str) -> tuple[Dependency, ...]
     """Jobs named in `after` must exist already, in the same project: so there can be no circle."""
     found = []
     for after in spec.after:
-        job = find_job(tx, after.job, (project,), project)
-        if job is None:
+        jobs = jobs_named(tx, after.job, project)
+        if not jobs:
             raise SpecError(
                 f"`after` names `{after.job}`; project `{project}` has no such job",
                 hint="shoal queue --all",
             )
         on = DependencyKind(after.on)
-        found.append(Dependency(job_id=job.job_id, label=label(job), on=on))
+        found += [Dependency(job_id=job.job_id, label=label(job), on=on) for job in jobs]
     return tuple(found)
 
 

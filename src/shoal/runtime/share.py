@@ -143,6 +143,8 @@ class ShareRun:
     def _start_ranks(self, launcher: Launcher) -> None:
         order = self._order
         self._running = []
+        if self._confinement is not None:
+            self._confinement.begin_ranks()
         for local_rank in range(order.ranks_per_node):
             environment = rank_environment(
                 order, local_rank, work=self._share.work, path=self._path, credentials=self._credentials

@@ -27,10 +27,6 @@ class Process:
         self.words = Tail()
         """The last lines on its standard error."""
 
-    @property
-    def has_failed(self) -> bool:
-        return self.status is not None and self.status != 0
-
 
 class _Stream:
     def __init__(self, fd: int, process: Process, letter: str) -> None:

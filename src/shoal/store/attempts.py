@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from sqlalchemy import BindParameter, bindparam, case, insert, select, update
@@ -49,7 +48,6 @@ QUEUED = (
     .limit(bindparam("limit"))
 )
 STATES: BindParameter[Any] = bindparam("states", expanding=True)
-IN_STATES = select(attempts.c.body).where(attempts.c.state.in_(STATES)).order_by(attempts.c.attempt_id)
 WITH_JOB = (
     select(jobs.c.body, attempts.c.body.label("attempt_body"))
     .join_from(attempts, jobs, jobs.c.job_id == attempts.c.job_id)
@@ -96,10 +94,6 @@ class Attempts:
     def queued(self, limit: int) -> list[tuple[Job, Attempt]]:
         """What waits, by priority, then age, then id."""
         return [(decode_job(job), decode_attempt(own)) for job, own in self._run(QUEUED, {"limit": limit})]
-
-    def in_states(self, states: Iterable[AttemptState]) -> list[Attempt]:
-        """By id, so that the order is the same every time."""
-        return [decode_attempt(body) for (body,) in self._session.ask(IN_STATES, {"states": list(states)})]
 
     def holding(self) -> list[tuple[Job, Attempt]]:
         """Every attempt that holds resources, by id."""

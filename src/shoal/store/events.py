@@ -35,7 +35,7 @@ COLUMNS: tuple[Column[Any], ...] = (
     events.c.request_id,
 )
 # Written out, not bound: SQLite uses a partial index only for a condition it can read.
-IS_PERSON: ColumnElement[bool] = literal_column("substr(events.actor, 1, 5)") == literal_column("'user:'")
+IS_NOT_OURS: ColumnElement[bool] = literal_column("events.actor") != literal_column("'shoal'")
 INSERT = insert(events)
 NEWEST = select(events.c.seq, events.c.hash).order_by(events.c.seq.desc()).limit(1)
 ENTRY = select(events.c.seq, events.c.hash).where(events.c.seq == bindparam("at_seq"))
@@ -164,8 +164,8 @@ def _conditions(wanted: EventFilter) -> Iterator[ColumnElement[bool]]:
         yield events.c.node == wanted.node
     if wanted.kinds_prefix is not None:
         yield func.substr(events.c.kind, 1, len(wanted.kinds_prefix)) == wanted.kinds_prefix
-    if wanted.actors_only_people:
-        yield IS_PERSON
+    if wanted.without_ours:
+        yield IS_NOT_OURS
 
 
 def _event(row: Row[Any]) -> Event:

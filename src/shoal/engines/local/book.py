@@ -169,6 +169,29 @@ class Book:
         for thrown in rubbish:
             remove_tree(thrown)
 
+    def prune(self, older_than: float, max_bytes: int) -> int:
+        """Remove kept attempts last written before that date, then the oldest until the rest fits.
+
+        Returns how many. An attempt leaves `kept` whole, by one rename, as it came.
+        """
+        found = sorted((*_age_and_size(entry), entry) for entry in self.kept.iterdir())
+        total = sum(size for _, size, _ in found)
+        pruned = 0
+        for written_at, size, entry in found:
+            if written_at >= older_than and total <= max_bytes:
+                break
+            self.discard(entry)
+            total -= size
+            pruned += 1
+        return pruned
+
+    def discard(self, path: Path) -> None:
+        """Take it away at once and remove it then: a crash in between leaves it in the trash."""
+        thrown = self.trash / f"{path.name}.{os.getpid()}.{next(self._numbers)}"
+        with contextlib.suppress(FileNotFoundError):
+            path.rename(thrown)
+        remove_tree(thrown)
+
     def _flat(self) -> list[ShareView]:
         return [view for views in self._attempts.values() for view in views.values()]
 
@@ -182,6 +205,17 @@ class Book:
         except (FileNotFoundError, NotADirectoryError):
             return {}
         return {node: ShareView(attempt_id, node, self.live / attempt_id / node) for node in nodes}
+
+
+def _age_and_size(path: Path) -> tuple[float, int]:
+    """When anything in it was written last, and the bytes of all of it. Follows no link."""
+    written_at, total = 0.0, 0
+    for above, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                facts = Path(above, name).lstat()
+                written_at, total = max(written_at, facts.st_mtime), total + facts.st_size
+    return written_at, total
 
 
 def _link_or_copy(source: str, target: str) -> None:

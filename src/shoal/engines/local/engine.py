@@ -22,7 +22,7 @@ import msgspec
 from shoal.clock import Clock
 from shoal.engines.base import LogChunk, Observation, Sight, Submission
 from shoal.engines.local.book import Book, ShareView, Views
-from shoal.engines.local.checkpoint import with_checkpoint
+from shoal.engines.local.checkpoint import kept_checkpoints, with_checkpoint
 from shoal.engines.local.client import Children, free_port, read_words
 from shoal.engines.local.inventory import take_inventory
 from shoal.engines.local.parse import MAX_LINE, whole_lines
@@ -98,6 +98,15 @@ class LocalEngine:
 
     async def read_log(self, attempt_id: str, node: str, offset: int, limit: int) -> LogChunk:
         return await self._ask(lambda: self._read_log(attempt_id, node, offset, limit))
+
+    async def prune(self, older_than: float, max_bytes: int) -> int:
+        return await self._ask(lambda: self._book.prune(older_than, max_bytes))
+
+    async def checkpoints(self) -> list[str]:
+        return await self._ask(lambda: kept_checkpoints(self._home))
+
+    async def drop_checkpoint(self, job_id: str) -> None:
+        await self._ask(lambda: self._book.discard(self._home / "checkpoints" / job_id))
 
     async def close(self) -> None:
         """Supervisors need no parent: there is nothing to end."""

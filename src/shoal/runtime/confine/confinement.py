@@ -41,6 +41,7 @@ class Confinement:
         self.sandbox: Sandbox | None = None
         self._groups = self._choose_groups()
         self._mount_fds: list[int] = []
+        self._oom_kills_before = 0
 
     @property
     def cgroups(self) -> tuple[str, ...]:
@@ -138,9 +139,13 @@ class Confinement:
             found |= tree.descendants(os.getpid())
         return found
 
+    def begin_ranks(self) -> None:
+        """What the kernel killed for memory until now was not a rank."""
+        self._oom_kills_before = self._groups.oom_kills() if self._groups is not None else 0
+
     def has_run_out_of_memory(self) -> bool:
-        """Whether the kernel killed something in here for memory."""
-        return self._groups is not None and self._groups.oom_kills() > 0
+        """Whether the kernel killed something in here for memory since the ranks began."""
+        return self._groups is not None and self._groups.oom_kills() > self._oom_kills_before
 
     def cpu_seconds(self) -> float | None:
         """CPU time used by the whole share, where the kernel counts it."""
