@@ -7,6 +7,7 @@ from pathlib import Path
 
 from shoal.control.actor import Actor
 from shoal.control.core import Core
+from shoal.control.frozen import freeze
 from shoal.control.heal import heal
 from shoal.control.jobs import retry_job, stop_job
 from shoal.control.nodes import set_node_state
@@ -93,7 +94,7 @@ class World:
             else:
                 self.expect(result, StoreUnavailable)
 
-        self.tell(f"submit {key}: {asked.spec.canonical_json()}")
+        self.tell(f"submit {key}: {freeze(asked.spec).text}")
         self.driver.spawn(f"submit {key}", submit(self.core, ANA, asked, key), answered)
 
     def _draw_job(self, name: str) -> Asked:
