@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 
 from shoal.identity import job_token, proof_key, supervisor_token
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.proof import is_proven
+from shoal.store import Stale
 from shoal.wire import Renewal, RenewalAnswer
 from tests.support.asgi import Answer
 from tests.support.world import World
@@ -119,6 +121,21 @@ def test_a_node_that_was_never_given_the_attempt_cannot_report_it(world: World) 
     token = supervisor_token(world.plane.core.key, attempt.attempt_id, elsewhere)
     data = renewal(attempt, node=elsewhere)
     assert is_stale(world, data, world.call("POST", "/v1/supervisor/renew", token=token, data=data))
+
+
+def test_a_passing_conflict_in_the_store_is_not_told_as_staleness(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, attempt = running(world)
+    token = supervisor_token(world.plane.core.key, attempt.attempt_id, attempt.node_names[0])
+
+    async def in_conflict(renewal: Renewal) -> RenewalAnswer:
+        raise Stale("somebody else wrote first")
+
+    monkeypatch.setattr(world.plane, "renew", in_conflict)
+    answered = world.call("POST", "/v1/supervisor/renew", token=token, data=renewal(attempt))
+    assert answered.status == 409
+    assert "proof" not in answered.json()
 
 
 def test_every_answer_to_a_supervisor_is_proven_for_its_nonce_alone(world: World) -> None:

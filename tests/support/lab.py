@@ -174,7 +174,7 @@ class Lab:
         now(heal(self.core))
 
     def place(self) -> float | None:
-        return now(place(self.core))
+        return now(place(self.core)).next_look_s
 
     def watch(self) -> None:
         now(watch(self.core))

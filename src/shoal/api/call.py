@@ -17,6 +17,7 @@ from starlette.responses import Response
 from shoal.api.authenticate import Authenticator, Known
 from shoal.api.denials import SCOPE_KEY, Denials
 from shoal.api.limits import StreamSlots
+from shoal.api.submissions import Submissions
 from shoal.control import Actor, ControlPlane
 from shoal.errors import Bug, Denied, NotFound, SpecError
 from shoal.identity import Caller, CallerKind, Permission, authorize, is_at_least, visible_projects
@@ -35,6 +36,7 @@ class Services:
         self.authenticator = Authenticator(plane)
         self.denials = Denials(plane)
         self.started_at = plane.core.clock.now()
+        self.submissions = Submissions()
         self.slots = StreamSlots(limits.max_streams, limits.max_streams_per_actor)
 
 
@@ -98,7 +100,7 @@ class Call:
             return may[0]
         raise SpecError(
             f"which project? You may submit to: {', '.join(may) or 'none yet'}",
-            hint=f"add `--project {may[0]}`" if may else "ask an admin for `shoal project add PROJECT YOU`",
+            hint=f"add `--project {may[0]}`" if may else "ask a lead: `shoal project add PROJECT YOU`",
         )
 
     async def project(self, name: str) -> Project:

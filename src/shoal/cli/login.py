@@ -6,6 +6,7 @@ import getpass
 import os
 import sys
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from cyclopts import Parameter
 
@@ -16,6 +17,7 @@ from shoal.client.connection import Connection
 from shoal.client.credentials import LOCAL, Credentials
 from shoal.errors import SpecError
 from shoal.home import home_from_env
+from shoal.settings import LOOPBACK
 
 
 def login(
@@ -48,7 +50,7 @@ def login(
     )
     me = _me(who)
     saved.save(server, token)
-    if server.startswith("http://") and not who.transport.endpoint.is_local:
+    if server.startswith("http://") and urlsplit(server).hostname not in LOOPBACK:
         note(f"warning: {one_line(server)} is not encrypted; others on the way can read your token")
     return _print_me(me, json=json)
 

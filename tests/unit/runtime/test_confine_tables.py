@@ -75,6 +75,18 @@ def test_version_2_limits_are_written_as_the_kernel_wants_them(tmp_path: Path) -
     assert (group.oom_kills(), group.cpu_seconds()) == (1, 2.5)
 
 
+def test_meeting_the_memory_limit_is_not_being_killed_for_it(tmp_path: Path) -> None:
+    group = cgroup1.CgroupV1({"memory": str(tmp_path)}, "att.node")
+    directory = Path(group.paths[0])
+    directory.mkdir()
+    (directory / "memory.failcnt").write_text("41\n")
+    assert group.oom_kills() == 0
+    (directory / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\n")
+    assert group.oom_kills() == 0
+    (directory / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
+    assert group.oom_kills() == 2
+
+
 def test_gpus_that_were_not_given_are_denied() -> None:
     names = ["null", "nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm"]
     assert cgroup1.denied_gpus(names, (1,)) == [0, 10]
