@@ -81,7 +81,7 @@ def test_one_connection_serves_many_calls(fake: FakeServer) -> None:
     for _ in range(3):
         transport.call("GET", "/v1/me")
         assert transport._connection is not None
-        connections.add(transport._connection.sock.getsockname())
+        connections.add(transport._connection._link.getsockname())
     assert len(connections) == 1
 
 
