@@ -108,7 +108,7 @@ def _retry(core: Core, tx: Tx, actor: Actor, job_id: str, now: float) -> bool:
         )
     project = tx.people.get_project(job.project)
     assert project is not None
-    check_quota(tx, project, 1)
+    check_quota(project, tx.jobs.count_open(project.name), 1)
     again = msgspec.structs.replace(
         job,
         epoch=job.epoch + 1,

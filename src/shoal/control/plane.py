@@ -9,6 +9,7 @@ from typing import Any
 from shoal.control import anchor, explain, jobs, nodes, people, reports, submit
 from shoal.control.actor import Actor
 from shoal.control.core import Core
+from shoal.control.frozen import Frozen
 from shoal.control.opening import open_core
 from shoal.control.record import note
 from shoal.control.runner import Changed, run_loops
@@ -53,7 +54,7 @@ class ControlPlane:
     async def submit(
         self,
         actor: Actor,
-        spec: JobSpec,
+        spec: JobSpec | Frozen,
         *,
         project: str,
         owner: User,

@@ -32,6 +32,8 @@ CLEAN_EVERY_S = 600.0
 PLACE_AT_LEAST_EVERY_S = 30.0
 PLACE_SHARE = 0.2
 """At most this share of a core goes to planning: the longer a cycle took, the longer the pause."""
+PLACE_PAUSE_S = 0.02
+"""Between two cycles at least: what commits within it is planned together. The first never waits."""
 FAILED_PAUSE_S = 1.0
 
 
@@ -55,14 +57,16 @@ class Changed:
     """Tells streams and loops that something was committed."""
 
     def __init__(self) -> None:
-        self._commit = anyio.Event()
+        self._commit: anyio.Event | None = None
+        """There while somebody waits."""
         self.placer = Signal()
         self.healer = Signal()
 
     def committed(self) -> None:
         """Something is on disk that was not."""
-        self._commit.set()
-        self._commit = anyio.Event()
+        if self._commit is not None:
+            self._commit.set()
+            self._commit = None
         self.placer.set()
 
     def wake_healer(self) -> None:
@@ -70,6 +74,8 @@ class Changed:
 
     async def wait(self, timeout_s: float) -> None:
         """Until the next commit, or until the time is over."""
+        if self._commit is None:
+            self._commit = anyio.Event()
         with anyio.move_on_after(timeout_s):
             await self._commit.wait()
 
@@ -108,7 +114,7 @@ async def _placing(core: Core, changed: Changed) -> None:
         soon = await _turn("place", lambda: place(core))
         took = core.clock.monotonic() - began
         next_look_s = min(soon or PLACE_AT_LEAST_EVERY_S, PLACE_AT_LEAST_EVERY_S)
-        await anyio.sleep(took / PLACE_SHARE - took)
+        await anyio.sleep(max(took / PLACE_SHARE - took, PLACE_PAUSE_S))
 
 
 async def _repeat(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import BindParameter, Connection, bindparam, case, insert, select, update
+from sqlalchemy import BindParameter, bindparam, case, insert, select, update
 
 from shoal.model.attempt import HOLDING, Attempt, AttemptState
 from shoal.model.job import Job
 from shoal.store.base import Stale
 from shoal.store.codec import decode_attempt, decode_job, encode
 from shoal.store.jobs import WITH_NEWEST_ATTEMPT
+from shoal.store.prepared import Session
 from shoal.store.schema import attempts, jobs
 
 INSERT = insert(attempts)
@@ -56,28 +57,21 @@ WITH_JOB = (
 
 
 class Attempts:
-    def __init__(self, connection: Connection) -> None:
-        self._run = connection.execute
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._run = session.run
 
     def add(self, attempt: Attempt) -> None:
         """Its job must be there already; a job has one attempt an epoch."""
-        row = {
-            "attempt_id": attempt.attempt_id,
-            "job_id": attempt.job_id,
-            "epoch": attempt.epoch,
-            "state": attempt.state,
-            "version": attempt.version,
-            "body": encode(attempt),
-        }
-        self._run(INSERT, row)
+        self._run(INSERT, attempt_row(attempt))
         newest = {"to_newest": attempt.attempt_id, "to_epoch": attempt.epoch, "to_state": attempt.state}
         self._run(BECOME_NEWEST, {"of": attempt.job_id} | newest)
 
     def get(self, attempt_id: str) -> Attempt | None:
-        return _one(self._run(BY_ID, {"id": attempt_id}).scalar())
+        return _one(self._session.value(BY_ID, {"id": attempt_id}))
 
     def newest(self, job_id: str) -> Attempt | None:
-        return _one(self._run(NEWEST, {"of": job_id}).scalar())
+        return _one(self._session.value(NEWEST, {"of": job_id}))
 
     def of_job(self, job_id: str) -> list[Attempt]:
         """Oldest first."""
@@ -103,8 +97,20 @@ class Attempts:
 
     def holding(self) -> list[tuple[Job, Attempt]]:
         """Every attempt that holds resources, by id."""
-        found = self._run(WITH_JOB, {"states": list(HOLDING)})
+        found = self._session.ask(WITH_JOB, {"states": list(HOLDING)})
         return [(decode_job(job), decode_attempt(own)) for job, own in found]
+
+
+def attempt_row(attempt: Attempt) -> dict[str, Any]:
+    """The attempt as its table has it."""
+    return {
+        "attempt_id": attempt.attempt_id,
+        "job_id": attempt.job_id,
+        "epoch": attempt.epoch,
+        "state": attempt.state,
+        "version": attempt.version,
+        "body": encode(attempt),
+    }
 
 
 def _one(body: str | None) -> Attempt | None:

@@ -75,7 +75,7 @@ class PostgresDatabase:
     def begin_read(self, reader: Connection) -> None:
         reader.begin()
 
-    def tidy(self, writer: Connection, *, is_idle: bool) -> None:
+    def tidy(self, writer: Connection) -> None:
         """Nothing to do: the server keeps its own house."""
 
     def close(self) -> None:

@@ -180,7 +180,7 @@ def test_a_guessed_secret_cannot_be_checked_against_the_key_table() -> None:
         lab.restart(key)
         spec = parse_job({**SPEC, "secrets": ["PIN"]})
         now(lab.plane.submit(ANA, spec, project="lab", owner=USER, key="k", secrets={"PIN": "1234"}))
-        seen.add(lab.read(lambda tx: tx.keys._run(stored).scalar()))
+        seen.add(lab.read(lambda tx: tx.session.value(stored)))
     assert len(seen) == 2
 
 

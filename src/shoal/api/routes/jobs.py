@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import Query, Request, Response
 
 from shoal.api import views
-from shoal.api.bodies import read_model
+from shoal.api.bodies import read_model, read_raw_json
 from shoal.api.call import Call, answer, call_of, idempotency_key
 from shoal.api.queries import JobQuery, NoQuery
 from shoal.api.render import render_detail, render_explanation, render_job, status_of
@@ -21,7 +21,7 @@ from shoal.identity import Permission, is_at_least
 from shoal.model.attempt import Attempt
 from shoal.model.job import Job
 from shoal.model.people import Role
-from shoal.spec import JobSpec, parse_job
+from shoal.spec import JobSpec
 from shoal.store import JobFilter, Tx
 
 MAX_SHOWN = 100
@@ -33,15 +33,14 @@ async def submit_job(request: Request, query: Annotated[NoQuery, Query()]) -> Re
     """Accept a job, or an array of them. When this answers, it is on disk."""
     call = call_of(request)
     key = idempotency_key(request)
-    body = await read_model(request, SubmitBody)
-    spec = parse_job(body.spec, source="request")
-    project = _project_for(call, body.project, spec)
+    body, frozen = call.services.submissions.parse(await read_raw_json(request))
+    project = _project_for(call, body.project, frozen.spec)
     call.allow(project)
-    await _check_allowance(call, project, spec)
+    await _check_allowance(call, project, frozen.spec)
     _check_archive(call, project, body.archive)
     result = await call.plane.submit(
         call.actor,
-        spec,
+        frozen,
         project=project,
         owner=call.person(),
         key=key,
