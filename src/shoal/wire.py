@@ -77,6 +77,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     setup: str | None = None
     env: dict[str, str] = {}
     mounts: tuple[Mount, ...] = ()
+    mount_roots: tuple[str, ...] | None = None
+    """Where the sources of mounts must really lie, links followed; None: nobody has said."""
     archive_digest: str | None = None
     limits: Limits
     log_rules: tuple[LogRule, ...] = ()

@@ -120,7 +120,7 @@ def down(
     else:
         print(f"Shoal is down (process {pid} ended)")
         if not jobs:
-            print("running jobs run on; `shoal up` finds them again (`shoal down --jobs` stops them)")
+            print("what runs, runs on; `shoal up` finds it again (`shoal down --jobs` stops them)")
     return 0
 
 

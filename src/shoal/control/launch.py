@@ -94,6 +94,7 @@ def _submission(
         nodes,
         uid=uid,
         home=core.settings.home,
+        mount_roots=core.settings.mount_roots,
         control_url=core.control_url,
         renew_s=RENEW_S,
     )

@@ -20,6 +20,7 @@ def orders_for(
     *,
     uid: int,
     home: Path,
+    mount_roots: tuple[Path, ...],
     control_url: str | None,
     renew_s: float,
 ) -> tuple[Order, ...]:
@@ -45,6 +46,7 @@ def orders_for(
             setup=spec.setup,
             env=dict(spec.env),
             mounts=mounts_of(spec),
+            mount_roots=tuple(map(str, mount_roots)) if spec.mounts else None,
             archive_digest=job.archive_digest,
             limits=Limits(cpus=share.cpus, memory_bytes=share.memory_bytes),
             log_rules=log_rules_of(spec),

@@ -13,6 +13,7 @@ import urllib.parse
 
 import msgspec
 
+from shoal.loopback import refuse_stranger
 from shoal.proof import is_proven
 from shoal.wire import Credentials, Renewal, RenewalAnswer
 
@@ -48,6 +49,10 @@ def _post(url: str, token: str, body: bytes, timeout_s: float, ca_file: str | No
     except (OSError, ValueError, http.client.HTTPException):
         return b""
     try:
+        connection.connect()
+        if parts.scheme != "https":
+            # With the token somebody else could report our end in our name.
+            refuse_stranger(host, port or http.client.HTTP_PORT, {0, os.geteuid()})
         connection.request("POST", parts.path, body=body, headers=headers)
         answer = connection.getresponse()
         return answer.read(MAX_ANSWER) if answer.status == http.client.OK else b""

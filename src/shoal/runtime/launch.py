@@ -109,11 +109,15 @@ class Launcher:
             become()
             status = 0
         except ShoalError as error:
-            os.write(self._report, error.message.encode()[:2000])
+            self._tell(error.message)
         except BaseException as error:  # noqa: BLE001 - this process must never return into the supervisor
-            os.write(self._report, f"{type(error).__name__}: {error}".encode()[:2000])
+            self._tell(f"{type(error).__name__}: {error}")
         finally:
             os._exit(status)
+
+    def _tell(self, why: str) -> None:
+        # Names in an archive need not be UTF-8: what cannot be written is shown as escapes.
+        os.write(self._report, why.encode(errors="backslashreplace")[:2000])
 
 
 def script_arguments(script: str) -> list[str]:

@@ -11,7 +11,7 @@ from types import FrameType
 
 from shoal.clock import Clock
 from shoal.errors import ShoalError
-from shoal.runtime import ending, spool, tree
+from shoal.runtime import ending, removal, spool
 from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.ending import Ending
 from shoal.runtime.environment import DEFAULT_PATH, rank_environment, setup_environment
@@ -27,6 +27,8 @@ TURN_S = 1.0
 STOPPING_TURN_S = 0.03
 RETRY_S = 1.0
 KILL_S = 2.0
+SCRATCH_S = 2.0
+"""How long the outcome waits for the ranks' /tmp to be removed; the engine removes what is left."""
 
 
 class ShareRun:
@@ -204,7 +206,7 @@ class ShareRun:
         while confinement is not None and not confinement.kill(reap=self._watcher.reap, timeout_s=KILL_S):
             self._watcher.turn(RETRY_S)
         self._watcher.drain()
-        tree.remove_directory(self._share.scratch)
+        removal.remove(self._share.scratch, timeout_s=SCRATCH_S)
 
     def _outcome(self, end: Ending) -> NodeOutcome:
         failed = self._watcher.first_failed
@@ -238,6 +240,7 @@ class ShareRun:
         if self._renewer is not None:
             self._renewer.tell(Phase.ENDED, self._started_at, outcome)
         while not (self._log.finish() and self._has_written(outcome)):
+            removal.remove(self._share.scratch, timeout_s=RETRY_S)  # it may be what fills the disk
             time.sleep(RETRY_S)
         if self._renewer is not None:
             self._renewer.finish(outcome)

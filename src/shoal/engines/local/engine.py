@@ -35,7 +35,7 @@ from shoal.engines.local.render import (
 from shoal.engines.local.simulated import SimulatedNodes
 from shoal.engines.local.states import native_id
 from shoal.engines.local.watch import Watch
-from shoal.engines.refusal import refuse_malformed
+from shoal.engines.refusal import is_name, refuse_malformed
 from shoal.errors import EngineRefused, EngineUnreachable
 from shoal.model.node import NodeFacts
 from shoal.wire import Credentials
@@ -74,7 +74,6 @@ class LocalEngine:
         self._guard = threading.Lock()
         self._looking = threading.Lock()
         self._promised: set[int] = set()
-        self._has_emptied_trash = False
         self._facts: dict[str, NodeFacts] = {}
         self.remarks: tuple[str, ...] = ()
         """What was not found on this machine, and why; filled by the first look at its nodes."""
@@ -106,7 +105,8 @@ class LocalEngine:
         return await self._ask(lambda: kept_checkpoints(self._home))
 
     async def drop_checkpoint(self, job_id: str) -> None:
-        await self._ask(lambda: self._book.discard(self._home / "checkpoints" / job_id))
+        if is_name(job_id):
+            await self._ask(lambda: self._book.discard(self._home / "checkpoints" / job_id))
 
     async def close(self) -> None:
         """Supervisors need no parent: there is nothing to end."""
@@ -184,9 +184,7 @@ class LocalEngine:
 
     def _list_owned(self) -> list[Observation]:
         self._children.reap()
-        if not self._has_emptied_trash:
-            self._has_emptied_trash = True
-            self._book.empty_trash()
+        self._book.sweep()
         looks = (self._watch.look(view) for view in self._book.all())
         return [look for look in looks if look is not None]
 
