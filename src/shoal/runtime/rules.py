@@ -13,6 +13,8 @@ RULE_BUDGET_S = 0.1
 """CPU time of one rule for the lines of one read, 64 KiB at most. One that needs more is dropped: it would
 hold up stop, time limit and renewal. A search keeps every other thread waiting, and one renewal waits a
 dozen times."""
+MAX_DROPPED = 4
+"""So many rules may be dropped for their time one by one; then all are: a job wrote them to waste it."""
 BUDGET_S = 0.4
 """CPU time of all rules together for the lines of one read. Rules whose turn never comes miss those lines."""
 
@@ -30,6 +32,7 @@ class LogRules:
         """Sentences for the log, about rules that no longer count."""
         self._waiting: list[tuple[re.Pattern[str], RuleAction]] = []
         self._has_missed = False
+        self._num_dropped = 0
         for rule in rules:
             try:
                 self._waiting.append((re.compile(rule.match), rule.action))
@@ -45,16 +48,18 @@ class LogRules:
         """Search the lines for every pattern not yet found."""
         if not self._waiting:
             return
-        before = signal.signal(signal.SIGPROF, _stop_searching)
+        signal.signal(signal.SIGPROF, _stop_searching)
         left_s = BUDGET_S
         try:
             for pattern, action in list(self._waiting):
+                if not self._waiting:
+                    return
                 if left_s <= 0:
                     self._miss()
                     return
                 left_s -= self._search(pattern, action, lines)
         finally:
-            signal.signal(signal.SIGPROF, before)
+            signal.signal(signal.SIGPROF, signal.SIG_IGN)  # the default would be to die of a late one
 
     def _search(self, pattern: re.Pattern[str], action: RuleAction, lines: list[bytes]) -> float:
         """Seconds of CPU time it took."""
@@ -66,13 +71,22 @@ class LogRules:
             finally:
                 left_s, _ = signal.setitimer(signal.ITIMER_PROF, 0)
         except _OutOfTime:
-            self._waiting.remove((pattern, action))
-            self.complaints.append(f"log rule {pattern.pattern!r} took over {RULE_BUDGET_S} s and is dropped")
+            self._drop(pattern, action)
             return RULE_BUDGET_S
         if is_hit:
             self._waiting.remove((pattern, action))
             self.hits.append(action)
         return RULE_BUDGET_S - left_s
+
+    def _drop(self, pattern: re.Pattern[str], action: RuleAction) -> None:
+        self._waiting.remove((pattern, action))
+        self.complaints.append(f"log rule {pattern.pattern!r} took over {RULE_BUDGET_S} s and is dropped")
+        self._num_dropped += 1
+        if self._num_dropped == MAX_DROPPED and self._waiting:
+            self.complaints.append(
+                f"after {MAX_DROPPED} such log rules the other {len(self._waiting)} are dropped too"
+            )
+            self._waiting.clear()
 
     def _miss(self) -> None:
         if not self._has_missed:

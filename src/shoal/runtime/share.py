@@ -75,6 +75,7 @@ class ShareRun:
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, _only_wake)
         signal.signal(signal.SIGTERM, self._reasons.on_sigterm)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
     def _live(self) -> Ending:
         launcher = self._confine()

@@ -75,7 +75,7 @@ def test_patterns_that_never_finish_keep_no_end_waiting(start: Start, way: str) 
     until(lambda: bool(share.texts()), describe=share.describe)
     if way == "signal":
         process.send_signal(signal.SIGTERM)
-    # Well below what all patterns together would take: 64 times 0.1 s, for every read.
+    # Nowhere near what all patterns together would take.
     outcome = share.outcome(timeout_s=8.0)
     assert outcome.kind is (EndKind.TIME_LIMIT if way == "time limit" else EndKind.STOPPED)
     assert outcome.rules_hit == ()
@@ -84,11 +84,13 @@ def test_patterns_that_never_finish_keep_no_end_waiting(start: Start, way: str) 
 def test_leases_are_renewed_while_patterns_never_finish(start: Start) -> None:
     with contextlib.closing(ControlPlane()) as plane:
         order = an_order(
-            run=SAY_A, limits=SMALL, grace_s=0.2, log_rules=EVIL_RULES, time_limit_s=3.0,
+            run=SAY_A, limits=Limits(cpus=0.5), grace_s=0.2, log_rules=EVIL_RULES, time_limit_s=3.0,
             control_url=plane.url, renew_s=0.2, fence_s=10.0, confinement=FULL, uid=JOB_UID,
         )  # fmt: skip
-        outcome = start(order, TOKEN).run()
+        share = start(order, TOKEN)
+        outcome = share.run()
         assert outcome.kind is EndKind.TIME_LIMIT, outcome
+        assert any("are dropped too" in text for text in share.texts("e"))
         assert plane.phases().count("running") > 1
 
 

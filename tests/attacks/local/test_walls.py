@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shlex
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from shoal.runtime import spool
+from shoal.runtime.kernel import KEYCTL
 from shoal.wire import EndKind, Limits, Mount
 from tests.support.confinements import CGROUP, JOB_UID, needs
 from tests.support.shares import ATTEMPT_ID, Start, an_order, shares_in, until
@@ -124,3 +126,36 @@ def test_no_rank_can(tried: dict[str, dict[str, str]], name: str) -> None:
 def test_killing_everybody_in_reach_reaches_nobody_else(tried: dict[str, dict[str, str]]) -> None:
     assert tried["after"] == {"server": "None"}
     assert set(tried) == {*NAMES, "after"}
+
+
+JOIN_SESSION_KEYRING, SESSION_KEYRING = 1, -3
+ADD_KEY = {"x86_64": 248, "aarch64": 217, "riscv64": 217}
+READ_KEYS = """
+import ctypes, struct
+libc = ctypes.CDLL(None); libc.syscall.restype = ctypes.c_long
+def read(key):
+    room = ctypes.create_string_buffer(4096)
+    size = libc.syscall(CALL, 11, ctypes.c_int(key), room, 4096)
+    return room.raw[:max(size, 0)]
+print(b"|".join(read(key) for (key,) in struct.iter_unpack("i", read(-3))))
+"""
+
+
+@pytest.mark.skipif(os.uname().machine not in ADD_KEY, reason="the number of the system call is not known")
+def test_no_rank_finds_the_keys_of_whoever_started_shoal(start: Start) -> None:
+    libc = ctypes.CDLL(None)
+    libc.syscall.restype = ctypes.c_long
+    call = KEYCTL[os.uname().machine]
+    if libc.syscall(call, JOIN_SESSION_KEYRING, None) < 0:
+        pytest.skip("the kernel has no keys here, or lets nobody use them")
+    secret = b"operators-own"
+    added = libc.syscall(
+        ADD_KEY[os.uname().machine], b"user", b"shoal", secret, len(secret), ctypes.c_int(SESSION_KEYRING)
+    )
+    assert added > 0
+    program = READ_KEYS.replace("CALL", str(call))
+    alone = subprocess.check_output([sys.executable, "-c", program], text=True)
+    assert "operators-own" in alone  # inherited by whoever does not leave it
+    share = start(an_order(run=f"python -c {shlex.quote(program)}", confinement=FULL, uid=JOB_UID))
+    assert share.run().kind is EndKind.SUCCEEDED, share.describe()
+    assert share.texts() == ["b''"]
