@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import hypothesis
 import pytest
 import structlog
+
+# A shell without job control starts what it puts in the background with SIGINT ignored, and programs that
+# the tests interrupt would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadline: a shared two-core machine may take a second where it took a millisecond before.
 hypothesis.settings.register_profile("shoal", deadline=None, print_blob=True)

@@ -8,6 +8,9 @@ from collections.abc import Callable
 
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford base 32: no i, l, o, u
 LENGTH = 26
+PAIRS = tuple(high + low for high in ALPHABET for low in ALPHABET)
+
+POOL_BYTES = 640
 
 IdFactory = Callable[[str], str]
 """Takes a prefix (`job`, `att`, `usr`, `tok`, `arr`) and returns a new id, never the same twice."""
@@ -15,7 +18,7 @@ IdFactory = Callable[[str], str]
 
 def encode(value: int) -> str:
     """128 bits as 26 characters that sort as the number does."""
-    return "".join(ALPHABET[(value >> shift) & 31] for shift in range(125, -1, -5))
+    return "".join([PAIRS[(value >> shift) & 1023] for shift in range(120, -1, -10)])
 
 
 def uuid7(now: float, random: bytes) -> int:
@@ -25,19 +28,34 @@ def uuid7(now: float, random: bytes) -> int:
     return (value & ~(0x3 << 62)) | (0x2 << 62)
 
 
-def id_factory(now: Callable[[], float], random: Callable[[int], bytes] = os.urandom) -> IdFactory:
+class Pool:
+    """Random bytes from the kernel, many at a time: a call there costs as much as all the rest of an id."""
+
+    def __init__(self) -> None:
+        self._left = b""
+
+    def __call__(self, count: int) -> bytes:
+        """Never the same bytes twice, in one thread at a time."""
+        if len(self._left) < count:
+            self._left = os.urandom(max(count, POOL_BYTES))
+        drawn, self._left = self._left[:count], self._left[count:]
+        return drawn
+
+
+def id_factory(now: Callable[[], float], random: Callable[[int], bytes] | None = None) -> IdFactory:
     """Ids stamped with `now` and made unique by `random`; a simulation passes seeded ones.
 
     Each is greater than the one before, also within a millisecond and when the clock is set back: the
     elements of an array, made in one go, sort by their index. May be called from several threads.
     """
     last = 0
+    draw = random or Pool()
     guard = threading.Lock()
 
     def new_id(prefix: str) -> str:
         nonlocal last
         with guard:
-            last = max(last + 1, uuid7(now(), random(10)))
+            last = max(last + 1, uuid7(now(), draw(10)))
             return f"{prefix}_{encode(last)}"
 
     return new_id

@@ -25,6 +25,8 @@ OPTIONS = (
     "behind_proxy",
     "allowed_hosts",
     "mount_roots",
+    "keep_logs",
+    "max_kept_bytes",
 )
 """What can be set, as text, by a flag of `shoal up` or a variable `SHOAL_...`."""
 MAX_DEMO_NODES = 10_000
@@ -71,6 +73,10 @@ class Settings:
     """Names this server answers to beside its own address and `localhost`."""
     mount_roots: tuple[Path, ...] = ()
     """Jobs may mount these directories and what is below them; nothing else."""
+    keep_logs_s: float = 30 * 86400.0
+    """Logs and checkpoints of what ended longer ago are removed."""
+    max_kept_bytes: int = 10 << 30
+    """Logs of ended attempts beyond this are removed, oldest first."""
     limits: ServerLimits = field(default_factory=ServerLimits)
 
     def __post_init__(self) -> None:
@@ -148,6 +154,8 @@ def load_settings(
         is_behind_proxy=told.get("behind_proxy", "").lower() in ("1", "true", "yes", "on"),
         allowed_hosts=tuple(_parts(told.get("allowed_hosts", ""))),
         mount_roots=tuple(Path(part) for part in _parts(told.get("mount_roots", ""))),
+        keep_logs_s=parse_keep(told.get("keep_logs", "30d")),
+        max_kept_bytes=_whole(told.get("max_kept_bytes", str(10 << 30)), "SHOAL_MAX_KEPT_BYTES"),
         limits=ServerLimits(**limits),
     )
 
@@ -161,6 +169,16 @@ def parse_listen(text: str) -> tuple[str, int]:
             hint="write for example `--listen 127.0.0.1:7462`",
         )
     return match[1] or match[2] or "127.0.0.1", int(match[3])
+
+
+def parse_keep(text: str) -> float:
+    """`30d` or `12h`, in seconds."""
+    match = re.fullmatch(r"(\d{1,6})([dh])", text)
+    if not match or int(match[1]) == 0:
+        raise SpecError(
+            f"logs cannot be kept for `{text}`: not a number of days or hours", hint="write `--keep-logs 30d`"
+        )
+    return int(match[1]) * (86400.0 if match[2] == "d" else 3600.0)
 
 
 def parse_demo(text: str) -> DemoNodes | None:

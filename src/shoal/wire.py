@@ -44,6 +44,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_log_bytes: int = 256 << 20
 
 
+class GpuHandle(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU of a share, by each of its three names; they need not agree."""
+
+    index: int
+    minor: int | None = None
+    """N of /dev/nvidiaN. None: nobody knows, and no device file is handed over."""
+    uuid: str = ""
+
+
 class Order(msgspec.Struct, frozen=True, kw_only=True):
     """Everything one supervisor needs to run its share of one attempt. Holds no secret.
 
@@ -61,11 +70,15 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...]
     ranks_per_node: int
     gpu_ids: tuple[int, ...] = ()
+    gpus: tuple[GpuHandle, ...] = ()
+    """The same devices as `gpu_ids`, with the names the kernel and CUDA know them by."""
     are_gpus_simulated: bool = False
     run: str
     setup: str | None = None
     env: dict[str, str] = {}
     mounts: tuple[Mount, ...] = ()
+    mount_roots: tuple[str, ...] | None = None
+    """Where the sources of mounts must really lie, links followed; None: nobody has said."""
     archive_digest: str | None = None
     limits: Limits
     log_rules: tuple[LogRule, ...] = ()
@@ -91,6 +104,12 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def world_size(self) -> int:
         return len(self.nodes) * self.ranks_per_node
+
+    @property
+    def gpu_minors(self) -> tuple[int, ...]:
+        """Device files of this machine the share may open; none for simulated GPUs."""
+        given = () if self.are_gpus_simulated else self.gpus
+        return tuple(gpu.minor for gpu in given if gpu.minor is not None)
 
 
 class EndKind(StrEnum):
@@ -155,19 +174,29 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float | None = None
     outcome: NodeOutcome | None = None
     """Set once, with phase `ended`; the control plane's answer means it is safely recorded."""
+    nonce: str = ""
+    """New in every message: an answer to another message proves nothing about this one."""
 
 
 class RenewalAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """`should_stop` is an order: stop the ranks within `grace_s`, then report."""
+    """`should_stop` is an order: stop the ranks within `grace_s`, then report.
+
+    Without a valid `proof` (see `shoal.proof`) it is nobody's answer and counts for nothing.
+    """
 
     should_stop: bool = False
     grace_s: float = 30.0
     because: str = ""
+    is_stale: bool = False
+    """This attempt is not, or no longer, the one that may run: stop at once, whatever the grace."""
+    proof: str = ""
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     """What travels on the supervisor's standard input instead of on disk."""
 
     supervisor_token: str | None = None
+    proof_key: str = ""
+    """Tells the control plane's answers from anybody else's; never sent anywhere."""
     job_token: str | None = None
     secrets: dict[str, str] = {}

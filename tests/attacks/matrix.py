@@ -31,6 +31,7 @@ GET    /v1/archives/{digest}                401  y    y    y    y    404  y    y
 PUT    /v1/archives/{digest}                401  403  y    y    y    404  y    y    403  403
 GET    /v1/nodes                            401  y    y    y    y    y    y    y    403  403
 GET    /v1/nodes/{name}                     401  y    y    y    y    y    y    y    403  403
+DELETE /v1/nodes/{name}                     401  403  403  403  403  403  y    y    403  403
 POST   /v1/nodes/{name}/cordon              401  403  403  403  403  403  y    y    403  403
 POST   /v1/nodes/{name}/drain               401  403  403  403  403  403  y    y    403  403
 POST   /v1/nodes/{name}/resume              401  403  403  403  403  403  y    y    403  403

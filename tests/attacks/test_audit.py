@@ -82,3 +82,24 @@ def test_every_change_by_a_person_leaves_an_entry_with_its_request(world: World)
     mine = [entry for entry in entries if entry["request_id"] == request_id]
     assert [(entry["kind"], entry["actor"]) for entry in mine] == [("token.created", "user:ana")]
     assert made.json()["text"] not in str(entries)
+
+
+@pytest.mark.parametrize("role", ["member", "job", "supervisor"])
+def test_the_audit_tells_of_whoever_was_refused(world: World, role: str) -> None:
+    world.call("POST", "/v1/nodes/node-2/cordon", role=role, data={"because": "sneaky"})
+    (newest,) = world.call("GET", "/v1/audit?tail=1", role="operator").json()["items"]
+    assert newest["kind"] == "access.denied"
+    assert newest["actor"].partition(":")[0] == ("user" if role == "member" else role)
+
+
+def test_the_audit_leaves_out_what_shoal_did_by_itself(world: World) -> None:
+    items = world.call("GET", "/v1/audit?limit=1000", role="operator").json()["items"]
+    assert "shoal" not in {item["actor"] for item in items}
+
+
+def test_the_tail_of_the_log_is_its_newest_entries_in_order(world: World) -> None:
+    every = world.call("GET", "/v1/events?limit=1000", role="admin").json()["items"]
+    tail = world.call("GET", "/v1/events?tail=3", role="admin").json()
+    assert [item["seq"] for item in tail["items"]] == [item["seq"] for item in every[-3:]]
+    assert tail["next_cursor"] is None
+    assert world.call("GET", "/v1/events?tail=3&after=1", role="admin").status in (400, 422)

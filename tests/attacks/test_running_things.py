@@ -4,14 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal.identity import job_token, supervisor_token
+import msgspec
+import pytest
+
+from shoal.identity import job_token, proof_key, supervisor_token
 from shoal.model.attempt import Attempt, AttemptState
+from shoal.proof import is_proven
+from shoal.store import Stale
+from shoal.wire import Renewal, RenewalAnswer
+from tests.support.asgi import Answer
 from tests.support.world import World
 
 
 def renewal(attempt: Attempt, **changes: Any) -> dict[str, Any]:
     said = {"attempt_id": attempt.attempt_id, "epoch": attempt.epoch, "node": attempt.node_names[0]}
-    return {**said, "phase": "running", **changes}
+    return {**said, "phase": "running", "nonce": "n0", **changes}
+
+
+def is_stale(world: World, said: dict[str, Any], answered: Answer) -> bool:
+    """Whether the control plane said so itself, and proved it."""
+    asked, told = msgspec.convert(said, Renewal), msgspec.convert(answered.json(), RenewalAnswer)
+    key = proof_key(world.plane.core.key, asked.attempt_id, asked.node)
+    assert is_proven(key, asked, told)
+    return told.is_stale
 
 
 def running(world: World, role: str = "member", project: str = "vision") -> tuple[str, Attempt]:
@@ -76,7 +91,7 @@ def test_a_stale_or_future_epoch_is_refused_and_changes_nothing(world: World) ->
     outcome = {**renewal(attempt), "kind": "succeeded", "ended_at": 1.0, "exit_code": 0}
     for epoch in (attempt.epoch - 1, attempt.epoch + 1, -1, 2**62):
         data = renewal(attempt, epoch=epoch, phase="ended", outcome={**outcome, "epoch": epoch})
-        assert world.call("POST", "/v1/supervisor/renew", token=token, data=data).status in (409, 422)
+        assert is_stale(world, data, world.call("POST", "/v1/supervisor/renew", token=token, data=data))
     assert world.newest(job_id) == attempt
 
 
@@ -86,7 +101,7 @@ def test_an_outcome_about_another_attempt_is_refused(world: World) -> None:
     token = supervisor_token(world.plane.core.key, attempt.attempt_id, attempt.node_names[0])
     outcome = {**renewal(victim), "kind": "exited", "exit_code": 1, "ended_at": 1.0}
     data = renewal(attempt, phase="ended", outcome=outcome)
-    assert world.call("POST", "/v1/supervisor/renew", token=token, data=data).status == 409
+    assert is_stale(world, data, world.call("POST", "/v1/supervisor/renew", token=token, data=data))
     assert world.newest(victim_id) == victim
 
 
@@ -95,8 +110,8 @@ def test_a_replayed_renewal_of_an_ended_attempt_brings_nothing_back(world: World
     token = supervisor_token(world.plane.core.key, attempt.attempt_id, attempt.node_names[0])
     world.call("POST", f"/v1/jobs/{job_id}/stop", role="member", data={})
     ended = world.until_state(job_id, AttemptState.ENDED)
-    replayed = world.call("POST", "/v1/supervisor/renew", token=token, data=renewal(attempt))
-    assert replayed.status == 409
+    data = renewal(attempt)
+    assert is_stale(world, data, world.call("POST", "/v1/supervisor/renew", token=token, data=data))
     assert world.newest(job_id) == ended
 
 
@@ -105,4 +120,31 @@ def test_a_node_that_was_never_given_the_attempt_cannot_report_it(world: World) 
     elsewhere = next(name for name in ("node-1", "node-2") if name not in attempt.node_names)
     token = supervisor_token(world.plane.core.key, attempt.attempt_id, elsewhere)
     data = renewal(attempt, node=elsewhere)
-    assert world.call("POST", "/v1/supervisor/renew", token=token, data=data).status == 409
+    assert is_stale(world, data, world.call("POST", "/v1/supervisor/renew", token=token, data=data))
+
+
+def test_a_passing_conflict_in_the_store_is_not_told_as_staleness(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, attempt = running(world)
+    token = supervisor_token(world.plane.core.key, attempt.attempt_id, attempt.node_names[0])
+
+    async def in_conflict(renewal: Renewal) -> RenewalAnswer:
+        raise Stale("somebody else wrote first")
+
+    monkeypatch.setattr(world.plane, "renew", in_conflict)
+    answered = world.call("POST", "/v1/supervisor/renew", token=token, data=renewal(attempt))
+    assert answered.status == 409
+    assert "proof" not in answered.json()
+
+
+def test_every_answer_to_a_supervisor_is_proven_for_its_nonce_alone(world: World) -> None:
+    _, attempt = running(world)
+    token = supervisor_token(world.plane.core.key, attempt.attempt_id, attempt.node_names[0])
+    data = renewal(attempt, nonce="first")
+    answered = world.call("POST", "/v1/supervisor/renew", token=token, data=data)
+    assert not is_stale(world, data, answered)
+    told = msgspec.convert(answered.json(), RenewalAnswer)
+    key = proof_key(world.plane.core.key, attempt.attempt_id, attempt.node_names[0])
+    for other in ({"nonce": "second"}, {"nonce": "first", "epoch": attempt.epoch + 1}):
+        assert not is_proven(key, msgspec.convert(renewal(attempt, **other), Renewal), told)

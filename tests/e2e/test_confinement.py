@@ -66,6 +66,16 @@ def test_job_over_its_memory_limit_is_out_of_memory(start: Start, confinement: t
     assert share.texts() == []
 
 
+@needs(CGROUP)
+def test_rank_that_fails_after_setup_ran_out_of_memory_did_not(start: Start) -> None:
+    setup = "python -c 'x = bytearray(512 << 20)'; echo $?"
+    limits = Limits(cpus=1.0, memory_bytes=64 << 20)
+    share = start(an_order(setup=setup, run="exit 3", limits=limits, confinement=FULL, uid=JOB_UID))
+    outcome = share.run()
+    assert (outcome.kind, outcome.exit_code) == (EndKind.EXITED, 3)
+    assert "137" in share.texts("s")
+
+
 def test_memory_limit_of_a_single_process_holds_without_cgroups(start: Start) -> None:
     run = "python -c 'x = bytearray(512 << 20); print(len(x))'"
     limits = Limits(cpus=1.0, memory_bytes=128 << 20)

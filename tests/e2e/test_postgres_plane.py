@@ -6,12 +6,16 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
+import anyio
 import pytest
 
 from shoal.client import Shoal
 from shoal.client.handles import JobHandle
-from shoal.errors import ShoalError
+from shoal.control.opening import open_core
+from shoal.errors import ShoalError, StateError
+from shoal.settings import Settings
 from tests.support.postgres import PostgresServer, postgres
 from tests.support.real_plane import Gate, RealPlane, open_gate, until
 
@@ -22,9 +26,13 @@ NUM_BEFORE = 5
 
 
 @pytest.fixture(scope="module")
-def plane(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealPlane]:
-    database = postgres.new_database()
-    real = RealPlane(tmp_path_factory.mktemp("postgres") / "home", "--database", postgres.url(database))
+def url(postgres: PostgresServer) -> str:
+    return postgres.url(postgres.new_database())
+
+
+@pytest.fixture(scope="module")
+def plane(url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealPlane]:
+    real = RealPlane(tmp_path_factory.mktemp("postgres") / "home", "--database", url)
     real.up()
     try:
         yield real
@@ -81,6 +89,30 @@ def test_a_running_gang_is_adopted_after_a_kill(plane: RealPlane, gate: Gate) ->
     gate.open()
     plane.until_status(job, "failed")
     assert (job.exit_code, len(plane.attempts(job))) == (4, 1)
+
+
+def test_another_home_cannot_take_the_database_and_with_it_the_jobs(
+    plane: RealPlane, gate: Gate, url: str, tmp_path: Path
+) -> None:
+    job = plane.submit(gate.run(exit_code=4))
+    gate.hold()
+    (before,) = plane.attempts(plane.until_status(job, "running"))
+    settings = Settings(home=tmp_path / "other", port=0, database_url=url)
+
+    async def start() -> None:
+        async with open_core(settings):
+            pass
+
+    with pytest.raises(StateError, match="another control plane"):
+        anyio.run(start)
+    plane.kill()
+    with pytest.raises(StateError, match="another SHOAL_HOME"):
+        anyio.run(start)
+    plane.up()
+    (after,) = plane.attempts(plane.until_status(job, "running"))
+    assert after["attempt_id"] == before["attempt_id"]
+    gate.open()
+    plane.until_status(job, "failed")
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT], ids=["stopped", "crashed"])

@@ -3,58 +3,19 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from shoal.wire import Credentials, EndKind
+from shoal.proof import prove
+from shoal.wire import Credentials, EndKind, Renewal, RenewalAnswer
+from tests.support.renewals import TOKEN, ControlPlane, proven
 from tests.support.shares import ATTEMPT_ID, RunningShare, Start, an_order, shares_in, until
 
-TOKEN = Credentials(supervisor_token="shs_token")
 FOREVER = "echo ready; sleep 300"
-
-
-class ControlPlane:
-    """Answers renewals as `answer` says and remembers them."""
-
-    def __init__(self) -> None:
-        self.seen: list[dict[str, Any]] = []
-        self.tokens: list[str | None] = []
-        self.answer: Callable[[dict[str, Any]], tuple[int, dict[str, Any]]] = lambda _: (200, {})
-        plane = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                plane.seen.append({**body, "path": self.path})
-                plane.tokens.append(self.headers["Authorization"])
-                status, answer = plane.answer(body)
-                data = json.dumps(answer).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
-        self._thread.start()
-
-    def phases(self) -> list[str]:
-        return [renewal["phase"] for renewal in self.seen]
-
-    def close(self) -> None:
-        if self._thread.is_alive():
-            self._server.shutdown()
-            self._thread.join()
-            self._server.server_close()
 
 
 @pytest.fixture
@@ -99,23 +60,76 @@ def test_order_to_stop_in_an_answer_stops_the_ranks(start: Start, plane: Control
     share = start(an_order(control_url=plane.url, renew_s=0.1, run=FOREVER), TOKEN)
     share.spawn()
     until(is_ready(share), describe=share.describe)
-    plane.answer = lambda _: (200, {"should_stop": True, "grace_s": 2.0, "because": "drained"})
+    plane.answer = lambda body: proven(body, should_stop=True, grace_s=2.0, because="drained")
     outcome = share.outcome()
     assert (outcome.kind, outcome.message) == (EndKind.STOPPED, "stopped by the control plane: drained")
 
 
-@pytest.mark.parametrize("status", [401, 403, 404, 409])
 def test_answer_that_calls_the_attempt_stale_kills_the_ranks_at_once(
-    start: Start, plane: ControlPlane, status: int
+    start: Start, plane: ControlPlane
 ) -> None:
     run = "trap '' TERM; echo ready; while :; do sleep 0.1; done"
     share = start(an_order(control_url=plane.url, renew_s=0.1, run=run, grace_s=300.0), TOKEN)
     share.spawn()
     until(is_ready(share), describe=share.describe)
-    plane.answer = lambda _: (status, {})
+    plane.answer = lambda body: proven(body, is_stale=True, because="it has ended")
     outcome = share.outcome()
     assert outcome.kind is EndKind.FENCED
-    assert str(status) in outcome.message
+    assert "may not run: it has ended" in outcome.message
+
+
+STALE = {"is_stale": True, "should_stop": True, "grace_s": 0.0, "because": "not yours"}
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        *((status, {}) for status in (200, 401, 403, 404, 409)),
+        (200, STALE),
+        (200, {**STALE, "proof": "0" * 64}),
+        (409, STALE),
+    ],
+)
+def test_stranger_on_the_port_can_neither_stop_the_ranks_nor_keep_them_running(
+    start: Start, plane: ControlPlane, status: int, told: dict[str, Any]
+) -> None:
+    plane.answer = lambda body: proven(body) if body["outcome"] else (status, told)
+    share = start(an_order(control_url=plane.url, renew_s=0.1, fence_s=1.0, run=FOREVER), TOKEN)
+    outcome = share.run()
+    assert (outcome.kind, "fence 1" in outcome.message) == (EndKind.FENCED, True)
+    assert plane.phases().count("running") > 2
+
+
+def test_stale_answer_to_another_renewal_stops_nothing(start: Start, plane: ControlPlane) -> None:
+    share = start(an_order(control_url=plane.url, renew_s=0.1, run="sleep 1.5; echo done"), TOKEN)
+    share.spawn()
+    until(lambda: bool(plane.seen), describe=share.describe)
+    _, replayed = proven({**plane.seen[0]}, is_stale=True)
+    plane.answer = lambda body: proven(body) if body["outcome"] else (200, replayed)
+    assert (share.outcome().kind, share.texts()) == (EndKind.SUCCEEDED, ["done"])
+
+
+def test_answer_whose_order_was_changed_on_the_way_is_not_followed(start: Start, plane: ControlPlane) -> None:
+    changed = {"should_stop": True, "grace_s": 0.0}
+    plane.answer = lambda body: (200, proven(body)[1] | ({} if body["outcome"] else changed))
+    share = start(an_order(control_url=plane.url, renew_s=0.1, run="sleep 1; echo done"), TOKEN)
+    assert share.run().kind is EndKind.SUCCEEDED
+
+
+def test_supervisor_without_a_key_believes_nobody(start: Start, plane: ControlPlane) -> None:
+    keyless = Credentials(supervisor_token="shs_token")
+    plane.answer = lambda body: (
+        200,
+        msgspec.to_builtins(prove("", msgspec.convert(body, Renewal), RenewalAnswer(is_stale=True))),
+    )
+    share = start(an_order(control_url=plane.url, renew_s=0.1, run="sleep 1; echo done"), keyless)
+    assert share.run().kind is EndKind.SUCCEEDED
+
+
+def test_key_of_the_proof_is_never_sent(start: Start, plane: ControlPlane) -> None:
+    start(an_order(control_url=plane.url, renew_s=0.1, run="sleep 0.3"), TOKEN).run()
+    assert len({renewal["nonce"] for renewal in plane.seen}) == len(plane.seen)
+    assert TOKEN.proof_key not in json.dumps([plane.seen, plane.tokens])
 
 
 def test_silent_control_plane_kills_nothing_before_the_fence(start: Start, plane: ControlPlane) -> None:
@@ -151,7 +165,7 @@ def test_restarted_control_plane_is_found_through_its_file(start: Start, plane: 
     server_file.write_text(json.dumps({"url": plane.url, "pid": 1}))
     share.spawn(SHOAL_SERVER_FILE=str(server_file))
     until(lambda: "running" in plane.phases(), describe=share.describe)
-    plane.answer = lambda _: (200, {"should_stop": True, "grace_s": 1.0})
+    plane.answer = lambda body: proven(body, should_stop=True, grace_s=1.0)
     assert share.outcome().kind is EndKind.STOPPED
 
 

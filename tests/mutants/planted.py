@@ -207,6 +207,14 @@ MUTANTS = (
         ("supervisor",),
     ),
     Mutant(
+        "strangers_are_believed",
+        "runtime/http.py",
+        "return answer if is_proven(credentials.proof_key, renewal, answer) else None",
+        "return answer",
+        "P3: only the control plane itself ends a lease",
+        ("supervisor",),
+    ),
+    Mutant(
         "acknowledged_before_the_commit",
         "store/writer.py",
         "            seq = self._committer.commit()\n",

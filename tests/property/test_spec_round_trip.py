@@ -25,6 +25,7 @@ SCRIPTS = TEXT.filter(lambda text: bool(text.strip()))
 PATHS = st.from_regex(r"(/[a-z]{1,8}){1,3}", fullmatch=True).filter(
     lambda path: not re.match("/(proc|sys|dev)(/|$)", path)
 )
+FENCES = st.one_of(st.integers(60, 3600), st.floats(60, 3600), st.builds("{}m".format, st.integers(1, 60)))
 SECONDS = st.one_of(st.integers(1, 3600), st.floats(1, 3600), st.builds("{}m".format, st.integers(1, 60)))
 RETRY_ON = st.sampled_from(["exit", "signal", "oom", "setup", "time_limit"])
 BYTES = st.one_of(st.integers(1 << 20, 1 << 60), st.builds("{}GB".format, st.integers(1, 10**6)))
@@ -96,7 +97,7 @@ JOBS = st.fixed_dictionaries(
         ),
         "topology": st.one_of(st.just("rack"), st.fixed_dictionaries({"within": st.just("zone")})),
         "grace": SECONDS,
-        "fence": SECONDS,
+        "fence": FENCES,
     },
 )
 LEAVES = st.one_of(

@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
+from shoal.control.known_nodes import KnownNodes
+from shoal.control.queue import Changes, Queue, look
 from shoal.model.attempt import Attempt
 from shoal.model.job import Job
+from shoal.scheduler import plan
 from shoal.store import JobFilter, Tx
 from shoal.wire import Order
 from tests.sim.driver import run_now
@@ -49,6 +52,30 @@ class Auditor:
             self._start_was_due(job, tries[-1])
         self._nothing_runs_twice(running, {a.attempt_id: a for _, tries in pairs for a in tries})
         self._nothing_is_overcommitted(pairs)
+        self._queue_is_true(pairs)
+
+    def _queue_is_true(self, pairs: Pairs) -> None:
+        """What is kept in memory, once it is up to date, is what a new control plane would read."""
+        core = self.world.core
+        fresh = Queue()
+        now: Changes = run_now(self.world.disk.inner.read(lambda tx: look(tx, None)))
+        if core.queue.seen != now.seen:
+            return
+        fresh.take_in(now)
+        at = self.world.clock.now()
+        views = core.nodes.views(at)
+        kept, read = (queue.snapshot(views, core.backoff, at)[0] for queue in (core.queue, fresh))
+        assert set(kept.candidates) == set(read.candidates), "the queue forgot or kept a candidate"
+        assert kept.holdings == read.holdings, "the queue forgot or kept a holding"
+        assert sorted(core.queue.doomed) == sorted(fresh.doomed), "the queue is wrong about who is doomed"
+        for job, _ in pairs:
+            assert core.queue.blocked(job.job_id) == fresh.blocked(job.job_id), f"{job.job_id}: waits for?"
+        nodes = KnownNodes()
+        nodes.see(now.nodes)
+        is_settled = not core.queue.is_disturbed and not core.queue.added and nodes.views(at) == views
+        if is_settled and not any(one.not_before for one in read.candidates):
+            missed = plan(read, core.policy, at).starts
+            assert not missed, f"could start and nobody looks: {missed}"
 
     def _nothing_lost(self, pairs: Pairs) -> None:
         known = {job.job_id for job, _ in pairs}

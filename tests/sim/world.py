@@ -7,6 +7,7 @@ from pathlib import Path
 
 from shoal.control.actor import Actor
 from shoal.control.core import Core
+from shoal.control.frozen import freeze
 from shoal.control.heal import heal
 from shoal.control.jobs import retry_job, stop_job
 from shoal.control.nodes import set_node_state
@@ -15,7 +16,7 @@ from shoal.control.reports import renew
 from shoal.control.submit import Asked, SubmitResult, submit
 from shoal.control.watch import watch
 from shoal.engines.fake import FakeCluster, FakeEngine, SentRenewal, VirtualClock, seeded, seeded_faults
-from shoal.errors import EngineUnreachable, ShoalError, StateError, StoreUnavailable
+from shoal.errors import EngineUnreachable, ShoalError, SpecError, StateError, StoreUnavailable
 from shoal.ids import id_factory
 from shoal.model.node import Gpu, NodeFacts, NodeState
 from shoal.model.people import Project, User
@@ -91,9 +92,10 @@ class World:
                 first = self.accepted.setdefault(key, ids)
                 assert first == ids, f"key {key} gave {first} first and {ids} now"
             else:
-                self.expect(result, StoreUnavailable)
+                # Nodes that never answered yet are not known: a job may not fit what is.
+                self.expect(result, StoreUnavailable, SpecError)
 
-        self.tell(f"submit {key}: {asked.spec.canonical_json()}")
+        self.tell(f"submit {key}: {freeze(asked.spec).text}")
         self.driver.spawn(f"submit {key}", submit(self.core, ANA, asked, key), answered)
 
     def _draw_job(self, name: str) -> Asked:

@@ -7,19 +7,21 @@ from collections.abc import Iterable
 
 from tests.style.tree import Import, Module, length
 
-LEAVES = frozenset({"errors", "clock", "ids", "log", "settings", "wire"})
+LEAVES = frozenset({"errors", "clock", "ids", "log", "loopback", "proof", "settings", "wire"})
 BELOW_CONTROL = frozenset({"scheduler", "engines", "store", "identity"})
 
 MAY_SEE: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "clock": frozenset(),
     "ids": frozenset(),
+    "loopback": frozenset(),
     "wire": frozenset(),
+    "proof": frozenset({"wire"}),
     "log": frozenset({"errors", "clock"}),
     "settings": frozenset({"errors"}),
     "spec": LEAVES,
     "model": LEAVES | {"spec"},
-    "runtime": frozenset({"errors", "clock", "wire"}),
+    "runtime": frozenset({"errors", "clock", "loopback", "proof", "wire"}),
     "scheduler": LEAVES | {"spec", "model"},
     "store": LEAVES | {"spec", "model"},
     "identity": LEAVES | {"spec", "model"},

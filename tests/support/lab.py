@@ -121,7 +121,10 @@ class StagedStore:
 
 
 def node_facts(name: str, *, cpus: float = 8, gpus: int = 4) -> NodeFacts:
-    devices = tuple(Gpu(index=index, kind="H100") for index in range(gpus))
+    devices = tuple(
+        Gpu(index=index, kind="H100", uuid=f"GPU-{name}-{index}", minor=gpus - 1 - index)
+        for index in range(gpus)
+    )
     return NodeFacts(
         name=name, cpus=cpus, memory_bytes=64 << 30, disk_bytes=1 << 40, gpus=devices, is_simulated=True
     )

@@ -23,14 +23,14 @@ def main() -> None:
         sys.exit(3)
     if spool.take_lock(share) is None or not spool.claim(share, time.time()):
         sys.exit(4)
+    if order.run == "is deaf":  # before anybody is told that it started
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     marks = {"SHOAL_ATTEMPT_ID": order.attempt_id, "SHOAL_NODE": order.node, "PATH": os.environ["PATH"]}
     rank = subprocess.Popen(["sleep", "1000"], env=marks, start_new_session=True)
     spool.write_started(share, spool.Started(at=time.time(), pids=(rank.pid,)))
     if order.run == "dies":
         print("goodbye", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
-    if order.run == "is deaf":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.pause()
 
 

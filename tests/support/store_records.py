@@ -72,10 +72,11 @@ def submit(tx: Tx, number: int, key: str | None = None) -> int:
     """What accepting one job does to the store, in the same order."""
     now = 1000.0 + number
     tx.keys.recall("user:ana", key or f"key-{number}", "f")
-    tx.jobs.count_open("vision")
-    taken = tx.jobs.next_number("vision")
+    tx.people.get_project("vision")
+    taken = tx.submissions.admit("vision", 1).first
     job = a_job(taken, submitted_at=now)
-    attempt = add(tx, job)
+    attempt = an_attempt(job)
+    tx.submissions.add([(job, attempt)])
     told: dict[str, Any] = {"at": now, "actor": "user:ana", "project": "vision", "job_id": job.job_id}
     tx.events.append("job.submitted", **told, data={"number": taken})
     tx.events.append("attempt.queued", **told, attempt_id=attempt.attempt_id)

@@ -143,10 +143,40 @@ def test_why_of_a_job_that_runs_is_the_servers_sentence(shell: Shell, fake: Fake
     assert shell("why", "17").out == "vision/17 is running on n1\n"
 
 
+def an_array(fake: FakeServer) -> None:
+    place = {"array_id": "arr_1", "size": 2}
+    items = [job_view(n, "stopping", array={**place, "index": n}) for n in (17, 16)]
+
+    def listed(request: Any) -> Any:
+        if "ref" in request.query:
+            return {"items": items[:1], "next_cursor": None, "array_id": "arr_1"}
+        return {"items": items, "next_cursor": None}
+
+    fake.answers["GET", "/v1/jobs"] = listed
+    fake.answers["POST", "/v1/arrays/arr_1/stop"] = {"array_id": "arr_1", "count": 2, "jobs": items}
+
+
+def test_the_name_of_an_array_stops_all_of_it(shell: Shell, fake: FakeServer) -> None:
+    an_array(fake)
+    assert shell("stop", "sweep").out == "vision/16: stopping\nvision/17: stopping\n"
+    assert fake.paths("POST") == ["/v1/arrays/arr_1/stop"]
+
+
+def test_the_element_that_stands_for_an_array_is_named(shell: Shell, fake: FakeServer) -> None:
+    an_array(fake)
+    fake.answers["GET", f"/v1/jobs/{JOB_ID}/why"] = {"status": "running", "sentence": "it runs"}
+    told = shell("why", "sweep")
+    assert told.out == "it runs\n"
+    assert told.err == "-- sweep is an array of 2; this is its newest element, vision/17\n"
+
+
 def test_events_show_the_newest_unless_told_from_where(shell: Shell, fake: FakeServer) -> None:
     def page(request: Any) -> Any:
-        after, limit = int(request.query["after"][0]), int(request.query["limit"][0])
-        numbers = range(after + 1, min(after + limit, 2500) + 1)
+        numbers = range(1, 2501)
+        if "tail" in request.query:
+            numbers = numbers[-int(request.query["tail"][0]) :]
+        else:
+            numbers = numbers[int(request.query["after"][0]) :][: int(request.query["limit"][0])]
         return {
             "items": [{"seq": n, "at": 0.0, "kind": "job.submitted"} for n in numbers],
             "next_cursor": None,
@@ -154,6 +184,7 @@ def test_events_show_the_newest_unless_told_from_where(shell: Shell, fake: FakeS
 
     fake.answers["GET", "/v1/events"] = page
     assert [event["seq"] for event in shell("events", "-n", "3", "--json").json()] == [2498, 2499, 2500]
+    assert len(fake.seen) == 1
     assert [event["seq"] for event in shell("events", "-n", "2", "--after", "7", "--json").json()] == [8, 9]
 
 

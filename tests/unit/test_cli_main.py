@@ -13,7 +13,7 @@ import pytest
 
 from shoal import __version__
 from shoal.cli import queue as queue_command
-from shoal.cli.main import COMMANDS, build_app
+from shoal.cli.main import COMMANDS, build_app, run_command
 from tests.support.cli import Shell
 from tests.support.fake_server import TOKEN, FakeServer, job_view, running_fake
 
@@ -180,3 +180,10 @@ def test_a_closed_pipe_is_left_without_a_word(fake: FakeServer, tmp_path: Path) 
     )
     assert done.stdout == "[\n"
     assert done.stderr == ""
+
+
+def test_a_program_without_its_dashes_is_told_where_they_belong(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["run", "python", "train.py"]) == 2
+    told = capsys.readouterr().err
+    assert "a program comes after `--`" in told
+    assert "shoal run -- python train.py" in told

@@ -34,6 +34,7 @@ def test_every_option_is_read_from_its_variable() -> None:
         env(
             listen="[::1]:80", demo="16x8", database_url="postgresql+psycopg://u@h/d", behind_proxy="true",
             allowed_hosts="a.example, b.example", mount_roots="/data,/srv", max_body_bytes="1000",
+            keep_logs="12h", max_kept_bytes="5000",
         ),
     )  # fmt: skip
     assert (settings.host, settings.port, settings.url) == ("::1", 80, "http://[::1]:80")
@@ -41,6 +42,7 @@ def test_every_option_is_read_from_its_variable() -> None:
     assert settings.allowed_hosts == ("a.example", "b.example")
     assert settings.mount_roots == (Path("/data"), Path("/srv"))
     assert settings.limits.max_body_bytes == 1000
+    assert (settings.keep_logs_s, settings.max_kept_bytes) == (12 * 3600.0, 5000)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "[::]"])
@@ -58,6 +60,9 @@ def test_listening_elsewhere_without_tls_or_a_proxy_is_refused(host: str) -> Non
         ({"tls_cert": "/c.pem"}, "both files"),
         ({"database_url": "mysql://x:secret@h/d"}, "`mysql`"),
         ({"mount_roots": "data"}, "not an absolute path"),
+        ({"keep_logs": "forever"}, "`forever`"),
+        ({"keep_logs": "0d"}, "`0d`"),
+        ({"max_kept_bytes": "10G"}, "not a whole number"),
         ({"demo": "16"}, "NODESxGPUS"),
         ({"demo": "0x8"}, "NODESxGPUS"),
         ({"demo": "99999x8"}, "NODESxGPUS"),

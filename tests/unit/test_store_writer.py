@@ -167,7 +167,7 @@ async def test_commit_callback_that_raises_does_not_stop_the_writer(
 async def test_housekeeping_that_fails_does_not_stop_the_writer(
     store: ThreadedStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*_: object, is_idle: bool) -> None:
+    def fail(*_: object) -> None:
         raise OSError("no")
 
     monkeypatch.setattr(SqliteDatabase, "tidy", fail)

@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
+from shoal.api.application import Application
 from shoal.api.bodies import describe
 from shoal.api.call import Services
 from shoal.api.denials import SCOPE_KEY
@@ -47,14 +48,14 @@ def _application(services: Services) -> FastAPI:
     return app
 
 
-def _routed() -> FastAPI:
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+def _routed() -> Application:
+    app = Application()
     for routes in ALL:
         routes.install(app.router)
     return app
 
 
-def _install_handlers(app: FastAPI, services: Services) -> None:
+def _install_handlers(app: Application, services: Services) -> None:
     """Every way a handler can fail becomes a problem document."""
 
     async def on_shoal_error(request: Request, error: Exception) -> Response:
@@ -78,6 +79,7 @@ def _install_handlers(app: FastAPI, services: Services) -> None:
         log.error("request.failed", request_id=_request_id(request), exc_info=error)
         return problem_response(Bug("unhandled"), _request_id(request), should_close=True)
 
+    app.shorten(on_shoal_error)
     app.add_exception_handler(ShoalError, on_shoal_error)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(HTTPException, on_http)

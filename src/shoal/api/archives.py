@@ -29,11 +29,18 @@ class Archives:
         self._limits = limits
 
     def size_for(self, project: str, digest: str) -> int | None:
-        """The archive's size if the project may use it. Touches the disk, briefly."""
+        """The archive's size if the project may use it. Touches the disk, briefly.
+
+        Dates it anew, so that it is not removed as old before a job uses it; then looks at the right,
+        which goes first when an archive is removed.
+        """
+        path, mark = self._path(digest), self._mark(project, digest)
         try:
-            if not self._mark(project, digest).exists():
+            if not mark.exists():
                 return None
-            return self._path(digest).stat().st_size
+            os.utime(path)
+            size = path.stat().st_size
+            return size if mark.exists() else None
         except FileNotFoundError:
             return None
 

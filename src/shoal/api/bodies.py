@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import anyio
 from pydantic import BaseModel, ValidationError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive
 
 from shoal.api.problems import BadRequest, SlowRequest, WrongMediaType
@@ -26,10 +26,13 @@ MAX_INT_DIGITS = 40
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def limited(receive: Receive, max_bytes: int | None, monotonic: Callable[[], float]) -> Receive:
+def limited(
+    receive: Receive, max_bytes: int | None, monotonic: Callable[[], float], *, is_here: bool = False
+) -> Receive:
     """`receive` that raises `TooLarge` past `max_bytes` and `SlowRequest` for a body that drips.
 
     None: the route itself counts. After the last piece it only waits for the client to go away.
+    `is_here`: the whole body has arrived, and there is nothing to time.
     """
     began: float | None = None
     total = 0
@@ -40,13 +43,10 @@ def limited(receive: Receive, max_bytes: int | None, monotonic: Callable[[], flo
         if is_over:
             return await receive()
         began = monotonic() if began is None else began
-        with anyio.move_on_after(MAX_IDLE_S) as timer:
+        if is_here:
             message = await receive()
-        took = monotonic() - began
-        if timer.cancelled_caught or (took > MAX_IDLE_S and total < MIN_BYTES_PER_S * (took - MAX_IDLE_S)):
-            raise SlowRequest(
-                f"{total} bytes of the body came in {took:.0f} s; {MIN_BYTES_PER_S} a second are expected"
-            )
+        else:
+            message = await _in_time(receive, began, total, monotonic)
         if message["type"] == "http.request":
             total += len(message.get("body", b""))
             is_over = not message.get("more_body", False)
@@ -57,16 +57,44 @@ def limited(receive: Receive, max_bytes: int | None, monotonic: Callable[[], flo
     return receive_limited
 
 
+async def _in_time(receive: Receive, began: float, total: int, monotonic: Callable[[], float]) -> Message:
+    """The next piece of a body of which `total` bytes came since `began`."""
+    with anyio.move_on_after(MAX_IDLE_S) as timer:
+        message = await receive()
+    took = monotonic() - began
+    if timer.cancelled_caught or (took > MAX_IDLE_S and total < MIN_BYTES_PER_S * (took - MAX_IDLE_S)):
+        raise SlowRequest(
+            f"{total} bytes of the body came in {took:.0f} s; {MIN_BYTES_PER_S} a second are expected"
+        )
+    return message
+
+
 async def read_json(request: Request) -> Any:
     """The body as JSON values. Raises a `SpecError` (415, 400, 422) that says what is wrong with it."""
+    return decode_strictly(await read_raw_json(request))
+
+
+async def read_raw_json(request: Request) -> bytes:
+    """The body of a request that says it is JSON, not decoded yet."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise WrongMediaType(
             f"the body is `{kind or 'of no declared type'}`; this route reads application/json",
             hint="send the header `Content-Type: application/json`",
         )
-    raw = await request.body()
-    return decode_strictly(raw)
+    return await _whole(request)
+
+
+async def _whole(request: Request) -> bytes:
+    """The body, most often in one piece."""
+    message = await request.receive()
+    pieces = [message.get("body", b"")]
+    while message["type"] == "http.request" and message.get("more_body", False):
+        message = await request.receive()
+        pieces.append(message.get("body", b""))
+    if message["type"] != "http.request":
+        raise ClientDisconnect
+    return b"".join(pieces)
 
 
 async def read_model(request: Request, model: type[Model]) -> Model:

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from shoal.api.authenticate import Authenticator, Known
 from shoal.api.denials import SCOPE_KEY, Denials
 from shoal.api.limits import StreamSlots
+from shoal.api.submissions import Submissions
 from shoal.control import Actor, ControlPlane
 from shoal.errors import Bug, Denied, NotFound, SpecError
 from shoal.identity import Caller, CallerKind, Permission, authorize, visible_projects
@@ -35,6 +36,7 @@ class Services:
         self.authenticator = Authenticator(plane)
         self.denials = Denials(plane)
         self.started_at = plane.core.clock.now()
+        self.submissions = Submissions()
         self.slots = StreamSlots(limits.max_streams, limits.max_streams_per_actor)
 
 

@@ -20,14 +20,19 @@ class HostCheck:
         self._names = frozenset(name.lower().rstrip(".") for name in names)
         # Bound to every address: an IP literal cannot be rebound, so any of ours will do.
         self._takes_addresses = settings.host in EVERYWHERE
+        self._last = b""
+        """The header that was found good last: clients of one server send the same."""
 
     def check(self, headers: list[tuple[bytes, bytes]]) -> None:
         """Raise `WrongHost` unless there is one Host header with a name of ours."""
         found = [value for name, value in headers if name == b"host"]
         if len(found) != 1:
             raise WrongHost("the request names no host, or more than one")
+        if found[0] == self._last:
+            return
         name = _name(found[0].decode("latin-1"))
         if name in self._names or (self._takes_addresses and _is_address(name)):
+            self._last = found[0]
             return
         raise WrongHost(
             "this server does not answer to the host name of the request",

@@ -6,11 +6,11 @@ A cursor is `EPOCH.OFFSET-OFFSET-...`, an offset for each node in the attempt's 
 from __future__ import annotations
 
 import re
-from collections import deque
 from heapq import merge
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, Protocol
 
+import anyio.to_thread
 import msgspec
 
 from shoal.api.views import LineView
@@ -19,7 +19,10 @@ from shoal.errors import SpecError
 from shoal.model.attempt import Attempt
 
 CHUNK = 128 << 10
-TAIL_CHUNK = 1 << 20
+TAIL_BLOCK = 256 << 10
+MAX_PAGE = 16 << 20
+PARSED_AT_ONCE = 4 << 10
+"""Fewer bytes than these cost less to parse than to hand to a thread."""
 MAX_TEXT = 64 << 10
 _CURSOR = re.compile(r"(?P<epoch>[1-9][0-9]{0,17})\.(?P<offsets>[0-9]{1,18}(?:-[0-9]{1,18})*)?", re.ASCII)
 
@@ -82,22 +85,24 @@ async def read_page(
 ) -> Page:
     """The next lines of all nodes, oldest first, and the position after the last of them.
 
-    At most `limit` lines are looked at; those of other ranks are passed over.
+    At most `limit` lines are looked at, and no more bytes than `MAX_PAGE`; lines of other ranks are
+    passed over.
     """
     after = list(position.offsets_for(attempt))
-    by_node: list[list[Line]] = []
+    chunk_bytes = min(CHUNK, max(MAX_PAGE // max(len(after), 1), 1))
+    kept: list[Line] = []
     is_complete = True
     horizon = float("inf")
     for index, node in enumerate(attempt.node_names):
-        chunk = await engine.read_log(attempt.attempt_id, node, after[index], CHUNK)
-        mine = parse_chunk(chunk.data, node, index, after[index])
-        by_node.append(mine)
+        chunk = await engine.read_log(attempt.attempt_id, node, after[index], chunk_bytes)
+        mine = await _parse(chunk.data, node, index, after[index])
         is_complete = is_complete and chunk.is_complete and not mine
-        if mine and len(chunk.data) >= CHUNK // 2:
-            # There may be more of this node: what others wrote after its last line must wait.
+        if mine and chunk.next_offset < chunk.size:
+            # There is more of this node: what others wrote after its last line must wait.
             horizon = min(horizon, mine[-1].order)
+        kept = list(islice(merge(kept, mine, key=lambda line: line.order), limit))
     lines = []
-    for line in islice(merge(*by_node, key=lambda line: line.order), limit):
+    for line in kept:
         if line.order > horizon:
             break
         after[line.node_index] = line.next_offset
@@ -107,26 +112,80 @@ async def read_page(
 
 
 async def read_tail(engine: SupportsLogs, attempt: Attempt, rank: int | None, count: int) -> Page:
-    """The last `count` lines (of `rank`, if given) and the position at the end of what was there."""
+    """The last `count` lines (of `rank`, if given) and the position at the end of what was there.
+
+    Reads backwards and stops once it has them, or so many that their text passes `MAX_PAGE`.
+    """
     kept: list[Line] = []
     offsets = []
     is_complete = True
     for index, node in enumerate(attempt.node_names):
-        last: deque[Line] = deque(maxlen=count)
-        offset = 0
-        while True:
-            chunk = await engine.read_log(attempt.attempt_id, node, offset, TAIL_CHUNK)
-            if not chunk.data:
-                break
-            mine = parse_chunk(chunk.data, node, index, offset)
-            last.extend(line for line in mine if rank is None or line.view["rank"] == rank)
-            offset = chunk.next_offset
-        is_complete = is_complete and chunk.is_complete
-        offsets.append(offset)
-        kept += last
-    kept.sort(key=lambda line: line.order)
-    lines = kept[-count:] if count else []
-    return Page(lines, Position(attempt.epoch, tuple(offsets)), is_complete)
+        end = await _last_block(engine, attempt.attempt_id, node)
+        offsets.append(end.stop)
+        is_complete = is_complete and end.is_complete
+        mine = await _last_lines(engine, attempt.attempt_id, index, node, end, rank, count)
+        kept = list(merge(kept, mine, key=lambda line: line.order))[-count:] if count else []
+    return Page(kept, Position(attempt.epoch, tuple(offsets)), is_complete)
+
+
+class _Block(msgspec.Struct, frozen=True):
+    """Whole lines of one log, from `start` to `stop`."""
+
+    data: bytes
+    start: int
+    stop: int
+    is_complete: bool
+
+
+async def _last_block(engine: SupportsLogs, attempt_id: str, node: str) -> _Block:
+    size = (await engine.read_log(attempt_id, node, 0, 1)).size
+    return await _block_before(engine, attempt_id, node, size)
+
+
+async def _block_before(engine: SupportsLogs, attempt_id: str, node: str, stop: int) -> _Block:
+    """The whole lines among the bytes before `stop`; of a line longer than a block, its rest."""
+    begin = max(stop - TAIL_BLOCK, 0)
+    # The byte before tells whether a line begins exactly here.
+    offset = max(begin - 1, 0)
+    parts = []
+    while True:
+        chunk = await engine.read_log(attempt_id, node, offset, max(stop - offset, 1))
+        parts.append(chunk.data)
+        offset = chunk.next_offset
+        if not chunk.data or offset >= stop:
+            break
+    data = b"".join(parts)
+    cut = data.find(b"\n", 0, -1) + 1 if begin else 0
+    start = max(begin - 1, 0) + cut if cut else begin
+    return _Block(data[cut:], start, offset, chunk.is_complete)
+
+
+async def _last_lines(
+    engine: SupportsLogs, attempt_id: str, index: int, node: str, block: _Block, rank: int | None, count: int
+) -> list[Line]:
+    found: list[Line] = []
+    room = MAX_PAGE
+    while True:
+        lines = await _parse(block.data, node, index, block.start)
+        mine = [line for line in lines if rank is None or line.view["rank"] == rank]
+        room -= sum(len(line.view["text"]) for line in mine)
+        found = mine + found
+        if len(found) >= count or block.start == 0 or room <= 0:
+            return _in_order(found[-count:] if count else [])
+        block = await _block_before(engine, attempt_id, node, block.start)
+
+
+def _in_order(lines: list[Line]) -> list[Line]:
+    """Blocks were put in order one by one; now all of them are."""
+    orders = accumulate((line.order for line in lines), max)
+    return [msgspec.structs.replace(line, order=order) for line, order in zip(lines, orders, strict=True)]
+
+
+async def _parse(data: bytes, node: str, index: int, offset: int) -> list[Line]:
+    """As `parse_chunk`, in a worker thread: a large page must not hold up everybody else."""
+    if len(data) < PARSED_AT_ONCE:
+        return parse_chunk(data, node, index, offset)
+    return await anyio.to_thread.run_sync(parse_chunk, data, node, index, offset)
 
 
 def parse_chunk(data: bytes, node: str, index: int, offset: int) -> list[Line]:

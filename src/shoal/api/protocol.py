@@ -14,6 +14,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 MAX_HEAD_S = 10.0
 MAX_HEAD_BYTES = 64 << 10
 MAX_HEADERS = 100
+BODY_IS_HERE = "shoal.body_is_here"
+"""Set in the scope of a request once all of it has arrived; most have before the application looks."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -60,6 +62,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
+        self.scope[BODY_IS_HERE] = True  # type: ignore[literal-required]
         self._is_in_head = True
         self._head_bytes = 0
 

@@ -30,7 +30,10 @@ class PageQuery(Query):
 
 
 class JobQuery(PageQuery):
-    """`ref` is `vision/17`, `17`, a job's id or a name, and finds at most one job a project."""
+    """`ref` is `vision/17`, `17`, a job's id, a name or an array's id, and finds at most one job a project.
+
+    A name whose newest job is in an array means the whole array.
+    """
 
     project: Short | None = None
     status: Annotated[list[Status], Field(max_length=7)] = []
@@ -51,7 +54,10 @@ class LogQuery(Query):
 
 
 class EventQuery(Query):
-    after: Annotated[int, Field(ge=0, le=MAX_SEQ)] = 0
+    """`tail` is the newest so many, and excludes `after`."""
+
+    after: Annotated[int, Field(ge=0, le=MAX_SEQ)] | None = None
+    tail: Annotated[int, Field(ge=1, le=1000)] | None = None
     limit: Annotated[int, Field(ge=1, le=1000)] = 100
     project: Short | None = None
     job: Short | None = None
@@ -70,7 +76,10 @@ class EventStreamQuery(Query):
 
 
 class AuditQuery(Query):
-    after: Annotated[int, Field(ge=0, le=MAX_SEQ)] = 0
+    """As for events."""
+
+    after: Annotated[int, Field(ge=0, le=MAX_SEQ)] | None = None
+    tail: Annotated[int, Field(ge=1, le=1000)] | None = None
     limit: Annotated[int, Field(ge=1, le=1000)] = 100
 
 

@@ -98,6 +98,7 @@ class RenewalBody(BaseModel):
     phase: Literal["preparing", "running", "stopping", "ended"]
     started_at: float | None = None
     outcome: dict[str, Any] | None = None
+    nonce: str = ""
 
 
 class NoBody(Body):

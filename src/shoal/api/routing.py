@@ -37,8 +37,11 @@ class DeclaredRoute(APIRoute):
     """Asks for the declared permission before the handler, and withholds an answer it never asked for."""
 
     def get_route_handler(self) -> RouteHandler:
+        return self.guarded(super().get_route_handler())
+
+    def guarded(self, inner: RouteHandler) -> RouteHandler:
+        """`inner` behind the declared permission."""
         permission = permission_of(self)
-        inner = super().get_route_handler()
         if permission is None:
             return inner
 

@@ -50,7 +50,7 @@ def open_socket(settings: Settings) -> socket.socket:
         listener.close()
         raise StateError(
             f"cannot listen on {settings.host}:{settings.port}: {error.strerror}",
-            hint="is another server there? Look with `shoal status`, or choose a port: `shoal up --port 0`",
+            hint="look with `shoal status`, or let it choose a port: `shoal up --listen 127.0.0.1:0`",
         ) from error
     return listener
 

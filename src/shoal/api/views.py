@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -93,8 +93,11 @@ class JobDetailView(JobView):
 
 
 class JobPageView(TypedDict):
+    """`array_id` is there where `ref` names a whole array; the one item is its newest element."""
+
     items: list[JobView]
     next_cursor: str | None
+    array_id: NotRequired[str]
 
 
 class SubmitView(TypedDict):
@@ -325,6 +328,8 @@ class RenewalView(TypedDict):
     should_stop: bool
     grace_s: float
     because: str
+    is_stale: bool
+    proof: str
 
 
 class SelfView(TypedDict):
@@ -332,6 +337,10 @@ class SelfView(TypedDict):
 
     job: JobView
     attempt: AttemptView
+
+
+class NodeRemovedView(TypedDict):
+    name: str
 
 
 class RemovedView(TypedDict):

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from shoal.cli.flags import JsonFlag, connect
+from shoal.cli.flags import JsonFlag, connect, one_job
 from shoal.cli.show import print_json, print_json_line, screen_columns
 from shoal.cli.text import one_line, shorten
 
-PAGE = 1000
 After = Annotated[int | None, Parameter(help="From this number on; the newest if not given.")]
-Limit = Annotated[int, Parameter(name=["--limit", "-n"], help="At most this many (50).")]
+Limit = Annotated[int, Parameter(name=["--limit", "-n"], help="At most this many (50; up to 1000).")]
 
 
 def events(
@@ -30,7 +27,7 @@ def events(
     job: Annotated[str | None, Parameter(help="Only this job.")] = None,
     node: Annotated[str | None, Parameter(help="Only this node.")] = None,
     kind: Annotated[
-        str | None, Parameter(help="Only kinds that start so, e.g. `job.` or `node.drained`.")
+        str | None, Parameter(help="Only kinds that start so, e.g. `job.` or `node.draining`.")
     ] = None,
     json: JsonFlag = False,
 ) -> int:
@@ -40,9 +37,9 @@ def events(
             for event in shoal.follow_events(after=after):
                 print_json_line(event) if json else print(line(event), flush=True)
             return 0
-        job_id = shoal.job_id(job) if job else None
+        job_id = one_job(shoal, job) if job else None
         read = partial(shoal.events, project=project, job=job_id, node=node, kind=kind)
-        found = read(after=after, limit=limit) if after is not None else newest(read, limit)
+        found = read(after=after, limit=limit) if after is not None else read(tail=limit)
     _print(found, json=json)
     return 0
 
@@ -58,21 +55,9 @@ def audit(
     with connect() as shoal:
         if verify:
             return _print_verdict(shoal.verify_audit(), json=json)
-        found = shoal.audit(after=after, limit=limit) if after is not None else newest(shoal.audit, limit)
+        found = shoal.audit(after=after, limit=limit) if after is not None else shoal.audit(tail=limit)
     _print(found, json=json)
     return 0
-
-
-def newest(read: Callable[..., list[dict[str, Any]]], limit: int) -> list[dict[str, Any]]:
-    """The last `limit` events: the API reads forwards, so all of them pass by once."""
-    kept: deque[dict[str, Any]] = deque(maxlen=limit)
-    after = 0
-    while page := read(after=after, limit=PAGE):
-        kept.extend(page)
-        after = int(page[-1]["seq"])
-        if len(page) < PAGE:
-            break
-    return list(kept)
 
 
 def line(event: dict[str, Any]) -> str:

@@ -6,6 +6,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from shoal.cli.show import note
+from shoal.cli.text import one_line
 from shoal.client.connection import Connection
 
 JsonFlag = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON for machines.")]
@@ -17,3 +19,15 @@ JobRefs = Annotated[str, Parameter(help="Each `17`, `PROJECT/17`, `job_...` or a
 def connect() -> Connection:
     """The server this user talks to. Nothing is sent yet."""
     return Connection()
+
+
+def one_job(shoal: Connection, ref: str) -> str:
+    """The id of the one job that `ref` names. Of an array it is the newest element, and that is said."""
+    if ref.startswith("job_"):
+        return ref
+    job, array_id = shoal.find(ref)
+    if array_id is not None:
+        size = (job.get("array") or {}).get("size")
+        here = one_line(job["ref"])
+        note(f"-- {one_line(ref)} is an array of {size}; this is its newest element, {here}")
+    return str(job["job_id"])

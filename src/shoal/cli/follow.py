@@ -29,7 +29,7 @@ def follow_job(shoal: Connection, job: JobHandle, *, json: bool) -> int:
         _explain_wait(shoal, job)
         end = print_stream(shoal.follow_logs(job.job_id), timestamps=False, json=json)
     except KeyboardInterrupt:
-        note(f"\ndetached; {ref} runs on: `shoal logs -f {ref}` follows it, `shoal stop {ref}` stops it")
+        note(f"\ndetached; {ref} goes on: `shoal logs -f {ref}` follows it, `shoal stop {ref}` stops it")
         return INTERRUPTED
     because = f": {one_line(end['because'])}" if end.get("because") else ""
     note(f"-- {ref} {end.get('status')}{because}")
@@ -72,7 +72,7 @@ def follow_array(array: ArrayHandle, *, json: bool) -> int:
                 break
             time.sleep(ARRAY_POLL_S)
     except KeyboardInterrupt:
-        note(f"\ndetached; the array runs on: `shoal queue`, `shoal stop --array {name}`")
+        note(f"\ndetached; the array goes on without you: `shoal queue`, `shoal stop --array {name}`")
         return INTERRUPTED
     if sys.stderr.isatty():
         note("")

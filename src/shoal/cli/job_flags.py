@@ -41,7 +41,7 @@ class JobFlags:
     ] = ()
     mounts: Annotated[Many, Parameter(name="--mount", negative="", help="SOURCE:TARGET[:ro].")] = ()
     after: Annotated[
-        Many, Parameter(name="--after", negative="", help="Start after this job has succeeded.")
+        Many, Parameter(name="--after", negative="", help="Start after this job, or array, has succeeded.")
     ] = ()
     array: Annotated[Text, Parameter(help="Many jobs: `0..99`, `0-99%10`.")] = None
     gpus: Annotated[Text, Parameter(group=NEEDS, help="`8`, `H100` or `H100:8`.")] = None

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from shoal.cli.flags import JobRefs, JsonFlag, connect
+from shoal.cli.flags import JobRefs, JsonFlag, connect, one_job
 from shoal.cli.show import print_error, print_json
 from shoal.cli.text import one_line
 from shoal.client.handles import JobHandle
@@ -20,7 +20,10 @@ def stop(
     wait: Annotated[bool, Parameter(negative="", help="Return when they have ended.")] = False,
     json: JsonFlag = False,
 ) -> int:
-    """Stop jobs: SIGTERM, then after the job's `grace` the whole process tree is killed."""
+    """Stop jobs: SIGTERM, then after the job's `grace` the whole process tree is killed.
+
+    The name of an array stops every element of it.
+    """
     with connect() as shoal:
         if array:
             shoal.stop_array(array)
@@ -28,7 +31,7 @@ def stop(
                 print(f"array {one_line(array)}: asked to stop")
         elif not jobs:
             raise SpecError("no job named", hint="`shoal stop JOB`, or `shoal stop --array ARRAY`")
-        done, code = _each(shoal.stop, jobs)
+        done, code = _each(shoal.stop_all, jobs)
         if wait:
             done = [job.wait() for job in done]
     _print(done, json=json)
@@ -40,17 +43,18 @@ def retry(*jobs: JobRefs, json: JsonFlag = False) -> int:
     if not jobs:
         raise SpecError("no job named", hint="`shoal retry JOB`")
     with connect() as shoal:
-        done, code = _each(shoal.retry, jobs)
+        done, code = _each(lambda ref: [shoal.retry(one_job(shoal, ref))], jobs)
     _print(done, json=json)
     return code
 
 
-def _each(act: Callable[[str], JobHandle], refs: tuple[str, ...]) -> tuple[list[JobHandle], int]:
+def _each(act: Callable[[str], list[JobHandle]], refs: tuple[str, ...]) -> tuple[list[JobHandle], int]:
     """Act on every job; one that fails is reported and does not stop the others."""
-    done, code = [], 0
+    done: list[JobHandle] = []
+    code = 0
     for ref in refs:
         try:
-            done.append(act(ref))
+            done += act(ref)
         except ShoalError as error:
             if len(refs) == 1:
                 raise

@@ -6,6 +6,7 @@ import getpass
 import os
 import sys
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from cyclopts import Parameter
 
@@ -15,7 +16,7 @@ from shoal.cli.text import one_line
 from shoal.client.connection import Connection
 from shoal.client.credentials import LOCAL, Credentials
 from shoal.errors import SpecError
-from shoal.settings import home_from_env
+from shoal.settings import LOOPBACK, home_from_env
 
 
 def login(
@@ -48,7 +49,7 @@ def login(
     )
     me = _me(who)
     saved.save(server, token)
-    if server.startswith("http://") and not who.transport.endpoint.is_local:
+    if server.startswith("http://") and urlsplit(server).hostname not in LOOPBACK:
         note(f"warning: {one_line(server)} is not encrypted; others on the way can read your token")
     return _print_me(me, json=json)
 

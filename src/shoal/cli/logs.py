@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from shoal.cli.flags import JobRef, JsonFlag, connect
+from shoal.cli.flags import JobRef, JsonFlag, connect, one_job
 from shoal.cli.show import note, print_json_line
 from shoal.cli.text import log_text, one_line
 from shoal.client.stream import StreamEvent
@@ -26,8 +26,12 @@ def logs(
     timestamps: Annotated[bool, Parameter(name=["--timestamps", "-t"], negative="", help="When.")] = False,
     json: JsonFlag = False,
 ) -> int:
-    """Print a job's output, each line after the rank that wrote it. Escape sequences are removed."""
+    """Print a job's output, each line after the rank that wrote it. Escape sequences are removed.
+
+    The name of an array stands for its newest element.
+    """
     with connect() as shoal:
+        job = one_job(shoal, job)
         if follow and attempt is None:
             print_stream(shoal.follow_logs(job, rank=rank, tail=tail), timestamps=timestamps, json=json)
             return 0

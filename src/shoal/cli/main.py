@@ -23,7 +23,7 @@ COMMANDS = {
     "why": ("why:why", "Say why a job is not running, or how it ended."),
     "stop": ("jobs:stop", "Stop jobs."),
     "retry": ("jobs:retry", "Try ended jobs again."),
-    "nodes": ("nodes:app", "List nodes; cordon, drain, resume or declare them dead."),
+    "nodes": ("nodes:app", "List nodes; cordon, drain, resume, remove or declare them dead."),
     "drain": ("nodes:drain", "Take a node out of work: its jobs are queued again."),
     "resume": ("nodes:resume", "Give a cordoned, drained or dead node work again."),
     "events": ("events:events", "What happened, in order."),
@@ -112,6 +112,9 @@ def _dispatch(argv: list[str]) -> int:
     except CycloptsError as error:
         known = head[0] if head and head[0] in COMMANDS else None
         told = " ".join(str(error).split())
+        if known == "run" and not tail and len(head) > 1 and not head[1].startswith("-"):
+            program = " ".join(head[1:])
+            raise SpecError("a program comes after `--`", hint=f"shoal run -- {program}") from error
         raise SpecError(
             told, hint=f"see `shoal {known} --help`" if known else "see `shoal --help`"
         ) from error

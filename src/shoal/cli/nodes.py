@@ -10,7 +10,7 @@ from shoal.cli.flags import Because, JsonFlag, connect
 from shoal.cli.show import print_json, print_table
 from shoal.cli.text import number, one_line, size
 
-app = App(name="nodes", help="List nodes; cordon, drain, resume or declare them dead.")
+app = App(name="nodes", help="List nodes; cordon, drain, resume, remove or declare them dead.")
 NodeName = Annotated[str, Parameter(help="As `shoal nodes` lists it.")]
 
 
@@ -101,6 +101,18 @@ def declare_dead(node: NodeName, *, because: Because = "", json: JsonFlag = Fals
     there would run twice.
     """
     return _decide("declare_dead", node, because, json=json)
+
+
+@app.command
+def remove(node: NodeName, *, json: JsonFlag = False) -> int:
+    """Take a node that does not answer and holds nothing off the list. It is new when it comes back."""
+    with connect() as shoal:
+        shoal.remove_node(node)
+    if json:
+        print_json({"name": node})
+    else:
+        print(f"{one_line(node)}: removed")
+    return 0
 
 
 def _decide(verb: str, node: str, because: str, *, json: bool) -> int:

@@ -19,10 +19,14 @@ UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 @app.default
 @app.command(name="list")
-def list_tokens(*, json: JsonFlag = False) -> int:
-    """List your tokens; an admin sees everybody's. Never their text."""
+def list_tokens(
+    *,
+    user: Annotated[str | None, Parameter(help="Of this user (admins); your own if not given.")] = None,
+    json: JsonFlag = False,
+) -> int:
+    """List your tokens, or a user's. Never their text."""
     with connect() as shoal:
-        found = shoal.tokens.all()
+        found = shoal.tokens.all(user=user)
     if json:
         print_json(found)
         return 0

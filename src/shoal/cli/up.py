@@ -36,6 +36,12 @@ def up(
         str | None, Parameter(help="Further names it answers to, comma-separated.")
     ] = None,
     mount_roots: Annotated[str | None, Parameter(help="Directories jobs may mount, comma-separated.")] = None,
+    keep_logs: Annotated[
+        str | None, Parameter(help="Keep logs and checkpoints of what ended so long (30d); SHOAL_KEEP_LOGS.")
+    ] = None,
+    max_kept_bytes: Annotated[
+        str | None, Parameter(help="Keep so many bytes of old logs (10 GiB); SHOAL_MAX_KEPT_BYTES.")
+    ] = None,
     foreground: Annotated[bool, Parameter(negative="", help="Stay in front, for a service manager.")] = False,
     json: JsonFlag = False,
 ) -> int:
@@ -53,6 +59,8 @@ def up(
         "behind_proxy": None if behind_proxy is None else str(behind_proxy),
         "allowed_hosts": allowed_hosts,
         "mount_roots": mount_roots,
+        "keep_logs": keep_logs,
+        "max_kept_bytes": max_kept_bytes,
     }
     if foreground:
         return _stay(flags)
@@ -112,7 +120,7 @@ def down(
     else:
         print(f"Shoal is down (process {pid} ended)")
         if not jobs:
-            print("running jobs run on; `shoal up` finds them again (`shoal down --jobs` stops them)")
+            print("what runs, runs on; `shoal up` finds it again (`shoal down --jobs` stops them)")
     return 0
 
 

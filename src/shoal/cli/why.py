@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal.cli.flags import JobRef, JsonFlag, connect
+from shoal.cli.flags import JobRef, JsonFlag, connect, one_job
 from shoal.cli.show import print_json
 from shoal.cli.text import one_line
 
 
 def why(job: JobRef, *, json: JsonFlag = False) -> int:
-    """Say why a job is not running, what it waits for, or how it ended."""
+    """Say why a job is not running, what it waits for, or how it ended.
+
+    The name of an array stands for its newest element.
+    """
     with connect() as shoal:
-        told = shoal.why(job)
+        told = shoal.why(one_job(shoal, job))
     if json:
         print_json(told)
     else:

@@ -74,13 +74,18 @@ class Connection:
                 return
 
     def job(self, ref: str) -> JobHandle:
-        """The job named `17`, `vision/17`, `job_...` or by name (the newest of that name)."""
+        """The job named `17`, `vision/17`, `job_...` or by name (the newest of that name, or an array's
+        newest element).
+        """
         return JobHandle(self, self.job_data(self.job_id(ref)))
 
     def job_id(self, ref: str) -> str:
-        if ref.startswith("job_"):
-            return ref
-        found = self.transport.call("GET", path_of("jobs"), params={"ref": ref})["items"]
+        return ref if ref.startswith("job_") else str(self.find(ref)[0]["job_id"])
+
+    def find(self, ref: str) -> tuple[JobData, str | None]:
+        """The job that `ref` names; where it names an array, its newest element and the array's id."""
+        page = self.transport.call("GET", path_of("jobs"), params={"ref": ref})
+        found = page["items"]
         if not found:
             raise NotFound(f"no job `{ref}`", hint="list what you can see with `shoal queue --all`")
         if len(found) > 1:
@@ -88,7 +93,7 @@ class Connection:
             raise SpecError(
                 f"`{ref}` names {len(found)} jobs: {names}", hint="add the project: `PROJECT/NUMBER`"
             )
-        return str(found[0]["job_id"])
+        return dict(found[0]), page.get("array_id")
 
     def job_data(self, job_id: str) -> JobData:
         """One job with its attempts, explanation and spec."""
@@ -98,8 +103,23 @@ class Connection:
         return dict(self.transport.call("GET", path_of("jobs", self.job_id(ref), "why")))
 
     def stop(self, ref: str) -> JobHandle:
-        """Ask for its end. Returns at once; `wait` to see it."""
-        return JobHandle(self, self.transport.call("POST", path_of("jobs", self.job_id(ref), "stop")))
+        """Ask for the end of one job, `job_...`, `17` or named. Returns at once; `wait` to see it.
+
+        A name that stands for an array stops all of it and returns its newest element.
+        """
+        return self.stop_all(ref)[-1]
+
+    def stop_all(self, ref: str) -> list[JobHandle]:
+        """Ask for the end of the job, or of every element of the array, that `ref` names."""
+        job_id, array_id = ref, None
+        if not ref.startswith("job_"):
+            job, array_id = self.find(ref)
+            job_id = str(job["job_id"])
+        if array_id is None:
+            return [JobHandle(self, self.transport.call("POST", path_of("jobs", job_id, "stop")))]
+        self.stop_array(array_id)
+        elements = sorted(self.jobs(array=array_id), key=lambda job: int(job["number"]))
+        return [JobHandle(self, job) for job in elements]
 
     def retry(self, ref: str) -> JobHandle:
         """A new attempt of a job that has ended."""
@@ -169,18 +189,28 @@ class Connection:
         """Assert that nothing runs there any more: its attempts are replaced at once."""
         return self._decide(node, "declare-dead", because)
 
-    def events(self, *, after: int = 0, limit: int = 100, **filters: str | None) -> list[dict[str, Any]]:
-        """Events in order, after the one numbered `after`. Filters: `project job node kind`."""
-        params = {"after": after, "limit": limit, **filters}
+    def remove_node(self, node: str) -> None:
+        """Take one that does not answer and holds nothing off the list."""
+        self.transport.call("DELETE", path_of("nodes", node))
+
+    def events(
+        self, *, after: int | None = None, limit: int = 100, tail: int | None = None, **filters: str | None
+    ) -> list[dict[str, Any]]:
+        """Events in order, after the one numbered `after`, or the newest `tail`.
+
+        Filters: `project job node kind`.
+        """
+        params = {"after": after, "tail": tail, "limit": limit, **filters}
         return list(self.transport.call("GET", path_of("events"), params=params)["items"])
 
     def follow_events(self, *, after: int | None = None) -> Iterator[dict[str, Any]]:
         yield from (e.data for e in follow(self.transport, path_of("events", "stream"), {"after": after}))
 
-    def audit(self, *, after: int = 0, limit: int = 100) -> list[dict[str, Any]]:
-        return list(
-            self.transport.call("GET", path_of("audit"), params={"after": after, "limit": limit})["items"]
-        )
+    def audit(
+        self, *, after: int | None = None, limit: int = 100, tail: int | None = None
+    ) -> list[dict[str, Any]]:
+        params = {"after": after, "tail": tail, "limit": limit}
+        return list(self.transport.call("GET", path_of("audit"), params=params)["items"])
 
     def verify_audit(self) -> dict[str, Any]:
         return dict(self.transport.call("GET", path_of("audit", "verify")))

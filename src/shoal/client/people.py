@@ -70,8 +70,9 @@ class Tokens:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    def all(self) -> list[Answer]:
-        return items_of(self._transport, path_of("tokens"))
+    def all(self, *, user: str | None = None) -> list[Answer]:
+        """Your own, or those of the user named."""
+        return items_of(self._transport, path_of("tokens"), user=user)
 
     def create(self, **fields: Any) -> Answer:
         """`label scope project user lifetime_s`. The answer's `text` is shown this once."""

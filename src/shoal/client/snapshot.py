@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import stat
 import subprocess
 import tarfile
@@ -66,17 +67,39 @@ def _entries(root: Path) -> Iterator[tuple[str, os.stat_result]]:
     names = _git_names(root)
     if not names:
         names = list(_walk_names(root, ""))
+    inner = {""}
     for name in sorted(set(names)):
-        try:
-            facts = os.lstat(root / name)
-        except FileNotFoundError:
+        facts = _facts(root, name)
+        if facts is None:
             continue  # in git's index, deleted on disk
-        if stat.S_ISDIR(facts.st_mode):
-            yield from (
-                (n, os.lstat(root / n)) for n in sorted(_walk_names(root, name))
-            )  # a repository inside this one
+        folder = os.path.dirname(name)  # noqa: PTH120 - twenty thousand times
+        if folder not in inner:
+            _refuse_outside(root, folder)
+            inner.add(folder)
+        if stat.S_ISDIR(facts.st_mode):  # a repository inside this one
+            found = ((n, _facts(root, n)) for n in sorted(_walk_names(root, name)))
+            yield from ((n, facts) for n, facts in found if facts is not None)
         elif stat.S_ISREG(facts.st_mode) or stat.S_ISLNK(facts.st_mode):
             yield name, facts
+
+
+def _refuse_outside(root: Path, folder: str) -> None:
+    """Git lists what it once tracked, also where a link has taken the folder's place since."""
+    if not (root / folder).resolve().is_relative_to(root):
+        raise SpecError(
+            f"`{folder}` in workdir {root} leads outside it",
+            hint=f"replace the link by a copy, or `git rm -r --cached {shlex.quote(folder)}`",
+        )
+
+
+def _facts(root: Path, name: str) -> os.stat_result | None:
+    """None: it is not there, or not any more."""
+    try:
+        return os.lstat(root / name)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise _unreadable(root, name) from error
 
 
 def _git_names(root: Path) -> list[str]:
@@ -104,15 +127,21 @@ def _git_names(root: Path) -> list[str]:
 
 
 def _walk_names(root: Path, below: str) -> Iterator[str]:
-    with os.scandir(root / below) as entries:
-        found = list(entries)
-    for entry in found:
-        name = f"{below}/{entry.name}" if below else entry.name
-        if entry.is_dir(follow_symlinks=False):
-            if entry.name not in SKIPPED:
-                yield from _walk_names(root, name)
-        elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
-            yield name
+    waiting = [below]
+    while waiting:
+        above = waiting.pop()
+        try:
+            with os.scandir(root / above) as entries:
+                found = list(entries)
+        except OSError as error:
+            raise _unreadable(root, above) from error
+        for entry in found:
+            name = f"{above}/{entry.name}" if above else entry.name
+            if entry.is_dir(follow_symlinks=False):
+                if entry.name not in SKIPPED:
+                    waiting.append(name)
+            elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
+                yield name
 
 
 def _refuse_excess(
@@ -143,15 +172,32 @@ def _add(tar: tarfile.TarFile, root: Path, name: str, facts: os.stat_result) -> 
     info.size = facts.st_size
     info.mode = 0o755 if facts.st_mode & stat.S_IXUSR else 0o644
     try:
-        with (root / name).open("rb") as content:
+        with _open_same(root / name, facts) as content:
             tar.addfile(info, content)
     except PermissionError as error:
-        raise SpecError(
-            f"cannot read `{name}` in workdir {root}",
-            hint=f"make it readable or ignore it: `ls -l {root / name}`",
-        ) from error
+        raise _unreadable(root, name) from error
     except OSError as error:
         raise SpecError(f"`{name}` changed while it was packed", hint="run the same command again") from error
+
+
+def _open_same(path: Path, facts: os.stat_result) -> IO[bytes]:
+    """The file that was looked at, and nothing that took its place: no link is followed, no pipe waited for.
+
+    `OSError`: it is another one now.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    found = os.fstat(fd)
+    if (found.st_dev, found.st_ino) != (facts.st_dev, facts.st_ino):
+        os.close(fd)
+        raise FileNotFoundError(path)
+    return os.fdopen(fd, "rb")
+
+
+def _unreadable(root: Path, name: str) -> SpecError:
+    return SpecError(
+        f"cannot read `{name or '.'}` in workdir {root}",
+        hint=f"make it readable or ignore it: `ls -ld {shlex.quote(str(root / name))}`",
+    )
 
 
 def _inner_link(root: Path, name: str) -> str:
@@ -162,6 +208,6 @@ def _inner_link(root: Path, name: str) -> str:
     if Path(target).is_absolute() or not all(inside):
         raise SpecError(
             f"link `{name}` in workdir {root} leads outside it, to `{target}`",
-            hint=f"replace it by a copy: `cp --remove-destination {target} {root / name}`",
+            hint=f"replace it by a copy: `cp --remove-destination {shlex.join([target, str(root / name)])}`",
         )
     return target

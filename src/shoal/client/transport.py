@@ -21,6 +21,7 @@ from shoal import __version__
 from shoal.client.credentials import Endpoint
 from shoal.client.problems import error_from
 from shoal.errors import ServerUnreachable, SpecError
+from shoal.loopback import refuse_stranger
 
 TIMEOUT_S = 60.0
 BUSY_PATIENCE_S = 10.0
@@ -207,11 +208,24 @@ class Transport:
                 hint="name it again: `shoal login https://HOST:PORT`",
             )
         if parts.scheme == "http":
-            return http.client.HTTPConnection(parts.hostname, parts.port, timeout=TIMEOUT_S)
+            connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=TIMEOUT_S)
+            if endpoint.is_local:
+                _meet(connection)
+            return connection
         context = ssl.create_default_context()
         if endpoint.ca_file:
             context.load_verify_locations(endpoint.ca_file)
         return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=TIMEOUT_S, context=context)
+
+
+def _meet(connection: http.client.HTTPConnection) -> None:
+    """Connect to the server of this home. A job may have taken its port since: it must not get the token."""
+    connection.connect()
+    try:
+        refuse_stranger(connection.host, connection.port, {0, os.geteuid()})
+    except ConnectionRefusedError:
+        connection.close()
+        raise
 
 
 def _target(path: str, params: Params | None) -> str:

@@ -6,6 +6,7 @@ transaction; every loop may be killed at any instruction and started again.
 
 from shoal.control.actor import Actor
 from shoal.control.plane import ControlPlane
+from shoal.control.reports import StaleRenewal
 from shoal.control.submit import SubmitResult
 
-__all__ = ["Actor", "ControlPlane", "SubmitResult"]
+__all__ = ["Actor", "ControlPlane", "StaleRenewal", "SubmitResult"]

@@ -30,5 +30,7 @@ class Backoff:
         return max(ready_at - now, 0.0)
 
     def keep_only(self, attempt_ids: Iterable[str]) -> None:
+        if not self._ready_at:
+            return
         kept = set(attempt_ids)
         self._ready_at = {k: at for k, at in self._ready_at.items() if k in kept}

@@ -8,11 +8,14 @@ from pathlib import Path
 
 from shoal.clock import Clock
 from shoal.control.backoff import Backoff
+from shoal.control.known_nodes import KnownNodes
 from shoal.control.leases import Leases
+from shoal.control.queue import Queue
 from shoal.control.record import Recorder
+from shoal.control.told import Told
 from shoal.engines.base import Engine
 from shoal.ids import IdFactory
-from shoal.scheduler import Explanation, NodeView, Policy
+from shoal.scheduler import Policy
 from shoal.settings import Settings
 from shoal.store import Store
 
@@ -50,13 +53,11 @@ class Core:
         self.submitting: set[str] = set()
         """Attempts being handed to the engine at this moment."""
         self.control_url: str | None = None
-        self.explanations: dict[str, Explanation] = {}
-        """By attempt, from the newest plan."""
-        self.planned_at = 0.0
-        """The date of that plan."""
+        self.queue = Queue()
+        self.told = Told()
         self.anchored = 0
         """The newest event known to be written down outside the database."""
-        self.node_views: tuple[NodeView, ...] = ()
+        self.nodes = KnownNodes()
 
     def archive_path(self, digest: str) -> str:
         """Where the snapshot of a workdir is kept; the digest was checked when it came in."""

@@ -5,16 +5,20 @@ from __future__ import annotations
 from shoal.control.core import Core
 from shoal.control.frozen import spec_of
 from shoal.control.leases import FENCE_MARGIN_S, QUIET_S
-from shoal.control.snapshot import MAX_CANDIDATES, age
+from shoal.control.queue import MAX_CANDIDATES
+from shoal.control.snapshot import age
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
-from shoal.scheduler import Explanation, Why
+from shoal.scheduler import Explanation, Why, explain_unmet
 
 
 def explain(core: Core, job: Job, attempt: Attempt) -> Explanation | None:
     """None when there is nothing to explain: it runs and is heard from, or it has ended."""
     if attempt.state is AttemptState.QUEUED:
-        return core.explanations.get(attempt.attempt_id) or _not_planned(core, job, attempt)
+        blocked = core.queue.blocked(job.job_id)
+        if blocked is not None:
+            return explain_unmet(blocked)
+        return core.told.explanations.get(attempt.attempt_id) or _not_planned(core, job, attempt)
     if attempt.state is AttemptState.ENDED:
         return None
     silent = core.leases.silent_nodes(attempt, QUIET_S)
@@ -22,7 +26,7 @@ def explain(core: Core, job: Job, attempt: Attempt) -> Explanation | None:
 
 
 def _not_planned(core: Core, job: Job, attempt: Attempt) -> Explanation:
-    is_new = attempt.queued_at >= core.planned_at
+    is_new = attempt.queued_at >= core.told.planned_on
     new = "it is about to be looked at: the scheduler has not planned since it was queued"
     far = f"so many jobs come first that the scheduler, which looks at {MAX_CANDIDATES:,}, has not come to it"
     return Explanation(

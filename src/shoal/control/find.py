@@ -1,30 +1,63 @@
-"""From what people type to the job they mean."""
+"""From what people type to the job or the array they mean."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+
+import msgspec
 
 from shoal.model.job import Job
-from shoal.store import Tx
+from shoal.store import JobFilter, Tx
+
+PAGE = 500
 
 
-def find_job(
-    tx: Tx, reference: str, projects: Collection[str] | None, default_project: str | None
-) -> Job | None:
-    """`job_...`, `vision/17`, `17` or a name (its newest), among `projects` (None: all of them)."""
-    job = _find(tx, reference, default_project)
-    if job is None or (projects is not None and job.project not in projects):
-        return None
-    return job
+class Named(msgspec.Struct, frozen=True):
+    """`array_id`: the reference names that whole array, and `job` is its newest element."""
+
+    job: Job
+    array_id: str | None = None
 
 
-def _find(tx: Tx, reference: str, default_project: str | None) -> Job | None:
-    if reference.startswith("job_"):
-        return tx.jobs.get(reference)
+def find_named(tx: Tx, reference: str, projects: Collection[str]) -> list[Named]:
+    """What `reference` may mean among `projects`, at most one thing in each.
+
+    `job_...`, `vision/17` and `17` are one job. `arr_...` is an array. A name is the newest job of that
+    name; where that is an element of an array, it is the array.
+    """
     project, slash, rest = reference.rpartition("/")
-    where = project if slash else default_project
-    if where is None:
-        return None
+    if slash:
+        projects = (project,) if project in projects else ()
+    elif reference.startswith("job_"):
+        return _in([tx.jobs.get(reference)], projects)
+    elif reference.startswith("arr_"):
+        newest = tx.jobs.page(JobFilter(array_id=reference), None, 1)
+        return _in((job for job, _ in newest), projects, is_name=True)
     if rest.isascii() and rest.isdigit() and len(rest) < 19:
-        return tx.jobs.by_number(where, int(rest))
-    return tx.jobs.newest_named(where, rest)
+        return _in((tx.jobs.by_number(name, int(rest)) for name in projects), projects)
+    return _in((tx.jobs.newest_named(name, rest) for name in projects), projects, is_name=True)
+
+
+def jobs_named(tx: Tx, reference: str, project: str) -> list[Job]:
+    """Every job that `reference` stands for in a project; an array's elements by their indices."""
+    found = []
+    for named in find_named(tx, reference, (project,)):
+        found += [named.job] if named.array_id is None else _elements(tx, named.array_id)
+    return found
+
+
+def _in(jobs: Iterable[Job | None], projects: Collection[str], *, is_name: bool = False) -> list[Named]:
+    return [
+        Named(job, job.array.array_id if is_name and job.array else None)
+        for job in jobs
+        if job is not None and job.project in projects
+    ]
+
+
+def _elements(tx: Tx, array_id: str) -> list[Job]:
+    found: list[Job] = []
+    before = None
+    while page := tx.jobs.page(JobFilter(array_id=array_id), before, PAGE):
+        found += (job for job, _ in page)
+        before = (found[-1].submitted_at, found[-1].job_id)
+    return sorted(found, key=lambda job: job.number)

@@ -1,4 +1,4 @@
-"""The very first start: one admin, one project, one token that is shown once."""
+"""The very first start: one admin, one project, one token that is shown once; a database's one home."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from pathlib import Path
 from shoal.control.actor import SHOAL
 from shoal.control.core import Core
 from shoal.control.record import note
+from shoal.errors import StateError
 from shoal.identity import mint_token
 from shoal.model.people import Membership, Project, Role, Token, User
-from shoal.store import Tx
+from shoal.store import Store, Tx
 
 DEFAULT_PROJECT = "default"
+HOME_ID = "home_id"
 
 
 def first_token_path(home: Path) -> Path:
@@ -27,6 +29,25 @@ def load_key(home: Path) -> bytes:
     if not path.exists():
         _write_private(path, os.urandom(32))
     return path.read_bytes()
+
+
+async def claim(store: Store, home: Path) -> None:
+    """Tie the database to this home, for good. `StateError`: it belongs to another.
+
+    What runs is known by the spool under its home: seen from anywhere else it would look lost.
+    """
+    path = home / "home-id"
+    if not path.exists():
+        _write_private(path, f"{os.urandom(16).hex()}\n".encode())
+    own = path.read_text(encoding="ascii").strip()
+    owner = await store.read(lambda tx: tx.meta.get(HOME_ID))
+    if owner is None:
+        await store.write(lambda tx: tx.meta.set(HOME_ID, own))
+    elif owner != own:
+        raise StateError(
+            f"this database belongs to another SHOAL_HOME (id {owner}), not to {home} (id {own})",
+            hint=f"use the home it was made with; if that is gone for good, `echo {owner} > {path}`",
+        )
 
 
 async def prepare(core: Core, admin_name: str) -> None:

@@ -41,7 +41,12 @@ async def _refresh_nodes(core: Core) -> None:
     known = {node.name: node for node in await core.store.read(lambda tx: tx.nodes.all())}
     lost = {n: msgspec.structs.replace(node.facts, is_alive=False) for n, node in known.items()}
     wanted = {**lost, **facts}
-    changed = {name: fact for name, fact in wanted.items() if name not in known or known[name].facts != fact}
+    # A node is added when it answers: one that was removed while it is silent stays away until then.
+    changed = {
+        name: fact
+        for name, fact in wanted.items()
+        if (known[name].facts != fact if name in known else fact.is_alive)
+    }
     if changed:
         await core.store.write(lambda tx: _put(core, tx, changed))
 
@@ -50,6 +55,8 @@ def _put(core: Core, tx: Tx, changed: dict[str, NodeFacts]) -> None:
     now = core.clock.now()
     for name, facts in sorted(changed.items()):
         known = tx.nodes.get(name)
+        if known is None and not facts.is_alive:
+            continue
         if known is None:
             tx.nodes.put(Node(facts=facts, engine=core.engine.name, changed_at=now))
             note(tx, "node.added", now, SHOAL, node=name, data=msgspec.to_builtins(facts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import msgspec
@@ -69,6 +70,7 @@ def _stop_all(core: Core, tx: Tx, actor: Actor, job_ids: list[str], now: float) 
 
 async def retry_job(core: Core, actor: Actor, job_id: str, key: str | None) -> Job:
     """A new attempt of an ended job, with the same frozen spec."""
+    _check_archive(core, await core.store.read(lambda tx: tx.jobs.get(job_id)))
 
     def change(tx: Tx) -> Job:
         now = core.clock.now()
@@ -77,6 +79,19 @@ async def retry_job(core: Core, actor: Actor, job_id: str, key: str | None) -> J
         return _load(tx, job_id)[0]
 
     return await core.store.write(change)
+
+
+def _check_archive(core: Core, job: Job | None) -> None:
+    """Raise where the job's snapshot was removed as old; else date it anew, so that it is not."""
+    if job is None or job.is_open or job.archive_digest is None:
+        return
+    try:
+        os.utime(core.archive_path(job.archive_digest))
+    except FileNotFoundError as error:
+        raise StateError(
+            f"the working directory of job {job.reference} is no longer kept; it cannot run without it",
+            hint="submit it again with `shoal run`, which sends it along",
+        ) from error
 
 
 def _retry(core: Core, tx: Tx, actor: Actor, job_id: str, now: float) -> bool:
@@ -93,7 +108,7 @@ def _retry(core: Core, tx: Tx, actor: Actor, job_id: str, now: float) -> bool:
         )
     project = tx.people.get_project(job.project)
     assert project is not None
-    check_quota(tx, project, 1)
+    check_quota(project, tx.jobs.count_open(project.name), 1)
     again = msgspec.structs.replace(
         job,
         epoch=job.epoch + 1,

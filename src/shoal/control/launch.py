@@ -8,7 +8,7 @@ from shoal.control.core import RENEW_S, Core
 from shoal.control.orders import orders_for
 from shoal.engines.base import Submission
 from shoal.errors import EngineRefused, EngineUnreachable, NotFound, StoreUnavailable
-from shoal.identity import SecretsUnreadable, job_token, open_secrets, supervisor_token
+from shoal.identity import SecretsUnreadable, job_token, open_secrets, proof_key, supervisor_token
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
 from shoal.model.moves import Accepted, AttemptEvent, NodeEnded, Refused
@@ -94,12 +94,14 @@ def _submission(
         nodes,
         uid=uid,
         home=core.settings.home,
+        mount_roots=core.settings.mount_roots,
         control_url=core.control_url,
         renew_s=RENEW_S,
     )
     credentials = {
         order.node: Credentials(
             supervisor_token=supervisor_token(core.key, attempt.attempt_id, order.node),
+            proof_key=proof_key(core.key, attempt.attempt_id, order.node),
             job_token=job_token(core.key, attempt.attempt_id),
             secrets=open_secrets(core.key, job.job_id, sealed) if sealed else {},
         )

@@ -48,6 +48,32 @@ def _set(tx: Tx, actor: Actor, name: str, state: NodeState, because: str, now: f
     return True
 
 
+async def remove_node(core: Core, actor: Actor, name: str, key: str | None) -> None:
+    """Take a node that is gone off the list. One that comes back is a new node."""
+
+    def change(tx: Tx) -> None:
+        now = core.clock.now()
+        said = fingerprint("node.remove", name)
+        once(tx, actor, key, said, now, bool, lambda: _remove(tx, actor, name, now))
+
+    await core.store.write(change)
+
+
+def _remove(tx: Tx, actor: Actor, name: str, now: float) -> bool:
+    node = _get(tx, name)
+    if node.facts.is_alive:
+        raise StateError(f"node {name} answers; only one that is gone can be removed", hint="shoal nodes")
+    held = [job.reference for job, attempt in tx.attempts.holding() if name in attempt.node_names]
+    if held:
+        raise StateError(
+            f"node {name} still holds {', '.join(held[:5])}",
+            hint=f"if nothing runs there any more, `shoal nodes declare-dead {name}` first",
+        )
+    tx.nodes.remove(name)
+    note(tx, "node.removed", now, actor, node=name)
+    return True
+
+
 def _get(tx: Tx, name: str) -> Node:
     node = tx.nodes.get(name)
     if node is None:

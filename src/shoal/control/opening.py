@@ -12,7 +12,7 @@ import anyio.to_thread
 from shoal.clock import SystemClock
 from shoal.control.anchor import check_anchor, drop_anchor
 from shoal.control.core import Core
-from shoal.control.first import load_key, prepare
+from shoal.control.first import claim, load_key, prepare
 from shoal.engines.registry import open_engine
 from shoal.ids import id_factory
 from shoal.settings import Settings
@@ -26,6 +26,7 @@ async def open_core(settings: Settings) -> AsyncIterator[Core]:
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     store = await anyio.to_thread.run_sync(partial(open_store, settings.store_url, clock=clock))
     try:
+        await claim(store, settings.home)
         engine = open_engine(
             "local",
             home=settings.home,

@@ -10,7 +10,7 @@ from shoal.model.attempt import Attempt
 from shoal.model.from_spec import log_rules_of, mounts_of
 from shoal.model.job import Job
 from shoal.model.node import Node
-from shoal.wire import Limits, Order
+from shoal.wire import GpuHandle, Limits, Order
 
 
 def orders_for(
@@ -20,6 +20,7 @@ def orders_for(
     *,
     uid: int,
     home: Path,
+    mount_roots: tuple[Path, ...],
     control_url: str | None,
     renew_s: float,
 ) -> tuple[Order, ...]:
@@ -39,11 +40,13 @@ def orders_for(
             nodes=attempt.node_names,
             ranks_per_node=job.request.ranks_per_node,
             gpu_ids=share.gpu_ids,
+            gpus=_handles(share.gpu_ids, nodes[share.node]),
             are_gpus_simulated=nodes[share.node].facts.is_simulated,
             run=spec.run,
             setup=spec.setup,
             env=dict(spec.env),
             mounts=mounts_of(spec),
+            mount_roots=tuple(map(str, mount_roots)) if spec.mounts else None,
             archive_digest=job.archive_digest,
             limits=Limits(cpus=share.cpus, memory_bytes=share.memory_bytes),
             log_rules=log_rules_of(spec),
@@ -59,4 +62,15 @@ def orders_for(
             uid=uid,
         )
         for node_rank, share in enumerate(attempt.allocation)
+    )
+
+
+def _handles(gpu_ids: tuple[int, ...], node: Node) -> tuple[GpuHandle, ...]:
+    """Each device by the names its node reported; one that is gone from the report has its index alone."""
+    known = {gpu.index: gpu for gpu in node.facts.gpus}
+    return tuple(
+        GpuHandle(index=index, minor=known[index].minor, uuid=known[index].uuid)
+        if index in known
+        else GpuHandle(index=index)
+        for index in gpu_ids
     )

@@ -7,8 +7,9 @@ import msgspec
 from shoal.control.actor import SHOAL
 from shoal.control.core import Core
 from shoal.control.launch import launch
+from shoal.control.queue import look
 from shoal.control.record import note
-from shoal.control.snapshot import Loaded, load
+from shoal.control.told import FRESH_S
 from shoal.model.attempt import AttemptState, EndReason
 from shoal.model.moves import Placed, StopAsked
 from shoal.scheduler import Plan, plan
@@ -17,20 +18,35 @@ from shoal.store import Tx
 
 async def place(core: Core) -> float | None:
     """Plan once and act on it. Returns when to look again if nothing happens before: seconds, or None."""
-    now = core.clock.now()
-    loaded = await core.store.read(lambda tx: load(tx, core.backoff, now))
-    core.node_views = loaded.snapshot.nodes
-    made = plan(loaded.snapshot, core.policy, now)
-    core.explanations = {e.attempt_id: e for e in made.explanations}
-    core.planned_at = now
-    if made.starts or loaded.doomed:
-        placed = await core.store.write(lambda tx: _record(core, tx, made, loaded))
-        for attempt_id in placed:
-            await launch(core, attempt_id)
-    return loaded.next_ready_s
+    now, seen = core.clock.now(), core.queue.seen
+    changes = await core.store.read(lambda tx: look(tx, seen))
+    core.queue.take_in(changes)
+    are_nodes_new = core.nodes.see(changes.nodes)
+    if not are_nodes_new and _is_nothing_new(core):
+        return core.told.good_until - core.clock.monotonic()
+    core.queue.is_disturbed = True  # until all of this is done
+    snapshot, next_ready_s = core.queue.snapshot(core.nodes.views(now), core.backoff, now)
+    made, doomed = plan(snapshot, core.policy, now), core.queue.doomed
+    core.told.hear(made, snapshot.candidates, now)
+    placed: list[str] = []
+    if made.starts or doomed:
+        placed = await core.store.write(lambda tx: _record(core, tx, made, doomed))
+    core.queue.settled()
+    core.told.good_until = core.clock.monotonic() + min(FRESH_S, next_ready_s or FRESH_S)
+    for attempt_id in placed:
+        await launch(core, attempt_id)
+    return next_ready_s
 
 
-def _record(core: Core, tx: Tx, made: Plan, loaded: Loaded) -> list[str]:
+def _is_nothing_new(core: Core) -> bool:
+    """Nobody can start: at most, jobs came that ask what others are waiting for already."""
+    if core.queue.is_disturbed or not core.told.explain(core.queue.added, core.clock.monotonic()):
+        return False
+    core.queue.settled()
+    return True
+
+
+def _record(core: Core, tx: Tx, made: Plan, doomed: list[tuple[str, str]]) -> list[str]:
     """Write the plan down. What changed since the snapshot is left for the next cycle."""
     open_nodes = {node.name for node in tx.nodes.all() if node.takes_work}
     placed = []
@@ -42,7 +58,7 @@ def _record(core: Core, tx: Tx, made: Plan, loaded: Loaded) -> list[str]:
             continue
         core.recorder.advance(tx, start.attempt_id, Placed(allocation=start.allocation))
         placed.append(start.attempt_id)
-    for attempt_id, because in loaded.doomed:
+    for attempt_id, because in doomed:
         stop = StopAsked(reason=EndReason.DEPENDENCY, by=str(SHOAL), because=because)
         core.recorder.advance(tx, attempt_id, stop)
     if made.starts:
@@ -55,6 +71,6 @@ def _record_decision(core: Core, tx: Tx, made: Plan, placed: list[str]) -> None:
     data = {
         "starts": msgspec.to_builtins(made.starts),
         "placed": placed,
-        "waiting": len(made.explanations),
+        "waiting": len(made.explanations) + core.queue.num_blocked,
     }
     note(tx, "plan.made", core.clock.now(), SHOAL, data=data)

@@ -9,6 +9,7 @@ from typing import Any
 from shoal.control import anchor, explain, jobs, nodes, people, reports, submit
 from shoal.control.actor import Actor
 from shoal.control.core import Core
+from shoal.control.frozen import Frozen
 from shoal.control.opening import open_core
 from shoal.control.record import note
 from shoal.control.runner import Changed, run_loops
@@ -53,7 +54,7 @@ class ControlPlane:
     async def submit(
         self,
         actor: Actor,
-        spec: JobSpec,
+        spec: JobSpec | Frozen,
         *,
         project: str,
         owner: User,
@@ -85,6 +86,9 @@ class ControlPlane:
         node = await nodes.set_node_state(self.core, actor, name, state, because, key)
         self.changed.wake_healer()
         return node
+
+    async def remove_node(self, actor: Actor, name: str, *, key: str | None = None) -> None:
+        await nodes.remove_node(self.core, actor, name, key)
 
     async def create_user(
         self, actor: Actor, name: str, cluster_role: Role | None = None, *, key: str | None = None

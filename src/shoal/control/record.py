@@ -89,7 +89,13 @@ class Recorder:
 
     def next_attempt(self, tx: Tx, job: Job, now: float, backoff_s: float = 0.0) -> Attempt:
         """Queue the attempt with the job's current epoch."""
-        attempt = Attempt(
+        attempt = self.new_attempt(job, now, backoff_s)
+        tx.attempts.add(attempt)
+        return attempt
+
+    def new_attempt(self, job: Job, now: float, backoff_s: float = 0.0) -> Attempt:
+        """The attempt with the job's current epoch, not recorded yet."""
+        return Attempt(
             attempt_id=self._new_id("att"),
             job_id=job.job_id,
             project=job.project,
@@ -97,8 +103,6 @@ class Recorder:
             queued_at=now,
             backoff_s=backoff_s,
         )
-        tx.attempts.add(attempt)
-        return attempt
 
 
 def _verb(before: Attempt, after: Attempt) -> str:

@@ -10,8 +10,14 @@ from shoal.model.moves import AttemptEvent, NodeEnded, Started
 from shoal.wire import Renewal, RenewalAnswer
 
 
+class StaleRenewal(StateError):
+    """Who renews is not, or no longer, the one that may run. A passing conflict in the store is not this."""
+
+    code = "state.stale_renewal"
+
+
 async def renew(core: Core, renewal: Renewal) -> RenewalAnswer:
-    """Note the sign of life. `StateError`: the attempt is over or another has its place; stop at once.
+    """Note the sign of life. `StaleRenewal`: the attempt is over or another has its place; stop at once.
 
     An outcome is on disk here when this returns. Repeating any renewal is harmless.
     """
@@ -31,11 +37,11 @@ async def renew(core: Core, renewal: Renewal) -> RenewalAnswer:
 
 def _current(attempt: Attempt | None, renewal: Renewal) -> Attempt:
     if attempt is None or renewal.node not in attempt.node_names:
-        raise StateError(f"attempt {renewal.attempt_id} was never placed on {renewal.node}")
+        raise StaleRenewal(f"attempt {renewal.attempt_id} was never placed on {renewal.node}")
     if attempt.epoch != renewal.epoch:
-        raise StateError(f"epoch {renewal.epoch} is stale; the attempt has epoch {attempt.epoch}")
+        raise StaleRenewal(f"epoch {renewal.epoch} is stale; the attempt has epoch {attempt.epoch}")
     if attempt.state is AttemptState.ENDED and renewal.outcome is None:
-        raise StateError(f"attempt {renewal.attempt_id} has ended: {attempt.reason}")
+        raise StaleRenewal(f"attempt {renewal.attempt_id} has ended: {attempt.reason}")
     return attempt
 
 
@@ -48,7 +54,7 @@ def _news(attempt: Attempt, renewal: Renewal) -> AttemptEvent | None:
             renewal.epoch,
             renewal.node,
         ):
-            raise StateError("the outcome is not about the attempt and node that report it")
+            raise StaleRenewal("the outcome is not about the attempt and node that report it")
         return NodeEnded(outcome)
     if renewal.started_at is not None and renewal.node not in attempt.started_nodes:
         return Started(renewal.node)

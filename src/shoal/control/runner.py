@@ -15,6 +15,7 @@ import anyio
 import structlog
 
 from shoal.control.anchor import drop_anchor
+from shoal.control.clean import clean
 from shoal.control.core import Core
 from shoal.control.heal import heal
 from shoal.control.place import place
@@ -27,9 +28,12 @@ T = TypeVar("T")
 WATCH_EVERY_S = 1.0
 HEAL_EVERY_S = 5.0
 ANCHOR_EVERY_S = 30.0
+CLEAN_EVERY_S = 600.0
 PLACE_AT_LEAST_EVERY_S = 30.0
 PLACE_SHARE = 0.2
 """At most this share of a core goes to planning: the longer a cycle took, the longer the pause."""
+PLACE_PAUSE_S = 0.02
+"""Between two cycles at least: what commits within it is planned together. The first never waits."""
 FAILED_PAUSE_S = 1.0
 
 
@@ -53,14 +57,16 @@ class Changed:
     """Tells streams and loops that something was committed."""
 
     def __init__(self) -> None:
-        self._commit = anyio.Event()
+        self._commit: anyio.Event | None = None
+        """There while somebody waits."""
         self.placer = Signal()
         self.healer = Signal()
 
     def committed(self) -> None:
         """Something is on disk that was not."""
-        self._commit.set()
-        self._commit = anyio.Event()
+        if self._commit is not None:
+            self._commit.set()
+            self._commit = None
         self.placer.set()
 
     def wake_healer(self) -> None:
@@ -68,6 +74,8 @@ class Changed:
 
     async def wait(self, timeout_s: float) -> None:
         """Until the next commit, or until the time is over."""
+        if self._commit is None:
+            self._commit = anyio.Event()
         with anyio.move_on_after(timeout_s):
             await self._commit.wait()
 
@@ -91,6 +99,7 @@ async def run_loops(core: Core, changed: Changed) -> AsyncIterator[None]:
         tasks.start_soon(_repeat, "watch", lambda: watch(core), lambda: anyio.sleep(WATCH_EVERY_S))
         tasks.start_soon(_repeat, "heal", lambda: heal(core), lambda: changed.healer.wait(HEAL_EVERY_S))
         tasks.start_soon(_repeat, "anchor", lambda: drop_anchor(core), lambda: anyio.sleep(ANCHOR_EVERY_S))
+        tasks.start_soon(_repeat, "clean", lambda: clean(core), lambda: anyio.sleep(CLEAN_EVERY_S))
         try:
             yield
         finally:
@@ -105,7 +114,7 @@ async def _placing(core: Core, changed: Changed) -> None:
         soon = await _turn("place", lambda: place(core))
         took = core.clock.monotonic() - began
         next_look_s = min(soon or PLACE_AT_LEAST_EVERY_S, PLACE_AT_LEAST_EVERY_S)
-        await anyio.sleep(took / PLACE_SHARE - took)
+        await anyio.sleep(max(took / PLACE_SHARE - took, PLACE_PAUSE_S))
 
 
 async def _repeat(

@@ -9,18 +9,19 @@ import msgspec
 
 from shoal.control.actor import Actor
 from shoal.control.core import Core
-from shoal.control.find import find_job
+from shoal.control.find import jobs_named
+from shoal.control.frozen import Frozen, freeze
 from shoal.control.once import fingerprint, once
 from shoal.control.record import note
 from shoal.control.snapshot import label
-from shoal.errors import Denied, LimitReached, NotFound, ShoalError, SpecError
+from shoal.errors import Denied, LimitReached, NotFound, ShoalError, SpecError, TooLarge
 from shoal.identity import seal_secrets
-from shoal.model.from_spec import request_of, retry_of
 from shoal.model.job import ArrayPlace, Dependency, DependencyKind, Job
 from shoal.model.people import Project, User
-from shoal.scheduler import impossible
 from shoal.spec import JobSpec
 from shoal.store import Tx
+
+MAX_RECORDED_BYTES = 64 << 20
 
 
 class SubmitResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +33,7 @@ class SubmitResult(msgspec.Struct, frozen=True, kw_only=True):
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """A submission as the API understood it."""
 
-    spec: JobSpec
+    spec: JobSpec | Frozen
     project: str
     owner: User
     archive_digest: str | None = None
@@ -44,44 +45,48 @@ async def submit(core: Core, actor: Actor, asked: Asked, key: str | None) -> Sub
 
     A repeated key gets the first answer even where the cluster or its rules have changed since.
     """
-    check_secrets(asked)
-    refusal = _refusal(core, asked.spec)
-    said = _said(core, asked)
-
-    def accept(tx: Tx, now: float) -> list[str]:
-        if refusal is not None:
-            raise refusal
-        return _accept(core, tx, actor, asked, now)
+    frozen = freeze(asked.spec)
+    check_secrets(frozen.spec, asked.secrets)
+    refusal = _refusal(core, frozen)
+    said = _said(core, asked, frozen)
 
     def change(tx: Tx) -> SubmitResult:
         now = core.clock.now()
-        ids, repeated = once(tx, actor, key, said, now, list[str], lambda: accept(tx, now))
-        jobs = tuple(job for job in map(tx.jobs.get, ids) if job is not None)
+        accepted: list[Job] = []
+
+        def accept() -> list[str]:
+            if refusal is not None:
+                raise refusal
+            accepted.extend(_accept(core, tx, actor, asked, frozen, now))
+            return [job.job_id for job in accepted]
+
+        ids, repeated = once(tx, actor, key, said, now, list[str], accept)
+        jobs = tuple(accepted or (job for job in map(tx.jobs.get, ids) if job is not None))
         array = jobs[0].array
         return SubmitResult(jobs=jobs, array_id=array.array_id if array else None, was_repeated=repeated)
 
     return await core.store.write(change)
 
 
-def _said(core: Core, asked: Asked) -> str:
+def _said(core: Core, asked: Asked, frozen: Frozen) -> str:
     """Secrets count under our key: their plain hash in the database could be guessed at."""
     secrets = hmac.digest(core.key, msgspec.json.encode(asked.secrets, order="sorted"), "sha256").hex()
-    return fingerprint("submit", asked.spec.canonical_json(), asked.project, asked.archive_digest, secrets)
+    return fingerprint("submit", frozen.text, asked.project, asked.archive_digest, secrets)
 
 
-def _refusal(core: Core, spec: JobSpec) -> ShoalError | None:
+def _refusal(core: Core, frozen: Frozen) -> ShoalError | None:
     """Why this cluster, as it is now, does not take the job; None if it does."""
     try:
-        check_mounts(core, spec)
-        check_fit(core, spec)
+        check_mounts(core, frozen.spec)
+        check_fit(core, frozen)
     except ShoalError as error:
         return error
     return None
 
 
-def check_secrets(asked: Asked) -> None:
+def check_secrets(spec: JobSpec, secrets: dict[str, str]) -> None:
     """Every named secret has a value, and no other value came along."""
-    named, given = set(asked.spec.secrets), set(asked.secrets)
+    named, given = set(spec.secrets), set(secrets)
     if named - given:
         missing = ", ".join(sorted(named - given))
         raise SpecError(
@@ -104,45 +109,57 @@ def check_mounts(core: Core, spec: JobSpec) -> None:
             )
 
 
-def check_fit(core: Core, spec: JobSpec) -> None:
+def check_fit(core: Core, frozen: Frozen) -> None:
     """Refuse what no set of this cluster's nodes could ever hold; with no nodes known yet, wait."""
-    if not core.node_views:
-        return
-    never = impossible(request_of(spec), core.node_views)
+    never = core.nodes.never_fits(frozen.request, core.clock.now())
     if never is not None:
-        who = f"job `{spec.name}`" if spec.name else "the job"
+        who = f"job `{frozen.spec.name}`" if frozen.spec.name else "the job"
         raise SpecError(f"{who} {never.sentence}", hint=never.hint, **never.facts)
 
 
-def _accept(core: Core, tx: Tx, actor: Actor, asked: Asked, now: float) -> list[str]:
+def _accept(core: Core, tx: Tx, actor: Actor, asked: Asked, frozen: Frozen, now: float) -> list[Job]:
     project = tx.people.get_project(asked.project)
     if project is None:
         raise NotFound(f"no project `{asked.project}`", hint="shoal project list")
-    spec = asked.spec
+    spec = frozen.spec
     indices = spec.array.indices if spec.array else (None,)
-    check_quota(tx, project, len(indices))
-    after = _dependencies(tx, asked)
-    first = tx.jobs.next_number(project.name, len(indices))
+    after = _dependencies(tx, spec, project.name)
+    check_size(frozen, after, len(indices))
+    admitted = tx.submissions.admit(project.name, len(indices))
+    check_quota(project, admitted.open_jobs - len(indices), len(indices))
     array_id = core.new_id("arr") if spec.array else None
-    # Equals are started in the order of their ids, which is random within a millisecond.
-    ids = sorted(core.new_id("job") for _ in indices)
-    for offset, (job_id, index) in enumerate(zip(ids, indices, strict=True)):
+    made = []
+    for number, index in enumerate(indices, admitted.first):
         place = None
         if array_id is not None and index is not None and spec.array is not None:
             place = ArrayPlace(array_id=array_id, index=index, size=len(indices), at_once=spec.array.at_once)
-        job = _job(job_id, asked, first + offset, after, place, now)
-        tx.jobs.add(job)
-        attempt = core.recorder.next_attempt(tx, job, now)
+        job = _job(core.new_id("job"), asked, frozen, number, after, place, now)
+        made.append((job, core.recorder.new_attempt(job, now)))
+    tx.submissions.add(made)
+    for job, attempt in made:
         if asked.secrets:
             tx.secrets.put(job.job_id, seal_secrets(core.key, job.job_id, asked.secrets, core.random))
-        data = {"name": job.name, "number": job.number, "spec": job.spec_json}
+        data: dict[str, object] = {"name": job.name, "number": job.number}
+        if job.number == admitted.first:
+            # The other elements of an array have the same one.
+            data["spec"] = job.spec_json
         note(tx, "job.submitted", now, actor, job=job, attempt=attempt, data=data)
-    return ids
+    return [job for job, _ in made]
 
 
-def check_quota(tx: Tx, project: Project, more: int) -> None:
+def check_size(frozen: Frozen, after: tuple[Dependency, ...], count: int) -> None:
+    """Every element of an array is recorded whole: raise `TooLarge` where all of them take too much."""
+    size = len(frozen.text.encode()) + len(msgspec.json.encode(after))
+    if size * count > MAX_RECORDED_BYTES:
+        raise TooLarge(
+            f"{count} jobs of {size} bytes each are {size * count} bytes; at most {MAX_RECORDED_BYTES} are "
+            "taken in one submission",
+            hint="put a long script in a file of the `workdir`, or submit a smaller array",
+        )
+
+
+def check_quota(project: Project, already: int, more: int) -> None:
     """Raise `LimitReached` where `more` open jobs are more than the project may have."""
-    already = tx.jobs.count_open(project.name)
     if already + more > project.max_open_jobs:
         raise LimitReached(
             f"project `{project.name}` has {already} open jobs; {more} more would pass its limit of "
@@ -153,30 +170,31 @@ def check_quota(tx: Tx, project: Project, more: int) -> None:
         )
 
 
-def _dependencies(tx: Tx, asked: Asked) -> tuple[Dependency, ...]:
+def _dependencies(tx: Tx, spec: JobSpec, project: str) -> tuple[Dependency, ...]:
     """Jobs named in `after` must exist already, in the same project: so there can be no circle."""
     found = []
-    for after in asked.spec.after:
-        job = find_job(tx, after.job, (asked.project,), asked.project)
-        if job is None:
+    for after in spec.after:
+        jobs = jobs_named(tx, after.job, project)
+        if not jobs:
             raise SpecError(
-                f"`after` names `{after.job}`; project `{asked.project}` has no such job",
+                f"`after` names `{after.job}`; project `{project}` has no such job",
                 hint="shoal queue --all",
             )
         on = DependencyKind(after.on)
-        found.append(Dependency(job_id=job.job_id, label=label(job), on=on))
+        found += [Dependency(job_id=job.job_id, label=label(job), on=on) for job in jobs]
     return tuple(found)
 
 
 def _job(
     job_id: str,
     asked: Asked,
+    frozen: Frozen,
     number: int,
     after: tuple[Dependency, ...],
     array: ArrayPlace | None,
     now: float,
 ) -> Job:
-    spec = asked.spec
+    spec = frozen.spec
     return Job(
         job_id=job_id,
         project=asked.project,
@@ -186,9 +204,9 @@ def _job(
         owner_name=asked.owner.name,
         queue=spec.queue,
         priority=spec.priority,
-        request=request_of(spec),
-        retry=retry_of(spec),
-        spec_json=spec.canonical_json(),
+        request=frozen.request,
+        retry=frozen.retry,
+        spec_json=frozen.text,
         after=after,
         array=array,
         archive_digest=asked.archive_digest,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -59,6 +59,8 @@ class LogChunk(msgspec.Struct, frozen=True, kw_only=True):
 
     data: bytes
     next_offset: int
+    size: int
+    """How many bytes the log has now, so that one can begin near its end."""
     is_complete: bool
     """Nothing will ever follow `next_offset`."""
 
@@ -107,4 +109,25 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Let go of our own resources. What runs, runs on."""
+        ...
+
+
+@runtime_checkable
+class SupportsPrune(Protocol):
+    """An engine that keeps things of ended attempts on a disk of ours, and can throw them away."""
+
+    name: str
+
+    async def prune(self, older_than: float, max_bytes: int) -> int:
+        """Remove the logs of forgotten attempts last written before that date, then the oldest of the rest
+        until they fit in `max_bytes`. Returns how many attempts went. Nothing that may run is touched.
+        """
+        ...
+
+    async def checkpoints(self) -> list[str]:
+        """The ids of the jobs that have a checkpoint directory."""
+        ...
+
+    async def drop_checkpoint(self, job_id: str) -> None:
+        """Remove it. The job must have ended. May be repeated."""
         ...

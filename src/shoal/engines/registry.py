@@ -14,9 +14,7 @@ NAMES = ("local",)
 def open_engine(name: str, *, home: Path, clock: Clock, server_file: Path, demo: str | None = None) -> Engine:
     """The engine called `name`. `demo` adds simulated nodes (`16x8`); `SpecError` for a name nobody knows."""
     if name != "local":
-        raise SpecError(
-            f"no engine is called {name!r}; there are {', '.join(NAMES)}", hint="shoal up --engine local"
-        )
+        raise SpecError(f"no engine is called {name!r}; there are {', '.join(NAMES)}", hint="shoal up")
     from shoal.engines.local import LocalEngine, SimulatedNodes
 
     simulated = SimulatedNodes.parse(demo) if demo else None

@@ -12,6 +12,7 @@ from shoal.identity.signed import (
     SignedToken,
     job_token,
     parse_signed,
+    proof_key,
     supervisor_token,
 )
 from shoal.identity.tokens import MintedToken, UserTokenText, hash_secret, mint_token, parse_user_token
@@ -36,6 +37,7 @@ __all__ = [
     "open_secrets",
     "parse_signed",
     "parse_user_token",
+    "proof_key",
     "seal_secrets",
     "supervisor_token",
     "user_caller",

@@ -79,5 +79,5 @@ def _on_cluster(caller: Caller, permission: Permission, least: Role | None) -> N
         has = f"you are {caller.cluster_role}" if caller.cluster_role else "you have no role on the cluster"
         raise Denied(
             f"`{permission}` needs the role {least} on the cluster; {has}",
-            hint="ask an admin, or see what you may do with `shoal status`",
+            hint="ask an admin, or see what you may do with `shoal login`",
         )

@@ -45,6 +45,11 @@ def supervisor_token(key: bytes, attempt_id: str, node: str) -> str:
     return f"shs_{attempt_id}.{node}_{_mac(key, SignedKind.SUPERVISOR, attempt_id, node)}"
 
 
+def proof_key(key: bytes, attempt_id: str, node: str) -> str:
+    """What the control plane proves its answers to this supervisor with. Unlike a token it is never sent."""
+    return _mac(key, "proof", attempt_id, node)
+
+
 def parse_signed(key: bytes, text: str) -> SignedToken | None:
     """The token if this key made it; None for any other text, however close."""
     if match := _JOB.fullmatch(text):
@@ -58,7 +63,7 @@ def parse_signed(key: bytes, text: str) -> SignedToken | None:
     return token if hmac.compare_digest(expected, match["mac"]) else None
 
 
-def _mac(key: bytes, kind: SignedKind, attempt_id: str, node: str) -> str:
+def _mac(key: bytes, kind: str, attempt_id: str, node: str) -> str:
     if len(key) < MIN_KEY_BYTES:
         raise ValueError(f"a signing key has at least {MIN_KEY_BYTES} bytes, this one {len(key)}")
     # The kind is signed too: a job's MAC never passes for a supervisor's.

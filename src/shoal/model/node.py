@@ -8,11 +8,16 @@ import msgspec
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One device. `index` is the node's own numbering, what CUDA_VISIBLE_DEVICES takes."""
+    """One device. `index` is the driver's own numbering, by which people and the scheduler name it.
+
+    Neither the device file nor CUDA need count alike: the first goes by `minor`, the second by `uuid`.
+    """
 
     index: int
     kind: str
     uuid: str = ""
+    minor: int | None = None
+    """N of /dev/nvidiaN; None where the driver has no such file, or does not say."""
     memory_bytes: int = 0
 
 

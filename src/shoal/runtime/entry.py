@@ -6,6 +6,7 @@ Until the claim is on disk it changes nothing but the lock.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 
@@ -25,6 +26,8 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
         sys.stderr.write("usage: python -m shoal.runtime.supervisor DIRECTORY < CREDENTIALS\n")
         return USAGE
+    # Held back until the share can say that it was stopped: as soon as it is claimed, somebody may ask.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     kernel.hide_memory()
     os.umask(0o077)
     clock = BootClock()

@@ -146,6 +146,9 @@ def _shoal(order: Order, credentials: Credentials) -> dict[str, str]:
 
 def _devices(order: Order) -> dict[str, str]:
     """Every rank sees all GPUs of its share, as under torchrun, and chooses its own by LOCAL_RANK."""
+    uuids = [gpu.uuid for gpu in order.gpus]
+    # CUDA may count in another order than the driver: only a UUID, or PCI order, names the device meant.
+    names = uuids if all(uuids) and len(uuids) == len(order.gpu_ids) else [str(i) for i in order.gpu_ids]
     # A simulated GPU must never name a real one of the machine it is simulated on.
-    visible = "" if order.are_gpus_simulated else ",".join(map(str, order.gpu_ids))
-    return dict.fromkeys(DEVICE_NAMES, visible)
+    visible = "" if order.are_gpus_simulated else ",".join(names)
+    return {**dict.fromkeys(DEVICE_NAMES, visible), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

@@ -1,39 +1,62 @@
-"""One POST to the control plane. Imported late, by the renewal thread alone: ranks do not wait for it."""
+"""One question to the control plane. Imported late, by the renewal thread alone: ranks do not wait for it.
+
+Only an answer that proves who gave it is one: the port may belong to somebody else by now, and what that
+one says about our attempt, refusals included, says nothing.
+"""
 
 from __future__ import annotations
 
 import http.client
+import os
 import ssl
 import urllib.parse
 
 import msgspec
 
-from shoal.wire import Renewal
+from shoal.loopback import refuse_stranger
+from shoal.proof import is_proven
+from shoal.wire import Credentials, Renewal, RenewalAnswer
 
 MAX_ANSWER = 65536
+NONCE_BYTES = 16
 
 
-def post(
-    url: str, token: str, renewal: Renewal, timeout_s: float, ca_file: str | None = None
-) -> tuple[int | None, bytes]:
-    """The answer's status and body; None when there was no answer, which says nothing about what happened."""
+def ask(
+    url: str, credentials: Credentials, renewal: Renewal, timeout_s: float, ca_file: str | None = None
+) -> RenewalAnswer | None:
+    """The control plane's answer; None when there was none, which says nothing about what happened."""
+    renewal = msgspec.structs.replace(renewal, nonce=os.urandom(NONCE_BYTES).hex())
+    body = _post(url, credentials.supervisor_token or "", msgspec.json.encode(renewal), timeout_s, ca_file)
+    try:
+        answer = msgspec.json.decode(body, type=RenewalAnswer)
+    except (msgspec.DecodeError, UnicodeError):
+        return None
+    return answer if is_proven(credentials.proof_key, renewal, answer) else None
+
+
+def _post(url: str, token: str, body: bytes, timeout_s: float, ca_file: str | None) -> bytes:
+    """What came back with status 200; empty for everything else."""
     parts = urllib.parse.urlsplit(url)
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-    host, port = parts.hostname or "", parts.port
     connection: http.client.HTTPConnection
     try:
+        host, port = parts.hostname or "", parts.port
         if parts.scheme == "https":
             trust = ssl.create_default_context(cafile=ca_file)
             connection = http.client.HTTPSConnection(host, port, timeout=timeout_s, context=trust)
         else:
             connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     except (OSError, ValueError, http.client.HTTPException):
-        return None, b""
+        return b""
     try:
-        connection.request("POST", parts.path, body=msgspec.json.encode(renewal), headers=headers)
+        connection.connect()
+        if parts.scheme != "https":
+            # With the token somebody else could report our end in our name.
+            refuse_stranger(host, port or http.client.HTTP_PORT, {0, os.geteuid()})
+        connection.request("POST", parts.path, body=body, headers=headers)
         answer = connection.getresponse()
-        return answer.status, answer.read(MAX_ANSWER)
+        return answer.read(MAX_ANSWER) if answer.status == http.client.OK else b""
     except (OSError, ValueError, http.client.HTTPException):
-        return None, b""
+        return b""
     finally:
         connection.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import signal
@@ -14,6 +15,9 @@ PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 NS_GET_USERNS = 0xB701
 LAST_CAPABILITY = 63
+KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219}
+"""The number of the system call, for which C libraries have no name."""
+KEYCTL_JOIN_SESSION_KEYRING = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -32,6 +36,21 @@ def become_subreaper() -> None:
 def hide_memory() -> None:
     """No core dump, and no other process of the same user may read this one's memory or environment."""
     _prctl(PR_SET_DUMPABLE, 0)
+
+
+def leave_keyring() -> None:
+    """Give up the keys of whoever started Shoal: a session's keyring is inherited whatever the user becomes.
+
+    Must come before a change of user, who may have used up what keys it may hold. Where keys may not be used
+    at all there is nothing to give up.
+    """
+    call = KEYCTL.get(os.uname().machine)
+    if call is None:
+        return
+    if _libc.syscall(ctypes.c_long(call), ctypes.c_long(KEYCTL_JOIN_SESSION_KEYRING), None) < 0:
+        number = ctypes.get_errno()
+        if number not in (errno.ENOSYS, errno.EPERM):
+            raise OSError(number, f"keyctl: {os.strerror(number)}")
 
 
 def forbid_new_privileges() -> None:

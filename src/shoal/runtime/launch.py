@@ -16,7 +16,8 @@ import msgspec
 from shoal.errors import ShoalError
 from shoal.runtime.confine.confinement import Confinement
 
-SHELL = "/bin/sh"
+SHELL = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
+"""bash becomes the last command it runs, so that a signal which kills the program is seen as one."""
 FAILED_TO_START = 125
 HIGHEST_DESCRIPTOR = 1 << 20
 MAX_ARGUMENT = 120_000
@@ -108,11 +109,15 @@ class Launcher:
             become()
             status = 0
         except ShoalError as error:
-            os.write(self._report, error.message.encode()[:2000])
+            self._tell(error.message)
         except BaseException as error:  # noqa: BLE001 - this process must never return into the supervisor
-            os.write(self._report, f"{type(error).__name__}: {error}".encode()[:2000])
+            self._tell(f"{type(error).__name__}: {error}")
         finally:
             os._exit(status)
+
+    def _tell(self, why: str) -> None:
+        # Names in an archive need not be UTF-8: what cannot be written is shown as escapes.
+        os.write(self._report, why.encode(errors="backslashreplace")[:2000])
 
 
 def script_arguments(script: str) -> list[str]:

@@ -69,8 +69,8 @@ class LogFile:
             self._num_lost = 0
 
     def say(self, text: str) -> None:
-        """Append Shoal's own words."""
-        self.add(None, "e", [text.encode()])
+        """Append Shoal's own words, in one line whatever they quote."""
+        self.add(None, "e", [text.replace("\n", " ").encode()])
 
     def finish(self) -> bool:
         """Say what was lost and make the log durable. False: the disk does not let us; try again later."""

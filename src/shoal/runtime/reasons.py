@@ -65,12 +65,11 @@ class Reasons:
         )
 
     def _stale(self) -> Ending | None:
-        status = self._renewer.stale_status if self._renewer is not None else None
-        if status is None:
+        because = self._renewer.stale_because if self._renewer is not None else None
+        if because is None:
             return None
         return Ending(
-            kind=EndKind.FENCED,
-            message=f"the control plane answered {status}: this attempt is not the one that may run",
+            kind=EndKind.FENCED, message=f"the control plane says that this attempt may not run: {because}"
         )
 
     def _fence(self) -> Ending | None:

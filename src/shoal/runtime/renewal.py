@@ -1,7 +1,8 @@
 """Renew the share's lease with the control plane from a thread of its own.
 
 The thread only carries messages: it leaves the last answer where the main loop finds it and wakes that
-loop. What an answer or a silence means for the ranks is decided there.
+loop. What an answer or a silence means for the ranks is decided there. Whatever does not prove that it comes
+from the control plane is silence.
 """
 
 from __future__ import annotations
@@ -14,10 +15,8 @@ import threading
 import msgspec
 
 from shoal.clock import Clock
-from shoal.wire import NodeOutcome, Order, Phase, Renewal, RenewalAnswer
+from shoal.wire import Credentials, NodeOutcome, Order, Phase, Renewal, RenewalAnswer
 
-STALE = frozenset({401, 403, 404, 409})
-"""Answers that mean: this attempt is not, or no longer, the one that may run."""
 TIMEOUT_S = 10.0
 FIRST_BACKOFF_S = 0.2
 FINAL_S = 10.0
@@ -26,9 +25,16 @@ FINAL_S = 10.0
 class Renewer:
     """Heartbeats for one share. `start` once; everything else may be called at any time."""
 
-    def __init__(self, order: Order, token: str, server_file: str | None, clock: Clock, wake_fd: int) -> None:
+    def __init__(
+        self,
+        order: Order,
+        credentials: Credentials,
+        server_file: str | None,
+        clock: Clock,
+        wake_fd: int,
+    ) -> None:
         self._order = order
-        self._token = token
+        self._credentials = credentials
         self._server_file = server_file
         self._ca_file: str | None = None
         self._clock = clock
@@ -43,7 +49,8 @@ class Renewer:
         self.answered_at = clock.monotonic()
         """When the control plane last accepted a renewal, or when we began to ask."""
         self.order_to_stop: RenewalAnswer | None = None
-        self.stale_status: int | None = None
+        self.stale_because: str | None = None
+        """Why this attempt may not run any more, in the control plane's words."""
 
     def start(self) -> None:
         """Begin to renew. Starting it twice changes nothing."""
@@ -77,13 +84,13 @@ class Renewer:
                 renewal = self._message()
                 self._is_due = False
             asked_at = self._clock.monotonic()
-            status, body = connections.post(
-                f"{self._url}/v1/supervisor/renew", self._token, renewal, TIMEOUT_S, self._ca_file
+            answer = connections.ask(
+                f"{self._url}/v1/supervisor/renew", self._credentials, renewal, TIMEOUT_S, self._ca_file
             )
-            is_heard = self._take(status, body, asked_at)
-            if renewal.outcome is not None and (is_heard or status in STALE):
-                return
-            if is_heard:
+            if answer is not None:
+                self._take(answer, asked_at)
+                if renewal.outcome is not None:
+                    return
                 backoff_s, wait_s = FIRST_BACKOFF_S, self._order.renew_s
             else:
                 wait_s, backoff_s = backoff_s, min(backoff_s * 2, self._order.renew_s)
@@ -101,26 +108,19 @@ class Renewer:
             outcome=self._outcome,
         )
 
-    def _take(self, status: int | None, body: bytes, asked_at: float) -> bool:
-        """Note the answer. True: the control plane heard us.
+    def _take(self, answer: RenewalAnswer, asked_at: float) -> None:
+        """Note the control plane's answer.
 
         The lease counts from when we asked: the control plane counts from when it heard, which is later.
         """
-        if status in STALE:
-            self.stale_status = status
+        if answer.is_stale:
+            self.stale_because = answer.because
             self._wake()
-            return False
-        if status is None or not 200 <= status < 300:
-            return False
-        try:
-            answer = msgspec.json.decode(body, type=RenewalAnswer) if body else RenewalAnswer()
-        except msgspec.DecodeError:
-            return False
+            return
         self.answered_at = asked_at
         if answer.should_stop:
             self.order_to_stop = answer
             self._wake()
-        return True
 
     def _find_server(self) -> None:
         """A restarted control plane may listen elsewhere, and says where in its file."""

@@ -9,8 +9,14 @@ from types import FrameType
 from shoal.wire import LogRule, RuleAction
 
 MAX_SEARCHED = 4096
-BUDGET_S = 0.5
-"""For the lines of one read. A pattern that needs more is dropped: it would hold up stop and renewal."""
+RULE_BUDGET_S = 0.1
+"""CPU time of one rule for the lines of one read, 64 KiB at most. One that needs more is dropped: it would
+hold up stop, time limit and renewal. A search keeps every other thread waiting, and one renewal waits a
+dozen times."""
+MAX_DROPPED = 4
+"""So many rules may be dropped for their time one by one; then all are: a job wrote them to waste it."""
+BUDGET_S = 0.4
+"""CPU time of all rules together for the lines of one read. Rules whose turn never comes miss those lines."""
 
 
 class _OutOfTime(Exception):
@@ -18,44 +24,74 @@ class _OutOfTime(Exception):
 
 
 class LogRules:
-    """Patterns still looked for, and the actions of those found. Main thread only: it uses SIGALRM."""
+    """Patterns still looked for, and the actions of those found. Main thread only: it uses SIGPROF."""
 
     def __init__(self, rules: tuple[LogRule, ...]) -> None:
         self.hits: list[RuleAction] = []
         self.complaints: list[str] = []
         """Sentences for the log, about rules that no longer count."""
         self._waiting: list[tuple[re.Pattern[str], RuleAction]] = []
+        self._has_missed = False
+        self._num_dropped = 0
         for rule in rules:
             try:
                 self._waiting.append((re.compile(rule.match), rule.action))
             except re.error as error:
-                self.complaints.append(f"log rule `{rule.match}` is not a pattern: {error}")
+                self.complaints.append(f"log rule {rule.match!r} is not a pattern: {error}")
+
+    @property
+    def are_waiting(self) -> bool:
+        """Whether lines still have to be searched."""
+        return bool(self._waiting)
 
     def check(self, lines: list[bytes]) -> None:
         """Search the lines for every pattern not yet found."""
         if not self._waiting:
             return
-        before = signal.signal(signal.SIGALRM, _stop_searching)
+        signal.signal(signal.SIGPROF, _stop_searching)
+        left_s = BUDGET_S
         try:
             for pattern, action in list(self._waiting):
-                self._search(pattern, action, lines)
+                if not self._waiting:
+                    return
+                if left_s <= 0:
+                    self._miss()
+                    return
+                left_s -= self._search(pattern, action, lines)
         finally:
-            signal.signal(signal.SIGALRM, before)
+            signal.signal(signal.SIGPROF, signal.SIG_IGN)  # the default would be to die of a late one
 
-    def _search(self, pattern: re.Pattern[str], action: RuleAction, lines: list[bytes]) -> None:
+    def _search(self, pattern: re.Pattern[str], action: RuleAction, lines: list[bytes]) -> float:
+        """Seconds of CPU time it took."""
+        left_s = 0.0
         try:
-            signal.setitimer(signal.ITIMER_REAL, BUDGET_S)
+            signal.setitimer(signal.ITIMER_PROF, RULE_BUDGET_S)
             try:
                 is_hit = any(pattern.search(line[:MAX_SEARCHED].decode("utf-8", "replace")) for line in lines)
             finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
+                left_s, _ = signal.setitimer(signal.ITIMER_PROF, 0)
         except _OutOfTime:
-            self._waiting.remove((pattern, action))
-            self.complaints.append(f"log rule `{pattern.pattern}` took over {BUDGET_S} s and is dropped")
-            return
+            self._drop(pattern, action)
+            return RULE_BUDGET_S
         if is_hit:
             self._waiting.remove((pattern, action))
             self.hits.append(action)
+        return RULE_BUDGET_S - left_s
+
+    def _drop(self, pattern: re.Pattern[str], action: RuleAction) -> None:
+        self._waiting.remove((pattern, action))
+        self.complaints.append(f"log rule {pattern.pattern!r} took over {RULE_BUDGET_S} s and is dropped")
+        self._num_dropped += 1
+        if self._num_dropped == MAX_DROPPED and self._waiting:
+            self.complaints.append(
+                f"after {MAX_DROPPED} such log rules the other {len(self._waiting)} are dropped too"
+            )
+            self._waiting.clear()
+
+    def _miss(self) -> None:
+        if not self._has_missed:
+            self._has_missed = True
+            self.complaints.append(f"the log rules took over {BUDGET_S} s: some missed some lines")
 
 
 def _stop_searching(signum: int, frame: FrameType | None) -> None:

@@ -11,7 +11,7 @@ from types import FrameType
 
 from shoal.clock import Clock
 from shoal.errors import ShoalError
-from shoal.runtime import ending, spool, tree
+from shoal.runtime import ending, removal, spool
 from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.ending import Ending
 from shoal.runtime.environment import DEFAULT_PATH, rank_environment, setup_environment
@@ -27,6 +27,8 @@ TURN_S = 1.0
 STOPPING_TURN_S = 0.03
 RETRY_S = 1.0
 KILL_S = 2.0
+SCRATCH_S = 2.0
+"""How long the outcome waits for the ranks' /tmp to be removed; the engine removes what is left."""
 
 
 class ShareRun:
@@ -41,10 +43,10 @@ class ShareRun:
         wake, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._renewer: Renewer | None = None
         if order.control_url is not None:
-            # Without a token the control plane will refuse us, and that ends the share: somebody who may
-            # be replaced must never run on only because a credential was forgotten.
-            token, server_file = credentials.supervisor_token or "", os.environ.get("SHOAL_SERVER_FILE")
-            self._renewer = Renewer(order, token, server_file, clock, self._wake_w)
+            # Without credentials no answer will count, and the fence ends the share: somebody who may be
+            # replaced must never run on only because a credential was forgotten.
+            server_file = os.environ.get("SHOAL_SERVER_FILE")
+            self._renewer = Renewer(order, credentials, server_file, clock, self._wake_w)
         self._reasons = Reasons(share, order, clock, self._renewer)
         self._log = LogFile(share.log, order.limits.max_log_bytes, clock)
         self._rules = LogRules(order.log_rules)
@@ -73,6 +75,7 @@ class ShareRun:
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, _only_wake)
         signal.signal(signal.SIGTERM, self._reasons.on_sigterm)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
     def _live(self) -> Ending:
         launcher = self._confine()
@@ -143,6 +146,8 @@ class ShareRun:
     def _start_ranks(self, launcher: Launcher) -> None:
         order = self._order
         self._running = []
+        if self._confinement is not None:
+            self._confinement.begin_ranks()
         for local_rank in range(order.ranks_per_node):
             environment = rank_environment(
                 order, local_rank, work=self._share.work, path=self._path, credentials=self._credentials
@@ -202,7 +207,7 @@ class ShareRun:
         while confinement is not None and not confinement.kill(reap=self._watcher.reap, timeout_s=KILL_S):
             self._watcher.turn(RETRY_S)
         self._watcher.drain()
-        tree.remove_directory(self._share.scratch)
+        removal.remove(self._share.scratch, timeout_s=SCRATCH_S)
 
     def _outcome(self, end: Ending) -> NodeOutcome:
         failed = self._watcher.first_failed
@@ -236,6 +241,7 @@ class ShareRun:
         if self._renewer is not None:
             self._renewer.tell(Phase.ENDED, self._started_at, outcome)
         while not (self._log.finish() and self._has_written(outcome)):
+            removal.remove(self._share.scratch, timeout_s=RETRY_S)  # it may be what fills the disk
             time.sleep(RETRY_S)
         if self._renewer is not None:
             self._renewer.finish(outcome)

@@ -10,7 +10,6 @@ import contextlib
 import errno
 import os
 import signal
-import stat
 import time
 from collections.abc import Callable, Iterable
 
@@ -81,23 +80,6 @@ def remove_cgroups(paths: Iterable[str], *, timeout_s: float = 2.0) -> bool:
         if waiting:
             time.sleep(PATIENCE_S)
     return True
-
-
-def remove_directory(path: str) -> None:
-    """Remove a directory with all that is in it, following no link. What cannot be removed stays."""
-    for _, folders, files, fd in os.fwalk(path, topdown=False, follow_symlinks=False):
-        for name in files:
-            with contextlib.suppress(OSError):
-                os.unlink(name, dir_fd=fd)
-        for name in folders:
-            with contextlib.suppress(OSError):  # a link to a directory is listed as a folder
-                os.unlink(name, dir_fd=fd) if _is_link(name, fd) else os.rmdir(name, dir_fd=fd)
-    with contextlib.suppress(OSError):
-        os.rmdir(path)
-
-
-def _is_link(name: str, fd: int) -> bool:
-    return stat.S_ISLNK(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
 
 
 def _remove_cgroup(path: str) -> bool:

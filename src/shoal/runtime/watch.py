@@ -6,6 +6,7 @@ One loop without threads. It never decides to stop anything.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 
@@ -14,6 +15,8 @@ from shoal.runtime.logs import LineSplitter, LogFile, Tail
 from shoal.runtime.rules import LogRules
 
 CHUNK = 1 << 18
+SEARCHED_CHUNK = 1 << 16
+"""Less at once where log rules have to go through it: the loop must come round again soon."""
 
 
 class Process:
@@ -26,10 +29,6 @@ class Process:
         """As `waitpid` gives it; None while it runs."""
         self.words = Tail()
         """The last lines on its standard error."""
-
-    @property
-    def has_failed(self) -> bool:
-        return self.status is not None and self.status != 0
 
 
 class _Stream:
@@ -67,7 +66,8 @@ class Watcher:
 
     def turn(self, timeout_s: float) -> None:
         """Wait until something happens or the time is over, and deal with all of it."""
-        for fd, _ in self._epoll.poll(max(0.0, timeout_s)):
+        at_once = 1 if self._rules.are_waiting else -1
+        for fd, _ in self._epoll.poll(max(0.0, timeout_s), at_once):
             if fd == self._wake_fd:
                 with contextlib.suppress(BlockingIOError):
                     os.read(fd, 4096)
@@ -91,21 +91,30 @@ class Watcher:
                     self.first_failed = process
 
     def drain(self) -> None:
-        """Take what is left in the pipes when everything that could write is dead."""
-        while self._streams and self._epoll.poll(0):
-            self.turn(0)
-        for stream in list(self._streams.values()):
-            self._end(stream)
+        """Take what is left in the pipes when everything of the share is dead.
 
-    def _pump(self, stream: _Stream) -> None:
+        No more than they held at that time: a rank may have handed its pipe to somebody who writes on.
+        """
+        self.reap()
+        for stream in list(self._streams.values()):
+            left = fcntl.fcntl(stream.fd, fcntl.F_GETPIPE_SZ)
+            while left > 0 and stream.fd in self._streams:
+                read = self._pump(stream)
+                left = left - read if read else 0
+            if stream.fd in self._streams:
+                self._end(stream)
+
+    def _pump(self, stream: _Stream) -> int:
+        """Take one read's worth; how many bytes it was."""
         try:
-            chunk = os.read(stream.fd, CHUNK)
+            chunk = os.read(stream.fd, SEARCHED_CHUNK if self._rules.are_waiting else CHUNK)
         except BlockingIOError:
-            return
-        if not chunk:
+            return 0
+        if chunk:
+            self._take(stream, stream.splitter.feed(chunk))
+        else:
             self._end(stream)
-            return
-        self._take(stream, stream.splitter.feed(chunk))
+        return len(chunk)
 
     def _end(self, stream: _Stream) -> None:
         self._take(stream, stream.splitter.finish())

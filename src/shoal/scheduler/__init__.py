@@ -5,7 +5,9 @@ One file a stage, in the order a cycle passes them: `order eligible capacity fit
 """
 
 from shoal.scheduler.cycle import plan
+from shoal.scheduler.eligible import explain_unmet
 from shoal.scheduler.impossible import impossible
+from shoal.scheduler.order import in_order
 from shoal.scheduler.policy import Policy
 from shoal.scheduler.snapshot import Candidate, GpuView, Holding, NodeView, Snapshot, UnmetDependency
 from shoal.scheduler.types import Explanation, Plan, Start, Why
@@ -22,6 +24,8 @@ __all__ = [
     "Start",
     "UnmetDependency",
     "Why",
+    "explain_unmet",
     "impossible",
+    "in_order",
     "plan",
 ]

@@ -29,7 +29,7 @@ class Arrays:
 def too_early(candidate: Candidate, arrays: Arrays, now: float) -> Explanation | None:
     """Why it may not start yet whatever is free, or None when it may."""
     if candidate.unmet:
-        return _unmet(candidate)
+        return explain_unmet(candidate)
     if candidate.not_before > now:
         return _backoff(candidate, now)
     limit = candidate.array_at_once
@@ -38,7 +38,8 @@ def too_early(candidate: Candidate, arrays: Arrays, now: float) -> Explanation |
     return None
 
 
-def _unmet(candidate: Candidate) -> Explanation:
+def explain_unmet(candidate: Candidate) -> Explanation:
+    """Which jobs it waits for. It has unmet dependencies."""
     by_kind: dict[str, list[str]] = {}
     for unmet in candidate.unmet:
         by_kind.setdefault(unmet.on, []).append(f"`{unmet.label}`")

@@ -219,4 +219,7 @@ class Resources(BaseModel):
     memory: Bytes | None = Field(
         default=None, description="Memory on each node; unset: in proportion to the CPUs or GPUs taken."
     )
-    disk: Bytes | None = Field(default=None, description="Scratch disk on each node.")
+    disk: Bytes | None = Field(
+        default=None,
+        description="Scratch disk on each node: counted when nodes are chosen, not enforced while it runs.",
+    )

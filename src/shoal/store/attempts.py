@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import BindParameter, Connection, bindparam, case, insert, select, update
+from sqlalchemy import BindParameter, bindparam, case, insert, select, update
 
 from shoal.model.attempt import HOLDING, Attempt, AttemptState
 from shoal.model.job import Job
 from shoal.store.base import Stale
 from shoal.store.codec import decode_attempt, decode_job, encode
 from shoal.store.jobs import WITH_NEWEST_ATTEMPT
+from shoal.store.prepared import Session
 from shoal.store.schema import attempts, jobs
 
 INSERT = insert(attempts)
@@ -48,7 +48,6 @@ QUEUED = (
     .limit(bindparam("limit"))
 )
 STATES: BindParameter[Any] = bindparam("states", expanding=True)
-IN_STATES = select(attempts.c.body).where(attempts.c.state.in_(STATES)).order_by(attempts.c.attempt_id)
 WITH_JOB = (
     select(jobs.c.body, attempts.c.body.label("attempt_body"))
     .join_from(attempts, jobs, jobs.c.job_id == attempts.c.job_id)
@@ -58,28 +57,21 @@ WITH_JOB = (
 
 
 class Attempts:
-    def __init__(self, connection: Connection) -> None:
-        self._run = connection.execute
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._run = session.run
 
     def add(self, attempt: Attempt) -> None:
         """Its job must be there already; a job has one attempt an epoch."""
-        row = {
-            "attempt_id": attempt.attempt_id,
-            "job_id": attempt.job_id,
-            "epoch": attempt.epoch,
-            "state": attempt.state,
-            "version": attempt.version,
-            "body": encode(attempt),
-        }
-        self._run(INSERT, row)
+        self._run(INSERT, attempt_row(attempt))
         newest = {"to_newest": attempt.attempt_id, "to_epoch": attempt.epoch, "to_state": attempt.state}
         self._run(BECOME_NEWEST, {"of": attempt.job_id} | newest)
 
     def get(self, attempt_id: str) -> Attempt | None:
-        return _one(self._run(BY_ID, {"id": attempt_id}).scalar())
+        return _one(self._session.value(BY_ID, {"id": attempt_id}))
 
     def newest(self, job_id: str) -> Attempt | None:
-        return _one(self._run(NEWEST, {"of": job_id}).scalar())
+        return _one(self._session.value(NEWEST, {"of": job_id}))
 
     def of_job(self, job_id: str) -> list[Attempt]:
         """Oldest first."""
@@ -103,14 +95,22 @@ class Attempts:
         """What waits, by priority, then age, then id."""
         return [(decode_job(job), decode_attempt(own)) for job, own in self._run(QUEUED, {"limit": limit})]
 
-    def in_states(self, states: Iterable[AttemptState]) -> list[Attempt]:
-        """By id, so that the order is the same every time."""
-        return [decode_attempt(body) for (body,) in self._run(IN_STATES, {"states": list(states)})]
-
     def holding(self) -> list[tuple[Job, Attempt]]:
         """Every attempt that holds resources, by id."""
-        found = self._run(WITH_JOB, {"states": list(HOLDING)})
+        found = self._session.ask(WITH_JOB, {"states": list(HOLDING)})
         return [(decode_job(job), decode_attempt(own)) for job, own in found]
+
+
+def attempt_row(attempt: Attempt) -> dict[str, Any]:
+    """The attempt as its table has it."""
+    return {
+        "attempt_id": attempt.attempt_id,
+        "job_id": attempt.job_id,
+        "epoch": attempt.epoch,
+        "state": attempt.state,
+        "version": attempt.version,
+        "body": encode(attempt),
+    }
 
 
 def _one(body: str | None) -> Attempt | None:

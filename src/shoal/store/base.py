@@ -82,8 +82,8 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str | None = None
     node: str | None = None
     kinds_prefix: str | None = None
-    actors_only_people: bool = False
-    """Only what a person did: actors that begin with `user:`."""
+    without_ours: bool = False
+    """Not what Shoal did by itself: only what people, jobs, supervisors and the unknown did or tried."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):

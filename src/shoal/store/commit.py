@@ -51,15 +51,15 @@ class Committer:
 
     def apply(self, change: Callable[[Tx], Any]) -> Answer:
         """Run one change in a savepoint of its own. What it raises becomes its answer."""
-        connection, tx = self._current()
+        _, tx = self._current()
         try:
             head = tx.events.head()
-            connection.exec_driver_sql("SAVEPOINT change")
+            tx.session.send("SAVEPOINT change")
             answer = _answer(change, tx)
             if answer.error is not None:
-                connection.exec_driver_sql("ROLLBACK TO SAVEPOINT change")
+                tx.session.send("ROLLBACK TO SAVEPOINT change")
                 tx.events.rewind(head)
-            connection.exec_driver_sql("RELEASE SAVEPOINT change")
+            tx.session.send("RELEASE SAVEPOINT change")
         except DBAPIError as error:
             self.abandon()
             raise unavailable(error) from error
@@ -77,11 +77,11 @@ class Committer:
         self._tx = None
         return seq
 
-    def tidy(self, *, is_idle: bool) -> None:
+    def tidy(self) -> None:
         if self._connection is None:
             return
         try:
-            self._database.tidy(self._connection, is_idle=is_idle)
+            self._database.tidy(self._connection)
         except Exception:
             # Not a DBAPIError: housekeeping talks to the driver directly.
             self.abandon()

@@ -34,7 +34,7 @@ class Database(Protocol):
         """Begin a transaction that sees one moment."""
         ...
 
-    def tidy(self, writer: Connection, *, is_idle: bool) -> None:
+    def tidy(self, writer: Connection) -> None:
         """Housekeeping between transactions. May raise; what is stored is safe either way."""
         ...
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, Connection, Row, bindparam, func, insert, literal_column, select
+from sqlalchemy import Column, ColumnElement, Row, bindparam, func, insert, literal_column, select
 
 from shoal.store.base import Event, EventFilter, Flaw, Head
 from shoal.store.chain import GENESIS, link
 from shoal.store.codec import decode_data, encode
+from shoal.store.prepared import Session
 from shoal.store.schema import events
 
 VERIFY_CHUNK = 1000
@@ -34,7 +35,7 @@ COLUMNS: tuple[Column[Any], ...] = (
     events.c.request_id,
 )
 # Written out, not bound: SQLite uses a partial index only for a condition it can read.
-IS_PERSON: ColumnElement[bool] = literal_column("substr(events.actor, 1, 5)") == literal_column("'user:'")
+IS_NOT_OURS: ColumnElement[bool] = literal_column("events.actor") != literal_column("'shoal'")
 INSERT = insert(events)
 NEWEST = select(events.c.seq, events.c.hash).order_by(events.c.seq.desc()).limit(1)
 ENTRY = select(events.c.seq, events.c.hash).where(events.c.seq == bindparam("at_seq"))
@@ -44,8 +45,9 @@ AFTER = (
 
 
 class Events:
-    def __init__(self, connection: Connection) -> None:
-        self._run = connection.execute
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._run = session.run
         self._head: Head | None = None
 
     def append(
@@ -84,7 +86,7 @@ class Events:
     def head(self) -> Head:
         """The newest entry; (0, 64 zeros) while there is none."""
         if self._head is None:
-            found = self._run(NEWEST).first()
+            found = self._run(NEWEST).fetchone()
             self._head = START if found is None else Head(found[0], found[1])
         return self._head
 
@@ -95,12 +97,12 @@ class Events:
     def page(self, after_seq: int = 0, wanted: EventFilter = EVERYTHING, limit: int = 100) -> list[Event]:
         """The next `limit` matching entries after that one, oldest first."""
         query = select(*COLUMNS).where(events.c.seq > after_seq, *_conditions(wanted))
-        return [_event(row) for row in self._run(query.order_by(events.c.seq).limit(limit))]
+        return [_event(row) for row in self._session.ask(query.order_by(events.c.seq).limit(limit))]
 
     def latest(self, count: int, wanted: EventFilter = EVERYTHING) -> list[Event]:
         """The newest `count` matching entries, oldest of them first."""
         query = select(*COLUMNS).where(*_conditions(wanted))
-        rows = self._run(query.order_by(events.c.seq.desc()).limit(count)).all()
+        rows = self._session.ask(query.order_by(events.c.seq.desc()).limit(count)).all()
         return [_event(row) for row in reversed(rows)]
 
     def verify(self, from_seq: int = 0, anchor: Head | None = None) -> Flaw | None:
@@ -115,7 +117,7 @@ class Events:
     def _verify_chain(self, from_seq: int) -> Flaw | None:
         before = START
         if from_seq > 0:
-            found = self._run(ENTRY, {"at_seq": from_seq}).first()
+            found = self._run(ENTRY, {"at_seq": from_seq}).fetchone()
             if found is None:
                 return Flaw(from_seq, "the entry is missing")
             before = Head(found[0], found[1])
@@ -123,29 +125,29 @@ class Events:
             flaw = _flaw(before, row)
             if flaw is not None:
                 return flaw
-            before = Head(row.seq, row.hash)
+            before = Head(row[0], row[1])
         return None
 
     def _verify_anchor(self, anchor: Head) -> Flaw | None:
-        found = self._run(ENTRY, {"at_seq": anchor.seq}).first()
+        found = self._run(ENTRY, {"at_seq": anchor.seq}).fetchone()
         if found is not None and found[1] == anchor.hash:
             return None
         if found is not None:
             return Flaw(anchor.seq, "the entry is not the one that the anchor remembers")
-        newest = self._run(NEWEST).first()
+        newest = self._run(NEWEST).fetchone()
         end = newest[0] if newest is not None else 0
         if end < anchor.seq:
             return Flaw(end + 1, f"the log ends before it; the anchor remembers entry {anchor.seq}")
         return Flaw(anchor.seq, "the entry is missing")
 
-    def _walk(self, after: int) -> Iterator[Row[Any]]:
-        while rows := self._run(AFTER, {"after": after, "limit": VERIFY_CHUNK}).all():
+    def _walk(self, after: int) -> Iterator[tuple[Any, ...]]:
+        while rows := self._run(AFTER, {"after": after, "limit": VERIFY_CHUNK}).fetchall():
             yield from rows
-            after = rows[-1].seq
+            after = rows[-1][0]
 
 
-def _flaw(before: Head, row: Row[Any]) -> Flaw | None:
-    seq, digest, at, *texts = tuple(row)
+def _flaw(before: Head, row: tuple[Any, ...]) -> Flaw | None:
+    seq, digest, at, *texts = row
     if seq != before.seq + 1:
         return Flaw(before.seq + 1, f"the entry is missing; the next one is {seq}")
     if link(before.hash, seq, at, *texts) != digest:
@@ -162,8 +164,8 @@ def _conditions(wanted: EventFilter) -> Iterator[ColumnElement[bool]]:
         yield events.c.node == wanted.node
     if wanted.kinds_prefix is not None:
         yield func.substr(events.c.kind, 1, len(wanted.kinds_prefix)) == wanted.kinds_prefix
-    if wanted.actors_only_people:
-        yield IS_PERSON
+    if wanted.without_ours:
+        yield IS_NOT_OURS
 
 
 def _event(row: Row[Any]) -> Event:

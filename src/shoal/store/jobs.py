@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, func, insert, select, tuple_, update
+from sqlalchemy import Select, bindparam, func, insert, select, tuple_, update
 
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job, JobOutcome
 from shoal.store.base import JobFilter, Stale
 from shoal.store.codec import decode_attempt, decode_job, encode
-from shoal.store.schema import attempts, jobs, project_counters
+from shoal.store.prepared import Session
+from shoal.store.schema import attempts, events, jobs, project_counters
 
 MAX_STREAMS = 64
 """A filter of more projects times statuses than this walks all jobs by age instead."""
@@ -68,6 +69,9 @@ OPEN_IN_ARRAY = (
 WITH_NEWEST_ATTEMPT = select(jobs.c.body, attempts.c.body.label("attempt_body")).join_from(
     jobs, attempts, attempts.c.attempt_id == jobs.c.newest_attempt_id
 )
+CHANGED = WITH_NEWEST_ATTEMPT.where(
+    jobs.c.job_id.in_(select(events.c.job_id).where(events.c.seq > bindparam("after")))
+)
 BY_IDS = WITH_NEWEST_ATTEMPT.where(jobs.c.job_id.in_(bindparam("ids", expanding=True)))
 BY_STATUS = select(jobs.c.status, func.count()).group_by(jobs.c.status)
 
@@ -76,44 +80,29 @@ Place = tuple[float, str]
 
 
 class Jobs:
-    def __init__(self, connection: Connection) -> None:
-        self._run = connection.execute
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._run = session.run
 
     def add(self, job: Job) -> None:
         """Its number must come from `next_number`; its first attempt is added beside it."""
-        row = {
-            "job_id": job.job_id,
-            "project": job.project,
-            "number": job.number,
-            "name": job.name,
-            "owner": job.owner,
-            "priority": job.priority,
-            "submitted_at": job.submitted_at,
-            "array_id": job.array.array_id if job.array else None,
-            "outcome": job.outcome,
-            "status": job.outcome or AttemptState.QUEUED,
-            "newest_attempt_id": None,
-            "newest_epoch": 0,
-            "version": job.version,
-            "body": encode(job),
-        }
-        self._run(INSERT, row)
+        self._run(INSERT, job_row(job))
         if job.is_open:
             self._count_open(job.project, 1)
 
     def get(self, job_id: str) -> Job | None:
-        return _one(self._run(BY_ID, {"id": job_id}).scalar())
+        return _one(self._session.value(BY_ID, {"id": job_id}))
 
     def by_number(self, project: str, number: int) -> Job | None:
-        return _one(self._run(BY_NUMBER, {"project": project, "number": number}).scalar())
+        return _one(self._session.value(BY_NUMBER, {"project": project, "number": number}))
 
     def newest_named(self, project: str, name: str) -> Job | None:
         """By number, not by time: clocks jump."""
-        return _one(self._run(NEWEST_NAMED, {"project": project, "name": name}).scalar())
+        return _one(self._session.value(NEWEST_NAMED, {"project": project, "name": name}))
 
     def next_number(self, project: str, count: int = 1) -> int:
         """Take `count` numbers in a row and return the first. A number is never given twice."""
-        after = self._run(TAKE_NUMBERS, {"of": project, "count": count}).scalar()
+        after = self._session.value(TAKE_NUMBERS, {"of": project, "count": count})
         if after is None:
             self._run(ADD_COUNTER, {"project": project, "next_number": 1 + count, "open_jobs": 0})
             return 1
@@ -122,7 +111,7 @@ class Jobs:
     def update(self, job: Job) -> None:
         """Replace the record whose version is one less; `Stale` if there is none such."""
         seen = {"id": job.job_id, "seen": job.version - 1}
-        before = self._run(OUTCOME, seen).first()
+        before = self._run(OUTCOME, seen).fetchone()
         if before is None:
             raise Stale(f"job {job.reference} is no longer at version {job.version - 1}")
         changes = {
@@ -139,20 +128,25 @@ class Jobs:
 
     def count_open(self, project: str) -> int:
         """How many jobs of the project have not ended; one row is read, however many there are."""
-        return self._run(OPEN_JOBS, {"of": project}).scalar() or 0
+        return self._session.value(OPEN_JOBS, {"of": project}) or 0
 
     def count_by_status(self, projects: tuple[str, ...] | None = None) -> dict[str, int]:
         """Walks an index of all jobs of these projects: for an overview, not for a loop."""
         query = BY_STATUS if projects is None else BY_STATUS.where(jobs.c.project.in_(projects))
-        return dict(self._run(query).all())
+        return dict(self._session.ask(query).all())
 
     def outcomes(self, job_ids: Iterable[str]) -> dict[str, JobOutcome | None]:
         """None for a job that is open; a job that does not exist is left out."""
         found: dict[str, JobOutcome | None] = {}
         for ids in _chunks(list(job_ids)):
-            for job_id, outcome in self._run(OUTCOMES, {"ids": ids}):
+            for job_id, outcome in self._session.ask(OUTCOMES, {"ids": ids}):
                 found[job_id] = JobOutcome(outcome) if outcome else None
         return found
+
+    def changed_since(self, seq: int) -> list[tuple[Job, Attempt]]:
+        """Every job that an event after that one is about, with its newest attempt."""
+        found = self._run(CHANGED, {"after": seq})
+        return [(decode_job(job), decode_attempt(attempt)) for job, attempt in found]
 
     def open_in_array(self, array_id: str) -> list[Job]:
         return [decode_job(body) for (body,) in self._run(OPEN_IN_ARRAY, {"array_id": array_id})]
@@ -167,11 +161,11 @@ class Jobs:
         """
         places: list[Place] = []
         for keys in _keys(wanted, before):
-            places.extend((at, job_id) for at, job_id in self._run(keys.limit(limit)))
+            places.extend((at, job_id) for at, job_id in self._session.ask(keys.limit(limit)))
         chosen = [job_id for _, job_id in heapq.nlargest(limit, places)]
         found: dict[str, tuple[Job, Attempt]] = {}
         for ids in _chunks(chosen):
-            for job_body, attempt_body in self._run(BY_IDS, {"ids": ids}):
+            for job_body, attempt_body in self._session.ask(BY_IDS, {"ids": ids}):
                 job = decode_job(job_body)
                 found[job.job_id] = (job, decode_attempt(attempt_body))
         return [found[job_id] for job_id in chosen if job_id in found]
@@ -179,6 +173,26 @@ class Jobs:
     def _count_open(self, project: str, more: int) -> None:
         if self._run(COUNT_OPEN, {"of": project, "more": more}).rowcount == 0:
             self._run(ADD_COUNTER, {"project": project, "next_number": 1, "open_jobs": more})
+
+
+def job_row(job: Job, newest: Attempt | None = None) -> dict[str, Any]:
+    """The job as its table has it. `newest`: an attempt that is added beside it."""
+    return {
+        "job_id": job.job_id,
+        "project": job.project,
+        "number": job.number,
+        "name": job.name,
+        "owner": job.owner,
+        "priority": job.priority,
+        "submitted_at": job.submitted_at,
+        "array_id": job.array.array_id if job.array else None,
+        "outcome": job.outcome,
+        "status": job.outcome or (newest.state if newest else AttemptState.QUEUED),
+        "newest_attempt_id": newest.attempt_id if newest else None,
+        "newest_epoch": newest.epoch if newest else 0,
+        "version": job.version,
+        "body": encode(job),
+    }
 
 
 def _one(body: str | None) -> Job | None:

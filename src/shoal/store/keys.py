@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, bindparam, delete, insert, select
+from sqlalchemy import bindparam, delete, insert, select
 
 from shoal.store.base import KeyReused
+from shoal.store.prepared import Session
 from shoal.store.schema import idempotency_keys
 
 INSERT = insert(idempotency_keys)
@@ -15,12 +16,12 @@ PURGE = delete(idempotency_keys).where(idempotency_keys.c.at < bindparam("before
 
 
 class Keys:
-    def __init__(self, connection: Connection) -> None:
-        self._run = connection.execute
+    def __init__(self, session: Session) -> None:
+        self._run = session.run
 
     def recall(self, actor: str, key: str, fingerprint: str) -> bytes | None:
         """The answer given to this very request before; `KeyReused` if the key was for another."""
-        found = self._run(RECALL, {"by": actor, "named": key}).first()
+        found = self._run(RECALL, {"by": actor, "named": key}).fetchone()
         if found is None:
             return None
         if found[0] != fingerprint:

@@ -94,7 +94,7 @@ class MemoryDatabase:
     def begin_read(self, reader: Connection) -> None:
         begin(reader, "BEGIN")
 
-    def tidy(self, writer: Connection, *, is_idle: bool) -> None:
+    def tidy(self, writer: Connection) -> None:
         """Nothing to do."""
 
     def close(self) -> None:

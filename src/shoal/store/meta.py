@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import bindparam, insert, select, update
 
+from shoal.store.prepared import Session
 from shoal.store.schema import meta
 
 INSERT = insert(meta)
@@ -12,11 +13,13 @@ SET = update(meta).where(meta.c.key == bindparam("named")).values(value=bindpara
 
 
 class Meta:
-    def __init__(self, connection: Connection) -> None:
-        self._run = connection.execute
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._run = session.run
 
     def get(self, key: str) -> str | None:
-        return self._run(GET, {"named": key}).scalar()
+        value: str | None = self._session.value(GET, {"named": key})
+        return value
 
     def set(self, key: str, value: str) -> None:
         """Add, or replace."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import msgspec
-from sqlalchemy import Connection, bindparam, delete, insert, select, update
+from sqlalchemy import bindparam, delete, insert, select, update
 
 from shoal.errors import NotFound, StateError
 from shoal.model.people import Membership, Project, Role, Token, User
 from shoal.store.codec import decode_project, decode_token, decode_user, encode
 from shoal.store.meta import Meta
+from shoal.store.prepared import Session
 from shoal.store.schema import memberships, projects, tokens, users
 
 FIRST_UID = 200_000
@@ -47,9 +48,10 @@ SET_TOKEN = update(tokens).where(tokens.c.token_id == bindparam("id")).values(bo
 
 
 class People:
-    def __init__(self, connection: Connection) -> None:
-        self._run = connection.execute
-        self._meta = Meta(connection)
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._run = session.run
+        self._meta = Meta(session)
 
     def add_user(self, user: User) -> None:
         """`StateError` if the name is taken."""
@@ -58,11 +60,11 @@ class People:
         self._run(ADD_USER, {"user_id": user.user_id, "name": user.name, "body": encode(user)})
 
     def get_user(self, user_id: str) -> User | None:
-        body = self._run(USER, {"id": user_id}).scalar()
+        body = self._session.value(USER, {"id": user_id})
         return None if body is None else decode_user(body)
 
     def user_by_name(self, name: str) -> User | None:
-        body = self._run(USER_BY_NAME, {"named": name}).scalar()
+        body = self._session.value(USER_BY_NAME, {"named": name})
         return None if body is None else decode_user(body)
 
     def users(self) -> list[User]:
@@ -83,7 +85,7 @@ class People:
         self._run(ADD_PROJECT, {"name": project.name, "uid": project.uid, "body": encode(project)})
 
     def get_project(self, name: str) -> Project | None:
-        body = self._run(PROJECT, {"named": name}).scalar()
+        body = self._session.value(PROJECT, {"named": name})
         return None if body is None else decode_project(body)
 
     def projects(self) -> list[Project]:
@@ -122,20 +124,20 @@ class People:
             query = query.where(memberships.c.project == project)
         return [
             Membership(user_id=of, user_name=name, project=to, role=Role(role))
-            for of, name, to, role in self._run(query)
+            for of, name, to, role in self._session.ask(query)
         ]
 
     def add_token(self, token: Token) -> None:
         self._run(ADD_TOKEN, {"token_id": token.token_id, "user_id": token.user_id, "body": encode(token)})
 
     def get_token(self, token_id: str) -> Token | None:
-        body = self._run(TOKEN, {"id": token_id}).scalar()
+        body = self._session.value(TOKEN, {"id": token_id})
         return None if body is None else decode_token(body)
 
     def tokens(self, user_id: str | None = None) -> list[Token]:
         """Oldest first; revoked and expired ones too."""
         query = TOKENS if user_id is None else TOKENS.where(tokens.c.user_id == user_id)
-        return [decode_token(body) for (body,) in self._run(query)]
+        return [decode_token(body) for (body,) in self._session.ask(query)]
 
     def revoke_token(self, token_id: str, at: float) -> Token:
         """May be repeated: the first time counts."""

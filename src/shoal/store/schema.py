@@ -132,10 +132,10 @@ events = Table(
         postgresql_where=text("node IS NOT NULL"),
     ),
     Index(
-        "events_by_people",
+        "events_by_others",
         "seq",
-        sqlite_where=text("substr(actor, 1, 5) = 'user:'"),
-        postgresql_where=text("substr(actor, 1, 5) = 'user:'"),
+        sqlite_where=text("actor <> 'shoal'"),
+        postgresql_where=text("actor <> 'shoal'"),
     ),
 )
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, bindparam, delete, insert, select
+from sqlalchemy import bindparam, delete, insert, select
 
+from shoal.store.prepared import Session
 from shoal.store.schema import secrets
 
 INSERT = insert(secrets)
@@ -12,8 +13,9 @@ DROP = delete(secrets).where(secrets.c.job_id == bindparam("of"))
 
 
 class Secrets:
-    def __init__(self, connection: Connection) -> None:
-        self._run = connection.execute
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._run = session.run
 
     def put(self, job_id: str, sealed: bytes) -> None:
         """Add, or replace."""
@@ -21,7 +23,7 @@ class Secrets:
         self._run(INSERT, {"job_id": job_id, "sealed": sealed})
 
     def get(self, job_id: str) -> bytes | None:
-        sealed = self._run(GET, {"of": job_id}).scalar()
+        sealed = self._session.value(GET, {"of": job_id})
         return None if sealed is None else bytes(sealed)
 
     def drop(self, job_id: str) -> None:

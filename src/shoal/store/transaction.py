@@ -11,18 +11,23 @@ from shoal.store.keys import Keys
 from shoal.store.meta import Meta
 from shoal.store.nodes import Nodes
 from shoal.store.people import People
+from shoal.store.prepared import Session
 from shoal.store.secrets import Secrets
+from shoal.store.submissions import Submissions
 
 
 class Tx:
     """Good for one transaction on one thread; using it afterwards is a mistake."""
 
     def __init__(self, connection: Connection) -> None:
-        self.jobs = Jobs(connection)
-        self.attempts = Attempts(connection)
-        self.nodes = Nodes(connection)
-        self.events = Events(connection)
-        self.keys = Keys(connection)
-        self.people = People(connection)
-        self.secrets = Secrets(connection)
-        self.meta = Meta(connection)
+        self.session = session = Session(connection)
+        """For the store itself, and for tests that reach below the repositories."""
+        self.jobs = Jobs(session)
+        self.attempts = Attempts(session)
+        self.submissions = Submissions(session)
+        self.nodes = Nodes(session)
+        self.events = Events(session)
+        self.keys = Keys(session)
+        self.people = People(session)
+        self.secrets = Secrets(session)
+        self.meta = Meta(session)

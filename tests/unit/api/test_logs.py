@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.api import logs
 from shoal.api.logs import Page, Position, parse_chunk, parse_position, read_page, read_tail
 from shoal.engines.base import LogChunk
 from shoal.errors import SpecError
@@ -21,12 +22,19 @@ class Files:
     def __init__(self, logs: dict[str, bytes], at_once: int = 1 << 20) -> None:
         self.logs = logs
         self._at_once = at_once
+        self.bytes_read = 0
 
     async def read_log(self, attempt_id: str, node: str, offset: int, limit: int) -> LogChunk:
         rest = self.logs[node][offset:]
         data = rest[: min(limit, self._at_once)]
         data = data[: data.rfind(b"\n") + 1] or rest[: rest.find(b"\n") + 1]
-        return LogChunk(data=data, next_offset=offset + len(data), is_complete=len(data) == len(rest))
+        self.bytes_read += len(data)
+        return LogChunk(
+            data=data,
+            next_offset=offset + len(data),
+            size=len(self.logs[node]),
+            is_complete=len(data) == len(rest),
+        )
 
 
 def attempt_on(*names: str) -> Attempt:
@@ -88,6 +96,31 @@ def test_the_tail_is_the_last_lines_of_all_nodes_together() -> None:
     assert [line.view["text"] for line in page.lines] == ["two", "three", "four"]
     assert page.position == Position(3, (len(files["a"]), len(files["b"])))
     assert anyio.run(read_tail, Files(files), attempt_on("a", "b"), None, 0).lines == []
+
+
+def test_the_tail_of_a_large_log_reads_only_its_end() -> None:
+    log = b"".join(b"%d.0 0 o line-%d\n" % (n, n) for n in range(400_000))
+    engine = Files({"a": log})
+    page = anyio.run(read_tail, engine, attempt_on("a"), None, 3)
+    assert [line.view["text"] for line in page.lines] == ["line-399997", "line-399998", "line-399999"]
+    assert page.position == Position(3, (len(log),))
+    assert engine.bytes_read < 1 << 20 < len(log)
+
+
+@given(st.lists(st.integers(1, 90), max_size=40), st.integers(0, 45), st.integers(30, 200))
+def test_the_tail_is_what_the_whole_log_ends_with(lengths: list[int], count: int, block: int) -> None:
+    texts = [f"{number}-{'x' * length}" for number, length in enumerate(lengths)]
+    log = "".join(f"{at}.0 {at % 2} o {text}\n" for at, text in enumerate(texts)).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logs, "TAIL_BLOCK", block)
+        page = anyio.run(read_tail, Files({"a": log}, at_once=50), attempt_on("a"), None, count)
+        of_one = anyio.run(read_tail, Files({"a": log}), attempt_on("a"), 1, count)
+    shown = [line.view["text"] for line in page.lines]
+    if block > 110:
+        assert shown == (texts[-count:] if count else [])
+        odd = texts[1::2]
+        assert [line.view["text"] for line in of_one.lines] == (odd[-count:] if count else [])
+    assert page.position == Position(3, (len(log),))
 
 
 def test_a_damaged_line_is_shown_as_it_is() -> None:

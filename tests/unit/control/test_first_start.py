@@ -6,12 +6,13 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
+import anyio
 import pytest
 
 from shoal.clock import SystemClock
 from shoal.control.anchor import anchor_path, drop_anchor, verify_log
 from shoal.control.core import Core
-from shoal.control.first import first_token_path, load_key, prepare
+from shoal.control.first import claim, first_token_path, load_key, prepare
 from shoal.control.record import note
 from shoal.engines.fake import FakeCluster, FakeEngine
 from shoal.errors import StateError, StoreUnavailable
@@ -107,6 +108,25 @@ def test_a_key_half_written_by_a_killed_start_is_not_used(tmp_path: Path) -> Non
     (tmp_path / "keys").mkdir(mode=0o700)
     (tmp_path / "keys" / "signing.part").write_bytes(b"half")
     assert len(load_key(tmp_path)) == 32
+
+
+async def test_a_database_belongs_to_the_home_that_opened_it_first(tmp_path: Path) -> None:
+    store, home, other = open_memory_store(), tmp_path / "home", tmp_path / "other"
+    await claim(store, home)
+    await claim(store, home)
+    with pytest.raises(StateError, match=f"another SHOAL_HOME .* not to {other}") as caught:
+        await claim(store, other)
+    assert stat.S_IMODE((home / "home-id").stat().st_mode) == 0o600
+    await claim(store, home)
+    assert caught.value.hint is not None
+    command = caught.value.hint.split("`")[1]
+    await anyio.run_process(command)  # what the hint says is what helps
+    await claim(store, other)
+
+
+async def test_a_home_may_begin_with_another_database(tmp_path: Path) -> None:
+    await claim(open_memory_store(), tmp_path)
+    await claim(open_memory_store(), tmp_path)
 
 
 async def add_events(store: Store, count: int) -> None:

@@ -183,6 +183,7 @@ def test_the_living_rest_of_a_gang_is_stopped_when_a_node_of_it_is_declared_dead
 
 def test_nothing_is_placed_on_a_dead_node_until_it_is_resumed() -> None:
     lab = Lab(num_nodes=1)
+    lab.heal()
     lab.cluster.power_off("n1")
     lab.heal()
     decide(lab, "n1", NodeState.DEAD)
@@ -193,6 +194,34 @@ def test_nothing_is_placed_on_a_dead_node_until_it_is_resumed() -> None:
     decide(lab, "n1", NodeState.READY)
     lab.turn()
     assert lab.status(job) == "running"
+
+
+def test_a_node_that_is_gone_can_be_removed_and_is_new_when_it_comes_back() -> None:
+    lab = Lab()
+    lab.heal()
+    lab.cluster.cut("n1")
+    lab.heal()
+    now(lab.plane.remove_node(ANA, "n1", key="k"))
+    now(lab.plane.remove_node(ANA, "n1", key="k"))
+    lab.heal()
+    assert lab.read(lambda tx: tx.nodes.get("n1")) is None
+    assert [event.actor for event in lab.events("node.removed")] == [str(ANA)]
+    lab.cluster.heal("n1")
+    lab.heal()
+    assert node(lab, "n1").facts.is_alive
+
+
+def test_a_node_that_answers_or_holds_work_is_not_removed() -> None:
+    lab = Lab(num_nodes=1)
+    job = lab.running()
+    with pytest.raises(StateError, match="n1 answers"):
+        now(lab.plane.remove_node(ANA, "n1"))
+    lab.cluster.cut("n1")
+    lab.heal()
+    with pytest.raises(StateError, match=f"still holds {job.reference}"):
+        now(lab.plane.remove_node(ANA, "n1"))
+    with pytest.raises(NotFound):
+        now(lab.plane.remove_node(ANA, "n9"))
 
 
 def test_a_node_that_answers_is_not_declared_dead() -> None:

@@ -18,7 +18,14 @@ def orders(spec_json: str, epoch: int = 1) -> tuple[Order, ...]:
     nodes = {name: a_node(name) for name in ("n1", "n2")}
     attempt = an_attempt(job, epoch, allocation=shares)
     return orders_for(
-        job, attempt, nodes, uid=200_001, home=Path("/srv/shoal"), control_url=None, renew_s=5.0
+        job,
+        attempt,
+        nodes,
+        uid=200_001,
+        home=Path("/srv/shoal"),
+        mount_roots=(),
+        control_url=None,
+        renew_s=5.0,
     )
 
 

@@ -6,11 +6,12 @@ import msgspec
 import pytest
 
 from shoal.control.leases import FENCE_MARGIN_S
-from shoal.control.snapshot import Loaded, age, load, node_view
+from shoal.control.queue import Queue, look
+from shoal.control.snapshot import age, node_view
 from shoal.engines.fake import Act, always
 from shoal.model.job import DependencyKind, Job
 from shoal.model.node import Node, NodeState
-from shoal.scheduler import Why
+from shoal.scheduler import Snapshot, Why, in_order
 from shoal.wire import EndKind
 from tests.support.lab import Lab, node_facts
 
@@ -18,8 +19,15 @@ NOW = 1_000_000.0
 FAILS = always(Act(run_s=1.0, kind=EndKind.EXITED, exit_code=1))
 
 
-def loaded(lab: Lab) -> Loaded:
-    return lab.read(lambda tx: load(tx, lab.core.backoff, lab.clock.now()))
+def queue_of(lab: Lab) -> Queue:
+    """What a control plane that starts now would read."""
+    queue = Queue()
+    queue.take_in(lab.read(lambda tx: look(tx, None)))
+    return queue
+
+
+def shown(lab: Lab) -> Snapshot:
+    return queue_of(lab).snapshot((), lab.core.backoff, lab.clock.now())[0]
 
 
 def ended(lab: Lab, how: str) -> Job:
@@ -49,7 +57,7 @@ def test_a_job_that_can_never_start_is_doomed_with_a_reason(how: str, on: str, s
     lab = Lab(script=FAILS if how == "failed" else always(Act(run_s=1.0)))
     ended(lab, how)
     job = lab.submit(after=[f"prepare:{on}"])
-    assert loaded(lab).doomed == ((lab.attempt(job).attempt_id, sentence),)
+    assert queue_of(lab).doomed == [(lab.attempt(job).attempt_id, sentence)]
     lab.place()
     assert (lab.status(job), lab.job(job).because) == ("cancelled", sentence)
 
@@ -68,8 +76,7 @@ def test_a_dependency_that_ended_as_it_should_is_in_nobodys_way(how: str, on: st
     lab = Lab(script=FAILS if how == "failed" else always(Act(run_s=1.0)))
     ended(lab, how)
     lab.submit(after=[f"prepare:{on}"])
-    seen = loaded(lab)
-    assert (seen.doomed, [c.unmet for c in seen.snapshot.candidates]) == ((), [()])
+    assert (queue_of(lab).doomed, [c.unmet for c in shown(lab).candidates]) == ([], [()])
 
 
 def test_doom_spreads_along_a_chain_to_its_end() -> None:
@@ -88,10 +95,10 @@ def test_a_dependency_that_is_open_again_is_waited_for_again() -> None:
     lab = Lab(script=always(Act(run_s=1.0)))
     first = ended(lab, "cancelled")
     lab.retry(first)
-    lab.submit(after=["prepare"])
-    seen = loaded(lab)
-    unmet = next(c.unmet for c in seen.snapshot.candidates if c.unmet)
-    assert [(dep.label, dep.on) for dep in unmet] == [("lab/1 prepare", DependencyKind.SUCCEEDED)]
+    job = lab.submit(after=["prepare"])
+    blocked = queue_of(lab).blocked(job.job_id)
+    assert blocked is not None
+    assert [(dep.label, dep.on) for dep in blocked.unmet] == [("lab/1 prepare", DependencyKind.SUCCEEDED)]
 
 
 def test_candidates_come_by_priority_then_by_age() -> None:
@@ -99,7 +106,7 @@ def test_candidates_come_by_priority_then_by_age() -> None:
     for priority in (0, 5, 0, 5):
         lab.submit(priority=priority)
         lab.clock.advance(1)
-    assert [c.label for c in loaded(lab).snapshot.candidates] == [
+    assert [c.label for c in in_order(shown(lab).candidates)] == [
         "lab/2 job-2",
         "lab/4 job-4",
         "lab/1 job-1",
@@ -108,25 +115,25 @@ def test_candidates_come_by_priority_then_by_age() -> None:
 
 
 def test_jobs_that_may_not_start_yet_do_not_hide_those_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.control.snapshot.MAX_CANDIDATES", 4)
+    monkeypatch.setattr("shoal.control.queue.MAX_CANDIDATES", 4)
     lab = Lab()
     first = lab.submit()
     lab.submit_all(array={"indices": "0-99", "at_once": 1}, after=[first.job_id])
     lab.submit_all(array={"indices": "0-99", "at_once": 1})
     last = lab.submit()
-    assert len(loaded(lab).snapshot.candidates) <= 8
+    assert len(shown(lab).candidates) <= 8
     lab.turn()
     assert (lab.status(first), lab.status(last)) == ("running", "running")
 
 
 def test_a_queue_whose_head_may_start_is_read_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.control.snapshot.MAX_CANDIDATES", 4)
+    monkeypatch.setattr("shoal.control.queue.MAX_CANDIDATES", 4)
     lab = Lab(num_nodes=1)
     lab.running(resources={"cpus": 8})
     jobs = [lab.submit() for _ in range(9)]
     lab.clock.advance(1)
     lab.place()
-    candidates = loaded(lab).snapshot.candidates
+    candidates = shown(lab).candidates
     assert [c.job_id for c in candidates] == [job.job_id for job in jobs[:4]]
     told = lab.plane.explain(jobs[8], lab.attempt(jobs[8]))
     assert told is not None
@@ -137,7 +144,7 @@ def test_what_holds_resources_is_shown_and_what_waits_is_not_among_it() -> None:
     lab = Lab(num_nodes=1)
     job = lab.running(resources={"gpus": 4}, time_limit="1h")
     lab.submit(resources={"gpus": 4})
-    seen = loaded(lab).snapshot
+    seen = shown(lab)
     assert [(h.job_id, h.time_limit_s) for h in seen.holdings] == [(job.job_id, 3600.0)]
     assert len(seen.candidates) == 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.control.find import find_job
+from shoal.control.find import find_named
 from shoal.engines.fake import Act, Verb, always, by_run
 from shoal.errors import LimitReached, NotFound, StateError
 from shoal.model.attempt import AttemptState, EndReason
@@ -255,6 +255,5 @@ def test_a_retried_job_is_found_under_its_old_number() -> None:
     job = lab.submit()
     lab.stop(job)
     lab.retry(job)
-    found = lab.read(lambda tx: find_job(tx, "lab/1", None, None))
-    assert found is not None
-    assert found.job_id == job.job_id
+    (found,) = lab.read(lambda tx: find_named(tx, "lab/1", ("lab",)))
+    assert found.job.job_id == job.job_id

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from sqlalchemy import select
 
-from shoal.control.find import find_job
-from shoal.errors import Denied, LimitReached, NotFound, SpecError
+from shoal.control.find import Named, find_named
+from shoal.errors import Denied, LimitReached, NotFound, SpecError, TooLarge
 from shoal.identity import open_secrets
 from shoal.model.attempt import AttemptState
 from shoal.model.job import JobOutcome
@@ -180,7 +180,7 @@ def test_a_guessed_secret_cannot_be_checked_against_the_key_table() -> None:
         lab.restart(key)
         spec = parse_job({**SPEC, "secrets": ["PIN"]})
         now(lab.plane.submit(ANA, spec, project="lab", owner=USER, key="k", secrets={"PIN": "1234"}))
-        seen.add(lab.read(lambda tx: tx.keys._run(stored).scalar()))
+        seen.add(lab.read(lambda tx: tx.session.value(stored)))
     assert len(seen) == 2
 
 
@@ -268,5 +268,45 @@ def test_a_repeated_key_is_answered_even_when_the_job_would_be_refused_by_now() 
 def test_a_job_whose_name_looks_like_an_id_is_still_found_by_its_number() -> None:
     lab = Lab()
     job = lab.submit(name="job_mine")
-    assert lab.read(lambda tx: find_job(tx, "1", ("lab",), "lab")) == job
-    assert lab.read(lambda tx: find_job(tx, "1", ("moon",), "lab")) is None
+    assert lab.read(lambda tx: find_named(tx, "1", ("lab",))) == [Named(job)]
+    assert lab.read(lambda tx: find_named(tx, "1", ("moon",))) == []
+
+
+@pytest.mark.parametrize("reference", ["sweep", "the array's id"])
+def test_after_an_array_means_after_every_element(reference: str) -> None:
+    lab = Lab()
+    array = lab.submit_all(name="sweep", array=4)
+    reference = str(array.array_id) if reference == "the array's id" else reference
+    job = lab.submit(after=[reference])
+    assert [dependency.job_id for dependency in job.after] == [element.job_id for element in array.jobs]
+
+
+def test_after_an_element_of_an_array_means_that_one() -> None:
+    lab = Lab()
+    array = lab.submit_all(name="sweep", array=4)
+    job = lab.submit(after=["2"])
+    assert [dependency.job_id for dependency in job.after] == [array.jobs[1].job_id]
+
+
+def test_a_name_means_an_array_only_while_that_is_its_newest_job() -> None:
+    lab = Lab()
+    array = lab.submit_all(name="sweep", array=2)
+    (named,) = lab.read(lambda tx: find_named(tx, "sweep", ("lab",)))
+    assert named == Named(array.jobs[-1], array.array_id)
+    alone = lab.submit(name="sweep")
+    assert lab.read(lambda tx: find_named(tx, "sweep", ("lab",))) == [Named(alone)]
+
+
+def test_an_array_of_a_spec_too_large_to_repeat_is_refused() -> None:
+    lab = Lab()
+    script = "#" * 100_000
+    with pytest.raises(TooLarge, match=r"1000 jobs of 100.* at most 67108864"):
+        lab.submit(run=script, array=1000)
+    assert lab.events("job.") == []
+    assert len(lab.submit_all(run=script, array=3).jobs) == 3
+
+
+def test_the_spec_of_an_array_is_in_the_log_once() -> None:
+    lab = Lab()
+    lab.submit_all(array=3)
+    assert ["spec" in event.data for event in lab.events("job.submitted")] == [True, False, False]

@@ -26,10 +26,9 @@ from shoal.engines.base import Observation, Sight, Submission
 from shoal.engines.fake import VirtualClock
 from shoal.engines.local import LocalEngine, SimulatedNodes
 from shoal.engines.local import engine as engine_module
-from shoal.engines.local.book import remove_tree
 from shoal.errors import EngineRefused, EngineUnreachable
 from shoal.ids import id_factory
-from shoal.runtime import spool, tree
+from shoal.runtime import removal, spool, tree
 from shoal.wire import Credentials, EndKind, Limits, NodeOutcome, Order
 
 pytestmark = pytest.mark.anyio
@@ -456,7 +455,7 @@ def test_read_only_directories_are_removed_by_whoever_owns_them() -> None:
     if child == 0:
         with contextlib.suppress(BaseException):
             os.setuid(NOBODY[0])  # as root nothing is read-only
-            remove_tree(top)
+            removal.remove(str(top), timeout_s=10.0)
         os._exit(0)
     os.waitpid(child, 0)
     assert not top.exists()

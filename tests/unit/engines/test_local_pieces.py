@@ -136,11 +136,15 @@ def test_one_broken_gpu_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch
         "nvmlDeviceGetHandleByIndex": handle,
         "nvmlDeviceGetName": lambda _: b"NVIDIA H100 80GB HBM3",
         "nvmlDeviceGetUUID": lambda index: f"GPU-{index}",
+        "nvmlDeviceGetMinorNumber": lambda index: 7 - index,
         "nvmlDeviceGetMemoryInfo": lambda _: Memory,
     }.items():
         monkeypatch.setattr(pynvml, name, fake)
     gpus, remarks = inventory.find_gpus()
-    assert [(gpu.index, gpu.kind, gpu.uuid) for gpu in gpus] == [(0, "H100", "GPU-0"), (2, "H100", "GPU-2")]
+    assert [(gpu.index, gpu.kind, gpu.uuid, gpu.minor) for gpu in gpus] == [
+        (0, "H100", "GPU-0", 7),
+        (2, "H100", "GPU-2", 5),
+    ]
     assert len(remarks) == 1
     assert "GPU 1" in remarks[0]
 

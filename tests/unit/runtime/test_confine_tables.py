@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from shoal.errors import SpecError
-from shoal.runtime.confine import cgroup, cgroup1, cgroup2, rlimits, view
-from shoal.wire import Limits
+from shoal.runtime.confine import cgroup, cgroup1, cgroup2, confinement, rlimits, view
+from shoal.wire import GpuHandle, Limits
 from tests.support.shares import an_order
 
 HYBRID_OWN = "4:memory:/inner/deep\n2:cpu,cpuacct:/\n1:pids:/\n0::/\n"
@@ -74,9 +75,34 @@ def test_version_2_limits_are_written_as_the_kernel_wants_them(tmp_path: Path) -
     assert (group.oom_kills(), group.cpu_seconds()) == (1, 2.5)
 
 
+def test_meeting_the_memory_limit_is_not_being_killed_for_it(tmp_path: Path) -> None:
+    group = cgroup1.CgroupV1({"memory": str(tmp_path)}, "att.node")
+    directory = Path(group.paths[0])
+    directory.mkdir()
+    (directory / "memory.failcnt").write_text("41\n")
+    assert group.oom_kills() == 0
+    (directory / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\n")
+    assert group.oom_kills() == 0
+    (directory / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
+    assert group.oom_kills() == 2
+
+
 def test_gpus_that_were_not_given_are_denied() -> None:
     names = ["null", "nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm"]
     assert cgroup1.denied_gpus(names, (1,)) == [0, 10]
+
+
+def test_device_files_go_by_minor_number_and_not_by_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os.path, "exists", lambda path: path in {f"/dev/nvidia{n}" for n in (0, 1, 2, "ctl")})
+    given = (GpuHandle(index=0, minor=2, uuid="GPU-a"), GpuHandle(index=1, uuid="GPU-of-unknown-minor"))
+    order = an_order(gpu_ids=(0, 1), gpus=given)
+    assert confinement.gpu_devices(order) == ("/dev/nvidia2", "/dev/nvidiactl")
+    assert cgroup1.denied_gpus(["nvidia0", "nvidia1", "nvidia2"], order.gpu_minors) == [0, 1]
+
+
+def test_simulated_gpus_open_no_device_file() -> None:
+    order = an_order(gpu_ids=(0,), gpus=(GpuHandle(index=0, minor=0),), are_gpus_simulated=True)
+    assert (order.gpu_minors, confinement.gpu_devices(order)) == ((), ())
 
 
 def test_chosen_cpus_are_as_many_as_asked_and_exist() -> None:

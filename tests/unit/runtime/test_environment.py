@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.runtime.environment import rank_environment, setup_environment
-from shoal.wire import Credentials, Limits, Order
+from shoal.wire import Credentials, GpuHandle, Limits, Order
 
 WORK = "/home/shoal/spool/live/att_1/node-b/work"
 ORDER = Order(
@@ -30,6 +30,7 @@ ORDER = Order(
 CREDENTIALS = Credentials(supervisor_token="shs_x", job_token="shj_y", secrets={"WANDB_API_KEY": "k"})
 
 GOLDEN = """\
+CUDA_DEVICE_ORDER=PCI_BUS_ID
 CUDA_VISIBLE_DEVICES=4,5,6,7
 GROUP_RANK=1
 GROUP_WORLD_SIZE=2
@@ -129,8 +130,22 @@ def test_job_without_gpus_sees_none_whatever_it_asks_for() -> None:
     assert (found["CUDA_VISIBLE_DEVICES"], found["NVIDIA_VISIBLE_DEVICES"]) == ("", "")
 
 
+HANDLES = tuple(GpuHandle(index=i, minor=7 - i, uuid=f"GPU-{i:x}") for i in ORDER.gpu_ids)
+
+
+def test_gpus_are_named_by_uuid_because_cuda_may_count_them_in_another_order() -> None:
+    found = environment(changed(gpus=HANDLES, env={"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}), 0)
+    assert found["CUDA_VISIBLE_DEVICES"] == found["NVIDIA_VISIBLE_DEVICES"] == "GPU-4,GPU-5,GPU-6,GPU-7"
+    assert (found["SHOAL_GPUS"], found["CUDA_DEVICE_ORDER"]) == ("4,5,6,7", "PCI_BUS_ID")
+
+
+def test_gpus_are_named_by_index_in_pci_order_while_one_has_no_known_uuid() -> None:
+    found = environment(changed(gpus=(*HANDLES[:3], GpuHandle(index=7))), 0)
+    assert (found["CUDA_VISIBLE_DEVICES"], found["CUDA_DEVICE_ORDER"]) == ("4,5,6,7", "PCI_BUS_ID")
+
+
 def test_simulated_gpus_never_name_a_real_one() -> None:
-    found = environment(changed(are_gpus_simulated=True), 0)
+    found = environment(changed(are_gpus_simulated=True, gpus=HANDLES), 0)
     assert (found["CUDA_VISIBLE_DEVICES"], found["SHOAL_GPUS"]) == ("", "4,5,6,7")
 
 

@@ -24,11 +24,11 @@ routes = Routes("events")
 
 @routes.add("GET", "/v1/events", Permission.EVENT_READ, answers=views.EventPageView)
 async def list_events(request: Request, query: Annotated[EventQuery, Query()]) -> Response:
-    """Events of the projects you may see, oldest first, after the one with number `after`."""
+    """Events of the projects you may see, oldest first: after the one with number `after`, or the newest
+    `tail`.
+    """
     call = call_of(request)
-    wanted = _filter(call, query)
-    page = await call.plane.core.store.read(lambda tx: tx.events.page(query.after, wanted, query.limit))
-    return answer(_page(page, query.limit))
+    return answer(await _read(call, query, _filter(call, query)))
 
 
 @routes.add("GET", "/v1/events/stream", Permission.EVENT_READ, answers=None, media_type="text/event-stream")
@@ -70,11 +70,9 @@ def _after(seq: int, wanted: EventFilter, tx: Tx) -> list[Event]:
 
 @routes.add("GET", "/v1/audit", Permission.AUDIT_READ, answers=views.EventPageView)
 async def list_audit(request: Request, query: Annotated[AuditQuery, Query()]) -> Response:
-    """What people and their tokens did, and what was refused them."""
+    """What people and their tokens did, and what anybody was refused. `tail` as for events."""
     call = call_of(request)
-    wanted = EventFilter(projects=None, job_id=None, node=None, kinds_prefix=None, actors_only_people=True)
-    page = await call.plane.core.store.read(lambda tx: tx.events.page(query.after, wanted, query.limit))
-    return answer(_page(page, query.limit))
+    return answer(await _read(call, query, EventFilter(without_ours=True)))
 
 
 @routes.add("GET", "/v1/audit/verify", Permission.AUDIT_READ, answers=views.VerifyView)
@@ -103,12 +101,19 @@ def _filter(call: Call, query: EventQuery | EventStreamQuery) -> EventFilter:
         job_id=query.job,
         node=query.node,
         kinds_prefix=query.kind,
-        actors_only_people=False,
     )
 
 
-def _page(page: list[Event], limit: int) -> views.EventPageView:
+async def _read(call: Call, query: EventQuery | AuditQuery, wanted: EventFilter) -> views.EventPageView:
+    read = call.plane.core.store.read
+    tail = query.tail
+    if tail is not None:
+        if query.after is not None:
+            raise SpecError("`tail` and `after` exclude each other", hint="drop one of them")
+        page = await read(lambda tx: tx.events.latest(tail, wanted))
+        return {"items": [render_event(item) for item in page], "next_cursor": None}
+    page = await read(lambda tx: tx.events.page(query.after or 0, wanted, query.limit))
     return {
         "items": [render_event(item) for item in page],
-        "next_cursor": str(page[-1].seq) if len(page) == limit else None,
+        "next_cursor": str(page[-1].seq) if len(page) == query.limit else None,
     }

@@ -8,19 +8,20 @@ from typing import Annotated
 from fastapi import Query, Request, Response
 
 from shoal.api import views
-from shoal.api.bodies import read_model
+from shoal.api.bodies import read_model, read_raw_json
 from shoal.api.call import Call, answer, call_of, idempotency_key
 from shoal.api.queries import JobQuery, NoQuery
 from shoal.api.render import render_detail, render_explanation, render_job, status_of
 from shoal.api.requests import NoBody, SubmitBody
 from shoal.api.routes.archives import archives_of
 from shoal.api.routing import Routes
+from shoal.control.find import Named, find_named
 from shoal.errors import Denied, NotFound, SpecError
 from shoal.identity import Permission, is_at_least
 from shoal.model.attempt import Attempt
 from shoal.model.job import Job
 from shoal.model.people import Role
-from shoal.spec import JobSpec, parse_job
+from shoal.spec import JobSpec
 from shoal.store import JobFilter, Tx
 
 MAX_SHOWN = 100
@@ -32,15 +33,14 @@ async def submit_job(request: Request, query: Annotated[NoQuery, Query()]) -> Re
     """Accept a job, or an array of them. When this answers, it is on disk."""
     call = call_of(request)
     key = idempotency_key(request)
-    body = await read_model(request, SubmitBody)
-    spec = parse_job(body.spec, source="request")
-    project = _project_for(call, body.project, spec)
+    body, frozen = call.services.submissions.parse(await read_raw_json(request))
+    project = _project_for(call, body.project, frozen.spec)
     call.allow(project)
-    await _check_allowance(call, project, spec)
+    await _check_allowance(call, project, frozen.spec)
     _check_archive(call, project, body.archive)
     result = await call.plane.submit(
         call.actor,
-        spec,
+        frozen,
         project=project,
         owner=call.person(),
         key=key,
@@ -73,7 +73,7 @@ def _project_for(call: Call, named: str | None, spec: JobSpec) -> str:
     choices = ", ".join(may) or "none yet"
     raise SpecError(
         f"which project? You may submit to: {choices}",
-        hint=f"add `--project {may[0]}`" if may else "ask a lead: `shoal project add-member`",
+        hint=f"add `--project {may[0]}`" if may else "ask a lead: `shoal project add PROJECT YOU`",
     )
 
 
@@ -104,8 +104,7 @@ async def list_jobs(request: Request, query: Annotated[JobQuery, Query()]) -> Re
             raise NotFound("no such thing, or one you may not see")
         projects = (query.project,)
     if query.ref is not None:
-        found = await _find(call, query.ref, projects)
-        return answer({"items": [render_job(*pair) for pair in found], "next_cursor": None})
+        return answer(await _find(call, query.ref, projects))
     before = _parse_cursor(query.cursor) if query.cursor else None
     page = await call.plane.core.store.read(lambda tx: _page(tx, query, projects, before))
     shown = page[: query.limit]
@@ -133,32 +132,19 @@ def _page(
     return tx.jobs.page(wanted, before, query.limit + 1)
 
 
-async def _find(
-    call: Call, reference: str, projects: tuple[str, ...] | None
-) -> list[tuple[Job, Attempt | None]]:
+async def _find(call: Call, reference: str, projects: tuple[str, ...] | None) -> views.JobPageView:
     """What people may mean by `reference`, at most one job a project."""
 
-    def find(tx: Tx) -> list[tuple[Job, Attempt | None]]:
+    def find(tx: Tx) -> list[tuple[Named, Attempt | None]]:
         where = projects if projects is not None else tuple(p.name for p in tx.people.projects())
-        found = _named(tx, reference, where)
-        return [(job, tx.attempts.newest(job.job_id)) for job in found]
+        return [(named, tx.attempts.newest(named.job.job_id)) for named in find_named(tx, reference, where)]
 
-    return await call.plane.core.store.read(find)
-
-
-def _named(tx: Tx, reference: str, where: tuple[str, ...]) -> list[Job]:
-    project, slash, rest = reference.rpartition("/")
-    if slash:
-        where = (project,) if project in where else ()
-    elif reference.startswith("job_"):
-        job = tx.jobs.get(reference)
-        return [job] if job is not None and job.project in where else []
-    is_number = rest.isascii() and rest.isdigit() and len(rest) < 19
-    found = [
-        tx.jobs.by_number(name, int(rest)) if is_number else tx.jobs.newest_named(name, rest)
-        for name in where
-    ]
-    return [job for job in found if job is not None]
+    found = await call.plane.core.store.read(find)
+    items = [render_job(named.job, attempt) for named, attempt in found]
+    view: views.JobPageView = {"items": items, "next_cursor": None}
+    if len(found) == 1 and found[0][0].array_id is not None:
+        view["array_id"] = found[0][0].array_id
+    return view
 
 
 @routes.add("GET", "/v1/jobs/{job_id}", Permission.JOB_READ, answers=views.JobDetailView)

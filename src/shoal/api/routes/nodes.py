@@ -1,4 +1,4 @@
-"""Look at nodes; cordon, drain, resume them or declare them dead."""
+"""Look at nodes; cordon, drain, resume them, declare them dead or remove them."""
 
 from __future__ import annotations
 
@@ -65,6 +65,15 @@ async def resume_node(request: Request, name: str, query: Annotated[NoQuery, Que
 async def declare_node_dead(request: Request, name: str, query: Annotated[NoQuery, Query()]) -> Response:
     """Vouch that nothing runs there any more: its jobs are started elsewhere."""
     return await _set(request, name, NodeState.DEAD)
+
+
+@routes.add("DELETE", "/v1/nodes/{name}", Permission.NODE_MANAGE, answers=views.NodeRemovedView)
+async def remove_node(request: Request, name: str, query: Annotated[NoQuery, Query()]) -> Response:
+    """Take a node off the list that does not answer and holds nothing."""
+    call = call_of(request)
+    await call.plane.remove_node(call.actor, name, key=idempotency_key(request))
+    view: views.NodeRemovedView = {"name": name}
+    return answer(view)
 
 
 async def _set(request: Request, name: str, state: NodeState) -> Response:

@@ -15,9 +15,11 @@ from shoal.api.render import render_attempt, render_job
 from shoal.api.requests import RenewalBody
 from shoal.api.routes.jobs import load_job
 from shoal.api.routing import Routes
+from shoal.control import StaleRenewal
 from shoal.errors import Denied, SpecError, Unauthenticated
-from shoal.identity import Permission
-from shoal.wire import Renewal
+from shoal.identity import Permission, proof_key
+from shoal.proof import prove
+from shoal.wire import Renewal, RenewalAnswer
 
 routes = Routes("supervisor")
 
@@ -26,7 +28,10 @@ routes = Routes("supervisor")
     "POST", "/v1/supervisor/renew", Permission.LEASE_RENEW, answers=views.RenewalView, body=RenewalBody
 )
 async def renew_lease(request: Request, query: Annotated[NoQuery, Query()]) -> Response:
-    """A supervisor's sign of life, for its own attempt on its own node."""
+    """A supervisor's sign of life, for its own attempt on its own node.
+
+    A stale one is told so in a proven answer: a refusal could come from anybody on this port.
+    """
     call = call_of(request)
     try:
         renewal = msgspec.convert(await read_json(request), Renewal)
@@ -34,11 +39,17 @@ async def renew_lease(request: Request, query: Annotated[NoQuery, Query()]) -> R
         raise SpecError(f"not a renewal: {error}") from error
     if (renewal.attempt_id, renewal.node) != (call.caller.attempt_id, call.caller.node):
         raise Denied("this token renews the lease of another attempt or node")
-    told = await call.plane.renew(renewal)
+    try:
+        told = await call.plane.renew(renewal)
+    except StaleRenewal as error:
+        told = RenewalAnswer(is_stale=True, should_stop=True, grace_s=0.0, because=error.message)
+    told = prove(proof_key(call.plane.core.key, renewal.attempt_id, renewal.node), renewal, told)
     view: views.RenewalView = {
         "should_stop": told.should_stop,
         "grace_s": told.grace_s,
         "because": told.because,
+        "is_stale": told.is_stale,
+        "proof": told.proof,
     }
     return answer(view)
 

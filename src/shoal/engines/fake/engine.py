@@ -79,7 +79,8 @@ class FakeEngine:
         end = min(offset + max(limit, 1), len(log))
         # Whole lines only: back to the last newline, or on to the next where one line exceeds the limit.
         end = log.rfind(b"\n", offset, end) + 1 or log.find(b"\n", end) + 1 or len(log)
-        return LogChunk(data=log[offset:end], next_offset=end, is_complete=is_ended and end == len(log))
+        is_complete = is_ended and end == len(log)
+        return LogChunk(data=log[offset:end], next_offset=end, size=len(log), is_complete=is_complete)
 
     async def close(self) -> None:
         """Nothing to let go of."""

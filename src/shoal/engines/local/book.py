@@ -25,10 +25,12 @@ import msgspec
 from shoal.engines.base import Observation
 from shoal.engines.local.states import ShareKey
 from shoal.engines.refusal import is_name
-from shoal.runtime import spool
+from shoal.runtime import removal, spool
 from shoal.wire import NodeOutcome, Order
 
 TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
+REMOVAL_S = 0.5
+"""How long one call may spend on what a job left, be it ten million files; `sweep` goes on with it."""
 
 
 class ShareView:
@@ -87,12 +89,11 @@ class Book:
 
         self._is_read = False
         for draft in self.draft.iterdir():
-            remove_tree(draft)
+            removal.remove(str(draft), timeout_s=REMOVAL_S)
 
-    def empty_trash(self) -> None:
-        """Remove what a crash left half removed. May take long."""
-        for entry in self.trash.iterdir():
-            remove_tree(entry)
+    def sweep(self) -> None:
+        """Remove some more of what was thrown away, or left half removed by a crash."""
+        removal.empty(str(self.trash), timeout_s=REMOVAL_S)
 
     def all(self) -> list[ShareView]:
         """Every share taken and not forgotten, oldest attempt first."""
@@ -147,7 +148,7 @@ class Book:
             spool.sync_directory(draft)
             draft.rename(self.live / attempt_id)
         except OSError as error:
-            remove_tree(draft)
+            removal.remove(str(draft), timeout_s=REMOVAL_S)
             if error.errno not in TAKEN:
                 raise
         spool.sync_directory(self.live)
@@ -157,7 +158,7 @@ class Book:
         """Move it from `live` to `kept` and throw away what its ranks worked in. May be repeated."""
         rubbish = []
         for node, view in self.find(attempt_id).items():
-            for path in (view.share.work, view.share.archive):
+            for path in (view.share.work, view.share.scratch, view.share.archive):
                 thrown = self.trash / f"{attempt_id}.{node}.{next(self._numbers)}"
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(path, thrown)
@@ -167,7 +168,30 @@ class Book:
         with self._guard:
             self._attempts.pop(attempt_id, None)
         for thrown in rubbish:
-            remove_tree(thrown)
+            removal.remove(str(thrown), timeout_s=REMOVAL_S)
+
+    def prune(self, older_than: float, max_bytes: int) -> int:
+        """Remove kept attempts last written before that date, then the oldest until the rest fits.
+
+        Returns how many. An attempt leaves `kept` whole, by one rename, as it came.
+        """
+        found = sorted((*_age_and_size(entry), entry) for entry in self.kept.iterdir())
+        total = sum(size for _, size, _ in found)
+        pruned = 0
+        for written_at, size, entry in found:
+            if written_at >= older_than and total <= max_bytes:
+                break
+            self.discard(entry)
+            total -= size
+            pruned += 1
+        return pruned
+
+    def discard(self, path: Path) -> None:
+        """Take it away at once and remove it then: a crash in between leaves it in the trash."""
+        thrown = self.trash / f"{path.name}.{os.getpid()}.{next(self._numbers)}"
+        with contextlib.suppress(FileNotFoundError):
+            path.rename(thrown)
+        removal.remove(str(thrown), timeout_s=REMOVAL_S)
 
     def _flat(self) -> list[ShareView]:
         return [view for views in self._attempts.values() for view in views.values()]
@@ -184,6 +208,17 @@ class Book:
         return {node: ShareView(attempt_id, node, self.live / attempt_id / node) for node in nodes}
 
 
+def _age_and_size(path: Path) -> tuple[float, int]:
+    """When anything in it was written last, and the bytes of all of it. Follows no link."""
+    written_at, total = 0.0, 0
+    for above, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                facts = Path(above, name).lstat()
+                written_at, total = max(written_at, facts.st_mtime), total + facts.st_size
+    return written_at, total
+
+
 def _link_or_copy(source: str, target: str) -> None:
     try:
         os.link(source, target)
@@ -191,27 +226,3 @@ def _link_or_copy(source: str, target: str) -> None:
         if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
             raise
         shutil.copyfile(source, target)
-
-
-def remove_tree(path: Path) -> None:
-    """Remove a file or a tree that a job may have filled with anything. Follows no link."""
-    if path.is_symlink() or not path.is_dir():
-        with contextlib.suppress(OSError):
-            path.unlink()
-        return
-    shutil.rmtree(path, ignore_errors=True)
-    if path.exists():
-        _open_up(path)
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _open_up(path: Path) -> None:
-    """Make every directory writable: jobs leave read-only ones behind, and not everybody is root."""
-    with contextlib.suppress(OSError):
-        path.chmod(0o700)
-    for above, names, _ in os.walk(path):
-        for name in names:
-            inner = Path(above, name)
-            with contextlib.suppress(OSError):
-                if not inner.is_symlink():
-                    inner.chmod(0o700)

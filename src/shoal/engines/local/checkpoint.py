@@ -1,4 +1,4 @@
-"""The directory a job keeps its checkpoints in: made once, given to the job's user, never removed.
+"""The directory a job keeps its checkpoints in: made once, given to the job's user, removed only when asked.
 
 Refuses to use anything but a real directory at `<home>/checkpoints/<job_id>`.
 """
@@ -35,6 +35,12 @@ def with_checkpoint(home: Path, orders: tuple[Order, ...]) -> tuple[Order, ...]:
     _make(folder, first.job_id, first.uid)
     real = str(folder.resolve() / first.job_id)
     return tuple(msgspec.structs.replace(order, checkpoint_dir=real) for order in orders)
+
+
+def kept_checkpoints(home: Path) -> list[str]:
+    """The names of the jobs that have a directory here."""
+    folder = home / "checkpoints"
+    return sorted(entry.name for entry in folder.iterdir() if is_name(entry.name)) if folder.is_dir() else []
 
 
 def _make(folder: Path, name: str, uid: int | None) -> None:

@@ -22,7 +22,7 @@ import msgspec
 from shoal.clock import Clock
 from shoal.engines.base import LogChunk, Observation, Sight, Submission
 from shoal.engines.local.book import Book, ShareView, Views
-from shoal.engines.local.checkpoint import with_checkpoint
+from shoal.engines.local.checkpoint import kept_checkpoints, with_checkpoint
 from shoal.engines.local.client import Children, free_port, read_words
 from shoal.engines.local.inventory import take_inventory
 from shoal.engines.local.parse import MAX_LINE, whole_lines
@@ -35,7 +35,7 @@ from shoal.engines.local.render import (
 from shoal.engines.local.simulated import SimulatedNodes
 from shoal.engines.local.states import native_id
 from shoal.engines.local.watch import Watch
-from shoal.engines.refusal import refuse_malformed
+from shoal.engines.refusal import is_name, refuse_malformed
 from shoal.errors import EngineRefused, EngineUnreachable
 from shoal.model.node import NodeFacts
 from shoal.wire import Credentials
@@ -74,7 +74,6 @@ class LocalEngine:
         self._guard = threading.Lock()
         self._looking = threading.Lock()
         self._promised: set[int] = set()
-        self._has_emptied_trash = False
         self._facts: dict[str, NodeFacts] = {}
         self.remarks: tuple[str, ...] = ()
         """What was not found on this machine, and why; filled by the first look at its nodes."""
@@ -98,6 +97,16 @@ class LocalEngine:
 
     async def read_log(self, attempt_id: str, node: str, offset: int, limit: int) -> LogChunk:
         return await self._ask(lambda: self._read_log(attempt_id, node, offset, limit))
+
+    async def prune(self, older_than: float, max_bytes: int) -> int:
+        return await self._ask(lambda: self._book.prune(older_than, max_bytes))
+
+    async def checkpoints(self) -> list[str]:
+        return await self._ask(lambda: kept_checkpoints(self._home))
+
+    async def drop_checkpoint(self, job_id: str) -> None:
+        if is_name(job_id):
+            await self._ask(lambda: self._book.discard(self._home / "checkpoints" / job_id))
 
     async def close(self) -> None:
         """Supervisors need no parent: there is nothing to end."""
@@ -175,9 +184,7 @@ class LocalEngine:
 
     def _list_owned(self) -> list[Observation]:
         self._children.reap()
-        if not self._has_emptied_trash:
-            self._has_emptied_trash = True
-            self._book.empty_trash()
+        self._book.sweep()
         looks = (self._watch.look(view) for view in self._book.all())
         return [look for look in looks if look is not None]
 
@@ -212,7 +219,7 @@ class LocalEngine:
         offset, limit = max(offset, 0), min(max(limit, 1), MAX_PAGE)
         share = self._book.place(attempt_id, node)
         if share is None:
-            return LogChunk(data=b"", next_offset=offset, is_complete=True)
+            return LogChunk(data=b"", next_offset=offset, size=0, is_complete=True)
         # Asked before reading: once there is an outcome, the log does not grow.
         is_ended = os.path.exists(share.outcome)
         data, size = _read_at(share.log, offset, limit + MAX_LINE)
@@ -222,7 +229,7 @@ class LocalEngine:
         is_last = offset + len(data) >= size
         page, length = whole_lines(data, limit, is_final=is_ended and is_last)
         is_complete = is_ended and offset + length >= size
-        return LogChunk(data=page, next_offset=offset + length, is_complete=is_complete)
+        return LogChunk(data=page, next_offset=offset + length, size=size, is_complete=is_complete)
 
 
 def _read_at(path: str, offset: int, length: int) -> tuple[bytes, int]:

@@ -95,18 +95,19 @@ def _gpu(index: int) -> Gpu | str:
             index=index,
             kind=gpu_kind(_text(pynvml.nvmlDeviceGetName(handle))),
             uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
-            memory_bytes=_memory(lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)),
+            minor=_told(lambda: int(pynvml.nvmlDeviceGetMinorNumber(handle))),
+            memory_bytes=_told(lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)) or 0,
         )
     except pynvml.NVMLError as error:
         return f"GPU {index} left out: NVML says {error}"
 
 
-def _memory(read: Callable[[], int]) -> int:
+def _told(read: Callable[[], int]) -> int | None:
     # Devices that share the host's memory (GB10, Jetson) have none of their own to tell of.
     try:
         return read()
     except pynvml.NVMLError_NotSupported:
-        return 0
+        return None
 
 
 def _text(value: str | bytes) -> str:

@@ -39,15 +39,15 @@ class CgroupV1:
                 write(f"{memory}/memory.memsw.limit_in_bytes", str(limits.memory_bytes))
         devices = self._by_controller.get("devices")
         if devices is not None:
-            given = () if order.are_gpus_simulated else order.gpu_ids
-            for minor in denied_gpus(os.listdir("/dev"), given):
+            for minor in denied_gpus(os.listdir("/dev"), order.gpu_minors):
                 write(f"{devices}/devices.deny", f"c {NVIDIA_MAJOR}:{minor} rwm")
 
     def oom_kills(self) -> int:
-        """How often the kernel killed in here because the memory limit was hit."""
-        memory = self._by_controller["memory"]
-        kills = read_number(f"{memory}/memory.oom_control", "oom_kill")
-        return kills if kills is not None else (read_number(f"{memory}/memory.failcnt") or 0)
+        """How often the kernel killed in here because the memory limit was hit; 0 where it does not count.
+
+        `failcnt` will not do instead: it counts how often the limit was met, mostly by the page cache.
+        """
+        return read_number(f"{self._by_controller['memory']}/memory.oom_control", "oom_kill") or 0
 
     def cpu_seconds(self) -> float | None:
         """CPU time of everything that ever ran in here."""

@@ -11,10 +11,11 @@ import os
 import stat
 from collections.abc import Callable
 
-from shoal.errors import ShoalError, SpecError
+from shoal.errors import ShoalError
 from shoal.runtime import checkpoint, kernel, spool, tree
 from shoal.runtime.confine import cgroup, cgroup1, cgroup2, rlimits, view
 from shoal.runtime.confine.detect import candidates, find_bubblewrap
+from shoal.runtime.confine.mounts import Mounts
 from shoal.runtime.confine.programs import job_path, programs
 from shoal.runtime.confine.sandbox import Sandbox, SandboxFailed
 from shoal.wire import Order
@@ -40,7 +41,10 @@ class Confinement:
         self.path = job_path(node_path, self.uid) if "bubblewrap" in self.words else node_path
         self.sandbox: Sandbox | None = None
         self._groups = self._choose_groups()
-        self._mount_fds: list[int] = []
+        self._oom_kills_before = 0
+        self._home = os.path.realpath(share.home)
+        self._keep = programs(self.path) if "bubblewrap" in self.words else ()
+        self._mounts = Mounts(order, self.uid, self._home, self._keep)
 
     @property
     def cgroups(self) -> tuple[str, ...]:
@@ -67,15 +71,13 @@ class Confinement:
         try:
             sandbox.wait_ready()
         except SandboxFailed:
-            if self._order.confinement is not None:
+            # Never where what the job asked for may be what failed: it must not choose its own walls.
+            if self._order.confinement is not None or self._order.mounts or self._order.checkpoint_path:
                 raise
             # The program is there and may not be used, which `shoal nodes` has said all along.
             self.sandbox = None
+            self._mounts.close()
             self.words = tuple(word for word in self.words if word != "bubblewrap")
-        finally:
-            for fd in self._mount_fds:
-                os.close(fd)
-            self._mount_fds.clear()
 
     def _check_without_sandbox(self) -> None:
         if any(mount.source != mount.target for mount in self._order.mounts):
@@ -107,10 +109,12 @@ class Confinement:
             rlimits.apply_limits(self._order, is_own_user=self.uid is not None)
         if "affinity" in self.words:
             rlimits.pin(self._order)
+        kernel.leave_keyring()
         supervisor: int | None = os.getppid()
         if self.sandbox is not None:
             supervisor = None
             self.sandbox.enter()
+            self._mounts.check()
             kernel.drop_capabilities()
         if self.uid is not None:
             os.setgroups([])
@@ -138,9 +142,13 @@ class Confinement:
             found |= tree.descendants(os.getpid())
         return found
 
+    def begin_ranks(self) -> None:
+        """What the kernel killed for memory until now was not a rank."""
+        self._oom_kills_before = self._groups.oom_kills() if self._groups is not None else 0
+
     def has_run_out_of_memory(self) -> bool:
-        """Whether the kernel killed something in here for memory."""
-        return self._groups is not None and self._groups.oom_kills() > 0
+        """Whether the kernel killed something in here for memory since the ranks began."""
+        return self._groups is not None and self._groups.oom_kills() > self._oom_kills_before
 
     def cpu_seconds(self) -> float | None:
         """CPU time used by the whole share, where the kernel counts it."""
@@ -169,58 +177,28 @@ class Confinement:
         program = find_bubblewrap()
         if program is None:
             raise SandboxFailed("there is no `bwrap` on this node", hint="apt install bubblewrap")
-        home = os.path.realpath(self._share.home)
-        mounts = (*self._open_mounts(home), *self._open_checkpoint(home))
         arguments = view.view_arguments(
             uid=self.uid,
-            home=home,
+            home=self._home,
             work=self._share.work,
             scratch=self._share.scratch,
-            keep=programs(self.path),
+            keep=self._keep,
             gpu_devices=gpu_devices(self._order),
-            mounts=mounts,
+            mounts=self._mounts.open(),
         )
         self.sandbox = Sandbox(program, arguments)
-
-    def _open_mounts(self, home: str) -> tuple[view.BindMount, ...]:
-        opened: list[view.BindMount] = []
-        for mount in self._order.mounts:
-            view.check_target(mount.target, home)
-            fd = self._passed_on(open_as(mount.source, self.uid))
-            view.check_source(mount.source, os.readlink(f"/proc/self/fd/{fd}"), home)
-            opened.append(view.BindMount(fd=fd, target=mount.target, is_read_only=mount.is_read_only))
-        return tuple(opened)
-
-    def _open_checkpoint(self, home: str) -> tuple[view.BindMount, ...]:
-        """Where it lies, though SHOAL_HOME is hidden, and at the absolute path the job asked for."""
-        directory, path = self._order.checkpoint_dir, self._order.checkpoint_path
-        if directory is None:
-            return ()
-        targets = [directory]
-        if path is not None and path.startswith("/"):
-            view.check_target(path, home)
-            targets.append(path)
-        fd = self._passed_on(checkpoint.open_directory(directory))
-        return tuple(view.BindMount(fd=fd, target=target, is_read_only=False) for target in targets)
-
-    def _passed_on(self, fd: int) -> int:
-        """The descriptor, which bubblewrap inherits and which is closed once the sandbox is there."""
-        self._mount_fds.append(fd)
-        os.set_inheritable(fd, True)  # noqa: FBT003
-        return fd
 
     def _open_way(self, wanted: str, what: str) -> None:
         """Let the job's user pass through SHOAL_HOME to what is its own; it can list and read nothing there.
 
         Directories above SHOAL_HOME are not ours to open.
         """
-        home = os.path.realpath(self._share.home)
         path = wanted
         while path != "/" and self.uid is not None:
             path = os.path.dirname(path)
             if view.may_enter(path, self.uid):
                 continue
-            if not view.is_within(path, home):
+            if not view.is_within(path, self._home):
                 raise CannotConfine(
                     f"the job's user {self.uid} cannot pass through `{path}` to its {what} directory",
                     hint="apt install bubblewrap, or choose another SHOAL_HOME, such as /var/lib/shoal",
@@ -228,27 +206,10 @@ class Confinement:
             os.chmod(path, stat.S_IMODE(os.stat(path).st_mode) | stat.S_IXOTH)
 
 
-def open_as(source: str, uid: int | None) -> int:
-    """The directory as this user can open it: never more than a job could reach without us."""
-    try:
-        if uid is not None:
-            os.setegid(uid)
-            os.seteuid(uid)
-        return os.open(source, os.O_PATH | os.O_DIRECTORY)
-    except OSError as error:
-        raise SpecError(
-            f"mount source `{source}`: {error.strerror}", hint="name a directory that exists on every node"
-        ) from error
-    finally:
-        if uid is not None:
-            os.seteuid(os.getuid())
-            os.setegid(os.getgid())
-
-
 def gpu_devices(order: Order) -> tuple[str, ...]:
     """Device files of the given GPUs, with the shared ones NVIDIA's driver needs."""
     if not order.gpu_ids or order.are_gpus_simulated:
         return ()
     shared = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "nvidia-caps")
-    names = (*(f"nvidia{number}" for number in order.gpu_ids), *shared)
+    names = (*(f"nvidia{minor}" for minor in order.gpu_minors), *shared)
     return tuple(path for path in (f"/dev/{name}" for name in names) if os.path.exists(path))

@@ -33,9 +33,13 @@ MAX_SIBLINGS = 512
 
 
 class BindMount(msgspec.Struct, frozen=True, kw_only=True):
-    """A mount whose source is already open, so that it cannot be exchanged for another."""
+    """A mount whose source is open as `fd` and was found at the path `source`, links followed.
+
+    bubblewrap goes by path: whoever mounts must look afterwards whether it is still the same directory.
+    """
 
     fd: int
+    source: str
     target: str
     is_read_only: bool
 
@@ -66,7 +70,7 @@ def view_arguments(
             arguments += [*_way_to(path, empty), "--ro-bind", path, path]
     for mount in mounts:
         how = "--ro-bind" if mount.is_read_only else "--bind"
-        arguments += [*_room_for(mount.target, empty), how, f"/proc/self/fd/{mount.fd}", mount.target]
+        arguments += [*_room_for(mount.target, empty), how, mount.source, mount.target]
     arguments += [*_way_to(work, empty), "--bind", work, work]
     arguments += ["--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm"]  # noqa: S108
     for device in gpu_devices:
@@ -149,6 +153,12 @@ def _room_for(target: str, empty: tuple[str, ...]) -> list[str]:
         steps.append(above)
     if not steps or above == "/":
         return _open_directories(steps[:-1])
+    if not is_settled(above):
+        raise SpecError(
+            f"mount target `{target}` does not exist on this node, and others than its administrator can "
+            f"change `{above}`",
+            hint=f"choose a target directly below `/`, such as `/{os.path.basename(target)}`",
+        )
     names = sorted(os.listdir(above))
     if len(names) > MAX_SIBLINGS:
         raise SpecError(
@@ -161,11 +171,23 @@ def _room_for(target: str, empty: tuple[str, ...]) -> list[str]:
     return arguments + _open_directories(steps[:-1])
 
 
-def check_target(target: str, home: str) -> None:
-    """`SpecError` unless a job may put a directory there."""
+def is_settled(directory: str) -> bool:
+    """Whether only root and we can change what is found under this path, which leads through no link."""
+    while True:
+        status = os.lstat(directory)
+        is_ours = status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if not stat.S_ISDIR(status.st_mode) or not is_ours:
+            return False
+        if directory == "/":
+            return True
+        directory = os.path.dirname(directory)
+
+
+def check_target(target: str, *own: str) -> None:
+    """`SpecError` unless a job may put a directory there. `own`: where Shoal's state and programs are."""
     if not target.startswith("/") or os.path.normpath(target) != target or target == "/":
         raise SpecError(f"mount target `{target}` must be an absolute path without `..`", hint="use `/data`")
-    for path in (*SYSTEM, home):
+    for path in (*SYSTEM, *own):
         if is_within(target, path) or is_within(path, target):
             raise SpecError(f"mount target `{target}` would cover `{path}`", hint="use `/data`")
 

@@ -17,7 +17,7 @@ PARTIAL_INDEXES = (
     ("events_by_project", "events", ("project", "seq"), "project IS NOT NULL"),
     ("events_by_job", "events", ("job_id", "seq"), "job_id IS NOT NULL"),
     ("events_by_node", "events", ("node", "seq"), "node IS NOT NULL"),
-    ("events_by_people", "events", ("seq",), "substr(actor, 1, 5) = 'user:'"),
+    ("events_by_others", "events", ("seq",), "actor <> 'shoal'"),
 )
 INDEXES = (
     ("jobs_by_number", "jobs", ("project", "number"), True),

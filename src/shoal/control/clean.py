@@ -1,0 +1,108 @@
+"""Throw away what nobody needs any more: old answers, archives, logs and checkpoints. Never an event.
+
+Every turn looks at what is there and may stop at any instruction: what it left, the next turn finds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Collection, Iterator
+from functools import partial
+from pathlib import Path
+
+import anyio.to_thread
+import structlog
+
+from shoal.control.core import Core
+from shoal.engines.base import SupportsPrune
+from shoal.errors import EngineUnreachable
+from shoal.model.job import Job
+from shoal.store import JobFilter, Tx
+
+DAY_S = 86400.0
+KEEP_KEYS_S = 7 * DAY_S
+KEEP_ARCHIVES_S = 7 * DAY_S
+KEEP_PARTS_S = DAY_S
+PAGE = 500
+OPEN = ("queued", "starting", "running", "stopping")
+_ARCHIVE = re.compile(r"[0-9a-f]{64}\.tar")
+
+log = structlog.get_logger()
+
+
+async def clean(core: Core) -> None:
+    """One turn. What cannot be done now is done by a later one."""
+    now = core.clock.now()
+    await core.store.write(lambda tx: tx.keys.purge(now - KEEP_KEYS_S))
+    await _clean_archives(core, now)
+    engine = core.engine
+    if isinstance(engine, SupportsPrune):
+        try:
+            await engine.prune(now - core.settings.keep_logs_s, core.settings.max_kept_bytes)
+            await _clean_checkpoints(core, engine, now)
+        except EngineUnreachable as error:
+            log.warning("engine.unreachable", engine=engine.name, error=error.message)
+
+
+async def _clean_archives(core: Core, now: float) -> None:
+    """Archives that no open job uses and nobody asked for in a week; uploads that never ended."""
+    folder = core.settings.home / "archives"
+    old = await anyio.to_thread.run_sync(_old_archives, folder, now)
+    # Most of the time there is none, and then nobody has to look through the open jobs.
+    used = await core.store.read(_archives_in_use) if old else frozenset()
+    await anyio.to_thread.run_sync(_drop_archives, folder, old - used, now)
+
+
+def _old_archives(folder: Path, now: float) -> set[str]:
+    """Digests, by their age."""
+    if not folder.is_dir():
+        return set()
+    for part in folder.glob(".part-*"):
+        if _is_older(part, now - KEEP_PARTS_S):
+            part.unlink(missing_ok=True)
+    files = (path for path in folder.iterdir() if _ARCHIVE.fullmatch(path.name))
+    return {path.stem for path in files if _is_older(path, now - KEEP_ARCHIVES_S)}
+
+
+def _drop_archives(folder: Path, digests: Collection[str], now: float) -> None:
+    """The right to use it goes first: who uses it dates it anew and then looks whether the right is there.
+
+    So either they see that it is gone and send it again, or we see the new date and leave it.
+    """
+    for digest in digests:
+        for mark in folder.glob(f"owners/*/{digest}"):
+            mark.unlink(missing_ok=True)
+        path = folder / f"{digest}.tar"
+        if _is_older(path, now - KEEP_ARCHIVES_S):
+            path.unlink(missing_ok=True)
+
+
+def _is_older(path: Path, than: float) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat().st_mtime < than
+    return False
+
+
+def _archives_in_use(tx: Tx) -> frozenset[str]:
+    return frozenset(_digests(tx))
+
+
+def _digests(tx: Tx) -> Iterator[str]:
+    before = None
+    while page := tx.jobs.page(JobFilter(statuses=OPEN), before, PAGE):
+        yield from (job.archive_digest for job, _ in page if job.archive_digest is not None)
+        last = page[-1][0]
+        before = (last.submitted_at, last.job_id)
+
+
+async def _clean_checkpoints(core: Core, engine: SupportsPrune, now: float) -> None:
+    """Those of jobs that ended long ago. A directory that is no job's is not ours to remove."""
+    for job_id in await engine.checkpoints():
+        job = await core.store.read(partial(_job, job_id))
+        if job is not None and job.ended_at is not None and job.ended_at < now - core.settings.keep_logs_s:
+            await engine.drop_checkpoint(job_id)
+
+
+def _job(job_id: str, tx: Tx) -> Job | None:
+    return tx.jobs.get(job_id)

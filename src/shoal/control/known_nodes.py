@@ -1,0 +1,40 @@
+"""The nodes as of the last look, as the scheduler sees them, and which requests they could hold."""
+
+from __future__ import annotations
+
+from shoal.control.snapshot import node_view
+from shoal.model.node import Node
+from shoal.model.request import Request
+from shoal.scheduler import Explanation, NodeView, impossible
+
+MAX_KNOWN = 1024
+"""Requests remembered as possible."""
+
+
+class KnownNodes:
+    """None yet, until the first look."""
+
+    def __init__(self) -> None:
+        self._nodes: list[Node] = []
+        self._possible: set[Request] = set()
+
+    def see(self, nodes: list[Node]) -> bool:
+        """Whether anything about them is new."""
+        if nodes == self._nodes:
+            return False
+        self._nodes = nodes
+        self._possible.clear()
+        return True
+
+    def views(self, now: float) -> tuple[NodeView, ...]:
+        """By name."""
+        return tuple(node_view(node, now) for node in sorted(self._nodes, key=lambda node: node.name))
+
+    def never_fits(self, request: Request, now: float) -> Explanation | None:
+        """Why no set of these nodes could ever hold it; None when one could, or no node is known."""
+        if request in self._possible:
+            return None
+        never = impossible(request, self.views(now))
+        if never is None and len(self._possible) < MAX_KNOWN:
+            self._possible.add(request)
+        return never

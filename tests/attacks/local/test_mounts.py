@@ -1,0 +1,159 @@
+"""Row 38: mounts that should show a job more of the machine than the operator opened to it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import SpecError
+from shoal.runtime.confine.mounts import Mounts, open_as
+from shoal.wire import EndKind, Mount, NodeOutcome
+from tests.support.confinements import CGROUP, JOB_UID, needs
+from tests.support.shares import ATTEMPT_ID, RunningShare, Start, an_order
+
+FULL = (CGROUP, "bubblewrap", "uid")
+pytestmark = needs(*FULL)
+
+
+def mounted(
+    start: Start, source: Path | str, target: str = "/data", **fields: object
+) -> tuple[NodeOutcome, RunningShare]:
+    mounts = (Mount(source=str(source), target=target),)
+    run = f"cat {target}/f || ls {target}"
+    share = start(an_order(run=run, mounts=mounts, confinement=FULL, uid=JOB_UID, **fields))
+    return share.run(), share
+
+
+def two_places(open_place: Path) -> tuple[Path, Path]:
+    root, elsewhere = open_place / "root", open_place / "elsewhere"
+    for place in (root, elsewhere):
+        place.mkdir(mode=0o755)
+        (place / "f").write_text(f"in {place.name}\n")
+    return root, elsewhere
+
+
+def test_a_link_inside_an_opened_root_does_not_lead_out_of_it(start: Start, open_place: Path) -> None:
+    root, elsewhere = two_places(open_place)
+    (root / "link").symlink_to(elsewhere)
+    outcome, share = mounted(start, root / "link", mount_roots=(str(root),))
+    assert outcome.kind is EndKind.SETUP_FAILED, share.describe()
+    assert f"leads to `{elsewhere}`" in outcome.message
+
+
+def test_dots_in_a_source_do_not_lead_out_of_an_opened_root(start: Start, open_place: Path) -> None:
+    root, _ = two_places(open_place)
+    outcome, _ = mounted(start, f"{root}/../elsewhere", mount_roots=(str(root),))
+    assert outcome.kind is EndKind.SETUP_FAILED
+    assert "outside of" in outcome.message
+
+
+def test_a_link_inside_a_root_that_is_itself_a_link_still_works(start: Start, open_place: Path) -> None:
+    root, _ = two_places(open_place)
+    (root / "v1").mkdir()
+    (root / "v1" / "f").write_text("first\n")
+    (root / "latest").symlink_to("v1")
+    (open_place / "name").symlink_to(root)
+    outcome, share = mounted(start, open_place / "name" / "latest", mount_roots=(str(open_place / "name"),))
+    assert outcome.kind is EndKind.SUCCEEDED, outcome
+    assert share.texts() == ["first"]
+
+
+def test_no_roots_means_no_mounts(start: Start, open_place: Path) -> None:
+    outcome, _ = mounted(start, open_place, mount_roots=())
+    assert outcome.kind is EndKind.SETUP_FAILED
+
+
+def test_a_directory_that_only_shoals_own_groups_can_reach_is_not_opened(open_place: Path) -> None:
+    closed = open_place / "closed"
+    (closed / "inner").mkdir(parents=True)
+    os.chown(closed, 0, 0)
+    closed.chmod(0o750)
+    before = os.getgroups()
+    os.setgroups([0])
+    try:
+        with pytest.raises(SpecError, match="Permission denied"):
+            open_as(str(closed / "inner"), JOB_UID)
+        assert (os.geteuid(), os.getegid(), os.getgroups()) == (0, 0, [0])
+    finally:
+        os.setgroups(before)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [sys.prefix, f"{sys.base_prefix}/lib", "/usr/bin", "/etc/ssl", "/dev/shm", "/run/user", "/proc/1"],
+)
+def test_a_mount_cannot_cover_what_shoal_itself_runs(start: Start, open_place: Path, target: str) -> None:
+    outcome, _ = mounted(start, open_place, target)
+    assert outcome.kind is EndKind.SETUP_FAILED
+    assert "would cover" in outcome.message
+
+
+@pytest.mark.parametrize("link", ["../../../oldroot/root", "/etc", "nowhere"])
+def test_a_target_behind_a_link_that_a_job_planted_is_refused(
+    start: Start, open_place: Path, link: str
+) -> None:
+    (open_place / "plant").symlink_to(link)
+    outcome, share = mounted(start, open_place, f"{open_place}/plant/shoal-made-this")
+    assert outcome.kind is EndKind.SETUP_FAILED, share.describe()
+    assert not any(Path(p, "shoal-made-this").exists() for p in ("/root", "/etc", str(open_place)))
+
+
+def test_a_target_whose_neighbours_others_can_exchange_is_refused(start: Start, open_place: Path) -> None:
+    (open_place / "neighbour").mkdir()
+    outcome, _ = mounted(start, open_place, f"{open_place}/new")
+    assert outcome.kind is EndKind.SETUP_FAILED
+    assert "others than its administrator can change" in outcome.message
+
+
+def test_what_was_exchanged_between_check_and_mount_is_noticed(open_place: Path) -> None:
+    source, other = two_places(open_place)
+    order = an_order(mounts=(Mount(source=str(source), target=str(open_place / "target")),))
+    mounts = Mounts(order, JOB_UID, "/nowhere", ())
+    mounts.open()
+    (open_place / "target").symlink_to(source)
+    mounts.check()
+    (open_place / "target").unlink()
+    (open_place / "target").symlink_to(other)
+    with pytest.raises(SpecError, match="exchanged"):
+        mounts.check()
+    mounts.close()
+
+
+SWAPPER = """
+import os, sys, time
+os.chdir(sys.argv[1])
+os.symlink("closed/secret", "evil")
+print("ready", flush=True)
+while True:
+    os.rename("x", "aside"); os.rename("evil", "x"); time.sleep(0.003)
+    os.rename("x", "evil"); os.rename("aside", "x"); time.sleep(0.003)
+"""
+
+
+@pytest.mark.serial
+def test_a_source_exchanged_for_a_link_again_and_again_never_shows_the_other(
+    start: Start, open_place: Path
+) -> None:
+    (open_place / "x").mkdir()
+    (open_place / "x" / "f").write_text("mine\n")
+    secret = open_place / "closed" / "secret"
+    secret.mkdir(parents=True)
+    (secret / "f").write_text("secret\n")
+    (open_place / "closed").chmod(0o700)
+    command = [sys.executable, "-c", SWAPPER, str(open_place)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as swapper:
+        try:
+            assert swapper.stdout is not None
+            swapper.stdout.readline()
+            said = []
+            for number in range(16):
+                outcome, share = mounted(start, open_place / "x", attempt_id=f"{ATTEMPT_ID}-{number}")
+                said += share.texts()
+                assert outcome.kind in (EndKind.SUCCEEDED, EndKind.SETUP_FAILED), outcome
+        finally:
+            swapper.kill()
+    assert set(said) <= {"mine"}

@@ -1,0 +1,163 @@
+"""The quickstart, typed into a shell from its first block to its last, and compared with what it shows."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+from shoal.cli.home import holder
+from shoal.engines.local.inventory import node_name
+from tests.style.tree import ROOT
+from tests.support.pages import Typed, blocks, transcript
+
+pytestmark = [
+    pytest.mark.serial,
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("pgrep") is None, reason="no pgrep: apt-get install procps"),
+]
+QUICKSTART = ROOT / "docs" / "quickstart.md"
+COMMAND_S = 60.0
+SAME = (
+    (r"\x1b\[[0-9;]*m", ""),
+    (rf"\b{re.escape(node_name(socket.gethostname()))}\b", "vm"),
+    (rf"\b{re.escape(getpass.getuser())}\b", "root"),
+    (r"http://127\.0\.0\.1:\d+", "URL"),
+    (r"process \d+", "process N"),
+    (r"\d+ entries, head [0-9a-f]{64}", "N entries, head HASH"),
+    (r"\b(?:\d+m)?\d+s\b", "AGE"),
+    (r"\bstarting\b|\brunning\b", "HOLDING"),
+    (r"after step [1-9]\d*", "after step N"),
+    (
+        r"(?:cgroup\d|rlimits|affinity|bubblewrap|uid)(?: (?:cgroup\d|rlimits|affinity|bubblewrap|uid))*",
+        "WALLS",
+    ),
+    (r"^vm default ready .*", "vm default ready THIS MACHINE"),
+)
+"""What may differ from run to run and from machine to machine, and what stands for it in the comparison."""
+
+
+def plain(line: str) -> str:
+    line = re.sub(r"\s+", " ", line).strip()
+    for pattern, word in SAME:
+        line = re.sub(pattern, word, line)
+    return line
+
+
+def in_rank_order(lines: list[str]) -> list[str]:
+    """Ranks write when they like: neighbouring lines of theirs are compared as a set."""
+    groups = groupby(lines, key=lambda line: re.match(r"\[\d+\]", line) is not None)
+    return [line for is_rank, group in groups for line in (sorted(group) if is_rank else group)]
+
+
+def is_alike(shown: list[str], said: list[str]) -> bool:
+    """`...` stands for any text within a line, and alone on a line for any number of lines."""
+    if not shown:
+        return not said
+    if shown[0] == "...":
+        return any(is_alike(shown[1:], said[skipped:]) for skipped in range(len(said) + 1))
+    pattern = ".*".join(map(re.escape, shown[0].split("...")))
+    return bool(said) and re.fullmatch(pattern, said[0]) is not None and is_alike(shown[1:], said[1:])
+
+
+def differs(typed: Typed, said: str) -> str | None:
+    """What a reader would find different, or None."""
+    has_gaps = "..." in typed.shown
+    order = list if has_gaps else in_rank_order
+    shown, found = ([plain(line) for line in order(lines)] for lines in (typed.shown, said.splitlines()))
+    told = "\n".join
+    return (
+        None
+        if is_alike(shown, found)
+        else f"$ {typed.command}\n{told(shown)}\n--- but it said\n{told(found)}"
+    )
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Somebody who types what they read, in a home and a folder of their own."""
+
+    home: Path
+    place: Path
+
+    @property
+    def env(self) -> dict[str, str]:
+        own = {k: v for k, v in os.environ.items() if not k.startswith(("SHOAL_", "PYTEST"))}
+        path = f"{self.home.parent / 'bin'}:{own.get('PATH', os.defpath)}"
+        # A port of our own: somebody else's cluster may have the default one.
+        ours = {"SHOAL_HOME": str(self.home), "SHOAL_LISTEN": "127.0.0.1:0", "COLUMNS": "80", "NO_COLOR": "1"}
+        return {**own, **ours, "PATH": path, "PYTHONPATH": str(ROOT / "src")}
+
+    def type(self, command: str) -> str:
+        """What the terminal shows. The command reaches the shell as input: `pgrep -f` must not find it."""
+        done = subprocess.run(
+            ["bash"],
+            input=command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=COMMAND_S,
+            check=False,
+            env=self.env,
+            cwd=self.place,
+        )
+        return done.stdout
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    for name in ("bin", "place"):
+        (tmp_path / name).mkdir()
+    shim = tmp_path / "bin" / "shoal"
+    shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m shoal.cli.main "$@"\n')
+    shim.chmod(0o755)
+    somebody = Reader(tmp_path / "home", tmp_path / "place")
+    yield somebody
+    if holder(somebody.home) is not None:
+        somebody.type("shoal down --jobs")
+    if pid := holder(somebody.home):
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_the_quickstart_happens_as_it_is_written(reader: Reader) -> None:
+    typed = 0
+    for block in blocks(QUICKSTART):
+        if block.title:
+            (reader.place / block.title).write_text(block.text)
+        for step in transcript(block) if block.language == "console" else ():
+            difference = differs(step, reader.type(step.command))
+            assert difference is None, difference
+            typed += 1
+    assert typed > 15
+    assert not reader.home.exists(), "and nothing of it is left"
+
+
+@pytest.mark.parametrize(
+    ("shown", "said"),
+    [
+        (["default/1"], "default/2"),
+        (["[0] goes on after step 14"], "[0] goes on after step 0"),
+        (["-- default/1 succeeded"], "-- default/1 succeeded\nerror: and more"),
+        (["...", "[0] step 80 of 80"], "[0] step 60 of 80"),
+        (["-- default/1 succeeded"], ""),
+    ],
+)
+def test_a_difference_that_matters_is_seen(shown: list[str], said: str) -> None:
+    assert differs(Typed("shoal", shown), said) is not None
+
+
+def test_a_difference_that_does_not_matter_is_not_seen() -> None:
+    shown = ["-- started on vm", "[0] one", "[1] two", "-- ended after 12s"]
+    said = f"-- started on {node_name(socket.gethostname())}\n[1] two\n[0] one\n-- ended after 1m05s"
+    assert differs(Typed("shoal", shown), said) is None
