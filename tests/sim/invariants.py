@@ -34,15 +34,18 @@ class Auditor:
         self._outcomes: dict[str, set[str]] = defaultdict(set)
         """By job: every way it ever ended. A job that is tried again unmakes no plan made before."""
         self._looked_at: tuple[int, tuple[object, ...]] = (-1, ())
+        self._read: dict[str, tuple[object, list[Attempt]]] = {}
 
-    def check(self) -> None:
+    def check(self, *, should_read_all: bool = False) -> None:
         """Everything, if anything changed since the last look."""
         running = self.world.cluster.running()
         state = (self.world.disk.commits, tuple((o.attempt_id, o.node) for o in running))
-        if state == self._looked_at:
+        if state == self._looked_at and not should_read_all:
             return
         self._looked_at = state
-        pairs: Pairs = run_now(self.world.disk.inner.read(_everything))
+        if should_read_all:
+            self._read.clear()
+        pairs: Pairs = run_now(self.world.disk.inner.read(self._everything))
         self._nothing_lost(pairs)
         for job, tries in pairs:
             self._job_is_sound(job, tries)
@@ -53,6 +56,17 @@ class Auditor:
         self._nothing_runs_twice(running, {a.attempt_id: a for _, tries in pairs for a in tries})
         self._nothing_is_overcommitted(pairs)
         self._queue_is_true(pairs)
+
+    def _everything(self, tx: Tx) -> Pairs:
+        """Every job with its attempts; those of a job that did not change are not read again."""
+        pairs: Pairs = []
+        for job, newest in tx.jobs.page(JobFilter(), None, 1000):
+            key = (job.version, newest.attempt_id, newest.version)
+            known = self._read.get(job.job_id)
+            if known is None or known[0] != key:
+                known = self._read[job.job_id] = (key, tx.attempts.of_job(job.job_id))
+            pairs.append((job, known[1]))
+        return pairs
 
     def _queue_is_true(self, pairs: Pairs) -> None:
         """What is kept in memory, once it is up to date, is what a new control plane would read."""
@@ -154,8 +168,3 @@ class Auditor:
 
 def _holding(pairs: Pairs) -> Iterator[tuple[Job, Attempt]]:
     return ((job, a) for job, tries in pairs for a in tries if a.state in HOLDING)
-
-
-def _everything(tx: Tx) -> Pairs:
-    page = tx.jobs.page(JobFilter(), None, 1000)
-    return [(job, tx.attempts.of_job(job.job_id)) for job, _ in page]

@@ -9,7 +9,6 @@ from hashlib import sha256
 
 import structlog
 
-from shoal.model.attempt import AttemptState
 from shoal.model.node import NodeState
 from shoal.store import JobFilter
 from tests.sim.driver import run_now
@@ -87,8 +86,8 @@ def _submit(world: World) -> None:
 def _stop(world: World) -> None:
     """Anything; or, where it hurts most, what is being handed over."""
     known = world.known_jobs()
-    starting = run_now(world.disk.inner.read(lambda tx: tx.attempts.in_states([AttemptState.STARTING])))
-    begun = sorted({attempt.job_id for attempt in starting} & set(known))
+    holding = run_now(world.disk.inner.read(lambda tx: tx.attempts.holding()))
+    begun = [job.job_id for job, attempt in holding if attempt.state == "starting" and job.job_id in known]
     if begun and world.dice.random() < 0.7:
         world.stop(world.dice.choice(begun))
     elif known:
@@ -212,6 +211,7 @@ def _peace(world: World, auditor: Auditor) -> None:
             _stop_endless(world)
     else:
         raise AssertionError(f"not over after {PEACE_TURNS} turns of peace: {_open(world)}")
+    auditor.check(should_read_all=True)
     bad = run_now(world.disk.inner.read(lambda tx: tx.events.verify()))
     assert bad is None, f"the event log does not verify: {bad}"
 
