@@ -22,7 +22,7 @@ REPO = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 600.0
 PYTEST = ("-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider")
 SUITES: dict[str, tuple[str, ...]] = {
-    "sim": ("-m", "tests.sim.run", "--seeds", "600", "--fail-fast"),
+    "sim": ("-m", "tests.sim.run", "--seeds", "400", "--fail-fast"),
     "control": (*PYTEST, "tests/unit/control"),
     "store": (
         *PYTEST,

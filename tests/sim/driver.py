@@ -24,12 +24,16 @@ class Task:
         self.work = work
         self.done = done
         """Called with the result, or with the exception the task ended by."""
+        self.stalled_until = 0
+        """The tick before which it does not move."""
 
 
 class Driver:
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice
         self.tasks: list[Task] = []
+        self.tick = 0
+        """Grows with every turn of the story."""
 
     def spawn(
         self, name: str, work: Coroutine[Any, Any, Any], done: Callable[[Any], None] = lambda _: None
@@ -39,9 +43,21 @@ class Driver:
     def is_running(self, name: str) -> bool:
         return any(task.name == name for task in self.tasks)
 
-    def step(self) -> None:
-        """Let one task, drawn at random, run to its next pause."""
+    def awake(self) -> list[Task]:
+        """Those that move now."""
+        return [task for task in self.tasks if task.stalled_until <= self.tick]
+
+    def stall(self, ticks: int) -> str | None:
+        """Hold one task where it is, as a slow disk or network would, so that much fits in between."""
+        if not self.tasks:
+            return None
         task = self._dice.choice(self.tasks)
+        task.stalled_until = self.tick + ticks
+        return task.name
+
+    def step(self) -> None:
+        """Let one task, drawn at random from those awake, run to its next pause."""
+        task = self._dice.choice(self.awake() or self.tasks)
         try:
             task.work.send(None)
         except StopIteration as end:

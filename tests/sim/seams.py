@@ -14,6 +14,8 @@ from shoal.model.node import NodeFacts
 from shoal.store import Store, Tx
 from tests.sim.driver import Pause, run_now
 
+SUBMIT_PAUSES = (1, 1, 1, 15)
+
 
 class SimStore:
     """The disk outlives a crash; an answer does not."""
@@ -52,11 +54,14 @@ class SimEngine:
 
     name = "fake"
 
-    def __init__(self, inner: FakeEngine) -> None:
+    def __init__(self, inner: FakeEngine, dice: random.Random) -> None:
         self._inner = inner
+        self._dice = dice
 
     async def submit(self, submission: Submission) -> str:
-        await Pause()
+        """The slowest call: much may happen between the decision and its arrival."""
+        for _ in range(self._dice.choice(SUBMIT_PAUSES)):
+            await Pause()
         native_id = await self._inner.submit(submission)
         await Pause()
         return native_id

@@ -15,7 +15,8 @@ from tests.sim.driver import run_now
 from tests.sim.invariants import Auditor
 from tests.sim.world import LOOPS, World
 
-STEPS = 300
+STEPS = 400
+MAX_KEYS = 12
 PEACE_TURNS = 400
 ENDLESS_AFTER_TURNS = 12
 
@@ -29,6 +30,8 @@ def live(seed: int, steps: int = STEPS) -> World:
     world = World(seed)
     auditor = Auditor(world)
     try:
+        world.wake("heal")
+        world.driver.drain()
         for _ in range(steps):
             _something(world)
             auditor.check()
@@ -43,19 +46,27 @@ def live(seed: int, steps: int = STEPS) -> World:
 def _something(world: World) -> None:
     """One turn: mostly work, sometimes trouble."""
     dice = world.dice
-    if world.driver.tasks and dice.random() < 0.75:
+    world.driver.tick += 1
+    for loop, chance in BY_THEMSELVES.items():
+        if dice.random() < chance:
+            world.wake(loop)
+    if world.driver.awake() and dice.random() < 0.8:
         world.driver.step()
         return
     action = dice.choices(list(TROUBLES), weights=list(TROUBLES.values()))[0]
     action(world)
 
 
-def _wake(world: World) -> None:
-    world.wake(world.dice.choice(list(LOOPS)))
+BY_THEMSELVES = {"place": 0.1, "watch": 0.08, "heal": 0.03}
+"""Chance, each turn, that a loop that is not running begins."""
 
 
 def _time(world: World) -> None:
-    world.clock.advance(world.dice.choice([0.1, 1, 1, 2, 2, 5, 5, 5, 20, 20, 70, 250]))
+    world.clock.advance(world.dice.choice([0.1, 0.5, 1, 1, 2, 2, 5, 5, 10]))
+
+
+def _long_time(world: World) -> None:
+    world.clock.advance(world.dice.choice([30, 70, 250]))
 
 
 def _renewals(world: World) -> None:
@@ -66,15 +77,21 @@ def _submit(world: World) -> None:
     unanswered = [key for key in world.asked if key not in world.accepted]
     if unanswered and world.dice.random() < 0.5:
         world.submit(world.dice.choice(unanswered))
-    elif len(world.asked) < 8:
+    elif len(world.asked) < MAX_KEYS:
         world.submit(f"k{len(world.asked)}")
     elif world.accepted:
         world.submit(world.dice.choice(sorted(world.accepted)))
 
 
 def _stop(world: World) -> None:
-    if world.accepted:
-        world.stop(world.dice.choice(world.known_jobs()))
+    """Anything; or, where it hurts most, what is being handed over."""
+    known = world.known_jobs()
+    holding = run_now(world.disk.inner.read(lambda tx: tx.attempts.holding()))
+    begun = [job.job_id for job, attempt in holding if attempt.state == "starting" and job.job_id in known]
+    if begun and world.dice.random() < 0.7:
+        world.stop(world.dice.choice(begun))
+    elif known:
+        world.stop(world.dice.choice(known))
 
 
 def _retry(world: World) -> None:
@@ -84,6 +101,12 @@ def _retry(world: World) -> None:
 
 def _crash(world: World) -> None:
     world.crash()
+
+
+def _stall(world: World) -> None:
+    name = world.driver.stall(world.dice.choice([10, 40]))
+    if name is not None:
+        world.tell(f"stall {name}")
 
 
 def _cut(world: World) -> None:
@@ -117,7 +140,7 @@ def _declare_dead(world: World) -> None:
 
 
 def _node(world: World) -> None:
-    states = [NodeState.CORDONED, NodeState.DRAINING, NodeState.READY, NodeState.READY]
+    states = [NodeState.CORDONED, NodeState.DRAINING, NodeState.READY, NodeState.READY, NodeState.READY]
     world.set_node(world.dice.choice(world.nodes), world.dice.choice(states))
 
 
@@ -133,7 +156,7 @@ def _kill(world: World) -> None:
 
 
 def _disk(world: World) -> None:
-    world.disk.failing = world.dice.choice([0.0, 0.0, 0.3, 1.0])
+    world.disk.failing = world.dice.choice([0.0, 0.0, 0.0, 0.3, 1.0])
     world.tell(f"the disk fails {world.disk.failing:.0%} of commits")
 
 
@@ -144,19 +167,20 @@ def _jump(world: World) -> None:
 
 
 TROUBLES = {
-    _wake: 40,
-    _time: 25,
-    _renewals: 20,
-    _submit: 14,
-    _stop: 2,
-    _retry: 1,
-    _crash: 4,
-    _cut: 4,
-    _heal: 3,
-    _power: 3,
+    _time: 30,
+    _long_time: 2,
+    _renewals: 25,
+    _submit: 20,
+    _stop: 5,
+    _retry: 2,
+    _crash: 3,
+    _stall: 8,
+    _cut: 2,
+    _heal: 5,
+    _power: 2,
     _declare_dead: 1,
-    _node: 3,
-    _kill: 16,
+    _node: 2,
+    _kill: 4,
     _disk: 2,
     _jump: 1,
 }
@@ -187,6 +211,7 @@ def _peace(world: World, auditor: Auditor) -> None:
             _stop_endless(world)
     else:
         raise AssertionError(f"not over after {PEACE_TURNS} turns of peace: {_open(world)}")
+    auditor.check(should_read_all=True)
     bad = run_now(world.disk.inner.read(lambda tx: tx.events.verify()))
     assert bad is None, f"the event log does not verify: {bad}"
 
@@ -236,6 +261,7 @@ TOLD = {
     "kill the supervisor": "supervisors killed",
     "kill the rank": "ranks killed",
     "cut": "partitions",
+    "stall": "stalls",
     "power off": "nodes powered off",
     "the disk fails 30%": "failing disks",
     "the disk fails 100%": "full disks",

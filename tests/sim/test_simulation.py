@@ -36,6 +36,7 @@ MUST_HAPPEN = (
     "partitions",
     "ranks killed",
     "retries",
+    "stalls",
     "stops",
     "submissions answered",
     "supervisors killed",

@@ -61,7 +61,7 @@ class World:
         engine = FakeEngine(self.cluster, faults=seeded_faults(self.dice.getrandbits(32), chance=self.faults))
         self.core = Core(
             store=self.disk,
-            engine=SimEngine(engine),
+            engine=SimEngine(engine, self.dice),
             clock=self.clock,
             new_id=self.new_id,
             settings=Settings(home=Path("/simulated")),

@@ -45,6 +45,11 @@ class Signal:
     def __init__(self) -> None:
         self._event = anyio.Event()
 
+    @property
+    def is_raised(self) -> bool:
+        """May be asked from any thread."""
+        return self._event.is_set()
+
     def set(self) -> None:
         self._event.set()
 
@@ -63,6 +68,14 @@ class Changed:
         """There while somebody waits."""
         self.placer = Signal()
         self.healer = Signal()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether anybody has to be told of a commit. May be asked from any thread.
+
+        Who was told already and has not looked yet will see this commit too: flags go down before a look.
+        """
+        return self._commit is not None or not self.placer.is_raised
 
     def committed(self) -> None:
         """Something is on disk that was not."""
@@ -91,7 +104,8 @@ async def run_loops(core: Core, changed: Changed) -> AsyncIterator[None]:
     loop = asyncio.get_running_loop()
 
     def on_commit(seq: int) -> None:
-        loop.call_soon_threadsafe(changed.committed)
+        if changed.is_awaited:
+            loop.call_soon_threadsafe(changed.committed)
 
     core.store.on_commit(on_commit)
     await _turn("heal", lambda: heal(core))

@@ -20,6 +20,8 @@ MAX_STREAMS = 64
 """A filter of more projects times statuses than this walks all jobs by age instead."""
 CHUNK = 500
 """Ids in one IN list."""
+FEW = 16
+"""Ids that are cheaper to ask for one by one, since a list has to be composed."""
 
 INSERT = insert(jobs)
 BY_ID = select(jobs.c.body).where(jobs.c.job_id == bindparam("id"))
@@ -60,6 +62,7 @@ COUNT_OPEN = (
 )
 ADD_COUNTER = insert(project_counters)
 OPEN_JOBS = select(project_counters.c.open_jobs).where(project_counters.c.project == bindparam("of"))
+OUTCOME_OF = select(jobs.c.job_id, jobs.c.outcome).where(jobs.c.job_id == bindparam("id"))
 OUTCOMES = select(jobs.c.job_id, jobs.c.outcome).where(jobs.c.job_id.in_(bindparam("ids", expanding=True)))
 OPEN_IN_ARRAY = (
     select(jobs.c.body)
@@ -137,11 +140,15 @@ class Jobs:
 
     def outcomes(self, job_ids: Iterable[str]) -> dict[str, JobOutcome | None]:
         """None for a job that is open; a job that does not exist is left out."""
-        found: dict[str, JobOutcome | None] = {}
-        for ids in _chunks(list(job_ids)):
-            for job_id, outcome in self._session.ask(OUTCOMES, {"ids": ids}):
-                found[job_id] = JobOutcome(outcome) if outcome else None
-        return found
+        wanted = list(job_ids)
+        rows: list[Iterable[Any]] = (
+            [self._run(OUTCOME_OF, {"id": job_id}) for job_id in wanted]
+            if len(wanted) <= FEW
+            else [self._session.ask(OUTCOMES, {"ids": ids}) for ids in _chunks(wanted)]
+        )
+        return {
+            job_id: JobOutcome(outcome) if outcome else None for found in rows for job_id, outcome in found
+        }
 
     def changed_since(self, seq: int) -> list[tuple[Job, Attempt]]:
         """Every job that an event after that one is about, with its newest attempt."""
