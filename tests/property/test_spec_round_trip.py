@@ -25,6 +25,8 @@ SCRIPTS = TEXT.filter(lambda text: bool(text.strip()))
 PATHS = st.from_regex(r"(/[a-z]{1,8}){1,3}", fullmatch=True).filter(
     lambda path: not re.match("/(proc|sys|dev)(/|$)", path)
 )
+CHECKPOINTS = PATHS.map(lambda path: f"/CHECKPOINTS{path}")
+"""Never where something is mounted, which a spec refuses."""
 FENCES = st.one_of(st.integers(60, 3600), st.floats(60, 3600), st.builds("{}m".format, st.integers(1, 60)))
 SECONDS = st.one_of(st.integers(1, 3600), st.floats(1, 3600), st.builds("{}m".format, st.integers(1, 60)))
 RETRY_ON = st.sampled_from(["exit", "signal", "oom", "setup", "time_limit"])
@@ -91,7 +93,9 @@ JOBS = st.fixed_dictionaries(
                 },
             ),
         ),
-        "checkpoint": st.one_of(PATHS, st.fixed_dictionaries({"path": PATHS, "interval": SECONDS})),
+        "checkpoint": st.one_of(
+            CHECKPOINTS, st.fixed_dictionaries({"path": CHECKPOINTS, "interval": SECONDS})
+        ),
         "log_rules": st.dictionaries(
             TEXT.filter(bool).map(re.escape), st.sampled_from(["exclude_node", "stop_retries"]), max_size=3
         ),
