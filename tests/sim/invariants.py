@@ -87,6 +87,8 @@ class Auditor:
         nodes = KnownNodes()
         nodes.see(now.nodes)
         is_settled = not core.queue.is_disturbed and not core.queue.added and nodes.views(at) == views
+        # After that moment the loop plans anew, whether or not anything happened.
+        is_settled = is_settled and self.world.clock.monotonic() <= core.told.good_until
         if is_settled and not any(one.not_before for one in read.candidates):
             missed = plan(read, core.policy, at).starts
             assert not missed, f"could start and nobody looks: {missed}"

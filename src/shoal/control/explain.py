@@ -21,6 +21,8 @@ def explain(core: Core, job: Job, attempt: Attempt) -> Explanation | None:
         return core.told.explanations.get(attempt.attempt_id) or _not_planned(core, job, attempt)
     if attempt.state is AttemptState.ENDED:
         return None
+    if attempt.orphans_left:
+        return _orphaned(job, attempt, attempt.orphans_left)
     silent = core.leases.silent_nodes(attempt, QUIET_S)
     return _unreachable(core, job, attempt, silent) if silent else None
 
@@ -34,6 +36,21 @@ def _not_planned(core: Core, job: Job, attempt: Attempt) -> Explanation:
         job_id=job.job_id,
         why=Why.BEHIND,
         sentence=new if is_new else far,
+    )
+
+
+def _orphaned(job: Job, attempt: Attempt, nodes: tuple[str, ...]) -> Explanation:
+    return Explanation(
+        attempt_id=attempt.attempt_id,
+        job_id=job.job_id,
+        why=Why.ORPHANED,
+        sentence=f"its supervisor on {', '.join(nodes)} is dead, and what it left may still run",
+        details=(
+            attempt.message,
+            "nothing is started in its place, however long that takes, until it is gone",
+        ),
+        hint=f"look on {nodes[0]} for processes that do not die: `ps -eo pid,stat,args`; a restart ends them",
+        facts={"nodes": list(nodes)},
     )
 
 

@@ -47,11 +47,12 @@ class Leases:
 
     def fenced_nodes(self, attempt: Attempt, fence_s: float) -> tuple[str, ...]:
         """Those silent, and sent nothing, for so long that what ever ran there of it has certainly been
-        stopped by its supervisor.
+        stopped by its supervisor; never one whose supervisor died before what it had started.
         """
         limit = fence_s + FENCE_MARGIN_S
         unsent_s = self._clock.monotonic() - self._sent.get(attempt.attempt_id, -inf)
-        return self.silent_nodes(attempt, limit) if unsent_s > limit else ()
+        silent = self.silent_nodes(attempt, limit) if unsent_s > limit else ()
+        return tuple(node for node in silent if node not in attempt.orphaned_nodes)
 
     def ran_for_s(self, attempt_id: str) -> float:
         """Seconds since we first saw it running: at most what it really ran, never more."""

@@ -131,8 +131,8 @@ def test_the_reason_reads_as_it_was_agreed(case: str) -> None:
 
 
 def test_every_reason_a_plan_can_give_has_a_text() -> None:
-    # UNREACHABLE is about what has started: the control plane says it.
-    assert {CASES[case]().why for case in CASES} == set(Why) - {Why.UNREACHABLE}
+    # Two are about what has started: the control plane says them.
+    assert {CASES[case]().why for case in CASES} == set(Why) - {Why.UNREACHABLE, Why.ORPHANED}
 
 
 def test_a_job_of_another_project_is_not_named() -> None:

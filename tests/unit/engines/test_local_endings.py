@@ -249,7 +249,7 @@ async def test_what_does_not_die_is_not_called_ended(local: Local, monkeypatch: 
     with monkeypatch.context() as patch:
         patch.setattr(spool, "kill_leftovers", lambda *_, **__: False)
         await local.engine.submit(local.submission("dies"))
-        seen = await local.until(Sight.UNKNOWN)
+        seen = await local.until(Sight.ORPHANED)
         assert "does not die" in seen.raw
         assert spool.read_outcome(local.share()) is None
     await local.until(Sight.ENDED)
@@ -284,11 +284,29 @@ async def test_a_garbled_file_hides_no_other_share(local: Local, name: str, cont
     good = await local.until(Sight.ENDED, 2)
     assert good.outcome is not None
     bad = await local.look()
-    assert bad.sight is Sight.UNKNOWN
+    assert bad.sight is Sight.ORPHANED
     assert f"{name}: {content!r}" in bad.raw
     await local.engine.cancel(local.id(), 1.0)
     await local.engine.forget(local.id())
+    assert (await local.look()).sight is Sight.ORPHANED
+
+
+@pytest.mark.parametrize("name", ["order.json", "outcome.json"])
+async def test_a_garbled_share_whose_supervisor_lives_is_left_to_its_fence(local: Local, name: str) -> None:
+    await local.engine.submit(local.submission("is deaf"))
+    await local.until_started()
+    (Path(local.share().directory) / name).write_bytes(b"")
+    local.reborn()
     assert (await local.look()).sight is Sight.UNKNOWN
+
+
+async def test_a_claimed_share_without_an_order_is_never_called_ended(local: Local) -> None:
+    await local.engine.submit(local.submission("never claims"))
+    gone = spool.Claim(pid=os.getpid(), boot_id=spool.boot_id(), start_ticks=1, at=0.0)
+    Path(local.share().claimed).write_bytes(msgspec.json.encode(gone))
+    Path(local.share().order).unlink()
+    local.reborn()
+    assert (await local.look()).sight is Sight.ORPHANED
 
 
 async def test_an_outcome_of_another_attempt_is_no_evidence(local: Local) -> None:

@@ -44,7 +44,7 @@ class Watch:
     def look(self, view: ShareView) -> Observation | None:
         """What can be seen of the share now; None if it was forgotten meanwhile.
 
-        A share that cannot be read is UNKNOWN and never an exception: it must not hide the others.
+        A share that cannot be read is never an exception: it must not hide the others.
         """
         with view.guard:
             try:
@@ -52,7 +52,9 @@ class Watch:
             except (OSError, msgspec.DecodeError) as error:
                 if not os.path.isdir(view.share.directory):
                     return None
-                return seen(view.key, Sight.UNKNOWN, _told(view, error))
+                if isinstance(error, OSError):
+                    return seen(view.key, Sight.UNKNOWN, _told(view, error))
+                return self._garbled(view, _told(view, error))
 
     def stop(self, view: ShareView, grace_s: float) -> None:
         """Ask for its end; one that nobody has claimed ends at once. `OSError`: ask again."""
@@ -75,7 +77,7 @@ class Watch:
         if outcome is not None:
             return _close(view, outcome)
         if view.read_order() is None:
-            return seen(view.key, Sight.UNKNOWN, "order.json is missing")
+            return self._garbled(view, "order.json is missing")
         if not _is_claimed(view):
             return seen(view.key, Sight.PENDING, "not claimed by a supervisor yet")
         lock = spool.take_lock(view.share)
@@ -85,6 +87,14 @@ class Watch:
             return self._bury(view, "its supervisor died without an outcome")
         finally:
             os.close(lock)
+
+    def _garbled(self, view: ShareView, told: str) -> Observation:
+        """What does not say what to look for. With nobody left to keep its fence, it may run for ever."""
+        try:
+            is_orphaned = _is_claimed(view) and not spool.is_locked(view.share)
+        except OSError:
+            is_orphaned = False
+        return seen(view.key, Sight.ORPHANED if is_orphaned else Sight.UNKNOWN, told)
 
     def _alive(self, view: ShareView) -> Observation:
         if view.started is None:
@@ -119,7 +129,7 @@ class Watch:
         # Nothing outlives a reboot; looking through the process table for every share would take long.
         if claim is None or claim.boot_id == spool.boot_id():
             if not spool.kill_leftovers(view.share.directory, timeout_s=BURIAL_S):
-                return seen(view.key, Sight.UNKNOWN, f"{because}, and something of it does not die")
+                return seen(view.key, Sight.ORPHANED, f"{because}, and something of it does not die")
         else:
             because = "the machine was restarted"
         if view.lost is None:
