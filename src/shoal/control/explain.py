@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import msgspec
+
 from shoal.control.core import Core
 from shoal.control.frozen import spec_of
 from shoal.control.leases import FENCE_MARGIN_S, QUIET_S
@@ -12,19 +16,30 @@ from shoal.model.job import Job
 from shoal.scheduler import Explanation, Why, explain_unmet
 
 
-def explain(core: Core, job: Job, attempt: Attempt) -> Explanation | None:
-    """None when there is nothing to explain: it runs and is heard from, or it has ended."""
+def explain(core: Core, job: Job, attempts: Sequence[Attempt]) -> Explanation | None:
+    """None when there is nothing to explain: it runs and is heard from, or it has ended.
+
+    `attempts` are the job's, oldest first: why one is tried again is part of why it waits.
+    """
+    *earlier, attempt = attempts
     if attempt.state is AttemptState.QUEUED:
         blocked = core.queue.blocked(job.job_id)
         if blocked is not None:
             return explain_unmet(blocked)
-        return core.told.explanations.get(attempt.attempt_id) or _not_planned(core, job, attempt)
+        told = core.told.explanations.get(attempt.attempt_id) or _not_planned(core, job, attempt)
+        return _with_history(told, earlier[-1]) if earlier else told
     if attempt.state is AttemptState.ENDED:
         return None
     if attempt.orphans_left:
         return _orphaned(job, attempt, attempt.orphans_left)
     silent = core.leases.silent_nodes(attempt, QUIET_S)
     return _unreachable(core, job, attempt, silent) if silent else None
+
+
+def _with_history(told: Explanation, last: Attempt) -> Explanation:
+    how = f"attempt {last.epoch} ended: {last.reason}"
+    details = (*told.details, f"{how}: {last.message}" if last.message else how)
+    return msgspec.structs.replace(told, details=details)
 
 
 def _not_planned(core: Core, job: Job, attempt: Attempt) -> Explanation:
@@ -58,12 +73,14 @@ def _unreachable(core: Core, job: Job, attempt: Attempt, silent: tuple[str, ...]
     fence_s = spec_of(job).fence + FENCE_MARGIN_S
     silent_s = max(core.leases.silence_s(attempt.attempt_id, node) for node in silent)
     nodes = ", ".join(silent)
+    trouble = core.leases.troubles.get(attempt.attempt_id) if attempt.state is AttemptState.STARTING else None
+    rule = f"nothing is started in its place without evidence, or before {age(fence_s)} of silence"
     return Explanation(
         attempt_id=attempt.attempt_id,
         job_id=job.job_id,
         why=Why.UNREACHABLE,
         sentence=f"no sign of life from {nodes} for {age(silent_s)}; unreachable is not dead",
-        details=(f"nothing is started in its place without evidence, or before {age(fence_s)} of silence",),
+        details=(f"it has not begun: {trouble}", rule) if trouble else (rule,),
         hint=f"if you know that it is off: `shoal nodes declare-dead {silent[0]}`",
         facts={"silent_s": silent_s, "fence_s": fence_s, "nodes": list(silent)},
     )

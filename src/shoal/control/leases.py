@@ -26,6 +26,8 @@ class Leases:
         self._heard: dict[tuple[str, str], float] = {}
         self._sent: dict[str, float] = {}
         self._running_since: dict[str, float] = {}
+        self.troubles: dict[str, str] = {}
+        """By attempt that has not begun: what its engine last said about that."""
 
     def heard(self, attempt_id: str, node: str) -> None:
         """A supervisor renewed, or its engine saw it alive."""
@@ -64,4 +66,5 @@ class Leases:
         kept = set(attempt_ids)
         self._heard = {key: at for key, at in self._heard.items() if key[0] in kept}
         self._sent = {k: at for k, at in self._sent.items() if k in kept}
+        self.troubles = {k: told for k, told in self.troubles.items() if k in kept}
         self._running_since = {k: at for k, at in self._running_since.items() if k in kept}

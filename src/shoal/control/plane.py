@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -149,5 +149,6 @@ class ControlPlane:
     async def renew(self, renewal: Renewal) -> RenewalAnswer:
         return await reports.renew(self.core, renewal)
 
-    def explain(self, job: Job, attempt: Attempt) -> Explanation | None:
-        return explain.explain(self.core, job, attempt)
+    def explain(self, job: Job, attempts: Sequence[Attempt]) -> Explanation | None:
+        """`attempts`: all of the job's, oldest first."""
+        return explain.explain(self.core, job, attempts)

@@ -99,6 +99,8 @@ def _events(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observat
             log.error("engine.stale_epoch", attempt=attempt.attempt_id, epoch=seen.epoch)
         elif seen.sight is Sight.ENDED and seen.outcome is not None:
             events.append(NodeEnded(seen.outcome))
+        elif seen.sight is Sight.PENDING:
+            core.leases.troubles[attempt.attempt_id] = f"{node}: {seen.raw}"
         elif seen.sight is Sight.ALIVE:
             core.leases.heard(attempt.attempt_id, node)
             if seen.started_at is not None and node not in attempt.started_nodes:

@@ -202,7 +202,7 @@ def test_what_outlives_its_supervisor_is_never_fenced_and_gives_nothing_away() -
     lab.turn()
     assert (lab.status(job), lab.status(other)) == ("stopping", "queued")
     assert lab.runs() == [(lab.attempt(job).attempt_id, "n1")]
-    told = lab.plane.explain(lab.job(job), lab.attempt(job))
+    told = lab.plane.explain(lab.job(job), lab.attempts(job))
     assert told is not None
     assert (told.why, told.facts) == ("orphaned", {"nodes": ["n1"]})
     lab.clock.advance(10_000)

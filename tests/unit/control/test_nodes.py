@@ -94,7 +94,7 @@ def test_a_drained_job_that_fits_nowhere_else_waits_and_says_for_what() -> None:
     decide(lab, "n1", NodeState.DRAINING, "new cooling")
     lab.turn()
     assert lab.status(job) == "queued"
-    told = lab.plane.explain(lab.job(job), lab.attempt(job))
+    told = lab.plane.explain(lab.job(job), lab.attempts(job))
     assert told is not None
     assert 'drained by ana 0 s ago ("new cooling")' in " ".join((told.sentence, *told.details))
 

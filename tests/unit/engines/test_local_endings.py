@@ -26,6 +26,7 @@ from shoal.engines.base import Observation, Sight, Submission
 from shoal.engines.fake import VirtualClock
 from shoal.engines.local import LocalEngine, SimulatedNodes
 from shoal.engines.local import engine as engine_module
+from shoal.engines.local.watch import MAX_STARTS
 from shoal.errors import EngineRefused, EngineUnreachable
 from shoal.ids import id_factory
 from shoal.runtime import removal, spool, tree
@@ -189,6 +190,46 @@ async def test_a_share_nobody_claimed_is_pending_and_submitting_again_spawns_aga
             await local.engine.submit(submission)
             await anyio.sleep(0.01)
     assert spool.read_order(local.share()) == order
+
+
+async def test_a_supervisor_that_cannot_start_is_tried_ever_more_slowly_and_then_lost_with_its_last_words(
+    local: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = [sys.executable, "-c", "print('\\x1b[31mred'); import no_such_module"]
+    monkeypatch.setattr(engine_module, "supervisor_command", lambda _: broken)
+    submission = local.submission("anything")
+    began = local.clock.monotonic()
+    with anyio.fail_after(60):
+        while (seen := await submitted(local, submission)).sight is Sight.PENDING:
+            local.clock.advance(0.1)
+            while any(map(local.engine._children.is_running, local.children)):
+                await anyio.sleep(0.01)
+    assert 15 <= local.clock.monotonic() - began < 30
+    assert len(local.children) == MAX_STARTS
+    assert seen.outcome is not None
+    assert seen.outcome.kind is EndKind.LOST
+    assert "no supervisor began it in 6 tries" in seen.outcome.message
+    assert "No module named 'no_such_module'" in seen.outcome.message
+    chunk = await local.engine.read_log(local.id(), "sim-01", 0, 1 << 20)
+    assert chunk.is_complete
+    assert b"No module named 'no_such_module'" in chunk.data
+    assert all(line.split(b" ", 3)[1:3] == [b"-", b"e"] for line in chunk.data.splitlines())
+    assert b"\x1b" not in chunk.data
+    assert b" [31mred" in chunk.data
+
+
+async def submitted(local: Local, submission: Submission) -> Observation:
+    await local.engine.submit(submission)
+    return await local.look()
+
+
+async def test_one_start_that_failed_is_told_while_the_next_is_awaited(local: Local) -> None:
+    submission = local.submission("never claims")
+    with anyio.fail_after(30):
+        while "ended before they began" not in (seen := await submitted(local, submission)).raw:
+            await anyio.sleep(0.01)
+    assert seen.sight is Sight.PENDING
+    assert "credentials: " in seen.raw
 
 
 async def test_stopping_a_share_nobody_claimed_keeps_it_from_ever_starting(local: Local) -> None:
@@ -495,10 +536,13 @@ async def test_a_line_cut_short_by_a_crash_is_still_read(local: Local) -> None:
     await local.engine.submit(local.submission("dies"))
     Path(local.share().log).write_bytes(b"1.0 0 o whole\n2.0 0 o cut sho")
     await local.until(Sight.ENDED)
-    first = await local.engine.read_log(local.id(), "sim-01", 0, 100)
+    first = await local.engine.read_log(local.id(), "sim-01", 0, 20)
     assert (first.data, first.is_complete) == (b"1.0 0 o whole\n", False)
-    second = await local.engine.read_log(local.id(), "sim-01", first.next_offset, 100)
-    assert (second.data, second.is_complete) == (b"2.0 0 o cut sho\n", True)
+    second = await local.engine.read_log(local.id(), "sim-01", first.next_offset, 1000)
+    cut, *ours = second.data.splitlines()
+    assert (cut, second.is_complete) == (b"2.0 0 o cut sho", True)
+    assert b"- e shoal: its supervisor died without an outcome" in ours[0]
+    assert b"- e shoal: goodbye" in ours[-1]
 
 
 async def test_the_spool_is_for_its_owner_alone(local: Local) -> None:

@@ -143,7 +143,7 @@ async def show_job(request: Request, job_id: str, query: Annotated[NoQuery, Quer
     call = call_of(request)
     job, attempts = await load_job(call, job_id)
     call.allow(job.project, job_id=job.job_id)
-    explanation = call.plane.explain(job, attempts[-1]) if attempts else None
+    explanation = call.plane.explain(job, attempts) if attempts else None
     return answer(render_detail(job, attempts, explanation))
 
 
@@ -154,7 +154,7 @@ async def explain_job(request: Request, job_id: str, query: Annotated[NoQuery, Q
     job, attempts = await load_job(call, job_id)
     call.allow(job.project, job_id=job.job_id)
     newest = attempts[-1]
-    explanation = call.plane.explain(job, newest)
+    explanation = call.plane.explain(job, attempts)
     status = status_of(job, newest)
     view: views.WhyView = {
         "job": render_job(job, newest),

@@ -169,6 +169,8 @@ class LocalEngine:
                 return
             if view.child is not None and self._children.is_running(view.child):
                 return
+            if not self._watch.may_start(view):
+                return
             view.child = self._children.spawn(
                 view.share.directory,
                 supervisor_command(view.share.directory),
