@@ -27,16 +27,22 @@ def explain(core: Core, job: Job, attempts: Sequence[Attempt]) -> Explanation | 
         if blocked is not None:
             return explain_unmet(blocked)
         told = core.told.explanations.get(attempt.attempt_id) or _not_planned(core, job, attempt)
-        return _with_history(told, earlier[-1]) if earlier else told
+        return _with_history(told, earlier)
     if attempt.state is AttemptState.ENDED:
         return None
     if attempt.orphans_left:
         return _orphaned(job, attempt, attempt.orphans_left)
     silent = core.leases.silent_nodes(attempt, QUIET_S)
-    return _unreachable(core, job, attempt, silent) if silent else None
+    if silent:
+        return _unreachable(core, job, attempt, silent)
+    has_trouble = attempt.state is AttemptState.STARTING and attempt.attempt_id in core.leases.troubles
+    return _with_history(_not_begun(core, job, attempt), earlier) if has_trouble else None
 
 
-def _with_history(told: Explanation, last: Attempt) -> Explanation:
+def _with_history(told: Explanation, earlier: Sequence[Attempt]) -> Explanation:
+    if not earlier:
+        return told
+    last = earlier[-1]
     how = f"attempt {last.epoch} ended: {last.reason}"
     details = (*told.details, f"{how}: {last.message}" if last.message else how)
     return msgspec.structs.replace(told, details=details)
@@ -51,6 +57,16 @@ def _not_planned(core: Core, job: Job, attempt: Attempt) -> Explanation:
         job_id=job.job_id,
         why=Why.BEHIND,
         sentence=new if is_new else far,
+    )
+
+
+def _not_begun(core: Core, job: Job, attempt: Attempt) -> Explanation:
+    return Explanation(
+        attempt_id=attempt.attempt_id,
+        job_id=job.job_id,
+        why=Why.NOT_BEGUN,
+        sentence=f"it was placed on {', '.join(attempt.node_names)} and has not begun yet",
+        details=(core.leases.troubles[attempt.attempt_id],),
     )
 
 

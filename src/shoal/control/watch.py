@@ -103,6 +103,7 @@ def _events(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observat
             core.leases.troubles[attempt.attempt_id] = f"{node}: {seen.raw}"
         elif seen.sight is Sight.ALIVE:
             core.leases.heard(attempt.attempt_id, node)
+            core.leases.troubles.pop(attempt.attempt_id, None)
             if seen.started_at is not None and node not in attempt.started_nodes:
                 events.append(Started(node))
     return events + _overdue(core, job, attempt)

@@ -238,6 +238,10 @@ def test_what_the_engine_says_about_a_job_that_does_not_begin_is_told() -> None:
     job = lab.submit()
     lab.place()
     lab.watch()
+    told = lab.plane.explain(job, lab.attempts(job))
+    assert told is not None
+    assert (told.why, told.sentence) == (Why.NOT_BEGUN, "it was placed on n1 and has not begun yet")
+    assert told.details == ("submit: no connection to the fake cluster",)
     lab.clock.advance(30)
     lab.watch()
     told = lab.plane.explain(job, lab.attempts(job))

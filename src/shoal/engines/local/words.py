@@ -13,8 +13,9 @@ import os
 
 MAX_BYTES = 4096
 MAX_LINES = 20
+NUM_QUOTED = 3
 MAX_QUOTED = 400
-"""In a message; the log has all of them."""
+"""Lines and characters in a message; the log has all of them."""
 
 
 def last_words(path: str) -> list[str]:
@@ -29,7 +30,7 @@ def last_words(path: str) -> list[str]:
 
 def quoted(words: list[str]) -> str:
     """The end of it, as much as a message holds."""
-    return "\n".join(words)[-MAX_QUOTED:]
+    return "\n".join(line.strip() for line in words[-NUM_QUOTED:])[-MAX_QUOTED:]
 
 
 def append_to_log(path: str, at: float, lines: list[str]) -> None:
