@@ -296,6 +296,7 @@ class NodeCountsView(TypedDict):
     ready: int
     cordoned: int
     draining: int
+    drained: int
     dead: int
     silent: int
 

@@ -16,7 +16,7 @@ from shoal.errors import ShoalError, SpecError
 
 COLOURS = {
     "succeeded": "32", "running": "32", "ready": "32", "ok": "32",
-    "starting": "33", "stopping": "33", "draining": "33", "cordoned": "33", "warn": "33",
+    "starting": "33", "stopping": "33", "draining": "33", "drained": "33", "cordoned": "33", "warn": "33",
     "failed": "31", "dead": "31", "broken": "31",
     "cancelled": "2",
 }  # fmt: skip

@@ -30,6 +30,23 @@ async def heal(core: Core) -> None:
     for job, attempt in await core.store.read(lambda tx: tx.attempts.holding()):
         for name in sorted(moving.intersection(attempt.nodes_left)):
             await _move(core, job, attempt, nodes[name])
+    if any(nodes[name].state is NodeState.DRAINING for name in moving):
+        await core.store.write(lambda tx: _finish_drains(core, tx))
+
+
+def _finish_drains(core: Core, tx: Tx) -> None:
+    """Nobody is placed on a draining node, so what holds nothing now never will."""
+    draining = [node for node in tx.nodes.all() if node.state is NodeState.DRAINING]
+    held = {name for _, attempt in tx.attempts.holding() for name in attempt.node_names}
+    now = core.clock.now()
+    for node in draining:
+        if node.name not in held:
+            drained = msgspec.structs.replace(
+                node, state=NodeState.DRAINED, changed_at=now, version=node.version + 1
+            )
+            tx.nodes.put(drained)
+            data = {"from": node.state, "to": drained.state, "because": node.because}
+            note(tx, "node.drained", now, SHOAL, node=node.name, data=data)
 
 
 async def _refresh_nodes(core: Core) -> None:

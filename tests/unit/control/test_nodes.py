@@ -80,6 +80,27 @@ def test_a_drain_moves_the_work_and_costs_no_retry() -> None:
     assert (lab.status(job), lab.job(job).failures, lab.job(job).losses) == ("running", 0, 0)
 
 
+def test_a_drain_is_over_when_the_last_job_has_left_and_not_before() -> None:
+    lab = Lab(num_nodes=1, script=always(Act(run_s=None, stop_s=30)))
+    lab.running(grace="60s")
+    decide(lab, "n1", NodeState.DRAINING, "bad fan")
+    lab.turn()
+    lab.heal()
+    assert node(lab, "n1").state is NodeState.DRAINING
+    lab.clock.advance(31)
+    lab.watch()
+    lab.heal()
+    lab.heal()
+    drained = node(lab, "n1")
+    assert (drained.state, drained.by, drained.because) == (NodeState.DRAINED, "ana", "bad fan")
+    assert [event.data["to"] for event in lab.events("node.drain")] == ["draining", "drained"]
+    lab.place()
+    assert lab.runs() == []
+    assert decide(lab, "n1", NodeState.READY).takes_work
+    lab.turn()
+    assert len(lab.runs()) == 1
+
+
 def test_a_gang_is_moved_when_one_of_its_nodes_is_drained() -> None:
     lab = Lab(num_nodes=3)
     job = lab.running(resources={"nodes": 2, "cpus": 1})

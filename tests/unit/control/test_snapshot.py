@@ -156,7 +156,8 @@ def test_what_holds_resources_is_shown_and_what_waits_is_not_among_it() -> None:
         (NodeState.READY, False, "", "not answering"),
         (NodeState.CORDONED, True, "", "cordoned by ana 2 h ago"),
         (NodeState.CORDONED, False, "", "cordoned by ana 2 h ago"),
-        (NodeState.DRAINING, True, "bad NVLink", 'drained by ana 2 h ago ("bad NVLink")'),
+        (NodeState.DRAINING, True, "bad NVLink", 'being drained by ana 2 h ago ("bad NVLink")'),
+        (NodeState.DRAINED, True, "bad NVLink", 'drained by ana 2 h ago ("bad NVLink")'),
         (NodeState.DEAD, True, "burnt", 'declared dead by ana 2 h ago ("burnt")'),
     ],
 )
