@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 from shoal.api.bodies import decode_strictly, validate
 from shoal.api.requests import SubmitBody
 from shoal.control.frozen import Frozen, freeze
@@ -17,6 +19,8 @@ MAX_KEPT_BYTES = 16 << 10
 class Submission(NamedTuple):
     body: SubmitBody
     spec: Frozen
+    said: bytes
+    """All that was sent, whatever we understood of it, but for order and white space."""
 
 
 class Submissions:
@@ -30,8 +34,9 @@ class Submissions:
         known = self._kept.get(raw)
         if known is not None:
             return known
-        body = validate(SubmitBody, decode_strictly(raw))
-        parsed = Submission(body, freeze(_spec_of(body)))
+        data = decode_strictly(raw)
+        body = validate(SubmitBody, data)
+        parsed = Submission(body, freeze(_spec_of(body)), msgspec.json.encode(data, order="sorted"))
         if len(raw) <= MAX_KEPT_BYTES and not body.secrets:
             if len(self._kept) >= MAX_KEPT:
                 self._kept.clear()

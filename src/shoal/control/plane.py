@@ -61,13 +61,16 @@ class ControlPlane:
         key: str | None = None,
         archive_digest: str | None = None,
         secrets: dict[str, str] | None = None,
+        said: bytes | None = None,
     ) -> SubmitResult:
+        """`said`: the request as it came, where it came from outside."""
         asked = Asked(
             spec=spec,
             project=project,
             owner=owner,
             archive_digest=archive_digest,
             secrets=secrets or {},
+            said=said,
         )
         return await submit.submit(self.core, actor, asked, key)
 

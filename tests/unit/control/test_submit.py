@@ -239,6 +239,20 @@ def test_the_same_spec_with_another_secret_is_another_request() -> None:
         now(lab.plane.submit(ANA, spec, project="lab", owner=USER, key="k", secrets={"TOKEN": "b"}))
 
 
+def test_a_request_that_is_understood_otherwise_after_an_upgrade_is_still_the_same_request() -> None:
+    """A new version may have other defaults, or name what an old one left out."""
+    lab = Lab()
+    before, after = parse_job(SPEC), parse_job({**SPEC, "fence": "11m"})
+    said = b'{"spec":{"run":"train"}}'
+    asked = [
+        now(lab.plane.submit(ANA, spec, project="lab", owner=USER, key="k", said=said))
+        for spec in (before, after)
+    ]
+    assert [one.was_repeated for one in asked] == [False, True]
+    with pytest.raises(KeyReused):
+        now(lab.plane.submit(ANA, before, project="lab", owner=USER, key="k", said=b"{}"))
+
+
 def test_a_key_belongs_to_who_used_it() -> None:
     lab = Lab()
     first = lab.submit(key="k")

@@ -32,7 +32,7 @@ async def submit_job(request: Request, query: Annotated[NoQuery, Query()]) -> Re
     """Accept a job, or an array of them. When this answers, it is on disk."""
     call = call_of(request)
     key = idempotency_key(request)
-    body, frozen = call.services.submissions.parse(await read_raw_json(request))
+    body, frozen, said = call.services.submissions.parse(await read_raw_json(request))
     project = _project_for(call, body.project, frozen.spec)
     call.allow(project)
     await _check_allowance(call, project, frozen.spec)
@@ -45,6 +45,7 @@ async def submit_job(request: Request, query: Annotated[NoQuery, Query()]) -> Re
         key=key,
         archive_digest=body.archive,
         secrets=body.secrets,
+        said=said,
     )
     shown = result.jobs[:MAX_SHOWN]
     # A new job is queued, which needs no look; one that was accepted before may be anywhere.
