@@ -331,9 +331,28 @@ def test_login_checks_the_token_before_it_saves_it(
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{TOKEN}\n"))
     result = shell("login", fake.url, "--token-stdin")
     assert result.code == 0
-    assert result.out == "you are ana (admin)\n  vision: lead\n"
+    assert result.out == f"you are ana (admin) at {fake.url}\n  vision: lead\n"
     assert Credentials(shell.home).token(fake.url) == TOKEN
+    assert Credentials(shell.home).load()["current"] == fake.url
     assert TOKEN not in result.out + result.err
+
+
+def test_login_without_a_token_says_what_to_type(
+    shell: Shell, fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    result = shell("login", fake.url)
+    assert result.code == 2
+    assert result.err.startswith("error: no token was given\n")
+    assert f"`shoal login {fake.url}`" in result.err
+    assert "--token-stdin" in result.err
+
+
+def test_logging_in_under_a_variable_that_goes_before_it_is_said(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert "note: SHOAL_URL is set and goes before" in shell("login", "https://far:1").err
 
 
 def test_a_new_token_is_alone_on_standard_output(shell: Shell, fake: FakeServer) -> None:

@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shoal.cli.home import adopt_first_token, holder, load_remembered, prepare_home, remember
+from shoal.cli.show import note
 from shoal.client.credentials import read_server_file
 from shoal.errors import ServerUnreachable, ShoalError, StateError
 from shoal.settings import Settings, load_settings, merge_options
@@ -19,6 +20,8 @@ from shoal.settings import Settings, load_settings, merge_options
 START_S = 60.0
 STOP_S = 60.0
 POLL_S = 0.05
+QUIET_S = 0.5
+"""On a terminal somebody watches, and is told at once that this takes a moment; elsewhere after this."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class Running:
     pid: int
     was_running: bool
     first_token: str | None = None
+    has_fixed_port: bool = False
+    """Somebody asked for the port, so nobody wonders about it."""
 
 
 class StartFailed(ShoalError):
@@ -46,13 +51,36 @@ def settings_for(flags: dict[str, str | None]) -> tuple[Settings, dict[str, str]
 
 
 def start(flags: dict[str, str | None] | None = None) -> Running:
-    """The control plane of this home, started if it is not running. Returns when it answers."""
+    """The control plane of this home, started if it is not running. Returns when it answers.
+
+    `StateError` where one runs with other options than `flags` ask for.
+    """
     settings, options = settings_for(flags or {})
     prepare_home(settings.home)
-    if holder(settings.home) is not None:
-        return _wait_for(settings.home, None)
+    has_fixed_port = "listen" in options
+    pid = holder(settings.home)
+    if pid is not None:
+        _refuse_other_options(settings.home, pid, flags or {})
+        return replace(_wait_for(settings.home, None), has_fixed_port=has_fixed_port)
     remember(settings.home, options)
-    return _wait_for(settings.home, _spawn(settings, options))
+    return replace(_wait_for(settings.home, _spawn(settings, options)), has_fixed_port=has_fixed_port)
+
+
+def _refuse_other_options(home: Path, pid: int, flags: dict[str, str | None]) -> None:
+    """What a running control plane was started with cannot be changed under it."""
+    there = load_remembered(home)
+    asked = {name: text for name, text in flags.items() if text is not None}
+    if load_settings({**there, **asked}) == load_settings(there):
+        return
+    other = [
+        f"`--{name.removesuffix('_url').replace('_', '-')} {text}` (there: {there.get(name, 'not given')})"
+        for name, text in asked.items()
+        if there.get(name) != text
+    ]
+    raise StateError(
+        f"a control plane with other options is already running (process {pid}); asked for {', '.join(other)}",
+        hint="`shoal down` first, then the same again; running jobs run on meanwhile",
+    )
 
 
 def stop(home: Path) -> int | None:
@@ -97,8 +125,9 @@ def _spawn(settings: Settings, options: dict[str, str]) -> subprocess.Popen[byte
 
 def _wait_for(home: Path, child: subprocess.Popen[bytes] | None) -> Running:
     """Until the holder of the home has said where it listens. `child` None: somebody else started it."""
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
+    began = time.monotonic()
+    quiet_until = began if sys.stderr.isatty() else began + QUIET_S
+    while (now := time.monotonic()) < began + START_S:
         server = read_server_file(home)
         pid = child.pid if child else holder(home)
         if server and pid and server.get("pid") == pid:
@@ -110,6 +139,9 @@ def _wait_for(home: Path, child: subprocess.Popen[bytes] | None) -> Running:
             raise _failure(home, child.returncode)
         if child is None and pid is None:
             raise _failure(home, None)
+        if now >= quiet_until:
+            note("starting the control plane ...")
+            quiet_until = began + START_S
         time.sleep(POLL_S)
     raise ServerUnreachable(
         f"the control plane did not answer within {START_S:g} s", hint=f"read {home / 'logs' / 'control.log'}"
