@@ -19,7 +19,6 @@ from shoal.errors import SpecError, StateError
 from shoal.settings import Settings
 
 
-
 @pytest.fixture(autouse=True)
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_HOME", str(tmp_path))
@@ -113,8 +112,13 @@ def test_up_with_other_options_than_those_of_the_running_one_is_refused(tmp_path
     homes.remember(tmp_path, {"keep_logs": "30d"})
     with homes.hold(tmp_path):
         homes.write_server_file(tmp_path, {"url": "http://127.0.0.1:5", "pid": os.getpid()})
-        for same in ({}, {"demo": "none"}, {"keep_logs": "30d", "listen": None}, {"keep_logs": "720h"}):
-            assert start(same).was_running
+        same: tuple[dict[str, str | None], ...] = (
+            {},
+            {"demo": "none"},
+            {"keep_logs": "720h", "listen": None},
+        )
+        for flags in same:
+            assert start(flags).was_running
         with pytest.raises(StateError, match=r"`--demo 4x8` \(there: not given\)") as caught:
             start({"demo": "4x8", "keep_logs": "30d"})
         assert "--keep-logs" not in caught.value.message

@@ -78,7 +78,7 @@ def _refuse_other_options(home: Path, pid: int, flags: dict[str, str | None]) ->
         if there.get(name) != text
     ]
     raise StateError(
-        f"a control plane with other options is already running (process {pid}); asked for {', '.join(other)}",
+        f"a control plane is already running (process {pid}), but not with {', '.join(other)}",
         hint="`shoal down` first, then the same again; running jobs run on meanwhile",
     )
 

@@ -31,10 +31,11 @@ def login(
 ) -> int:
     """Remember a server and a token, and talk to it from now on.
 
-    `SHOAL_URL` goes before it, and before `shoal login` was ever used commands
-    talk to this machine's own server; `shoal login local` turns back to that.
-    Without a URL, say who you are and where. The token is asked for without echo, or read
-    from standard input: a flag would show it in `ps`.
+    `SHOAL_URL` goes before it. Before the first login, and after `shoal login
+    local`, commands talk to this machine's own server.
+
+    Without a URL, say who you are and where. The token is asked for without
+    echo, or read from standard input: a flag would show it in `ps`.
     """
     saved = Credentials(home_from_env())
     if url is None:

@@ -102,7 +102,8 @@ def remarks(running: daemon.Running) -> Iterator[str]:
     there = find_endpoint()
     if there.url != running.url:
         turn = "`unset SHOAL_URL`" if there.chosen_by == "SHOAL_URL" else "`shoal login local`"
-        yield f"note: commands talk to {one_line(there.url)}, chosen by {there.chosen_by}; {turn} turns to this one"
+        chosen = f"{one_line(there.url)}, chosen by {there.chosen_by}"
+        yield f"note: commands talk to {chosen}; {turn} turns to this one"
 
 
 def _stay(flags: dict[str, str | None]) -> int:
