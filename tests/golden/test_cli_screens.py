@@ -72,7 +72,8 @@ def life_of_a_job() -> list[dict[str, Any]]:
     ]
     seen = [
         {"kind": kind, "actor": actor, "project": "vision", "job_id": "job_1", "ref": "vision/17",
-         "node": None, "data": {"event": data, "from": "x", "to": "x"} if kind.startswith("attempt.") else data}
+         "node": None,
+         "data": {"event": data, "from": "x", "to": "x"} if kind.startswith("attempt.") else data}
         for kind, actor, data in moves
     ]  # fmt: skip
     about = {"job_id": None, "ref": None, "node": None}
@@ -82,7 +83,7 @@ def life_of_a_job() -> list[dict[str, Any]]:
         {"kind": "member.set", "actor": "user:ana", "project": "vision", **about,
          "data": {"user": "bob", "role": "lead"}},
         {"kind": "access.denied", "actor": "user:eve", "project": None, **about,
-         "data": {"what": "node.manage", "path": "/v1/nodes/n1/drain"}},
+         "data": {"what": "denied", "code": "denied", "method": "POST", "path": "/v1/nodes/n1/drain"}},
     ]  # fmt: skip
     return [{"seq": 42 + place, "at": NOW, **event} for place, event in enumerate(seen)]
 

@@ -12,11 +12,8 @@ KINDS = {
     "node.added": "joined",
     "node.answers": "answers again",
     "node.removed": "taken off the list",
-    "access.denied": "denied",
 }
 """Kinds whose own words would say less."""
-REASONS = ("because", "what")
-UNTOLD = ("from", "to", *REASONS)
 
 
 def told(event: dict[str, Any]) -> str:
@@ -68,13 +65,13 @@ def _of_others(kind: str, data: dict[str, Any]) -> tuple[str, str]:
         return f"queued again after {reason}, attempt {data.get('epoch')} in {pause}", ""
     if kind == "plan.made":
         return f"plan made: {len(data.get('placed') or ())} placed, {data.get('waiting')} waiting", ""
-    words = KINDS.get(kind) or (
-        kind.partition(".")[2] if kind.startswith("node.") else kind.replace(".", " ")
-    )
-    details = [f"{key} {value}" for key, value in data.items() if key not in UNTOLD and _is_short(value)]
-    if details and not kind.startswith("node."):
-        words += f" ({', '.join(details)})"
-    return words, next((str(data[key]) for key in REASONS if data.get(key)), "")
+    if kind == "access.denied":
+        return "denied", f"{data.get('method')} {data.get('path')}"
+    words = KINDS.get(kind, kind.replace(".", " "))
+    if kind.startswith("node."):
+        return words.removeprefix("node "), str(data.get("because") or "")
+    details = (f"{key} {value}" for key, value in data.items() if key != "project" and _is_short(value))
+    return words, ", ".join(details)
 
 
 def _is_short(value: object) -> bool:
