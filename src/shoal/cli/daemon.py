@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shoal.cli.home import adopt_first_token, holder, load_remembered, prepare_home, remember
-from shoal.cli.show import note
+from shoal.cli.show import at_work
 from shoal.client.credentials import read_server_file
 from shoal.errors import ServerUnreachable, ShoalError, StateError
 from shoal.settings import Settings, load_settings, merge_options
@@ -20,8 +20,6 @@ from shoal.settings import Settings, load_settings, merge_options
 START_S = 60.0
 STOP_S = 60.0
 POLL_S = 0.05
-QUIET_S = 0.5
-"""On a terminal somebody watches, and is told at once that this takes a moment; elsewhere after this."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +59,11 @@ def start(flags: dict[str, str | None] | None = None) -> Running:
     pid = holder(settings.home)
     if pid is not None:
         _refuse_other_options(settings.home, pid, flags or {})
-        return replace(_wait_for(settings.home, None), has_fixed_port=has_fixed_port)
-    remember(settings.home, options)
-    return replace(_wait_for(settings.home, _spawn(settings, options)), has_fixed_port=has_fixed_port)
+    else:
+        remember(settings.home, options)
+    with at_work("starting the control plane ..."):
+        child = _spawn(settings, options) if pid is None else None
+        return replace(_wait_for(settings.home, child), has_fixed_port=has_fixed_port)
 
 
 def _refuse_other_options(home: Path, pid: int, flags: dict[str, str | None]) -> None:
@@ -125,9 +125,8 @@ def _spawn(settings: Settings, options: dict[str, str]) -> subprocess.Popen[byte
 
 def _wait_for(home: Path, child: subprocess.Popen[bytes] | None) -> Running:
     """Until the holder of the home has said where it listens. `child` None: somebody else started it."""
-    began = time.monotonic()
-    quiet_until = began if sys.stderr.isatty() else began + QUIET_S
-    while (now := time.monotonic()) < began + START_S:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
         server = read_server_file(home)
         pid = child.pid if child else holder(home)
         if server and pid and server.get("pid") == pid:
@@ -139,9 +138,6 @@ def _wait_for(home: Path, child: subprocess.Popen[bytes] | None) -> Running:
             raise _failure(home, child.returncode)
         if child is None and pid is None:
             raise _failure(home, None)
-        if now >= quiet_until:
-            note("starting the control plane ...")
-            quiet_until = began + START_S
         time.sleep(POLL_S)
     raise ServerUnreachable(
         f"the control plane did not answer within {START_S:g} s", hint=f"read {home / 'logs' / 'control.log'}"
