@@ -162,11 +162,11 @@ def _refuse_excess(
     unit = "MiB" if total > max_bytes else "files"
     scale = 1 << 20 if total > max_bytes else 1
     largest = ", ".join(f"{name} ({amount / scale:,.0f} {unit})" for name, amount in weight.most_common(3))
-    less = "ignore them in .gitignore" if _is_in_git(root) else "start where less lies"
+    less = "ignore them in .gitignore, " if _is_in_git(root) else ""
     raise TooLarge(
         f"workdir {root} holds {len(entries):,} files of {total / (1 << 20):,.0f} MiB together; "
         f"a snapshot takes at most {max_files:,} files and {max_bytes >> 20:,} MiB",
-        hint=f"largest: {largest}; {less}, name a smaller directory with `--workdir DIR`, or none with "
+        hint=f"largest: {largest}; {less}name a smaller directory with `--workdir DIR`, or none with "
         "`--workdir ''`",
     )
 
