@@ -6,6 +6,7 @@
     ├── Denied              not known, or not allowed   401/403  exit 4
     ├── NotFound            no such thing, or not yours    404  exit 4
     ├── LimitReached        a quota or rate says no        429  exit 3
+    │   └── TooLarge        more than is ever taken        413  exit 2
     ├── EngineRefused       the engine said no             502  exit 5
     ├── EngineUnreachable   we could not ask               503  exit 6
     └── Bug                 our own invariant broke        500  exit 70
@@ -73,6 +74,7 @@ class TooLarge(LimitReached):
 
     code = "limit.too_large"
     status = 413
+    exit_code = 2
 
 
 class Denied(ShoalError):

@@ -95,7 +95,19 @@ def test_submitting_flags_loads_no_command_tree_and_no_spec(tmp_path: Path, fake
 
 
 def test_the_version_is_a_line(shell: Shell) -> None:
-    assert shell("--version").out == f"shoal {__version__}\n"
+    assert shell("--version").out == shell("version").out == f"shoal {__version__}\n"
+
+
+def test_help_is_a_command_too(shell: Shell) -> None:
+    assert shell("help").out == shell("--help").out
+    assert shell("help", "nodes", "drain").out == shell("nodes", "drain", "--help").out
+    assert "Usage: shoal why" in shell("help", "why").out
+
+
+def test_completion_offers_the_values_there_are(shell: Shell) -> None:
+    script = shell("completion", "bash").out
+    for words in ("queued starting running", "viewer member lead"):
+        assert words in script or '" "'.join(words.split()) in script, words
 
 
 def test_every_command_has_help_and_exists() -> None:

@@ -87,6 +87,14 @@ class Call:
         """Projects whose things may be listed; None: all of them."""
         return visible_projects(self.caller)
 
+    async def listed(self, project: str | None) -> tuple[str, ...] | None:
+        """The same where one project was asked for; `NotFound` if it is not there or not to be seen."""
+        if project is None:
+            return self.visible()
+        if self.caller.role_in(project) is None:
+            raise NotFound("no such thing, or one you may not see")
+        return ((await self.project(project)).name,)
+
     def person(self) -> User:
         """The user behind the call. Raises `Denied` for tokens that are nobody's."""
         if self.user is None:

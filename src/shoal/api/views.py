@@ -182,6 +182,7 @@ class EventView(TypedDict):
     actor: str
     project: str | None
     job_id: str | None
+    ref: str | None
     attempt_id: str | None
     node: str | None
     data: dict[str, Any]

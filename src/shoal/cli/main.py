@@ -78,9 +78,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def run_command(argv: list[str]) -> int:
     """The exit code of `shoal ARGV`. Prints errors; raises nothing but `SystemExit`."""
-    if argv == ["--version"]:
+    if argv in (["--version"], ["version"]):
         print(f"shoal {__version__}")
         return 0
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:], "--help"]
     from shoal.errors import ShoalError
 
     try:

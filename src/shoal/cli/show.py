@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from shoal.cli.text import one_line, shorten, width
@@ -75,6 +76,19 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, elast
 def note(text: str) -> None:
     """A word to the person, beside the data: standard error."""
     print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def at_work(text: str) -> Iterator[None]:
+    """Say on a terminal, for as long as the block lasts, what is being waited for. Elsewhere say nothing."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    print(text, end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def print_error(error: ShoalError) -> None:

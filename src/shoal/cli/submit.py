@@ -101,5 +101,5 @@ def _print_json(submitted: JobHandle | ArrayHandle) -> None:
     if isinstance(submitted, JobHandle):
         print_json(submitted.data)
         return
-    facts = {"array_id": submitted.array_id, "count": submitted.count}
+    facts = {"ref": submitted.array_id, "array_id": submitted.array_id, "count": submitted.count}
     print_json({**facts, "jobs": [job.data for job in submitted.jobs]})

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from cyclopts import Parameter
 
 from shoal.cli import daemon
-from shoal.cli.flags import JsonFlag, connect
+from shoal.cli.flags import JsonFlag
 from shoal.cli.home import holder, prepare_home, remember
 from shoal.cli.show import note, print_json
+from shoal.cli.text import one_line
+from shoal.client.connection import Connection
+from shoal.client.credentials import env_for_home, find_endpoint
 from shoal.client.handles import JobHandle
 from shoal.errors import StateError
 from shoal.home import home_from_env
+from shoal.settings import DEFAULT_PORT
 
 OPEN = ("queued", "starting", "running", "stopping")
 
@@ -72,8 +78,8 @@ def up(
         print_json({**facts, "token": running.first_token})
         return 0
     announce(running)
-    if running.was_running and any(value is not None for value in flags.values()):
-        note("note: it was running already; these options apply after `shoal down` and `shoal up` with them")
+    for text in remarks(running):
+        note(text)
     if running.first_token:
         print("try   shoal run -- echo hello\n      shoal nodes\n      shoal queue --watch")
     return 0
@@ -86,6 +92,18 @@ def announce(running: daemon.Running) -> None:
     if running.first_token:
         print(f"admin token, shown this once: {running.first_token}")
         print(f"      saved for you in {home_from_env() / 'credentials.json'}")
+
+
+def remarks(running: daemon.Running) -> Iterator[str]:
+    """What may surprise: another port than the usual one, and commands that talk to another server."""
+    port = urlsplit(running.url).port
+    if port != DEFAULT_PORT and not running.has_fixed_port:
+        yield f"note: the usual port {DEFAULT_PORT} was taken; this home keeps {port}"
+    there = find_endpoint()
+    if there.url != running.url:
+        turn = "`unset SHOAL_URL`" if there.chosen_by == "SHOAL_URL" else "`shoal login local`"
+        chosen = f"{one_line(there.url)}, chosen by {there.chosen_by}"
+        yield f"note: commands talk to {chosen}; {turn} turns to this one"
 
 
 def _stay(flags: dict[str, str | None]) -> int:
@@ -127,7 +145,7 @@ def down(
 
 
 def _stop_jobs() -> list[str]:
-    with connect() as shoal:
+    with Connection(env=env_for_home()) as shoal:
         handles = [JobHandle(shoal, job) for job in shoal.jobs(status=OPEN)]
         for handle in handles:
             handle.stop()

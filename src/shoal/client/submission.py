@@ -44,7 +44,7 @@ def send(
         try:
             return _post(transport, body, key)
         except ArchiveMissing:
-            _upload(transport, snapshot.digest, _project_of(asked), file)
+            _upload(transport, snapshot.digest, project_of(asked), file)
             return _post(transport, body, key)
 
 
@@ -80,7 +80,7 @@ def _upload(transport: Transport, digest: str, project: str | None, file: IO[byt
     transport.call("PUT", path_of("archives", digest), params={"project": project}, file=file)
 
 
-def _project_of(asked: Mapping[str, Any]) -> str | None:
+def project_of(asked: Mapping[str, Any]) -> str | None:
     """The project as the sender named it; None leaves the choice to the server, as in the submit itself."""
     told: Mapping[str, Any] = asked.get("spec") or asked.get("flags") or {}
     return told.get("project")

@@ -27,6 +27,12 @@ TIMEOUT_S = 60.0
 BUSY_PATIENCE_S = 10.0
 """How long a 503 is asked again: longer, and the person would rather be told."""
 SAFE = ("GET", "HEAD")
+ELSEWHERE = {
+    "SHOAL_URL": "check the address, or `unset SHOAL_URL`",
+    "shoal login": "check the address, or talk to this machine's own server: `shoal login local`",
+    "": "check the address",
+}
+"""What to type when a server that is not this home's does not answer, by what chose it."""
 
 Params = Mapping[str, Any]
 Lost = OSError
@@ -142,13 +148,12 @@ class Transport:
                 f"cannot trust {url}: {distrust}",
                 hint="name the authority's certificate: `export SSL_CERT_FILE=/path/to/ca.pem`",
             )
-        hint = (
-            "start it with `shoal up`"
-            if self._endpoint and self._endpoint.is_local
-            else "look with `shoal doctor`"
-        )
         told = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return ServerUnreachable(f"no answer from {url}: {told}", hint=hint)
+        if self._endpoint and self._endpoint.is_local:
+            return ServerUnreachable(f"no answer from {url}: {told}", hint="start it with `shoal up`")
+        by = self._endpoint.chosen_by if self._endpoint else ""
+        why = f" (chosen by {by})" if by else ""
+        return ServerUnreachable(f"no answer from {url}{why}: {told}", hint=ELSEWHERE[by])
 
     def is_hopeless(self, error: BaseException) -> bool:
         """A server never reached that takes no connection is not there: waiting helps nobody."""

@@ -138,7 +138,8 @@ def _accept(core: Core, tx: Tx, actor: Actor, asked: Asked, frozen: Frozen, now:
         place = None
         if array_id is not None and index is not None and spec.array is not None:
             place = ArrayPlace(array_id=array_id, index=index, size=len(indices), at_once=spec.array.at_once)
-        job = _job(core.new_id("job"), asked, frozen, number, after, place, now)
+        name = spec.name or f"job-{admitted.first}"
+        job = _job(core.new_id("job"), asked, frozen, number, name, after, place, now)
         made.append((job, core.recorder.new_attempt(job, now)))
     tx.submissions.add(made)
     for job, attempt in made:
@@ -195,6 +196,7 @@ def _job(
     asked: Asked,
     frozen: Frozen,
     number: int,
+    name: str,
     after: tuple[Dependency, ...],
     array: ArrayPlace | None,
     now: float,
@@ -204,7 +206,7 @@ def _job(
         job_id=job_id,
         project=asked.project,
         number=number,
-        name=spec.name or f"job-{number}",
+        name=name,
         owner=asked.owner.user_id,
         owner_name=asked.owner.name,
         queue=spec.queue,

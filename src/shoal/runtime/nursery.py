@@ -7,6 +7,7 @@ forks is as independent as an executed one: a session of its own and nothing ope
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
@@ -29,15 +30,16 @@ def serve(door: socket.socket) -> None:
     """
     # Nobody here waits for supervisors; the kernel is told not to keep them for us.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    door.send(b"0")
-    while True:
-        directory, handed, _, _ = socket.recv_fds(door, MAX_PATH, HANDED_OVER)
-        if not directory:
-            return
-        pid = _fork(os.fsdecode(directory), handed)
-        for fd in handed:
-            os.close(fd)
-        door.send(b"%d" % pid)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it went while we were at work
+        door.send(b"0")
+        while True:
+            directory, handed, _, _ = socket.recv_fds(door, MAX_PATH, HANDED_OVER)
+            if not directory:
+                return
+            pid = _fork(os.fsdecode(directory), handed)
+            for fd in handed:
+                os.close(fd)
+            door.send(b"%d" % pid)
 
 
 def _fork(directory: str, handed: list[int]) -> int:

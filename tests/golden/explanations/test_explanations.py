@@ -87,6 +87,7 @@ CASES = {
     "no_nodes": lambda: _one(planned((), job(1, request()))),
     "never_fits_gpus": lambda: _never(request(gpus=16)),
     "never_fits_gpus_anywhere": lambda: _never(request(gpus=64)),
+    "never_fits_gpus_unevenly": lambda: _never(request(gpus=9)),
     "never_fits_kind": lambda: _never(request(gpus=8, kind="a-100")),
     "never_fits_cpus": lambda: _never(request(cpus=256.0)),
     "never_fits_memory": lambda: _never(request(memory_bytes=2048 * GIB)),

@@ -56,6 +56,18 @@ def test_a_malformed_key_is_refused(world: World, key: str) -> None:
     )
 
 
+@pytest.mark.parametrize("path", ["/v1/jobs?project=", "/v1/events?project="])
+def test_a_project_that_is_not_there_is_answered_as_one_that_may_not_be_seen(world: World, path: str) -> None:
+    told = [
+        world.call("GET", path + name, role=role).json()
+        for name, role in (("moon", "admin"), ("moon", "member"), ("speech", "member"))
+    ]
+    assert {(item["status"], item["detail"], item.get("hint")) for item in told} == {
+        (404, "no such thing, or one you may not see", None)
+    }
+    assert world.call("GET", path + "speech", role="admin").status == 200
+
+
 def test_a_repeated_submission_tells_where_the_job_is_now(world: World) -> None:
     body = {"spec": {"run": "sleep 9"}, "project": "vision"}
     key = [("idempotency-key", "k-2")]

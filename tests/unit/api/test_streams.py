@@ -89,6 +89,13 @@ def test_events_arrive_as_they_are_recorded_and_only_those_one_may_see(world: Wo
         eventually(lambda: shown in {data["job_id"] for _, data, _ in stream.events()})
     assert hidden not in {data["job_id"] for _, data, _ in stream.events()}
     assert {data["project"] for _, data, _ in stream.events()} == {"speech"}
+    refs = {data["ref"] for _, data, _ in stream.events() if data["job_id"] == shown}
+    listed = world.call("GET", f"/v1/events?job={shown}", role="stranger").json()["items"]
+    assert (
+        refs
+        == {item["ref"] for item in listed}
+        == {world.call("GET", f"/v1/jobs/{shown}", role="stranger").json()["ref"]}
+    )
 
 
 def test_an_event_stream_resumes_after_the_last_one_seen(world: World) -> None:

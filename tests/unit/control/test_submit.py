@@ -34,6 +34,15 @@ def test_a_job_without_a_name_is_called_by_its_number() -> None:
     assert Lab().submit().name == "job-1"
 
 
+def test_an_array_without_a_name_has_one_name_and_answers_to_it() -> None:
+    lab = Lab()
+    lab.submit()
+    result = lab.submit_all(array=3)
+    assert {job.name for job in result.jobs} == {"job-2"}
+    (named,) = lab.read(lambda tx: find_named(tx, "job-2", ("lab",)))
+    assert named.array_id == result.array_id
+
+
 def test_a_project_that_is_not_there_takes_no_jobs() -> None:
     lab = Lab()
     with pytest.raises(NotFound, match="no project `moon`"):

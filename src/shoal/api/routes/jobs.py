@@ -89,11 +89,7 @@ def _check_archive(call: Call, project: str, digest: str | None) -> None:
 async def list_jobs(request: Request, query: Annotated[JobQuery, Query()]) -> Response:
     """Jobs of the projects you may see, newest first."""
     call = call_of(request)
-    projects = call.visible()
-    if query.project is not None:
-        if call.caller.role_in(query.project) is None:
-            raise NotFound("no such thing, or one you may not see")
-        projects = (query.project,)
+    projects = await call.listed(query.project)
     if query.ref is not None:
         return answer(await _find(call, query.ref, projects))
     before = _parse_cursor(query.cursor) if query.cursor else None
