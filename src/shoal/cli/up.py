@@ -44,6 +44,9 @@ def up(
         str | None, Parameter(help="Further names it answers to, comma-separated.")
     ] = None,
     mount_roots: Annotated[str | None, Parameter(help="Directories jobs may mount, comma-separated.")] = None,
+    queues: Annotated[
+        str | None, Parameter(help="Queues beside `default`, comma-separated; SHOAL_QUEUES.")
+    ] = None,
     keep_logs: Annotated[
         str | None, Parameter(help="Keep logs and checkpoints of what ended so long (30d); SHOAL_KEEP_LOGS.")
     ] = None,
@@ -67,6 +70,7 @@ def up(
         "behind_proxy": None if behind_proxy is None else str(behind_proxy),
         "allowed_hosts": allowed_hosts,
         "mount_roots": mount_roots,
+        "queues": queues,
         "keep_logs": keep_logs,
         "max_kept_bytes": max_kept_bytes,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from difflib import get_close_matches
 from pathlib import Path
 
 import msgspec
@@ -82,6 +83,7 @@ def _said(core: Core, asked: Asked, frozen: Frozen) -> str:
 def _refusal(core: Core, frozen: Frozen) -> ShoalError | None:
     """Why this cluster, as it is now, does not take the job; None if it does."""
     try:
+        check_queue(core, frozen.spec)
         check_mounts(core, frozen.spec)
         check_fit(core, frozen)
     except ShoalError as error:
@@ -100,6 +102,19 @@ def check_secrets(spec: JobSpec, secrets: dict[str, str]) -> None:
         )
     if given - named:
         raise SpecError(f"secrets not named in the spec: {', '.join(sorted(given - named))}")
+
+
+def check_queue(core: Core, spec: JobSpec) -> None:
+    """Only queues that the operator declared."""
+    known = core.settings.queues
+    if spec.queue not in known:
+        near = get_close_matches(spec.queue, known, n=1)
+        meant = f"set `queue: {near[0]}`" if near else "leave `queue` out"
+        raise SpecError(
+            f"no queue `{spec.queue}`; this cluster has {', '.join(f'`{name}`' for name in known)}",
+            hint=f"{meant}, or let an operator declare it with `shoal up --queues {spec.queue}`",
+            queues=list(known),
+        )
 
 
 def check_mounts(core: Core, spec: JobSpec) -> None:

@@ -193,6 +193,15 @@ def test_a_guessed_secret_cannot_be_checked_against_the_key_table() -> None:
     assert len(seen) == 2
 
 
+def test_a_queue_nobody_declared_is_refused_with_the_nearest_one() -> None:
+    lab = Lab(queues=("default", "night"))
+    with pytest.raises(SpecError, match="no queue `nigth`; this cluster has `default`, `night`") as refused:
+        lab.submit(queue="nigth")
+    assert refused.value.hint is not None
+    assert refused.value.hint.startswith("set `queue: night`, or ")
+    assert lab.submit(queue="night").queue == "night"
+
+
 def test_what_no_node_could_ever_hold_is_refused_with_the_limit() -> None:
     lab = Lab()
     lab.turn()
