@@ -108,6 +108,12 @@ CASES = {
             nodes(1), job(1, request(cpus=60.0)), held=(holding(1, {"node-01": ALL_GPUS}, time_limit_s=1e6),)
         )
     ),
+    "resources_memory_taken_with_gpus": lambda: _one(
+        planned(nodes(1), job(2, request(gpus=8)), job(1, request(cpus=2.0), priority=-1))
+    ),
+    "resources_memory_left": lambda: _one(
+        planned(nodes(1), job(2, request(gpus=7)), job(1, request(cpus=16.0), priority=-1))
+    ),
     "topology": lambda: _one(_racks()),
     "behind": lambda: _one(_behind("vision", Policy()), "att-2"),
     "behind_another_project": lambda: _one(_behind("secret", Policy()), "att-2"),
