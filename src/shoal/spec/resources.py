@@ -228,6 +228,6 @@ class Resources(BaseModel):
     disk: Bytes | None = Field(
         default=None,
         description=(
-            "Scratch disk on each node: counted when a node is chosen, not enforced; of a range the lower end."
+            "Disk on each node: counted when nodes are chosen, not enforced. Of a range the lower end."
         ),
     )
