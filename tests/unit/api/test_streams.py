@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from shoal.api import follow
 from shoal.engines.fake import Act, by_run
 from shoal.settings import ServerLimits
 from shoal.wire import EndKind
 from tests.support.asgi import Stream
+from tests.support.lab import Lab, now
 from tests.support.world import World, eventually, open_world
 
 LINES = tuple(f"line {number}" for number in range(20))
@@ -128,3 +132,28 @@ def test_streams_are_limited_for_each_caller_and_slots_come_back(tmp_path: Path)
                 assert world.call("GET", "/v1/events/stream", role="member").status == 429
         with world.stream("/v1/events/stream", role="viewer") as again:
             eventually(lambda: again.status == 200)
+
+
+class BusyCluster:
+    """Somebody commits all the time."""
+
+    async def wait(self, timeout_s: float) -> None:
+        """Over at once."""
+
+
+def test_a_quiet_job_is_not_looked_at_for_every_commit_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab()
+    job = lab.running()
+
+    async def sleep(seconds: float) -> None:
+        lab.clock.advance(seconds)
+
+    monkeypatch.setattr("shoal.api.follow.anyio.sleep", sleep)
+    call: Any = SimpleNamespace(plane=SimpleNamespace(core=lab.core, changed=BusyCluster()))
+    follower = follow._Follower(call, follow.Followed(job.job_id, None, False, None, None))
+    looks: list[float] = []
+    while lab.clock.monotonic() < 30:
+        now(follower.turn())
+        looks.append(lab.clock.monotonic())
+    assert len([at for at in looks if at < 2]) > 20
+    assert len([at for at in looks if 10 <= at < 20]) <= 41
