@@ -90,7 +90,8 @@ class Auditor:
         # After that moment the loop plans anew, whether or not anything happened.
         is_settled = is_settled and self.world.clock.monotonic() <= core.told.good_until
         if is_settled and not any(one.not_before for one in read.candidates):
-            missed = plan(read, core.policy, at).starts
+            # As of its own date: a clock that jumped back takes patience away from who had lost it.
+            missed = plan(read, core.policy, core.told.planned_on).starts
             assert not missed, f"could start and nobody looks: {missed}"
 
     def _nothing_lost(self, pairs: Pairs) -> None:
