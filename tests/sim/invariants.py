@@ -87,8 +87,6 @@ class Auditor:
         nodes = KnownNodes()
         nodes.see(now.nodes)
         is_settled = not core.queue.is_disturbed and not core.queue.added and nodes.views(at) == views
-        # After that moment the loop plans anew, whether or not anything happened.
-        is_settled = is_settled and self.world.clock.monotonic() <= core.told.good_until
         if is_settled and not any(one.not_before for one in read.candidates):
             # As of its own date: a clock that jumped back takes patience away from who had lost it.
             missed = plan(read, core.policy, core.told.planned_on).starts
