@@ -202,6 +202,39 @@ def test_the_living_rest_of_a_gang_is_stopped_when_a_node_of_it_is_declared_dead
     assert lab.runs() == []
 
 
+def test_a_dead_node_that_answers_again_is_asked_what_runs_there() -> None:
+    lab = Lab(script=always(Act(run_s=None, stop_s=5.0)))
+    job = lab.running()
+    (late,) = lab.attempt(job).node_names
+    lab.cluster.cut(late)
+    lab.heal()
+    decide(lab, late, NodeState.DEAD)
+    lab.cluster.heal(late)
+    lab.heal()
+    assert lab.status(job) == "stopping"
+    assert len(lab.runs()) == 1
+    lab.clock.advance(5)
+    lab.watch()
+    assert lab.attempts(job)[0].reason is EndReason.PREEMPTED
+
+
+def test_a_job_on_its_way_to_a_dead_node_is_not_given_up_before_its_submission_is_answered() -> None:
+    lab = Lab()
+    job = lab.running()
+    attempt = lab.attempt(job)
+    (lost,) = attempt.node_names
+    lab.cluster.power_off(lost)
+    lab.cluster.cut(lost)
+    lab.heal()
+    decide(lab, lost, NodeState.DEAD)
+    lab.core.submitting.add(attempt.attempt_id)
+    lab.heal()
+    assert lab.attempt(job) == attempt
+    lab.core.submitting.discard(attempt.attempt_id)
+    lab.heal()
+    assert lab.attempts(job)[0].reason is EndReason.LOST
+
+
 def test_nothing_is_placed_on_a_dead_node_until_it_is_resumed() -> None:
     lab = Lab(num_nodes=1)
     lab.heal()
