@@ -28,7 +28,7 @@ def arguments() -> argparse.Namespace:
     found = parser.parse_args()
     unknown = set(found.only.split(",")) - set(names.split(","))
     if unknown:
-        parser.error(f"--only: no yardstick `{sorted(unknown)[0]}`; there are {names}")
+        parser.error(f"--only: no yardstick `{min(unknown)}`; there are {names}")
     return found
 
 
@@ -51,10 +51,13 @@ def main() -> int:
     traces = find_traces(args.trace)
     if not traces.root.is_dir():
         print(f"The yardsticks need traces of real clusters, and there are none at {traces.root}.")
-        print("Name their folder with `--trace DIR` or in SHOAL_TRACES; docs/guides/yardsticks.md says what is in it.")
+        print(
+            "Name their folder with `--trace DIR` or in SHOAL_TRACES; docs/guides/yardsticks.md lists them."
+        )
         return 0
     chosen = [section for section in SECTIONS if section.name in args.only.split(",")]
-    return 0 if all([run(section, traces) for section in chosen]) else 1
+    are_right = [run(section, traces) for section in chosen]
+    return 0 if all(are_right) else 1
 
 
 if __name__ == "__main__":

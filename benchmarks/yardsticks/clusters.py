@@ -1,4 +1,6 @@
-"""Two months of Microsoft's Philly on its virtual clusters, first in, first out: completion and queueing times."""
+"""Two months of Microsoft's Philly on its virtual clusters, first in, first out: completion and queueing
+times.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ SIGMAS = 3.0
 
 @dataclass(frozen=True)
 class Gate:
-    """`published` is the text in the paper: its decimals, and a `k` for thousands, are how ours is printed."""
+    """`published` is the text in the paper: ours is printed with its decimals, and its `k` for thousands."""
 
     case: str
     policy: str

@@ -1,4 +1,4 @@
-"""Mean and worst bounded slowdown over whole logs of the Parallel Workloads Archive, EASY and its variants."""
+"""Mean and worst bounded slowdown over whole logs of the Parallel Workloads Archive: EASY, its variants."""
 
 from __future__ import annotations
 
@@ -52,9 +52,7 @@ VARIANTS = (
         planned,
         ("65.24", "29.95", "135.33", "83.05"),
     ),
-    Variant(
-        "EASY, true run times", first_come, first_come, true_run, ("71.65", "38.67", "82.96", "79.05")
-    ),
+    Variant("EASY, true run times", first_come, first_come, true_run, ("71.65", "38.67", "82.96", "79.05")),
     Variant(
         "EASY shortest-first, true run times",
         first_come,
@@ -105,7 +103,9 @@ def run(traces: Traces) -> Report:
                 notes.append(f"{log}: {len(jobs):,} jobs {cpu}; utilisation {found.utilisation:.1%}")
             means.append(Gate(log, variant.name, variant.means[place], found.slowdown.mean))
             if variant.worst:
-                worst.append(Gate(log, f"worst job, {variant.name}", variant.worst[place], found.slowdown.max))
+                worst.append(
+                    Gate(log, f"worst job, {variant.name}", variant.worst[place], found.slowdown.max)
+                )
     return report(SECTION.title, means + worst, notes)
 
 

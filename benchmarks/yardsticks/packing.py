@@ -1,7 +1,7 @@
 """Share of GPUs allocated in Alibaba's GPU-sharing cluster: random, best fit and FGD (Weng et al., ATC'23).
 
-The published runs shuffle with Go's generator, ours with Python's: the ten orders differ, so means are compared
-with the standard error of their difference.
+The published runs shuffle with Go's generator, ours with Python's: the ten orders differ, so means are
+compared with the standard error of their difference.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from math import sqrt
 from random import Random
 from statistics import fmean, stdev
@@ -29,6 +28,7 @@ NODES, RUNS = "openb/openb_node_list_gpu_node.csv.gz", "openb/fgd_published_allo
 SEEDS = range(42, 52)
 RATIO = 1.3
 POLICIES = {"random": "01-Random", "best fit": "05-BestFit", "FGD": "06-FGD"}
+"""Our name, and the published runs'."""
 PUBLISHED = {
     "default": ("87.47", "93.08", "95.39"),
     "cpu050": ("91.24", "93.79", "95.21"),
@@ -37,11 +37,11 @@ PUBLISHED = {
     "multigpu30": ("89.27", "94.72", "96.46"),
 }
 
-MAKE: dict[str, Callable[[Cluster, list[Pod], Random], Packer]] = {
-    "random": lambda cluster, pods, random: RandomFit(random),
-    "best fit": lambda cluster, pods, random: BestFit(),
-    "FGD": lambda cluster, pods, random: Fgd(cluster, Fragments(pods)),
-}
+
+def packer(policy: str, cluster: Cluster, pods: list[Pod], random: Random) -> Packer:
+    if policy == "FGD":
+        return Fgd(cluster, Fragments(pods))
+    return RandomFit(random) if policy == "random" else BestFit()
 
 
 def pods_file(workload: str) -> str:
@@ -69,7 +69,7 @@ def run(traces: Traces) -> Report:
             for seed in SEEDS:
                 cluster, random = Cluster(nodes), Random(seed)
                 order = overfilled(pods, cluster.capacity_milli, RATIO, random)
-                ours.append(100 * fill(cluster, order, MAKE[policy](cluster, pods, random)))
+                ours.append(100 * fill(cluster, order, packer(policy, cluster, pods, random)))
             say(f"{workload}, {policy}: {len(ours)} runs, {time.process_time() - began:.1f} CPU s")
             spread = [stdev(runs) ** 2 / len(runs) for runs in (ours, theirs[workload, label])]
             gates.append(Gate(workload, policy, published, fmean(ours), sqrt(sum(spread))))

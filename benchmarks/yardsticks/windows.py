@@ -1,4 +1,6 @@
-"""Mean bounded slowdown in ten windows of 1,024 jobs, as RLScheduler (Zhang et al., SC'20) defines and prints it."""
+"""Mean bounded slowdown in ten windows of 1,024 jobs, as RLScheduler (Zhang et al., SC'20) defines and prints
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Move the clock from event to event, and ask a decider at each who starts.
 
-A decider sees the `State` and names starts; it is the only thing that differs between a reference policy and the
-production scheduler. The loop knows run times, the decider does not: it sees expected ends.
+A decider sees the `State` and names starts; it is the only thing that differs between a reference policy and
+the production scheduler. The loop knows run times, the decider does not: it sees expected ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from shoal.sim.machine import Machine
 from shoal.sim.traces.job import TraceJob
 
 M = TypeVar("M", bound=Machine)
-M_contra = TypeVar("M_contra", bound=Machine, contravariant=True)
 
 
 class Events(StrEnum):
@@ -46,8 +45,8 @@ class State(Generic[M]):
         self.ended: list[int] = []
 
 
-class Decider(Protocol[M_contra]):
-    def decide(self, state: State[M_contra]) -> Iterable[tuple[int, Any]]:
+class Decider(Protocol[M]):
+    def decide(self, state: State[M]) -> Iterable[tuple[int, Any]]:
         """Who starts now, and at which place of the machine.
 
         Each start is applied before the next is asked for: a generator sees its own starts in the state.
@@ -103,7 +102,7 @@ class _Run(Generic[M]):
         self._num_arrived = 0
         self._num_started = 0
         self._ends: list[tuple[float, int, int, Any]] = []
-        """(end, number of the start, index, place): of two that end together, the first started ends first."""
+        """(end, number of the start, index, place): of two that end together, the earlier goes first."""
         self._expected_ends: dict[int, float] = {}
 
     def one_event(self) -> bool:

@@ -10,7 +10,7 @@ from shoal.sim.traces.job import TraceJob
 
 
 class Machine(Protocol):
-    """A `place` is where a job runs, in the machine's own words: the decider names it, the loop gives it back."""
+    """A `place` is where a job runs, in the machine's words: the decider names it, the loop gives it back."""
 
     def take(self, job: TraceJob, place: Any) -> None: ...
 
@@ -18,7 +18,7 @@ class Machine(Protocol):
 
 
 class Processors:
-    """A count of processors, all alike and none beside another: what the Parallel Workloads Archive simulates."""
+    """A count of processors, all alike: the machine of the Parallel Workloads Archive."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -26,7 +26,9 @@ class Processors:
 
     def take(self, job: TraceJob, place: None) -> None:
         if job.num_processors > self.free:
-            raise Bug(f"job {job.job_id} was started on {job.num_processors} processors; {self.free} are free")
+            raise Bug(
+                f"job {job.job_id} was started on {job.num_processors} processors; {self.free} are free"
+            )
         self.free -= job.num_processors
 
     def give(self, job: TraceJob, place: None) -> None:
@@ -49,7 +51,9 @@ class GpuNodes:
             raise Bug(f"job {job.job_id} asks for {job.num_gpus:g} GPUs and was given {place}")
         for node, count in place:
             if count > self.free[node]:
-                raise Bug(f"job {job.job_id} was given {count} GPUs of node {node}; {self.free[node]} are free")
+                raise Bug(
+                    f"job {job.job_id} was given {count} GPUs of node {node}; {self.free[node]} are free"
+                )
             self.free[node] -= count
 
     def give(self, job: TraceJob, place: Slots) -> None:

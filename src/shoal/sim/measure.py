@@ -1,4 +1,4 @@
-"""What the jobs of a schedule got: waits, bounded slowdowns, completion times, and how busy the machine was."""
+"""What the jobs of a schedule got (waits, slowdowns, completion times), and how busy the machine was."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class Measures(msgspec.Struct, frozen=True):
         """A header, then a line for each distribution."""
         named = {"wait s": self.wait_s, "bounded slowdown": self.slowdown, "completion s": self.completion_s}
         lines = [
-            [name, *(f"{value:,.2f}" for value in msgspec.structs.astuple(one))] for name, one in named.items()
+            [name, *(f"{value:,.2f}" for value in msgspec.structs.astuple(one))]
+            for name, one in named.items()
         ]
         return [["", "mean", "p50", "p95", "p99.9", "max"], *lines]
 
@@ -84,4 +85,5 @@ def measure(
 
 def _waits(schedule: Schedule) -> NDArray[np.float64]:
     submitted = np.array([job.submitted_at for job in schedule.jobs], dtype=float)
-    return np.array(schedule.starts, dtype=float) - submitted
+    waits: NDArray[np.float64] = np.array(schedule.starts, dtype=float) - submitted
+    return waits

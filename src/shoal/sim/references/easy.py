@@ -1,7 +1,8 @@
 """EASY backfilling: the head of the queue has a reservation, others may pass it if they do not delay it.
 
-Lifka's rule (1995): a job may start now if it is expected to end by the head's reservation, or if it leaves enough
-processors for the head at that moment. With `first_come` for both orders this is the scheduler of the SP2s.
+Lifka's rule (1995): a job may start now if it is expected to end by the head's reservation, or if it leaves
+enough processors for the head at that moment. With `first_come` for both orders this is the scheduler of the
+SP2s.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""First in, first out in static virtual clusters: each project has its own nodes, and its head blocks the rest.
+"""First in, first out in static virtual clusters: each project has its own nodes, and its head blocks the
+rest.
 
-A job that fits one node takes the fullest node that has room; a larger one takes whole free nodes, and leaves what it
-does not need of the last.
+A job that fits one node takes the fullest node that has room; a larger one takes whole free nodes, and leaves
+what it does not need of the last.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ class FifoInClusters:
         for project in changed:
             queue = self._queues[project or ""]
             while queue:
-                place = slots(state.machine, self._nodes_of[project or ""], int(state.jobs[queue[0]].num_gpus))
+                place = slots(
+                    state.machine, self._nodes_of[project or ""], int(state.jobs[queue[0]].num_gpus)
+                )
                 if place is None:
                     break
                 yield queue.popleft(), place

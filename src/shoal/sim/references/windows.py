@@ -1,8 +1,8 @@
 """The scheduler inside RLScheduler's environment (Zhang et al., SC'20), with its own rules.
 
-The head is chosen from those that wait at that moment and kept until it starts, whatever arrives. Its reservation is
-computed once, when it first does not fit. Others pass it in order of arrival if they end *before* it, and there is no
-rule of spare processors. Run it with `Events.ONE_BY_ONE`.
+The head is chosen from those that wait at that moment and kept until it starts, whatever arrives. Its
+reservation is computed once, when it first does not fit. Others pass it in order of arrival if they end
+*before* it, and there is no rule of spare processors. Run it with `Events.ONE_BY_ONE`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The Standard Workload Format: 18 columns a job, -1 for unknown, facts about the machine in `;` comments.
 
-https://www.cs.huji.ac.il/labs/parallel/workload/swf.html says what the columns mean. What to make of a job that is
-incomplete is not in the format, so it is in `SwfRules`.
+https://www.cs.huji.ac.il/labs/parallel/workload/swf.html says what the columns mean. What to make of a job
+that is incomplete is not in the format, so it is in `SwfRules`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ def read_swf(
                 continue
             fields = line.split()
             if len(fields) != NUM_FIELDS:
-                raise malformed(path, number, f"{len(fields)} columns, a job has {NUM_FIELDS}: `{line.strip()[:80]}`")
+                raise malformed(
+                    path, number, f"{len(fields)} columns, a job has {NUM_FIELDS}: `{line.strip()[:80]}`"
+                )
             try:
                 job = _job(fields, rules)
             except ValueError as error:

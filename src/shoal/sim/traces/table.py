@@ -1,7 +1,7 @@
 """Traces as CSV with a header line: Philly, Microsoft ITP, and any table that uses Shoal's own column names.
 
-`SHOAL` documents those names. A table may also be a tar file of several, one for each cluster: then the name of
-the file inside is the job's project.
+`SHOAL` documents those names. A table may also be a tar file of several, one for each cluster: then the name
+of the file inside is the job's project.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def open_text(path: Path) -> Iterator[TextIO]:
             raw.seek(0)
             binary = gzip.GzipFile(fileobj=raw) if is_gzip else raw
             # Old logs hold bytes of any encoding in their comments; no field we read does.
-            with io.TextIOWrapper(binary, encoding="utf-8", errors="replace", newline="") as text:  # type: ignore[type-var]
+            with io.TextIOWrapper(binary, encoding="utf-8", errors="replace", newline="") as text:
                 yield text
     except FileNotFoundError:
         raise TraceError(f"no trace at {path}", hint=f"ls {path.parent}") from None

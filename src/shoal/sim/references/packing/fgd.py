@@ -1,7 +1,7 @@
 """Fragmentation gradient descent: the node, and the GPU of it, where the expected fragmentation grows least.
 
-The published program turns the growth into a whole number to 100 and takes the first name among equals. That is kept:
-with exact scores the default workload ends more than a point lower, because it spreads.
+The published program turns the growth into a whole number to 100 and takes the first name among equals. That
+is kept: with exact scores the default workload ends more than a point lower, because it spreads.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class Fgd:
 
     def _look_again(self, cluster: Cluster, node: int) -> None:
         one = slice(node, node + 1)
-        self._expected[one] = self._fragments.expected(cluster.cpu[one], cluster.gpus[one], self._accessible[one])
+        self._expected[one] = self._fragments.expected(
+            cluster.cpu[one], cluster.gpus[one], self._accessible[one]
+        )
         self._version[node] += 1
 
     def _rate(self, cluster: Cluster, request: Request, nodes: Ints, scores: _Scores) -> None:

@@ -1,7 +1,7 @@
 """Expected fragmentation: how much of a node's free GPUs a typical request could not use.
 
-For one kind of request: everything, if the node cannot take it at all; else the GPUs too full for it. The expected
-amount weighs the kinds by how often they are asked for.
+For one kind of request: everything, if the node cannot take it at all; else the GPUs too full for it. The
+expected amount weighs the kinds by how often they are asked for.
 """
 
 from __future__ import annotations
