@@ -49,7 +49,7 @@ def test_there_is_no_rule_of_spare_processors() -> None:
 
 
 def test_the_reservation_is_not_computed_again() -> None:
-    # By limits the head starts at 100. The first ends at 10, so the head could at 20; the last passes even so.
+    # By limits the head starts at 100. The first ends at 10, so it could at 20; the last passes even so.
     jobs = [job(0, 10, 2, limit_s=100), job(0, 20, 2), job(1, 5, 3), job(2, 60, 2)]
     assert starts(jobs, 4, first_come, is_backfilling=True) == [0, 0, 70, 10]
     assert simulate(jobs, Processors(4), Easy()).starts == [0, 0, 20, 25]

@@ -1,7 +1,7 @@
 """Fragmentation gradient descent: the node, and the GPU of it, where the expected fragmentation grows least.
 
-The published program turns the growth into a whole number to 100 and takes the first name among equals. That
-is kept: with exact scores the default workload ends more than a point lower, because it spreads.
+The published program turns the growth into a whole number to 100 and takes the first name among equals, and so
+does this: with exact scores the default workload ends at 94.30 %, not 95.24 (means of the same ten orders).
 """
 
 from __future__ import annotations
