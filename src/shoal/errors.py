@@ -6,6 +6,7 @@
     ├── Denied              not known, or not allowed   401/403  exit 4
     ├── NotFound            no such thing, or not yours    404  exit 4
     ├── LimitReached        a quota or rate says no        429  exit 3
+    │   └── TooLarge        more than is ever taken        413  exit 2
     ├── EngineRefused       the engine said no             502  exit 5
     ├── EngineUnreachable   we could not ask               503  exit 6
     └── Bug                 our own invariant broke        500  exit 70
@@ -46,6 +47,12 @@ class SpecError(ShoalError):
         self.problems = problems or (message,)
 
 
+class ArchiveMissing(SpecError):
+    """The project has no archive of this digest yet: upload it, then send the same request again."""
+
+    code = "archive.missing"
+
+
 class StateError(ShoalError):
     """The request is well formed but the thing it names is not in a state that allows it."""
 
@@ -67,6 +74,7 @@ class TooLarge(LimitReached):
 
     code = "limit.too_large"
     status = 413
+    exit_code = 2
 
 
 class Denied(ShoalError):

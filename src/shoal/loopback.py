@@ -46,6 +46,8 @@ def _listening(table: str, port: int) -> list[tuple[str, int]]:
             fields = line.split()
             if len(fields) > 7 and fields[3] == LISTENING and fields[1].endswith(f":{port:04X}"):
                 rows.append((fields[1].rpartition(":")[0], int(fields[7])))
+            elif rows and fields[3] != LISTENING:
+                break  # Linux lists those that listen first, and a busy server has thousands of others
     return rows
 
 

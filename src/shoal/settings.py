@@ -12,8 +12,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from shoal.errors import SpecError
+from shoal.home import home_from_env
 
 DEFAULT_PORT = 7462
+DEFAULT_QUEUE = "default"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - refused without TLS or a declared proxy
 OPTIONS = (
@@ -25,10 +27,13 @@ OPTIONS = (
     "behind_proxy",
     "allowed_hosts",
     "mount_roots",
+    "queues",
     "keep_logs",
     "max_kept_bytes",
 )
 """What can be set, as text, by a flag of `shoal up` or a variable `SHOAL_...`."""
+MAX_QUEUE_NAME = 100
+QUEUE_NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{MAX_QUEUE_NAME - 1}}}")
 MAX_DEMO_NODES = 10_000
 MAX_DEMO_GPUS = 1024
 
@@ -73,6 +78,8 @@ class Settings:
     """Names this server answers to beside its own address and `localhost`."""
     mount_roots: tuple[Path, ...] = ()
     """Jobs may mount these directories and what is below them; nothing else."""
+    queues: tuple[str, ...] = (DEFAULT_QUEUE,)
+    """Where jobs may wait: each keeps nodes for its own first job, so nobody may make one up."""
     keep_logs_s: float = 30 * 86400.0
     """Logs and checkpoints of what ended longer ago are removed."""
     max_kept_bytes: int = 10 << 30
@@ -112,12 +119,6 @@ class Settings:
         return self.home / "logs" / "control.log"
 
 
-def home_from_env(env: Mapping[str, str] = os.environ) -> Path:
-    """`SHOAL_HOME`, else `~/.shoal`."""
-    given = env.get("SHOAL_HOME")
-    return Path(given).absolute() if given else Path.home() / ".shoal"
-
-
 def merge_options(
     flags: Mapping[str, str | None],
     env: Mapping[str, str] = os.environ,
@@ -154,6 +155,7 @@ def load_settings(
         is_behind_proxy=told.get("behind_proxy", "").lower() in ("1", "true", "yes", "on"),
         allowed_hosts=tuple(_parts(told.get("allowed_hosts", ""))),
         mount_roots=tuple(Path(part) for part in _parts(told.get("mount_roots", ""))),
+        queues=tuple(dict.fromkeys((DEFAULT_QUEUE, *_parts(told.get("queues", ""))))),
         keep_logs_s=parse_keep(told.get("keep_logs", "30d")),
         max_kept_bytes=_whole(told.get("max_kept_bytes", str(10 << 30)), "SHOAL_MAX_KEPT_BYTES"),
         limits=ServerLimits(**limits),
@@ -216,6 +218,11 @@ def _problems(settings: Settings) -> list[str]:
     if settings.database_url and not settings.database_url.startswith(("sqlite:///", "postgresql")):
         scheme = settings.database_url.split(":", 1)[0]
         found.append(f"database scheme `{scheme}` is not `sqlite:///PATH` or `postgresql://...`")
+    found += [
+        f"queue `{name}` is not a name of up to {MAX_QUEUE_NAME} letters, digits and `._-`"
+        for name in settings.queues
+        if not QUEUE_NAME.fullmatch(name)
+    ]
     found += [
         f"mount root `{root}` is not an absolute path"
         for root in settings.mount_roots

@@ -188,6 +188,16 @@ class StoreContract:
         assert await store.write(change) == {"job_00000001": None, "job_00000002": JobOutcome.FAILED}
         assert await store.read(lambda tx: tx.jobs.outcomes([])) == {}
 
+    async def test_references_name_jobs_as_people_do(self, store: Store) -> None:
+        def change(tx: Tx) -> dict[str, str]:
+            add(tx, a_job(1))
+            add(tx, a_job(2))
+            many = [f"job_missing_{n}" for n in range(1200)]
+            return tx.jobs.references([a_job(1).job_id, *many, a_job(2).job_id, a_job(1).job_id])
+
+        assert await store.write(change) == {"job_00000001": "vision/1", "job_00000002": "vision/2"}
+        assert await store.read(lambda tx: tx.jobs.references([])) == {}
+
     async def test_open_elements_of_an_array_come_in_order(self, store: Store) -> None:
         def change(tx: Tx) -> list[int]:
             for n in (3, 1, 2):

@@ -94,6 +94,7 @@ async def world(tmp_path: Path) -> AsyncIterator[LocalWorld]:
     for attempt_id in left:
         await world.until(attempt_id, Sight.ENDED)
         assert world.num_running(attempt_id) == 0
+    await world.engine.close()
 
 
 class TestLocalEngine(EngineContract):

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from shoal.cli.home import holder
+from shoal.client import Shoal
 
 SHOAL = (sys.executable, "-m", "shoal.cli.main")
 LIMIT_S = 60.0
@@ -169,6 +170,26 @@ def test_options_come_back_with_the_next_start(person: Person) -> None:
     until(lambda: holder(person.home) is None, "the killed server lets go")
     assert person("run", "-d", "--gpus", "8", "--nodes", "3", "--", "true").returncode == 0
     assert {node["name"] for node in person.json("nodes") if node["is_simulated"]} == names
+
+
+def test_flags_and_a_file_that_say_the_same_are_the_same_job(person: Person) -> None:
+    """Flags are read by the server, a file by the command: the frozen spec must not tell which it was."""
+    (person.place / "job.yaml").write_text(
+        "name: same\nrun: echo 'a b'\nresources: {cpus: 0.5, memory: 64MB.., nodes: 1}\ntime_limit: 90m\n"
+        "env: {A: '1', B: x=y}\nretry: {max: 2, on: [exit, oom], backoff: 10s}\nworkdir: null\n"
+        "log_rules: [{match: NCCL.*error, action: exclude_node}]\npriority: -5\nranks_per_node: 2\n"
+    )
+    assert person("run", "-d", "job.yaml").returncode == 0
+    flags = ("--name", "same", "--cpus", "0.5", "--memory", "64MB..", "--nodes", "1", "--time-limit", "90m")
+    more = ("-e", "A=1", "-e", "B=x=y", "--retry", "2", "--retry-on", "exit", "--retry-on", "oom")
+    rest = ("--retry-backoff", "10s", "--workdir", "", "--log-rule", "NCCL.*error=exclude_node")
+    last = ("--priority", "-5", "--ranks-per-node", "2", "--", "echo", "a b")
+    done = person("run", "-d", *flags, *more, *rest, *last)
+    assert done.stdout == "default/2\n", done.stderr
+    with Shoal(env=person.env) as shoal:
+        specs = [shoal.job(ref).data["spec"] for ref in ("default/1", "default/2")]
+    assert specs[0] == specs[1]
+    assert specs[0]["priority"] == -5
 
 
 def test_an_array_reports_progress_and_fails_if_one_element_does(person: Person) -> None:

@@ -22,7 +22,7 @@ pytestmark = [
 
 WRAPPER = """\
 #!/bin/bash
-case "$*" in *shoal.runtime.supervisor*) clock={clocks}/supervisor ;; *) clock={clocks}/control ;; esac
+case "$*" in *shoal.runtime.*) clock={clocks}/supervisor ;; *) clock={clocks}/control ;; esac
 export LD_PRELOAD={library} FAKETIME_TIMESTAMP_FILE=$clock FAKETIME_CACHE_DURATION=1 DONT_FAKE_MONOTONIC=1
 exec -a "$0" {python} "$@"
 """

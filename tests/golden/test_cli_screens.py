@@ -47,6 +47,47 @@ def gpu_nodes() -> list[dict[str, Any]]:
     ]
 
 
+def life_of_a_job() -> list[dict[str, Any]]:
+    """What the event log has about one that failed once, was stopped and refused, and a few other things."""
+    words = "rank 3 exited with code 1\nRuntimeError: NCCL error: unhandled system error"
+    share = {"node": "node-02", "gpu_ids": [0, 1], "cpus": 8.0}
+    outcome = {"kind": "exited", "node": "node-02", "epoch": 1, "message": words, "exit_code": 1}
+    moves: list[tuple[str, str, dict[str, Any]]] = [
+        ("job.submitted", "user:ana", {"name": "train-7b", "number": 17, "spec": "{}"}),
+        ("attempt.placed", "shoal", {"type": "Placed", "allocation": [share, {**share, "node": "node-03"}]}),
+        ("attempt.noted", "shoal", {"type": "Accepted", "native_id": "local:att_1"}),
+        ("attempt.running", "shoal", {"type": "Started", "node": "node-02"}),
+        ("attempt.ended", "shoal", {"type": "NodeEnded", "outcome": outcome}),
+        ("job.retrying", "shoal", {"reason": "exit", "epoch": 2, "backoff_s": 5.0}),
+        ("attempt.ended", "shoal", {"type": "NodeEnded", "outcome": {**outcome, "message": "", "epoch": 2}}),
+        (
+            "attempt.stopping",
+            "user:ana",
+            {"type": "StopAsked", "reason": "cancelled", "by": "ana", "because": ""},
+        ),
+        ("attempt.ended", "shoal", {"type": "Refused", "message": "no such image"}),
+        ("attempt.ended", "shoal", {"type": "FencePassed"}),
+        ("job.ended", "shoal", {"outcome": "failed", "because": f"node-02: {words}"}),
+        ("job.ended", "shoal", {"outcome": "succeeded", "because": ""}),
+    ]
+    seen = [
+        {"kind": kind, "actor": actor, "project": "vision", "job_id": "job_1", "ref": "vision/17",
+         "node": None,
+         "data": {"event": data, "from": "x", "to": "x"} if kind.startswith("attempt.") else data}
+        for kind, actor, data in moves
+    ]  # fmt: skip
+    about = {"job_id": None, "ref": None, "node": None}
+    seen += [
+        {"kind": "plan.made", "actor": "shoal", "project": None, **about,
+         "data": {"placed": ["att_1"], "starts": [], "waiting": 3}},
+        {"kind": "member.set", "actor": "user:ana", "project": "vision", **about,
+         "data": {"user": "bob", "role": "lead"}},
+        {"kind": "access.denied", "actor": "user:eve", "project": None, **about,
+         "data": {"what": "denied", "code": "denied", "method": "POST", "path": "/v1/nodes/n1/drain"}},
+    ]  # fmt: skip
+    return [{"seq": 42 + place, "at": NOW, **event} for place, event in enumerate(seen)]
+
+
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
     for module in (queue_command, status_command):
@@ -65,6 +106,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
             because="rank 3 exited with 1 on node-02",
         ),
         job_view(8, "succeeded", name="ok", because=""),
+        job_view(
+            7, "succeeded", name="a-sweep-of-learning-rates", array={"id": "arr_1", "index": 12, "size": 20}
+        ),
     ]
     with running_fake() as server:
         server.answers["GET", "/v1/jobs"] = {"items": jobs, "next_cursor": None}
@@ -82,15 +126,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
         event = {"seq": 41, "at": NOW, "kind": "node.draining", "actor": "user:ana", "project": None,
                  "job_id": None, "node": "node-07", "data": {"because": "bad NVLink"},
                  "hash": "cd"}  # fmt: skip
-        later = {
-            **event,
-            "seq": 42,
-            "kind": "job.submitted",
-            "project": "vision",
-            "job_id": "job_01m7esacrmf18bfbbnxdm9fse7",
-            "node": None,
-        }
-        server.answers["GET", "/v1/events"] = {"items": [event, later], "next_cursor": None}
+        server.answers["GET", "/v1/events"] = {"items": [event, *life_of_a_job()], "next_cursor": None}
         yield server
 
 

@@ -39,10 +39,18 @@ MUTANTS = (
     Mutant(
         "fence_forgets_late_submissions",
         "control/leases.py",
-        "return self.silent_nodes(attempt, limit) if unsent_s > limit else ()",
-        "return self.silent_nodes(attempt, limit)",
+        "silent = self.silent_nodes(attempt, limit) if unsent_s > limit else ()",
+        "silent = self.silent_nodes(attempt, limit)",
         "P3: the fence counts from the last moment something may have begun",
         ("sim",),
+    ),
+    Mutant(
+        "orphans_are_fenced",
+        "control/leases.py",
+        "return tuple(node for node in silent if node not in attempt.orphaned_nodes)",
+        "return silent",
+        "P3: no fence passes where nobody is left to keep it",
+        ("control",),
     ),
     Mutant(
         "fence_on_the_wall_clock",

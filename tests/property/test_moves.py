@@ -17,6 +17,7 @@ from shoal.model.moves import (
     Effect,
     FencePassed,
     NodeEnded,
+    Orphaned,
     Placed,
     Refused,
     Started,
@@ -54,6 +55,7 @@ EVENTS: st.SearchStrategy[AttemptEvent] = st.one_of(
     st.builds(Started, NODES),
     st.builds(NodeEnded, OUTCOMES),
     st.builds(NodeEnded, OUTCOMES),
+    st.builds(Orphaned, NODES, st.just("something of it does not die")),
     st.builds(StopAsked, STOPS, st.just("ana")),
     st.builds(FencePassed),
 )
@@ -186,7 +188,7 @@ def test_a_gang_is_stopped_when_one_node_of_it_fails(life: Recorded) -> None:
             assert after.state in {AttemptState.STOPPING, AttemptState.ENDED}
         if after.state is AttemptState.STOPPING:
             assert after.stop_asked_at is not None
-            assert has_failed or after.stop_reason is not None
+            assert has_failed or after.orphaned_nodes or after.stop_reason is not None
 
 
 @given(lives())
@@ -205,3 +207,10 @@ def test_a_lost_node_explains_the_failure_of_its_peers_whichever_was_heard_of_fi
         outcome = NodeOutcome(attempt_id="att", epoch=EPOCH, node=node, kind=kind, ended_at=2.0, exit_code=1)
         gang, effects = step(gang, NodeEnded(outcome), 2.0)
     assert (gang.reason, effects) == (EndReason.LOST, (Effect.CLOSE,))
+
+
+@given(lives())
+def test_no_fence_passes_where_nobody_is_left_to_keep_it(life: Recorded) -> None:
+    for before, event, after, _ in life:
+        if isinstance(event, FencePassed) and before.orphans_left:
+            assert after is before

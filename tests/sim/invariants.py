@@ -88,7 +88,8 @@ class Auditor:
         nodes.see(now.nodes)
         is_settled = not core.queue.is_disturbed and not core.queue.added and nodes.views(at) == views
         if is_settled and not any(one.not_before for one in read.candidates):
-            missed = plan(read, core.policy, at).starts
+            # As of its own date: a clock that jumped back takes patience away from who had lost it.
+            missed = plan(read, core.policy, core.told.planned_on).starts
             assert not missed, f"could start and nobody looks: {missed}"
 
     def _nothing_lost(self, pairs: Pairs) -> None:

@@ -48,6 +48,8 @@ def main() -> int:
             seen.update(happened)
             failures += broken
             done += chunks[chunk]
+            for failure in broken:
+                print(f"  broken: {failure.splitlines()[0]}", flush=True)
             if time.monotonic() - told > 15:
                 told = time.monotonic()
                 print(f"  {done} of {options.seeds} seeds, {len(failures)} failed", flush=True)

@@ -155,6 +155,24 @@ def _kill(world: World) -> None:
     kill(order.attempt_id, order.node)
 
 
+def _orphan(world: World) -> None:
+    """A supervisor dies before its ranks. What nobody has seen yet is gone before its fence could pass: a
+    fence is only as good as who keeps it. What was seen may live on for as long as it likes.
+    """
+    holding = run_now(world.disk.inner.read(lambda tx: tx.attempts.holding()))
+    seen = [(attempt.attempt_id, node) for _, attempt in holding for node in attempt.orphans_left]
+    if seen:
+        attempt_id, node = world.dice.choice(seen)
+        world.tell(f"leftovers of {attempt_id} on {node} live on")
+        world.cluster.orphan(attempt_id, node, world.dice.choice([100, 300, 700]))
+        return
+    shares = [o for o in world.cluster.running() if not world.cluster.is_cut(o.node)]
+    if shares:
+        order = world.dice.choice(shares)
+        world.tell(f"orphan {order.attempt_id} on {order.node}")
+        world.cluster.orphan(order.attempt_id, order.node, 30)
+
+
 def _disk(world: World) -> None:
     world.disk.failing = world.dice.choice([0.0, 0.0, 0.0, 0.3, 1.0])
     world.tell(f"the disk fails {world.disk.failing:.0%} of commits")
@@ -168,19 +186,20 @@ def _jump(world: World) -> None:
 
 TROUBLES = {
     _time: 30,
-    _long_time: 2,
+    _long_time: 4,
     _renewals: 25,
     _submit: 20,
     _stop: 5,
     _retry: 2,
     _crash: 3,
     _stall: 8,
-    _cut: 2,
+    _cut: 3,
     _heal: 5,
     _power: 2,
     _declare_dead: 1,
     _node: 2,
     _kill: 4,
+    _orphan: 4,
     _disk: 2,
     _jump: 1,
 }
@@ -260,6 +279,8 @@ TOLD = {
     "the control plane is killed": "crashes",
     "kill the supervisor": "supervisors killed",
     "kill the rank": "ranks killed",
+    "leftovers": "leftovers that live on",
+    "orphan": "supervisors killed before their ranks",
     "cut": "partitions",
     "stall": "stalls",
     "power off": "nodes powered off",

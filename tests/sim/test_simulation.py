@@ -31,6 +31,7 @@ MUST_HAPPEN = (
     "jobs cancelled",
     "jobs failed",
     "jobs succeeded",
+    "leftovers that live on",
     "nodes declared dead",
     "nodes powered off",
     "partitions",
@@ -40,6 +41,7 @@ MUST_HAPPEN = (
     "stops",
     "submissions answered",
     "supervisors killed",
+    "supervisors killed before their ranks",
 )
 
 

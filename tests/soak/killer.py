@@ -13,9 +13,10 @@ SHARES: Mapping[str, float] = {
     "control": 0.16,
     "starting control": 0.02,
     "supervisor": 0.22,
-    "rank": 0.26,
+    "rank": 0.22,
     "setup": 0.17,
     "sandbox": 0.17,
+    "nursery": 0.04,
 }
 """Of all kills. `control` answers for a while first, or nothing but recovery would ever be tried."""
 PAUSE_S = 0.75
@@ -71,4 +72,5 @@ class Killer:
             "rank": found.ranks,
             "setup": found.setups,
             "sandbox": found.sandboxes,
+            "nursery": found.nurseries,
         }

@@ -18,9 +18,13 @@ class Found(msgspec.Struct, frozen=True):
     """bubblewrap and the first process of its namespace."""
     setups: list[int]
     ranks: list[int]
+    nurseries: list[int]
+    stray_nurseries: list[int]
+    """Those of them whose control plane is gone."""
 
     def everything(self) -> list[int]:
-        return self.supervisors + self.sandboxes + self.setups + self.ranks
+        """What should be gone once no job runs."""
+        return self.supervisors + self.sandboxes + self.setups + self.ranks + self.stray_nurseries
 
 
 def find(home: Path) -> Found:
@@ -43,7 +47,9 @@ def find(home: Path) -> Found:
         elif name == b"bwrap" and _is_below(pid, first, stats):
             sandboxes.append(pid)
             sandboxes += [child for child in children.get(pid, ()) if stats[child][1] == b"sh"]
-    return Found(first, sandboxes, setups, ranks)
+    nurseries = [pid for pid in stats if _is_nursery(pid, home)]
+    strays = [pid for pid in nurseries if not any(b"shoal.cli" in word for word in _words(stats[pid][0]))]
+    return Found(first, sandboxes, setups, ranks, nurseries, strays)
 
 
 def describe(pid: int) -> str:
@@ -58,6 +64,12 @@ def describe(pid: int) -> str:
 def _supervises(pid: int, home: Path) -> bool:
     words = _words(pid)
     return b"shoal.runtime.supervisor" in words and words[-1].startswith(f"{home}/".encode())
+
+
+def _is_nursery(pid: int, home: Path) -> bool:
+    if b"shoal.runtime.nursery" not in _words(pid):
+        return False
+    return _environment(pid).get(b"SHOAL_SERVER_FILE", b"").startswith(f"{home}/".encode())
 
 
 def _words(pid: int) -> list[bytes]:

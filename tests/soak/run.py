@@ -1,7 +1,7 @@
 """`python -m tests.soak.run --kills 1000`: the promise, tried for real.
 
-Kills the control plane, supervisors, sandboxes, setups and ranks with SIGKILL at random while people
-work, then lets everything come to its end and counts what was lost, doubled or left behind.
+Kills the control plane, its nursery, supervisors, sandboxes, setups and ranks with SIGKILL at random
+while people work, then lets everything come to its end and counts what was lost, doubled or left behind.
 """
 
 from __future__ import annotations

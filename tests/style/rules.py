@@ -7,18 +7,19 @@ from collections.abc import Iterable
 
 from tests.style.tree import Import, Module, length
 
-LEAVES = frozenset({"errors", "clock", "ids", "log", "loopback", "proof", "settings", "wire"})
+LEAVES = frozenset({"errors", "clock", "home", "ids", "log", "loopback", "proof", "settings", "wire"})
 BELOW_CONTROL = frozenset({"scheduler", "engines", "store", "identity"})
 
 MAY_SEE: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "clock": frozenset(),
+    "home": frozenset(),
     "ids": frozenset(),
     "loopback": frozenset(),
     "wire": frozenset(),
     "proof": frozenset({"wire"}),
     "log": frozenset({"errors", "clock"}),
-    "settings": frozenset({"errors"}),
+    "settings": frozenset({"errors", "home"}),
     "spec": LEAVES,
     "model": LEAVES | {"spec"},
     "runtime": frozenset({"errors", "clock", "loopback", "proof", "wire"}),

@@ -67,6 +67,9 @@ class FakeServer:
         return self.problem(404, "not_found", "no such thing, or one you may not see")
 
     def submit(self, request: Seen) -> tuple[int, dict[str, Any]]:
+        archive = request.json().get("archive")
+        if archive is not None and archive not in self.archives:
+            return self.problem(422, "archive.missing", "no such archive")
         key = request.headers.get("idempotency-key", "")
         is_repeated = key in self.jobs_by_key
         job = self.jobs_by_key.setdefault(key, job_view(number=len(self.jobs_by_key) + 1))

@@ -139,12 +139,13 @@ class Lab:
         home: Path = Path("/lab"),
         mount_roots: tuple[Path, ...] = (),
         max_open_jobs: int = 10_000,
+        queues: tuple[str, ...] = ("default",),
     ) -> None:
         self.clock = VirtualClock()
         self.store = StagedStore()
         names = [f"n{number}" for number in range(1, num_nodes + 1)]
         self.cluster = FakeCluster([node_facts(name) for name in names], clock=self.clock, script=script)
-        self.settings = Settings(home=home, mount_roots=mount_roots)
+        self.settings = Settings(home=home, mount_roots=mount_roots, queues=queues)
         self.new_id = id_factory(self.clock.now)
 
         def people(tx: Tx) -> None:
@@ -174,7 +175,7 @@ class Lab:
         now(heal(self.core))
 
     def place(self) -> float | None:
-        return now(place(self.core))
+        return now(place(self.core)).next_look_s
 
     def watch(self) -> None:
         now(watch(self.core))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shoal.cli import follow
+from shoal.cli import daemon, follow
 from shoal.client.credentials import Credentials
 from tests.support.cli import Shell
 from tests.support.fake_server import TOKEN, FakeServer, job_view, running_fake, sse
@@ -53,7 +53,7 @@ def test_one_word_after_the_dashes_is_a_line_for_a_shell_and_several_are_a_progr
     shell: Shell, fake: FakeServer, typed: tuple[str, ...], line: str
 ) -> None:
     assert shell("run", "-d", "--", *typed).code == 0
-    assert next(r for r in fake.seen if r.method == "POST").json()["spec"]["run"] == line
+    assert next(r for r in fake.seen if r.method == "POST").json()["flags"]["run"] == line
 
 
 def test_run_streams_the_output_and_returns_the_jobs_exit_code(shell: Shell, fake: FakeServer) -> None:
@@ -69,9 +69,9 @@ def test_run_streams_the_output_and_returns_the_jobs_exit_code(shell: Shell, fak
     assert result.code == 3
     assert result.out == "[0] hi!\n"
     assert "vision/1 failed: rank 1 exited with 3" in result.err
-    spec = next(r for r in fake.seen if r.method == "POST").json()["spec"]
-    assert spec["run"] == "python train.py --lr '1 e'"
-    assert spec["env"] == {"A": "b"}
+    body = next(r for r in fake.seen if r.method == "POST").json()
+    told = {"gpus": "8", "nodes": "2", "env": ["A=b"], "run": "python train.py --lr '1 e'"}
+    assert body == {"flags": told}
 
 
 def test_a_job_that_waits_is_explained_before_it_is_followed(shell: Shell, fake: FakeServer) -> None:
@@ -92,6 +92,114 @@ def test_a_job_that_waits_is_explained_before_it_is_followed(shell: Shell, fake:
 def test_detached_run_prints_the_reference_alone(shell: Shell, fake: FakeServer) -> None:
     result = shell("run", "-d", "--", "true")
     assert (result.code, result.out) == (0, "vision/1\n")
+
+
+def test_json_of_a_run_names_the_job_as_one_would_type_it(shell: Shell, fake: FakeServer) -> None:
+    assert shell("run", "-d", "--json", "--", "true").json()["ref"] == "vision/1"
+    job = f"/v1/jobs/job_{2:026d}"
+    fake.answers["GET", job] = job_view(number=2, status="running")
+    fake.streams[f"{job}/logs/stream"] = [[sse("end", {"status": "succeeded", "exit_code": 0})]]
+    told = [json.loads(text) for text in shell("run", "--json", "--", "true").out.splitlines()]
+    assert told[0] == {"event": "submitted", "ref": "vision/2", "job_id": f"job_{2:026d}"}
+    submit_array(fake, ["queued"])
+    assert shell("run", "-d", "--json", "--array", "1", "--", "true").json()["ref"] == "arr_1"
+
+
+def submit_array(fake: FakeServer, statuses: list[str]) -> None:
+    """The next submit is an array whose elements are in these states."""
+    words = "n1: rank 0 exited with code 4\noh no\x1b[31m"
+    jobs = [
+        job_view(
+            20 + index,
+            status,
+            name="job-20",
+            array={"id": "arr_1", "index": index, "size": len(statuses)},
+            because=words if status == "failed" else "",
+        )
+        for index, status in enumerate(statuses)
+    ]
+    fake.answers["POST", "/v1/jobs"] = (201, {"jobs": jobs, "count": len(jobs), "array_id": "arr_1"})
+    fake.answers["GET", "/v1/jobs"] = {"items": jobs[::-1], "next_cursor": None}
+
+
+def test_the_first_element_that_fails_speaks_and_the_others_are_named(shell: Shell, fake: FakeServer) -> None:
+    submit_array(fake, ["succeeded", "failed", "failed"])
+    result = shell("run", "--array", "3", "--", "true")
+    assert result.code == 1
+    assert result.err == (
+        "-- job-20: 3 jobs submitted, from vision/20\n"
+        "-- 2 failed, 1 succeeded\n"
+        "-- job-20[1] (vision/21) failed: n1: rank 0 exited with code 4\n"
+        "     oh no\n"
+        "     its output: `shoal logs vision/21`\n"
+        "-- job-20[2] (vision/22) failed: n1: rank 0 exited with code 4\n"
+    )
+
+
+def test_of_many_failed_elements_ten_are_named(shell: Shell, fake: FakeServer) -> None:
+    submit_array(fake, ["failed"] * 12)
+    told = shell("run", "--array", "12", "--", "true").err.splitlines()
+    assert len([text for text in told if "] (vision/" in text]) == 10
+    assert told[-1] == "-- and 2 more: `shoal queue --all --name job-20`"
+
+
+def test_an_array_that_went_well_says_nothing_more(shell: Shell, fake: FakeServer) -> None:
+    submit_array(fake, ["succeeded", "succeeded"])
+    result = shell("run", "--array", "2", "--", "true")
+    assert result.code == 0
+    assert result.err.endswith("-- 2 succeeded\n")
+
+
+def test_last_words_stand_on_lines_of_their_own(shell: Shell, fake: FakeServer) -> None:
+    job = f"/v1/jobs/job_{1:026d}"
+    because = "n1: rank 0 exited with code 2\npython: can't open file 'nope.py'"
+    fake.answers["GET", job] = job_view(number=1, status="running")
+    end = {"status": "failed", "exit_code": 2, "because": because}
+    fake.streams[f"{job}/logs/stream"] = [[sse("end", end)]]
+    told = shell("run", "--", "python", "nope.py").err
+    assert told.endswith(
+        "-- vision/1 failed: n1: rank 0 exited with code 2\n     python: can't open file 'nope.py'\n"
+    )
+    sentence = {"status": "failed", "explanation": None, "sentence": f"vision/17 failed: {because}"}
+    fake.answers["GET", f"/v1/jobs/{JOB_ID}/why"] = sentence
+    why = shell("why", JOB_ID).out
+    assert why == "vision/17 failed: n1: rank 0 exited with code 2\n  python: can't open file 'nope.py'\n"
+
+
+def test_a_run_from_an_empty_directory_is_one_request(shell: Shell, fake: FakeServer) -> None:
+    assert shell("run", "-d", "--", "true").code == 0
+    assert [(request.method, request.path) for request in fake.seen] == [("POST", "/v1/jobs")]
+
+
+def test_a_directory_the_server_knows_is_not_sent_again(
+    shell: Shell, fake: FakeServer, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").touch()
+    for _ in range(2):
+        assert shell("run", "-d", "-p", "vision", "--", "true").code == 0
+    assert [request.method for request in fake.seen] == ["POST", "PUT", "POST", "POST"]
+    assert fake.seen[1].query == {"project": ["vision"]}
+
+
+@pytest.mark.parametrize("flags", [("--workdir", ""), ("--workdir", "", "--priority", "-5")])
+def test_an_empty_workdir_sends_nothing_along(
+    shell: Shell, fake: FakeServer, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    (tmp_path / "train.py").touch()
+    assert shell("run", "-d", *flags, "--", "true").code == 0
+    (body,) = [request.json() for request in fake.seen]
+    assert body["flags"]["workdir"] == ""
+    assert "archive" not in body
+
+
+def test_mistakes_in_flags_are_found_before_a_control_plane_is_started(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SHOAL_URL")
+    monkeypatch.setattr(daemon, "start", lambda: pytest.fail("it was started"))
+    result = shell("run", "--cpus", "0", "--nodes", "none", "--", "true")
+    assert result.code == 2
+    assert {line.split("`")[1] for line in result.err.splitlines()[:2]} == {"--cpus", "--nodes"}
 
 
 def test_interrupting_a_run_detaches_and_says_how_to_go_on(
@@ -118,23 +226,25 @@ def test_a_file_and_flags_are_one_job_and_the_workdir_is_the_files(
     assert shell("run", "jobs/job.yaml", "-d", "--name", "b").code == 0
     assert shell("run", "jobs/job.yaml", "-d").code == 0
     bodies = [request.json() for request in fake.seen if request.method == "POST"]
-    assert [body["spec"]["name"] for body in bodies] == ["b", "a"]
+    assert [body["spec"]["name"] for body in bodies] == ["b", "b", "a"]
     assert len(fake.paths("PUT")) == 1
-    assert {body["project"] for body in bodies} == {"vision"}
     assert bodies[0]["archive"] == bodies[1]["archive"] == fake.paths("PUT")[0].rsplit("/", 1)[1]
     (archive,) = fake.archives.values()
     assert b"job.yaml" in archive
     assert b"elsewhere" not in archive
 
 
-def test_a_person_of_several_projects_is_asked_which(shell: Shell, fake: FakeServer, tmp_path: Path) -> None:
+def test_the_project_is_the_servers_to_choose_where_none_is_named(
+    shell: Shell, fake: FakeServer, tmp_path: Path
+) -> None:
     (tmp_path / "train.py").touch()
-    roles = [{"name": "a", "role": "lead"}, {"name": "b", "role": "member"}, {"name": "c", "role": "viewer"}]
-    fake.answers["GET", "/v1/me"] = {"user": "ana", "projects": roles}
+    assert shell("run", "-d", "--", "true").code == 0
+    posted, put, _ = fake.seen
+    assert "project" not in {**posted.json(), **posted.json()["flags"], **put.query}
+    told = "which project? You may submit to: a, b"
+    fake.answers["POST", "/v1/jobs"] = fake.problem(422, "spec.invalid", told, hint="add `--project a`")
     result = shell("run", "-d", "--", "true")
-    assert result.code == 2
-    assert "You may submit to: a, b\n" in result.err
-    assert shell("run", "-d", "-p", "b", "--", "true").code == 0
+    assert (result.code, result.err) == (2, f"error: {told}\nhint: add `--project a`\n")
 
 
 def test_why_of_a_job_that_runs_is_the_servers_sentence(shell: Shell, fake: FakeServer) -> None:
@@ -219,7 +329,7 @@ def test_secrets_travel_beside_the_spec(
     shell("run", "-d", "--secret", "HF_TOKEN_X", "--", "true")
     body = next(request for request in fake.seen if request.method == "POST").json()
     assert body["secrets"] == {"HF_TOKEN_X": "s3cret"}
-    assert "s3cret" not in json.dumps(body["spec"])
+    assert "s3cret" not in json.dumps(body["flags"])
 
 
 def test_logs_print_rank_and_text_and_neutralise_escapes(shell: Shell, fake: FakeServer) -> None:
@@ -250,6 +360,57 @@ def test_queue_asks_for_open_jobs_unless_told_otherwise(shell: Shell, fake: Fake
     assert fake.seen[0].query["status"] == ["queued", "starting", "running", "stopping"]
     assert "status" not in fake.seen[1].query
     assert fake.seen[1].query["project"] == ["vision"]
+
+
+def test_a_status_that_is_none_is_named_with_those_there_are(shell: Shell, fake: FakeServer) -> None:
+    result = shell("queue", "--status", "faild")
+    assert result.code == 2
+    for word in ("faild", "queued", "cancelled", 'Did you mean "failed"?'):
+        assert word in result.err
+    assert not fake.seen
+    assert shell("queue", "--status", "failed", "--status", "running").code == 0
+    assert fake.seen[0].query["status"] == ["failed", "running"]
+
+
+@pytest.mark.parametrize("argv", [("queue",), ("events",), ("run", "-d")])
+def test_a_project_that_is_not_there_is_named(shell: Shell, fake: FakeServer, argv: tuple[str, ...]) -> None:
+    nothing = fake.problem(404, "not_found", "no such thing, or one you may not see")
+    for place in (("GET", "/v1/jobs"), ("POST", "/v1/jobs"), ("GET", "/v1/events")):
+        fake.answers[place] = nothing
+    result = shell(*argv, "-p", "nope", *(("--", "true") if argv[0] == "run" else ()))
+    assert result.code == 4
+    assert result.err.startswith("error: no project `nope`, or one you may not see\n")
+
+
+def test_a_number_in_two_projects_lists_what_to_type(shell: Shell, fake: FakeServer) -> None:
+    jobs = [job_view(17), job_view(17, ref="nlp/17", project="nlp")]
+    fake.answers["GET", "/v1/jobs"] = {"items": jobs, "next_cursor": None}
+    result = shell("logs", "17")
+    assert result.code == 2
+    assert result.err == "error: `17` is a job in 2 projects\nhint: type one of `vision/17`, `nlp/17`\n"
+
+
+def test_stopping_what_has_ended_says_how_it_ended(shell: Shell, fake: FakeServer) -> None:
+    ended = job_view(status="failed", because="n1: rank 0 exited with code 1\noh no")
+    fake.answers["POST", f"/v1/jobs/{JOB_ID}/stop"] = ended
+    result = shell("stop", JOB_ID)
+    told = "vision/17: had ended already: failed (n1: rank 0 exited with code 1: oh no)\n"
+    assert (result.code, result.out) == (0, told)
+    fake.answers["POST", f"/v1/jobs/{JOB_ID}/stop"] = job_view(status="cancelled", because="stopped by ana")
+    assert shell("stop", JOB_ID).out == "vision/17: cancelled (stopped by ana)\n"
+
+
+def test_following_events_keeps_to_what_was_asked_for(
+    shell: Shell, fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: Any) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shoal.cli.events.line", interrupt)
+    fake.streams["/v1/events/stream"] = [[sse("event", {"seq": 1, "at": 0.0, "kind": "node.added"})]]
+    assert shell("events", "-f", "-p", "vision", "--node", "n1", "--kind", "node.").code == 130
+    (seen,) = fake.seen
+    assert seen.query == {"project": ["vision"], "node": ["n1"], "kind": ["node."]}
 
 
 def test_stop_goes_on_after_a_job_that_cannot_be_stopped(shell: Shell, fake: FakeServer) -> None:
@@ -293,9 +454,28 @@ def test_login_checks_the_token_before_it_saves_it(
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{TOKEN}\n"))
     result = shell("login", fake.url, "--token-stdin")
     assert result.code == 0
-    assert result.out == "you are ana (admin)\n  vision: lead\n"
+    assert result.out == f"you are ana (admin) at {fake.url}\n  vision: lead\n"
     assert Credentials(shell.home).token(fake.url) == TOKEN
+    assert Credentials(shell.home).load()["current"] == fake.url
     assert TOKEN not in result.out + result.err
+
+
+def test_login_without_a_token_says_what_to_type(
+    shell: Shell, fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    result = shell("login", fake.url)
+    assert result.code == 2
+    assert result.err.startswith("error: no token was given\n")
+    assert f"`shoal login {fake.url}`" in result.err
+    assert "--token-stdin" in result.err
+
+
+def test_logging_in_under_a_variable_that_goes_before_it_is_said(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert "note: SHOAL_URL is set and goes before" in shell("login", "https://far:1").err
 
 
 def test_a_new_token_is_alone_on_standard_output(shell: Shell, fake: FakeServer) -> None:

@@ -49,6 +49,22 @@ def test_something_broken_exits_1_and_says_what_to_type(
     assert "-> free some: `du -sh" in result.out
 
 
+def test_what_was_found_is_broken_between_words(shell: Shell) -> None:
+    told = " ".join(f"word{n}" for n in range(30))
+    shown = doctor.lines(Finding("moon", Level.WARN, told, f"`{told}` /a/{'long' * 20}"))
+    assert [line for line in shown if len(line) > 80] == [f"                       /a/{'long' * 20}"]
+    assert " ".join("\n".join(shown).split()) == f"warn moon {told} -> `{told}` /a/{'long' * 20}"
+    assert all(line.startswith(" " * 20) for line in shown[1:])
+
+
+def test_a_server_elsewhere_that_does_not_answer_is_not_a_case_for_the_doctor_again(shell: Shell) -> None:
+    Credentials(shell.home).use("http://127.0.0.1:1")
+    found = check_server()
+    assert found.level is Level.BROKEN
+    assert "shoal doctor" not in found.hint
+    assert "`shoal login local`" in found.hint
+
+
 def test_a_check_that_fails_itself_does_not_end_the_visit() -> None:
     def check_moon() -> Finding:
         raise OSError("no moon tonight")

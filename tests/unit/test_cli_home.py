@@ -6,14 +6,23 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from shoal.cli import home as homes
-from shoal.cli.daemon import environment
+from shoal.cli import serve, up
+from shoal.cli.daemon import Running, environment, start
 from shoal.client.credentials import LOCAL, Credentials, find_endpoint
 from shoal.errors import SpecError, StateError
+from shoal.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_HOME", str(tmp_path))
+
 
 HOLD = """
 import sys
@@ -59,12 +68,62 @@ def test_the_first_token_is_saved_then_shown_once(tmp_path: Path) -> None:
     assert Credentials(tmp_path).token(LOCAL) == "shl_tok_1_x"
 
 
-def test_starting_the_own_server_makes_it_the_one_to_talk_to(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_first_start", [True, False])
+def test_what_was_logged_in_to_stays_the_server_to_talk_to(tmp_path: Path, is_first_start: bool) -> None:
     Credentials(tmp_path).save("https://far:1", "shl_far")
+    Credentials(tmp_path).use("https://far:1")
+    if is_first_start:
+        (tmp_path / "keys").mkdir()
+        (tmp_path / "keys" / "first-token").write_text("shl_tok_1_x")
     homes.adopt_first_token(tmp_path)
     homes.write_server_file(tmp_path, {"url": "http://127.0.0.1:5", "pid": 1})
-    assert find_endpoint({"SHOAL_HOME": str(tmp_path)}).url == "http://127.0.0.1:5"
-    assert Credentials(tmp_path).token("https://far:1") == "shl_far"
+    there = find_endpoint({"SHOAL_HOME": str(tmp_path)})
+    assert (there.url, there.token) == ("https://far:1", "shl_far")
+    homes.remove_server_file(tmp_path, 1)
+    assert find_endpoint({"SHOAL_HOME": str(tmp_path)}).url == "https://far:1"
+
+
+def test_a_home_keeps_its_port_over_a_clean_end(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, port=0)
+    with serve.listen(settings, is_fixed=False) as first:
+        port = first.getsockname()[1]
+    serve.announce(replace(settings, port=port), "", is_foreground=False)
+    homes.remove_server_file(tmp_path, os.getpid())
+    with serve.listen(settings, is_fixed=False) as second:
+        assert second.getsockname()[1] == port
+        with serve.listen(settings, is_fixed=False) as third:
+            assert third.getsockname()[1] not in (0, port)
+
+
+def test_another_port_than_the_usual_one_is_said_unless_it_was_asked_for(tmp_path: Path) -> None:
+    homes.write_server_file(tmp_path, {"url": "http://127.0.0.1:5", "pid": 1})
+    running = Running("http://127.0.0.1:5", 1, was_running=False)
+    assert list(up.remarks(running)) == ["note: the usual port 7462 was taken; this home keeps 5"]
+    assert list(up.remarks(replace(running, has_fixed_port=True))) == []
+
+
+def test_up_says_when_commands_talk_to_another_server(tmp_path: Path) -> None:
+    Credentials(tmp_path).use("https://far:1")
+    (told,) = up.remarks(Running("http://127.0.0.1:7462", 1, was_running=True))
+    assert "commands talk to https://far:1, chosen by shoal login; `shoal login local`" in told
+
+
+def test_up_with_other_options_than_those_of_the_running_one_is_refused(tmp_path: Path) -> None:
+    homes.remember(tmp_path, {"keep_logs": "30d"})
+    with homes.hold(tmp_path):
+        homes.write_server_file(tmp_path, {"url": "http://127.0.0.1:5", "pid": os.getpid()})
+        same: tuple[dict[str, str | None], ...] = (
+            {},
+            {"demo": "none"},
+            {"keep_logs": "720h", "listen": None},
+        )
+        for flags in same:
+            assert start(flags).was_running
+        with pytest.raises(StateError, match=r"`--demo 4x8` \(there: not given\)") as caught:
+            start({"demo": "4x8", "keep_logs": "30d"})
+        assert "--keep-logs" not in caught.value.message
+        assert "`shoal down` first" in str(caught.value.hint)
+    assert homes.load_remembered(tmp_path) == {"keep_logs": "30d"}
 
 
 def test_a_server_takes_back_only_its_own_address(tmp_path: Path) -> None:

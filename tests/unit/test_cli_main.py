@@ -27,6 +27,9 @@ HEAVY = (
     "structlog",
     "asyncio",
     "httpx",
+    "http.client",
+    "email",
+    "ssl",
     "alembic",
 )
 
@@ -68,7 +71,7 @@ def imported(*argv: str, env: dict[str, str]) -> set[str]:
 
 def test_the_version_is_printed_without_loading_the_command_tree(tmp_path: Path) -> None:
     loaded = imported("--version", env={"SHOAL_HOME": str(tmp_path)})
-    assert not loaded & {"cyclopts", "http.client", *HEAVY}
+    assert not loaded & {"cyclopts", "socket", *HEAVY}
 
 
 def test_listing_jobs_loads_nothing_heavy(tmp_path: Path, fake: FakeServer) -> None:
@@ -76,15 +79,35 @@ def test_listing_jobs_loads_nothing_heavy(tmp_path: Path, fake: FakeServer) -> N
     env = {"SHOAL_URL": fake.url, "SHOAL_TOKEN": TOKEN, "SHOAL_HOME": str(tmp_path)}
     for argv in (("queue", "--json"), ("queue", "--all", "--status", "failed")):
         loaded = imported(*argv, env=env)
-        assert "http.client" in loaded
+        assert "shoal.client.http1" in loaded
         assert not loaded & set(HEAVY)
         assert not {
             name for name in loaded if name.startswith(("shoal.spec", "shoal.control", "shoal.cli.run"))
         }
 
 
+def test_submitting_flags_loads_no_command_tree_and_no_spec(tmp_path: Path, fake: FakeServer) -> None:
+    env = {"SHOAL_URL": fake.url, "SHOAL_TOKEN": TOKEN, "SHOAL_HOME": str(tmp_path)}
+    loaded = imported("run", "-d", "--workdir", str(tmp_path), "--gpus", "2", "--", "true", env=env)
+    assert "shoal.client.http1" in loaded
+    assert not loaded & {"cyclopts", "dataclasses", "subprocess", "tarfile", *HEAVY}
+    assert not {name for name in loaded if name.startswith(("shoal.spec", "shoal.settings"))}
+
+
 def test_the_version_is_a_line(shell: Shell) -> None:
-    assert shell("--version").out == f"shoal {__version__}\n"
+    assert shell("--version").out == shell("version").out == f"shoal {__version__}\n"
+
+
+def test_help_is_a_command_too(shell: Shell) -> None:
+    assert shell("help").out == shell("--help").out
+    assert shell("help", "nodes", "drain").out == shell("nodes", "drain", "--help").out
+    assert "Usage: shoal why" in shell("help", "why").out
+
+
+def test_completion_offers_the_values_there_are(shell: Shell) -> None:
+    script = shell("completion", "bash").out
+    for words in ("queued starting running", "viewer member lead"):
+        assert words in script or '" "'.join(words.split()) in script, words
 
 
 def test_every_command_has_help_and_exists() -> None:

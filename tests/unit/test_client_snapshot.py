@@ -126,6 +126,12 @@ def test_too_many_bytes_name_the_largest_entries_and_what_to_type(tmp_path: Path
         take_snapshot(tmp_path, max_bytes=1 << 20)
     assert "checkpoints (3 MiB)" in str(caught.value.hint)
     assert "--workdir" in str(caught.value.hint)
+    assert ".gitignore" not in str(caught.value.hint)
+    assert caught.value.exit_code == 2
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    with pytest.raises(TooLarge) as caught:
+        take_snapshot(tmp_path, max_bytes=1 << 20)
+    assert "ignore them in .gitignore" in str(caught.value.hint)
 
 
 def test_too_many_files_are_refused(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_one_connection_serves_many_calls(fake: FakeServer) -> None:
     for _ in range(3):
         transport.call("GET", "/v1/me")
         assert transport._connection is not None
-        connections.add(transport._connection.sock.getsockname())
+        connections.add(transport._connection._link.getsockname())
     assert len(connections) == 1
 
 
@@ -95,6 +95,13 @@ def test_a_server_that_was_never_there_is_not_waited_for() -> None:
     assert waited == []
     assert caught.value.exit_code == 6
     assert caught.value.hint == "start it with `shoal up`"
+
+
+def test_a_server_that_does_not_answer_is_named_with_what_chose_it() -> None:
+    transport = Transport(lambda: Endpoint("http://127.0.0.1:1", None, chosen_by="shoal login"))
+    with pytest.raises(ServerUnreachable, match=r"http://127.0.0.1:1 \(chosen by shoal login\)") as caught:
+        transport.call("GET", "/v1/me")
+    assert "`shoal login local`" in str(caught.value.hint)
 
 
 def test_a_restarted_server_is_found_at_its_new_address() -> None:

@@ -34,13 +34,14 @@ def test_every_option_is_read_from_its_variable() -> None:
         env(
             listen="[::1]:80", demo="16x8", database_url="postgresql+psycopg://u@h/d", behind_proxy="true",
             allowed_hosts="a.example, b.example", mount_roots="/data,/srv", max_body_bytes="1000",
-            keep_logs="12h", max_kept_bytes="5000",
+            keep_logs="12h", max_kept_bytes="5000", queues="night, day,default",
         ),
     )  # fmt: skip
     assert (settings.host, settings.port, settings.url) == ("::1", 80, "http://[::1]:80")
     assert settings.demo == DemoNodes(num_nodes=16, gpus_per_node=8)
     assert settings.allowed_hosts == ("a.example", "b.example")
     assert settings.mount_roots == (Path("/data"), Path("/srv"))
+    assert settings.queues == ("default", "night", "day")
     assert settings.limits.max_body_bytes == 1000
     assert (settings.keep_logs_s, settings.max_kept_bytes) == (12 * 3600.0, 5000)
 
@@ -60,6 +61,7 @@ def test_listening_elsewhere_without_tls_or_a_proxy_is_refused(host: str) -> Non
         ({"tls_cert": "/c.pem"}, "both files"),
         ({"database_url": "mysql://x:secret@h/d"}, "`mysql`"),
         ({"mount_roots": "data"}, "not an absolute path"),
+        ({"queues": "day,late night"}, "`late night`"),
         ({"keep_logs": "forever"}, "`forever`"),
         ({"keep_logs": "0d"}, "`0d`"),
         ({"max_kept_bytes": "10G"}, "not a whole number"),

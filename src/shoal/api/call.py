@@ -20,9 +20,9 @@ from shoal.api.limits import StreamSlots
 from shoal.api.submissions import Submissions
 from shoal.control import Actor, ControlPlane
 from shoal.errors import Bug, Denied, NotFound, SpecError
-from shoal.identity import Caller, CallerKind, Permission, authorize, visible_projects
+from shoal.identity import Caller, CallerKind, Permission, authorize, is_at_least, visible_projects
 from shoal.identity.permissions import FOR_JOBS, LEAST_ROLE, Reach
-from shoal.model.people import Project, User
+from shoal.model.people import Project, Role, User
 
 _KEY = re.compile(r"[\x21-\x7e]{1,200}")
 
@@ -87,11 +87,29 @@ class Call:
         """Projects whose things may be listed; None: all of them."""
         return visible_projects(self.caller)
 
+    async def listed(self, project: str | None) -> tuple[str, ...] | None:
+        """The same where one project was asked for; `NotFound` if it is not there or not to be seen."""
+        if project is None:
+            return self.visible()
+        if self.caller.role_in(project) is None:
+            raise NotFound("no such thing, or one you may not see")
+        return ((await self.project(project)).name,)
+
     def person(self) -> User:
         """The user behind the call. Raises `Denied` for tokens that are nobody's."""
         if self.user is None:
             raise Denied("this is for people; a job's or supervisor's token will not do", hint="shoal login")
         return self.user
+
+    def only_project(self) -> str:
+        """The project of somebody who may submit to one alone. Raises `SpecError` with the choices."""
+        may = sorted(name for name, role in self.caller.roles.items() if is_at_least(role, Role.MEMBER))
+        if len(may) == 1:
+            return may[0]
+        raise SpecError(
+            f"which project? You may submit to: {', '.join(may) or 'none yet'}",
+            hint=f"add `--project {may[0]}`" if may else "ask a lead: `shoal project add PROJECT YOU`",
+        )
 
     async def project(self, name: str) -> Project:
         """The project, which the caller was allowed into. Raises `NotFound`."""

@@ -18,6 +18,10 @@ from shoal.model.job import Job
 BATCH = 500
 SHORTEST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
+STILL_S = 5.0
+STILL_PAUSE_S = 0.25
+"""Between two looks at least, after so long without news: every commit of anybody is a reason to look, and on
+a busy cluster 50 readers of quiet logs would look 800 times a second."""
 LATE_LINES_S = 3.0
 """How long after an attempt's end we still ask a node that does not say its log is complete."""
 
@@ -55,6 +59,7 @@ class _Follower:
         self._pause_s = SHORTEST_PAUSE_S
         self._quiet_since = self._core.clock.monotonic()
         self._ended_since: float | None = None
+        self._news_at = self._quiet_since
 
     async def turn(self) -> tuple[bytes, bool]:
         """What to send now, and whether that was all."""
@@ -75,6 +80,7 @@ class _Follower:
         if self._position == before and not out:
             return await self._wait(), False
         self._pause_s = SHORTEST_PAUSE_S
+        self._news_at = self._core.clock.monotonic()
         return out, False
 
     async def _load(self) -> tuple[Job, list[Attempt]]:
@@ -148,7 +154,8 @@ class _Follower:
 
     async def _wait(self) -> bytes:
         """Until something was committed or a pause is over; a comment when it has been quiet for long."""
-        await anyio.sleep(SHORTEST_PAUSE_S)
+        is_still = self._core.clock.monotonic() - self._news_at > STILL_S
+        await anyio.sleep(STILL_PAUSE_S if is_still else SHORTEST_PAUSE_S)
         await self._changed.wait(self._pause_s)
         self._pause_s = min(self._pause_s * 1.5, LONGEST_PAUSE_S)
         now = self._core.clock.monotonic()

@@ -14,7 +14,7 @@ from shoal.api import requests
 from shoal.api.problems import MEDIA_TYPE
 from shoal.api.routing import BODY_FIELD, PERMISSION_FIELD
 from shoal.api.views import ProblemView
-from shoal.spec import job_schema
+from shoal.spec import flags_schema, job_schema
 
 REF = "#/components/schemas/"
 ARCHIVE_BODY = {
@@ -62,6 +62,7 @@ def build_schema(app: FastAPI) -> dict[str, Any]:
     schema["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     _put(components, "ProblemView", TypeAdapter(ProblemView).json_schema(ref_template=REF + "{model}"))
     _put(components, "JobSpec", job_schema())
+    _put(components, "JobFlags", flags_schema())
     for path, operations in schema["paths"].items():
         for method, operation in operations.items():
             _complete(operation, method, path, components)
@@ -98,10 +99,11 @@ def _link(operation: dict[str, Any]) -> None:
 def _body(model: type[BaseModel], components: dict[str, Any]) -> dict[str, Any]:
     schema = model.model_json_schema(ref_template=REF + "{model}")
     if model is requests.SubmitBody:
-        schema["properties"]["spec"] = {"$ref": f"{REF}JobSpec"}
+        schema["properties"] |= {"spec": {"$ref": f"{REF}JobSpec"}, "flags": {"$ref": f"{REF}JobFlags"}}
+        schema["oneOf"] = [{"required": ["spec"]}, {"required": ["flags"]}]
     _put(components, model.__name__, schema)
     return {
-        "required": "required" in schema,
+        "required": "required" in schema or "oneOf" in schema,
         "content": {"application/json": {"schema": {"$ref": REF + model.__name__}}},
     }
 

@@ -84,9 +84,9 @@ class AuditQuery(Query):
 
 
 class ArchiveQuery(Query):
-    """The project whose jobs will use it."""
+    """The project whose jobs will use it; without it, the only one you may submit to."""
 
-    project: Short
+    project: Short | None = None
 
 
 class ArchiveLookup(Query):

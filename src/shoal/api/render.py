@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -133,7 +133,8 @@ def render_node(
     }
 
 
-def render_event(event: Event) -> views.EventView:
+def render_event(event: Event, refs: Mapping[str, str]) -> views.EventView:
+    """`refs` is how people name jobs, by id."""
     return {
         "seq": event.seq,
         "at": event.at,
@@ -141,6 +142,7 @@ def render_event(event: Event) -> views.EventView:
         "actor": event.actor,
         "project": event.project,
         "job_id": event.job_id,
+        "ref": refs.get(event.job_id) if event.job_id else None,
         "attempt_id": event.attempt_id,
         "node": event.node,
         "data": event.data,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from shoal.model.people import Role
 
@@ -29,15 +29,25 @@ class Body(BaseModel):
 
 
 class SubmitBody(Body):
-    """A job to run. `spec` is what a YAML file says; secrets travel beside it, and are kept sealed."""
+    """A job to run: `spec` is what a YAML file says, `flags` what was typed after `shoal run`.
 
-    spec: dict[str, Any]
+    Secrets travel beside it, and are kept sealed.
+    """
+
+    spec: dict[str, Any] | None = None
+    flags: dict[str, str | list[str]] | None = None
     project: Name | None = None
     secrets: dict[
         Annotated[str, StringConstraints(pattern=ENV_PATTERN)],
         Annotated[str, StringConstraints(max_length=64 << 10)],
     ] = Field(default_factory=dict, max_length=MAX_SECRETS)
     archive: Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)] | None = None
+
+    @model_validator(mode="after")
+    def _one_job(self) -> Self:
+        if (self.spec is None) == (self.flags is None):
+            raise ValueError("the job is `spec` or `flags`, one of the two")
+        return self
 
 
 class NodeBody(Body):

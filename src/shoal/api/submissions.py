@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 from shoal.api.bodies import decode_strictly, validate
 from shoal.api.requests import SubmitBody
 from shoal.control.frozen import Frozen, freeze
-from shoal.spec import parse_job
+from shoal.spec import JobSpec, parse_job, spec_from_flags
 
 MAX_KEPT = 256
 MAX_KEPT_BYTES = 16 << 10
@@ -17,6 +19,8 @@ MAX_KEPT_BYTES = 16 << 10
 class Submission(NamedTuple):
     body: SubmitBody
     spec: Frozen
+    said: bytes
+    """All that was sent, whatever we understood of it, but for order and white space."""
 
 
 class Submissions:
@@ -30,10 +34,16 @@ class Submissions:
         known = self._kept.get(raw)
         if known is not None:
             return known
-        body = validate(SubmitBody, decode_strictly(raw))
-        parsed = Submission(body, freeze(parse_job(body.spec, source="request")))
+        data = decode_strictly(raw)
+        body = validate(SubmitBody, data)
+        parsed = Submission(body, freeze(_spec_of(body)), msgspec.json.encode(data, order="sorted"))
         if len(raw) <= MAX_KEPT_BYTES and not body.secrets:
             if len(self._kept) >= MAX_KEPT:
                 self._kept.clear()
             self._kept[raw] = parsed
         return parsed
+
+
+def _spec_of(body: SubmitBody) -> JobSpec:
+    """The job. Mistakes are named as the sender wrote it: by path, or as flags."""
+    return parse_job(body.spec) if body.spec is not None else spec_from_flags(**(body.flags or {}))

@@ -182,6 +182,7 @@ class EventView(TypedDict):
     actor: str
     project: str | None
     job_id: str | None
+    ref: str | None
     attempt_id: str | None
     node: str | None
     data: dict[str, Any]
@@ -296,6 +297,7 @@ class NodeCountsView(TypedDict):
     ready: int
     cordoned: int
     draining: int
+    drained: int
     dead: int
     silent: int
 

@@ -18,7 +18,8 @@ from pathlib import Path
 from shoal.cli.checkup import Finding, Level
 from shoal.cli.home import holder
 from shoal.cli.text import size
-from shoal.settings import DEFAULT_PORT, home_from_env
+from shoal.home import home_from_env
+from shoal.settings import DEFAULT_PORT
 
 LITTLE_BYTES, TOO_LITTLE_BYTES = 2 << 30, 100 << 20
 WANTED_FILES, NEEDED_FILES = 4096, 512

@@ -14,7 +14,8 @@ from shoal.cli.text import duration
 from shoal.client.connection import Connection
 from shoal.client.credentials import Credentials, find_endpoint
 from shoal.errors import ServerUnreachable, ShoalError, Unauthenticated
-from shoal.settings import home_from_env, merge_options
+from shoal.home import home_from_env
+from shoal.settings import merge_options
 
 SOON_S = 7 * 86400
 

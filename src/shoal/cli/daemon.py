@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shoal.cli.home import adopt_first_token, holder, load_remembered, prepare_home, remember
+from shoal.cli.show import at_work
 from shoal.client.credentials import read_server_file
 from shoal.errors import ServerUnreachable, ShoalError, StateError
 from shoal.settings import Settings, load_settings, merge_options
@@ -29,6 +30,8 @@ class Running:
     pid: int
     was_running: bool
     first_token: str | None = None
+    has_fixed_port: bool = False
+    """Somebody asked for the port, so nobody wonders about it."""
 
 
 class StartFailed(ShoalError):
@@ -46,13 +49,38 @@ def settings_for(flags: dict[str, str | None]) -> tuple[Settings, dict[str, str]
 
 
 def start(flags: dict[str, str | None] | None = None) -> Running:
-    """The control plane of this home, started if it is not running. Returns when it answers."""
+    """The control plane of this home, started if it is not running. Returns when it answers.
+
+    `StateError` where one runs with other options than `flags` ask for.
+    """
     settings, options = settings_for(flags or {})
     prepare_home(settings.home)
-    if holder(settings.home) is not None:
-        return _wait_for(settings.home, None)
-    remember(settings.home, options)
-    return _wait_for(settings.home, _spawn(settings, options))
+    has_fixed_port = "listen" in options
+    pid = holder(settings.home)
+    if pid is not None:
+        _refuse_other_options(settings.home, pid, flags or {})
+    else:
+        remember(settings.home, options)
+    with at_work("starting the control plane ..."):
+        child = _spawn(settings, options) if pid is None else None
+        return replace(_wait_for(settings.home, child), has_fixed_port=has_fixed_port)
+
+
+def _refuse_other_options(home: Path, pid: int, flags: dict[str, str | None]) -> None:
+    """What a running control plane was started with cannot be changed under it."""
+    there = load_remembered(home)
+    asked = {name: text for name, text in flags.items() if text is not None}
+    if load_settings({**there, **asked}) == load_settings(there):
+        return
+    other = [
+        f"`--{name.removesuffix('_url').replace('_', '-')} {text}` (there: {there.get(name, 'not given')})"
+        for name, text in asked.items()
+        if there.get(name) != text
+    ]
+    raise StateError(
+        f"a control plane is already running (process {pid}), but not with {', '.join(other)}",
+        hint="`shoal down` first, then the same again; running jobs run on meanwhile",
+    )
 
 
 def stop(home: Path) -> int | None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterator
 
 from shoal.cli.checkup import Finding, Level
 from shoal.cli.checkup_machine import MACHINE_CHECKS
 from shoal.cli.checkup_server import SERVER_CHECKS
 from shoal.cli.flags import JsonFlag
-from shoal.cli.show import paint, print_json
+from shoal.cli.show import paint, print_json, screen_columns
 from shoal.cli.text import one_line
+
+MARGIN = " " * 20
 
 
 def doctor(*, json: JsonFlag = False) -> int:
@@ -36,9 +39,16 @@ def examine(checks: tuple[Callable[[], Finding], ...]) -> Iterator[Finding]:
 
 
 def lines(finding: Finding) -> list[str]:
-    found = [
-        f"{paint(finding.level, finding.level.value.ljust(6))} {finding.name:<12} {one_line(finding.told)}"
-    ]
+    """Level, name and what was found; whole words, under each other where the screen is narrow."""
+    level = paint(finding.level, finding.level.value.ljust(6))
+    first, *others = wrapped(one_line(finding.told), screen_columns() - len(MARGIN))
+    found = [f"{level} {finding.name:<12} {first}", *(MARGIN + line for line in others)]
     if finding.hint and finding.level is not Level.OK:
-        found.append(f"       {'':<12} -> {one_line(finding.hint)}")
+        first, *others = wrapped(f"-> {one_line(finding.hint)}", screen_columns() - len(MARGIN) - 3)
+        found += [MARGIN + first, *(f"{MARGIN}   {line}" for line in others)]
     return found
+
+
+def wrapped(text: str, columns: int) -> list[str]:
+    """At most `columns` wide; what has no spaces is not cut, so that it can be copied."""
+    return textwrap.wrap(text, columns, break_long_words=False, break_on_hyphens=False) or [""]

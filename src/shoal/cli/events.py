@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from shoal.cli.event_words import subject, told
 from shoal.cli.flags import JsonFlag, connect, one_job
 from shoal.cli.show import print_json, print_json_line, screen_columns
 from shoal.cli.text import one_line, shorten
@@ -31,15 +31,18 @@ def events(
     ] = None,
     json: JsonFlag = False,
 ) -> int:
-    """Print what happened, in order, each event with its number."""
+    """Print what happened, in order: each event's number, time, subject, and what and why in words.
+
+    The line is cut at the screen's width; `--json` has everything.
+    """
     with connect() as shoal:
+        wanted = {"project": project, "job": one_job(shoal, job) if job else None, "node": node, "kind": kind}
         if follow:
-            for event in shoal.follow_events(after=after):
+            for event in shoal.follow_events(after=after, **wanted):
                 print_json_line(event) if json else print(line(event), flush=True)
             return 0
-        job_id = one_job(shoal, job) if job else None
-        read = partial(shoal.events, project=project, job=job_id, node=node, kind=kind)
-        found = read(after=after, limit=limit) if after is not None else read(tail=limit)
+        tail = limit if after is None else None
+        found = shoal.events(after=after, limit=limit, tail=tail, **wanted)
     _print(found, json=json)
     return 0
 
@@ -61,14 +64,9 @@ def audit(
 
 
 def line(event: dict[str, Any]) -> str:
-    """`SEQ TIME KIND ACTOR SUBJECT DETAILS` in one line that fits the screen; `--json` has the whole ids."""
+    """`NUMBER TIME SUBJECT WHAT: WHY` in one line that fits the screen."""
     when = time.strftime("%m-%d %H:%M:%S", time.localtime(event["at"]))
-    job = f"job..{event['job_id'][-6:]}" if event.get("job_id") else None
-    subject = " ".join(part for part in (event.get("project"), job, event.get("node")) if part)
-    data = event.get("data") or {}
-    details = " ".join(f"{key}={value}" for key, value in data.items() if not isinstance(value, dict | list))
-    parts = [event["seq"], when, event["kind"], event.get("actor") or "", subject, details]
-    return shorten("  ".join(cell for part in parts if (cell := one_line(part))), screen_columns())
+    return shorten(f"{event['seq']:>4} {when}  {subject(event):<10} {told(event)}", screen_columns())
 
 
 def _print(found: list[dict[str, Any]], *, json: bool) -> None:

@@ -8,8 +8,8 @@ from collections import Counter
 from typing import Any
 
 from shoal.cli.logs import print_stream
-from shoal.cli.show import note, print_json
-from shoal.cli.text import one_line
+from shoal.cli.show import note, print_json, print_json_line
+from shoal.cli.text import lines_of, one_line
 from shoal.cli.why import lines as why_lines
 from shoal.client.connection import Connection
 from shoal.client.handles import ArrayHandle, JobHandle
@@ -19,6 +19,8 @@ PATIENCE_S = 1.0
 POLL_S = 0.05
 ARRAY_POLL_S = 1.0
 INTERRUPTED = 130
+MAX_FAILURES = 10
+"""Elements of an array that are named one by one."""
 
 
 def follow_job(shoal: Connection, job: JobHandle, *, json: bool) -> int:
@@ -26,14 +28,22 @@ def follow_job(shoal: Connection, job: JobHandle, *, json: bool) -> int:
     ref = one_line(job.ref)
     try:
         note(f"-- {ref} submitted")
+        if json:
+            print_json_line({"event": "submitted", "ref": job.ref, "job_id": job.job_id})
         _explain_wait(shoal, job)
         end = print_stream(shoal.follow_logs(job.job_id), timestamps=False, json=json)
     except KeyboardInterrupt:
         note(f"\ndetached; {ref} goes on: `shoal logs -f {ref}` follows it, `shoal stop {ref}` stops it")
         return INTERRUPTED
-    because = f": {one_line(end['because'])}" if end.get("because") else ""
-    note(f"-- {ref} {end.get('status')}{because}")
+    for line in how_it_ended(f"{ref} {end.get('status')}", end.get("because")):
+        note(line)
     return exit_code(end)
+
+
+def how_it_ended(what: str, because: object) -> list[str]:
+    """A sentence, and the last words of whoever failed on lines of their own."""
+    reason, *last_words = lines_of(because or "") or [""]
+    return [f"-- {what}: {reason}" if reason else f"-- {what}", *(f"     {line}" for line in last_words)]
 
 
 def _explain_wait(shoal: Connection, job: JobHandle) -> None:
@@ -57,7 +67,7 @@ def exit_code(end: dict[str, Any]) -> int:
 
 def follow_array(array: ArrayHandle, *, json: bool) -> int:
     """Print progress until every element has ended; 0 if all succeeded. Ctrl-C detaches."""
-    name = one_line(array.array_id)
+    name = one_line(array.jobs[0].name)
     note(f"-- {name}: {array.count} jobs submitted, from {one_line(array.jobs[0].ref)}")
     shown = ""
     try:
@@ -72,15 +82,33 @@ def follow_array(array: ArrayHandle, *, json: bool) -> int:
                 break
             time.sleep(ARRAY_POLL_S)
     except KeyboardInterrupt:
-        note(f"\ndetached; the array goes on without you: `shoal queue`, `shoal stop --array {name}`")
+        array_id = one_line(array.array_id)
+        look = f"`shoal queue --name {name}` shows it"
+        note(f"\ndetached; {name} goes on: {look}, `shoal stop {array_id}` stops it")
         return INTERRUPTED
     if sys.stderr.isatty():
         note("")
     if json:
         print_json([job.data for job in jobs])
-    for job in [job for job in jobs if job.status != "succeeded"][:10]:
-        note(f"-- {one_line(job.ref)} {job.status}: {one_line(job.because)}")
-    return 0 if all(job.status == "succeeded" for job in jobs) else 1
+    unwell = [job for job in jobs if job.status != "succeeded"]
+    for line in failures(name, unwell):
+        note(line)
+    return 1 if unwell else 0
+
+
+def failures(name: str, unwell: list[JobHandle]) -> list[str]:
+    """Elements that did not succeed: the first with its last words and how to see its output, then others."""
+    if not unwell:
+        return []
+    found: list[str] = []
+    for job in unwell[:MAX_FAILURES]:
+        element = f"{name}[{job.data['array']['index']}] ({one_line(job.ref)}) {job.status}"
+        told = how_it_ended(element, job.because)
+        found += [*told, f"     its output: `shoal logs {one_line(job.ref)}`"] if not found else told[:1]
+    more = len(unwell) - MAX_FAILURES
+    if more > 0:
+        found.append(f"-- and {more} more: `shoal queue --all --name {name}`")
+    return found
 
 
 def _progress(text: str) -> None:

@@ -20,6 +20,7 @@ from shoal.errors import SpecError, StateError
 
 LOCK = "server.lock"
 REMEMBERED = "options.json"
+PORT = "port"
 
 
 def prepare_home(home: Path) -> None:
@@ -94,6 +95,18 @@ def write_server_file(home: Path, facts: dict[str, Any]) -> None:
     write_private(home / "server.json", json.dumps(facts) + "\n")
 
 
+def last_port(home: Path) -> int | None:
+    """The port the control plane of this home listened on last; None before the first time."""
+    with contextlib.suppress(OSError, ValueError):
+        return int((home / PORT).read_text(encoding="ascii"))
+    return None
+
+
+def remember_port(home: Path, port: int) -> None:
+    """For the next start: scripts and other terminals know this one."""
+    write_private(home / PORT, f"{port}\n")
+
+
 def remove_server_file(home: Path, pid: int) -> None:
     """On a clean end, take back what this process wrote; never what another one wrote since."""
     path = home / "server.json"
@@ -105,14 +118,13 @@ def remove_server_file(home: Path, pid: int) -> None:
 def adopt_first_token(home: Path) -> str | None:
     """The admin token of the very first start, saved for this user and handed out this once.
 
-    None at every later start: then this only makes the server of this home the one to talk to.
+    None at every later start. Which server commands talk to stays as it was chosen.
     """
-    waiting, saved = home / "keys" / "first-token", Credentials(home)
+    waiting = home / "keys" / "first-token"
     try:
         token = waiting.read_text(encoding="ascii").strip()
     except OSError:
-        saved.use(LOCAL)
         return None
-    saved.save(LOCAL, token)
+    Credentials(home).save(LOCAL, token)
     waiting.unlink(missing_ok=True)
     return token

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
-
-from shoal.cli.text import one_line
-from shoal.errors import SpecError
 
 NEEDS = Group("What it needs, on each node", sort_key=1)
 AGAIN = Group("When it fails", sort_key=2)
@@ -77,17 +73,7 @@ class JobFlags:
     def given(self) -> dict[str, Any]:
         """The flags that were typed, by the spec's names."""
         told = {field.name: getattr(self, field.name) for field in fields(self)}
-        told["env"] = tuple(filled(pair) for pair in self.env)
         return {name: value for name, value in told.items() if value is not None and value != ()}
 
 
 NO_FLAGS = JobFlags()
-
-
-def filled(pair: str) -> str:
-    """`NAME` alone takes the value it has here."""
-    if "=" in pair:
-        return pair
-    if pair not in os.environ:
-        raise SpecError(f"`--env {one_line(pair)}`: not set here", hint=f"`--env {one_line(pair)}=VALUE`")
-    return f"{pair}={os.environ[pair]}"

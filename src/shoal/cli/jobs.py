@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from shoal.cli.flags import JobRefs, JsonFlag, connect, one_job
 from shoal.cli.show import print_error, print_json
-from shoal.cli.text import one_line
+from shoal.cli.text import in_one_breath, one_line
 from shoal.client.handles import JobHandle
 from shoal.errors import ShoalError, SpecError
 
@@ -32,10 +32,22 @@ def stop(
         elif not jobs:
             raise SpecError("no job named", hint="`shoal stop JOB`, or `shoal stop --array ARRAY`")
         done, code = _each(shoal.stop_all, jobs)
+        over = {job.job_id for job in done if job.is_ended}
         if wait:
             done = [job.wait() for job in done]
-    _print(done, json=json)
+    if json:
+        print_json([job.data for job in done])
+        return code
+    for job in done:
+        print(after_stop(job) if job.job_id in over else f"{one_line(job.ref)}: {job.status}")
     return code
+
+
+def after_stop(job: JobHandle) -> str:
+    """One that has ended: how, and whether that was before anybody could stop it."""
+    word = "cancelled" if job.status == "cancelled" else f"had ended already: {job.status}"
+    because = in_one_breath(job.because)
+    return f"{one_line(job.ref)}: {word}" + (f" ({because})" if because else "")
 
 
 def retry(*jobs: JobRefs, json: JsonFlag = False) -> int:
@@ -44,7 +56,11 @@ def retry(*jobs: JobRefs, json: JsonFlag = False) -> int:
         raise SpecError("no job named", hint="`shoal retry JOB`")
     with connect() as shoal:
         done, code = _each(lambda ref: [shoal.retry(one_job(shoal, ref))], jobs)
-    _print(done, json=json)
+    if json:
+        print_json([job.data for job in done])
+        return code
+    for job in done:
+        print(f"{one_line(job.ref)}: {job.status}")
     return code
 
 
@@ -61,11 +77,3 @@ def _each(act: Callable[[str], list[JobHandle]], refs: tuple[str, ...]) -> tuple
             print_error(error)
             code = code or error.exit_code
     return done, code
-
-
-def _print(jobs: list[JobHandle], *, json: bool) -> None:
-    if json:
-        print_json([job.data for job in jobs])
-        return
-    for job in jobs:
-        print(f"{one_line(job.ref)}: {job.status}")

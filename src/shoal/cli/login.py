@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlsplit
 
 from cyclopts import Parameter
@@ -14,9 +14,10 @@ from shoal.cli.flags import JsonFlag
 from shoal.cli.show import note, print_json
 from shoal.cli.text import one_line
 from shoal.client.connection import Connection
-from shoal.client.credentials import LOCAL, Credentials
+from shoal.client.credentials import LOCAL, Credentials, env_for_home
 from shoal.errors import SpecError
-from shoal.settings import LOOPBACK, home_from_env
+from shoal.home import home_from_env
+from shoal.settings import LOOPBACK
 
 
 def login(
@@ -30,34 +31,44 @@ def login(
 ) -> int:
     """Remember a server and a token, and talk to it from now on.
 
-    Without a URL, say who you are. The token is asked for without echo, or read
-    from standard input: a flag would show it in `ps`.
+    `SHOAL_URL` goes before it. Before the first login, and after `shoal login
+    local`, commands talk to this machine's own server.
+
+    Without a URL, say who you are and where. The token is asked for without
+    echo, or read from standard input: a flag would show it in `ps`.
     """
     saved = Credentials(home_from_env())
     if url is None:
-        return _print_me(_me(Connection()), json=json)
+        return _print_me(Connection(), json=json)
     server = LOCAL if url == LOCAL else url.rstrip("/")
     if forget:
         saved.forget(server)
         return 0
+    if os.environ.get("SHOAL_URL", server).rstrip("/") != server:
+        note("note: SHOAL_URL is set and goes before what you log in to; `unset SHOAL_URL`")
     if server == LOCAL and saved.token(LOCAL):
         saved.use(LOCAL)
-        return _print_me(_me(Connection()), json=json)
-    token = ask_token(token_stdin=token_stdin)
-    who = (
-        Connection(env={**os.environ, "SHOAL_TOKEN": token}) if server == LOCAL else Connection(server, token)
-    )
-    me = _me(who)
+        return _print_me(Connection(env=env_for_home()), json=json)
+    token = ask_token(server, token_stdin=token_stdin)
+    env = {**env_for_home(), "SHOAL_TOKEN": token}
+    code = _print_me(Connection(env=env) if server == LOCAL else Connection(server, token), json=json)
     saved.save(server, token)
+    saved.use(server)
     if server.startswith("http://") and urlsplit(server).hostname not in LOOPBACK:
         note(f"warning: {one_line(server)} is not encrypted; others on the way can read your token")
-    return _print_me(me, json=json)
+    return code
 
 
-def ask_token(*, token_stdin: bool) -> str:
+def ask_token(server: str, *, token_stdin: bool) -> str:
     """The token as typed or piped. Raises `SpecError` if it cannot be one."""
     token = sys.stdin.readline() if token_stdin or not sys.stdin.isatty() else getpass.getpass("token: ")
     token = token.strip()
+    if not token:
+        raise SpecError(
+            "no token was given",
+            hint=f"paste it when `shoal login {one_line(server)}` asks, or pipe it in with `--token-stdin`; "
+            "`shoal token create` prints one where you are known",
+        )
     if not token.startswith("sh") or not token.isascii() or " " in token:
         raise SpecError(
             "that is not a Shoal token; one starts with `shl_`", hint="`shoal token create` makes one"
@@ -65,17 +76,16 @@ def ask_token(*, token_stdin: bool) -> str:
     return token
 
 
-def _me(connection: Connection) -> dict[str, Any]:
+def _print_me(connection: Connection, *, json: bool) -> int:
+    """Who the server says one is, and which server that is."""
     with connection as shoal:
-        return shoal.me()
-
-
-def _print_me(me: dict[str, Any], *, json: bool) -> int:
+        me = shoal.me()
+        url = shoal.transport.endpoint.url
     if json:
-        print_json(me)
+        print_json({"url": url, **me})
         return 0
     role = f" ({me['cluster_role']})" if me.get("cluster_role") else ""
-    print(f"you are {one_line(me.get('user') or me.get('actor'))}{role}")
+    print(f"you are {one_line(me.get('user') or me.get('actor'))}{role} at {one_line(url)}")
     for project in me.get("projects") or ():
         print(f"  {one_line(project['name'])}: {one_line(project['role'])}")
     return 0

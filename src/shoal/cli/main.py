@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal import __version__
+from shoal.cli.quick import read_run
 
 COMMANDS = {
     "up": ("up:up", "Start the control plane of this machine in the background."),
@@ -77,19 +78,22 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def run_command(argv: list[str]) -> int:
     """The exit code of `shoal ARGV`. Prints errors; raises nothing but `SystemExit`."""
-    if argv == ["--version"]:
+    if argv in (["--version"], ["version"]):
         print(f"shoal {__version__}")
         return 0
-    from shoal.cli.show import note, print_error
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:], "--help"]
     from shoal.errors import ShoalError
 
     try:
         return _dispatch(argv)
     except ShoalError as error:
+        from shoal.cli.show import print_error
+
         print_error(error)
         return error.exit_code
     except KeyboardInterrupt:
-        note("interrupted")
+        print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
         return _quiet_pipe()
@@ -99,6 +103,12 @@ def run_command(argv: list[str]) -> int:
 
 def _dispatch(argv: list[str]) -> int:
     """Parse and call. What follows `--` is a program and never parsed."""
+    if (typed := read_run(argv)) is not None:
+        from shoal.cli.submit import submit_flags
+
+        return submit_flags(
+            typed.flags, typed.program, detach=typed.should_detach, json=typed.should_print_json
+        )
     head, tail = argv, []
     if "--" in argv:
         head, tail = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
@@ -136,7 +146,7 @@ def _explain_bug(error: Exception, argv: list[str]) -> int:
 
     from shoal.cli.show import note
     from shoal.client.credentials import write_private
-    from shoal.settings import home_from_env
+    from shoal.home import home_from_env
 
     note(f"error: unexpected {type(error).__name__}: {error}")
     report = home_from_env() / "logs" / "cli-error.txt"

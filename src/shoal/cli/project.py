@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
@@ -12,6 +12,7 @@ from shoal.cli.text import one_line, size
 
 app = App(name="project", help="Projects, their quotas and members.")
 Name = Annotated[str, Parameter(help="The project's name.")]
+Role = Literal["viewer", "member", "lead"]
 UserName = Annotated[str, Parameter(help="The user's name.")]
 MaxOpenJobs = Annotated[int | None, Parameter(help="Quota on jobs accepted and not ended.")]
 MaxPriority = Annotated[int | None, Parameter(help="The highest priority a member may ask for.")]
@@ -87,7 +88,7 @@ def add(
     name: Name,
     user: UserName,
     *,
-    role: Annotated[str, Parameter(help="viewer, member (if not given) or lead.")] = "member",
+    role: Annotated[Role, Parameter(help="`member` if not given.")] = "member",
     json: JsonFlag = False,
 ) -> int:
     """Add a user to a project, or change their role in it."""

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from shoal.cli.flags import JsonFlag, connect
 from shoal.cli.show import print_json, screen_columns, table
-from shoal.cli.text import duration, one_line, shorten
+from shoal.cli.text import duration, in_one_breath, one_line, shorten
 from shoal.client.connection import Connection
 from shoal.errors import ShoalError
 
+Status = Literal["queued", "starting", "running", "stopping", "succeeded", "failed", "cancelled"]
 OPEN = ("queued", "starting", "running", "stopping")
 MAX_EXPLAINED = 20
 """Each explanation is one more request: beyond a screenful nobody reads them."""
 WATCH_S = 2.0
+NAME_COLUMNS = 16
 WIDE = 110
 """Columns from which on the sentence says more than one word would."""
 
@@ -25,12 +27,7 @@ WIDE = 110
 def queue(
     *,
     project: Annotated[str | None, Parameter(name=["--project", "-p"], help="Only this project.")] = None,
-    status: Annotated[
-        tuple[str, ...],
-        Parameter(
-            negative="", help="Only these: queued starting running stopping succeeded failed cancelled."
-        ),
-    ] = (),
+    status: Annotated[tuple[Status, ...], Parameter(negative="", help="Only these; may be repeated.")] = (),
     owner: Annotated[str | None, Parameter(help="Only this user's jobs.")] = None,
     name: Annotated[str | None, Parameter(help="Only jobs of this name.")] = None,
     everything: Annotated[
@@ -76,13 +73,20 @@ def screen(shoal: Connection, jobs: list[dict[str, Any]], limit: int, *, is_all:
 def row(job: dict[str, Any], now: float, reason: str) -> tuple[str, ...]:
     return (
         job["ref"],
-        shorten(one_line(job.get("name") or ""), 16),
+        name_of(job),
         shorten(one_line(job.get("owner") or ""), 8),
         job["status"],
         duration(now - job["submitted_at"]),
         nodes_of(job),
-        reason or job.get("because") or "",
+        in_one_breath(reason or job.get("because") or ""),
     )
+
+
+def name_of(job: dict[str, Any]) -> str:
+    """Its name, with its index where it is an element of an array."""
+    array = job.get("array")
+    index = f"[{array['index']}]" if array else ""
+    return shorten(one_line(job.get("name") or ""), NAME_COLUMNS - len(index)) + index
 
 
 def nodes_of(job: dict[str, Any]) -> str:

@@ -13,14 +13,20 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from urllib.parse import urlsplit
 
 import anyio
 
 from shoal.api.server import open_socket, serve
-from shoal.cli.home import adopt_first_token, hold, prepare_home, remove_server_file, write_server_file
+from shoal.cli.home import (
+    adopt_first_token,
+    hold,
+    last_port,
+    prepare_home,
+    remember_port,
+    remove_server_file,
+    write_server_file,
+)
 from shoal.cli.show import note, print_error
-from shoal.client.credentials import read_server_file
 from shoal.control import ControlPlane
 from shoal.errors import ShoalError, StateError
 from shoal.log import configure_log
@@ -71,8 +77,7 @@ def listen(settings: Settings, *, is_fixed: bool) -> socket.socket:
     """A listening socket. Where no port was asked for: the last one, else the default, else any."""
     if is_fixed and settings.port:
         return open_socket(settings)
-    before = urlsplit(str((read_server_file(settings.home) or {}).get("url", ""))).port
-    for port in (before, settings.port):
+    for port in (last_port(settings.home), settings.port):
         with contextlib.suppress(StateError):
             if port:
                 return open_socket(replace(settings, port=port))
@@ -85,6 +90,7 @@ def announce(settings: Settings, url: str, *, is_foreground: bool) -> None:
     if settings.tls_cert:
         facts["tls_cert"] = str(settings.tls_cert)
     write_server_file(settings.home, facts)
+    remember_port(settings.home, settings.port)
     if is_foreground:
         token = adopt_first_token(settings.home)
         note(f"listening on {url}")

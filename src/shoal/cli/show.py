@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from shoal.cli.text import one_line, shorten, width
@@ -17,7 +17,7 @@ from shoal.errors import ShoalError, SpecError
 
 COLOURS = {
     "succeeded": "32", "running": "32", "ready": "32", "ok": "32",
-    "starting": "33", "stopping": "33", "draining": "33", "cordoned": "33", "warn": "33",
+    "starting": "33", "stopping": "33", "draining": "33", "drained": "33", "cordoned": "33", "warn": "33",
     "failed": "31", "dead": "31", "broken": "31",
     "cancelled": "2",
 }  # fmt: skip
@@ -25,6 +25,8 @@ COLOURS = {
 
 def screen_columns() -> int:
     """`COLUMNS`, else the terminal's width, else 80; a pipe gets 80 too unless `COLUMNS` says otherwise."""
+    import shutil  # only tables and events need it
+
     return max(40, shutil.get_terminal_size((80, 24)).columns)
 
 
@@ -74,6 +76,19 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, elast
 def note(text: str) -> None:
     """A word to the person, beside the data: standard error."""
     print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def at_work(text: str) -> Iterator[None]:
+    """Say on a terminal, for as long as the block lasts, what is being waited for. Elsewhere say nothing."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    print(text, end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def print_error(error: ShoalError) -> None:

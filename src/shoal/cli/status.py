@@ -8,21 +8,22 @@ from typing import Any
 from shoal.cli.flags import JsonFlag, connect
 from shoal.cli.show import print_json
 from shoal.cli.text import duration, number, one_line
+from shoal.client.credentials import Endpoint
 
 
 def status(*, json: JsonFlag = False) -> int:
     """Show whether the cluster is well: server, nodes, devices and jobs."""
     with connect() as shoal:
         told = shoal.status()
-        url = shoal.transport.endpoint.url
+        there = shoal.transport.endpoint
     if json:
-        print_json({"url": url, **told})
+        print_json({"url": there.url, **told})
     else:
-        print("\n".join(lines(url, told, time.time())))
+        print("\n".join(lines(there, told, time.time())))
     return 0
 
 
-def lines(url: str, told: dict[str, Any], now: float) -> list[str]:
+def lines(there: Endpoint, told: dict[str, Any], now: float) -> list[str]:
     nodes, devices = told.get("nodes") or {}, told.get("devices") or {}
     version = f"Shoal {one_line(told.get('version') or '?')}"
     store, engine = one_line(told.get("store") or "?"), one_line(told.get("engine") or "?")
@@ -31,7 +32,8 @@ def lines(url: str, told: dict[str, Any], now: float) -> list[str]:
     ]
     counts = [f"{count} {name}" for name, count in (told.get("counts") or {}).items() if count]
     found = [
-        f"server   {one_line(url)}  {version}, up {duration(now - told['started_at'])}",
+        f"server   {one_line(there.url)}  {version}, up {duration(now - told['started_at'])}",
+        *([] if there.is_local else [f"         chosen by {there.chosen_by}"]),
         f"store    {store}; engine {engine}",
         f"nodes    {nodes.get('ready', 0)} of {nodes.get('total', 0)} ready"
         + "".join(f", {o}" for o in others),

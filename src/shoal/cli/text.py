@@ -34,6 +34,16 @@ def one_line(text: object) -> str:
     return re.sub(r"[\t\n]+", " ", clean(text)).strip()
 
 
+def lines_of(text: object) -> list[str]:
+    """Its lines, cleaned, without empty ones. Of a reason the first is a sentence, the others last words."""
+    return [line for raw in str(text).splitlines() if (line := one_line(raw))]
+
+
+def in_one_breath(text: object) -> str:
+    """The lines of a reason as one, a colon between them."""
+    return ": ".join(lines_of(text))
+
+
 def log_text(text: object) -> str:
     """A log line as a terminal would have left it: what follows the last carriage return, cleaned."""
     raw = str(text).rstrip("\r")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
@@ -43,7 +43,7 @@ def create(
     *,
     user: Annotated[str | None, Parameter(help="For this user; yourself if not given.")] = None,
     scope: Annotated[
-        str | None, Parameter(help="The most it may do: viewer member lead operator admin.")
+        Literal["viewer", "member", "lead", "operator", "admin"] | None, Parameter(help="The most it may do.")
     ] = None,
     project: Annotated[
         str | None, Parameter(name=["--project", "-p"], help="Good in this project alone.")

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from cyclopts import Parameter
 
 from shoal.cli import daemon
-from shoal.cli.flags import JsonFlag, connect
+from shoal.cli.flags import JsonFlag
 from shoal.cli.home import holder, prepare_home, remember
 from shoal.cli.show import note, print_json
+from shoal.cli.text import one_line
+from shoal.client.connection import Connection
+from shoal.client.credentials import env_for_home, find_endpoint
 from shoal.client.handles import JobHandle
 from shoal.errors import StateError
-from shoal.settings import home_from_env
+from shoal.home import home_from_env
+from shoal.settings import DEFAULT_PORT
 
 OPEN = ("queued", "starting", "running", "stopping")
 
@@ -23,7 +29,9 @@ def up(
     demo: Annotated[
         str | None, Parameter(help="Add simulated nodes with fake GPUs: `16x8`; `none` removes them.")
     ] = None,
-    listen: Annotated[str | None, Parameter(help="HOST:PORT; 127.0.0.1:7462 if not given.")] = None,
+    listen: Annotated[
+        str | None, Parameter(help="HOST:PORT; else `SHOAL_LISTEN`, else 127.0.0.1:7462.")
+    ] = None,
     database: Annotated[
         str | None, Parameter(help="sqlite:///PATH or postgresql://...; a file in SHOAL_HOME if not given.")
     ] = None,
@@ -36,6 +44,9 @@ def up(
         str | None, Parameter(help="Further names it answers to, comma-separated.")
     ] = None,
     mount_roots: Annotated[str | None, Parameter(help="Directories jobs may mount, comma-separated.")] = None,
+    queues: Annotated[
+        str | None, Parameter(help="Queues beside `default`, comma-separated; SHOAL_QUEUES.")
+    ] = None,
     keep_logs: Annotated[
         str | None, Parameter(help="Keep logs and checkpoints of what ended so long (30d); SHOAL_KEEP_LOGS.")
     ] = None,
@@ -59,6 +70,7 @@ def up(
         "behind_proxy": None if behind_proxy is None else str(behind_proxy),
         "allowed_hosts": allowed_hosts,
         "mount_roots": mount_roots,
+        "queues": queues,
         "keep_logs": keep_logs,
         "max_kept_bytes": max_kept_bytes,
     }
@@ -70,8 +82,8 @@ def up(
         print_json({**facts, "token": running.first_token})
         return 0
     announce(running)
-    if running.was_running and any(value is not None for value in flags.values()):
-        note("note: it was running already; these options apply after `shoal down` and `shoal up` with them")
+    for text in remarks(running):
+        note(text)
     if running.first_token:
         print("try   shoal run -- echo hello\n      shoal nodes\n      shoal queue --watch")
     return 0
@@ -84,6 +96,18 @@ def announce(running: daemon.Running) -> None:
     if running.first_token:
         print(f"admin token, shown this once: {running.first_token}")
         print(f"      saved for you in {home_from_env() / 'credentials.json'}")
+
+
+def remarks(running: daemon.Running) -> Iterator[str]:
+    """What may surprise: another port than the usual one, and commands that talk to another server."""
+    port = urlsplit(running.url).port
+    if port != DEFAULT_PORT and not running.has_fixed_port:
+        yield f"note: the usual port {DEFAULT_PORT} was taken; this home keeps {port}"
+    there = find_endpoint()
+    if there.url != running.url:
+        turn = "`unset SHOAL_URL`" if there.chosen_by == "SHOAL_URL" else "`shoal login local`"
+        chosen = f"{one_line(there.url)}, chosen by {there.chosen_by}"
+        yield f"note: commands talk to {chosen}; {turn} turns to this one"
 
 
 def _stay(flags: dict[str, str | None]) -> int:
@@ -125,7 +149,7 @@ def down(
 
 
 def _stop_jobs() -> list[str]:
-    with connect() as shoal:
+    with Connection(env=env_for_home()) as shoal:
         handles = [JobHandle(shoal, job) for job in shoal.jobs(status=OPEN)]
         for handle in handles:
             handle.stop()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
@@ -14,7 +14,8 @@ from shoal.errors import SpecError
 app = App(name="user", help="Users and their roles.")
 Name = Annotated[str, Parameter(help="The user's name.")]
 ClusterRole = Annotated[
-    str | None, Parameter(name="--role", help="operator or admin on the whole cluster; `none` takes it away.")
+    Literal["operator", "admin", "none"] | None,
+    Parameter(name="--role", help="On the whole cluster; `none` takes it away."),
 ]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from shoal.cli.flags import JobRef, JsonFlag, connect, one_job
 from shoal.cli.show import print_json
-from shoal.cli.text import one_line
+from shoal.cli.text import lines_of, one_line
 
 
 def why(job: JobRef, *, json: JsonFlag = False) -> int:
@@ -26,8 +26,9 @@ def why(job: JobRef, *, json: JsonFlag = False) -> int:
 def lines(told: dict[str, Any]) -> list[str]:
     """`waiting: SENTENCE`, details indented, and what to type if there is something."""
     explanation = told.get("explanation") or {}
-    sentence = one_line(told["sentence"])
+    sentence, *last_words = lines_of(told["sentence"])
     found = [f"waiting: {sentence}" if told["status"] == "queued" and explanation else sentence]
+    found += [f"  {line}" for line in last_words]
     found += [f"  {one_line(detail)}" for detail in explanation.get("details") or ()]
     if explanation.get("hint"):
         found.append(f"hint: {one_line(explanation['hint'])}")

@@ -1,22 +1,39 @@
-"""Everything one can ask of a control plane except submitting: blocking calls, plain answers.
+"""Everything one can ask of a control plane: blocking calls, plain answers.
 
-Kept apart from `sdk` because submitting needs `spec`, whose imports `shoal queue` need not pay.
+Kept apart from `sdk`, which reads specs: what `spec` imports, `shoal queue` need not pay.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Self
 
 from shoal.client.credentials import Endpoint, find_endpoint
-from shoal.client.handles import JobHandle
+from shoal.client.handles import ArrayHandle, JobHandle
 from shoal.client.people import Projects, Tokens, Users, items_of
 from shoal.client.stream import StreamEvent, follow
+from shoal.client.submission import project_of, send
 from shoal.client.transport import Transport, path_of
 from shoal.errors import NotFound, SpecError
 
 JobData = dict[str, Any]
+MAX_NAMED = 10
+
+
+@contextmanager
+def naming(project: str | None) -> Iterator[None]:
+    """The server answers the same for a project that is not there and one not to be seen: name it here."""
+    try:
+        yield
+    except NotFound as error:
+        if project is None:
+            raise
+        raise NotFound(
+            f"no project `{project}`, or one you may not see", hint="see yours with `shoal project`"
+        ) from error
 
 
 class Connection:
@@ -49,6 +66,25 @@ class Connection:
     def __exit__(self, *exc: object) -> None:
         self.transport.close()
 
+    def send(
+        self,
+        asked: Mapping[str, Any],
+        *,
+        workdir: Path | None = None,
+        secrets: Sequence[str] = (),
+        key: str | None = None,
+    ) -> JobHandle | ArrayHandle:
+        """Submit `{"spec": ...}` or `{"flags": ...}` as it is: reading it is left to the server.
+
+        `secrets` are names; their values come from the environment.
+        """
+        with naming(project_of(asked)):
+            answer = send(self.transport, asked, workdir=workdir, secrets=secrets, env=self.env, key=key)
+        jobs = [JobHandle(self, job, was_repeated=bool(answer.get("was_repeated"))) for job in answer["jobs"]]
+        if answer.get("array_id") is None:
+            return jobs[0]
+        return ArrayHandle(self, str(answer["array_id"]), int(answer["count"]), jobs)
+
     def jobs(
         self,
         *,
@@ -64,9 +100,10 @@ class Connection:
         cursor, left = None, limit
         while left is None or left > 0:
             size = min(500, left) if left is not None else 500
-            page = self.transport.call(
-                "GET", path_of("jobs"), params={**params, "cursor": cursor, "limit": size}
-            )
+            with naming(project):
+                page = self.transport.call(
+                    "GET", path_of("jobs"), params={**params, "cursor": cursor, "limit": size}
+                )
             yield from page["items"]
             left = None if left is None else left - len(page["items"])
             cursor = page.get("next_cursor")
@@ -89,9 +126,10 @@ class Connection:
         if not found:
             raise NotFound(f"no job `{ref}`", hint="list what you can see with `shoal queue --all`")
         if len(found) > 1:
-            names = ", ".join(job["ref"] for job in found[:5])
+            names = [f"`{job['ref']}`" for job in found[:MAX_NAMED]]
+            more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
             raise SpecError(
-                f"`{ref}` names {len(found)} jobs: {names}", hint="add the project: `PROJECT/NUMBER`"
+                f"`{ref}` is a job in {len(found)} projects", hint=f"type one of {', '.join(names)}{more}"
             )
         return dict(found[0]), page.get("array_id")
 
@@ -201,10 +239,14 @@ class Connection:
         Filters: `project job node kind`.
         """
         params = {"after": after, "tail": tail, "limit": limit, **filters}
-        return list(self.transport.call("GET", path_of("events"), params=params)["items"])
+        with naming(filters.get("project")):
+            return list(self.transport.call("GET", path_of("events"), params=params)["items"])
 
-    def follow_events(self, *, after: int | None = None) -> Iterator[dict[str, Any]]:
-        yield from (e.data for e in follow(self.transport, path_of("events", "stream"), {"after": after}))
+    def follow_events(self, *, after: int | None = None, **filters: str | None) -> Iterator[dict[str, Any]]:
+        """Events as they come; filters as for `events`."""
+        with naming(filters.get("project")):
+            params = {"after": after, **filters}
+            yield from (e.data for e in follow(self.transport, path_of("events", "stream"), params))
 
     def audit(
         self, *, after: int | None = None, limit: int = 100, tail: int | None = None

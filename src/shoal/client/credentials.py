@@ -1,7 +1,7 @@
 """Which server to talk to, and with which token: `credentials.json`, `server.json` and `SHOAL_*`.
 
-The file is 0600 and replaced whole. The server of this home has its own entry, `local`, because its
-address may change from start to start.
+One rule: `SHOAL_URL`, else what `shoal login` chose, else the server of this home. The file is 0600 and
+replaced whole. The server of this home has its own entry, `local`, because its address may change.
 """
 
 from __future__ import annotations
@@ -9,24 +9,24 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from shoal.errors import ServerUnreachable, SpecError
-from shoal.settings import home_from_env
+from shoal.home import home_from_env
 
 LOCAL = "local"
 
 
-@dataclass(frozen=True)
-class Endpoint:
+class Endpoint(NamedTuple):
     """Where to send a request, and as whom. The token is kept out of `repr`."""
 
     url: str
     token: str | None
     ca_file: str | None = None
     is_local: bool = False
+    chosen_by: str = ""
+    """What made it this one, for people; empty where a program named it."""
 
     def __repr__(self) -> str:
         return f"Endpoint({self.url!r}, token={'set' if self.token else 'none'})"
@@ -61,10 +61,10 @@ class Credentials:
         return token if isinstance(token, str) else None
 
     def save(self, server: str, token: str) -> None:
-        """Remember the token and talk to this server from now on."""
+        """Remember the token; which server is talked to stays as it is."""
         told = self.load()
         told["servers"][server] = {"token": token}
-        self._write({**told, "current": server})
+        self._write(told)
 
     def use(self, server: str) -> None:
         """Talk to this server from now on."""
@@ -107,7 +107,7 @@ def read_server_file(home: Path) -> dict[str, Any] | None:
 
 
 def find_endpoint(env: Mapping[str, str] = os.environ) -> Endpoint:
-    """`SHOAL_URL`, else the server last logged in to, else the one of this home.
+    """`SHOAL_URL`, else the server last logged in to, else the one of this home, which is also `local`.
 
     Raises `ServerUnreachable` when there is none. `SHOAL_TOKEN` overrides the saved token.
     """
@@ -116,11 +116,21 @@ def find_endpoint(env: Mapping[str, str] = os.environ) -> Endpoint:
     override = env.get("SHOAL_TOKEN") or None
     name = env.get("SHOAL_URL") or saved.load()["current"] or LOCAL
     if name != LOCAL:
-        return Endpoint(name.rstrip("/"), override or saved.token(name.rstrip("/")))
+        url = name.rstrip("/")
+        why = "SHOAL_URL" if env.get("SHOAL_URL") else "shoal login"
+        return Endpoint(url, override or saved.token(url), chosen_by=why)
     server = read_server_file(home)
     if server is None:
         raise ServerUnreachable(
-            f"no control plane has been started in {home}",
+            f"no control plane is running in {home}",
             hint="start one with `shoal up`, or name one with `shoal login URL`",
         )
-    return Endpoint(server["url"], override or saved.token(LOCAL), server.get("tls_cert"), is_local=True)
+    token = override or saved.token(LOCAL)
+    ca_file = server.get("tls_cert")
+    return Endpoint(server["url"], token, ca_file, is_local=True, chosen_by="this machine")
+
+
+def env_for_home(env: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """`env` for a connection to the server of this home, whichever one commands talk to."""
+    kept = {k: v for k, v in env.items() if k != "SHOAL_TOKEN" or not env.get("SHOAL_URL")}
+    return {**kept, "SHOAL_URL": LOCAL}

@@ -43,7 +43,7 @@ def error_from(status: int, body: bytes, url: str) -> ShoalError:
     if not isinstance(told, dict) or not isinstance(told.get("code"), str):
         return errors.ServerUnreachable(
             f"{url} answered {status}, but not as Shoal does",
-            hint="check the address: `shoal doctor`",
+            hint="check the address: `shoal login` alone says which one it is",
         )
     message = str(told.get("detail") or told.get("title") or f"the server answered {status}")
     kind = _kind(told["code"], status)

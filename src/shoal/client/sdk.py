@@ -13,14 +13,13 @@ from typing import Any
 
 from shoal.client.connection import Connection
 from shoal.client.handles import ArrayHandle, JobHandle
-from shoal.client.submission import body_of, spec_of
-from shoal.client.transport import path_of
 from shoal.errors import SpecError
-from shoal.spec import JobSpec
+from shoal.spec import JobSpec, parse_job
+from shoal.spec.files import load_job
 
 
 class Shoal(Connection):
-    """A connection that can also submit."""
+    """A connection that also reads specs."""
 
     def submit(
         self,
@@ -39,8 +38,9 @@ class Shoal(Connection):
         job, start = spec_of(spec, fields)
         if job.array is not None:
             raise SpecError("this is an array of jobs", hint="call `submit_array` instead of `submit`")
-        answer = self._submit(job, base or start, key)
-        return JobHandle(self, answer["jobs"][0], was_repeated=bool(answer.get("was_repeated")))
+        submitted = self.submit_spec(job, base or start, key=key)
+        assert isinstance(submitted, JobHandle)
+        return submitted
 
     def submit_array(
         self,
@@ -55,10 +55,20 @@ class Shoal(Connection):
         job, start = spec_of(spec, fields)
         if job.array is None:
             raise SpecError("this job has no `array`", hint="call `submit` instead of `submit_array`")
-        answer = self._submit(job, base or start, key)
-        jobs = [JobHandle(self, element) for element in answer["jobs"]]
-        return ArrayHandle(self, str(answer["array_id"]), int(answer["count"]), jobs)
+        submitted = self.submit_spec(job, base or start, key=key)
+        assert isinstance(submitted, ArrayHandle)
+        return submitted
 
-    def _submit(self, job: JobSpec, base: Path, key: str | None) -> dict[str, Any]:
-        body = body_of(self.transport, job, base, self.env)
-        return dict(self.transport.call("POST", path_of("jobs"), json_body=body, key=key))
+    def submit_spec(self, job: JobSpec, base: Path, *, key: str | None = None) -> JobHandle | ArrayHandle:
+        """Submit what was read already, a job or an array; a relative `workdir` starts at `base`."""
+        workdir = base / job.workdir if job.workdir else None
+        return self.send({"spec": job.canonical()}, workdir=workdir, secrets=job.secrets, key=key)
+
+
+def spec_of(spec: JobSpec | str | Path | None, fields: dict[str, Any]) -> tuple[JobSpec, Path]:
+    """The job, and where a relative `workdir` starts: the job file's directory, else the current one."""
+    if spec is not None and fields:
+        raise SpecError("give a spec or fields, not both", hint="`submit(spec)` or `submit(run=..., ...)`")
+    if isinstance(spec, str | Path):
+        return load_job(spec), Path(spec).absolute().parent
+    return spec if spec is not None else parse_job(fields, source="submit"), Path.cwd()

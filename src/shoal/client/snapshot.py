@@ -15,9 +15,8 @@ import tarfile
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from shoal.errors import SpecError, TooLarge
 
@@ -26,8 +25,7 @@ MAX_FILES = 20_000
 SKIPPED = frozenset({".git", ".venv", "__pycache__", "node_modules"})
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """A packed directory: an anonymous temporary file, gone when closed."""
 
     digest: str
@@ -104,6 +102,9 @@ def _facts(root: Path, name: str) -> os.stat_result | None:
 
 def _git_names(root: Path) -> list[str]:
     """What git would keep: tracked files and new ones it does not ignore. Empty where git has no say."""
+    # Without a repository there is nothing to ask git for, which costs a process.
+    if not _is_in_git(root):
+        return []
     command = [
         "git",
         "-c",
@@ -124,6 +125,11 @@ def _git_names(root: Path) -> list[str]:
     # A repository inside this one is listed as `sub/`, and a directory ignored as a whole as `./`.
     names = (os.fsdecode(name).rstrip("/") for name in done.stdout.split(b"\0"))
     return [name for name in names if name not in ("", ".")]
+
+
+def _is_in_git(root: Path) -> bool:
+    above = (root, *root.parents)
+    return "GIT_DIR" in os.environ or any(os.access(place / ".git", os.F_OK) for place in above)
 
 
 def _walk_names(root: Path, below: str) -> Iterator[str]:
@@ -156,10 +162,12 @@ def _refuse_excess(
     unit = "MiB" if total > max_bytes else "files"
     scale = 1 << 20 if total > max_bytes else 1
     largest = ", ".join(f"{name} ({amount / scale:,.0f} {unit})" for name, amount in weight.most_common(3))
+    less = "ignore them in .gitignore, " if _is_in_git(root) else ""
     raise TooLarge(
         f"workdir {root} holds {len(entries):,} files of {total / (1 << 20):,.0f} MiB together; "
         f"a snapshot takes at most {max_files:,} files and {max_bytes >> 20:,} MiB",
-        hint=f"largest: {largest}. Ignore them in .gitignore, or send less with `--workdir DIR`",
+        hint=f"largest: {largest}; {less}name a smaller directory with `--workdir DIR`, or none with "
+        "`--workdir ''`",
     )
 
 

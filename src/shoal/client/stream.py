@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from shoal.client.http1 import Answer
 from shoal.client.transport import Lost, Params, Transport
 from shoal.errors import ServerUnreachable, ShoalError
 
-MAX_LINE = 4 << 20
 
-
-@dataclass(frozen=True)
-class StreamEvent:
+class StreamEvent(NamedTuple):
     """One event: its kind (`line`, `attempt`, `end`, ...), the decoded data and where it was."""
 
     kind: str
@@ -33,8 +29,8 @@ def follow(transport: Transport, path: str, params: Params | None = None) -> Ite
     pauses = transport.pauses()
     while True:
         try:
-            with transport.open_stream(path, params, last_id) as response:
-                for event in read_events(response):
+            with transport.open_stream(path, params, last_id) as answer:
+                for event in read_events(answer):
                     last_id = event.id if event.id is not None else last_id
                     pauses = transport.pauses()
                     yield event
@@ -49,12 +45,12 @@ def follow(transport: Transport, path: str, params: Params | None = None) -> Ite
             raise lost if isinstance(lost, ShoalError) else transport.unreachable(lost) from lost
 
 
-def read_events(response: http.client.HTTPResponse) -> Iterator[StreamEvent]:
+def read_events(answer: Answer) -> Iterator[StreamEvent]:
     """The events of one connection, until it closes. An event cut off in the middle is not delivered."""
     kind, last_id = "message", None
     data: list[str] = []
-    while raw := response.readline(MAX_LINE):
-        line = raw.decode("utf-8", "replace").rstrip("\r\n")
+    for raw in answer.lines():
+        line = raw.decode("utf-8", "replace").rstrip("\r")
         if not line:
             if data:
                 yield StreamEvent(kind, json.loads("\n".join(data)), last_id)

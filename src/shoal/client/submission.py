@@ -1,43 +1,54 @@
-"""From what the caller wrote to the body of one submit: spec, secrets' values, the workdir's snapshot."""
+"""One submit: the job as asked for, its secrets' values, its working directory's snapshot.
+
+Sends no archive that the server has already: it names the digest, and uploads only when told to.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+import importlib
+import os
+from collections.abc import Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any
 
-from shoal.client.snapshot import Snapshot, take_snapshot
 from shoal.client.transport import Transport, path_of
-from shoal.errors import NotFound, SpecError
-from shoal.spec import JobSpec, parse_job
-from shoal.spec.files import load_job
+from shoal.errors import ArchiveMissing, SpecError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shoal.client.snapshot import Snapshot
 
 
-def spec_of(spec: JobSpec | str | Path | None, fields: dict[str, Any]) -> tuple[JobSpec, Path]:
-    """The job, and where a relative `workdir` starts: the job file's directory, else the current one."""
-    if spec is not None and fields:
-        raise SpecError("give a spec or fields, not both", hint="`submit(spec)` or `submit(run=..., ...)`")
-    if isinstance(spec, str | Path):
-        return load_job(spec), Path(spec).absolute().parent
-    return spec if spec is not None else parse_job(fields, source="submit"), Path.cwd()
+def send(
+    transport: Transport,
+    asked: Mapping[str, Any],
+    *,
+    workdir: Path | None,
+    secrets: Sequence[str],
+    env: Mapping[str, str],
+    key: str | None = None,
+) -> dict[str, Any]:
+    """The server's answer. `asked` is `{"spec": ...}` or `{"flags": ...}`; the server reads either.
+
+    One request where `workdir` is None, empty or known to the server already. Repeating it with the same
+    `key` gives the same job.
+    """
+    body = dict(asked)
+    if secrets:
+        body["secrets"] = secrets_from(env, secrets)
+    snapshot = _snapshot_of(workdir) if workdir is not None else None
+    if snapshot is None:
+        return _post(transport, body, key)
+    with snapshot.file as file:
+        body["archive"] = snapshot.digest
+        try:
+            return _post(transport, body, key)
+        except ArchiveMissing:
+            _upload(transport, snapshot.digest, project_of(asked), file)
+            return _post(transport, body, key)
 
 
-def body_of(transport: Transport, job: JobSpec, base: Path, env: Mapping[str, str]) -> dict[str, Any]:
-    """The request's body. Uploads the working directory if the server does not have it yet."""
-    body: dict[str, Any] = {"spec": json.loads(job.canonical_json())}
-    if job.secrets:
-        body["secrets"] = secrets_from(env, job.secrets)
-    snapshot = take_snapshot(base / job.workdir) if job.workdir else None
-    if snapshot is not None:
-        with snapshot.file:
-            # The server keeps archives by project, so one must be named before the upload.
-            body["project"] = job.project or only_project(transport)
-            body["archive"] = upload(transport, snapshot, body["project"])
-    return body
-
-
-def secrets_from(env: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
+def secrets_from(env: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
     """Values from the submitter's environment; every missing name is reported at once."""
     missing = tuple(name for name in names if name not in env)
     if missing:
@@ -49,23 +60,27 @@ def secrets_from(env: Mapping[str, str], names: tuple[str, ...]) -> dict[str, st
     return {name: env[name] for name in names}
 
 
-def only_project(transport: Transport) -> str:
-    """The project of somebody who may submit to one alone. Raises `SpecError` with the choices otherwise."""
-    me = transport.call("GET", path_of("me"))
-    names = sorted(place["name"] for place in me["projects"] if place["role"] != "viewer")
-    if len(names) == 1:
-        return str(names[0])
-    raise SpecError(
-        f"which project? You may submit to: {', '.join(names) or 'none yet'}",
-        hint=f"add `--project {names[0]}`" if names else "ask an admin for `shoal project add PROJECT YOU`",
-    )
-
-
-def upload(transport: Transport, snapshot: Snapshot, project: str) -> str:
-    """The snapshot's digest, known to the server afterwards; sent only if it is not there yet."""
-    path, params = path_of("archives", snapshot.digest), {"project": project}
+def _snapshot_of(workdir: Path) -> Snapshot | None:
+    """None for a directory with nothing in it, found out without loading what packs one."""
     try:
-        transport.call("GET", path, params=params)
-    except NotFound:
-        transport.call("PUT", path, params=params, file=snapshot.file)
-    return snapshot.digest
+        with os.scandir(workdir) as entries:
+            if next(entries, None) is None:
+                return None
+    except OSError:
+        pass  # said in words below
+    taken: Snapshot | None = importlib.import_module("shoal.client.snapshot").take_snapshot(workdir)
+    return taken
+
+
+def _post(transport: Transport, body: dict[str, Any], key: str | None) -> dict[str, Any]:
+    return dict(transport.call("POST", path_of("jobs"), json_body=body, key=key))
+
+
+def _upload(transport: Transport, digest: str, project: str | None, file: IO[bytes]) -> None:
+    transport.call("PUT", path_of("archives", digest), params={"project": project}, file=file)
+
+
+def project_of(asked: Mapping[str, Any]) -> str | None:
+    """The project as the sender named it; None leaves the choice to the server, as in the submit itself."""
+    told: Mapping[str, Any] = asked.get("spec") or asked.get("flags") or {}
+    return told.get("project")

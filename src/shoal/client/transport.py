@@ -1,24 +1,24 @@
 """One connection to a control plane: keep-alive, TLS, idempotent retries, problem documents as errors.
 
-Built on `http.client` for its start-up cost (docs/decisions/0002). Every mutation carries an
-Idempotency-Key, the same over its retries, so repeating a call whose answer was lost is always safe.
-Not for use by two threads at once.
+Every mutation carries an Idempotency-Key, the same over its retries, so repeating a call whose answer
+was lost is always safe. Not for use by two threads at once.
 """
 
 from __future__ import annotations
 
-import http.client
+import importlib
 import json
 import os
-import ssl
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import IO, Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
 from shoal import __version__
 from shoal.client.credentials import Endpoint
+from shoal.client.http1 import Answer, BadAnswer, Connection
 from shoal.client.problems import error_from
 from shoal.errors import ServerUnreachable, SpecError
 from shoal.loopback import refuse_stranger
@@ -27,10 +27,16 @@ TIMEOUT_S = 60.0
 BUSY_PATIENCE_S = 10.0
 """How long a 503 is asked again: longer, and the person would rather be told."""
 SAFE = ("GET", "HEAD")
+ELSEWHERE = {
+    "SHOAL_URL": "check the address, or `unset SHOAL_URL`",
+    "shoal login": "check the address, or talk to this machine's own server: `shoal login local`",
+    "": "check the address",
+}
+"""What to type when a server that is not this home's does not answer, by what chose it."""
 
 Params = Mapping[str, Any]
-Answer = tuple[http.client.HTTPResponse, bytes]
-Lost = (OSError, http.client.HTTPException)
+Lost = OSError
+"""The connection or its answer; whether the request was heard is not known."""
 
 
 def backoff() -> Iterator[float]:
@@ -62,7 +68,7 @@ class Transport:
         self._patience_s = patience_s
         self._sleep = sleep
         self._monotonic = monotonic
-        self._connection: http.client.HTTPConnection | None = None
+        self._connection: Connection | None = None
         self._endpoint: Endpoint | None = None
         self._has_been_reached = False
 
@@ -102,30 +108,28 @@ class Transport:
             body = file
             headers["Content-Type"] = "application/x-tar"
             headers["Content-Length"] = str(file.seek(0, 2))
-        response, data = self._until_answered(method, _target(path, params), body, headers)
-        if response.status >= 400:
-            raise error_from(response.status, data, self.endpoint.url)
+        status, data = self._until_answered(method, _target(path, params), body, headers)
+        if status >= 400:
+            raise error_from(status, data, self.endpoint.url)
         try:
             return json.loads(data) if data else None
         except ValueError as error:
-            raise error_from(response.status, data, self.endpoint.url) from error
+            raise error_from(status, data, self.endpoint.url) from error
 
     @contextmanager
-    def open_stream(
-        self, path: str, params: Params | None, last_event_id: str | None
-    ) -> Iterator[http.client.HTTPResponse]:
+    def open_stream(self, path: str, params: Params | None, last_event_id: str | None) -> Iterator[Answer]:
         """One connection of its own to an event stream. Raises `Lost` as it is: the reader retries."""
         headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
         if last_event_id is not None:
             headers["Last-Event-ID"] = last_event_id
         self._endpoint = self._locate()
         with closing(self._connect(self._endpoint)) as connection:
-            connection.request("GET", _target(path, params), headers=self._with_identity(headers))
-            with connection.getresponse() as response:
-                if response.status >= 400:
-                    raise error_from(response.status, response.read(), self._endpoint.url)
-                self._has_been_reached = True
-                yield response
+            connection.request("GET", _target(path, params), self._with_identity(headers))
+            answer = connection.answer()
+            if answer.status >= 400:
+                raise error_from(answer.status, answer.read(), self._endpoint.url)
+            self._has_been_reached = True
+            yield answer
 
     def pauses(self, *, patience_s: float | None = None) -> Iterator[bool]:
         """Each step waits before one more try; it is over when patience, counted from the first step, is."""
@@ -139,29 +143,28 @@ class Transport:
     def unreachable(self, error: BaseException) -> ServerUnreachable:
         """`error` as a sentence for people."""
         url = self._endpoint.url if self._endpoint else "the server"
-        if isinstance(error, ssl.SSLCertVerificationError):
+        if (distrust := _distrust(error)) is not None:
             return ServerUnreachable(
-                f"cannot trust {url}: {error.verify_message}",
+                f"cannot trust {url}: {distrust}",
                 hint="name the authority's certificate: `export SSL_CERT_FILE=/path/to/ca.pem`",
             )
-        hint = (
-            "start it with `shoal up`"
-            if self._endpoint and self._endpoint.is_local
-            else "look with `shoal doctor`"
-        )
         told = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return ServerUnreachable(f"no answer from {url}: {told}", hint=hint)
+        if self._endpoint and self._endpoint.is_local:
+            return ServerUnreachable(f"no answer from {url}: {told}", hint="start it with `shoal up`")
+        by = self._endpoint.chosen_by if self._endpoint else ""
+        why = f" (chosen by {by})" if by else ""
+        return ServerUnreachable(f"no answer from {url}{why}: {told}", hint=ELSEWHERE[by])
 
     def is_hopeless(self, error: BaseException) -> bool:
         """A server never reached that takes no connection is not there: waiting helps nobody."""
-        if isinstance(error, ssl.SSLCertVerificationError):
+        if _distrust(error) is not None:
             return True
-        somebody_is_there = isinstance(
-            error, ConnectionResetError | BrokenPipeError | http.client.HTTPException
-        )
+        somebody_is_there = isinstance(error, ConnectionResetError | BrokenPipeError | BadAnswer)
         return not self._has_been_reached and not somebody_is_there
 
-    def _until_answered(self, method: str, target: str, body: Any, headers: dict[str, str]) -> Answer:
+    def _until_answered(
+        self, method: str, target: str, body: Any, headers: dict[str, str]
+    ) -> tuple[int, bytes]:
         pauses, busy_pauses = self.pauses(), self.pauses(patience_s=BUSY_PATIENCE_S)
         while True:
             try:
@@ -172,26 +175,26 @@ class Transport:
                     raise self.unreachable(error) from error
                 self._endpoint = self._locate()
                 continue
-            if answer[0].status != 503 or not next(busy_pauses, False):
+            if answer[0] != 503 or not next(busy_pauses, False):
                 return answer
 
-    def _once(self, method: str, target: str, body: Any, headers: dict[str, str]) -> Answer:
+    def _once(self, method: str, target: str, body: Any, headers: dict[str, str]) -> tuple[int, bytes]:
         if self._connection is None:
             self._connection = self._connect(self.endpoint)
         if hasattr(body, "seek"):
             body.seek(0)
         try:
-            self._connection.request(method, target, body=body, headers=self._with_identity(headers))
+            self._connection.request(method, target, self._with_identity(headers), body)
         except (BrokenPipeError, ConnectionResetError):
             # A server that refuses an upload answers before it has read it all: the answer says why.
             if not hasattr(body, "seek"):
                 raise
-        response = self._connection.getresponse()
-        data = response.read()
+        answer = self._connection.answer()
+        data = answer.read()
         self._has_been_reached = True
-        if response.will_close:
+        if answer.is_last:
             self.close()
-        return response, data
+        return answer.status, data
 
     def _with_identity(self, headers: dict[str, str]) -> dict[str, str]:
         token = self.endpoint.token
@@ -200,32 +203,43 @@ class Transport:
             identity["Authorization"] = f"Bearer {token}"
         return {**headers, **identity}
 
-    def _connect(self, endpoint: Endpoint) -> http.client.HTTPConnection:
-        parts = urlsplit(endpoint.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise SpecError(
-                f"server address `{endpoint.url}` is not http://HOST[:PORT] or https://HOST[:PORT]",
-                hint="name it again: `shoal login https://HOST:PORT`",
-            )
-        if parts.scheme == "http":
-            connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=TIMEOUT_S)
-            if endpoint.is_local:
-                _meet(connection)
-            return connection
-        context = ssl.create_default_context()
-        if endpoint.ca_file:
-            context.load_verify_locations(endpoint.ca_file)
-        return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=TIMEOUT_S, context=context)
+    def _connect(self, endpoint: Endpoint) -> Connection:
+        parts, port = _address(endpoint.url)
+        host = parts.hostname or ""
+        # As bytes: text would be encoded by IDNA's codec, whose tables take 3 ms to load.
+        place = host.encode() if host.isascii() else host
+        link = socket.create_connection((place, port), timeout=TIMEOUT_S)  # type: ignore[arg-type]
+        try:
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if parts.scheme == "https":
+                link = importlib.import_module("shoal.client.tls").wrap(link, host, endpoint.ca_file)
+            elif endpoint.is_local:
+                # A job may have taken the port of this home's server since: it must not get the token.
+                refuse_stranger(host, port, {0, os.geteuid()})
+        except BaseException:
+            link.close()
+            raise
+        return Connection(link, parts.netloc.rpartition("@")[2])
 
 
-def _meet(connection: http.client.HTTPConnection) -> None:
-    """Connect to the server of this home. A job may have taken its port since: it must not get the token."""
-    connection.connect()
+def _address(url: str) -> tuple[SplitResult, int]:
+    """The address and its port. Raises `SpecError` for what is none."""
     try:
-        refuse_stranger(connection.host, connection.port, {0, os.geteuid()})
-    except ConnectionRefusedError:
-        connection.close()
-        raise
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        if parts.scheme in ("http", "https") and parts.hostname:
+            return parts, port
+    except ValueError:
+        pass  # a port that is no number
+    raise SpecError(
+        f"server address `{url}` is not http://HOST[:PORT] or https://HOST[:PORT]",
+        hint="name it again: `shoal login https://HOST:PORT`",
+    )
+
+
+def _distrust(error: BaseException) -> str | None:
+    """Why a certificate was not believed. By its attribute: the error's class would load `ssl`."""
+    return getattr(error, "verify_message", None)
 
 
 def _target(path: str, params: Params | None) -> str:

@@ -47,9 +47,9 @@ class Core:
         """Signs job and supervisor tokens and seals secrets; lives outside the database."""
         self.random = random
         self.policy = policy or Policy()
-        self.recorder = Recorder(new_id, clock.now)
-        self.leases = Leases(clock)
         self.backoff = Backoff(clock)
+        self.recorder = Recorder(new_id, clock.now, self.backoff)
+        self.leases = Leases(clock)
         self.submitting: set[str] = set()
         """Attempts being handed to the engine at this moment."""
         self.control_url: str | None = None

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import msgspec
+
 from shoal.control.core import Core
 from shoal.control.frozen import spec_of
 from shoal.control.leases import FENCE_MARGIN_S, QUIET_S
@@ -12,17 +16,36 @@ from shoal.model.job import Job
 from shoal.scheduler import Explanation, Why, explain_unmet
 
 
-def explain(core: Core, job: Job, attempt: Attempt) -> Explanation | None:
-    """None when there is nothing to explain: it runs and is heard from, or it has ended."""
+def explain(core: Core, job: Job, attempts: Sequence[Attempt]) -> Explanation | None:
+    """None when there is nothing to explain: it runs and is heard from, or it has ended.
+
+    `attempts` are the job's, oldest first: why one is tried again is part of why it waits.
+    """
+    *earlier, attempt = attempts
     if attempt.state is AttemptState.QUEUED:
         blocked = core.queue.blocked(job.job_id)
         if blocked is not None:
             return explain_unmet(blocked)
-        return core.told.explanations.get(attempt.attempt_id) or _not_planned(core, job, attempt)
+        told = core.told.explanations.get(attempt.attempt_id) or _not_planned(core, job, attempt)
+        return _with_history(told, earlier)
     if attempt.state is AttemptState.ENDED:
         return None
+    if attempt.orphans_left:
+        return _orphaned(job, attempt, attempt.orphans_left)
     silent = core.leases.silent_nodes(attempt, QUIET_S)
-    return _unreachable(core, job, attempt, silent) if silent else None
+    if silent:
+        return _unreachable(core, job, attempt, silent)
+    has_trouble = attempt.state is AttemptState.STARTING and attempt.attempt_id in core.leases.troubles
+    return _with_history(_not_begun(core, job, attempt), earlier) if has_trouble else None
+
+
+def _with_history(told: Explanation, earlier: Sequence[Attempt]) -> Explanation:
+    if not earlier:
+        return told
+    last = earlier[-1]
+    how = f"attempt {last.epoch} ended: {last.reason}"
+    details = (*told.details, f"{how}: {last.message}" if last.message else how)
+    return msgspec.structs.replace(told, details=details)
 
 
 def _not_planned(core: Core, job: Job, attempt: Attempt) -> Explanation:
@@ -37,16 +60,43 @@ def _not_planned(core: Core, job: Job, attempt: Attempt) -> Explanation:
     )
 
 
+def _not_begun(core: Core, job: Job, attempt: Attempt) -> Explanation:
+    return Explanation(
+        attempt_id=attempt.attempt_id,
+        job_id=job.job_id,
+        why=Why.NOT_BEGUN,
+        sentence=f"it was placed on {', '.join(attempt.node_names)} and has not begun yet",
+        details=(core.leases.troubles[attempt.attempt_id],),
+    )
+
+
+def _orphaned(job: Job, attempt: Attempt, nodes: tuple[str, ...]) -> Explanation:
+    return Explanation(
+        attempt_id=attempt.attempt_id,
+        job_id=job.job_id,
+        why=Why.ORPHANED,
+        sentence=f"its supervisor on {', '.join(nodes)} is dead, and what it left may still run",
+        details=(
+            attempt.message,
+            "nothing is started in its place, however long that takes, until it is gone",
+        ),
+        hint=f"look on {nodes[0]} for processes that do not die: `ps -eo pid,stat,args`; a restart ends them",
+        facts={"nodes": list(nodes)},
+    )
+
+
 def _unreachable(core: Core, job: Job, attempt: Attempt, silent: tuple[str, ...]) -> Explanation:
     fence_s = spec_of(job).fence + FENCE_MARGIN_S
     silent_s = max(core.leases.silence_s(attempt.attempt_id, node) for node in silent)
     nodes = ", ".join(silent)
+    trouble = core.leases.troubles.get(attempt.attempt_id) if attempt.state is AttemptState.STARTING else None
+    rule = f"nothing is started in its place without evidence, or before {age(fence_s)} of silence"
     return Explanation(
         attempt_id=attempt.attempt_id,
         job_id=job.job_id,
         why=Why.UNREACHABLE,
         sentence=f"no sign of life from {nodes} for {age(silent_s)}; unreachable is not dead",
-        details=(f"nothing is started in its place without evidence, or before {age(fence_s)} of silence",),
+        details=(f"it has not begun: {trouble}", rule) if trouble else (rule,),
         hint=f"if you know that it is off: `shoal nodes declare-dead {silent[0]}`",
         facts={"silent_s": silent_s, "fence_s": fence_s, "nodes": list(silent)},
     )

@@ -30,6 +30,23 @@ async def heal(core: Core) -> None:
     for job, attempt in await core.store.read(lambda tx: tx.attempts.holding()):
         for name in sorted(moving.intersection(attempt.nodes_left)):
             await _move(core, job, attempt, nodes[name])
+    if any(nodes[name].state is NodeState.DRAINING for name in moving):
+        await core.store.write(lambda tx: _finish_drains(core, tx))
+
+
+def _finish_drains(core: Core, tx: Tx) -> None:
+    """Nobody is placed on a draining node, so what holds nothing now never will."""
+    draining = [node for node in tx.nodes.all() if node.state is NodeState.DRAINING]
+    held = {name for _, attempt in tx.attempts.holding() for name in attempt.node_names}
+    now = core.clock.now()
+    for node in draining:
+        if node.name not in held:
+            drained = msgspec.structs.replace(
+                node, state=NodeState.DRAINED, changed_at=now, version=node.version + 1
+            )
+            tx.nodes.put(drained)
+            data = {"from": node.state, "to": drained.state, "because": node.because}
+            note(tx, "node.drained", now, SHOAL, node=node.name, data=data)
 
 
 async def _refresh_nodes(core: Core) -> None:
@@ -68,9 +85,8 @@ def _put(core: Core, tx: Tx, changed: dict[str, NodeFacts]) -> None:
 
 
 async def _move(core: Core, job: Job, attempt: Attempt, node: Node) -> None:
-    if node.state is NodeState.DEAD:
-        gone = NodeEnded(_declared(core, attempt, node))
-        await core.store.write(lambda tx: core.recorder.advance(tx, attempt.attempt_id, gone))
+    if node.state is NodeState.DEAD and not node.facts.is_alive:
+        await _bury(core, attempt, node)
         return
     if attempt.state is AttemptState.STOPPING:
         return
@@ -80,8 +96,31 @@ async def _move(core: Core, job: Job, attempt: Attempt, node: Node) -> None:
         await cancel(core, job, after)
 
 
+async def _bury(core: Core, attempt: Attempt, node: Node) -> None:
+    """An operator's word is evidence about what was there, not about what may find the node on again.
+
+    Marked like a submission: while none is on its way and the node is silent, nothing of it can begin.
+    """
+    if attempt.attempt_id in core.submitting:
+        return
+    core.submitting.add(attempt.attempt_id)
+    try:
+        if not await _answers(core, node.name):
+            gone = NodeEnded(_declared(core, attempt, node))
+            await core.store.write(lambda tx: core.recorder.advance(tx, attempt.attempt_id, gone))
+    finally:
+        core.submitting.discard(attempt.attempt_id)
+
+
+async def _answers(core: Core, name: str) -> bool:
+    """Whether the engine sees it now. One that says nothing at all contradicts nobody."""
+    try:
+        return any(facts.is_alive and facts.name == name for facts in await core.engine.nodes())
+    except EngineUnreachable:
+        return False
+
+
 def _declared(core: Core, attempt: Attempt, node: Node) -> NodeOutcome:
-    """An operator's word is evidence."""
     return NodeOutcome(
         attempt_id=attempt.attempt_id,
         epoch=attempt.epoch,

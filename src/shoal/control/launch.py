@@ -31,6 +31,7 @@ async def launch(core: Core, attempt_id: str) -> None:
     try:
         await _launch(core, attempt_id)
     except (EngineUnreachable, StoreUnavailable) as error:
+        core.leases.troubles[attempt_id] = error.message
         log.warning("launch.later", attempt=attempt_id, error=error.message)
     finally:
         core.submitting.discard(attempt_id)

@@ -26,6 +26,8 @@ class Leases:
         self._heard: dict[tuple[str, str], float] = {}
         self._sent: dict[str, float] = {}
         self._running_since: dict[str, float] = {}
+        self.troubles: dict[str, str] = {}
+        """By attempt that has not begun: what its engine last said about that."""
 
     def heard(self, attempt_id: str, node: str) -> None:
         """A supervisor renewed, or its engine saw it alive."""
@@ -47,11 +49,12 @@ class Leases:
 
     def fenced_nodes(self, attempt: Attempt, fence_s: float) -> tuple[str, ...]:
         """Those silent, and sent nothing, for so long that what ever ran there of it has certainly been
-        stopped by its supervisor.
+        stopped by its supervisor; never one whose supervisor died before what it had started.
         """
         limit = fence_s + FENCE_MARGIN_S
         unsent_s = self._clock.monotonic() - self._sent.get(attempt.attempt_id, -inf)
-        return self.silent_nodes(attempt, limit) if unsent_s > limit else ()
+        silent = self.silent_nodes(attempt, limit) if unsent_s > limit else ()
+        return tuple(node for node in silent if node not in attempt.orphaned_nodes)
 
     def ran_for_s(self, attempt_id: str) -> float:
         """Seconds since we first saw it running: at most what it really ran, never more."""
@@ -63,4 +66,5 @@ class Leases:
         kept = set(attempt_ids)
         self._heard = {key: at for key, at in self._heard.items() if key[0] in kept}
         self._sent = {k: at for k, at in self._sent.items() if k in kept}
+        self.troubles = {k: told for k, told in self.troubles.items() if k in kept}
         self._running_since = {k: at for k, at in self._running_since.items() if k in kept}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from shoal.control.actor import SHOAL
@@ -16,14 +18,33 @@ from shoal.scheduler import Plan, plan
 from shoal.store import Tx
 
 
-async def place(core: Core) -> float | None:
-    """Plan once and act on it. Returns when to look again if nothing happens before: seconds, or None."""
+class Cycle(NamedTuple):
+    """What one cycle leaves its loop to know."""
+
+    next_look_s: float | None
+    """When to look again if nothing happens before."""
+    planning_s: float
+    """Until the plan was on disk. Starting what it starts is the engine's time, not ours."""
+
+
+async def place(core: Core) -> Cycle:
+    """Plan once and act on it."""
+    began = core.clock.monotonic()
+    next_look_s, placed = await _decide(core)
+    planning_s = core.clock.monotonic() - began
+    for attempt_id in placed:
+        await launch(core, attempt_id)
+    return Cycle(next_look_s, planning_s)
+
+
+async def _decide(core: Core) -> tuple[float | None, list[str]]:
+    """When to look again, and the attempts that may be started."""
     now, seen = core.clock.now(), core.queue.seen
     changes = await core.store.read(lambda tx: look(tx, seen))
     core.queue.take_in(changes)
     are_nodes_new = core.nodes.see(changes.nodes)
     if not are_nodes_new and _is_nothing_new(core):
-        return core.told.good_until - core.clock.monotonic()
+        return core.told.good_until - core.clock.monotonic(), []
     core.queue.is_disturbed = True  # until all of this is done
     snapshot, next_ready_s = core.queue.snapshot(core.nodes.views(now), core.backoff, now)
     made, doomed = plan(snapshot, core.policy, now), core.queue.doomed
@@ -33,9 +54,7 @@ async def place(core: Core) -> float | None:
         placed = await core.store.write(lambda tx: _record(core, tx, made, doomed))
     core.queue.settled()
     core.told.good_until = core.clock.monotonic() + min(FRESH_S, next_ready_s or FRESH_S)
-    for attempt_id in placed:
-        await launch(core, attempt_id)
-    return next_ready_s
+    return next_ready_s, placed
 
 
 def _is_nothing_new(core: Core) -> bool:

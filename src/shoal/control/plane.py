@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -61,13 +61,16 @@ class ControlPlane:
         key: str | None = None,
         archive_digest: str | None = None,
         secrets: dict[str, str] | None = None,
+        said: bytes | None = None,
     ) -> SubmitResult:
+        """`said`: the request as it came, where it came from outside."""
         asked = Asked(
             spec=spec,
             project=project,
             owner=owner,
             archive_digest=archive_digest,
             secrets=secrets or {},
+            said=said,
         )
         return await submit.submit(self.core, actor, asked, key)
 
@@ -149,5 +152,6 @@ class ControlPlane:
     async def renew(self, renewal: Renewal) -> RenewalAnswer:
         return await reports.renew(self.core, renewal)
 
-    def explain(self, job: Job, attempt: Attempt) -> Explanation | None:
-        return explain.explain(self.core, job, attempt)
+    def explain(self, job: Job, attempts: Sequence[Attempt]) -> Explanation | None:
+        """`attempts`: all of the job's, oldest first."""
+        return explain.explain(self.core, job, attempts)

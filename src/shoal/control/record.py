@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from shoal.control.actor import SHOAL, Actor
+from shoal.control.backoff import Backoff
 from shoal.ids import IdFactory
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
@@ -47,11 +48,12 @@ def note(
 
 
 class Recorder:
-    """Applies events to attempts. Holds no state but where new ids come from."""
+    """Applies events to attempts. Holds no state of its own."""
 
-    def __init__(self, new_id: IdFactory, now: Callable[[], float]) -> None:
+    def __init__(self, new_id: IdFactory, now: Callable[[], float], backoff: Backoff) -> None:
         self._new_id = new_id
         self._now = now
+        self._backoff = backoff
 
     def advance(self, tx: Tx, attempt_id: str, event: AttemptEvent, actor: Actor = SHOAL) -> Attempt | None:
         """Feed one event to the attempt as it is recorded now.
@@ -91,6 +93,7 @@ class Recorder:
         """Queue the attempt with the job's current epoch."""
         attempt = self.new_attempt(job, now, backoff_s)
         tx.attempts.add(attempt)
+        self._backoff.begin(attempt)
         return attempt
 
     def new_attempt(self, job: Job, now: float, backoff_s: float = 0.0) -> Attempt:

@@ -18,7 +18,7 @@ from shoal.control.anchor import drop_anchor
 from shoal.control.clean import clean
 from shoal.control.core import Core
 from shoal.control.heal import heal
-from shoal.control.place import place
+from shoal.control.place import Cycle, place
 from shoal.control.watch import watch
 from shoal.errors import StoreUnavailable
 
@@ -35,6 +35,8 @@ PLACE_SHARE = 0.2
 PLACE_PAUSE_S = 0.02
 """Between two cycles at least: what commits within it is planned together. The first never waits."""
 FAILED_PAUSE_S = 1.0
+FAILED_CYCLE = Cycle(next_look_s=None, planning_s=0.0)
+"""After one that raised, which has paused for it already."""
 
 
 class Signal:
@@ -124,11 +126,9 @@ async def _placing(core: Core, changed: Changed) -> None:
     next_look_s = 0.0
     while True:
         await changed.placer.wait(next_look_s)
-        began = core.clock.monotonic()
-        soon = await _turn("place", lambda: place(core))
-        took = core.clock.monotonic() - began
-        next_look_s = min(soon or PLACE_AT_LEAST_EVERY_S, PLACE_AT_LEAST_EVERY_S)
-        await anyio.sleep(max(took / PLACE_SHARE - took, PLACE_PAUSE_S))
+        cycle = await _turn("place", lambda: place(core)) or FAILED_CYCLE
+        next_look_s = min(cycle.next_look_s or PLACE_AT_LEAST_EVERY_S, PLACE_AT_LEAST_EVERY_S)
+        await anyio.sleep(max(cycle.planning_s / PLACE_SHARE - cycle.planning_s, PLACE_PAUSE_S))
 
 
 async def _repeat(

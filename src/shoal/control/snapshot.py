@@ -12,6 +12,13 @@ from shoal.scheduler import Candidate, GpuView, Holding, NodeView, UnmetDependen
 MEMORY_STEP = 64 << 20
 """Nodes bought alike differ by a few pages; rounded down they are alike, and are scored once."""
 
+WORDS = {
+    NodeState.CORDONED: "cordoned",
+    NodeState.DRAINING: "being drained",
+    NodeState.DRAINED: "drained",
+    NodeState.DEAD: "declared dead",
+}
+
 Outcomes = Mapping[str, JobOutcome | None]
 
 
@@ -87,8 +94,7 @@ def node_view(node: Node, now: float) -> NodeView:
 def _closed_because(node: Node, now: float) -> str | None:
     if node.state is NodeState.READY:
         return None if node.facts.is_alive else "not answering"
-    words = {NodeState.CORDONED: "cordoned", NodeState.DRAINING: "drained", NodeState.DEAD: "declared dead"}
-    told = f"{words[node.state]} by {node.by} {age(now - node.changed_at)} ago"
+    told = f"{WORDS[node.state]} by {node.by} {age(now - node.changed_at)} ago"
     return f'{told} ("{node.because}")' if node.because else told
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from difflib import get_close_matches
 from pathlib import Path
 
 import msgspec
@@ -38,6 +39,9 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     owner: User
     archive_digest: str | None = None
     secrets: dict[str, str] = {}
+    said: bytes | None = None
+    """The request as it came, normalised. A key is bound to this and not to what was understood: the
+    version that hears it again may understand more, or have other defaults."""
 
 
 async def submit(core: Core, actor: Actor, asked: Asked, key: str | None) -> SubmitResult:
@@ -69,14 +73,17 @@ async def submit(core: Core, actor: Actor, asked: Asked, key: str | None) -> Sub
 
 
 def _said(core: Core, asked: Asked, frozen: Frozen) -> str:
-    """Secrets count under our key: their plain hash in the database could be guessed at."""
-    secrets = hmac.digest(core.key, msgspec.json.encode(asked.secrets, order="sorted"), "sha256").hex()
-    return fingerprint("submit", frozen.text, asked.project, asked.archive_digest, secrets)
+    """Under our key: there are secrets in it, whose plain hash in the database could be guessed at."""
+    said = asked.said
+    if said is None:  # asked from within
+        said = msgspec.json.encode((frozen.text, asked.archive_digest, asked.secrets), order="sorted")
+    return fingerprint("submit", asked.project, hmac.digest(core.key, said, "sha256").hex())
 
 
 def _refusal(core: Core, frozen: Frozen) -> ShoalError | None:
     """Why this cluster, as it is now, does not take the job; None if it does."""
     try:
+        check_queue(core, frozen.spec)
         check_mounts(core, frozen.spec)
         check_fit(core, frozen)
     except ShoalError as error:
@@ -95,6 +102,19 @@ def check_secrets(spec: JobSpec, secrets: dict[str, str]) -> None:
         )
     if given - named:
         raise SpecError(f"secrets not named in the spec: {', '.join(sorted(given - named))}")
+
+
+def check_queue(core: Core, spec: JobSpec) -> None:
+    """Only queues that the operator declared."""
+    known = core.settings.queues
+    if spec.queue not in known:
+        near = get_close_matches(spec.queue, known, n=1)
+        meant = f"set `queue: {near[0]}`" if near else "leave `queue` out"
+        raise SpecError(
+            f"no queue `{spec.queue}`; this cluster has {', '.join(f'`{name}`' for name in known)}",
+            hint=f"{meant}, or let an operator declare it with `shoal up --queues {spec.queue}`",
+            queues=list(known),
+        )
 
 
 def check_mounts(core: Core, spec: JobSpec) -> None:
@@ -133,7 +153,8 @@ def _accept(core: Core, tx: Tx, actor: Actor, asked: Asked, frozen: Frozen, now:
         place = None
         if array_id is not None and index is not None and spec.array is not None:
             place = ArrayPlace(array_id=array_id, index=index, size=len(indices), at_once=spec.array.at_once)
-        job = _job(core.new_id("job"), asked, frozen, number, after, place, now)
+        name = spec.name or f"job-{admitted.first}"
+        job = _job(core.new_id("job"), asked, frozen, number, name, after, place, now)
         made.append((job, core.recorder.new_attempt(job, now)))
     tx.submissions.add(made)
     for job, attempt in made:
@@ -190,6 +211,7 @@ def _job(
     asked: Asked,
     frozen: Frozen,
     number: int,
+    name: str,
     after: tuple[Dependency, ...],
     array: ArrayPlace | None,
     now: float,
@@ -199,7 +221,7 @@ def _job(
         job_id=job_id,
         project=asked.project,
         number=number,
-        name=spec.name or f"job-{number}",
+        name=name,
         owner=asked.owner.user_id,
         owner_name=asked.owner.name,
         queue=spec.queue,

@@ -16,8 +16,8 @@ from shoal.engines.base import Observation, Sight
 from shoal.errors import EngineUnreachable, StoreUnavailable
 from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.job import Job
-from shoal.model.moves import AttemptEvent, FencePassed, NodeEnded, Started, StopAsked
-from shoal.wire import EndKind, NodeOutcome
+from shoal.model.moves import AttemptEvent, FencePassed, NodeEnded, Orphaned, Started, StopAsked
+from shoal.wire import MAX_OUTCOME_MESSAGE, EndKind, NodeOutcome
 
 log = structlog.get_logger()
 
@@ -92,12 +92,18 @@ def _events(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observat
             continue  # just handed over again
         if seen is None:
             events.append(NodeEnded(_unlisted(core, attempt, node)))
+        elif seen.sight is Sight.ORPHANED:
+            # Before the epoch, which a share that cannot be read does not have: this ends nothing.
+            events.append(Orphaned(node, seen.raw[:MAX_OUTCOME_MESSAGE]))
         elif seen.epoch != attempt.epoch:
             log.error("engine.stale_epoch", attempt=attempt.attempt_id, epoch=seen.epoch)
         elif seen.sight is Sight.ENDED and seen.outcome is not None:
             events.append(NodeEnded(seen.outcome))
+        elif seen.sight is Sight.PENDING:
+            core.leases.troubles[attempt.attempt_id] = f"{node}: {seen.raw}"
         elif seen.sight is Sight.ALIVE:
             core.leases.heard(attempt.attempt_id, node)
+            core.leases.troubles.pop(attempt.attempt_id, None)
             if seen.started_at is not None and node not in attempt.started_nodes:
                 events.append(Started(node))
     return events + _overdue(core, job, attempt)

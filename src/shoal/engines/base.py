@@ -32,6 +32,9 @@ class Sight(StrEnum):
     """The supervisor lives."""
     ENDED = "ended"
     """Evidence that nothing of it runs any more; `outcome` is set."""
+    ORPHANED = "orphaned"
+    """The supervisor is dead, and what it left lives or cannot be told dead. Nobody is left to keep the
+    fence, so however long this lasts, or is not seen again, it is no end: only ENDED is."""
     UNKNOWN = "unknown"
     """We could not look. Not evidence of anything."""
 

@@ -87,6 +87,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     stop_asked_at: float | None = None
     outcomes: tuple[NodeOutcome, ...] = ()
     """What each node's supervisor reported, in order of arrival; at most one a node."""
+    orphaned_nodes: tuple[str, ...] = ()
+    """Where the supervisor died before what it had started: no fence passes there, only evidence counts."""
     reason: EndReason | None = None
     exit_code: int | None = None
     message: str = ""
@@ -102,3 +104,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
         """Nodes that may still run something of it."""
         ended = {outcome.node for outcome in self.outcomes}
         return tuple(name for name in self.node_names if name not in ended)
+
+    @property
+    def orphans_left(self) -> tuple[str, ...]:
+        """Nodes where something of it may live that nobody supervises."""
+        return tuple(name for name in self.nodes_left if name in self.orphaned_nodes)

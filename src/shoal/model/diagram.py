@@ -17,6 +17,7 @@ from shoal.model.moves import (
     AttemptEvent,
     FencePassed,
     NodeEnded,
+    Orphaned,
     Placed,
     Refused,
     Started,
@@ -115,6 +116,7 @@ def _events() -> Iterator[AttemptEvent]:
     yield Refused("no")
     yield Started("n2")
     yield from (NodeEnded(_outcome("n2", kind)) for kind in EndKind)
+    yield Orphaned("n2", "something of it does not die")
     yield StopAsked(EndReason.CANCELLED, "ana")
     yield FencePassed()
 

@@ -49,6 +49,14 @@ class NodeEnded(msgspec.Struct, frozen=True, tag=True):
     outcome: NodeOutcome
 
 
+class Orphaned(msgspec.Struct, frozen=True, tag=True):
+    """The supervisor on `node` is dead, and what it left is not known to be."""
+
+    node: str
+    told: str
+    """What the engine saw."""
+
+
 class StopAsked(msgspec.Struct, frozen=True, tag=True):
     """A person, a drain, a limit or the scheduler wants it stopped."""
 
@@ -62,7 +70,7 @@ class FencePassed(msgspec.Struct, frozen=True, tag=True):
     """Silent for so long that its supervisors have certainly stopped it."""
 
 
-AttemptEvent = Placed | Accepted | Refused | Started | NodeEnded | StopAsked | FencePassed
+AttemptEvent = Placed | Accepted | Refused | Started | NodeEnded | Orphaned | StopAsked | FencePassed
 
 
 class Effect(StrEnum):
@@ -169,7 +177,21 @@ def _node_ended(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
     return _change(noted, state=STOPPING, stop_asked_at=now), (Effect.CANCEL,)
 
 
+def _orphan(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
+    """Nobody supervises a part of it any more: the rest is stopped, and all of it held until it is gone."""
+    assert isinstance(event, Orphaned)
+    if event.node in attempt.orphaned_nodes or event.node not in attempt.nodes_left:
+        return attempt, ()
+    noted = _change(attempt, orphaned_nodes=(*attempt.orphaned_nodes, event.node))
+    if attempt.state is STOPPING:
+        return noted, ()
+    told = f"{event.node}: {event.told}"
+    return _change(noted, state=STOPPING, stop_asked_at=now, message=told), (Effect.CANCEL,)
+
+
 def _fence(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
+    if attempt.orphans_left:
+        return attempt, ()  # a fence is kept by a supervisor, and there is none
     silent = ", ".join(attempt.nodes_left)
     return _end(attempt, EndReason.FENCED, now, message=f"no sign of life from {silent}")
 
@@ -223,6 +245,7 @@ TABLE: dict[tuple[AttemptState, type], Handler | None] = {
     (QUEUED, Refused): None,
     (QUEUED, Started): None,
     (QUEUED, NodeEnded): None,
+    (QUEUED, Orphaned): None,
     (QUEUED, StopAsked): _stop_queued,
     (QUEUED, FencePassed): None,
     (STARTING, Placed): None,
@@ -230,6 +253,7 @@ TABLE: dict[tuple[AttemptState, type], Handler | None] = {
     (STARTING, Refused): _refuse,
     (STARTING, Started): _start,
     (STARTING, NodeEnded): _node_ended,
+    (STARTING, Orphaned): _orphan,
     (STARTING, StopAsked): _stop,
     (STARTING, FencePassed): _fence,
     (RUNNING, Placed): None,
@@ -237,6 +261,7 @@ TABLE: dict[tuple[AttemptState, type], Handler | None] = {
     (RUNNING, Refused): None,
     (RUNNING, Started): _ignore,
     (RUNNING, NodeEnded): _node_ended,
+    (RUNNING, Orphaned): _orphan,
     (RUNNING, StopAsked): _stop,
     (RUNNING, FencePassed): _fence,
     (STOPPING, Placed): None,
@@ -244,6 +269,7 @@ TABLE: dict[tuple[AttemptState, type], Handler | None] = {
     (STOPPING, Refused): _refuse,
     (STOPPING, Started): _ignore,
     (STOPPING, NodeEnded): _node_ended,
+    (STOPPING, Orphaned): _orphan,
     (STOPPING, StopAsked): _ignore,
     (STOPPING, FencePassed): _fence,
     (ENDED, Placed): None,
@@ -251,6 +277,7 @@ TABLE: dict[tuple[AttemptState, type], Handler | None] = {
     (ENDED, Refused): _ignore,
     (ENDED, Started): _ignore,
     (ENDED, NodeEnded): _ignore,
+    (ENDED, Orphaned): _ignore,
     (ENDED, StopAsked): _ignore,
     (ENDED, FencePassed): _ignore,
 }

@@ -48,6 +48,8 @@ class NodeState(StrEnum):
     """Takes no new work; what runs there runs on."""
     DRAINING = "draining"
     """Takes no new work; what runs there is asked to stop and queued again."""
+    DRAINED = "drained"
+    """Takes no new work, and nothing holds any part of it: the drain is over."""
     DEAD = "dead"
     """An operator declared that nothing runs there any more: evidence for replacing its attempts."""
 

@@ -87,3 +87,17 @@ def setns(fd: int) -> None:
 def owning_user_namespace(fd: int) -> int:
     """The user namespace that owns this namespace, as a new descriptor."""
     return fcntl.ioctl(fd, NS_GET_USERNS)
+
+
+def rename(words: tuple[str, ...]) -> None:
+    """Show these words as this process's command line, as far as they fit in the room it was started with.
+
+    For a process that was forked to be another program, so that people and scripts find it by its name.
+    """
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end of proc(5)
+    if start:
+        room = end - start
+        text = b"".join(os.fsencode(word) + b"\0" for word in words)[: room - 1]
+        ctypes.memmove(start, text.ljust(room, b"\0"), room)

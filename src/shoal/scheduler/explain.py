@@ -18,6 +18,7 @@ from shoal.scheduler.impossible import LOOK, never_fits
 from shoal.scheduler.keep import Kept
 from shoal.scheduler.possible import Possible, Suitable, by_domain, can_hold
 from shoal.scheduler.release import free_at
+from shoal.scheduler.scarce import less_memory, memory_held, short_of_memory
 from shoal.scheduler.snapshot import Candidate
 from shoal.scheduler.types import Explanation, Why
 from shoal.scheduler.words import amounts, are, clock_time, duration, listed, num_nodes
@@ -130,12 +131,17 @@ class Explainer:
     def _busy(self, demand: Demand, suitable: Suitable, free: list[NodeUse]) -> Explanation:
         short = self._short_of(demand.need)
         until = self._soonest(demand.need, suitable)
+        scarce = short_of_memory(demand.need, suitable.open) if short == ("memory",) else None
+        held = (memory_held(demand.need, scarce),) if scarce else ()
+        hint = self._fewer(demand)
+        if hint is None and scarce is not None and demand.min_nodes == 1:
+            hint = less_memory(demand.need, scarce)
         return _said(
             Why.RESOURCES,
             f"needs {num_nodes(demand)} with {amounts(demand.need, short, free=True)}; "
             f"{are(len(free), 'free')}{_in_pool(suitable)}",
-            details=(*_why_closed(suitable.closed), *self._until(until, demand.min_nodes - len(free))),
-            hint=self._fewer(demand),
+            details=(*held, *_why_closed(suitable.closed), *self._until(until, demand.min_nodes - len(free))),
+            hint=hint,
             nodes_needed=demand.min_nodes,
             nodes_free=len(free),
             short_of=list(short),

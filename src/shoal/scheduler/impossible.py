@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 from shoal.model.request import Request
-from shoal.scheduler.amounts import Amounts, Demand, demand_of
+from shoal.scheduler.amounts import Amounts, Demand, Need, demand_of
 from shoal.scheduler.capacity import Capacity, NodeUse
 from shoal.scheduler.fit import SHORT_OF, shortages
 from shoal.scheduler.possible import Possible, by_domain, can_hold
@@ -75,7 +75,10 @@ def _too_much(demand: Demand, possible: Possible, what: str) -> Explanation:
     where = f"the largest node in pool `{min(pools)}` has" if len(pools) == 1 else "the largest node has"
     told = {"gpus": str(largest), "cpus": cpus(largest), "memory": size(largest), "disk": size(largest)}
     has = f"{where} {told[what]}" if largest else f"no node has {'a GPU' if what == 'gpus' else 'any'}"
-    hint = _spread(demand, possible, largest) if what == "gpus" and largest else None
+    hint = None
+    if what == "gpus" and largest:
+        most = f"set `gpus: {_gpus(need, largest)}`, the most on one node"
+        hint = _spread(demand, possible, largest) or most
     return _said(
         f"asks for {amounts(need, [what])} on one node; {has}",
         f"{hint}, or {LOOK}" if hint else LOOK,
@@ -91,18 +94,24 @@ def _of(whole: Amounts, what: str, kind: str | None) -> int:
 
 
 def _spread(demand: Demand, possible: Possible, largest: int) -> str | None:
-    """The same number of GPUs over more nodes, if that could run."""
+    """The same number of GPUs, evenly over more nodes, if that could run."""
     need = demand.need
     total = need.num_gpus * demand.min_nodes
     nodes = -(-total // largest)
-    gpus = -(-total // nodes)
+    gpus, left = divmod(total, nodes)
+    if left:
+        return None
     # Where a spec leaves CPUs out they follow the GPUs, so they shrink with them here.
     smaller = need._replace(num_gpus=gpus, millicpus=need.millicpus * gpus // need.num_gpus)
     spread = demand._replace(need=smaller, min_nodes=nodes, max_nodes=nodes)
     if not can_hold(spread, possible.suitable(smaller).nodes):
         return None
-    written = f"{need.gpu_kind}:{gpus}" if need.gpu_kind else str(gpus)
-    return f"set `gpus: {written}` and `nodes: {nodes}`"
+    return f"set `gpus: {_gpus(need, gpus)}` and `nodes: {nodes}`"
+
+
+def _gpus(need: Need, count: int) -> str:
+    """As a spec writes them."""
+    return f"{need.gpu_kind}:{count}" if need.gpu_kind else str(count)
 
 
 def _unknown_kind(demand: Demand, possible: Possible) -> Explanation:

@@ -33,6 +33,10 @@ class Why(StrEnum):
     """What it needs is free, but kept for a job that comes first."""
     UNREACHABLE = "unreachable"
     """It was started, and nobody has heard from it since. Said by the control plane, not by a plan."""
+    NOT_BEGUN = "not_begun"
+    """It was placed, and its engine has not begun it. Said by the control plane, not by a plan."""
+    ORPHANED = "orphaned"
+    """Its supervisor is dead and what that left is not. Said by the control plane, not by a plan."""
     TOPOLOGY = "topology"
     """Enough nodes are free, but not close enough together."""
 

@@ -92,7 +92,7 @@ def amounts(need: Need, what: Iterable[str], *, free: bool = False) -> str:
     told = {
         "gpus": f"{need.num_gpus} {mark}{kind}GPU{'' if need.num_gpus == 1 else 's'}",
         "cpus": f"{cpus(need.millicpus)} {mark}CPU{'' if need.millicpus == MILLI else 's'}",
-        "memory": f"{mark}memory in proportion"
+        "memory": f"{mark}memory in proportion to its {'GPUs' if need.num_gpus else 'CPUs'}"
         if need.memory_bytes is None
         else f"{size(need.memory_bytes)} of {mark}memory",
         "disk": f"{size(need.disk_bytes)} of {mark}disk",

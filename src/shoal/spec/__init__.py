@@ -10,7 +10,7 @@ from shoal.spec.flags import spec_from_flags
 from shoal.spec.job import JobSpec
 from shoal.spec.parse import parse_job
 from shoal.spec.resources import ByteRange, CpuRange, GpuSpec, NodeRange, Resources
-from shoal.spec.schema import job_schema
+from shoal.spec.schema import flags_schema, job_schema
 
 __all__ = [
     "AfterSpec",
@@ -26,6 +26,7 @@ __all__ = [
     "Resources",
     "RetrySpec",
     "TopologySpec",
+    "flags_schema",
     "job_schema",
     "parse_job",
     "spec_from_flags",

@@ -64,7 +64,7 @@ class JobSpec(BaseModel):
     project: Name | None = Field(
         default=None, description="Whose job it is; unset: the submitter's only project."
     )
-    queue: Name = "default"
+    queue: Name = Field(default="default", description="One that the cluster has.")
     priority: Annotated[int, Field(strict=True, ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     time_limit: TimeLimit | None = Field(
         default=None, description="Stopped after this long: seconds, `90m`, `1h30m`."

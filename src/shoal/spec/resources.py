@@ -215,11 +215,19 @@ class Resources(BaseModel):
         default=NodeRange.model_construct(min=1, max=1),
         description="How many nodes: `2`, or `2..4` to take what is free.",
     )
-    cpus: Cpus | None = Field(default=None, description="CPUs on each node; unset: one for each rank.")
+    cpus: Cpus | None = Field(
+        default=None,
+        description="CPUs on each node; unset: one for each rank. Of a range the lower end is given.",
+    )
     memory: Bytes | None = Field(
-        default=None, description="Memory on each node; unset: in proportion to the CPUs or GPUs taken."
+        default=None,
+        description=(
+            "Memory on each node; unset: in proportion to the CPUs or GPUs taken. Of a range the lower end."
+        ),
     )
     disk: Bytes | None = Field(
         default=None,
-        description="Scratch disk on each node: counted when nodes are chosen, not enforced while it runs.",
+        description=(
+            "Disk on each node: counted when nodes are chosen, not enforced. Of a range the lower end."
+        ),
     )

@@ -1,4 +1,4 @@
-"""The published JSON Schema of a job, short forms included: for editors, and for generated requests."""
+"""The published JSON Schemas of a job and of its flags: for editors, and for generated requests."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema
 
+from shoal.spec.flags import LOC_OF
 from shoal.spec.job import JobSpec
 
 
@@ -26,4 +27,17 @@ def job_schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **JobSpec.model_json_schema(mode="validation", schema_generator=_WithoutTitles),
         "title": "Shoal job",
+    }
+
+
+def flags_schema() -> dict[str, Any]:
+    """A job as the flags of `shoal run`: every value the text that was typed, or a list of such texts."""
+    return {
+        "type": "object",
+        "propertyNames": {"enum": list(LOC_OF)},
+        "additionalProperties": {
+            "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]
+        },
+        "required": ["run"],
+        "title": "Shoal job as flags",
     }

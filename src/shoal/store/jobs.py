@@ -64,6 +64,9 @@ ADD_COUNTER = insert(project_counters)
 OPEN_JOBS = select(project_counters.c.open_jobs).where(project_counters.c.project == bindparam("of"))
 OUTCOME_OF = select(jobs.c.job_id, jobs.c.outcome).where(jobs.c.job_id == bindparam("id"))
 OUTCOMES = select(jobs.c.job_id, jobs.c.outcome).where(jobs.c.job_id.in_(bindparam("ids", expanding=True)))
+NUMBERS = select(jobs.c.job_id, jobs.c.project, jobs.c.number).where(
+    jobs.c.job_id.in_(bindparam("ids", expanding=True))
+)
 OPEN_IN_ARRAY = (
     select(jobs.c.body)
     .where(jobs.c.array_id == bindparam("array_id"), jobs.c.outcome.is_(None))
@@ -149,6 +152,11 @@ class Jobs:
         return {
             job_id: JobOutcome(outcome) if outcome else None for found in rows for job_id, outcome in found
         }
+
+    def references(self, job_ids: Iterable[str]) -> dict[str, str]:
+        """How people name each of them; a job that does not exist is left out."""
+        rows = [self._session.ask(NUMBERS, {"ids": ids}) for ids in _chunks(sorted(set(job_ids)))]
+        return {job_id: f"{project}/{number}" for found in rows for job_id, project, number in found}
 
     def changed_since(self, seq: int) -> list[tuple[Job, Attempt]]:
         """Every job that an event after that one is about, with its newest attempt."""

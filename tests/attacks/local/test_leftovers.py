@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import anyio
@@ -101,8 +101,10 @@ class Local:
 
 
 @pytest.fixture
-def local(tmp_path: Path) -> Local:
-    return Local(tmp_path / "home")
+async def local(tmp_path: Path) -> AsyncIterator[Local]:
+    made = Local(tmp_path / "home")
+    yield made
+    await made.engine.close()
 
 
 @pytest.mark.anyio

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ NAMES = [
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> LocalEngine:
+async def engine(tmp_path: Path) -> AsyncIterator[LocalEngine]:
     home = tmp_path / "home"
     nodes = SimulatedNodes(count=1, gpus_per_node=0)
     engine = LocalEngine(
@@ -53,7 +54,8 @@ def engine(tmp_path: Path) -> LocalEngine:
         folder.mkdir()
         for name in ("log", "outcome.json", "order.json"):
             (folder / name).write_text("1.0 0 o precious\n")
-    return engine
+    yield engine
+    await engine.close()
 
 
 def submission(attempt_id: str = "att_1", node: str = "sim-01", **fields: Any) -> Submission:

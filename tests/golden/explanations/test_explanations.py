@@ -87,6 +87,7 @@ CASES = {
     "no_nodes": lambda: _one(planned((), job(1, request()))),
     "never_fits_gpus": lambda: _never(request(gpus=16)),
     "never_fits_gpus_anywhere": lambda: _never(request(gpus=64)),
+    "never_fits_gpus_unevenly": lambda: _never(request(gpus=9)),
     "never_fits_kind": lambda: _never(request(gpus=8, kind="a-100")),
     "never_fits_cpus": lambda: _never(request(cpus=256.0)),
     "never_fits_memory": lambda: _never(request(memory_bytes=2048 * GIB)),
@@ -106,6 +107,12 @@ CASES = {
         planned(
             nodes(1), job(1, request(cpus=60.0)), held=(holding(1, {"node-01": ALL_GPUS}, time_limit_s=1e6),)
         )
+    ),
+    "resources_memory_taken_with_gpus": lambda: _one(
+        planned(nodes(1), job(2, request(gpus=8)), job(1, request(cpus=2.0), priority=-1))
+    ),
+    "resources_memory_left": lambda: _one(
+        planned(nodes(1), job(2, request(gpus=7)), job(1, request(cpus=16.0), priority=-1))
     ),
     "topology": lambda: _one(_racks()),
     "behind": lambda: _one(_behind("vision", Policy()), "att-2"),
@@ -131,8 +138,9 @@ def test_the_reason_reads_as_it_was_agreed(case: str) -> None:
 
 
 def test_every_reason_a_plan_can_give_has_a_text() -> None:
-    # UNREACHABLE is about what has started: the control plane says it.
-    assert {CASES[case]().why for case in CASES} == set(Why) - {Why.UNREACHABLE}
+    # These are about what was placed: the control plane says them.
+    placed = {Why.NOT_BEGUN, Why.UNREACHABLE, Why.ORPHANED}
+    assert {CASES[case]().why for case in CASES} == set(Why) - placed
 
 
 def test_a_job_of_another_project_is_not_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,7 @@ from pydantic import TypeAdapter
 
 from shoal.api import views
 from shoal.model.attempt import AttemptState
+from tests.support.archives import tar_of
 from tests.support.world import World, eventually, open_world
 
 
@@ -33,6 +35,18 @@ def test_a_key_sent_twice_is_one_job_and_the_second_answer_says_so(world: World)
     assert not mine["was_repeated"]
 
 
+def test_the_order_of_a_body_and_its_white_space_are_not_part_of_a_request(world: World) -> None:
+    key = [("idempotency-key", "k-4"), ("content-type", "application/json")]
+    bodies = (
+        b'{"project": "vision", "spec": {"run": "a", "name": "b"}}',
+        b'{"spec":{"name":"b","run":"a"},"project":"vision"}',
+        b'{"spec":{"name":"b","run":"a","fence":"30m"},"project":"vision"}',
+    )
+    answers = [world.call("POST", "/v1/jobs", role="member", body=body, headers=key) for body in bodies]
+    assert [one.status for one in answers] == [201, 201, 409]
+    assert answers[1].json()["was_repeated"]
+
+
 @pytest.mark.parametrize("key", ["", "x" * 201, "a b", "é"])
 def test_a_malformed_key_is_refused(world: World, key: str) -> None:
     body = {"spec": {"run": "true"}, "project": "vision"}
@@ -40,6 +54,18 @@ def test_a_malformed_key_is_refused(world: World, key: str) -> None:
         world.call("POST", "/v1/jobs", role="member", data=body, headers=[("idempotency-key", key)]).status
         == 422
     )
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs?project=", "/v1/events?project="])
+def test_a_project_that_is_not_there_is_answered_as_one_that_may_not_be_seen(world: World, path: str) -> None:
+    told = [
+        world.call("GET", path + name, role=role).json()
+        for name, role in (("moon", "admin"), ("moon", "member"), ("speech", "member"))
+    ]
+    assert {(item["status"], item["detail"], item.get("hint")) for item in told} == {
+        (404, "no such thing, or one you may not see", None)
+    }
+    assert world.call("GET", path + "speech", role="admin").status == 200
 
 
 def test_a_repeated_submission_tells_where_the_job_is_now(world: World) -> None:
@@ -64,6 +90,60 @@ def test_all_mistakes_of_a_spec_are_reported_with_the_nearest_name(world: World)
     refused = world.call("POST", "/v1/jobs", role="member", data={"spec": spec, "project": "vision"}).json()
     told = "\n".join(refused["problems"])
     assert all(word in told for word in ("gpus", "priority", "run"))
+
+
+def test_flags_are_the_job_that_the_same_spec_is(world: World) -> None:
+    flags = {"run": "true", "name": "f", "cpus": "0.5", "nodes": "1", "env": ["A=1", "B=x=y"], "retry": "2"}
+    spec = {"run": "true", "name": "f", "resources": {"cpus": 0.5, "nodes": 1}, "retry": 2}
+    spec["env"] = {"A": "1", "B": "x=y"}
+    shown = []
+    for body in ({"flags": flags}, {"spec": spec}):
+        made = world.call("POST", "/v1/jobs", role="member", data=body)
+        assert made.status == 201, made.body
+        job_id = made.json()["jobs"][0]["job_id"]
+        shown.append(world.call("GET", f"/v1/jobs/{job_id}", role="member").json()["spec"])
+    assert shown[0] == shown[1]
+    assert shown[0]["env"] == spec["env"]
+
+
+def test_all_mistakes_in_flags_are_named_as_they_were_typed(world: World) -> None:
+    flags = {"run": "true", "cpus": "0", "time_limit": "soon", "gpu": "1", "env": ["A"], "mounts": "x"}
+    refused = world.call("POST", "/v1/jobs", role="member", data={"flags": flags})
+    assert (refused.status, refused.json()["code"]) == (422, "spec.invalid")
+    told = "\n".join(refused.json()["problems"])
+    assert all(flag in told for flag in ("`--cpus`", "`--time-limit`", "`--gpus`", "`--env`", "`--mount`"))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"spec": {"run": "true"}, "flags": {"run": "true"}},
+        {"spec": None, "flags": None},
+        {"flags": {}},
+        {"flags": {"run": 1}},
+        {"flags": {"run": None}},
+        {"flags": {"run": "true", "env": {"A": "1"}}},
+        {"flags": ["run"]},
+        {"flags": {"run": "true", "self": "x"}},
+    ],
+)
+def test_a_job_is_a_spec_or_flags_of_text(world: World, body: object) -> None:
+    assert world.call("POST", "/v1/jobs", role="member", data=body).status == 422
+
+
+def test_a_snapshot_nobody_sent_is_asked_for_by_its_code(world: World) -> None:
+    raw = tar_of({"train.py": b"print('hi')\n"})
+    digest = hashlib.sha256(raw).hexdigest()
+    body = {"flags": {"run": "python train.py"}, "archive": digest}
+    refused = world.call("POST", "/v1/jobs", role="member", data=body)
+    assert (refused.status, refused.json()["code"]) == (422, "archive.missing")
+    typed = [("content-type", "application/x-tar")]
+    target = f"/v1/archives/{digest}"
+    assert world.call("PUT", target, role="admin", body=raw, headers=typed).status == 422
+    assert world.call("PUT", target, role="viewer", body=raw, headers=typed).status in (403, 422)
+    assert world.call("PUT", target, role="member", body=raw, headers=typed).status == 200
+    assert world.call("POST", "/v1/jobs", role="member", data=body).status == 201
 
 
 def test_pages_show_every_job_once_newest_first(world: World) -> None:

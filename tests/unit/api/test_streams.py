@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from shoal.api import follow
 from shoal.engines.fake import Act, by_run
 from shoal.settings import ServerLimits
 from shoal.wire import EndKind
 from tests.support.asgi import Stream
+from tests.support.lab import Lab, now
 from tests.support.world import World, eventually, open_world
 
 LINES = tuple(f"line {number}" for number in range(20))
@@ -89,6 +93,13 @@ def test_events_arrive_as_they_are_recorded_and_only_those_one_may_see(world: Wo
         eventually(lambda: shown in {data["job_id"] for _, data, _ in stream.events()})
     assert hidden not in {data["job_id"] for _, data, _ in stream.events()}
     assert {data["project"] for _, data, _ in stream.events()} == {"speech"}
+    refs = {data["ref"] for _, data, _ in stream.events() if data["job_id"] == shown}
+    listed = world.call("GET", f"/v1/events?job={shown}", role="stranger").json()["items"]
+    assert (
+        refs
+        == {item["ref"] for item in listed}
+        == {world.call("GET", f"/v1/jobs/{shown}", role="stranger").json()["ref"]}
+    )
 
 
 def test_an_event_stream_resumes_after_the_last_one_seen(world: World) -> None:
@@ -121,3 +132,28 @@ def test_streams_are_limited_for_each_caller_and_slots_come_back(tmp_path: Path)
                 assert world.call("GET", "/v1/events/stream", role="member").status == 429
         with world.stream("/v1/events/stream", role="viewer") as again:
             eventually(lambda: again.status == 200)
+
+
+class BusyCluster:
+    """Somebody commits all the time."""
+
+    async def wait(self, timeout_s: float) -> None:
+        """Over at once."""
+
+
+def test_a_quiet_job_is_not_looked_at_for_every_commit_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab()
+    job = lab.running()
+
+    async def sleep(seconds: float) -> None:
+        lab.clock.advance(seconds)
+
+    monkeypatch.setattr("shoal.api.follow.anyio.sleep", sleep)
+    call: Any = SimpleNamespace(plane=SimpleNamespace(core=lab.core, changed=BusyCluster()))
+    follower = follow._Follower(call, follow.Followed(job.job_id, None, False, None, None))
+    looks: list[float] = []
+    while lab.clock.monotonic() < 30:
+        now(follower.turn())
+        looks.append(lab.clock.monotonic())
+    assert len([at for at in looks if at < 2]) > 20
+    assert len([at for at in looks if 10 <= at < 20]) <= 41

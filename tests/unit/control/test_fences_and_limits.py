@@ -186,3 +186,39 @@ def test_what_ended_while_nobody_watched_is_learned_with_its_exit_code() -> None
     lab.turn()
     ended = lab.job(job)
     assert (ended.outcome, ended.exit_code, ended.because) == ("failed", 7, "n1: rank 0 exited with 7")
+
+
+def test_what_outlives_its_supervisor_is_never_fenced_and_gives_nothing_away() -> None:
+    lab = Lab(num_nodes=1)
+    job = lab.running(fence=f"{FENCE_S:.0f}s", resources={"gpus": 4})
+    lab.cluster.orphan(lab.attempt(job).attempt_id, "n1", 10_000)
+    other = lab.submit(resources={"gpus": 4})
+    let_pass(lab, 5)
+    lab.cluster.cut("n1")
+    let_pass(lab, 10 * (FENCE_S + FENCE_MARGIN_S), step_s=30)
+    lab.restart()
+    let_pass(lab, 10 * (FENCE_S + FENCE_MARGIN_S), step_s=30)
+    lab.cluster.heal("n1")
+    lab.turn()
+    assert (lab.status(job), lab.status(other)) == ("stopping", "queued")
+    assert lab.runs() == [(lab.attempt(job).attempt_id, "n1")]
+    told = lab.plane.explain(lab.job(job), lab.attempts(job))
+    assert told is not None
+    assert (told.why, told.facts) == ("orphaned", {"nodes": ["n1"]})
+    lab.clock.advance(10_000)
+    lab.watch()
+    assert reasons(lab, job) == [EndReason.LOST, None]
+
+
+def test_a_gang_that_lost_a_supervisor_is_stopped_and_held_until_all_of_it_is_gone() -> None:
+    lab = Lab(script=always(Act(run_s=None, stop_s=500)))
+    job = lab.running(fence=f"{FENCE_S:.0f}s", grace="15m", resources=GANG)
+    attempt_id = lab.attempt(job).attempt_id
+    lab.cluster.orphan(attempt_id, "n2", 1000)
+    let_pass(lab, 450)
+    assert len(lab.runs()) == 2
+    let_pass(lab, 450)
+    assert lab.runs() == [(attempt_id, "n2")]
+    assert lab.status(job) == "stopping"
+    let_pass(lab, 110)
+    assert reasons(lab, job) == [EndReason.LOST, None]

@@ -80,6 +80,27 @@ def test_a_drain_moves_the_work_and_costs_no_retry() -> None:
     assert (lab.status(job), lab.job(job).failures, lab.job(job).losses) == ("running", 0, 0)
 
 
+def test_a_drain_is_over_when_the_last_job_has_left_and_not_before() -> None:
+    lab = Lab(num_nodes=1, script=always(Act(run_s=None, stop_s=30)))
+    lab.running(grace="60s")
+    decide(lab, "n1", NodeState.DRAINING, "bad fan")
+    lab.turn()
+    lab.heal()
+    assert node(lab, "n1").state is NodeState.DRAINING
+    lab.clock.advance(31)
+    lab.watch()
+    lab.heal()
+    lab.heal()
+    drained = node(lab, "n1")
+    assert (drained.state, drained.by, drained.because) == (NodeState.DRAINED, "ana", "bad fan")
+    assert [event.data["to"] for event in lab.events("node.drain")] == ["draining", "drained"]
+    lab.place()
+    assert lab.runs() == []
+    assert decide(lab, "n1", NodeState.READY).takes_work
+    lab.turn()
+    assert len(lab.runs()) == 1
+
+
 def test_a_gang_is_moved_when_one_of_its_nodes_is_drained() -> None:
     lab = Lab(num_nodes=3)
     job = lab.running(resources={"nodes": 2, "cpus": 1})
@@ -94,7 +115,7 @@ def test_a_drained_job_that_fits_nowhere_else_waits_and_says_for_what() -> None:
     decide(lab, "n1", NodeState.DRAINING, "new cooling")
     lab.turn()
     assert lab.status(job) == "queued"
-    told = lab.plane.explain(lab.job(job), lab.attempt(job))
+    told = lab.plane.explain(lab.job(job), lab.attempts(job))
     assert told is not None
     assert 'drained by ana 0 s ago ("new cooling")' in " ".join((told.sentence, *told.details))
 
@@ -179,6 +200,39 @@ def test_the_living_rest_of_a_gang_is_stopped_when_a_node_of_it_is_declared_dead
     lab.watch()
     assert lab.attempts(job)[0].reason is EndReason.LOST
     assert lab.runs() == []
+
+
+def test_a_dead_node_that_answers_again_is_asked_what_runs_there() -> None:
+    lab = Lab(script=always(Act(run_s=None, stop_s=5.0)))
+    job = lab.running()
+    (late,) = lab.attempt(job).node_names
+    lab.cluster.cut(late)
+    lab.heal()
+    decide(lab, late, NodeState.DEAD)
+    lab.cluster.heal(late)
+    lab.heal()
+    assert lab.status(job) == "stopping"
+    assert len(lab.runs()) == 1
+    lab.clock.advance(5)
+    lab.watch()
+    assert lab.attempts(job)[0].reason is EndReason.PREEMPTED
+
+
+def test_a_job_on_its_way_to_a_dead_node_is_not_given_up_before_its_submission_is_answered() -> None:
+    lab = Lab()
+    job = lab.running()
+    attempt = lab.attempt(job)
+    (lost,) = attempt.node_names
+    lab.cluster.power_off(lost)
+    lab.cluster.cut(lost)
+    lab.heal()
+    decide(lab, lost, NodeState.DEAD)
+    lab.core.submitting.add(attempt.attempt_id)
+    lab.heal()
+    assert lab.attempt(job) == attempt
+    lab.core.submitting.discard(attempt.attempt_id)
+    lab.heal()
+    assert lab.attempts(job)[0].reason is EndReason.LOST
 
 
 def test_nothing_is_placed_on_a_dead_node_until_it_is_resumed() -> None:

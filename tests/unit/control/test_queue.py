@@ -50,7 +50,7 @@ def full() -> Lab:
 
 
 def told(lab: Lab, job: Job) -> Explanation:
-    said = explain(lab.core, lab.job(job), lab.attempt(job))
+    said = explain(lab.core, lab.job(job), lab.attempts(job))
     assert said is not None
     return said
 

@@ -8,7 +8,7 @@ import pytest
 from shoal.control.leases import FENCE_MARGIN_S
 from shoal.control.queue import Queue, look
 from shoal.control.snapshot import age, node_view
-from shoal.engines.fake import Act, always
+from shoal.engines.fake import Act, Verb, always
 from shoal.model.job import DependencyKind, Job
 from shoal.model.node import Node, NodeState
 from shoal.scheduler import Snapshot, Why, in_order
@@ -135,7 +135,7 @@ def test_a_queue_whose_head_may_start_is_read_no_further(monkeypatch: pytest.Mon
     lab.place()
     candidates = shown(lab).candidates
     assert [c.job_id for c in candidates] == [job.job_id for job in jobs[:4]]
-    told = lab.plane.explain(jobs[8], lab.attempt(jobs[8]))
+    told = lab.plane.explain(jobs[8], lab.attempts(jobs[8]))
     assert told is not None
     assert told.sentence.startswith("so many jobs come first that the scheduler")
 
@@ -156,7 +156,8 @@ def test_what_holds_resources_is_shown_and_what_waits_is_not_among_it() -> None:
         (NodeState.READY, False, "", "not answering"),
         (NodeState.CORDONED, True, "", "cordoned by ana 2 h ago"),
         (NodeState.CORDONED, False, "", "cordoned by ana 2 h ago"),
-        (NodeState.DRAINING, True, "bad NVLink", 'drained by ana 2 h ago ("bad NVLink")'),
+        (NodeState.DRAINING, True, "bad NVLink", 'being drained by ana 2 h ago ("bad NVLink")'),
+        (NodeState.DRAINED, True, "bad NVLink", 'drained by ana 2 h ago ("bad NVLink")'),
         (NodeState.DEAD, True, "burnt", 'declared dead by ana 2 h ago ("burnt")'),
     ],
 )
@@ -187,7 +188,7 @@ def test_a_duration_is_said_as_people_say_it(seconds: float, told: str) -> None:
 def test_a_job_nobody_has_planned_for_yet_says_so() -> None:
     lab = Lab()
     job = lab.submit()
-    told = lab.plane.explain(job, lab.attempt(job))
+    told = lab.plane.explain(job, lab.attempts(job))
     assert told is not None
     assert told.why is Why.BEHIND
     assert told.sentence.startswith("it is about to be looked at")
@@ -196,10 +197,10 @@ def test_a_job_nobody_has_planned_for_yet_says_so() -> None:
 def test_a_job_that_runs_and_is_heard_from_needs_no_explanation() -> None:
     lab = Lab()
     job = lab.running()
-    assert lab.plane.explain(job, lab.attempt(job)) is None
+    assert lab.plane.explain(job, lab.attempts(job)) is None
     lab.stop(job)
     lab.watch()
-    assert lab.plane.explain(job, lab.attempt(job)) is None
+    assert lab.plane.explain(job, lab.attempts(job)) is None
 
 
 def test_a_silent_job_is_called_unreachable_and_not_dead() -> None:
@@ -208,7 +209,7 @@ def test_a_silent_job_is_called_unreachable_and_not_dead() -> None:
     lab.cluster.cut("n1")
     lab.clock.advance(120)
     lab.watch()
-    told = lab.plane.explain(job, lab.attempt(job))
+    told = lab.plane.explain(job, lab.attempts(job))
     assert told is not None
     assert told.why is Why.UNREACHABLE
     assert told.sentence == "no sign of life from n1 for 2 min; unreachable is not dead"
@@ -224,8 +225,38 @@ def test_only_the_silent_nodes_of_a_gang_are_named() -> None:
     lab.cluster.cut("n2")
     lab.clock.advance(30)
     lab.watch()
-    told = lab.plane.explain(job, lab.attempt(job))
+    told = lab.plane.explain(job, lab.attempts(job))
     assert told is not None
     assert told.sentence.startswith("no sign of life from n2 for 30 s")
     assert told.hint == "if you know that it is off: `shoal nodes declare-dead n2`"
     assert told.facts["nodes"] == ["n2"]
+
+
+def test_what_the_engine_says_about_a_job_that_does_not_begin_is_told() -> None:
+    lab = Lab(num_nodes=1)
+    lab.heal()
+    lab.engine.lose(Verb.SUBMIT)
+    job = lab.submit()
+    lab.place()
+    lab.watch()
+    told = lab.plane.explain(job, lab.attempts(job))
+    assert told is not None
+    assert (told.why, told.sentence) == (Why.NOT_BEGUN, "it was placed on n1 and has not begun yet")
+    assert told.details == ("submit: no connection to the fake cluster",)
+    lab.clock.advance(30)
+    lab.watch()
+    told = lab.plane.explain(job, lab.attempts(job))
+    assert told is not None
+    assert told.details[0] == "it has not begun: submit: no connection to the fake cluster"
+
+
+def test_a_job_that_is_tried_again_says_how_the_last_attempt_ended() -> None:
+    lab = Lab(num_nodes=1)
+    job = lab.running()
+    lab.cluster.kill_supervisor(lab.attempt(job).attempt_id, "n1")
+    lab.watch()
+    lab.place()
+    told = lab.plane.explain(job, lab.attempts(job))
+    assert told is not None
+    assert told.why is Why.BACKOFF
+    assert told.details == ("attempt 1 ended: lost: n1: its supervisor is gone",)

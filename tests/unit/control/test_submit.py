@@ -34,6 +34,15 @@ def test_a_job_without_a_name_is_called_by_its_number() -> None:
     assert Lab().submit().name == "job-1"
 
 
+def test_an_array_without_a_name_has_one_name_and_answers_to_it() -> None:
+    lab = Lab()
+    lab.submit()
+    result = lab.submit_all(array=3)
+    assert {job.name for job in result.jobs} == {"job-2"}
+    (named,) = lab.read(lambda tx: find_named(tx, "job-2", ("lab",)))
+    assert named.array_id == result.array_id
+
+
 def test_a_project_that_is_not_there_takes_no_jobs() -> None:
     lab = Lab()
     with pytest.raises(NotFound, match="no project `moon`"):
@@ -184,6 +193,15 @@ def test_a_guessed_secret_cannot_be_checked_against_the_key_table() -> None:
     assert len(seen) == 2
 
 
+def test_a_queue_nobody_declared_is_refused_with_the_nearest_one() -> None:
+    lab = Lab(queues=("default", "night"))
+    with pytest.raises(SpecError, match="no queue `nigth`; this cluster has `default`, `night`") as refused:
+        lab.submit(queue="nigth")
+    assert refused.value.hint is not None
+    assert refused.value.hint.startswith("set `queue: night`, or ")
+    assert lab.submit(queue="night").queue == "night"
+
+
 def test_what_no_node_could_ever_hold_is_refused_with_the_limit() -> None:
     lab = Lab()
     lab.turn()
@@ -237,6 +255,20 @@ def test_the_same_spec_with_another_secret_is_another_request() -> None:
         now(lab.plane.submit(ANA, spec, project="lab", owner=USER, key="k", secrets={"TOKEN": value}))
     with pytest.raises(KeyReused):
         now(lab.plane.submit(ANA, spec, project="lab", owner=USER, key="k", secrets={"TOKEN": "b"}))
+
+
+def test_a_request_that_is_understood_otherwise_after_an_upgrade_is_still_the_same_request() -> None:
+    """A new version may have other defaults, or name what an old one left out."""
+    lab = Lab()
+    before, after = parse_job(SPEC), parse_job({**SPEC, "fence": "11m"})
+    said = b'{"spec":{"run":"train"}}'
+    asked = [
+        now(lab.plane.submit(ANA, spec, project="lab", owner=USER, key="k", said=said))
+        for spec in (before, after)
+    ]
+    assert [one.was_repeated for one in asked] == [False, True]
+    with pytest.raises(KeyReused):
+        now(lab.plane.submit(ANA, before, project="lab", owner=USER, key="k", said=b"{}"))
 
 
 def test_a_key_belongs_to_who_used_it() -> None:

@@ -26,6 +26,7 @@ from shoal.engines.base import Observation, Sight, Submission
 from shoal.engines.fake import VirtualClock
 from shoal.engines.local import LocalEngine, SimulatedNodes
 from shoal.engines.local import engine as engine_module
+from shoal.engines.local.watch import MAX_STARTS
 from shoal.errors import EngineRefused, EngineUnreachable
 from shoal.ids import id_factory
 from shoal.runtime import removal, spool, tree
@@ -57,7 +58,11 @@ class Local:
     def reborn(self) -> LocalEngine:
         nodes = SimulatedNodes(count=2, gpus_per_node=0)
         self.engine = LocalEngine(
-            self.home, clock=self.clock, server_file=self.home / "server.json", simulated=nodes
+            self.home,
+            clock=self.clock,
+            server_file=self.home / "server.json",
+            simulated=nodes,
+            has_nursery=False,  # it forks real supervisors alone
         )
         spawn = self.engine._children.spawn
 
@@ -187,6 +192,46 @@ async def test_a_share_nobody_claimed_is_pending_and_submitting_again_spawns_aga
     assert spool.read_order(local.share()) == order
 
 
+async def test_a_supervisor_that_cannot_start_is_tried_ever_more_slowly_and_then_lost_with_its_last_words(
+    local: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = [sys.executable, "-c", "print('\\x1b[31mred'); import no_such_module"]
+    monkeypatch.setattr(engine_module, "supervisor_command", lambda _: broken)
+    submission = local.submission("anything")
+    began = local.clock.monotonic()
+    with anyio.fail_after(60):
+        while (seen := await submitted(local, submission)).sight is Sight.PENDING:
+            local.clock.advance(0.1)
+            while any(map(local.engine._children.is_running, local.children)):
+                await anyio.sleep(0.01)
+    assert 15 <= local.clock.monotonic() - began < 30
+    assert len(local.children) == MAX_STARTS
+    assert seen.outcome is not None
+    assert seen.outcome.kind is EndKind.LOST
+    assert "no supervisor began it in 6 tries" in seen.outcome.message
+    assert "No module named 'no_such_module'" in seen.outcome.message
+    chunk = await local.engine.read_log(local.id(), "sim-01", 0, 1 << 20)
+    assert chunk.is_complete
+    assert b"No module named 'no_such_module'" in chunk.data
+    assert all(line.split(b" ", 3)[1:3] == [b"-", b"e"] for line in chunk.data.splitlines())
+    assert b"\x1b" not in chunk.data
+    assert b" [31mred" in chunk.data
+
+
+async def submitted(local: Local, submission: Submission) -> Observation:
+    await local.engine.submit(submission)
+    return await local.look()
+
+
+async def test_one_start_that_failed_is_told_while_the_next_is_awaited(local: Local) -> None:
+    submission = local.submission("never claims")
+    with anyio.fail_after(30):
+        while "ended before they began" not in (seen := await submitted(local, submission)).raw:
+            await anyio.sleep(0.01)
+    assert seen.sight is Sight.PENDING
+    assert "credentials: " in seen.raw
+
+
 async def test_stopping_a_share_nobody_claimed_keeps_it_from_ever_starting(local: Local) -> None:
     submission = local.submission("never claims")
     await local.engine.submit(submission)
@@ -245,7 +290,7 @@ async def test_what_does_not_die_is_not_called_ended(local: Local, monkeypatch: 
     with monkeypatch.context() as patch:
         patch.setattr(spool, "kill_leftovers", lambda *_, **__: False)
         await local.engine.submit(local.submission("dies"))
-        seen = await local.until(Sight.UNKNOWN)
+        seen = await local.until(Sight.ORPHANED)
         assert "does not die" in seen.raw
         assert spool.read_outcome(local.share()) is None
     await local.until(Sight.ENDED)
@@ -280,11 +325,29 @@ async def test_a_garbled_file_hides_no_other_share(local: Local, name: str, cont
     good = await local.until(Sight.ENDED, 2)
     assert good.outcome is not None
     bad = await local.look()
-    assert bad.sight is Sight.UNKNOWN
+    assert bad.sight is Sight.ORPHANED
     assert f"{name}: {content!r}" in bad.raw
     await local.engine.cancel(local.id(), 1.0)
     await local.engine.forget(local.id())
+    assert (await local.look()).sight is Sight.ORPHANED
+
+
+@pytest.mark.parametrize("name", ["order.json", "outcome.json"])
+async def test_a_garbled_share_whose_supervisor_lives_is_left_to_its_fence(local: Local, name: str) -> None:
+    await local.engine.submit(local.submission("is deaf"))
+    await local.until_started()
+    (Path(local.share().directory) / name).write_bytes(b"")
+    local.reborn()
     assert (await local.look()).sight is Sight.UNKNOWN
+
+
+async def test_a_claimed_share_without_an_order_is_never_called_ended(local: Local) -> None:
+    await local.engine.submit(local.submission("never claims"))
+    gone = spool.Claim(pid=os.getpid(), boot_id=spool.boot_id(), start_ticks=1, at=0.0)
+    Path(local.share().claimed).write_bytes(msgspec.json.encode(gone))
+    Path(local.share().order).unlink()
+    local.reborn()
+    assert (await local.look()).sight is Sight.ORPHANED
 
 
 async def test_an_outcome_of_another_attempt_is_no_evidence(local: Local) -> None:
@@ -321,20 +384,20 @@ async def test_when_the_second_spawn_fails_submitting_again_starts_only_that_one
 ) -> None:
     submission = local.submission("is deaf", num_nodes=2)
     spawn = local.engine._children.spawn
-    commands: list[str] = []
+    directories: list[str] = []
 
-    def failing(command: list[str], *rest: Any) -> int:
-        commands.append(command[-1])
-        if len(commands) == 2:
+    def failing(directory: str, *rest: Any) -> int:
+        directories.append(directory)
+        if len(directories) == 2:
             raise OSError(errno.EMFILE, "Too many open files")
-        return spawn(command, *rest)
+        return spawn(directory, *rest)
 
     monkeypatch.setattr(local.engine._children, "spawn", failing)
     with pytest.raises(EngineUnreachable):
         await local.engine.submit(submission)
     await local.until_started()
     await local.engine.submit(submission)
-    assert [Path(command).name for command in commands] == ["sim-01", "sim-02", "sim-02"]
+    assert [Path(directory).name for directory in directories] == ["sim-01", "sim-02", "sim-02"]
 
 
 async def test_a_full_disk_leaves_no_half_written_attempt(
@@ -473,10 +536,13 @@ async def test_a_line_cut_short_by_a_crash_is_still_read(local: Local) -> None:
     await local.engine.submit(local.submission("dies"))
     Path(local.share().log).write_bytes(b"1.0 0 o whole\n2.0 0 o cut sho")
     await local.until(Sight.ENDED)
-    first = await local.engine.read_log(local.id(), "sim-01", 0, 100)
+    first = await local.engine.read_log(local.id(), "sim-01", 0, 20)
     assert (first.data, first.is_complete) == (b"1.0 0 o whole\n", False)
-    second = await local.engine.read_log(local.id(), "sim-01", first.next_offset, 100)
-    assert (second.data, second.is_complete) == (b"2.0 0 o cut sho\n", True)
+    second = await local.engine.read_log(local.id(), "sim-01", first.next_offset, 1000)
+    cut, *ours = second.data.splitlines()
+    assert (cut, second.is_complete) == (b"2.0 0 o cut sho", True)
+    assert b"- e shoal: its supervisor died without an outcome" in ours[0]
+    assert b"- e shoal: goodbye" in ours[-1]
 
 
 async def test_the_spool_is_for_its_owner_alone(local: Local) -> None:

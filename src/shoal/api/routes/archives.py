@@ -34,8 +34,9 @@ def archives_of(call: Call) -> Archives:
 async def put_archive(request: Request, digest: str, query: Annotated[ArchiveQuery, Query()]) -> Response:
     """Take in an uncompressed tar file under its SHA-256. Sending it again changes nothing."""
     call = call_of(request)
-    call.allow(query.project)
-    project = await call.project(query.project)
+    name = query.project or call.only_project()
+    call.allow(name)
+    project = await call.project(name)
     if not re.fullmatch(DIGEST_PATTERN, digest):
         raise SpecError("an archive is named by its SHA-256 in 64 small hexadecimal digits")
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -14,7 +14,7 @@ from shoal.api.queries import AuditQuery, EventQuery, EventStreamQuery, NoQuery
 from shoal.api.render import render_event
 from shoal.api.routing import Routes
 from shoal.api.sse import HEARTBEAT, HEARTBEAT_S, EventStream, event
-from shoal.errors import NotFound, SpecError
+from shoal.errors import SpecError
 from shoal.identity import Permission
 from shoal.store import Event, EventFilter, Tx
 
@@ -28,14 +28,14 @@ async def list_events(request: Request, query: Annotated[EventQuery, Query()]) -
     `tail`.
     """
     call = call_of(request)
-    return answer(await _read(call, query, _filter(call, query)))
+    return answer(await _read(call, query, await _filter(call, query)))
 
 
 @routes.add("GET", "/v1/events/stream", Permission.EVENT_READ, answers=None, media_type="text/event-stream")
 async def stream_events(request: Request, query: Annotated[EventStreamQuery, Query()]) -> Response:
     """Events as they are recorded. `Last-Event-ID` or `after` goes on where a reader was."""
     call = call_of(request)
-    wanted = _filter(call, query)
+    wanted = await _filter(call, query)
     after = query.after
     last_id = request.headers.get("last-event-id")
     if last_id is not None:
@@ -54,8 +54,8 @@ async def _events(call: Call, wanted: EventFilter, after: int) -> AsyncIterator[
     while True:
         page = await core.store.read(partial(_after, after, wanted))
         if page:
-            after = page[-1].seq
-            yield b"".join(event("event", render_event(item), item.seq) for item in page)
+            after = page[-1]["seq"]
+            yield b"".join(event("event", item, item["seq"]) for item in page)
         if len(page) < BATCH:
             await call.plane.changed.wait(1.0)
         now = core.clock.monotonic()
@@ -64,8 +64,13 @@ async def _events(call: Call, wanted: EventFilter, after: int) -> AsyncIterator[
             yield HEARTBEAT
 
 
-def _after(seq: int, wanted: EventFilter, tx: Tx) -> list[Event]:
-    return tx.events.page(seq, wanted, BATCH)
+def _after(seq: int, wanted: EventFilter, tx: Tx) -> list[views.EventView]:
+    return _rendered(tx, tx.events.page(seq, wanted, BATCH))
+
+
+def _rendered(tx: Tx, page: list[Event]) -> list[views.EventView]:
+    refs = tx.jobs.references(item.job_id for item in page if item.job_id)
+    return [render_event(item, refs) for item in page]
 
 
 @routes.add("GET", "/v1/audit", Permission.AUDIT_READ, answers=views.EventPageView)
@@ -90,12 +95,8 @@ async def verify_audit(request: Request, query: Annotated[NoQuery, Query()]) -> 
     return answer(view)
 
 
-def _filter(call: Call, query: EventQuery | EventStreamQuery) -> EventFilter:
-    projects = call.visible()
-    if query.project is not None:
-        if call.caller.role_in(query.project) is None:
-            raise NotFound("no such thing, or one you may not see")
-        projects = (query.project,)
+async def _filter(call: Call, query: EventQuery | EventStreamQuery) -> EventFilter:
+    projects = await call.listed(query.project)
     return EventFilter(
         projects=projects,
         job_id=query.job,
@@ -110,10 +111,7 @@ async def _read(call: Call, query: EventQuery | AuditQuery, wanted: EventFilter)
     if tail is not None:
         if query.after is not None:
             raise SpecError("`tail` and `after` exclude each other", hint="drop one of them")
-        page = await read(lambda tx: tx.events.latest(tail, wanted))
-        return {"items": [render_event(item) for item in page], "next_cursor": None}
-    page = await read(lambda tx: tx.events.page(query.after or 0, wanted, query.limit))
-    return {
-        "items": [render_event(item) for item in page],
-        "next_cursor": str(page[-1].seq) if len(page) == query.limit else None,
-    }
+        page = await read(lambda tx: _rendered(tx, tx.events.latest(tail, wanted)))
+        return {"items": page, "next_cursor": None}
+    page = await read(lambda tx: _rendered(tx, tx.events.page(query.after or 0, wanted, query.limit)))
+    return {"items": page, "next_cursor": str(page[-1]["seq"]) if len(page) == query.limit else None}

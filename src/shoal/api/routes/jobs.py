@@ -16,11 +16,10 @@ from shoal.api.requests import NoBody, SubmitBody
 from shoal.api.routes.archives import archives_of
 from shoal.api.routing import Routes
 from shoal.control.find import Named, find_named
-from shoal.errors import Denied, NotFound, SpecError
-from shoal.identity import Permission, is_at_least
+from shoal.errors import ArchiveMissing, Denied, NotFound, SpecError
+from shoal.identity import Permission
 from shoal.model.attempt import Attempt
 from shoal.model.job import Job
-from shoal.model.people import Role
 from shoal.spec import JobSpec
 from shoal.store import JobFilter, Tx
 
@@ -33,7 +32,7 @@ async def submit_job(request: Request, query: Annotated[NoQuery, Query()]) -> Re
     """Accept a job, or an array of them. When this answers, it is on disk."""
     call = call_of(request)
     key = idempotency_key(request)
-    body, frozen = call.services.submissions.parse(await read_raw_json(request))
+    body, frozen, said = call.services.submissions.parse(await read_raw_json(request))
     project = _project_for(call, body.project, frozen.spec)
     call.allow(project)
     await _check_allowance(call, project, frozen.spec)
@@ -46,6 +45,7 @@ async def submit_job(request: Request, query: Annotated[NoQuery, Query()]) -> Re
         key=key,
         archive_digest=body.archive,
         secrets=body.secrets,
+        said=said,
     )
     shown = result.jobs[:MAX_SHOWN]
     # A new job is queued, which needs no look; one that was accepted before may be anywhere.
@@ -65,16 +65,7 @@ def _project_for(call: Call, named: str | None, spec: JobSpec) -> str:
         raise SpecError(
             f"the request says project `{named}`, its spec `{spec.project}`", hint="drop one of them"
         )
-    if named or spec.project:
-        return str(named or spec.project)
-    may = sorted(name for name, role in call.caller.roles.items() if is_at_least(role, Role.MEMBER))
-    if len(may) == 1:
-        return may[0]
-    choices = ", ".join(may) or "none yet"
-    raise SpecError(
-        f"which project? You may submit to: {choices}",
-        hint=f"add `--project {may[0]}`" if may else "ask a lead: `shoal project add PROJECT YOU`",
-    )
+    return named or spec.project or call.only_project()
 
 
 async def _check_allowance(call: Call, name: str, spec: JobSpec) -> None:
@@ -88,7 +79,7 @@ async def _check_allowance(call: Call, name: str, spec: JobSpec) -> None:
 
 def _check_archive(call: Call, project: str, digest: str | None) -> None:
     if digest is not None and archives_of(call).size_for(project, digest) is None:
-        raise SpecError(
+        raise ArchiveMissing(
             f"project `{project}` has no archive {digest}",
             hint=f"upload it first: PUT /v1/archives/{digest}?project={project}",
         )
@@ -98,11 +89,7 @@ def _check_archive(call: Call, project: str, digest: str | None) -> None:
 async def list_jobs(request: Request, query: Annotated[JobQuery, Query()]) -> Response:
     """Jobs of the projects you may see, newest first."""
     call = call_of(request)
-    projects = call.visible()
-    if query.project is not None:
-        if call.caller.role_in(query.project) is None:
-            raise NotFound("no such thing, or one you may not see")
-        projects = (query.project,)
+    projects = await call.listed(query.project)
     if query.ref is not None:
         return answer(await _find(call, query.ref, projects))
     before = _parse_cursor(query.cursor) if query.cursor else None
@@ -153,7 +140,7 @@ async def show_job(request: Request, job_id: str, query: Annotated[NoQuery, Quer
     call = call_of(request)
     job, attempts = await load_job(call, job_id)
     call.allow(job.project, job_id=job.job_id)
-    explanation = call.plane.explain(job, attempts[-1]) if attempts else None
+    explanation = call.plane.explain(job, attempts) if attempts else None
     return answer(render_detail(job, attempts, explanation))
 
 
@@ -164,7 +151,7 @@ async def explain_job(request: Request, job_id: str, query: Annotated[NoQuery, Q
     job, attempts = await load_job(call, job_id)
     call.allow(job.project, job_id=job.job_id)
     newest = attempts[-1]
-    explanation = call.plane.explain(job, newest)
+    explanation = call.plane.explain(job, attempts)
     status = status_of(job, newest)
     view: views.WhyView = {
         "job": render_job(job, newest),

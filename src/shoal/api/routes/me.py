@@ -70,6 +70,7 @@ async def show_status(request: Request, query: Annotated[NoQuery, Query()]) -> R
             "ready": sum(node.takes_work for node in nodes),
             "cordoned": states[NodeState.CORDONED],
             "draining": states[NodeState.DRAINING],
+            "drained": states[NodeState.DRAINED],
             "dead": states[NodeState.DEAD],
             "silent": sum(not node.facts.is_alive for node in nodes),
         },

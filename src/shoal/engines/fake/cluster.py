@@ -53,7 +53,7 @@ class FakeCluster:
     def running(self) -> list[Order]:
         """The truth: shares whose supervisor or ranks live now, seen or not."""
         self.settle()
-        return [s.order for s in self._shares.values() if s.stage in (Stage.CLAIMED, Stage.STARTED)]
+        return [s.order for s in self._shares.values() if Stage.SENT < s.stage < Stage.ENDED]
 
     def take(self, submission: Submission, delay_s: float = 0.0, *, is_stillborn: bool = False) -> str:
         """Send every order to its node, once; what is sent again only wakes shares that nobody claimed."""
@@ -133,6 +133,12 @@ class FakeCluster:
         for share in self.shares(attempt_id):
             if share.order.node == node and share.stage is not Stage.SENT:
                 self._lose(share, "its supervisor is gone")
+
+    def orphan(self, attempt_id: str, node: str, lives_s: float) -> None:
+        """The supervisor dies and its ranks do not, for so long; said again, for so long from now on."""
+        for share in self.shares(attempt_id):
+            if share.order.node == node and share.stage in (Stage.STARTED, Stage.ORPHANED):
+                share.orphan(self.clock.monotonic() + lives_s)
 
     def kill_rank(self, attempt_id: str, node: str, signal: int = 9) -> None:
         """A rank dies by a signal that is not ours, and its supervisor says so."""

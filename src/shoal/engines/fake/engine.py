@@ -16,6 +16,7 @@ SIGHTS = {
     Stage.SENT: Sight.PENDING,
     Stage.CLAIMED: Sight.ALIVE,
     Stage.STARTED: Sight.ALIVE,
+    Stage.ORPHANED: Sight.ORPHANED,
     Stage.ENDED: Sight.ENDED,
 }
 

@@ -20,7 +20,8 @@ class Stage(IntEnum):
     SENT = 0
     CLAIMED = 1
     STARTED = 2
-    ENDED = 3
+    ORPHANED = 3
+    ENDED = 4
 
 
 class Share:
@@ -43,6 +44,7 @@ class Share:
         self._stop_at = NEVER
         self._answered_at = NEVER
         self._quiet_at = NEVER
+        self._gone_at = NEVER
 
     def send_again(self, arrives_at: float) -> None:
         """A supervisor comes of it after all, if none was on its way."""
@@ -55,6 +57,8 @@ class Share:
             return self.renew_at
         if self.stage is Stage.SENT:
             return min(self.claim_at, self._asked_at)
+        if self.stage is Stage.ORPHANED:
+            return self._gone_at
         return min(self._start_at, self._end()[0], self.renew_at)
 
     def live_until(self, now: float, ahead: float) -> None:
@@ -69,6 +73,13 @@ class Share:
             at, kind = self._end()
             if at <= now:
                 self.end(at, ahead, self._told(kind, at + ahead))
+        if self.stage is Stage.ORPHANED and self._gone_at <= now:
+            gone = self.lost(self._gone_at + ahead, "its supervisor died, and at last what it left")
+            self.end(self._gone_at, ahead, gone)
+
+    def orphan(self, gone_at: float) -> None:
+        """The supervisor is dead; what it started lives until `gone_at`, whatever anybody asks for."""
+        self.stage, self.renew_at, self._gone_at = Stage.ORPHANED, NEVER, gone_at
 
     def stop(self, at: float, grace_s: float) -> None:
         """A cancel arrives at `at`. A share nobody has claimed by then ends there and then."""

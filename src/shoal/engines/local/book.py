@@ -45,6 +45,10 @@ class ShareView:
         self.is_claimed = False
         self.child: int | None = None
         """The supervisor we spawned last, if this process did."""
+        self.num_failed = 0
+        """How many of ours ended before they claimed it."""
+        self.start_at = 0.0
+        """Monotonic: when the next may be tried."""
         self.kill_at: float | None = None
         """Monotonic: when a stop becomes a kill."""
         self.lost: NodeOutcome | None = None

@@ -23,12 +23,13 @@ from shoal.clock import Clock
 from shoal.engines.base import LogChunk, Observation, Sight, Submission
 from shoal.engines.local.book import Book, ShareView, Views
 from shoal.engines.local.checkpoint import kept_checkpoints, with_checkpoint
-from shoal.engines.local.client import Children, free_port, read_words
+from shoal.engines.local.client import Children, Nursery, free_port, read_words
 from shoal.engines.local.inventory import take_inventory
 from shoal.engines.local.parse import MAX_LINE, whole_lines
 from shoal.engines.local.render import (
     complete_orders,
     detect_command,
+    nursery_command,
     supervisor_command,
     supervisor_environment,
 )
@@ -61,15 +62,20 @@ class LocalEngine:
         server_file: Path,
         simulated: SimulatedNodes | None = None,
         confinement: tuple[str, ...] | None = None,
+        has_nursery: bool = True,
     ) -> None:
-        """`confinement`: only these of the ways to confine a job; None: all that work here."""
+        """`confinement`: only these of the ways to confine a job; None: all that work here.
+
+        Without a nursery every supervisor is a new interpreter, which is slower and means the same.
+        """
         self._home = home.absolute()
         self._server_file = str(server_file.absolute())
         self._simulated = simulated
         self._confinement = confinement
         self._book = Book(self._home)
         self._watch = Watch(clock)
-        self._children = Children()
+        environment = supervisor_environment(os.environ, self._server_file)
+        self._children = Children(Nursery(nursery_command(), environment) if has_nursery else None)
         self._threads = anyio.CapacityLimiter(MAX_THREADS)
         self._guard = threading.Lock()
         self._looking = threading.Lock()
@@ -109,8 +115,8 @@ class LocalEngine:
             await self._ask(lambda: self._book.discard(self._home / "checkpoints" / job_id))
 
     async def close(self) -> None:
-        """Supervisors need no parent: there is nothing to end."""
-        self._children.reap()
+        """Supervisors need no parent, and run on."""
+        self._children.close()
 
     async def _ask(self, work: Callable[[], T]) -> T:
         try:
@@ -163,7 +169,10 @@ class LocalEngine:
                 return
             if view.child is not None and self._children.is_running(view.child):
                 return
+            if not self._watch.may_start(view):
+                return
             view.child = self._children.spawn(
+                view.share.directory,
                 supervisor_command(view.share.directory),
                 supervisor_environment(os.environ, self._server_file),
                 view.share.errors,
@@ -197,6 +206,7 @@ class LocalEngine:
     def _nodes(self) -> dict[str, NodeFacts]:
         with self._looking:
             if not self._facts:
+                self._children.reap()  # the nursery gets warm while we look
                 remarks = self._choose_confinement()
                 walls = " ".join(self._confinement or ())
                 found = take_inventory(self._home, walls)

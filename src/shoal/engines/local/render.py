@@ -17,6 +17,10 @@ PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH")
 CODE = os.path.dirname(os.path.dirname(os.path.abspath(shoal.__file__)))  # noqa: PTH100,PTH120 - a string for PYTHONPATH
 
 
+NAME_ROOM = 1024
+"""For the directory of a share on a forked supervisor's command line."""
+
+
 def complete_orders(
     submission: Submission, master_addr: str, master_port: int, confinement: tuple[str, ...] | None
 ) -> tuple[Order, ...]:
@@ -41,6 +45,11 @@ def complete_orders(
 def supervisor_command(directory: str) -> list[str]:
     """Runs this very code whatever the current directory holds: no user site, nothing unsafe on the path."""
     return [sys.executable, "-P", "-s", "-m", "shoal.runtime.supervisor", directory]
+
+
+def nursery_command() -> list[str]:
+    """The process that forks supervisors. Its last word is only room for theirs, which are longer."""
+    return [sys.executable, "-P", "-s", "-m", "shoal.runtime.nursery", "." * NAME_ROOM]
 
 
 def supervisor_environment(environment: Mapping[str, str], server_file: str) -> dict[str, str]:

@@ -22,6 +22,7 @@ from shoal.clock import Clock
 from shoal.engines.base import Observation, Sight
 from shoal.engines.local.book import ShareView
 from shoal.engines.local.states import end_of, ended, seen
+from shoal.engines.local.words import append_to_log, last_words, quoted
 from shoal.runtime import spool
 from shoal.wire import EndKind, NodeOutcome
 
@@ -32,7 +33,9 @@ PATIENCE_S = 10.0
 BURIAL_S = 1.0
 """How long one look waits for killed processes to go; the next look goes on with it."""
 MAX_TOLD = 400
-"""Of a supervisor's last words, or of a file nobody can read."""
+"""Of a file nobody can read."""
+MAX_STARTS = 6
+"""So many supervisors may end before they claim the share, over 15 s; then it is given up."""
 
 
 class Watch:
@@ -44,7 +47,7 @@ class Watch:
     def look(self, view: ShareView) -> Observation | None:
         """What can be seen of the share now; None if it was forgotten meanwhile.
 
-        A share that cannot be read is UNKNOWN and never an exception: it must not hide the others.
+        A share that cannot be read is never an exception: it must not hide the others.
         """
         with view.guard:
             try:
@@ -52,7 +55,9 @@ class Watch:
             except (OSError, msgspec.DecodeError) as error:
                 if not os.path.isdir(view.share.directory):
                     return None
-                return seen(view.key, Sight.UNKNOWN, _told(view, error))
+                if isinstance(error, OSError):
+                    return seen(view.key, Sight.UNKNOWN, _told(view, error))
+                return self._garbled(view, _told(view, error))
 
     def stop(self, view: ShareView, grace_s: float) -> None:
         """Ask for its end; one that nobody has claimed ends at once. `OSError`: ask again."""
@@ -75,9 +80,9 @@ class Watch:
         if outcome is not None:
             return _close(view, outcome)
         if view.read_order() is None:
-            return seen(view.key, Sight.UNKNOWN, "order.json is missing")
+            return self._garbled(view, "order.json is missing")
         if not _is_claimed(view):
-            return seen(view.key, Sight.PENDING, "not claimed by a supervisor yet")
+            return seen(view.key, Sight.PENDING, _why_pending(view))
         lock = spool.take_lock(view.share)
         if lock is None:
             return self._alive(view)
@@ -85,6 +90,14 @@ class Watch:
             return self._bury(view, "its supervisor died without an outcome")
         finally:
             os.close(lock)
+
+    def _garbled(self, view: ShareView, told: str) -> Observation:
+        """What does not say what to look for. With nobody left to keep its fence, it may run for ever."""
+        try:
+            is_orphaned = _is_claimed(view) and not spool.is_locked(view.share)
+        except OSError:
+            is_orphaned = False
+        return seen(view.key, Sight.ORPHANED if is_orphaned else Sight.UNKNOWN, told)
 
     def _alive(self, view: ShareView) -> Observation:
         if view.started is None:
@@ -119,7 +132,7 @@ class Watch:
         # Nothing outlives a reboot; looking through the process table for every share would take long.
         if claim is None or claim.boot_id == spool.boot_id():
             if not spool.kill_leftovers(view.share.directory, timeout_s=BURIAL_S):
-                return seen(view.key, Sight.UNKNOWN, f"{because}, and something of it does not die")
+                return seen(view.key, Sight.ORPHANED, f"{because}, and something of it does not die")
         else:
             because = "the machine was restarted"
         if view.lost is None:
@@ -133,9 +146,11 @@ class Watch:
         return _close(view, view.lost)
 
     def _lost(self, view: ShareView, because: str) -> NodeOutcome:
+        """Its end in words, here and in its log. Called once, when nobody writes that any more."""
         started = view.started or _try(spool.read_started, view.share)
-        words = _last_words(view.share.errors)
-        message = f"{because}; it last said: {words}" if words else because
+        words = last_words(view.share.errors)
+        append_to_log(view.share.log, self._clock.now(), [because, *words])
+        message = f"{because}; it last said: {quoted(words)}" if words else because
         return end_of(view.key, EndKind.LOST, self._clock.now(), message, started.at if started else None)
 
     def _write_stop(self, view: ShareView, grace_s: float) -> None:
@@ -147,7 +162,28 @@ class Watch:
         kill_at = self._clock.monotonic() + grace_s + PATIENCE_S
         view.kill_at = kill_at if view.kill_at is None else min(view.kill_at, kill_at)
 
+    def may_start(self, view: ShareView) -> bool:
+        """Whether to start a supervisor now. Call it with the guard held and none of ours on its way.
+
+        One that ended without a claim (it cannot be imported, or was killed) is tried again: at once, then
+        after 1 s, doubled each time. At last the share is lost, with what the last of them said.
+        """
+        now = self._clock.monotonic()
+        if view.child is not None:
+            view.child = None
+            view.num_failed += 1
+            view.start_at = now + (2.0 ** (view.num_failed - 2) if view.num_failed > 1 else 0.0)
+        if view.num_failed < MAX_STARTS:
+            return now >= view.start_at
+        because = f"no supervisor began it in {view.num_failed} tries"
+        self._end_unclaimed(view, lambda: self._lost(view, because))
+        return False
+
     def _stop_unclaimed(self, view: ShareView) -> bool:
+        told = "stopped before it started"
+        return self._end_unclaimed(view, lambda: end_of(view.key, EndKind.STOPPED, self._clock.now(), told))
+
+    def _end_unclaimed(self, view: ShareView, end: Callable[[], NodeOutcome]) -> bool:
         """Claim the share ourselves, so that no supervisor ever can. False: one was faster."""
         lock = spool.take_lock(view.share)
         if lock is None:
@@ -157,9 +193,9 @@ class Watch:
                 return False
             with contextlib.suppress(msgspec.DecodeError):
                 view.read_order()
-            stopped = end_of(view.key, EndKind.STOPPED, self._clock.now(), "stopped before it started")
-            spool.write_outcome(view.share, stopped)
-            _close(view, stopped)
+            outcome = end()
+            spool.write_outcome(view.share, outcome)
+            _close(view, outcome)
         finally:
             os.close(lock)
         return True
@@ -194,11 +230,11 @@ def _try(read: Callable[[spool.Share], T | None], share: spool.Share) -> T | Non
     return None
 
 
-def _last_words(path: str) -> str:
-    with contextlib.suppress(OSError), open(path, "rb") as file:
-        file.seek(max(os.fstat(file.fileno()).st_size - MAX_TOLD, 0))
-        return file.read().decode(errors="replace").strip()
-    return ""
+def _why_pending(view: ShareView) -> str:
+    if not view.num_failed:
+        return "not claimed by a supervisor yet"
+    words = quoted(last_words(view.share.errors))
+    return f"{view.num_failed} supervisors ended before they began; the last said: {words or 'nothing'}"
 
 
 def _told(view: ShareView, error: Exception) -> str:

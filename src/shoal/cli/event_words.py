@@ -1,0 +1,78 @@
+"""What one event says, in words for people. `--json` has everything that is left out here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal.cli.text import duration, in_one_breath, one_line
+
+KINDS = {
+    "job.stop_asked": "stop asked for",
+    "job.retried": "to be tried again",
+    "node.added": "joined",
+    "node.answers": "answers again",
+    "node.removed": "taken off the list",
+}
+"""Kinds whose own words would say less."""
+
+
+def told(event: dict[str, Any]) -> str:
+    """What happened, by whom if not by Shoal itself, and why."""
+    kind, data = str(event["kind"]), event.get("data") or {}
+    what, why = _of_attempt(kind, data) if kind.startswith("attempt.") else _of_others(kind, data)
+    actor = str(event.get("actor") or "shoal")
+    by = "" if actor == "shoal" else f" by {actor.partition(':')[2] or actor}"
+    return one_line(what + by) + (f": {in_one_breath(why)}" if why else "")
+
+
+def subject(event: dict[str, Any]) -> str:
+    """The job, else the node, else the project it is about."""
+    ref = event.get("ref") or event.get("job_id") or event.get("node") or event.get("project")
+    return one_line(ref or "-")
+
+
+def _of_attempt(kind: str, data: dict[str, Any]) -> tuple[str, str]:
+    inner = data.get("event") or {}
+    match inner.get("type"):
+        case "Placed":
+            return f"placed on {', '.join(share['node'] for share in inner['allocation'])}", ""
+        case "Accepted":
+            return "handed to its node", ""
+        case "Started":
+            return f"running on {inner['node']}", ""
+        case "NodeEnded":
+            outcome = inner["outcome"]
+            how = str(outcome["kind"]).replace("_", " ")
+            nth = f"attempt {outcome['epoch']} " if outcome["epoch"] > 1 else ""
+            return f"{nth}ended on {outcome['node']}", outcome["message"] or how
+        case "StopAsked":
+            verb = "attempt ended" if data.get("to") == "ended" else "stopping"
+            return verb, inner.get("because") or str(inner["reason"]).replace("_", " ")
+        case "Refused":
+            return "refused by the engine", inner["message"]
+        case "FencePassed":
+            return "attempt given up", "silent past its fence"
+    return kind.replace(".", " "), ""
+
+
+def _of_others(kind: str, data: dict[str, Any]) -> tuple[str, str]:
+    if kind == "job.ended":
+        return str(data.get("outcome")), str(data.get("because") or "")
+    if kind == "job.submitted":
+        return f"submitted as {data.get('name')}", ""
+    if kind == "job.retrying":
+        reason, pause = str(data.get("reason")).replace("_", " "), duration(data.get("backoff_s"))
+        return f"queued again after {reason}, attempt {data.get('epoch')} in {pause}", ""
+    if kind == "plan.made":
+        return f"plan made: {len(data.get('placed') or ())} placed, {data.get('waiting')} waiting", ""
+    if kind == "access.denied":
+        return "denied", f"{data.get('method')} {data.get('path')}"
+    words = KINDS.get(kind, kind.replace(".", " "))
+    if kind.startswith("node."):
+        return words.removeprefix("node "), str(data.get("because") or "")
+    details = (f"{key} {value}" for key, value in data.items() if key != "project" and _is_short(value))
+    return words, ", ".join(details)
+
+
+def _is_short(value: object) -> bool:
+    return value not in (None, "") and not isinstance(value, dict | list)
