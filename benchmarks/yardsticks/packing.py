@@ -73,7 +73,9 @@ def run(traces: Traces) -> Report:
             say(f"{workload}, {policy}: {len(ours)} runs, {time.process_time() - began:.1f} CPU s")
             spread = [stdev(runs) ** 2 / len(runs) for runs in (ours, theirs[workload, label])]
             gates.append(Gate(workload, policy, published, fmean(ours), sqrt(sum(spread))))
-    return report(SECTION.title, gates, ["counted as published: within three standard errors of the difference"])
+    return report(
+        SECTION.title, gates, ["counted as published: within three standard errors of the difference"]
+    )
 
 
 SECTION = Section(
