@@ -24,7 +24,7 @@ def test_a_short_job_passes_the_head_and_a_long_one_does_not() -> None:
 
 def test_a_long_job_passes_on_processors_the_head_will_not_need() -> None:
     # At 10 five are free and the head takes four: one job may run past it, not two.
-    jobs = [job(0, 10, 3), job(1, 10, 4), job(2, 100, 1), job(3, 100, 1)]
+    jobs = [job(0, 10, 3), job(1, 10, 4), job(2, 100, 1), job(2, 100, 1)]
     assert starts(jobs, 5, Easy()) == [0, 10, 2, 20]
 
 
