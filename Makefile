@@ -4,11 +4,11 @@ KILLS ?= 1000
 SEEDS ?= 20000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench soak sim faults mutants
+.PHONY: help setup demo test check format bench yardsticks soak sim faults mutants
 
 help: ## print these targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
-	  printf '  make %-8s %s\n' "$$name" "$$what"; done
+	  printf '  make %-10s %s\n' "$$name" "$$what"; done
 
 setup: ## make .venv and install what is missing (the others do this first)
 	@scripts/setup
@@ -37,6 +37,9 @@ bench: ## Shoal beside a real Slurm and a real Ray, in one run
 	@$(BIN)/python -m benchmarks.submit
 	@$(BIN)/python -m benchmarks.idle
 	@$(BIN)/python -m benchmarks.listing
+
+yardsticks: setup ## published numbers of the field and ours beside them; needs traces: SHOAL_TRACES=dir
+	@$(BIN)/python -m benchmarks.yardsticks
 
 soak: setup ## all that takes long: kills, simulated lives, faults, planted bugs: make soak KILLS=1000
 	@echo "== random kills under mixed load"
