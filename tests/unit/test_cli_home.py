@@ -16,6 +16,7 @@ from shoal.cli import serve, up
 from shoal.cli.daemon import Running, environment, start
 from shoal.client.credentials import LOCAL, Credentials, find_endpoint
 from shoal.errors import SpecError, StateError
+from shoal.home import holder
 from shoal.settings import Settings
 
 
@@ -35,20 +36,20 @@ sys.stdin.read()
 
 
 def test_a_home_has_one_holder_and_a_killed_one_lets_go(tmp_path: Path) -> None:
-    assert homes.holder(tmp_path) is None
+    assert holder(tmp_path) is None
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == b"1\n"
-        assert homes.holder(tmp_path) == process.pid
+        assert holder(tmp_path) == process.pid
         with pytest.raises(StateError, match="already running"):
             homes.hold(tmp_path)
     finally:
         process.kill()
         process.communicate()
-    assert homes.holder(tmp_path) is None
+    assert holder(tmp_path) is None
     homes.hold(tmp_path).close()
 
 

@@ -9,12 +9,12 @@ import time
 from urllib.parse import urlsplit
 
 from shoal.cli.checkup import Finding, Level
-from shoal.cli.home import holder, load_remembered
+from shoal.cli.home import load_remembered
 from shoal.cli.text import duration
 from shoal.client.connection import Connection
 from shoal.client.credentials import Credentials, find_endpoint
 from shoal.errors import ServerUnreachable, ShoalError, Unauthenticated
-from shoal.home import home_from_env
+from shoal.home import holder, home_from_env
 from shoal.settings import merge_options
 
 SOON_S = 7 * 86400

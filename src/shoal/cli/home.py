@@ -17,8 +17,8 @@ from typing import IO, Any
 
 from shoal.client.credentials import LOCAL, Credentials, write_private
 from shoal.errors import SpecError, StateError
+from shoal.home import LOCK
 
-LOCK = "server.lock"
 REMEMBERED = "options.json"
 PORT = "port"
 
@@ -61,20 +61,6 @@ def hold(home: Path) -> IO[str]:
     file.write(f"{os.getpid()}\n")
     file.flush()
     return file
-
-
-def holder(home: Path) -> int | None:
-    """The process that holds the home now; None if nobody does."""
-    try:
-        with (home / LOCK).open("r", encoding="ascii") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except OSError:
-                text = file.read().strip()
-                return int(text) if text.isdigit() else 0
-    except OSError:
-        return None
-    return None
 
 
 def load_remembered(home: Path) -> dict[str, str]:

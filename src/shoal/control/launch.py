@@ -8,7 +8,7 @@ from shoal.control.core import RENEW_S, Core
 from shoal.control.orders import orders_for
 from shoal.engines.base import Submission
 from shoal.errors import EngineRefused, EngineUnreachable, NotFound, StoreUnavailable
-from shoal.identity import SecretsUnreadable, job_token, open_secrets, proof_key, supervisor_token
+from shoal.identity import SecretsUnreadable, job_token, open_secrets, proof_key
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
 from shoal.model.moves import Accepted, AttemptEvent, NodeEnded, Refused
@@ -101,7 +101,6 @@ def _submission(
     )
     credentials = {
         order.node: Credentials(
-            supervisor_token=supervisor_token(core.key, attempt.attempt_id, order.node),
             proof_key=proof_key(core.key, attempt.attempt_id, order.node),
             job_token=job_token(core.key, attempt.attempt_id),
             secrets=open_secrets(core.key, job.job_id, sealed) if sealed else {},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal.engines.base import Submission
 from shoal.errors import EngineRefused
-from shoal.identity import job_token, supervisor_token
+from shoal.identity import job_token, proof_key
 from shoal.model.attempt import EndReason
 from shoal.model.job import Job
 from shoal.spec import parse_job
@@ -33,13 +33,13 @@ def with_secret(lab: Lab) -> Job:
     return now(lab.plane.submit(ANA, spec, project="lab", owner=USER, secrets={"TOKEN": "x"})).jobs[0]
 
 
-def test_every_supervisor_gets_a_credential_good_for_its_own_node_alone() -> None:
+def test_every_supervisor_gets_a_key_good_for_its_own_node_alone() -> None:
     lab = Lab()
     taken = taken_by(lab)
     attempt = lab.attempt(lab.running(resources={"nodes": 2, "cpus": 1}))
     (submission,) = taken
-    assert {node: given.supervisor_token for node, given in submission.credentials.items()} == {
-        node: supervisor_token(KEY, attempt.attempt_id, node) for node in ("n1", "n2")
+    assert {node: given.proof_key for node, given in submission.credentials.items()} == {
+        node: proof_key(KEY, attempt.attempt_id, node) for node in ("n1", "n2")
     }
     assert {given.job_token for given in submission.credentials.values()} == {
         job_token(KEY, attempt.attempt_id)

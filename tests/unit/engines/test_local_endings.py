@@ -41,7 +41,7 @@ new_id = id_factory(time.time)
 
 def credentials(node: str) -> Credentials:
     """Of another length for every node, so that one can tell which arrived."""
-    return Credentials(supervisor_token=SECRET + node * int(node[-1]), secrets={"KEY": SECRET})
+    return Credentials(proof_key=SECRET + node * int(node[-1]), secrets={"KEY": SECRET})
 
 
 class Local:
