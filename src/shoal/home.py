@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from collections.abc import Mapping
@@ -9,6 +10,8 @@ from pathlib import Path
 
 LOCK = "server.lock"
 """A control plane holds it for its whole life; the kernel lets go of it however that process dies."""
+
+PORT = "port"
 
 
 def home_from_env(env: Mapping[str, str] = os.environ) -> Path:
@@ -28,4 +31,11 @@ def holder(home: Path) -> int | None:
                 return int(text) if text.isdigit() else 0
     except OSError:
         return None
+    return None
+
+
+def last_port(home: Path) -> int | None:
+    """The port the control plane of this home listened on last; None before the first time."""
+    with contextlib.suppress(OSError, ValueError):
+        return int((home / PORT).read_text(encoding="ascii"))
     return None

@@ -17,10 +17,9 @@ from typing import IO, Any
 
 from shoal.client.credentials import LOCAL, Credentials, write_private
 from shoal.errors import SpecError, StateError
-from shoal.home import LOCK
+from shoal.home import LOCK, PORT
 
 REMEMBERED = "options.json"
-PORT = "port"
 
 
 def prepare_home(home: Path) -> None:
@@ -79,13 +78,6 @@ def remember(home: Path, options: dict[str, str]) -> None:
 def write_server_file(home: Path, facts: dict[str, Any]) -> None:
     """Tell clients and supervisors where the control plane listens. Whole or not at all."""
     write_private(home / "server.json", json.dumps(facts) + "\n")
-
-
-def last_port(home: Path) -> int | None:
-    """The port the control plane of this home listened on last; None before the first time."""
-    with contextlib.suppress(OSError, ValueError):
-        return int((home / PORT).read_text(encoding="ascii"))
-    return None
 
 
 def remember_port(home: Path, port: int) -> None:

@@ -20,7 +20,6 @@ from shoal.api.server import open_socket, serve
 from shoal.cli.home import (
     adopt_first_token,
     hold,
-    last_port,
     prepare_home,
     remember_port,
     remove_server_file,
@@ -29,6 +28,7 @@ from shoal.cli.home import (
 from shoal.cli.show import note, print_error
 from shoal.control import ControlPlane
 from shoal.errors import ShoalError, StateError
+from shoal.home import last_port
 from shoal.log import configure_log
 from shoal.settings import Settings, load_settings
 

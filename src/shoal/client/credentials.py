@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shoal.errors import ServerUnreachable, SpecError
-from shoal.home import home_from_env
+from shoal.home import home_from_env, last_port
 
 LOCAL = "local"
+HERE = ("http://127.", "http://localhost:", "http://[::1]:")
 
 
 class Endpoint(NamedTuple):
@@ -28,7 +29,7 @@ class Endpoint(NamedTuple):
     chosen_by: str = ""
     """What made it this one, for people; empty where a program named it."""
     home: Path | None = None
-    """Where the server at this address lives, if it is the one of a home of this user."""
+    """Where the server at this address lives, if it may be the one of this user's home."""
     listener_uid: int | None = None
     """Who listened there at login, where the address is this machine's."""
 
@@ -144,9 +145,9 @@ def find_endpoint(env: Mapping[str, str] = os.environ) -> Endpoint:
 def endpoint_at(
     url: str, token: str | None, home: Path, *, chosen_by: str = "", listener_uid: int | None = None
 ) -> Endpoint:
-    """The server at `url`, which may turn out to be the one of `home` unless another user listened there."""
-    server = read_server_file(home) if listener_uid in (None, os.geteuid()) else None
-    is_ours = server is not None and server["url"] == url
+    """The server at `url`, which may be the one of `home`, running or not: by its address or its port."""
+    server = read_server_file(home) or {}
+    is_ours = server.get("url") == url or (url.startswith(HERE) and url.endswith(f":{last_port(home)}"))
     return Endpoint(
         url, token, chosen_by=chosen_by, home=home if is_ours else None, listener_uid=listener_uid
     )

@@ -17,8 +17,8 @@ from shoal.loopback import FIRST_PROJECT_UID, Serving, Stranger, is_loopback, se
 def refuse_strangers(link: socket.socket, endpoint: Endpoint) -> int | None:
     """`Stranger` unless whoever reads `link` may be the server. Returns that user where it is known.
 
-    The server of a home is the process that holds the home. Any other address of this machine is trusted
-    by its user: the one of the login, else anybody that is no project's.
+    The server of a home is the process that holds the home; without root, jobs have the same user. What
+    other users run on this machine is known by the user: the one of the login, else nobody's project.
     """
     if endpoint.home is None and not is_loopback(link):
         return None
@@ -26,7 +26,8 @@ def refuse_strangers(link: socket.socket, endpoint: Endpoint) -> int | None:
     if found is None:
         return None
     port = link.getpeername()[1]
-    if endpoint.home is not None:
+    is_own = endpoint.is_local or any(one.uid == os.geteuid() for one in found)
+    if endpoint.home is not None and is_own:
         _refuse_other_processes(found, endpoint.home, port)
     else:
         _refuse_other_users(found, endpoint, port)

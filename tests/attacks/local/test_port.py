@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli.home import hold, write_server_file
+from shoal.cli.home import hold, remember_port, remove_server_file, write_server_file
 from shoal.client.connection import Connection
 from shoal.client.credentials import Credentials as Saved
 from shoal.client.credentials import Endpoint
@@ -88,6 +88,7 @@ def listening(host: str = "127.0.0.1", port: int = 0) -> Iterator[socket.socket]
 def home_at(home: Path, url: str) -> dict[str, str]:
     """A home whose control plane was last at `url`, and the environment of its owner."""
     write_server_file(home, {"url": url, "pid": 1})
+    remember_port(home, int(url.rpartition(":")[2]))
     Saved(home).save("local", "shl_precious")
     Saved(home).save(url, "shl_precious")
     return {"SHOAL_HOME": str(home)}
@@ -114,12 +115,15 @@ def test_no_token_of_a_home_goes_to_a_process_of_the_same_user_once_its_server_i
     assert f"held by user {OWN} (process {thief.pid})" in told
 
 
+@pytest.mark.parametrize("end", ["kill -9", "shoal down"])
 @pytest.mark.parametrize("by", ["SHOAL_URL", "shoal login", "an argument"])
 def test_it_makes_no_difference_that_the_homes_server_was_named_by_its_address(
-    tmp_path: Path, by: str
+    tmp_path: Path, by: str, end: str
 ) -> None:
     with a_thief() as thief:
         env = home_at(tmp_path, thief.url)
+        if end == "shoal down":
+            remove_server_file(tmp_path, 1)
         if by == "shoal login":
             Saved(tmp_path).use(thief.url)
         connection = Connection(thief.url, "shl_precious", env=env, patience_s=0.0)
@@ -154,7 +158,7 @@ def test_a_connection_that_a_thief_accepted_before_the_server_came_back_is_not_t
         with socket.create_connection(("127.0.0.1", port)) as link:
             assert thief.stdout.readline() == "accepted\n"
             with hold(tmp_path), listening(port=port):
-                endpoint = Endpoint(f"http://127.0.0.1:{port}", "shl_precious", home=tmp_path)
+                endpoint = Endpoint(f"http://127.0.0.1:{port}", None, is_local=True, home=tmp_path)
                 with pytest.raises(Stranger, match=f"process {thief.pid}"):
                     refuse_strangers(link, endpoint)
                 with socket.create_connection(("127.0.0.1", port)) as honest:
@@ -164,7 +168,7 @@ def test_a_connection_that_a_thief_accepted_before_the_server_came_back_is_not_t
 
 def test_the_holder_of_the_home_is_trusted_before_it_accepts_and_after(tmp_path: Path) -> None:
     with hold(tmp_path), listening() as server:
-        endpoint = Endpoint("http://127.0.0.1", "shl_precious", home=tmp_path)
+        endpoint = Endpoint("http://127.0.0.1", None, is_local=True, home=tmp_path)
         with socket.create_connection(server.getsockname()) as link:
             assert refuse_strangers(link, endpoint) == OWN
             with server.accept()[0]:
@@ -186,9 +190,10 @@ def test_the_command_line_gives_no_token_to_another_user_on_the_homes_old_port(t
 @pytest.mark.parametrize("uid", [STRANGER, PROJECT])
 def test_a_server_one_logged_in_to_is_known_by_its_user(tmp_path: Path, uid: int) -> None:
     with a_thief(uid=uid) as thief:
+        env = home_at(tmp_path, thief.url)  # one's own server may have had the port of theirs
         Saved(tmp_path).save(thief.url, "shl_precious", listener_uid=0)
         Saved(tmp_path).use(thief.url)
-        told = refused(thief, {"SHOAL_HOME": str(tmp_path)})
+        told = refused(thief, env)
     assert f"held by user {uid} (process" in told
     assert "it was user 0" in told
 
