@@ -55,8 +55,8 @@ class Local:
         self.children: set[int] = set()
         self.engine = self.reborn()
 
-    def reborn(self) -> LocalEngine:
-        nodes = SimulatedNodes(count=2, gpus_per_node=0)
+    def reborn(self, num_nodes: int = 2) -> LocalEngine:
+        nodes = SimulatedNodes(count=num_nodes, gpus_per_node=0)
         self.engine = LocalEngine(
             self.home,
             clock=self.clock,
@@ -473,6 +473,20 @@ async def test_large_secrets_fit_and_larger_ones_are_refused(local: Local) -> No
     larger = {"sim-01": Credentials(secrets={"KEY": "x" * (1 << 20)})}
     with pytest.raises(EngineRefused, match="secrets take"):
         await local.engine.submit(msgspec.structs.replace(local.submission("dies", 2), credentials=larger))
+
+
+async def test_what_nobody_began_before_its_node_went_is_lost_and_not_started(local: Local) -> None:
+    """Taken, and we were killed before its supervisor was; then this machine came back with less."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local.engine, "_spawn", lambda *_: None)
+        await local.engine.submit(local.submission("is deaf"))
+    local.reborn(num_nodes=0)
+    await local.engine.submit(local.submission("is deaf"))
+    seen = await local.look()
+    assert seen.outcome is not None
+    assert (seen.sight, seen.outcome.kind) == (Sight.ENDED, EndKind.LOST)
+    assert "no such node" in seen.outcome.message
+    assert local.children == set()
 
 
 async def test_a_missing_archive_is_refused_and_a_present_one_goes_along(local: Local) -> None:

@@ -8,6 +8,7 @@ Every verb is one trip to a worker thread, since disks may block; none waits for
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import zlib
@@ -36,7 +37,7 @@ from shoal.engines.local.render import (
 from shoal.engines.local.simulated import SimulatedNodes
 from shoal.engines.local.states import native_id
 from shoal.engines.local.watch import Watch
-from shoal.engines.refusal import is_name, refuse_malformed
+from shoal.engines.refusal import is_name, refuse_malformed, what_is_gone
 from shoal.errors import EngineRefused, EngineUnreachable
 from shoal.model.node import NodeFacts
 from shoal.wire import Credentials
@@ -169,6 +170,10 @@ class LocalEngine:
                 return
             if view.child is not None and self._children.is_running(view.child):
                 return
+            gone = self._what_is_gone(view)
+            if gone is not None:
+                self._watch.give_up(view, gone)
+                return
             if not self._watch.may_start(view):
                 return
             view.child = self._children.spawn(
@@ -178,6 +183,13 @@ class LocalEngine:
                 view.share.errors,
                 msgspec.json.encode(credentials),
             )
+
+    def _what_is_gone(self, view: ShareView) -> str | None:
+        """Taken by an engine before us, on a machine that has changed since, and not begun there."""
+        with contextlib.suppress(msgspec.DecodeError):
+            order = view.read_order()
+            return what_is_gone(order, self._nodes()) if order is not None else None
+        return None
 
     def _cancel(self, attempt_id: str, grace_s: float) -> None:
         failure: OSError | None = None

@@ -175,9 +175,12 @@ class Watch:
             view.start_at = now + (2.0 ** (view.num_failed - 2) if view.num_failed > 1 else 0.0)
         if view.num_failed < MAX_STARTS:
             return now >= view.start_at
-        because = f"no supervisor began it in {view.num_failed} tries"
-        self._end_unclaimed(view, lambda: self._lost(view, because))
+        self.give_up(view, f"no supervisor began it in {view.num_failed} tries")
         return False
+
+    def give_up(self, view: ShareView, because: str) -> None:
+        """Nobody is going to run it: it is lost, unless a supervisor claims it first. With the guard held."""
+        self._end_unclaimed(view, lambda: self._lost(view, because))
 
     def _stop_unclaimed(self, view: ShareView) -> bool:
         told = "stopped before it started"
