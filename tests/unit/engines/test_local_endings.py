@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -487,6 +487,31 @@ async def test_what_nobody_began_before_its_node_went_is_lost_and_not_started(lo
     assert (seen.sight, seen.outcome.kind) == (Sight.ENDED, EndKind.LOST)
     assert "no such node" in seen.outcome.message
     assert local.children == set()
+
+
+async def test_what_is_forgotten_while_it_is_submitted_again_does_not_run_again(
+    local: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submission = local.submission("dies")
+    await local.engine.submit(submission)
+    await local.until(Sight.ENDED)
+    book = local.engine._book
+
+    def and_then_forgotten(look: Callable[[str], Any]) -> Callable[[str], Any]:
+        def looked(attempt_id: str) -> Any:
+            answer = look(attempt_id)
+            monkeypatch.undo()
+            book.keep(attempt_id)
+            return answer
+
+        return looked
+
+    monkeypatch.setattr(book, "is_kept", and_then_forgotten(book.is_kept))
+    monkeypatch.setattr(book, "find", and_then_forgotten(book.find))
+    with contextlib.suppress(EngineUnreachable):  # we do not know, and ask again
+        await local.engine.submit(submission)
+    await local.engine.submit(submission)
+    assert (await local.engine.list_owned(), len(local.children)) == ([], 1)
 
 
 async def test_a_missing_archive_is_refused_and_a_present_one_goes_along(local: Local) -> None:

@@ -131,10 +131,11 @@ class LocalEngine:
 
     def _submit(self, submission: Submission) -> str:
         attempt_id = submission.attempt_id
-        if self._book.is_kept(attempt_id):
+        # Forgetting moves it from the first place to the second: looked for in that order, it is found.
+        views = self._book.find(attempt_id)
+        if not views and self._book.is_kept(attempt_id):
             return native_id(attempt_id)
-        views = self._book.find(attempt_id) or self._take(submission)
-        for view in views.values():
+        for view in (views or self._take(submission)).values():
             self._spawn(view, submission.credentials.get(view.key.node, Credentials()))
         return native_id(attempt_id)
 
