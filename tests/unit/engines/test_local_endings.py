@@ -26,6 +26,7 @@ from shoal.engines.base import Observation, Sight, Submission
 from shoal.engines.fake import VirtualClock
 from shoal.engines.local import LocalEngine, SimulatedNodes
 from shoal.engines.local import engine as engine_module
+from shoal.engines.local.engine import LOOK_AGAIN_S
 from shoal.engines.local.watch import MAX_STARTS
 from shoal.errors import EngineRefused, EngineUnreachable
 from shoal.ids import id_factory
@@ -618,8 +619,29 @@ async def test_where_nobody_can_tell_what_confines_jobs_that_is_said(
     local: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_module, "detect_command", lambda: ["/no/such/program"])
-    assert {facts.confinement for facts in await local.engine.nodes()} == {""}
-    assert any("not known" in remark for remark in local.engine.remarks)
+    machine, *simulated = await local.engine.nodes()
+    assert {facts.confinement for facts in (machine, *simulated)} == {"unknown"}
+    assert any("not known" in remark for remark in machine.remarks)
+
+
+async def test_what_confines_jobs_is_looked_for_again_until_it_is_known(
+    local: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def read_words(*command: object) -> tuple[tuple[str, ...], str]:
+        asked.append(command)
+        return (("rlimits", "affinity"), "") if len(asked) == 2 else ((), "timed out")
+
+    monkeypatch.setattr(engine_module, "read_words", read_words)
+    for _ in range(3):
+        assert {facts.confinement for facts in await local.engine.nodes()} == {"unknown"}
+    for _ in range(3):
+        local.clock.advance(LOOK_AGAIN_S)
+        machine, *_ = await local.engine.nodes()
+        assert machine.confinement == "rlimits affinity"
+        assert not any("not known" in remark for remark in machine.remarks)
+    assert len(asked) == 2
 
 
 async def test_a_full_disk_keeps_no_share_from_being_stopped(

@@ -19,6 +19,7 @@ from typing import TypeVar
 import anyio
 import anyio.to_thread
 import msgspec
+import structlog
 
 from shoal.clock import Clock
 from shoal.engines.base import LogChunk, Observation, Sight, Submission
@@ -43,9 +44,12 @@ from shoal.model.node import NodeFacts
 from shoal.wire import Credentials
 
 T = TypeVar("T")
+log = structlog.get_logger()
 
 MAX_THREADS = 8
 MAX_PAGE = 4 << 20
+UNKNOWN = "unknown"
+LOOK_AGAIN_S = 60.0
 MAX_CREDENTIALS = 1 << 20
 """What an unprivileged process may put in a pipe (fs.pipe-max-size)."""
 
@@ -73,6 +77,7 @@ class LocalEngine:
         self._server_file = str(server_file.absolute())
         self._simulated = simulated
         self._confinement = confinement
+        self._clock = clock
         self._book = Book(self._home)
         self._watch = Watch(clock)
         environment = supervisor_environment(os.environ, self._server_file)
@@ -82,8 +87,8 @@ class LocalEngine:
         self._looking = threading.Lock()
         self._promised: set[int] = set()
         self._facts: dict[str, NodeFacts] = {}
-        self.remarks: tuple[str, ...] = ()
-        """What was not found on this machine, and why; filled by the first look at its nodes."""
+        self._look_at = 0.0
+        """Monotonic: when to look again at what could not be told."""
 
     async def submit(self, submission: Submission) -> str:
         return await self._ask(lambda: self._submit(submission))
@@ -99,8 +104,10 @@ class LocalEngine:
         await self._ask(lambda: self._forget(attempt_id))
 
     async def nodes(self) -> list[NodeFacts]:
-        """This machine first, then the simulated nodes. Looked at once, since its parts do not change."""
-        return list((await self._ask(self._nodes)).values())
+        """This machine first, then the simulated nodes. Looked at once, since its parts do not change; but
+        again from time to time while nobody knows what confines jobs there.
+        """
+        return list((await self._ask(self._nodes_again)).values())
 
     async def read_log(self, attempt_id: str, node: str, offset: int, limit: int) -> LogChunk:
         return await self._ask(lambda: self._read_log(attempt_id, node, offset, limit))
@@ -220,16 +227,28 @@ class LocalEngine:
         with self._looking:
             if not self._facts:
                 self._children.reap()  # the nursery gets warm while we look
-                remarks = self._choose_confinement()
-                walls = " ".join(self._confinement or ())
-                found = take_inventory(self._home, walls)
-                simulated = self._simulated.facts(walls) if self._simulated else []
-                self.remarks = (*found.remarks, *remarks)
-                self._facts = {facts.name: facts for facts in (found.facts, *simulated)}
+                self._look_around()
             return self._facts
 
+    def _nodes_again(self) -> dict[str, NodeFacts]:
+        self._nodes()
+        if self._confinement is None and self._clock.monotonic() >= self._look_at:
+            self._look_around()  # without the lock, for which submissions would wait
+        return self._facts
+
+    def _look_around(self) -> None:
+        unknown = self._choose_confinement()
+        walls = UNKNOWN if unknown else " ".join(self._confinement or ())
+        found = take_inventory(self._home, walls)
+        machine = msgspec.structs.replace(found, remarks=(*found.remarks, *unknown))
+        simulated = self._simulated.facts(walls) if self._simulated else []
+        for told in machine.remarks:
+            log.info("engine.remark", engine=self.name, node=machine.name, told=told)
+        self._facts = {facts.name: facts for facts in (machine, *simulated)}
+        self._look_at = self._clock.monotonic() + LOOK_AGAIN_S
+
     def _choose_confinement(self) -> tuple[str, ...]:
-        """Find out once what works here, so that no supervisor has to. Remarks, where it could not be."""
+        """Find out what works here, so that no supervisor has to. Remarks, where it could not be."""
         if self._confinement is not None:
             return ()
         environment = supervisor_environment(os.environ, self._server_file)
