@@ -30,8 +30,9 @@ async def launch(core: Core, attempt_id: str) -> None:
     core.submitting.add(attempt_id)
     try:
         await _launch(core, attempt_id)
+        core.leases.trouble(attempt_id, "", None)
     except (EngineUnreachable, StoreUnavailable) as error:
-        core.leases.troubles[attempt_id] = error.message
+        core.leases.trouble(attempt_id, "", error.message)
         log.warning("launch.later", attempt=attempt_id, error=error.message)
     finally:
         core.submitting.discard(attempt_id)

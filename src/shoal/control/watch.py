@@ -69,6 +69,8 @@ async def _compare(core: Core, job: Job, attempt: Attempt, seen: Seen | None) ->
     observed = None if seen is None else seen.get(attempt.attempt_id, {})
     if observed is not None and _should_submit(attempt, observed):
         await _hand_over(core, job, attempt)
+    elif observed is not None:
+        core.leases.trouble(attempt.attempt_id, "", None)
     for event in [] if observed is None else _events(core, job, attempt, observed):
         attempt = await _advance(core, attempt, event)
     attempt = await _fence(core, job, attempt)
@@ -100,10 +102,10 @@ def _events(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observat
         elif seen.sight is Sight.ENDED and seen.outcome is not None:
             events.append(NodeEnded(seen.outcome))
         elif seen.sight is Sight.PENDING:
-            core.leases.troubles[attempt.attempt_id] = f"{node}: {seen.raw}"
+            core.leases.trouble(attempt.attempt_id, node, seen.raw)
         elif seen.sight is Sight.ALIVE:
             core.leases.heard(attempt.attempt_id, node)
-            core.leases.troubles.pop(attempt.attempt_id, None)
+            core.leases.trouble(attempt.attempt_id, node, None)
             if seen.started_at is not None and node not in attempt.started_nodes:
                 events.append(Started(node))
     return events + _overdue(core, job, attempt)
