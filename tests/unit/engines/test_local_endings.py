@@ -26,7 +26,7 @@ from shoal.engines.base import Observation, Sight, Submission
 from shoal.engines.fake import VirtualClock
 from shoal.engines.local import LocalEngine, SimulatedNodes
 from shoal.engines.local import engine as engine_module
-from shoal.engines.local.engine import LOOK_AGAIN_S
+from shoal.engines.local.engine import CLAIM_S, LOOK_AGAIN_S
 from shoal.engines.local.watch import MAX_STARTS
 from shoal.errors import EngineRefused, EngineUnreachable
 from shoal.ids import id_factory
@@ -513,6 +513,21 @@ async def test_what_is_forgotten_while_it_is_submitted_again_does_not_run_again(
         await local.engine.submit(submission)
     await local.engine.submit(submission)
     assert (await local.engine.list_owned(), len(local.children)) == ([], 1)
+
+
+async def test_a_supervisor_that_hangs_before_its_claim_is_killed_and_another_is_tried(local: Local) -> None:
+    submission = local.submission("hangs")
+    await local.engine.submit(submission)
+    local.clock.advance(CLAIM_S - 1)
+    await local.engine.submit(submission)
+    assert local.engine._children._pids.keys() == local.children
+    local.clock.advance(1)
+    with anyio.fail_after(30):
+        while len(local.children) == 1:
+            await local.engine.submit(submission)
+            await anyio.sleep(0.01)
+    assert len(local.engine._children._pids) == 1
+    assert (await local.look()).raw.startswith("1 supervisors ended before they began")
 
 
 async def test_a_missing_archive_is_refused_and_a_present_one_goes_along(local: Local) -> None:

@@ -50,6 +50,8 @@ MAX_THREADS = 8
 MAX_PAGE = 4 << 20
 UNKNOWN = "unknown"
 LOOK_AGAIN_S = 60.0
+CLAIM_S = 60.0
+"""A supervisor that has not claimed its share so long after its start hangs: it usually takes 50 ms."""
 MAX_CREDENTIALS = 1 << 20
 """What an unprivileged process may put in a pipe (fs.pipe-max-size)."""
 
@@ -177,6 +179,8 @@ class LocalEngine:
             if os.path.exists(view.share.claimed):
                 return
             if view.child is not None and self._children.is_running(view.child):
+                if self._clock.monotonic() >= view.claim_by:
+                    self._children.kill(view.child)  # the next look counts it, and starts another
                 return
             gone = self._what_is_gone(view)
             if gone is not None:
@@ -191,6 +195,7 @@ class LocalEngine:
                 view.share.errors,
                 msgspec.json.encode(credentials),
             )
+            view.claim_by = self._clock.monotonic() + CLAIM_S
 
     def _what_is_gone(self, view: ShareView) -> str | None:
         """Taken by an engine before us, on a machine that has changed since, and not begun there."""
