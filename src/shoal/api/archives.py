@@ -90,7 +90,7 @@ class Archives:
                 f"with this one of {size} bytes the archives of project `{project}` would take {total} "
                 f"bytes; at most {self._max_project_bytes} are kept",
                 hint="those that no open job uses go a week after their last use; for more room an operator "
-                f"types `shoal down && SHOAL_MAX_PROJECT_ARCHIVE_BYTES={2 * total} shoal up`",
+                f"types `shoal down`, then `SHOAL_MAX_PROJECT_ARCHIVE_BYTES={2 * total} shoal up`",
                 total=total,
                 limit=self._max_project_bytes,
             )
