@@ -530,6 +530,28 @@ async def test_a_supervisor_that_hangs_before_its_claim_is_killed_and_another_is
     assert (await local.look()).raw.startswith("1 supervisors ended before they began")
 
 
+async def test_a_supervisor_of_another_that_hangs_with_the_lock_does_not_outlive_a_stop(local: Local) -> None:
+    """Started by an engine that was killed before it had handed over the credentials."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local.engine, "_spawn", lambda *_: None)
+        await local.engine.submit(local.submission("true"))
+    command = [sys.executable, "-m", "shoal.runtime.supervisor", local.share().directory]
+    hung = subprocess.Popen(command, stdin=subprocess.PIPE)
+    with anyio.fail_after(30):
+        while not spool.is_locked(local.share()):
+            await anyio.sleep(0.01)
+    await local.engine.cancel(local.id(), 0.0)
+    assert (await local.look()).sight is Sight.PENDING
+    local.reborn()
+    with anyio.fail_after(30):
+        while (await local.look()).sight is not Sight.ENDED:
+            await local.engine.cancel(local.id(), 0.0)
+            local.clock.advance(1.0)
+    assert hung.wait(30) == -signal.SIGKILL
+    assert hung.stdin is not None
+    hung.stdin.close()
+
+
 async def test_a_missing_archive_is_refused_and_a_present_one_goes_along(local: Local) -> None:
     submission = local.submission("dies", archive_digest="0" * 64)
     for path in (None, str(local.home / "no.tar"), str(local.home)):
