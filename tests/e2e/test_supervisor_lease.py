@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import msgspec
 import pytest
 
 from shoal.proof import prove
+from shoal.runtime import spool
 from shoal.wire import Credentials, EndKind, Renewal, RenewalAnswer
 from tests.support.renewals import TOKEN, ControlPlane, proven
 from tests.support.shares import ATTEMPT_ID, RunningShare, Start, an_order, shares_in, until
@@ -168,6 +171,20 @@ def test_restarted_control_plane_is_found_through_its_file(start: Start, plane: 
     until(lambda: "running" in plane.phases(), describe=share.describe)
     plane.answer = lambda body: proven(body, should_stop=True, grace_s=1.0)
     assert share.outcome().kind is EndKind.STOPPED
+
+
+def test_a_supervisor_that_hung_for_a_fence_before_its_claim_starts_nothing(
+    start: Start, plane: ControlPlane
+) -> None:
+    share = start(an_order(control_url=plane.url, renew_s=0.1, fence_s=1.0, run="echo never"), TOKEN)
+    lock = spool.take_lock(share.share)
+    assert lock is not None
+    process = share.spawn()
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1.2)
+    os.close(lock)
+    assert (share.outcome().kind, share.texts()) == (EndKind.FENCED, [])
+    assert spool.read_started(share.share) is None
 
 
 def test_without_a_control_plane_there_is_no_fence(start: Start) -> None:

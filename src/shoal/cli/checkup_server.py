@@ -90,4 +90,19 @@ def _about_token(told: str, token: dict[str, object]) -> Finding:
     return Finding("server", Level.OK, told)
 
 
-SERVER_CHECKS = (check_database, check_credentials, check_server)
+def check_nodes() -> Finding:
+    """What the control plane's engine has to say about its nodes."""
+    try:
+        with Connection(patience_s=2.0) as shoal:
+            nodes = shoal.nodes()
+    except ShoalError:
+        return Finding("nodes", Level.OK, "not asked: see `server`")
+    told = [f"{node['name']}: {remark}" for node in nodes for remark in node.get("remarks") or ()]
+    unknown = [node["name"] for node in nodes if node.get("confinement") == "unknown"]
+    if unknown:
+        told.append("jobs start all the same, with whatever their supervisors find")
+        return Finding("nodes", Level.WARN, "; ".join(told), f"look again with `shoal nodes {unknown[0]}`")
+    return Finding("nodes", Level.OK, "; ".join((f"{len(nodes)} known", *told)))
+
+
+SERVER_CHECKS = (check_database, check_credentials, check_server, check_nodes)
