@@ -154,6 +154,23 @@ def test_stop_written_before_the_start_starts_nothing(start: Start) -> None:
     assert (outcome.kind, outcome.started_at, share.texts()) == (EndKind.STOPPED, None, [])
 
 
+def test_when_there_is_an_outcome_nothing_of_the_share_runs_any_more(start: Start) -> None:
+    left = "setsid sh -c 'trap \"\" TERM HUP; while :; do sleep 0.1; done' & echo $! > left"
+    # No walls, so that a pid there is a pid here.
+    share = start(an_order(run=f"{left}; echo ready; while [ ! -e go ]; do sleep 0.02; done", confinement=()))
+    process = share.spawn()
+    work = share.directory / "work"
+    until(lambda: share.texts() == ["ready"], describe=share.describe)
+    stat = Path(f"/proc/{(work / 'left').read_text().strip()}/stat")
+    assert stat.exists()
+    (work / "go").touch()
+    # Without a pause: a moment later it would be gone in any case.
+    while not Path(share.share.outcome).exists():
+        assert process.poll() is None, share.describe()
+    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] in "ZX"
+    process.wait(20)
+
+
 def test_hangup_and_interrupt_do_not_disturb_a_supervisor(start: Start) -> None:
     share = start(an_order(run="echo ready; while [ ! -e go ]; do sleep 0.05; done; echo done"))
     process = share.spawn()

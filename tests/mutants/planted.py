@@ -55,25 +55,8 @@ MUTANTS = (
     Mutant(
         "fence_on_the_wall_clock",
         "control/leases.py",
-        '''        self._heard[attempt_id, node] = self._clock.monotonic()
-
-    def sent(self, attempt_id: str) -> None:
-        """It was handed to its engine, perhaps in vain: what starts of it now is silent at first."""
-        self._sent[attempt_id] = self._clock.monotonic()
-
-    def silence_s(self, attempt_id: str, node: str) -> float:
-        """Seconds since the last sign of life, counted from when we first cared if there was none."""
-        now = self._clock.monotonic()
-''',
-        '''        self._heard[attempt_id, node] = self._clock.now()
-
-    def sent(self, attempt_id: str) -> None:
-        """It was handed to its engine, perhaps in vain: what starts of it now is silent at first."""
-
-    def silence_s(self, attempt_id: str, node: str) -> float:
-        """Seconds since the last sign of life, counted from when we first cared if there was none."""
-        now = self._clock.now()
-''',
+        "        self._clock = clock\n",
+        "        self._clock = type('Wall', (), {'monotonic': staticmethod(clock.now)})()\n",
         "P3: a clock that jumps moves no fence",
         ("sim",),
     ),
@@ -193,7 +176,8 @@ MUTANTS = (
     Mutant(
         "forgotten_attempt_starts_again",
         "engines/local/engine.py",
-        "        if self._book.is_kept(attempt_id):\n            return native_id(attempt_id)\n",
+        "        if not views and self._book.is_kept(attempt_id):\n"
+        "            return native_id(attempt_id)\n",
         "",
         "P2: submitting twice is one attempt, also after its end",
         ("engine",),
