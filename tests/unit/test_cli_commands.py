@@ -166,6 +166,24 @@ def test_last_words_stand_on_lines_of_their_own(shell: Shell, fake: FakeServer) 
     assert why == "vision/17 failed: n1: rank 0 exited with code 2\n  python: can't open file 'nope.py'\n"
 
 
+@pytest.mark.parametrize(
+    "typed", [("-", "-d"), ("-d", "-"), ("--gpus", "2", "-", "-d"), ("-d", "-", "-n", "other", "--", "true")]
+)
+def test_a_job_file_comes_on_standard_input_wherever_the_dash_stands(
+    shell: Shell, fake: FakeServer, monkeypatch: pytest.MonkeyPatch, typed: tuple[str, ...]
+) -> None:
+    words = io.TextIOWrapper(io.BytesIO(b"name: piped\nrun: python train.py\n"))
+    monkeypatch.setattr("sys.stdin", words)
+    assert shell("run", *typed).code == 0
+    spec = next(r for r in fake.seen if r.method == "POST").json()["spec"]
+    assert spec["name"] == ("other" if "other" in typed else "piped")
+    assert spec["run"] == ("true" if "--" in typed else "python train.py")
+
+
+def test_a_dash_that_is_a_flags_value_is_no_job_file(shell: Shell) -> None:
+    assert "standard input" not in shell("run", "--name", "-", "--", "true").err
+
+
 def test_a_run_from_an_empty_directory_is_one_request(shell: Shell, fake: FakeServer) -> None:
     assert shell("run", "-d", "--", "true").code == 0
     assert [(request.method, request.path) for request in fake.seen] == [("POST", "/v1/jobs")]

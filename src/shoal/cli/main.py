@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal import __version__
-from shoal.cli.quick import read_run
+from shoal.cli.quick import name_stdin, read_run
 
 COMMANDS = {
     "up": ("up:up", "Start the control plane of this machine in the background."),
@@ -112,6 +112,7 @@ def _dispatch(argv: list[str]) -> int:
     head, tail = argv, []
     if "--" in argv:
         head, tail = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
+    head = name_stdin(head)
     from cyclopts import CycloptsError
 
     from shoal.errors import SpecError
