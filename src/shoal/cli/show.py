@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from shoal.cli.text import one_line, shorten, width
+from shoal.cli.text import hanging, one_line, shorten, width
 from shoal.errors import ShoalError, SpecError
 
 COLOURS = {
@@ -74,8 +74,15 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, elast
 
 
 def note(text: str) -> None:
-    """A word to the person, beside the data: standard error."""
+    """A word to the person, beside the data: standard error. On a terminal, wrapped at words."""
+    if sys.stderr.isatty():
+        text = "\n".join(folded(line) for line in text.split("\n"))
     print(text, file=sys.stderr, flush=True)
+
+
+def folded(line: str) -> str:
+    """One of our own lines as many as the screen needs. A program's words, far in, stay as they are."""
+    return line if line.startswith("     ") else "\n".join(hanging(line, screen_columns()))
 
 
 @contextmanager
