@@ -12,6 +12,7 @@ import pytest
 
 from shoal.cli import daemon, follow
 from shoal.client.credentials import Credentials
+from shoal.client.transport import Transport
 from tests.support.cli import Shell
 from tests.support.fake_server import TOKEN, FakeServer, job_view, running_fake, sse
 
@@ -263,6 +264,66 @@ def test_the_project_is_the_servers_to_choose_where_none_is_named(
     fake.answers["POST", "/v1/jobs"] = fake.problem(422, "spec.invalid", told, hint="add `--project a`")
     result = shell("run", "-d", "--", "true")
     assert (result.code, result.err) == (2, f"error: {told}\nhint: add `--project a`\n")
+
+
+def test_an_attempt_that_another_follows_is_told_with_its_reason(shell: Shell, fake: FakeServer) -> None:
+    job = f"/v1/jobs/job_{1:026d}"
+    fake.answers["GET", job] = job_view(number=1, status="running")
+    exited = {"epoch": 1, "reason": "exit", "exit_code": 3, "message": "n1: rank 0 exited with code 3\nbye"}
+    lost = {"epoch": 2, "reason": "lost", "message": "its supervisor died on n2", "again_in_s": 0.4}
+    fake.streams[f"{job}/logs/stream"] = [
+        [
+            sse("again", {**exited, "again_in_s": 4.9}),
+            sse("again", lost),
+            sse("line", {**line("pip", None), "stream": "s"}),
+            sse("line", {**line("ours", None), "stream": "e"}),
+            sse("end", {"status": "succeeded"}),
+        ]
+    ]
+    result = shell("run", "--", "true")
+    assert "-- attempt 1 failed: n1: rank 0 exited with code 3; again in 5 s\n" in result.err
+    assert "-- attempt 2 lost: its supervisor died on n2\n" in result.err
+    assert result.out == "[setup] pip\n[shoal] ours\n"
+
+
+def test_a_server_that_stays_away_leaves_how_to_follow_again(
+    shell: Shell, fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = f"/v1/jobs/job_{1:026d}"
+    fake.answers["GET", job] = job_view(number=1, status="running")
+    fake.answers["GET", f"{job}/logs/stream"] = fake.problem(503, "server.unreachable", "away")
+    monkeypatch.setattr(Transport, "pauses", lambda *_, **__: iter([True, True]))
+    result = shell("run", "--", "true")
+    assert result.code == 6
+    told = f"-- no answer from {fake.url}; the job runs on; trying again for 60 s\n"
+    assert result.err.count(told) == 1
+    assert "`shoal logs -f vision/1` follows the job again" in result.err
+
+
+def test_why_of_a_job_that_ended_shows_its_attempts(shell: Shell, fake: FakeServer) -> None:
+    began = 1_800_000_100.0
+    tried = {"attempt_id": "att_1", "state": "ended", "queued_at": 0.0, "placed_at": 0.0, "exit_code": None}
+    lost = {**tried, "epoch": 1, "nodes": ["n1", "n2"], "started_at": began, "ended_at": began + 12,
+            "reason": "lost", "message": "its supervisor died on n2"}  # fmt: skip
+    failed = {**tried, "epoch": 2, "nodes": ["n1"], "started_at": began + 20, "ended_at": began + 90,
+              "reason": "oom", "message": "n1: rank 0 ran out of memory\nbye"}  # fmt: skip
+    job = job_view(status="failed", ended_at=began + 90, exit_code=137, failures=1, losses=1)
+    answer = {"job": job, "status": "failed", "explanation": None, "sentence": "vision/17 failed: oom",
+              "attempts": [lost, failed], "max_failures": 3, "checkpoint_dir": "/srv/ckpt"}  # fmt: skip
+    fake.answers["GET", f"/v1/jobs/{JOB_ID}/why"] = answer
+    assert shell("why", JOB_ID).out == (
+        "vision/17 failed: oom\n"
+        "ATTEMPT  NODES  BEGAN           RAN    HOW IT ENDED\n"
+        "1        n1+1   01-15 08:01:40  12s    lost: its supervisor died on n2\n"
+        "2        n1     01-15 08:02:00  1m10s  failed: n1: rank 0 ran out of memory\n"
+        "took 3m10s from submit to end; exit code 137\n"
+        "1 of 3 attempts used; 1 more lost by the cluster, which are not counted\n"
+        "checkpoint: /srv/ckpt\n"
+    )
+    assert shell("why", JOB_ID, "--json").json() == answer
+    answer["status"] = "queued"
+    answer["attempts"] = [{**failed, "ended_at": None, "started_at": None, "state": "queued"}]
+    assert shell("why", JOB_ID).out == "vision/17 failed: oom\n"
 
 
 def test_why_of_a_job_that_runs_is_the_servers_sentence(shell: Shell, fake: FakeServer) -> None:

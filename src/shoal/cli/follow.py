@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from shoal.cli.logs import print_stream
+from shoal.cli.logs import followed, print_stream
 from shoal.cli.show import note, print_json, print_json_line
 from shoal.cli.text import lines_of, one_line
 from shoal.cli.why import lines as why_lines
@@ -31,7 +31,7 @@ def follow_job(shoal: Connection, job: JobHandle, *, json: bool) -> int:
         if json:
             print_json_line({"event": "submitted", "ref": job.ref, "job_id": job.job_id})
         _explain_wait(shoal, job)
-        end = print_stream(shoal.follow_logs(job.job_id), timestamps=False, json=json)
+        end = print_stream(followed(shoal, job.job_id, ref), timestamps=False, json=json)
     except KeyboardInterrupt:
         note(f"\ndetached; {ref} goes on: `shoal logs -f {ref}` follows it, `shoal stop {ref}` stops it")
         return INTERRUPTED

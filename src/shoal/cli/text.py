@@ -91,6 +91,8 @@ def wrapped(text: str, columns: int) -> list[str]:
 
 def hanging(text: str, columns: int) -> list[str]:
     """`wrapped`, with what follows `error: `, `hint: `, `note: `, `-- ` or an indent under each other."""
+    if width(text) <= columns:
+        return [text]
     first = LEAD.match(text)
     lead = first.group() if first else ""
     head, *others = wrapped(text[len(lead) :], columns - len(lead))

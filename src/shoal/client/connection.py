@@ -6,7 +6,7 @@ Kept apart from `sdk`, which reads specs: what `spec` imports, `shoal queue` nee
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -14,7 +14,7 @@ from typing import Any, Self
 from shoal.client.credentials import Endpoint, find_endpoint
 from shoal.client.handles import ArrayHandle, JobHandle
 from shoal.client.people import Projects, Tokens, Users, items_of
-from shoal.client.stream import StreamEvent, follow
+from shoal.client.stream import Reach, StreamEvent, follow
 from shoal.client.submission import project_of, send
 from shoal.client.transport import Transport, path_of
 from shoal.errors import NotFound, SpecError
@@ -55,6 +55,7 @@ class Connection:
             return Endpoint(url.rstrip("/"), token) if url else find_endpoint(env)
 
         self.env = env
+        self.patience_s = patience_s
         self.transport = Transport(locate, patience_s=patience_s)
         self.users = Users(self.transport)
         self.projects = Projects(self.transport)
@@ -197,11 +198,19 @@ class Connection:
             cursor = page["next_cursor"]
 
     def follow_logs(
-        self, ref: str, *, rank: int | None = None, tail: int | None = None
+        self,
+        ref: str,
+        *,
+        rank: int | None = None,
+        tail: int | None = None,
+        on_change: Callable[[Reach], None] | None = None,
     ) -> Iterator[StreamEvent]:
-        """`line`, `attempt` and finally one `end` event, through restarts of the server."""
+        """`line`, `attempt`, `again` and finally one `end` event, through restarts of the server.
+
+        `on_change` hears when the server goes and when it answers again.
+        """
         path = path_of("jobs", self.job_id(ref), "logs", "stream")
-        for event in follow(self.transport, path, {"rank": rank, "tail": tail}):
+        for event in follow(self.transport, path, {"rank": rank, "tail": tail}, on_change):
             yield event
             if event.kind == "end":
                 return

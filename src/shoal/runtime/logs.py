@@ -121,14 +121,14 @@ class LogFile:
     def _lost_note(self) -> bytes:
         if not self._num_lost:
             return b""
-        note = f"shoal: {self._num_lost} lines were lost here: the log could not be written\n"
+        note = f"{self._num_lost} lines were lost here: the log could not be written\n"
         return self._prefix(None, "e") + note.encode()
 
     def _fill(self, data: bytes) -> None:
         """Write the whole lines that still fit, then say that there will be no more."""
         room = max(0, self._max_bytes - self._size)
         fitting = data[: data.rfind(b"\n", 0, room) + 1]
-        note = f"shoal: the log has reached its limit of {self._max_bytes} bytes; further lines are dropped\n"
+        note = f"the log has reached its limit of {self._max_bytes} bytes; further lines are dropped\n"
         self._is_full = self._append(fitting + self._prefix(None, "e") + note.encode())
 
     def _append(self, data: bytes) -> bool:

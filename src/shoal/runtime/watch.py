@@ -141,4 +141,4 @@ class Watcher:
             stream.process.words.add(lines)
         self._rules.check(lines)
         while self._rules.complaints:
-            self._log.say(f"shoal: {self._rules.complaints.pop(0)}")
+            self._log.say(self._rules.complaints.pop(0))

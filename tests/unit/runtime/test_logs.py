@@ -111,7 +111,7 @@ def test_lines_lost_to_a_full_disk_are_counted_and_said(
     assert log.finish()
     found = lines_of(tmp_path / "log")
     assert found[0] == b"0 o before"
-    assert found[1].startswith(b"- e shoal: 3 lines were lost here")
+    assert found[1].startswith(b"- e 3 lines were lost here")
     assert found[2:] == [b"0 o after"]
 
 
