@@ -128,13 +128,33 @@ def test_the_first_element_that_fails_speaks_and_the_others_are_named(shell: She
     result = shell("run", "--array", "3", "--", "true")
     assert result.code == 1
     assert result.err == (
-        "-- job-20: 3 jobs submitted, from vision/20\n"
-        "-- 2 failed, 1 succeeded\n"
+        "-- job-20: 3 jobs submitted, from vision/20; `shoal logs 'job-20[0]'` shows the output of one\n"
+        "-- 3 of 3 done, 2 failed\n"
         "-- job-20[1] (vision/21) failed: n1: rank 0 exited with code 4\n"
         "     oh no\n"
         "     its output: `shoal logs vision/21`\n"
         "-- job-20[2] (vision/22) failed: n1: rank 0 exited with code 4\n"
     )
+
+
+def name_array(fake: FakeServer, statuses: list[str]) -> None:
+    """`job-20` is an array whose elements are in these states."""
+    submit_array(fake, statuses)
+    listed = fake.answers["GET", "/v1/jobs"]
+    found = {"items": listed["items"][:1], "next_cursor": None, "array_id": "arr_1"}
+    fake.answers["GET", "/v1/jobs"] = lambda request: found if "ref" in request.query else listed
+
+
+def test_retry_of_an_array_leaves_what_succeeded_or_is_open_alone(shell: Shell, fake: FakeServer) -> None:
+    name_array(fake, ["succeeded", "failed", "running", "cancelled"])
+    for number in range(20, 24):
+        path = f"/v1/jobs/job_{number:026d}/retry"
+        fake.answers["POST", path] = job_view(number, "queued", name="job-20")
+    assert shell("retry", "job-20").out == "vision/21: queued\nvision/23: queued\n"
+    name_array(fake, ["succeeded", "running"])
+    refused = shell("retry", "job-20")
+    assert refused.code == 3
+    assert "no element of array `job-20` has failed or was cancelled" in refused.err
 
 
 def test_of_many_failed_elements_ten_are_named(shell: Shell, fake: FakeServer) -> None:
@@ -148,7 +168,7 @@ def test_an_array_that_went_well_says_nothing_more(shell: Shell, fake: FakeServe
     submit_array(fake, ["succeeded", "succeeded"])
     result = shell("run", "--array", "2", "--", "true")
     assert result.code == 0
-    assert result.err.endswith("-- 2 succeeded\n")
+    assert result.err.endswith("-- 2 of 2 done\n")
 
 
 def test_last_words_stand_on_lines_of_their_own(shell: Shell, fake: FakeServer) -> None:

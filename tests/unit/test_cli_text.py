@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.cli import show
 from shoal.cli.show import table
 from shoal.cli.text import clean, duration, hanging, log_text, one_line, shorten, size, width, wrapped
 
@@ -96,3 +97,19 @@ def test_commands_in_backticks_stay_on_one_line_where_they_fit() -> None:
         "longer than that`",
     ]
     assert wrapped("", 20) == [""]
+
+
+def test_slow_work_is_told_on_a_terminal_and_wiped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with show.slow_work() as tell:
+        tell("too soon")
+    monkeypatch.setattr(show, "SLOW_S", -1.0)
+    with show.slow_work() as tell:
+        tell("into a pipe")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with show.slow_work() as tell:
+        tell("reading ...")
+        tell("too soon after the last")
+    assert capsys.readouterr().err == "\r\x1b[Kreading ...\r\x1b[K"

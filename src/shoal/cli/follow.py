@@ -12,7 +12,7 @@ from shoal.cli.show import note, print_json, print_json_line
 from shoal.cli.text import lines_of, one_line
 from shoal.cli.why import lines as why_lines
 from shoal.client.connection import Connection
-from shoal.client.handles import ArrayHandle, JobHandle
+from shoal.client.handles import ENDED, ArrayHandle, JobHandle
 
 PATIENCE_S = 1.0
 """A job that waits longer than this is explained."""
@@ -68,13 +68,14 @@ def exit_code(end: dict[str, Any]) -> int:
 def follow_array(array: ArrayHandle, *, json: bool) -> int:
     """Print progress until every element has ended; 0 if all succeeded. Ctrl-C detaches."""
     name = one_line(array.jobs[0].name)
-    note(f"-- {name}: {array.count} jobs submitted, from {one_line(array.jobs[0].ref)}")
+    first = array.jobs[0]
+    look = f"`shoal logs '{name}[{first.data['array']['index']}]'` shows the output of one"
+    note(f"-- {name}: {array.count} jobs submitted, from {one_line(first.ref)}; {look}")
     shown = ""
     try:
         while True:
             jobs = array.all()
-            counts = Counter(job.status for job in jobs)
-            line = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+            line = progress_of(jobs, array.count)
             if line != shown:
                 _progress(f"-- {line}")
             shown = line
@@ -94,6 +95,14 @@ def follow_array(array: ArrayHandle, *, json: bool) -> int:
     for line in failures(name, unwell):
         note(line)
     return 1 if unwell else 0
+
+
+def progress_of(jobs: list[JobHandle], count: int) -> str:
+    """`3 of 6 done, 1 failed, 2 running`: what is not done waits, unless it is said."""
+    counts = Counter(job.status for job in jobs)
+    done = sum(counts[status] for status in ENDED)
+    others = [s for s in ("failed", "cancelled", "running", "starting", "stopping") if counts[s]]
+    return ", ".join([f"{done} of {count} done", *(f"{counts[status]} {status}" for status in others)])
 
 
 def failures(name: str, unwell: list[JobHandle]) -> list[str]:

@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from shoal.cli.flags import JsonFlag
 from shoal.cli.job_flags import NO_FLAGS, JobFlags
 from shoal.cli.quick import STDIN
+from shoal.cli.show import slow_work
 from shoal.cli.submit import command_line, filled, follow, is_served, remark, start_server, submit_flags
 from shoal.cli.text import one_line
 from shoal.errors import SpecError
@@ -64,6 +65,7 @@ def submit_file(
     is_from_file = file != STDIN and "workdir" not in flags
     base = Path(file).absolute().parent if is_from_file else Path.cwd()
     with Shoal() as shoal:
-        submitted = shoal.submit_spec(spec, base)
+        with slow_work() as shoal.on_progress:
+            submitted = shoal.submit_spec(spec, base)
         remark(spec.run, submitted, spec.env)
         return follow(shoal, submitted, detach=detach, json=json)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +22,9 @@ COLOURS = {
     "failed": "31", "dead": "31", "broken": "31",
     "cancelled": "2",
 }  # fmt: skip
+
+SLOW_S = 2.0
+REDRAW_S = 0.2
 
 
 def screen_columns() -> int:
@@ -96,6 +100,25 @@ def at_work(text: str) -> Iterator[None]:
         yield
     finally:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def slow_work() -> Iterator[Callable[[str], None]]:
+    """Give a function that says what is being done: shown on a terminal once it has taken `SLOW_S`."""
+    begun = time.monotonic()
+    shown = [0.0]
+
+    def tell(text: str) -> None:
+        now = time.monotonic()
+        if now - begun > SLOW_S and now - shown[0] > REDRAW_S and sys.stderr.isatty():
+            shown[0] = now
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield tell
+    finally:
+        if shown[0]:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def print_error(error: ShoalError) -> None:

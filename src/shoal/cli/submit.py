@@ -35,12 +35,15 @@ def submit_flags(flags: dict[str, Any], program: tuple[str, ...], *, detach: boo
         spec_from_flags(**told)
         start_server()
     workdir = str(told.get("workdir", HERE))
+    from shoal.cli.show import slow_work
+
     with Connection() as shoal:
-        submitted = shoal.send(
-            {"flags": told},
-            workdir=Path.cwd() / workdir if workdir else None,
-            secrets=told.get("secrets", ()),
-        )
+        with slow_work() as shoal.on_progress:
+            submitted = shoal.send(
+                {"flags": told},
+                workdir=Path.cwd() / workdir if workdir else None,
+                secrets=told.get("secrets", ()),
+            )
         remark(told["run"], submitted, dict(pair.split("=", 1) for pair in told.get("env", ())))
         return follow(shoal, submitted, detach=detach, json=json)
 

@@ -17,7 +17,7 @@ from shoal.client.people import Projects, Tokens, Users, items_of
 from shoal.client.stream import Reach, StreamEvent, follow
 from shoal.client.submission import project_of, send
 from shoal.client.transport import Transport, path_of
-from shoal.errors import NotFound, SpecError
+from shoal.errors import NotFound, SpecError, StateError
 
 JobData = dict[str, Any]
 MAX_NAMED = 10
@@ -57,6 +57,8 @@ class Connection:
         self.env = env
         self.patience_s = patience_s
         self.transport = Transport(locate, patience_s=patience_s)
+        self.on_progress: Callable[[str], None] | None = None
+        """Told what a submit does that may take time: reading, packing, sending the work directory."""
         self.users = Users(self.transport)
         self.projects = Projects(self.transport)
         self.tokens = Tokens(self.transport)
@@ -80,7 +82,15 @@ class Connection:
         `secrets` are names; their values come from the environment.
         """
         with naming(project_of(asked)):
-            answer = send(self.transport, asked, workdir=workdir, secrets=secrets, env=self.env, key=key)
+            answer = send(
+                self.transport,
+                asked,
+                workdir=workdir,
+                secrets=secrets,
+                env=self.env,
+                key=key,
+                progress=self.on_progress,
+            )
         jobs = [JobHandle(self, job, was_repeated=bool(answer.get("was_repeated"))) for job in answer["jobs"]]
         if answer.get("array_id") is None:
             return jobs[0]
@@ -159,6 +169,25 @@ class Connection:
         self.stop_array(array_id)
         elements = sorted(self.jobs(array=array_id), key=lambda job: int(job["number"]))
         return [JobHandle(self, job) for job in elements]
+
+    def retry_all(self, ref: str) -> list[JobHandle]:
+        """A new attempt of the job that `ref` names; of an array, of every element that did not succeed.
+
+        `StateError` where an array has no such element.
+        """
+        if ref.startswith("job_"):
+            return [self.retry(ref)]
+        job, array_id = self.find(ref)
+        if array_id is None:
+            return [self.retry(str(job["job_id"]))]
+        elements = sorted(self.jobs(array=array_id), key=lambda job: int(job["number"]))
+        unwell = [str(job["job_id"]) for job in elements if job["status"] in ("failed", "cancelled")]
+        if not unwell:
+            raise StateError(
+                f"no element of array `{ref}` has failed or was cancelled",
+                hint=f"see them with `shoal queue --all --name {job['name']}`",
+            )
+        return [self.retry(job_id) for job_id in unwell]
 
     def retry(self, ref: str) -> JobHandle:
         """A new attempt of a job that has ended."""
