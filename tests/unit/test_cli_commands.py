@@ -286,6 +286,65 @@ def test_the_project_is_the_servers_to_choose_where_none_is_named(
     assert (result.code, result.err) == (2, f"error: {told}\nhint: add `--project a`\n")
 
 
+@pytest.mark.parametrize(
+    ("typed", "sentence"),
+    [
+        ("logs", "`shoal logs` needs JOB"),
+        ("logs a b", "`b` is one word too many"),
+        ("logs a --tail x", "`--tail` takes a whole number, not `x`"),
+        ("logs a --tail", "`--tail` needs a value"),
+        ("run --gpsu 3", "unknown option `--gpsu`; did you mean `--gpus`?"),
+        ("logs a -z", "unknown option `-z`"),
+        ("logs a -r 1 -r 2", "`-r` is given more than once"),
+        ("completion csh", "`SHELL` is one of `bash`, `zsh`, `fish`, not `csh`; did you mean `zsh`?"),
+        ("queue --json=3", "`--json` takes no value"),
+        ("statu", "unknown command `statu`; did you mean `status`?"),
+    ],
+)
+def test_the_parsers_words_become_plain_sentences(shell: Shell, typed: str, sentence: str) -> None:
+    result = shell(*typed.split())
+    assert result.code == 2
+    assert result.err.splitlines()[0] == f"error: {sentence}"
+
+
+def test_logs_of_a_job_that_waits_say_so(shell: Shell, fake: FakeServer) -> None:
+    fake.answers["GET", f"/v1/jobs/{JOB_ID}"] = job_view()
+    fake.answers["GET", LOGS] = {"items": [], "next_cursor": None, "is_complete": False}
+    told = "-- vision/17 waits and has not begun: `shoal why vision/17` says for what\n"
+    assert shell("logs", JOB_ID).err == told
+    fake.streams[f"{LOGS}/stream"] = [[sse("end", {"status": "succeeded"})]]
+    assert shell("logs", "-f", JOB_ID).err == told
+
+
+def test_a_rank_that_a_job_has_not_is_refused(shell: Shell, fake: FakeServer) -> None:
+    job = job_view(status="running", attempts=[{"nodes": ["n1"]}, {"nodes": []}])
+    job["request"]["ranks_per_node"] = 2
+    fake.answers["GET", f"/v1/jobs/{JOB_ID}"] = job
+    fake.answers["GET", LOGS] = {"items": [line("hi", 1)], "next_cursor": None, "is_complete": True}
+    refused = shell("logs", JOB_ID, "--rank", "7")
+    assert refused.code == 2
+    assert "`--rank 7`: job vision/17 has 2 ranks, 0 to 1" in refused.err
+    assert shell("logs", JOB_ID, "--rank", "1").out == "[1] hi\n"
+
+
+def test_a_new_token_says_how_far_it_reaches_and_why(shell: Shell, fake: FakeServer) -> None:
+    made = {"id": "tok_1", "scope": "admin", "project": None, "text": "shl_x"}
+    fake.answers["POST", "/v1/tokens"] = (201, made)
+    given = shell("token", "create", "--user", "vic")
+    assert given.out == "shl_x\n"
+    assert "scope admin, that of your own token: it may do all that vic may" in given.err
+    made["scope"], made["project"] = "viewer", "vision"
+    assert "scope viewer in project vision alone\n" in shell("token", "create", "--scope", "viewer").err
+
+
+def test_names_are_not_cut_in_a_pipe(shell: Shell, fake: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "a-name-that-is-much-longer-than-its-column-in-a-table-of-eighty-columns"
+    fake.answers["GET", "/v1/jobs"] = {"items": [job_view(status="running", name=name)], "next_cursor": None}
+    assert name not in shell("queue").out
+    monkeypatch.delenv("COLUMNS")
+    assert name in shell("queue").out
+
+
 def test_an_attempt_that_another_follows_is_told_with_its_reason(shell: Shell, fake: FakeServer) -> None:
     job = f"/v1/jobs/job_{1:026d}"
     fake.answers["GET", job] = job_view(number=1, status="running")
@@ -464,7 +523,7 @@ def test_queue_asks_for_open_jobs_unless_told_otherwise(shell: Shell, fake: Fake
 def test_a_status_that_is_none_is_named_with_those_there_are(shell: Shell, fake: FakeServer) -> None:
     result = shell("queue", "--status", "faild")
     assert result.code == 2
-    for word in ("faild", "queued", "cancelled", 'Did you mean "failed"?'):
+    for word in ("faild", "queued", "cancelled", "did you mean `failed`?"):
         assert word in result.err
     assert not fake.seen
     assert shell("queue", "--status", "failed", "--status", "running").code == 0

@@ -13,7 +13,7 @@ from shoal.cli.show import note, print_json_line
 from shoal.cli.text import lines_of, log_text, one_line
 from shoal.client.connection import Connection
 from shoal.client.stream import Reach, StreamEvent
-from shoal.errors import ServerUnreachable
+from shoal.errors import ServerUnreachable, SpecError
 
 ENDINGS = {
     **dict.fromkeys(("exit", "signal", "oom", "setup", "time_limit"), "failed"),
@@ -41,13 +41,31 @@ def logs(
     """
     with connect() as shoal:
         ref, job = job, one_job(shoal, job)
+        if follow or rank is not None:
+            check(shoal.job_data(job), rank, is_followed=follow)
         if follow and attempt is None:
             told = followed(shoal, job, one_line(ref), rank=rank, tail=tail)
             print_stream(told, timestamps=timestamps, json=json)
             return 0
+        is_empty = True
         for line in shoal.logs(job, rank=rank, attempt=attempt, tail=tail):
             print_line(line, timestamps=timestamps, json=json)
+            is_empty = False
+        if is_empty and rank is None:
+            check(shoal.job_data(job), None, is_followed=True)
     return 0
+
+
+def check(job: dict[str, Any], rank: int | None, *, is_followed: bool) -> None:
+    """`SpecError` for a rank that the job has not; a word where it has written nothing because it waits."""
+    request, ref = job.get("request") or {}, one_line(job["ref"])
+    nodes = [len(attempt["nodes"]) for attempt in job.get("attempts") or () if attempt["nodes"]]
+    ranks = max(nodes, default=request.get("max_nodes") or 1) * (request.get("ranks_per_node") or 1)
+    if rank is not None and not 0 <= rank < ranks:
+        has = f"{ranks} ranks, 0 to {ranks - 1}" if ranks > 1 else "one rank, 0"
+        raise SpecError(f"`--rank {rank}`: job {ref} has {has}", hint=f"`shoal logs {ref}` shows all of them")
+    if is_followed and job["status"] == "queued":
+        note(f"-- {ref} waits and has not begun: `shoal why {ref}` says for what")
 
 
 def followed(

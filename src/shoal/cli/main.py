@@ -122,7 +122,9 @@ def _dispatch(argv: list[str]) -> int:
         command, bound, extra = app.parse_args(head or ["--help"], exit_on_error=False, print_error=False)
     except CycloptsError as error:
         known = head[0] if head and head[0] in COMMANDS else None
-        told = " ".join(str(error).split())
+        from shoal.cli.parse_words import plain
+
+        told = plain(" ".join(str(error).split()), head)
         if known == "run" and not tail and len(head) > 1 and not head[1].startswith("-"):
             program = " ".join(head[1:])
             raise SpecError("a program comes after `--`", hint=f"shoal run -- {program}") from error

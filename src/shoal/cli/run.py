@@ -18,7 +18,7 @@ from shoal.errors import SpecError
 
 
 def run(
-    file: Annotated[str | None, Parameter(help="A job file (YAML), or `-` for standard input.")] = None,
+    file: Annotated[Path | None, Parameter(help="A job file (YAML), or `-` for standard input.")] = None,
     /,
     *,
     flags: JobFlags = NO_FLAGS,
@@ -39,7 +39,7 @@ def run(
     """
     if file is None:
         return submit_flags(flags.given(), program, detach=detach, json=json)
-    return submit_file(file, flags.given(), program, detach=detach, json=json)
+    return submit_file(str(file), flags.given(), program, detach=detach, json=json)
 
 
 def submit_file(

@@ -23,6 +23,7 @@ COLOURS = {
     "cancelled": "2",
 }  # fmt: skip
 
+UNBOUNDED = 1 << 20
 SLOW_S = 2.0
 REDRAW_S = 0.2
 
@@ -32,6 +33,11 @@ def screen_columns() -> int:
     import shutil  # only tables and events need it
 
     return max(40, shutil.get_terminal_size((80, 24)).columns)
+
+
+def is_bounded() -> bool:
+    """Whether a table must fit somewhere: in a pipe that did not say how wide it is, nothing is cut."""
+    return sys.stdout.isatty() or bool(os.environ.get("COLUMNS"))
 
 
 def has_colour() -> bool:
@@ -59,7 +65,8 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, elastic: st
     cells = [[one_line(cell) for cell in row] for row in rows]
     widths = [max([width(head), *(width(row[i]) for row in cells)]) for i, head in enumerate(heads)]
     bend = list(heads).index(elastic)
-    over = sum(widths) + 2 * (len(widths) - 1) - screen_columns()
+    columns = screen_columns() if is_bounded() else UNBOUNDED
+    over = sum(widths) + 2 * (len(widths) - 1) - columns
     if over > 0:
         widths[bend] = max(len(elastic), widths[bend] - over)
     lines = ["  ".join(head.ljust(widths[i]) for i, head in enumerate(heads)).rstrip()]
@@ -70,7 +77,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, elastic: st
             filled = short + " " * (widths[i] - width(short)) if i < len(row) - 1 else short
             padded.append(paint(cell, filled))
         lines.append("  ".join(padded).rstrip())
-    return "\n".join(shorten(line, screen_columns()) if "\x1b" not in line else line for line in lines)
+    return "\n".join(shorten(line, columns) if "\x1b" not in line else line for line in lines)
 
 
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, elastic: str) -> None:

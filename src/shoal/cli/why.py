@@ -51,7 +51,7 @@ def history(told: dict[str, Any]) -> list[str]:
         code = job.get("exit_code")
         took = duration(job["ended_at"] - job["submitted_at"])
         found.append(f"took {took} from submit to end" + (f"; exit code {code}" if code is not None else ""))
-    if told["status"] == "failed":
+    if told["status"] == "failed" and told["max_failures"] > 1:
         used, lost = job["failures"], job["losses"]
         more = f"; {lost} more lost by the cluster, which are not counted" if lost else ""
         found.append(f"{used} of {told['max_failures']} attempts used{more}")
