@@ -8,6 +8,7 @@
     ├── LimitReached        a quota or rate says no        429  exit 3
     │   └── TooLarge        more than is ever taken        413  exit 2
     ├── EngineRefused       the engine said no             502  exit 5
+    │   └── NodeGone        not there; elsewhere perhaps   502  exit 5
     ├── EngineUnreachable   we could not ask               503  exit 6
     └── Bug                 our own invariant broke        500  exit 70
 
@@ -106,6 +107,12 @@ class EngineRefused(ShoalError):
     code = "engine.refused"
     status = 502
     exit_code = 5
+
+
+class NodeGone(EngineRefused):
+    """The node, or a device of it, is not there any more: the fact `node` says which. Nothing was started."""
+
+    code = "engine.node_gone"
 
 
 class EngineUnreachable(ShoalError):

@@ -1,13 +1,41 @@
-"""Where Shoal keeps its things on this machine: what every command needs and few need `settings` for."""
+"""Where Shoal keeps its things on this machine, and who runs there: what every command needs."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 from collections.abc import Mapping
 from pathlib import Path
+
+LOCK = "server.lock"
+"""A control plane holds it for its whole life; the kernel lets go of it however that process dies."""
+
+PORT = "port"
 
 
 def home_from_env(env: Mapping[str, str] = os.environ) -> Path:
     """`SHOAL_HOME`, else `~/.shoal`."""
     given = env.get("SHOAL_HOME")
     return Path(given).absolute() if given else Path.home() / ".shoal"
+
+
+def holder(home: Path) -> int | None:
+    """The process that holds the home now; None if nobody does."""
+    try:
+        with (home / LOCK).open("r", encoding="ascii") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                text = file.read().strip()
+                return int(text) if text.isdigit() else 0
+    except OSError:
+        return None
+    return None
+
+
+def last_port(home: Path) -> int | None:
+    """The port the control plane of this home listened on last; None before the first time."""
+    with contextlib.suppress(OSError, ValueError):
+        return int((home / PORT).read_text(encoding="ascii"))
+    return None

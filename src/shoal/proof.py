@@ -1,7 +1,8 @@
-"""How the control plane proves that it, and nobody else on its port, answered a renewal.
+"""How a supervisor signs its renewals, and how the control plane proves that it answered one.
 
 Apart from `wire` because it needs OpenSSL, for which a supervisor's ranks do not wait. The key goes to the
-supervisor on its pipe and never over the network: whoever listens on the port does not learn it.
+supervisor on its pipe and never over the network: whoever listens on the port does not learn it. What that
+one does learn, a signed renewal, can only be said again, and says nothing new.
 """
 
 from __future__ import annotations
@@ -12,6 +13,17 @@ import hmac
 import msgspec
 
 from shoal.wire import Renewal, RenewalAnswer
+
+
+def sign(key: str, renewal: Renewal, body: bytes) -> str:
+    """The token that carries exactly this body, once or often: it is good for no other."""
+    digest = hashlib.sha256(body).hexdigest()
+    return f"shs_{renewal.attempt_id}.{renewal.node}_{digest}_{signature(key, digest)}"
+
+
+def signature(key: str, digest: str) -> str:
+    """Of a body with this digest. The key is of one attempt on one node, so it need not name them."""
+    return hmac.new(key.encode(), f"shoal-asked\0{digest}".encode(), hashlib.sha256).hexdigest()
 
 
 def prove(key: str, renewal: Renewal, answer: RenewalAnswer) -> RenewalAnswer:

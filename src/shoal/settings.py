@@ -57,6 +57,8 @@ class ServerLimits:
     max_archive_bytes: int = 256 << 20
     max_archive_files: int = 20_000
     max_unpacked_bytes: int = 4 << 30
+    max_project_archive_bytes: int = 10 << 30
+    """All snapshots of one project that are kept or on their way."""
     max_streams: int = 1000
     max_streams_per_actor: int = 100
 

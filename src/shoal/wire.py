@@ -195,8 +195,7 @@ class RenewalAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     """What travels on the supervisor's standard input instead of on disk."""
 
-    supervisor_token: str | None = None
     proof_key: str = ""
-    """Tells the control plane's answers from anybody else's; never sent anywhere."""
+    """Signs what the supervisor says, and tells the control plane's answers from others; never sent."""
     job_token: str | None = None
     secrets: dict[str, str] = {}

@@ -41,7 +41,7 @@ def test_each_caller_kind_has_its_own_key_space(world: World) -> None:
     job, supervisor = world.tokens["job"], world.tokens["supervisor"]
     mac = job.rsplit("_", 1)[1]
     attempt = job.removeprefix("shj_").rsplit("_", 1)[0]
-    assert world.call("GET", "/v1/self", token=f"shs_{attempt}.node-1_{mac}").status in (401, 429)
+    assert world.call("GET", "/v1/self", token=f"shs_{attempt}.node-1_{mac}_{mac}").status in (401, 429)
     assert world.call("GET", "/v1/self", token=supervisor.replace("shs_", "shj_")).status in (401, 429)
 
 

@@ -29,7 +29,13 @@ SPELLINGS = (
 )
 NOT_TOKENS = (
     *("", "null", "undefined", "None", "admin", "admin:admin", "shl_", "shl__", "shl_tok_0_", "shj_", "shs_"),
-    *("shl_tok_0_" + "0" * 64, "shj_att_0_" + "0" * 64, "shs_att_0.node-1_" + "0" * 64, "0" * 10_000, "*"),
+    *(
+        "shl_tok_0_" + "0" * 64,
+        "shj_att_0_" + "0" * 64,
+        "shs_att_0.node-1_" + "0" * 64 + "_" + "0" * 64,
+        "0" * 10_000,
+        "*",
+    ),
 )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
 import pytest
 
-from shoal.identity import job_token, proof_key, supervisor_token
+from shoal.identity import job_token, proof_key
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.proof import is_proven
 from shoal.store import Stale
@@ -19,6 +20,20 @@ from tests.support.world import World
 def renewal(attempt: Attempt, **changes: Any) -> dict[str, Any]:
     said = {"attempt_id": attempt.attempt_id, "epoch": attempt.epoch, "node": attempt.node_names[0]}
     return {**said, "phase": "running", "nonce": "n0", **changes}
+
+
+def renew(
+    world: World,
+    attempt: Attempt,
+    data: dict[str, Any],
+    *,
+    node: str = "",
+    key: bytes | None = None,
+    client: tuple[str, int] = ("127.0.0.1", 50000),
+) -> Answer:
+    """What the supervisor of `attempt` is answered, who says `data` and signs it."""
+    token = world.signed(attempt, json.dumps(data).encode(), node=node, key=key)
+    return world.call("POST", "/v1/supervisor/renew", token=token, data=data, client=client)
 
 
 def is_stale(world: World, said: dict[str, Any], answered: Answer) -> bool:
@@ -62,10 +77,7 @@ def test_a_jobs_token_dies_with_its_attempt(world: World) -> None:
 
 def test_a_token_signed_with_another_key_is_nobodys(world: World) -> None:
     attempt = world.newest(world.jobs["vision"])
-    forged = supervisor_token(b"k" * 32, attempt.attempt_id, attempt.node_names[0])
-    refused = world.call(
-        "POST", "/v1/supervisor/renew", token=forged, data=renewal(attempt), client=("10.1.1.1", 1)
-    )
+    refused = renew(world, attempt, renewal(attempt), key=b"k" * 32, client=("10.1.1.1", 1))
     assert refused.status == 401
     denied = world.read(lambda tx: [e for e in tx.events.page(0, limit=100_000) if e.kind == "access.denied"])
     assert refused.json()["request_id"] in {event.request_id for event in denied}
@@ -74,10 +86,9 @@ def test_a_token_signed_with_another_key_is_nobodys(world: World) -> None:
 def test_a_supervisor_renews_only_its_own_attempt_on_its_own_node(world: World) -> None:
     _, mine = running(world)
     _, other = running(world)
-    token = supervisor_token(world.plane.core.key, mine.attempt_id, mine.node_names[0])
 
     def status(data: dict[str, Any]) -> int:
-        return world.call("POST", "/v1/supervisor/renew", token=token, data=data).status
+        return renew(world, mine, data).status
 
     assert status(renewal(mine)) == 200
     assert status(renewal(other)) == 403
@@ -87,64 +98,87 @@ def test_a_supervisor_renews_only_its_own_attempt_on_its_own_node(world: World) 
 
 def test_a_stale_or_future_epoch_is_refused_and_changes_nothing(world: World) -> None:
     job_id, attempt = running(world)
-    token = supervisor_token(world.plane.core.key, attempt.attempt_id, attempt.node_names[0])
     outcome = {**renewal(attempt), "kind": "succeeded", "ended_at": 1.0, "exit_code": 0}
     for epoch in (attempt.epoch - 1, attempt.epoch + 1, -1, 2**62):
         data = renewal(attempt, epoch=epoch, phase="ended", outcome={**outcome, "epoch": epoch})
-        assert is_stale(world, data, world.call("POST", "/v1/supervisor/renew", token=token, data=data))
+        assert is_stale(world, data, renew(world, attempt, data))
     assert world.newest(job_id) == attempt
 
 
 def test_an_outcome_about_another_attempt_is_refused(world: World) -> None:
     _, attempt = running(world)
     victim_id, victim = running(world)
-    token = supervisor_token(world.plane.core.key, attempt.attempt_id, attempt.node_names[0])
     outcome = {**renewal(victim), "kind": "exited", "exit_code": 1, "ended_at": 1.0}
     data = renewal(attempt, phase="ended", outcome=outcome)
-    assert is_stale(world, data, world.call("POST", "/v1/supervisor/renew", token=token, data=data))
+    assert is_stale(world, data, renew(world, attempt, data))
     assert world.newest(victim_id) == victim
 
 
 def test_a_replayed_renewal_of_an_ended_attempt_brings_nothing_back(world: World) -> None:
     job_id, attempt = running(world)
-    token = supervisor_token(world.plane.core.key, attempt.attempt_id, attempt.node_names[0])
     world.call("POST", f"/v1/jobs/{job_id}/stop", role="member", data={})
     ended = world.until_state(job_id, AttemptState.ENDED)
     data = renewal(attempt)
-    assert is_stale(world, data, world.call("POST", "/v1/supervisor/renew", token=token, data=data))
+    assert is_stale(world, data, renew(world, attempt, data))
     assert world.newest(job_id) == ended
 
 
 def test_a_node_that_was_never_given_the_attempt_cannot_report_it(world: World) -> None:
     _, attempt = running(world)
     elsewhere = next(name for name in ("node-1", "node-2") if name not in attempt.node_names)
-    token = supervisor_token(world.plane.core.key, attempt.attempt_id, elsewhere)
     data = renewal(attempt, node=elsewhere)
-    assert is_stale(world, data, world.call("POST", "/v1/supervisor/renew", token=token, data=data))
+    assert is_stale(world, data, renew(world, attempt, data, node=elsewhere))
 
 
 def test_a_passing_conflict_in_the_store_is_not_told_as_staleness(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, attempt = running(world)
-    token = supervisor_token(world.plane.core.key, attempt.attempt_id, attempt.node_names[0])
 
     async def in_conflict(renewal: Renewal) -> RenewalAnswer:
         raise Stale("somebody else wrote first")
 
     monkeypatch.setattr(world.plane, "renew", in_conflict)
-    answered = world.call("POST", "/v1/supervisor/renew", token=token, data=renewal(attempt))
+    answered = renew(world, attempt, renewal(attempt))
     assert answered.status == 409
     assert "proof" not in answered.json()
 
 
 def test_every_answer_to_a_supervisor_is_proven_for_its_nonce_alone(world: World) -> None:
     _, attempt = running(world)
-    token = supervisor_token(world.plane.core.key, attempt.attempt_id, attempt.node_names[0])
     data = renewal(attempt, nonce="first")
-    answered = world.call("POST", "/v1/supervisor/renew", token=token, data=data)
+    answered = renew(world, attempt, data)
     assert not is_stale(world, data, answered)
     told = msgspec.convert(answered.json(), RenewalAnswer)
     key = proof_key(world.plane.core.key, attempt.attempt_id, attempt.node_names[0])
     for other in ({"nonce": "second"}, {"nonce": "first", "epoch": attempt.epoch + 1}):
         assert not is_proven(key, msgspec.convert(renewal(attempt, **other), Renewal), told)
+
+
+def test_what_a_supervisor_signed_carries_no_other_message(world: World) -> None:
+    job_id, attempt = running(world)
+    said = renewal(attempt)
+    caught = world.signed(attempt, json.dumps(said).encode())
+    outcome = {**said, "kind": "exited", "exit_code": 1, "ended_at": 1.0}
+    for other in ({**said, "nonce": "mine"}, {**said, "phase": "ended", "outcome": outcome}, {}):
+        assert world.call("POST", "/v1/supervisor/renew", token=caught, data=other).status == 403
+    assert world.newest(job_id) == attempt
+    assert world.call("POST", "/v1/supervisor/renew", token=caught, data=said).status == 200
+
+
+def test_a_caught_renewal_that_is_said_again_changes_nothing(world: World) -> None:
+    job_id, attempt = running(world)
+    early = renewal(attempt, phase="preparing")
+    first = world.signed(attempt, json.dumps(early).encode())
+    for _ in range(2):
+        assert world.call("POST", "/v1/supervisor/renew", token=first, data=early).status == 200
+        assert world.newest(job_id) == attempt
+    outcome = {**early, "kind": "exited", "exit_code": 1, "ended_at": 1.0}
+    last = renewal(attempt, phase="ended", outcome=outcome)
+    assert renew(world, attempt, last).status == 200
+    ended = world.read(lambda tx: tx.attempts.get(attempt.attempt_id))
+    assert ended is not None
+    assert ended.state is AttemptState.ENDED
+    for again in (early, last):
+        renew(world, attempt, again)
+    assert world.read(lambda tx: tx.attempts.get(attempt.attempt_id)) == ended

@@ -6,10 +6,15 @@ import gzip
 import hashlib
 import io
 import tarfile
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+import anyio
 import pytest
 
+from shoal.api.archives import Archives
+from shoal.api.tar_check import TarLimits
+from shoal.errors import LimitReached
 from shoal.settings import ServerLimits
 from tests.support.archives import entry, tar_of, tar_with
 from tests.support.world import World, open_world
@@ -102,6 +107,47 @@ def test_uploads_are_limited_by_size_entries_and_what_they_unpack_to(tmp_path: P
         assert put(world, tar_of({"big": b"x" * (2 << 20)})) == 413
         world.call("PATCH", "/v1/projects/vision", role="admin", data={"max_upload_bytes": 20_000})
         assert put(world, tar_of({"big": b"x" * 30_000})) == 413
+
+
+def test_all_uploads_of_a_project_together_are_limited(tmp_path: Path) -> None:
+    bodies = [tar_of({"big": bytes([number]) * 30_000}) for number in range(4)]
+    size = len(bodies[0])
+    limits = ServerLimits(max_project_archive_bytes=3 * size)
+    with open_world(tmp_path, limits=limits) as world:
+        assert [put(world, body) for body in bodies] == [200, 200, 200, 429]
+        assert put(world, bodies[0]) == 200, "it is there already"
+        assert put(world, bodies[3], role="stranger", project="speech") == 200
+        digest = hashlib.sha256(bodies[3]).hexdigest()
+        target = f"/v1/archives/{digest}?project=vision"
+        told = world.call("PUT", target, role="member", body=bodies[3], headers=TAR).json()
+        assert f"would take {4 * size} bytes; at most {3 * size} are kept" in told["detail"]
+        assert f"SHOAL_MAX_PROJECT_ARCHIVE_BYTES={8 * size} shoal up" in told["hint"]
+        assert not list((world.plane.settings.home / "archives").glob(".part-*"))
+
+
+def test_uploads_at_the_same_time_count_in_full_before_they_have_arrived(tmp_path: Path) -> None:
+    bodies = [tar_of({"big": bytes([number]) * 30_000}) for number in range(2)]
+    first, second = (hashlib.sha256(body).hexdigest() for body in bodies)
+    archives = Archives(tmp_path, TarLimits(10, 1 << 20), 2 * len(bodies[0]) - 1)
+    refused: list[str] = []
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield bodies[0][:1000]
+        with pytest.raises(LimitReached) as told:
+            await archives.receive("vision", second, whole(), len(bodies[1]))
+        refused.append(told.value.message)
+        yield bodies[0][1000:]
+
+    async def whole() -> AsyncIterator[bytes]:
+        yield bodies[1]
+
+    async def both() -> None:
+        assert await archives.receive("vision", first, slow(), len(bodies[0])) == len(bodies[0])
+        assert await archives.receive("speech", second, whole(), len(bodies[1])) == len(bodies[1])
+
+    anyio.run(both)
+    assert len(refused) == 1
+    assert (tmp_path / "archives" / f"{first}.tar").read_bytes() == bodies[0]
 
 
 def test_a_header_that_is_itself_a_bomb_is_refused(world: World) -> None:

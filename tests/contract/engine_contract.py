@@ -11,7 +11,7 @@ import pytest
 
 from shoal.clock import SystemClock
 from shoal.engines.base import Engine, Observation, Sight, Submission
-from shoal.errors import EngineRefused
+from shoal.errors import EngineRefused, NodeGone
 from shoal.ids import id_factory
 from shoal.wire import EndKind, Limits, Order
 
@@ -330,6 +330,22 @@ class EngineContract:
                 await world.engine.submit(submission)
             assert await world.engine.list_owned() == [], what
             assert world.num_starts(submission.attempt_id) == 0, what
+
+    async def test_a_node_or_device_that_is_gone_is_named_and_nothing_is_started(self, world: World) -> None:
+        good = world.submission(num_nodes=2)
+        first, second = good.orders
+        change = msgspec.structs.replace
+        names = (first.node, "nowhere")
+        gone = {
+            "nowhere": (change(first, nodes=names), change(second, node="nowhere", nodes=names)),
+            second.node: (first, change(second, gpu_ids=(99,))),
+        }
+        for node, orders in gone.items():
+            with pytest.raises(NodeGone) as told:
+                await world.engine.submit(change(good, orders=orders))
+            assert told.value.facts["node"] == node
+            assert await world.engine.list_owned() == []
+            assert world.num_starts(good.attempt_id) == 0
 
     async def test_the_whole_process_tree_is_gone_after_a_cancel(self, world: World) -> None:
         submission = world.submission(

@@ -21,8 +21,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from shoal.cli.home import holder
 from shoal.client import Shoal
+from shoal.home import holder
 
 SHOAL = (sys.executable, "-m", "shoal.cli.main")
 LIMIT_S = 60.0

@@ -144,7 +144,7 @@ def test_job_cannot_read_shoals_home_nor_another_jobs_directory(start: Start) ->
 
 @needs("bubblewrap", "uid")
 def test_job_sees_no_process_but_its_own(start: Start) -> None:
-    credentials = Credentials(supervisor_token="shs_hidden")
+    credentials = Credentials(proof_key="shs_hidden")
     run = "cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n' | grep -c shs_; ls -d /proc/[0-9]* | wc -l"
     share = start(an_order(run=run, confinement=FULL, uid=JOB_UID), credentials)
     share.run()

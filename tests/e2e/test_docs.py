@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli.home import holder
 from shoal.engines.local.inventory import node_name
+from shoal.home import holder
 from tests.style.tree import ROOT
 from tests.support.pages import Typed, blocks, transcript
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import msgspec
 import pytest
 
 from shoal.proof import prove
+from shoal.runtime import spool
 from shoal.wire import Credentials, EndKind, Renewal, RenewalAnswer
 from tests.support.renewals import TOKEN, ControlPlane, proven
 from tests.support.shares import ATTEMPT_ID, RunningShare, Start, an_order, shares_in, until
@@ -46,7 +49,8 @@ def test_start_is_told_at_once_and_the_end_with_its_outcome(start: Start, plane:
         (ATTEMPT_ID, 4, "node-1")
     }
     assert {renewal["path"] for renewal in plane.seen} == {"/v1/supervisor/renew"}
-    assert set(plane.tokens) == {"Bearer shs_token"}
+    assert len(set(plane.tokens)) == len(plane.seen)
+    assert all(str(token).startswith(f"Bearer shs_{ATTEMPT_ID}.node-1_") for token in plane.tokens)
 
 
 def test_long_setup_renews_too(start: Start, plane: ControlPlane) -> None:
@@ -117,7 +121,7 @@ def test_answer_whose_order_was_changed_on_the_way_is_not_followed(start: Start,
 
 
 def test_supervisor_without_a_key_believes_nobody(start: Start, plane: ControlPlane) -> None:
-    keyless = Credentials(supervisor_token="shs_token")
+    keyless = Credentials()
     plane.answer = lambda body: (
         200,
         msgspec.to_builtins(prove("", msgspec.convert(body, Renewal), RenewalAnswer(is_stale=True))),
@@ -167,6 +171,20 @@ def test_restarted_control_plane_is_found_through_its_file(start: Start, plane: 
     until(lambda: "running" in plane.phases(), describe=share.describe)
     plane.answer = lambda body: proven(body, should_stop=True, grace_s=1.0)
     assert share.outcome().kind is EndKind.STOPPED
+
+
+def test_a_supervisor_that_hung_for_a_fence_before_its_claim_starts_nothing(
+    start: Start, plane: ControlPlane
+) -> None:
+    share = start(an_order(control_url=plane.url, renew_s=0.1, fence_s=1.0, run="echo never"), TOKEN)
+    lock = spool.take_lock(share.share)
+    assert lock is not None
+    process = share.spawn()
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1.2)
+    os.close(lock)
+    assert (share.outcome().kind, share.texts()) == (EndKind.FENCED, [])
+    assert spool.read_started(share.share) is None
 
 
 def test_without_a_control_plane_there_is_no_fence(start: Start) -> None:

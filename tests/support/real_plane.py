@@ -14,9 +14,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shoal.cli.home import holder
 from shoal.client import Shoal
 from shoal.client.handles import JobHandle
+from shoal.home import holder
 from shoal.runtime import spool
 
 T = TypeVar("T")

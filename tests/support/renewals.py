@@ -13,7 +13,7 @@ import msgspec
 from shoal.proof import prove
 from shoal.wire import Credentials, Renewal, RenewalAnswer
 
-TOKEN = Credentials(supervisor_token="shs_token", proof_key="known to both")
+TOKEN = Credentials(proof_key="known to both")
 
 
 def proven(body: dict[str, Any], **answer: Any) -> tuple[int, dict[str, Any]]:

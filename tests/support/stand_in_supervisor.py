@@ -21,6 +21,8 @@ def main() -> None:
     print("credentials:", len(sys.stdin.read()), flush=True)
     if order.run == "never claims":
         sys.exit(3)
+    if order.run == "hangs":
+        time.sleep(1000)
     if spool.take_lock(share) is None or not spool.claim(share, time.time()):
         sys.exit(4)
     if order.run == "is deaf":  # before anybody is told that it started

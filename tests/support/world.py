@@ -25,10 +25,12 @@ from starlette.types import ASGIApp
 from shoal.api import create_app
 from shoal.control import Actor, ControlPlane
 from shoal.engines.fake import Script
-from shoal.identity import job_token, supervisor_token
+from shoal.identity import job_token, proof_key
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.people import Role
+from shoal.proof import sign
 from shoal.settings import ServerLimits
+from shoal.wire import Phase, Renewal
 from tests.support import asgi
 from tests.support.asgi import Answer, Stream
 from tests.support.plane import FOREVER, open_plane
@@ -75,16 +77,25 @@ class World:
         sent = list(headers)
         if host is not None:
             sent.append(("host", host))
-        if token is not None:
-            sent.append(("authorization", f"Bearer {token}"))
         if data is not None:
             body = json.dumps(data).encode()
             sent.append(("content-type", "application/json"))
+        if role == "supervisor":
+            token = self.signed(self.newest(self.jobs["vision"]), body)
+        if token is not None:
+            sent.append(("authorization", f"Bearer {token}"))
         if body:
             sent.append(("content-length", str(len(body))))
         return self.portal.call(
             lambda: asgi.request(self.app, method, target, headers=sent, body=body, client=client)
         )
+
+    def signed(self, attempt: Attempt, body: bytes, *, node: str = "", key: bytes | None = None) -> str:
+        """The token of this body from the attempt's supervisor, on its first node if not on `node`."""
+        node = node or attempt.node_names[0]
+        secret = proof_key(key or self.plane.core.key, attempt.attempt_id, node)
+        who = Renewal(attempt_id=attempt.attempt_id, epoch=attempt.epoch, node=node, phase=Phase.RUNNING)
+        return sign(secret, who, body)
 
     @contextmanager
     def stream(
@@ -172,4 +183,4 @@ def _work(world: World) -> None:
     attempt = world.until_state(world.jobs["vision"], AttemptState.RUNNING)
     key = world.plane.core.key
     world.tokens["job"] = job_token(key, attempt.attempt_id)
-    world.tokens["supervisor"] = supervisor_token(key, attempt.attempt_id, attempt.node_names[0])
+    world.tokens["supervisor"] = world.signed(attempt, b"")

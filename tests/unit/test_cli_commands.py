@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -614,6 +615,7 @@ def test_login_checks_the_token_before_it_saves_it(
     assert result.code == 0
     assert result.out == f"you are ana (admin) at {fake.url}\n  vision: lead\n"
     assert Credentials(shell.home).token(fake.url) == TOKEN
+    assert Credentials(shell.home).listener_uid(fake.url) == os.geteuid()
     assert Credentials(shell.home).load()["current"] == fake.url
     assert TOKEN not in result.out + result.err
 

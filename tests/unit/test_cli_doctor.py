@@ -9,7 +9,7 @@ import pytest
 
 from shoal.cli import checkup_machine, doctor
 from shoal.cli.checkup import Finding, Level
-from shoal.cli.checkup_server import check_credentials, check_database, check_server
+from shoal.cli.checkup_server import check_credentials, check_database, check_nodes, check_server
 from shoal.client.credentials import LOCAL, Credentials
 from tests.support.cli import Shell
 from tests.support.fake_server import running_fake
@@ -108,6 +108,23 @@ def test_a_token_the_server_does_not_know_is_broken(shell: Shell) -> None:
         found = check_server()
     assert found.level is Level.BROKEN
     assert "shoal login" in found.hint
+
+
+def test_what_the_engine_says_about_its_nodes_is_told(shell: Shell) -> None:
+    told = "what confines jobs here is not known: timed out"
+    with running_fake() as fake:
+        shell.talk_to(fake)
+        fake.answers["GET", "/v1/nodes"] = {
+            "items": [{"name": "box", "remarks": [told]}],
+            "next_cursor": None,
+        }
+        found = check_nodes()
+        assert (found.level, found.told) == (Level.OK, f"1 known; box: {told}")
+        unknown = {"name": "box", "confinement": "unknown", "remarks": [told]}
+        fake.answers["GET", "/v1/nodes"] = {"items": [unknown], "next_cursor": None}
+        found = check_nodes()
+    assert (found.level, found.hint) == (Level.WARN, "look again with `shoal nodes box`")
+    assert f"box: {told}" in found.told
 
 
 def test_a_token_that_ends_soon_is_a_warning(shell: Shell) -> None:

@@ -16,6 +16,7 @@ from shoal.cli import serve, up
 from shoal.cli.daemon import Running, environment, start
 from shoal.client.credentials import LOCAL, Credentials, find_endpoint
 from shoal.errors import SpecError, StateError
+from shoal.home import holder, last_port
 from shoal.settings import Settings
 
 
@@ -35,20 +36,20 @@ sys.stdin.read()
 
 
 def test_a_home_has_one_holder_and_a_killed_one_lets_go(tmp_path: Path) -> None:
-    assert homes.holder(tmp_path) is None
+    assert holder(tmp_path) is None
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == b"1\n"
-        assert homes.holder(tmp_path) == process.pid
+        assert holder(tmp_path) == process.pid
         with pytest.raises(StateError, match="already running"):
             homes.hold(tmp_path)
     finally:
         process.kill()
         process.communicate()
-    assert homes.holder(tmp_path) is None
+    assert holder(tmp_path) is None
     homes.hold(tmp_path).close()
 
 
@@ -99,7 +100,10 @@ def test_a_home_keeps_its_port_over_a_clean_end(tmp_path: Path) -> None:
         assert other not in (0, port)
         assert taken == port
     serve.announce(replace(settings, port=other), "", taken=taken, is_foreground=False)
-    assert homes.last_port(tmp_path) == port
+    assert last_port(tmp_path) == other
+    fourth, taken = serve.listen(settings, is_fixed=False)
+    with fourth:
+        assert (fourth.getsockname()[1], taken) == (port, None)
 
 
 def test_only_a_port_that_was_taken_this_time_is_said(tmp_path: Path) -> None:

@@ -197,7 +197,12 @@ def test_bash_still_completes_files(shell: Shell, tmp_path: Path) -> None:
     assert "complete -o bashdefault -o default -F _shoal shoal" in script
     ask = "COMP_WORDS=(shoal run jo); COMP_CWORD=2; _shoal shoal jo run; echo ${COMPREPLY[@]}"
     done = subprocess.run(
-        ["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, cwd=tmp_path, timeout=30
+        ["bash", "-c", f"{script}\n{ask}"],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=30,
     )
     assert done.stdout == "job.yaml\n"
 

@@ -32,7 +32,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
 def test_an_activated_environment_that_jobs_do_not_have_is_named(told: Told, name: str) -> None:
     (text,) = told("true", "", **{name: "/home/ana/env"})
     assert "/home/ana/env, is not on the PATH of jobs" in text
-    assert "`shoal down && shoal up`" in text
+    assert "`shoal down` and `shoal up`" in text
 
 
 def test_an_environment_that_jobs_do_have_is_worth_no_word(told: Told) -> None:

@@ -2,6 +2,9 @@
 
 A body is streamed to a private file, hashed on the way, checked as a tar file and only then given its
 name. To use an archive a project must have sent it whole: knowing a digest opens nothing.
+
+That private file has its full length from the start, so that uploads at the same time see what each of them
+will take of their project's total.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,17 +20,21 @@ import anyio
 import anyio.to_thread
 
 from shoal.api.tar_check import TarLimits, check_tar
-from shoal.errors import SpecError, StoreUnavailable, TooLarge
+from shoal.errors import LimitReached, SpecError, StoreUnavailable, TooLarge
 
 WRITE_AT_ONCE = 1 << 20
+PART = ".part-"
+_keeping = threading.Lock()
+"""An archive on its way becomes one that is kept: nobody may count in between, and miss it."""
 
 
 class Archives:
     """`<home>/archives/<digest>.tar`, and an empty file `owners/<project>/<digest>` for each project."""
 
-    def __init__(self, home: Path, limits: TarLimits) -> None:
+    def __init__(self, home: Path, limits: TarLimits, max_project_bytes: int) -> None:
         self._root = home / "archives"
         self._limits = limits
+        self._max_project_bytes = max_project_bytes
 
     def size_for(self, project: str, digest: str) -> int | None:
         """The archive's size if the project may use it. Touches the disk, briefly.
@@ -45,10 +53,10 @@ class Archives:
             return None
 
     async def receive(self, project: str, digest: str, body: AsyncIterator[bytes], max_bytes: int) -> int:
-        """Take in a body and return its size. On any error nothing is kept."""
-        part = self._root / f".part-{secrets.token_hex(12)}"
+        """Take in a body of at most `max_bytes` and return its size. On any error nothing is kept."""
+        part = self._root / f"{PART}{secrets.token_hex(12)}-{project}"
         try:
-            await anyio.to_thread.run_sync(lambda: part.parent.mkdir(0o700, parents=True, exist_ok=True))
+            await anyio.to_thread.run_sync(self._reserve, part, project, digest, max_bytes)
             size, found = await self._write(part, body, max_bytes)
             if found != digest:
                 raise SpecError(
@@ -67,12 +75,39 @@ class Archives:
                 await anyio.to_thread.run_sync(lambda: part.unlink(missing_ok=True))
         return size
 
+    def _reserve(self, part: Path, project: str, digest: str, size: int) -> None:
+        """Make the private file, as long as it may become; `LimitReached` where that is too much."""
+        self._root.mkdir(0o700, parents=True, exist_ok=True)
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            os.ftruncate(fd, size)
+        finally:
+            os.close(fd)
+        with _keeping:
+            total = self._total(project, digest)
+        if total > self._max_project_bytes:
+            raise LimitReached(
+                f"with this one of {size} bytes the archives of project `{project}` would take {total} "
+                f"bytes; at most {self._max_project_bytes} are kept",
+                hint="those that no open job uses go a week after their last use; for more room an operator "
+                f"types `shoal down`, then `SHOAL_MAX_PROJECT_ARCHIVE_BYTES={2 * total} shoal up`",
+                total=total,
+                limit=self._max_project_bytes,
+            )
+
+    def _total(self, project: str, digest: str) -> int:
+        """What the project's archives take, kept and on their way; not what `digest` takes already."""
+        marks = self._root / "owners" / project
+        kept = [self._path(name) for name in _names(marks) if name != digest]
+        parts = [self._root / name for name in _names(self._root) if name.startswith(PART)]
+        own = [path for path in parts if path.name.partition(PART)[2].partition("-")[2] == project]
+        return sum(map(_size, (*kept, *own)))
+
     async def _write(self, part: Path, body: AsyncIterator[bytes], max_bytes: int) -> tuple[int, str]:
         digest = hashlib.sha256()
         size = 0
         pending = bytearray()
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        fd = await anyio.to_thread.run_sync(lambda: os.open(part, flags, 0o600))
+        fd = await anyio.to_thread.run_sync(os.open, part, os.O_WRONLY | os.O_NOFOLLOW)
 
         def flush(data: bytes) -> None:
             digest.update(data)
@@ -93,6 +128,7 @@ class Archives:
                     await anyio.to_thread.run_sync(flush, bytes(pending))
                     pending.clear()
             await anyio.to_thread.run_sync(flush, bytes(pending))
+            await anyio.to_thread.run_sync(os.ftruncate, fd, size)
             await anyio.to_thread.run_sync(os.fsync, fd)
         finally:
             os.close(fd)
@@ -100,11 +136,12 @@ class Archives:
 
     def _keep(self, part: Path, project: str, digest: str) -> None:
         """The content first, then the right to it: a crash in between costs another upload."""
-        part.replace(self._path(digest))
-        _sync_directory(self._root)
         mark = self._mark(project, digest)
         mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        mark.touch(mode=0o600)
+        with _keeping:
+            part.replace(self._path(digest))
+            _sync_directory(self._root)
+            mark.touch(mode=0o600)
         _sync_directory(mark.parent)
 
     def _path(self, digest: str) -> Path:
@@ -120,3 +157,18 @@ def _sync_directory(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)  # noqa: PTH208 - names are all that is wanted
+    except FileNotFoundError:
+        return []
+
+
+def _size(path: Path) -> int:
+    """0 where it is gone meanwhile."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -112,6 +112,7 @@ class Authenticator:
                 name=f"{signed.attempt_id}@{signed.node}",
                 attempt_id=signed.attempt_id,
                 node=signed.node,
+                body_digest=signed.digest,
             )
             return Known(caller=caller, user=None, at=0.0)
 

@@ -172,6 +172,7 @@ class NodeView(TypedDict):
     is_simulated: bool
     is_alive: bool
     confinement: str
+    remarks: list[str]
     labels: dict[str, str]
     engine: str
     jobs: list[str]

@@ -16,9 +16,8 @@ import time
 from pathlib import Path
 
 from shoal.cli.checkup import Finding, Level
-from shoal.cli.home import holder
 from shoal.cli.text import size
-from shoal.home import home_from_env
+from shoal.home import holder, home_from_env
 from shoal.settings import DEFAULT_PORT
 
 LITTLE_BYTES, TOO_LITTLE_BYTES = 2 << 30, 100 << 20

@@ -9,12 +9,12 @@ import time
 from urllib.parse import urlsplit
 
 from shoal.cli.checkup import Finding, Level
-from shoal.cli.home import holder, load_remembered
+from shoal.cli.home import load_remembered
 from shoal.cli.text import duration
 from shoal.client.connection import Connection
 from shoal.client.credentials import Credentials, find_endpoint
 from shoal.errors import ServerUnreachable, ShoalError, Unauthenticated
-from shoal.home import home_from_env
+from shoal.home import holder, home_from_env
 from shoal.settings import merge_options
 
 SOON_S = 7 * 86400
@@ -90,4 +90,19 @@ def _about_token(told: str, token: dict[str, object]) -> Finding:
     return Finding("server", Level.OK, told)
 
 
-SERVER_CHECKS = (check_database, check_credentials, check_server)
+def check_nodes() -> Finding:
+    """What the control plane's engine has to say about its nodes."""
+    try:
+        with Connection(patience_s=2.0) as shoal:
+            nodes = shoal.nodes()
+    except ShoalError:
+        return Finding("nodes", Level.OK, "not asked: see `server`")
+    told = [f"{node['name']}: {remark}" for node in nodes for remark in node.get("remarks") or ()]
+    unknown = [node["name"] for node in nodes if node.get("confinement") == "unknown"]
+    if unknown:
+        told.append("jobs start all the same, with whatever their supervisors find")
+        return Finding("nodes", Level.WARN, "; ".join(told), f"look again with `shoal nodes {unknown[0]}`")
+    return Finding("nodes", Level.OK, "; ".join((f"{len(nodes)} known", *told)))
+
+
+SERVER_CHECKS = (check_database, check_credentials, check_server, check_nodes)

@@ -11,10 +11,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.cli.home import adopt_first_token, holder, load_remembered, prepare_home, remember
+from shoal.cli.home import adopt_first_token, load_remembered, prepare_home, remember
 from shoal.cli.show import at_work
 from shoal.client.credentials import read_server_file
 from shoal.errors import ServerUnreachable, ShoalError, StateError
+from shoal.home import holder
 from shoal.settings import Settings, load_settings, merge_options
 
 START_S = 60.0

@@ -17,10 +17,10 @@ from typing import IO, Any
 
 from shoal.client.credentials import LOCAL, Credentials, write_private
 from shoal.errors import SpecError, StateError
+from shoal.home import LOCK, PORT
 
-LOCK = "server.lock"
 REMEMBERED = "options.json"
-PORT = "port"
+OWN_PORT = "own-port"
 
 
 def prepare_home(home: Path) -> None:
@@ -63,20 +63,6 @@ def hold(home: Path) -> IO[str]:
     return file
 
 
-def holder(home: Path) -> int | None:
-    """The process that holds the home now; None if nobody does."""
-    try:
-        with (home / LOCK).open("r", encoding="ascii") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except OSError:
-                text = file.read().strip()
-                return int(text) if text.isdigit() else 0
-    except OSError:
-        return None
-    return None
-
-
 def load_remembered(home: Path) -> dict[str, str]:
     """The options of the last `shoal up`: a restart without flags brings the same cluster back."""
     try:
@@ -95,16 +81,18 @@ def write_server_file(home: Path, facts: dict[str, Any]) -> None:
     write_private(home / "server.json", json.dumps(facts) + "\n")
 
 
-def last_port(home: Path) -> int | None:
-    """The port the control plane of this home listened on last; None before the first time."""
-    with contextlib.suppress(OSError, ValueError):
-        return int((home / PORT).read_text(encoding="ascii"))
-    return None
-
-
 def remember_port(home: Path, port: int) -> None:
-    """For the next start: scripts and other terminals know this one."""
+    """For clients: the port it listens on now. The first one ever stays the home's own."""
     write_private(home / PORT, f"{port}\n")
+    if own_port(home) is None:
+        write_private(home / OWN_PORT, f"{port}\n")
+
+
+def own_port(home: Path) -> int | None:
+    """The port that this home's control plane listens on whenever it is free; None before the first time."""
+    with contextlib.suppress(OSError, ValueError):
+        return int((home / OWN_PORT).read_text(encoding="ascii"))
+    return None
 
 
 def remove_server_file(home: Path, pid: int) -> None:

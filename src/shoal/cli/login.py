@@ -51,8 +51,9 @@ def login(
         return _print_me(Connection(env=env_for_home()), json=json)
     token = ask_token(server, token_stdin=token_stdin)
     env = {**env_for_home(), "SHOAL_TOKEN": token}
-    code = _print_me(Connection(env=env) if server == LOCAL else Connection(server, token), json=json)
-    saved.save(server, token)
+    connection = Connection(env=env) if server == LOCAL else Connection(server, token)
+    code = _print_me(connection, json=json)
+    saved.save(server, token, connection.transport.listener_uid if server != LOCAL else None)
     saved.use(server)
     if server.startswith("http://") and urlsplit(server).hostname not in LOOPBACK:
         note(f"warning: {one_line(server)} is not encrypted; others on the way can read your token")

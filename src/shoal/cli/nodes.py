@@ -72,7 +72,8 @@ def describe(node: dict[str, Any]) -> list[str]:
         "labels": labels or "-",
         "jobs": ", ".join(one_line(ref) for ref in node.get("jobs") or ()) or "-",
     }
-    return [f"{name:<12} {value}" for name, value in facts.items()]
+    told = [("remark", one_line(remark)) for remark in node.get("remarks") or ()]
+    return [f"{name:<12} {value}" for name, value in (*facts.items(), *told)]
 
 
 @app.command

@@ -36,7 +36,7 @@ def about(
         if place is not None and place not in run:
             yield (
                 f"note: the environment you activated, {one_line(place)}, is not on the PATH of jobs, which "
-                "is the one that `shoal up` had; `shoal down && shoal up` from here puts it there (what "
+                "is the one that `shoal up` had; `shoal down` and `shoal up` from here put it there (what "
                 "runs, runs on)"
             )
 

@@ -20,7 +20,7 @@ from shoal.api.server import open_socket, serve
 from shoal.cli.home import (
     adopt_first_token,
     hold,
-    last_port,
+    own_port,
     prepare_home,
     remember_port,
     remove_server_file,
@@ -29,6 +29,7 @@ from shoal.cli.home import (
 from shoal.cli.show import note, print_error
 from shoal.control import ControlPlane
 from shoal.errors import ShoalError, StateError
+from shoal.home import last_port
 from shoal.log import configure_log
 from shoal.settings import Settings, load_settings
 
@@ -76,12 +77,12 @@ async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable
 def listen(settings: Settings, *, is_fixed: bool) -> tuple[socket.socket, int | None]:
     """A listening socket, and the first port tried for it that was taken.
 
-    Where no port was asked for: this home's own, else the default, else any.
+    Where no port was asked for: this home's own, else the last one, else the default, else any.
     """
     if is_fixed and settings.port:
         return open_socket(settings), None
     taken = None
-    for port in (last_port(settings.home), settings.port):
+    for port in (own_port(settings.home), last_port(settings.home), settings.port):
         if port:
             with contextlib.suppress(StateError):
                 return open_socket(replace(settings, port=port)), taken
@@ -96,8 +97,7 @@ def announce(settings: Settings, url: str, *, taken: int | None, is_foreground: 
     if settings.tls_cert:
         facts["tls_cert"] = str(settings.tls_cert)
     write_server_file(settings.home, facts)
-    if taken is None or last_port(settings.home) is None:
-        remember_port(settings.home, settings.port)
+    remember_port(settings.home, settings.port)
     if is_foreground:
         token = adopt_first_token(settings.home)
         note(f"listening on {url}")

@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shoal.cli.home import holder
 from shoal.cli.text import one_line
 from shoal.client.connection import Connection
 from shoal.client.credentials import LOCAL, Credentials, read_server_file
 from shoal.client.handles import ArrayHandle, JobHandle
 from shoal.errors import SpecError
-from shoal.home import home_from_env
+from shoal.home import holder, home_from_env
 
 HERE = "."
 """The workdir where none is named: what `spec` says, which is not loaded here."""

@@ -11,14 +11,14 @@ from cyclopts import Parameter
 
 from shoal.cli import daemon
 from shoal.cli.flags import JsonFlag
-from shoal.cli.home import holder, prepare_home, remember
+from shoal.cli.home import prepare_home, remember
 from shoal.cli.show import note, print_json
 from shoal.cli.text import one_line
 from shoal.client.connection import Connection
 from shoal.client.credentials import env_for_home, find_endpoint
 from shoal.client.handles import JobHandle
 from shoal.errors import StateError
-from shoal.home import home_from_env
+from shoal.home import holder, home_from_env
 
 OPEN = ("queued", "starting", "running", "stopping")
 

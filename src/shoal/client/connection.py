@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from shoal.client.credentials import Endpoint, find_endpoint
+from shoal.client.credentials import Endpoint, endpoint_at, find_endpoint
 from shoal.client.handles import ArrayHandle, JobHandle
 from shoal.client.people import Projects, Tokens, Users, items_of
 from shoal.client.stream import Reach, StreamEvent, follow
 from shoal.client.submission import project_of, send
 from shoal.client.transport import Transport, path_of
 from shoal.errors import NotFound, SpecError, StateError
+from shoal.home import home_from_env
 
 JobData = dict[str, Any]
 MAX_NAMED = 10
@@ -52,7 +53,7 @@ class Connection:
         patience_s: float = 60.0,
     ) -> None:
         def locate() -> Endpoint:
-            return Endpoint(url.rstrip("/"), token) if url else find_endpoint(env)
+            return endpoint_at(url.rstrip("/"), token, home_from_env(env)) if url else find_endpoint(env)
 
         self.env = env
         self.patience_s = patience_s

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shoal.errors import ServerUnreachable, SpecError
-from shoal.home import home_from_env
+from shoal.home import home_from_env, last_port
 
 LOCAL = "local"
+HERE = ("http://127.", "http://localhost:", "http://[::1]:")
 
 
 class Endpoint(NamedTuple):
@@ -27,6 +28,10 @@ class Endpoint(NamedTuple):
     is_local: bool = False
     chosen_by: str = ""
     """What made it this one, for people; empty where a program named it."""
+    home: Path | None = None
+    """Where the server at this address lives, if it may be the one of this user's home."""
+    listener_uid: int | None = None
+    """Who listened there at login, where the address is this machine's."""
 
     def __repr__(self) -> str:
         return f"Endpoint({self.url!r}, token={'set' if self.token else 'none'})"
@@ -39,7 +44,7 @@ class Credentials:
         self.path = home / "credentials.json"
 
     def load(self) -> dict[str, Any]:
-        """`{"current": name, "servers": {name: {"token": ...}}}`; an absent file is an empty one."""
+        """`{"current": name, "servers": {name: {"token": ..., "uid": ...}}}`; absent: empty."""
         try:
             told = json.loads(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -60,10 +65,16 @@ class Credentials:
         token = entry.get("token") if isinstance(entry, dict) else None
         return token if isinstance(token, str) else None
 
-    def save(self, server: str, token: str) -> None:
-        """Remember the token; which server is talked to stays as it is."""
+    def listener_uid(self, server: str) -> int | None:
+        entry = self.load()["servers"].get(server)
+        uid = entry.get("uid") if isinstance(entry, dict) else None
+        return uid if isinstance(uid, int) else None
+
+    def save(self, server: str, token: str, listener_uid: int | None = None) -> None:
+        """Remember the token, and who listened; which server is talked to stays as it is."""
         told = self.load()
-        told["servers"][server] = {"token": token}
+        known = {} if listener_uid is None else {"uid": listener_uid}
+        told["servers"][server] = {"token": token, **known}
         self._write(told)
 
     def use(self, server: str) -> None:
@@ -118,7 +129,8 @@ def find_endpoint(env: Mapping[str, str] = os.environ) -> Endpoint:
     if name != LOCAL:
         url = name.rstrip("/")
         why = "SHOAL_URL" if env.get("SHOAL_URL") else "shoal login"
-        return Endpoint(url, override or saved.token(url), chosen_by=why)
+        token = override or saved.token(url)
+        return endpoint_at(url, token, home, chosen_by=why, listener_uid=saved.listener_uid(url))
     server = read_server_file(home)
     if server is None:
         raise ServerUnreachable(
@@ -127,7 +139,18 @@ def find_endpoint(env: Mapping[str, str] = os.environ) -> Endpoint:
         )
     token = override or saved.token(LOCAL)
     ca_file = server.get("tls_cert")
-    return Endpoint(server["url"], token, ca_file, is_local=True, chosen_by="this machine")
+    return Endpoint(server["url"], token, ca_file, is_local=True, chosen_by="this machine", home=home)
+
+
+def endpoint_at(
+    url: str, token: str | None, home: Path, *, chosen_by: str = "", listener_uid: int | None = None
+) -> Endpoint:
+    """The server at `url`, which may be the one of `home`, running or not: by its address or its port."""
+    server = read_server_file(home) or {}
+    is_ours = server.get("url") == url or (url.startswith(HERE) and url.endswith(f":{last_port(home)}"))
+    return Endpoint(
+        url, token, chosen_by=chosen_by, home=home if is_ours else None, listener_uid=listener_uid
+    )
 
 
 def env_for_home(env: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -20,8 +20,9 @@ from shoal import __version__
 from shoal.client.credentials import Endpoint
 from shoal.client.http1 import Answer, BadAnswer, Connection
 from shoal.client.problems import error_from
+from shoal.client.trust import refuse_strangers
 from shoal.errors import ServerUnreachable, SpecError
-from shoal.loopback import refuse_stranger
+from shoal.loopback import Stranger
 
 TIMEOUT_S = 60.0
 BUSY_PATIENCE_S = 10.0
@@ -71,6 +72,8 @@ class Transport:
         self._connection: Connection | None = None
         self._endpoint: Endpoint | None = None
         self._has_been_reached = False
+        self.listener_uid: int | None = None
+        """Who took the last connection, where that is a user of this machine."""
 
     @property
     def endpoint(self) -> Endpoint:
@@ -148,6 +151,8 @@ class Transport:
                 f"cannot trust {url}: {distrust}",
                 hint="name the authority's certificate: `export SSL_CERT_FILE=/path/to/ca.pem`",
             )
+        if isinstance(error, Stranger):
+            return ServerUnreachable(f"no token was sent to {url}: {error}", hint=error.hint)
         told = getattr(error, "strerror", None) or str(error) or type(error).__name__
         if self._endpoint and self._endpoint.is_local:
             return ServerUnreachable(f"no answer from {url}: {told}", hint="start it with `shoal up`")
@@ -213,9 +218,8 @@ class Transport:
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if parts.scheme == "https":
                 link = importlib.import_module("shoal.client.tls").wrap(link, host, endpoint.ca_file)
-            elif endpoint.is_local:
-                # A job may have taken the port of this home's server since: it must not get the token.
-                refuse_stranger(host, port, {0, os.geteuid()})
+            else:
+                self.listener_uid = refuse_strangers(link, endpoint)
         except BaseException:
             link.close()
             raise

@@ -35,8 +35,12 @@ def explain(core: Core, job: Job, attempts: Sequence[Attempt]) -> Explanation | 
     silent = core.leases.silent_nodes(attempt, QUIET_S)
     if silent:
         return _unreachable(core, job, attempt, silent)
-    has_trouble = attempt.state is AttemptState.STARTING and attempt.attempt_id in core.leases.troubles
-    return _with_history(_not_begun(core, job, attempt), earlier) if has_trouble else None
+    troubles = _troubles(core, attempt)
+    return _with_history(_not_begun(job, attempt, troubles), earlier) if troubles else None
+
+
+def _troubles(core: Core, attempt: Attempt) -> tuple[str, ...]:
+    return core.leases.troubles(attempt.attempt_id) if attempt.state is AttemptState.STARTING else ()
 
 
 def _with_history(told: Explanation, earlier: Sequence[Attempt]) -> Explanation:
@@ -60,13 +64,13 @@ def _not_planned(core: Core, job: Job, attempt: Attempt) -> Explanation:
     )
 
 
-def _not_begun(core: Core, job: Job, attempt: Attempt) -> Explanation:
+def _not_begun(job: Job, attempt: Attempt, troubles: tuple[str, ...]) -> Explanation:
     return Explanation(
         attempt_id=attempt.attempt_id,
         job_id=job.job_id,
         why=Why.NOT_BEGUN,
         sentence=f"it was placed on {', '.join(attempt.node_names)} and has not begun yet",
-        details=(core.leases.troubles[attempt.attempt_id],),
+        details=troubles,
     )
 
 
@@ -89,14 +93,14 @@ def _unreachable(core: Core, job: Job, attempt: Attempt, silent: tuple[str, ...]
     fence_s = spec_of(job).fence + FENCE_MARGIN_S
     silent_s = max(core.leases.silence_s(attempt.attempt_id, node) for node in silent)
     nodes = ", ".join(silent)
-    trouble = core.leases.troubles.get(attempt.attempt_id) if attempt.state is AttemptState.STARTING else None
+    troubles = "; ".join(_troubles(core, attempt))
     rule = f"nothing is started in its place without evidence, or before {age(fence_s)} of silence"
     return Explanation(
         attempt_id=attempt.attempt_id,
         job_id=job.job_id,
         why=Why.UNREACHABLE,
         sentence=f"no sign of life from {nodes} for {age(silent_s)}; unreachable is not dead",
-        details=(f"it has not begun: {trouble}", rule) if trouble else (rule,),
+        details=(f"it has not begun: {troubles}", rule) if troubles else (rule,),
         hint=f"if you know that it is off: `shoal nodes declare-dead {silent[0]}`",
         facts={"silent_s": silent_s, "fence_s": fence_s, "nodes": list(silent)},
     )

@@ -66,6 +66,8 @@ async def _refresh_nodes(core: Core) -> None:
     }
     if changed:
         await core.store.write(lambda tx: _put(core, tx, changed))
+    if vanished := [n for n, node in known.items() if node.facts.is_simulated and n not in facts]:
+        await core.store.write(lambda tx: _drop(core, tx, vanished))
 
 
 def _put(core: Core, tx: Tx, changed: dict[str, NodeFacts]) -> None:
@@ -82,6 +84,15 @@ def _put(core: Core, tx: Tx, changed: dict[str, NodeFacts]) -> None:
         if known.facts.is_alive != facts.is_alive:
             kind = "node.answers" if facts.is_alive else "node.silent"
             note(tx, kind, now, SHOAL, node=name)
+
+
+def _drop(core: Core, tx: Tx, vanished: list[str]) -> None:
+    """A real node that is silent may come back; a simulated one that its engine lacks was given up."""
+    held = {name for _, attempt in tx.attempts.holding() for name in attempt.node_names}
+    for name in vanished:
+        if name not in held and tx.nodes.get(name) is not None:
+            tx.nodes.remove(name)
+            note(tx, "node.removed", core.clock.now(), SHOAL, node=name)
 
 
 async def _move(core: Core, job: Job, attempt: Attempt, node: Node) -> None:

@@ -12,7 +12,7 @@ from shoal.control.core import Core
 from shoal.control.frozen import spec_of
 from shoal.control.once import fingerprint, once
 from shoal.control.record import note
-from shoal.control.submit import check_quota
+from shoal.control.submit import check_priority, check_queue, check_quota
 from shoal.control.watch import cancel
 from shoal.errors import NotFound, StateError
 from shoal.model.attempt import Attempt, AttemptState, EndReason
@@ -70,44 +70,50 @@ def _stop_all(core: Core, tx: Tx, actor: Actor, job_ids: list[str], now: float) 
 
 async def retry_job(core: Core, actor: Actor, job_id: str, key: str | None) -> Job:
     """A new attempt of an ended job, with the same frozen spec."""
-    _check_archive(core, await core.store.read(lambda tx: tx.jobs.get(job_id)))
+    refusal = _missing_archive(core, await core.store.read(lambda tx: tx.jobs.get(job_id)))
 
     def change(tx: Tx) -> Job:
         now = core.clock.now()
         said = fingerprint("retry", job_id)
-        once(tx, actor, key, said, now, bool, lambda: _retry(core, tx, actor, job_id, now))
+        once(tx, actor, key, said, now, bool, lambda: _retry(core, tx, actor, job_id, now, refusal))
         return _load(tx, job_id)[0]
 
     return await core.store.write(change)
 
 
-def _check_archive(core: Core, job: Job | None) -> None:
-    """Raise where the job's snapshot was removed as old; else date it anew, so that it is not."""
+def _missing_archive(core: Core, job: Job | None) -> StateError | None:
+    """Why it cannot run, where its snapshot was removed as old; else dates it anew, so that it is not."""
     if job is None or job.is_open or job.archive_digest is None:
-        return
+        return None
     try:
         os.utime(core.archive_path(job.archive_digest))
-    except FileNotFoundError as error:
-        raise StateError(
+    except FileNotFoundError:
+        return StateError(
             f"the working directory of job {job.reference} is no longer kept; it cannot run without it",
             hint="submit it again with `shoal run`, which sends it along",
-        ) from error
+        )
+    return None
 
 
-def _retry(core: Core, tx: Tx, actor: Actor, job_id: str, now: float) -> bool:
+def _retry(core: Core, tx: Tx, actor: Actor, job_id: str, now: float, refusal: StateError | None) -> bool:
     job, _ = _load(tx, job_id)
     if job.is_open:
         raise StateError(
             f"job {job.reference} has not ended; only an ended job can be tried again",
             hint=f"shoal why {job.reference}",
         )
-    if spec_of(job).secrets:
+    if refusal is not None:
+        raise refusal
+    spec = spec_of(job)
+    if spec.secrets:
         raise StateError(
             f"the secrets of job {job.reference} were thrown away when it ended; it cannot run without them",
             hint="submit it again with `shoal run`, which sends them along",
         )
     project = tx.people.get_project(job.project)
     assert project is not None
+    check_queue(core, spec)
+    check_priority(project, spec)
     check_quota(project, tx.jobs.count_open(project.name), 1)
     again = msgspec.structs.replace(
         job,

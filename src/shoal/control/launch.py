@@ -7,8 +7,8 @@ import structlog
 from shoal.control.core import RENEW_S, Core
 from shoal.control.orders import orders_for
 from shoal.engines.base import Submission
-from shoal.errors import EngineRefused, EngineUnreachable, NotFound, StoreUnavailable
-from shoal.identity import SecretsUnreadable, job_token, open_secrets, proof_key, supervisor_token
+from shoal.errors import EngineRefused, EngineUnreachable, NodeGone, StoreUnavailable
+from shoal.identity import SecretsUnreadable, job_token, open_secrets, proof_key
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
 from shoal.model.moves import Accepted, AttemptEvent, NodeEnded, Refused
@@ -30,8 +30,9 @@ async def launch(core: Core, attempt_id: str) -> None:
     core.submitting.add(attempt_id)
     try:
         await _launch(core, attempt_id)
+        core.leases.trouble(attempt_id, "", None)
     except (EngineUnreachable, StoreUnavailable) as error:
-        core.leases.troubles[attempt_id] = error.message
+        core.leases.trouble(attempt_id, "", error.message)
         log.warning("launch.later", attempt=attempt_id, error=error.message)
     finally:
         core.submitting.discard(attempt_id)
@@ -60,12 +61,12 @@ async def _launch(core: Core, attempt_id: str) -> None:
         finally:
             # Also when it failed: it may have begun at any moment until now, and its lease with it.
             core.leases.sent(attempt_id)
+    except NodeGone as error:
+        answer: AttemptEvent = NodeEnded(_gone(core, attempt, str(error.facts["node"]), error.message))
     except EngineRefused as error:
-        answer: AttemptEvent = Refused(message=f"{core.engine.name} refused it: {error.message}")
+        answer = Refused(message=f"{core.engine.name} refused it: {error.message}")
     except SecretsUnreadable as error:
         answer = Refused(message=error.message)
-    except NotFound as error:
-        answer = NodeEnded(_gone(core, attempt, str(error.facts["node"]), error.message))
     else:
         answer = Accepted(native_id=native_id)
     await core.store.write(lambda tx: core.recorder.advance(tx, attempt_id, answer))
@@ -88,7 +89,7 @@ def _submission(
 ) -> Submission:
     missing = [name for name in attempt.node_names if name not in nodes]
     if missing:
-        raise NotFound(f"node `{missing[0]}` is not part of the cluster any more", node=missing[0])
+        raise NodeGone(f"node `{missing[0]}` is not part of the cluster any more", node=missing[0])
     orders = orders_for(
         job,
         attempt,
@@ -101,7 +102,6 @@ def _submission(
     )
     credentials = {
         order.node: Credentials(
-            supervisor_token=supervisor_token(core.key, attempt.attempt_id, order.node),
             proof_key=proof_key(core.key, attempt.attempt_id, order.node),
             job_token=job_token(core.key, attempt.attempt_id),
             secrets=open_secrets(core.key, job.job_id, sealed) if sealed else {},

@@ -26,8 +26,8 @@ class Leases:
         self._heard: dict[tuple[str, str], float] = {}
         self._sent: dict[str, float] = {}
         self._running_since: dict[str, float] = {}
-        self.troubles: dict[str, str] = {}
-        """By attempt that has not begun: what its engine last said about that."""
+        self._troubles: dict[tuple[str, str], str] = {}
+        """By attempt that has not begun and node, or none where all of it could not be handed over."""
 
     def heard(self, attempt_id: str, node: str) -> None:
         """A supervisor renewed, or its engine saw it alive."""
@@ -36,6 +36,19 @@ class Leases:
     def sent(self, attempt_id: str) -> None:
         """It was handed to its engine, perhaps in vain: what starts of it now is silent at first."""
         self._sent[attempt_id] = self._clock.monotonic()
+
+    def trouble(self, attempt_id: str, node: str, told: str | None) -> None:
+        """What its engine last said about a share that has not begun (node empty: about the whole); None:
+        there is nothing to say any more.
+        """
+        if told is None:
+            self._troubles.pop((attempt_id, node), None)
+        else:
+            self._troubles[attempt_id, node] = f"{node}: {told}" if node else told
+
+    def troubles(self, attempt_id: str) -> tuple[str, ...]:
+        """Why it has not begun, by node."""
+        return tuple(told for key, told in sorted(self._troubles.items()) if key[0] == attempt_id)
 
     def silence_s(self, attempt_id: str, node: str) -> float:
         """Seconds since the last sign of life, counted from when we first cared if there was none."""
@@ -66,5 +79,5 @@ class Leases:
         kept = set(attempt_ids)
         self._heard = {key: at for key, at in self._heard.items() if key[0] in kept}
         self._sent = {k: at for k, at in self._sent.items() if k in kept}
-        self.troubles = {k: told for k, told in self.troubles.items() if k in kept}
+        self._troubles = {key: told for key, told in self._troubles.items() if key[0] in kept}
         self._running_since = {k: at for k, at in self._running_since.items() if k in kept}

@@ -14,6 +14,7 @@ from shoal.control.opening import open_core
 from shoal.control.record import note
 from shoal.control.runner import Changed, run_loops
 from shoal.control.submit import Asked, SubmitResult
+from shoal.errors import ShoalError
 from shoal.model.attempt import Attempt
 from shoal.model.job import Job
 from shoal.model.node import Node, NodeState
@@ -62,8 +63,12 @@ class ControlPlane:
         archive_digest: str | None = None,
         secrets: dict[str, str] | None = None,
         said: bytes | None = None,
+        refusal: ShoalError | None = None,
     ) -> SubmitResult:
-        """`said`: the request as it came, where it came from outside."""
+        """`said`: the request as it came, where it came from outside.
+
+        `refusal`: what the caller found missing, raised unless the key was accepted before.
+        """
         asked = Asked(
             spec=spec,
             project=project,
@@ -71,6 +76,7 @@ class ControlPlane:
             archive_digest=archive_digest,
             secrets=secrets or {},
             said=said,
+            refusal=refusal,
         )
         return await submit.submit(self.core, actor, asked, key)
 

@@ -42,6 +42,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     said: bytes | None = None
     """The request as it came, normalised. A key is bound to this and not to what was understood: the
     version that hears it again may understand more, or have other defaults."""
+    refusal: ShoalError | None = None
+    """What its sender found to be missing. A repeated key gets its first answer nevertheless."""
 
 
 async def submit(core: Core, actor: Actor, asked: Asked, key: str | None) -> SubmitResult:
@@ -51,7 +53,7 @@ async def submit(core: Core, actor: Actor, asked: Asked, key: str | None) -> Sub
     """
     frozen = freeze(asked.spec)
     check_secrets(frozen.spec, asked.secrets)
-    refusal = _refusal(core, frozen)
+    refusal = asked.refusal or _refusal(core, frozen)
     said = _said(core, asked, frozen)
 
     def change(tx: Tx) -> SubmitResult:
@@ -142,6 +144,7 @@ def _accept(core: Core, tx: Tx, actor: Actor, asked: Asked, frozen: Frozen, now:
     if project is None:
         raise NotFound(f"no project `{asked.project}`", hint="shoal project list")
     spec = frozen.spec
+    check_priority(project, spec)
     indices = spec.array.indices if spec.array else (None,)
     after = _dependencies(tx, spec, project.name)
     check_size(frozen, after, len(indices))
@@ -176,6 +179,16 @@ def check_size(frozen: Frozen, after: tuple[Dependency, ...], count: int) -> Non
             f"{count} jobs of {size} bytes each are {size * count} bytes; at most {MAX_RECORDED_BYTES} are "
             "taken in one submission",
             hint="put a long script in a file of the `workdir`, or submit a smaller array",
+        )
+
+
+def check_priority(project: Project, spec: JobSpec) -> None:
+    """Raise `Denied` where it asks for more than the project allows."""
+    if spec.priority > project.max_priority:
+        raise Denied(
+            f"priority {spec.priority} is above {project.max_priority}, the highest in project "
+            f"`{project.name}`",
+            hint=f"set `priority: {project.max_priority}`, or ask an admin to raise it",
         )
 
 

@@ -69,9 +69,11 @@ async def _compare(core: Core, job: Job, attempt: Attempt, seen: Seen | None) ->
     observed = None if seen is None else seen.get(attempt.attempt_id, {})
     if observed is not None and _should_submit(attempt, observed):
         await _hand_over(core, job, attempt)
+    elif observed is not None:
+        core.leases.trouble(attempt.attempt_id, "", None)
     for event in [] if observed is None else _events(core, job, attempt, observed):
         attempt = await _advance(core, attempt, event)
-    attempt = await _fence(core, job, attempt)
+    attempt = await _fence(core, job, attempt, observed or {})
     if attempt.state is AttemptState.STOPPING:
         await cancel(core, job, attempt)
 
@@ -81,7 +83,11 @@ def _should_submit(attempt: Attempt, observed: dict[str, Observation]) -> bool:
     if attempt.state is not AttemptState.STARTING:
         return False
     seen = [observed.get(node) for node in attempt.nodes_left]
-    return any(share is None or share.sight is Sight.PENDING for share in seen)
+    return any(share is None or _is_pending(share) for share in seen)
+
+
+def _is_pending(share: Observation | None) -> bool:
+    return share is not None and share.sight is Sight.PENDING
 
 
 def _events(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observation]) -> list[AttemptEvent]:
@@ -100,10 +106,10 @@ def _events(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observat
         elif seen.sight is Sight.ENDED and seen.outcome is not None:
             events.append(NodeEnded(seen.outcome))
         elif seen.sight is Sight.PENDING:
-            core.leases.troubles[attempt.attempt_id] = f"{node}: {seen.raw}"
+            core.leases.trouble(attempt.attempt_id, node, seen.raw)
         elif seen.sight is Sight.ALIVE:
             core.leases.heard(attempt.attempt_id, node)
-            core.leases.troubles.pop(attempt.attempt_id, None)
+            core.leases.trouble(attempt.attempt_id, node, None)
             if seen.started_at is not None and node not in attempt.started_nodes:
                 events.append(Started(node))
     return events + _overdue(core, job, attempt)
@@ -146,11 +152,15 @@ async def _hand_over(core: Core, job: Job, attempt: Attempt) -> None:
         core.submitting.discard(attempt.attempt_id)
 
 
-async def _fence(core: Core, job: Job, attempt: Attempt) -> Attempt:
+async def _fence(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observation]) -> Attempt:
     """Only for what nobody can see. Marked like a submission, so that none begins before it is recorded."""
     if attempt.attempt_id in core.submitting:
         return attempt
-    fenced = core.leases.fenced_nodes(attempt, spec_of(job).fence)
+    silent = core.leases.fenced_nodes(attempt, spec_of(job).fence)
+    fenced = tuple(node for node in silent if not _is_pending(observed.get(node)))
+    if fenced != silent:
+        # Its supervisor may hang and wake up after any fence. Stopped before it begins, it never will.
+        await _stop(core, attempt, 0.0)
     if not fenced:
         return attempt
     core.submitting.add(attempt.attempt_id)
@@ -187,7 +197,10 @@ async def _advance(core: Core, attempt: Attempt, event: AttemptEvent) -> Attempt
 
 async def cancel(core: Core, job: Job, attempt: Attempt) -> None:
     """Tell the engine; repeated at every look until the end is seen."""
-    grace_s = spec_of(job).grace
+    await _stop(core, attempt, spec_of(job).grace)
+
+
+async def _stop(core: Core, attempt: Attempt, grace_s: float) -> None:
     try:
         await core.engine.cancel(attempt.attempt_id, grace_s)
     except EngineUnreachable as error:

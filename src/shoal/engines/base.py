@@ -79,8 +79,9 @@ class Engine(Protocol):
         """Start a supervisor for every order and return the engine's own id.
 
         May be called again after a crash with the same attempt id: an engine that already has it returns
-        the first id and starts nothing. `EngineRefused`: nothing was started and trying again is useless.
-        `EngineUnreachable`: we do not know; ask `list_owned` first.
+        the first id and starts nothing. `EngineRefused`: nothing was started and trying again is useless;
+        its `NodeGone`: but on other nodes it may run. `EngineUnreachable`: we do not know; ask `list_owned`
+        first.
         """
         ...
 

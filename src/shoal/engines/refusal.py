@@ -1,4 +1,4 @@
-"""What no engine takes: submissions that contradict themselves or name nodes and devices there are not.
+"""What no engine takes: submissions that contradict themselves, or name nodes and devices that are gone.
 
 Pure. Whatever passes here is safe to use as a file name and consistent between the nodes of a gang.
 """
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from shoal.engines.base import Submission
-from shoal.errors import EngineRefused
+from shoal.errors import EngineRefused, NodeGone
 from shoal.model.node import NodeFacts
 from shoal.wire import Order
 
@@ -37,17 +37,34 @@ def is_name(text: str) -> bool:
 
 
 def refuse_malformed(submission: Submission, nodes: Mapping[str, NodeFacts]) -> None:
-    """Raise `EngineRefused`, listing everything wrong with `submission` on a cluster of `nodes`."""
-    problems = list(find_problems(submission, nodes))
+    """Raise `EngineRefused`, listing everything wrong with `submission`, whatever the cluster.
+
+    `NodeGone`: nothing is, but it was planned for another cluster than these `nodes`.
+    """
+    problems = list(find_problems(submission))
     if problems:
         raise EngineRefused(
             f"attempt {submission.attempt_id!r} cannot be run: {'; '.join(problems)}",
             hint="shoal nodes",
             problems=problems,
         )
+    for order in submission.orders:
+        gone = what_is_gone(order, nodes)
+        if gone is not None:
+            raise NodeGone(gone, hint="shoal nodes", node=order.node)
 
 
-def find_problems(submission: Submission, nodes: Mapping[str, NodeFacts]) -> Iterator[str]:
+def what_is_gone(order: Order, nodes: Mapping[str, NodeFacts]) -> str | None:
+    """What of the order's node was there when somebody planned for it and is not now, in words."""
+    facts = nodes.get(order.node)
+    if facts is None:
+        return f"no such node as `{order.node}`; there are {', '.join(sorted(nodes)) or 'none'}"
+    present = {gpu.index for gpu in facts.gpus}
+    missing = [str(index) for index in order.gpu_ids if index not in present]
+    return f"`{order.node}` has no GPU {', '.join(missing)}; it has {len(present)}" if missing else None
+
+
+def find_problems(submission: Submission) -> Iterator[str]:
     """Every mistake, in words."""
     if not is_name(submission.attempt_id):
         yield f"the attempt id {submission.attempt_id!r} is not a plain name"
@@ -62,14 +79,12 @@ def find_problems(submission: Submission, nodes: Mapping[str, NodeFacts]) -> Ite
     if list(first.nodes) != names:
         yield f"orders for {', '.join(names)}, but the gang is {', '.join(first.nodes)}"
     for rank, order in enumerate(submission.orders):
-        for problem in _order_problems(submission, order, rank, nodes):
+        for problem in _order_problems(submission, order, rank):
             yield f"{order.node}: {problem}"
         yield from (f"{order.node}: another `{f}` than {first.node}" for f in _differences(first, order))
 
 
-def _order_problems(
-    submission: Submission, order: Order, rank: int, nodes: Mapping[str, NodeFacts]
-) -> Iterator[str]:
+def _order_problems(submission: Submission, order: Order, rank: int) -> Iterator[str]:
     if order.attempt_id != submission.attempt_id or order.epoch != submission.epoch:
         yield f"the order is for attempt {order.attempt_id} epoch {order.epoch}"
     if order.node_rank != rank:
@@ -80,14 +95,8 @@ def _order_problems(
         yield f"a limit of {order.limits.cpus} CPUs"
     if "\0" in order.run or any("\0" in key + value or "=" in key for key, value in order.env.items()):
         yield "`run` or `env` holds a NUL, or a variable's name an equals sign"
-    facts = nodes.get(order.node)
-    if facts is None:
-        yield f"no such node; there are {', '.join(sorted(nodes)) or 'none'}"
-        return
-    present = {gpu.index for gpu in facts.gpus}
-    missing = [str(index) for index in order.gpu_ids if index not in present]
-    if missing:
-        yield f"no GPU {', '.join(missing)}; there are {len(present)}"
+    if not is_name(order.node):
+        yield f"the node's name {order.node!r} is not a plain name"
     if len(set(order.gpu_ids)) < len(order.gpu_ids):
         yield f"a GPU twice in {order.gpu_ids}"
 

@@ -13,7 +13,6 @@ from shoal.identity.signed import (
     job_token,
     parse_signed,
     proof_key,
-    supervisor_token,
 )
 from shoal.identity.tokens import MintedToken, UserTokenText, hash_secret, mint_token, parse_user_token
 
@@ -39,7 +38,6 @@ __all__ = [
     "parse_user_token",
     "proof_key",
     "seal_secrets",
-    "supervisor_token",
     "user_caller",
     "visible_projects",
 ]

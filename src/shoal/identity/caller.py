@@ -37,6 +37,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str | None = None
     attempt_id: str | None = None
     node: str | None = None
+    body_digest: str | None = None
+    """Of the one request body a supervisor signed."""
 
     def role_in(self, project: str) -> Role | None:
         """The effective role in a project, which need not exist."""

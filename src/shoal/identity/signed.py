@@ -1,6 +1,7 @@
 """Stateless tokens of jobs and supervisors: an attempt's id (and node) with a keyed MAC.
 
-`shj_<attempt_id>_<mac>` speaks for the attempt's job, `shs_<attempt_id>.<node>_<mac>` renews one lease.
+`shj_<attempt_id>_<mac>` speaks for the job, `shs_<attempt_id>.<node>_<digest>_<mac>` for one message of
+its supervisor (see `shoal.proof`): a supervisor has a key and no token that could be used for another.
 The key is a file outside the database, so a copy of the database makes no token. Whether the attempt
 still lives is not decided here: ask the store.
 """
@@ -14,10 +15,12 @@ from enum import StrEnum
 
 import msgspec
 
+from shoal.proof import signature
+
 MIN_KEY_BYTES = 32
 _JOB = re.compile(r"shj_(?P<attempt>[a-z]{3}_[0-9a-z]{1,40})_(?P<mac>[0-9a-f]{64})", re.ASCII)
 _SUPERVISOR = re.compile(
-    r"shs_(?P<attempt>[a-z]{3}_[0-9a-z]{1,40})\.(?P<node>[A-Za-z0-9._-]{1,200})_(?P<mac>[0-9a-f]{64})",
+    r"shs_(?P<attempt>[a-z]{3}_[0-9a-z]{1,40})\.(?P<node>[A-Za-z0-9._-]{1,200})_(?P<digest>[0-9a-f]{64})_(?P<mac>[0-9a-f]{64})",
     re.ASCII,
 )
 
@@ -28,11 +31,12 @@ class SignedKind(StrEnum):
 
 
 class SignedToken(msgspec.Struct, frozen=True):
-    """A token whose MAC was checked. `node` is set for supervisors alone."""
+    """A token whose MAC was checked. A supervisor's has `node`, and the `digest` of its only body."""
 
     kind: SignedKind
     attempt_id: str
     node: str | None = None
+    digest: str | None = None
 
 
 def job_token(key: bytes, attempt_id: str) -> str:
@@ -40,13 +44,8 @@ def job_token(key: bytes, attempt_id: str) -> str:
     return f"shj_{attempt_id}_{_mac(key, SignedKind.JOB, attempt_id, '')}"
 
 
-def supervisor_token(key: bytes, attempt_id: str, node: str) -> str:
-    """What the supervisor of this attempt on this node carries."""
-    return f"shs_{attempt_id}.{node}_{_mac(key, SignedKind.SUPERVISOR, attempt_id, node)}"
-
-
 def proof_key(key: bytes, attempt_id: str, node: str) -> str:
-    """What the control plane proves its answers to this supervisor with. Unlike a token it is never sent."""
+    """What the supervisor of this attempt on this node and the control plane sign with. It is never sent."""
     return _mac(key, "proof", attempt_id, node)
 
 
@@ -56,8 +55,8 @@ def parse_signed(key: bytes, text: str) -> SignedToken | None:
         expected = _mac(key, SignedKind.JOB, match["attempt"], "")
         token = SignedToken(SignedKind.JOB, match["attempt"])
     elif match := _SUPERVISOR.fullmatch(text):
-        expected = _mac(key, SignedKind.SUPERVISOR, match["attempt"], match["node"])
-        token = SignedToken(SignedKind.SUPERVISOR, match["attempt"], match["node"])
+        expected = signature(proof_key(key, match["attempt"], match["node"]), match["digest"])
+        token = SignedToken(SignedKind.SUPERVISOR, match["attempt"], match["node"], match["digest"])
     else:
         return None
     return token if hmac.compare_digest(expected, match["mac"]) else None

@@ -34,9 +34,11 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     is_simulated: bool = False
     is_alive: bool = True
     confinement: str = ""
-    """Which walls stand around a job here, e.g. `cgroup1 bubblewrap uid`."""
+    """Which walls stand around a job here, e.g. `cgroup1 bubblewrap uid`; `unknown` until somebody knows."""
     labels: dict[str, str] = {}
     """Topology levels among them: `zone`, `fabric`, `rack`, `nvlink`."""
+    remarks: tuple[str, ...] = ()
+    """What one might expect there and the engine did not find, and why."""
 
 
 class NodeState(StrEnum):

@@ -47,7 +47,9 @@ def _after_loss(job: Job, attempt: Attempt, now: float) -> Verdict:
     if job.losses >= MAX_LOSSES:
         told = f"lost {job.losses} times, the last time: {attempt.message}"
         return _over(job, attempt, now, JobOutcome.FAILED, told)
-    return _again(job, min(LOSS_BACKOFF_S * 2 ** min(job.losses - 1, 12), MAX_BACKOFF_S))
+    # The first time at once: while it waits, a younger job takes the nodes it had, perhaps for hours.
+    backoff_s = LOSS_BACKOFF_S * 2 ** min(job.losses - 2, 12) if job.losses > 1 else 0.0
+    return _again(job, min(backoff_s, MAX_BACKOFF_S))
 
 
 def _after_failure(job: Job, attempt: Attempt, now: float) -> Verdict:

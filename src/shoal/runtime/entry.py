@@ -41,8 +41,16 @@ def main(arguments: list[str]) -> int:
     if credentials is None or order is None or not spool.claim(share, clock.now()):
         return NOTHING_TO_DO
     kernel.become_subreaper()
-    ShareRun(share, order, credentials, clock).run()
+    ShareRun(share, order, credentials, clock, _born_at(clock)).run()
     return DONE
+
+
+def _born_at(clock: BootClock) -> float:
+    """When this process was made. The fence counts from there: whoever replaces a supervisor that hung on its
+    way to the claim counts from when it was sent.
+    """
+    ticks = spool.start_ticks(os.getpid())
+    return clock.monotonic() if ticks is None else ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _wait_for_lock(share: spool.Share, clock: BootClock) -> int | None:

@@ -1,7 +1,8 @@
 """One question to the control plane. Imported late, by the renewal thread alone: ranks do not wait for it.
 
-Only an answer that proves who gave it is one: the port may belong to somebody else by now, and what that
-one says about our attempt, refusals included, says nothing.
+The port may belong to somebody else by now. Only an answer that proves who gave it is one; what that one
+says about our attempt, refusals included, says nothing. And we give away nothing that could be used again:
+each question is signed for itself.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ import urllib.parse
 
 import msgspec
 
-from shoal.loopback import refuse_stranger
-from shoal.proof import is_proven
+from shoal.proof import is_proven, sign
 from shoal.wire import Credentials, Renewal, RenewalAnswer
 
 MAX_ANSWER = 65536
@@ -26,9 +26,10 @@ def ask(
 ) -> RenewalAnswer | None:
     """The control plane's answer; None when there was none, which says nothing about what happened."""
     renewal = msgspec.structs.replace(renewal, nonce=os.urandom(NONCE_BYTES).hex())
-    body = _post(url, credentials.supervisor_token or "", msgspec.json.encode(renewal), timeout_s, ca_file)
+    asked = msgspec.json.encode(renewal)
+    told = _post(url, sign(credentials.proof_key, renewal, asked), asked, timeout_s, ca_file)
     try:
-        answer = msgspec.json.decode(body, type=RenewalAnswer)
+        answer = msgspec.json.decode(told, type=RenewalAnswer)
     except (msgspec.DecodeError, UnicodeError):
         return None
     return answer if is_proven(credentials.proof_key, renewal, answer) else None
@@ -49,10 +50,6 @@ def _post(url: str, token: str, body: bytes, timeout_s: float, ca_file: str | No
     except (OSError, ValueError, http.client.HTTPException):
         return b""
     try:
-        connection.connect()
-        if parts.scheme != "https":
-            # With the token somebody else could report our end in our name.
-            refuse_stranger(host, port or http.client.HTTP_PORT, {0, os.geteuid()})
         connection.request("POST", parts.path, body=body, headers=headers)
         answer = connection.getresponse()
         return answer.read(MAX_ANSWER) if answer.status == http.client.OK else b""

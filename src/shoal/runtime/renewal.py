@@ -32,6 +32,7 @@ class Renewer:
         server_file: str | None,
         clock: Clock,
         wake_fd: int,
+        born_at: float,
     ) -> None:
         self._order = order
         self._credentials = credentials
@@ -46,8 +47,8 @@ class Renewer:
         self._outcome: NodeOutcome | None = None
         self._is_due = True
         self._thread: threading.Thread | None = None
-        self.answered_at = clock.monotonic()
-        """When the control plane last accepted a renewal, or when we began to ask."""
+        self.answered_at = born_at
+        """When the control plane last accepted a renewal, or when this supervisor was made."""
         self.order_to_stop: RenewalAnswer | None = None
         self.stale_because: str | None = None
         """Why this attempt may not run any more, in the control plane's words."""

@@ -34,7 +34,9 @@ SCRATCH_S = 2.0
 class ShareRun:
     """One run. `run` returns when the outcome is on disk and nothing of the share runs any more."""
 
-    def __init__(self, share: spool.Share, order: Order, credentials: Credentials, clock: Clock) -> None:
+    def __init__(
+        self, share: spool.Share, order: Order, credentials: Credentials, clock: Clock, born_at: float
+    ) -> None:
         self._share = share
         self._order = order
         self._credentials = credentials
@@ -46,7 +48,7 @@ class ShareRun:
             # Without credentials no answer will count, and the fence ends the share: somebody who may be
             # replaced must never run on only because a credential was forgotten.
             server_file = os.environ.get("SHOAL_SERVER_FILE")
-            self._renewer = Renewer(order, credentials, server_file, clock, self._wake_w)
+            self._renewer = Renewer(order, credentials, server_file, clock, self._wake_w, born_at)
         self._reasons = Reasons(share, order, clock, self._renewer)
         self._log = LogFile(share.log, order.limits.max_log_bytes, clock)
         self._rules = LogRules(order.log_rules)

@@ -242,6 +242,20 @@ def signal_supervisor(share: Share, signum: int = signal.SIGTERM) -> bool:
     return True
 
 
+def kill_supervisors(share: Share) -> None:
+    """Kill whoever was started to supervise the share, claimed or not, by what its command line says."""
+    name = f"shoal.runtime.supervisor\0{share.directory}\0".encode()
+    for pid in tree.all_pids():
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+            # Pinned before it is read: the process that is killed is the one that was looked at.
+            pidfd = os.pidfd_open(pid)
+            try:
+                if file.read().endswith(name):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            finally:
+                os.close(pidfd)
+
+
 def kill_leftovers(directory: str | os.PathLike[str], *, timeout_s: float = 10.0) -> bool:
     """Kill everything of this share that still runs and remove its cgroups. Call it with the lock held.
 

@@ -6,14 +6,12 @@ import msgspec
 from sqlalchemy import bindparam, delete, insert, select, update
 
 from shoal.errors import NotFound, StateError
+from shoal.loopback import FIRST_PROJECT_UID
 from shoal.model.people import Membership, Project, Role, Token, User
 from shoal.store.codec import decode_project, decode_token, decode_user, encode
 from shoal.store.meta import Meta
 from shoal.store.prepared import Session
 from shoal.store.schema import memberships, projects, tokens, users
-
-FIRST_UID = 200_000
-"""Above every range that distributions hand out to people, services and their subordinate ids."""
 
 ADD_USER = insert(users)
 USER = select(users.c.body).where(users.c.user_id == bindparam("id"))
@@ -100,7 +98,7 @@ class People:
 
     def next_uid(self) -> int:
         """A Unix uid that no project had before."""
-        return self._meta.take("next_uid", FIRST_UID)
+        return self._meta.take("next_uid", FIRST_PROJECT_UID)
 
     def set_membership(self, membership: Membership) -> None:
         """Add, or change the role."""

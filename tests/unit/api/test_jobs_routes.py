@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from shoal.api import views
 from shoal.model.attempt import AttemptState
 from tests.support.archives import tar_of
+from tests.support.asgi import Answer
 from tests.support.world import World, eventually, open_world
 
 
@@ -33,6 +34,31 @@ def test_a_key_sent_twice_is_one_job_and_the_second_answer_says_so(world: World)
     assert (other.status, other.json()["code"]) == (409, "idempotency.mismatch")
     mine = world.call("POST", "/v1/jobs", role="other", data=body, headers=key).json()
     assert not mine["was_repeated"]
+
+
+def test_a_repeated_key_is_answered_though_the_project_and_the_archive_have_changed(world: World) -> None:
+    raw = tar_of({"again.py": b"print('again')\n"})
+    digest = hashlib.sha256(raw).hexdigest()
+    typed = [("content-type", "application/x-tar")]
+    target = f"/v1/archives/{digest}?project=vision"
+    assert world.call("PUT", target, role="member", body=raw, headers=typed).status == 200
+    body = {"spec": {"run": "true", "priority": 7}, "project": "vision", "archive": digest}
+
+    def submit(key: str) -> Answer:
+        return world.call("POST", "/v1/jobs", role="member", data=body, headers=[("idempotency-key", key)])
+
+    def allow(priority: int) -> None:
+        limits = {"max_priority": priority}
+        assert world.call("PATCH", "/v1/projects/vision", role="admin", data=limits).status == 200
+
+    first = submit("k-7")
+    allow(5)
+    assert submit("k-8").status == 403
+    assert submit("k-7").json()["was_repeated"]
+    allow(100)
+    (world.plane.settings.home / "archives" / f"{digest}.tar").unlink()
+    assert submit("k-9").json()["code"] == "archive.missing"
+    assert submit("k-7").json()["jobs"][0]["job_id"] == first.json()["jobs"][0]["job_id"]
 
 
 def test_the_order_of_a_body_and_its_white_space_are_not_part_of_a_request(world: World) -> None:

@@ -96,7 +96,7 @@ def test_an_archive_stays_while_a_job_that_uses_it_is_open(tmp_path: Path) -> No
 def test_asking_for_an_archive_keeps_it(tmp_path: Path) -> None:
     lab = Lab(home=tmp_path)
     path, _ = archive(lab, 8 * DAY_S)
-    assert Archives(tmp_path, TarLimits(1, 1)).size_for("lab", DIGEST) == 1
+    assert Archives(tmp_path, TarLimits(1, 1), 1).size_for("lab", DIGEST) == 1
     assert path.stat().st_mtime > lab.clock.now() - 8 * DAY_S
 
 

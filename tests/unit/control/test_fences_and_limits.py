@@ -222,3 +222,25 @@ def test_a_gang_that_lost_a_supervisor_is_stopped_and_held_until_all_of_it_is_go
     assert lab.status(job) == "stopping"
     let_pass(lab, 110)
     assert reasons(lab, job) == [EndReason.LOST, None]
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2])
+def test_no_fence_passes_over_a_supervisor_that_may_still_wake_up(num_nodes: int) -> None:
+    """It hangs before its claim: not begun, listed, and free to begin at any moment."""
+    wakes_s = 10_000.0
+    lab = Lab(script=lambda order: Act(claim_s=wakes_s if order.node == "n1" else 0.0, run_s=None))
+    lab.heal()
+    job = lab.submit(fence="60s", resources={"nodes": num_nodes, "cpus": 1})
+    lab.place()
+    first = lab.attempt(job).attempt_id
+    for _ in range(5):
+        lab.clock.advance(61)
+        lab.engine.lose(Verb.CANCEL)
+        lab.watch()
+        assert lab.attempt(job).attempt_id == first
+    lab.engine.lose(None)
+    lab.watch()
+    lab.watch()
+    assert reasons(lab, job)[0] in (EndReason.LOST, EndReason.FENCED)
+    lab.clock.advance(wakes_s)
+    assert first not in {attempt_id for attempt_id, _ in lab.runs()}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from shoal.engines.base import Submission
+from shoal.engines.fake import Verb
 from shoal.errors import EngineRefused
-from shoal.identity import job_token, supervisor_token
+from shoal.identity import job_token, proof_key
 from shoal.model.attempt import EndReason
 from shoal.model.job import Job
 from shoal.spec import parse_job
-from tests.support.lab import ANA, KEY, SPEC, USER, Lab, now
+from tests.support.lab import ANA, KEY, SPEC, USER, Lab, node_facts, now
 
 
 def taken_by(lab: Lab) -> list[Submission]:
@@ -33,13 +36,13 @@ def with_secret(lab: Lab) -> Job:
     return now(lab.plane.submit(ANA, spec, project="lab", owner=USER, secrets={"TOKEN": "x"})).jobs[0]
 
 
-def test_every_supervisor_gets_a_credential_good_for_its_own_node_alone() -> None:
+def test_every_supervisor_gets_a_key_good_for_its_own_node_alone() -> None:
     lab = Lab()
     taken = taken_by(lab)
     attempt = lab.attempt(lab.running(resources={"nodes": 2, "cpus": 1}))
     (submission,) = taken
-    assert {node: given.supervisor_token for node, given in submission.credentials.items()} == {
-        node: supervisor_token(KEY, attempt.attempt_id, node) for node in ("n1", "n2")
+    assert {node: given.proof_key for node, given in submission.credentials.items()} == {
+        node: proof_key(KEY, attempt.attempt_id, node) for node in ("n1", "n2")
     }
     assert {given.job_token for given in submission.credentials.values()} == {
         job_token(KEY, attempt.attempt_id)
@@ -86,14 +89,57 @@ def test_a_refused_job_fails_with_the_engines_own_words_and_is_not_tried_again()
     assert (len(lab.attempts(job)), lab.job(job).losses) == (1, 0)
 
 
-def test_a_job_whose_node_left_the_engine_is_refused_in_words() -> None:
-    lab = Lab(num_nodes=1)
+def killed_before_it_is_handed_over(lab: Lab, **spec: object) -> Job:
+    """Its plan is on disk, and the engine has not heard of it."""
     lab.heal()
-    del lab.cluster.facts["n1"]
-    job = lab.submit()
+    job = lab.submit(**spec)
+    lab.engine.lose(Verb.SUBMIT)
     lab.place()
-    assert lab.status(job) == "failed"
-    assert "n1: no such node; there are none" in lab.job(job).because
+    lab.restart()
+    return job
+
+
+@pytest.mark.parametrize("is_noticed", [False, True])
+def test_a_job_whose_node_left_before_it_was_handed_over_is_lost_there_and_runs_elsewhere(
+    is_noticed: bool,
+) -> None:
+    lab = Lab()
+    job = killed_before_it_is_handed_over(lab)
+    del lab.cluster.facts["n1"]
+    if is_noticed:
+        lab.heal()
+    lab.watch()
+    first = lab.attempts(job)[0]
+    assert (first.reason, first.message) == (EndReason.LOST, "n1: no such node as `n1`; there are n2")
+    lab.clock.advance(1)
+    lab.turn()
+    assert (lab.status(job), lab.job(job).failures, lab.job(job).losses) == ("running", 0, 1)
+    assert lab.runs() == [(lab.attempt(job).attempt_id, "n2")]
+
+
+def test_a_job_whose_gpus_are_gone_is_lost_there_and_runs_elsewhere() -> None:
+    lab = Lab()
+    job = killed_before_it_is_handed_over(lab, resources={"gpus": 4})
+    lab.cluster.facts["n1"] = node_facts("n1", gpus=3)
+    lab.turn()
+    assert "`n1` has no GPU 3; it has 3" in lab.attempts(job)[0].message
+    lab.clock.advance(1)
+    lab.turn()
+    assert (lab.status(job), lab.job(job).losses) == ("running", 1)
+    assert lab.runs() == [(lab.attempt(job).attempt_id, "n2")]
+
+
+def test_a_gang_that_lost_a_node_before_it_was_handed_over_waits_for_another() -> None:
+    lab = Lab()
+    job = killed_before_it_is_handed_over(lab, resources={"nodes": 2, "cpus": 1})
+    gone = lab.cluster.facts.pop("n2")
+    lab.turn()
+    lab.watch()
+    assert (lab.attempts(job)[0].reason, lab.runs(), lab.job(job).outcome) == (EndReason.LOST, [], None)
+    lab.cluster.facts["n2"] = gone
+    lab.clock.advance(1)
+    lab.turn()
+    assert (lab.status(job), len(lab.runs())) == ("running", 2)
 
 
 def test_secrets_that_cannot_be_opened_end_their_own_job_and_no_other() -> None:

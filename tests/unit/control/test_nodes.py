@@ -145,6 +145,7 @@ def test_a_node_that_does_not_answer_keeps_its_work_and_takes_no_more() -> None:
 
 def test_a_node_the_engine_lists_no_more_is_kept_as_silent() -> None:
     lab = Lab()
+    lab.cluster.facts["n2"] = msgspec.structs.replace(lab.cluster.facts["n2"], is_simulated=False)
     lab.heal()
     del lab.cluster.facts["n2"]
     lab.heal()
@@ -283,3 +284,16 @@ def test_a_node_that_answers_is_not_declared_dead() -> None:
     lab.heal()
     with pytest.raises(StateError, match="answers"):
         decide(lab, "n1", NodeState.DEAD)
+
+
+def test_simulated_nodes_that_were_given_up_go_as_soon_as_nothing_is_held_there() -> None:
+    lab = Lab(script=always(Act(run_s=None, stop_s=0.0)))
+    job = lab.running()
+    (used,) = lab.attempt(job).node_names
+    lab.cluster.facts.clear()
+    lab.heal()
+    assert [one.name for one in lab.read(lambda tx: tx.nodes.all())] == [used]
+    now(lab.plane.stop_job(ANA, job.job_id))
+    lab.turn()
+    lab.heal()
+    assert lab.read(lambda tx: tx.nodes.all()) == []

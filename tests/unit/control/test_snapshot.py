@@ -12,7 +12,7 @@ from shoal.engines.fake import Act, Verb, always
 from shoal.model.job import DependencyKind, Job
 from shoal.model.node import Node, NodeState
 from shoal.scheduler import Snapshot, Why, in_order
-from shoal.wire import EndKind
+from shoal.wire import EndKind, Order
 from tests.support.lab import Lab, node_facts
 
 NOW = 1_000_000.0
@@ -253,10 +253,26 @@ def test_what_the_engine_says_about_a_job_that_does_not_begin_is_told() -> None:
 def test_a_job_that_is_tried_again_says_how_the_last_attempt_ended() -> None:
     lab = Lab(num_nodes=1)
     job = lab.running()
-    lab.cluster.kill_supervisor(lab.attempt(job).attempt_id, "n1")
-    lab.watch()
+    for _ in range(2):
+        lab.turn()
+        lab.cluster.kill_supervisor(lab.attempt(job).attempt_id, "n1")
+        lab.watch()
     lab.place()
     told = lab.plane.explain(job, lab.attempts(job))
     assert told is not None
     assert told.why is Why.BACKOFF
-    assert told.details == ("attempt 1 ended: lost: n1: its supervisor is gone",)
+    assert told.details == ("attempt 2 ended: lost: n1: its supervisor is gone",)
+
+
+def test_one_healthy_node_does_not_hide_what_keeps_another_of_its_gang() -> None:
+    def script(order: Order) -> Act:
+        return Act(claim_s=5.0 if order.node == "n1" else 0.0, run_s=None)
+
+    lab = Lab(script=script)
+    job = lab.running(resources={"nodes": 2, "cpus": 1})
+    told = lab.plane.explain(lab.job(job), lab.attempts(job))
+    assert told is not None
+    assert (told.why, told.details) == (Why.NOT_BEGUN, ("n1: sent",))
+    lab.clock.advance(5)
+    lab.watch()
+    assert lab.plane.explain(lab.job(job), lab.attempts(job)) is None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from shoal.control.find import find_named
 from shoal.engines.fake import Act, Verb, always, by_run
-from shoal.errors import LimitReached, NotFound, StateError
+from shoal.errors import Denied, LimitReached, NotFound, SpecError, StateError
 from shoal.model.attempt import AttemptState, EndReason
 from shoal.model.job import JobOutcome
 from shoal.model.node import NodeState
@@ -225,6 +227,21 @@ def test_a_retry_counts_against_the_quota_like_a_submit() -> None:
     with pytest.raises(LimitReached, match="has 1 open jobs; 1 more would pass its limit of 1"):
         lab.retry(first)
     assert lab.status(first) == "cancelled"
+
+
+def test_a_retry_asks_for_what_its_project_and_this_cluster_allow_today() -> None:
+    lab = Lab(queues=("default", "night"))
+    job = lab.submit(queue="night", priority=50)
+    lab.stop(job)
+    now(lab.plane.update_project(ANA, "lab", {"max_priority": 49}))
+    with pytest.raises(Denied, match="priority 50 is above 49"):
+        lab.retry(job)
+    now(lab.plane.update_project(ANA, "lab", {"max_priority": 50}))
+    lab.settings = replace(lab.settings, queues=("default",))
+    lab.restart()
+    with pytest.raises(SpecError, match="no queue `night`"):
+        lab.retry(job)
+    assert lab.status(job) == "cancelled"
 
 
 def test_a_job_that_had_secrets_cannot_run_again_without_them() -> None:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from shoal.engines.base import Observation, Sight, Submission
 from shoal.engines.fake import VirtualClock
 from shoal.engines.local import LocalEngine, SimulatedNodes
 from shoal.engines.local import engine as engine_module
+from shoal.engines.local.engine import CLAIM_S, LOOK_AGAIN_S
 from shoal.engines.local.watch import MAX_STARTS
 from shoal.errors import EngineRefused, EngineUnreachable
 from shoal.ids import id_factory
@@ -41,7 +42,7 @@ new_id = id_factory(time.time)
 
 def credentials(node: str) -> Credentials:
     """Of another length for every node, so that one can tell which arrived."""
-    return Credentials(supervisor_token=SECRET + node * int(node[-1]), secrets={"KEY": SECRET})
+    return Credentials(proof_key=SECRET + node * int(node[-1]), secrets={"KEY": SECRET})
 
 
 class Local:
@@ -55,8 +56,8 @@ class Local:
         self.children: set[int] = set()
         self.engine = self.reborn()
 
-    def reborn(self) -> LocalEngine:
-        nodes = SimulatedNodes(count=2, gpus_per_node=0)
+    def reborn(self, num_nodes: int = 2) -> LocalEngine:
+        nodes = SimulatedNodes(count=num_nodes, gpus_per_node=0)
         self.engine = LocalEngine(
             self.home,
             clock=self.clock,
@@ -475,6 +476,82 @@ async def test_large_secrets_fit_and_larger_ones_are_refused(local: Local) -> No
         await local.engine.submit(msgspec.structs.replace(local.submission("dies", 2), credentials=larger))
 
 
+async def test_what_nobody_began_before_its_node_went_is_lost_and_not_started(local: Local) -> None:
+    """Taken, and we were killed before its supervisor was; then this machine came back with less."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local.engine, "_spawn", lambda *_: None)
+        await local.engine.submit(local.submission("is deaf"))
+    local.reborn(num_nodes=0)
+    await local.engine.submit(local.submission("is deaf"))
+    seen = await local.look()
+    assert seen.outcome is not None
+    assert (seen.sight, seen.outcome.kind) == (Sight.ENDED, EndKind.LOST)
+    assert "no such node" in seen.outcome.message
+    assert local.children == set()
+
+
+async def test_what_is_forgotten_while_it_is_submitted_again_does_not_run_again(
+    local: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submission = local.submission("dies")
+    await local.engine.submit(submission)
+    await local.until(Sight.ENDED)
+    book = local.engine._book
+
+    def and_then_forgotten(look: Callable[[str], Any]) -> Callable[[str], Any]:
+        def looked(attempt_id: str) -> Any:
+            answer = look(attempt_id)
+            monkeypatch.undo()
+            book.keep(attempt_id)
+            return answer
+
+        return looked
+
+    monkeypatch.setattr(book, "is_kept", and_then_forgotten(book.is_kept))
+    monkeypatch.setattr(book, "find", and_then_forgotten(book.find))
+    with contextlib.suppress(EngineUnreachable):  # we do not know, and ask again
+        await local.engine.submit(submission)
+    await local.engine.submit(submission)
+    assert (await local.engine.list_owned(), len(local.children)) == ([], 1)
+
+
+async def test_a_supervisor_that_hangs_before_its_claim_is_killed_and_another_is_tried(local: Local) -> None:
+    submission = local.submission("hangs")
+    await local.engine.submit(submission)
+    local.clock.advance(CLAIM_S - 1)
+    await local.engine.submit(submission)
+    assert local.engine._children._pids.keys() == local.children
+    local.clock.advance(1)
+    with anyio.fail_after(30):
+        while len(local.children) == 1:
+            await local.engine.submit(submission)
+            await anyio.sleep(0.01)
+    assert len(local.engine._children._pids) == 1
+    assert (await local.look()).raw.startswith("1 supervisors ended before they began")
+
+
+async def test_a_supervisor_of_another_that_hangs_with_the_lock_does_not_outlive_a_stop(local: Local) -> None:
+    """Started by an engine that was killed before it had handed over the credentials."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local.engine, "_spawn", lambda *_: None)
+        await local.engine.submit(local.submission("true"))
+    command = [sys.executable, "-m", "shoal.runtime.supervisor", local.share().directory]
+    hung = subprocess.Popen(command, stdin=subprocess.PIPE)
+    with anyio.fail_after(30):
+        while not spool.is_locked(local.share()):
+            await anyio.sleep(0.01)
+    await local.engine.cancel(local.id(), 0.0)
+    assert (await local.look()).sight is Sight.PENDING
+    local.reborn()
+    with anyio.fail_after(30):
+        while (await local.look()).sight is not Sight.ENDED:
+            await local.engine.cancel(local.id(), 0.0)
+            local.clock.advance(1.0)
+    assert hung.wait(30) == -signal.SIGKILL
+    assert hung.stdin is not None
+    hung.stdin.close()
+
+
 async def test_a_missing_archive_is_refused_and_a_present_one_goes_along(local: Local) -> None:
     submission = local.submission("dies", archive_digest="0" * 64)
     for path in (None, str(local.home / "no.tar"), str(local.home)):
@@ -579,8 +656,29 @@ async def test_where_nobody_can_tell_what_confines_jobs_that_is_said(
     local: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_module, "detect_command", lambda: ["/no/such/program"])
-    assert {facts.confinement for facts in await local.engine.nodes()} == {""}
-    assert any("not known" in remark for remark in local.engine.remarks)
+    machine, *simulated = await local.engine.nodes()
+    assert {facts.confinement for facts in (machine, *simulated)} == {"unknown"}
+    assert any("not known" in remark for remark in machine.remarks)
+
+
+async def test_what_confines_jobs_is_looked_for_again_until_it_is_known(
+    local: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def read_words(*command: object) -> tuple[tuple[str, ...], str]:
+        asked.append(command)
+        return (("rlimits", "affinity"), "") if len(asked) == 2 else ((), "timed out")
+
+    monkeypatch.setattr(engine_module, "read_words", read_words)
+    for _ in range(3):
+        assert {facts.confinement for facts in await local.engine.nodes()} == {"unknown"}
+    for _ in range(3):
+        local.clock.advance(LOOK_AGAIN_S)
+        machine, *_ = await local.engine.nodes()
+        assert machine.confinement == "rlimits affinity"
+        assert not any("not known" in remark for remark in machine.remarks)
+    assert len(asked) == 2
 
 
 async def test_a_full_disk_keeps_no_share_from_being_stopped(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 
 import pytest
@@ -13,11 +14,13 @@ from shoal.identity import (
     mint_token,
     parse_signed,
     parse_user_token,
-    supervisor_token,
+    proof_key,
 )
 from shoal.identity.signed import SignedKind
 from shoal.ids import id_factory
 from shoal.model.people import Token
+from shoal.proof import sign
+from shoal.wire import Phase, Renewal
 
 KEY = bytes(range(32))
 new_id = id_factory(lambda: 1_700_000_000.0)
@@ -63,20 +66,26 @@ def test_a_token_with_anything_added_is_another_text(change: str) -> None:
     assert parse_user_token(f"{change}{text}" if change else "") is None
 
 
+def said_by(attempt_id: str, node: str, body: bytes) -> str:
+    renewal = Renewal(attempt_id=attempt_id, epoch=1, node=node, phase=Phase.RUNNING)
+    return sign(proof_key(KEY, attempt_id, node), renewal, body)
+
+
 def test_signed_tokens_say_for_what_they_were_made() -> None:
     attempt = new_id("att")
-    job, supervisor = job_token(KEY, attempt), supervisor_token(KEY, attempt, "rack-1.node_7")
+    job, supervisor = job_token(KEY, attempt), said_by(attempt, "rack-1.node_7", b"alive")
     read_job, read_supervisor = parse_signed(KEY, job), parse_signed(KEY, supervisor)
     assert read_job is not None
     assert read_supervisor is not None
     assert (read_job.kind, read_job.attempt_id, read_job.node) == (SignedKind.JOB, attempt, None)
     assert (read_supervisor.kind, read_supervisor.attempt_id) == (SignedKind.SUPERVISOR, attempt)
     assert read_supervisor.node == "rack-1.node_7"
+    assert read_supervisor.digest == hashlib.sha256(b"alive").hexdigest()
 
 
 @given(st.integers(min_value=0), st.characters(min_codepoint=33, max_codepoint=126))
 def test_a_signed_token_with_one_character_changed_is_refused(at: int, char: str) -> None:
-    token = supervisor_token(KEY, "att_01h2", "node-1")
+    token = said_by("att_01h2", "node-1", b"alive")
     place = at % len(token)
     changed = token[:place] + char + token[place + 1 :]
     assert (parse_signed(KEY, changed) is not None) == (changed == token)

@@ -27,7 +27,7 @@ ORDER = Order(
     master_addr="10.0.0.1",
     master_port=29501,
 )
-CREDENTIALS = Credentials(supervisor_token="shs_x", job_token="shj_y", secrets={"WANDB_API_KEY": "k"})
+CREDENTIALS = Credentials(proof_key="key_x", job_token="shj_y", secrets={"WANDB_API_KEY": "k"})
 
 GOLDEN = """\
 CUDA_DEVICE_ORDER=PCI_BUS_ID
@@ -116,8 +116,8 @@ def test_a_rank_finds_torchruns_slurms_and_our_names_in_its_environment() -> Non
     assert "".join(f"{name}={value}\n" for name, value in sorted(found.items())) == GOLDEN
 
 
-def test_supervisor_token_is_never_given_to_a_rank() -> None:
-    assert "shs_x" not in " ".join(environment(ORDER, 0).values())
+def test_supervisors_key_is_never_given_to_a_rank() -> None:
+    assert "key_x" not in " ".join(environment(ORDER, 0).values())
 
 
 def test_every_rank_sees_all_gpus_of_its_share_as_under_torchrun() -> None:

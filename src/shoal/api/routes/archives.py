@@ -27,7 +27,8 @@ def archives_of(call: Call) -> Archives:
     """The archives of this control plane."""
     settings = call.plane.settings
     limits = settings.limits
-    return Archives(settings.home, TarLimits(limits.max_archive_files, limits.max_unpacked_bytes))
+    tar_limits = TarLimits(limits.max_archive_files, limits.max_unpacked_bytes)
+    return Archives(settings.home, tar_limits, limits.max_project_archive_bytes)
 
 
 @routes.add("PUT", "/v1/archives/{digest}", Permission.ARCHIVE_WRITE, answers=views.ArchiveView)
@@ -43,12 +44,12 @@ async def put_archive(request: Request, digest: str, query: Annotated[ArchiveQue
     if kind not in MEDIA_TYPES:
         raise WrongMediaType(f"send the header `Content-Type: {MEDIA_TYPES[0]}`")
     limit = min(project.max_upload_bytes, call.plane.settings.limits.max_archive_bytes)
-    declared = request.headers.get("content-length", "0")
-    if int(declared) > limit:
+    declared = int(request.headers.get("content-length", limit))
+    if declared > limit:
         raise TooLarge(
             f"the archive has {declared} bytes; at most {limit} are taken in project `{project.name}`"
         )
-    size = await archives_of(call).receive(project.name, digest, request.stream(), limit)
+    size = await archives_of(call).receive(project.name, digest, request.stream(), declared)
     view: views.ArchiveView = {"digest": digest, "size_bytes": size}
     return answer(view)
 

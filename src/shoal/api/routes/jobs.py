@@ -17,7 +17,7 @@ from shoal.api.routes.archives import archives_of
 from shoal.api.routing import Routes
 from shoal.control.find import Named, find_named
 from shoal.control.orders import checkpoint_dir
-from shoal.errors import ArchiveMissing, Denied, NotFound, SpecError
+from shoal.errors import ArchiveMissing, NotFound, SpecError
 from shoal.identity import Permission
 from shoal.model.attempt import Attempt
 from shoal.model.job import Job
@@ -36,8 +36,6 @@ async def submit_job(request: Request, query: Annotated[NoQuery, Query()]) -> Re
     body, frozen, said = call.services.submissions.parse(await read_raw_json(request))
     project = _project_for(call, body.project, frozen.spec)
     call.allow(project)
-    await _check_allowance(call, project, frozen.spec)
-    _check_archive(call, project, body.archive)
     result = await call.plane.submit(
         call.actor,
         frozen,
@@ -47,6 +45,7 @@ async def submit_job(request: Request, query: Annotated[NoQuery, Query()]) -> Re
         archive_digest=body.archive,
         secrets=body.secrets,
         said=said,
+        refusal=_missing_archive(call, project, body.archive),
     )
     shown = result.jobs[:MAX_SHOWN]
     # A new job is queued, which needs no look; one that was accepted before may be anywhere.
@@ -69,21 +68,13 @@ def _project_for(call: Call, named: str | None, spec: JobSpec) -> str:
     return named or spec.project or call.only_project()
 
 
-async def _check_allowance(call: Call, name: str, spec: JobSpec) -> None:
-    project = await call.project(name)
-    if spec.priority > project.max_priority:
-        raise Denied(
-            f"priority {spec.priority} is above {project.max_priority}, the highest in project `{name}`",
-            hint=f"set `priority: {project.max_priority}`, or ask an admin to raise it",
-        )
-
-
-def _check_archive(call: Call, project: str, digest: str | None) -> None:
-    if digest is not None and archives_of(call).size_for(project, digest) is None:
-        raise ArchiveMissing(
-            f"project `{project}` has no archive {digest}",
-            hint=f"upload it first: PUT /v1/archives/{digest}?project={project}",
-        )
+def _missing_archive(call: Call, project: str, digest: str | None) -> ArchiveMissing | None:
+    if digest is None or archives_of(call).size_for(project, digest) is not None:
+        return None
+    return ArchiveMissing(
+        f"project `{project}` has no archive {digest}",
+        hint=f"upload it first: PUT /v1/archives/{digest}?project={project}",
+    )
 
 
 @routes.add("GET", "/v1/jobs", Permission.JOB_LIST, answers=views.JobPageView)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated
 
 import msgspec
 from fastapi import Query, Request, Response
 
 from shoal.api import views
-from shoal.api.bodies import read_json
+from shoal.api.bodies import decode_strictly, read_raw_json
 from shoal.api.call import answer, call_of
 from shoal.api.queries import NoQuery
 from shoal.api.render import render_attempt, render_job
@@ -33,8 +34,11 @@ async def renew_lease(request: Request, query: Annotated[NoQuery, Query()]) -> R
     A stale one is told so in a proven answer: a refusal could come from anybody on this port.
     """
     call = call_of(request)
+    body = await read_raw_json(request)
+    if hashlib.sha256(body).hexdigest() != call.caller.body_digest:
+        raise Denied("this renewal is not the one that its supervisor signed")
     try:
-        renewal = msgspec.convert(await read_json(request), Renewal)
+        renewal = msgspec.convert(decode_strictly(body), Renewal)
     except msgspec.ValidationError as error:
         raise SpecError(f"not a renewal: {error}") from error
     if (renewal.attempt_id, renewal.node) != (call.caller.attempt_id, call.caller.node):

@@ -45,6 +45,8 @@ class ShareView:
         self.is_claimed = False
         self.child: int | None = None
         """The supervisor we spawned last, if this process did."""
+        self.claim_by = 0.0
+        """Monotonic: when that one is given up."""
         self.num_failed = 0
         """How many of ours ended before they claimed it."""
         self.start_at = 0.0

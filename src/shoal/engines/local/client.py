@@ -160,6 +160,12 @@ class Children:
             self._nursery.close()
         self.reap()
 
+    def kill(self, pid: int) -> None:
+        """End a child of ours; one that has ended is left alone."""
+        with self._guard:
+            if pid in self._pids and _is_running(pid, self._pids[pid]):
+                os.kill(pid, signal.SIGKILL)
+
     def is_running(self, pid: int) -> bool:
         """Whether `pid` is a child of ours that has not ended."""
         self.reap()

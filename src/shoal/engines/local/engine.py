@@ -8,6 +8,7 @@ Every verb is one trip to a worker thread, since disks may block; none waits for
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import zlib
@@ -18,6 +19,7 @@ from typing import TypeVar
 import anyio
 import anyio.to_thread
 import msgspec
+import structlog
 
 from shoal.clock import Clock
 from shoal.engines.base import LogChunk, Observation, Sight, Submission
@@ -36,15 +38,20 @@ from shoal.engines.local.render import (
 from shoal.engines.local.simulated import SimulatedNodes
 from shoal.engines.local.states import native_id
 from shoal.engines.local.watch import Watch
-from shoal.engines.refusal import is_name, refuse_malformed
+from shoal.engines.refusal import is_name, refuse_malformed, what_is_gone
 from shoal.errors import EngineRefused, EngineUnreachable
 from shoal.model.node import NodeFacts
 from shoal.wire import Credentials
 
 T = TypeVar("T")
+log = structlog.get_logger()
 
 MAX_THREADS = 8
 MAX_PAGE = 4 << 20
+UNKNOWN = "unknown"
+LOOK_AGAIN_S = 60.0
+CLAIM_S = 60.0
+"""A supervisor that has not claimed its share so long after its start hangs: it usually takes 50 ms."""
 MAX_CREDENTIALS = 1 << 20
 """What an unprivileged process may put in a pipe (fs.pipe-max-size)."""
 
@@ -72,6 +79,7 @@ class LocalEngine:
         self._server_file = str(server_file.absolute())
         self._simulated = simulated
         self._confinement = confinement
+        self._clock = clock
         self._book = Book(self._home)
         self._watch = Watch(clock)
         environment = supervisor_environment(os.environ, self._server_file)
@@ -81,8 +89,8 @@ class LocalEngine:
         self._looking = threading.Lock()
         self._promised: set[int] = set()
         self._facts: dict[str, NodeFacts] = {}
-        self.remarks: tuple[str, ...] = ()
-        """What was not found on this machine, and why; filled by the first look at its nodes."""
+        self._look_at = 0.0
+        """Monotonic: when to look again at what could not be told."""
 
     async def submit(self, submission: Submission) -> str:
         return await self._ask(lambda: self._submit(submission))
@@ -98,8 +106,10 @@ class LocalEngine:
         await self._ask(lambda: self._forget(attempt_id))
 
     async def nodes(self) -> list[NodeFacts]:
-        """This machine first, then the simulated nodes. Looked at once, since its parts do not change."""
-        return list((await self._ask(self._nodes)).values())
+        """This machine first, then the simulated nodes. Looked at once, since its parts do not change; but
+        again from time to time while nobody knows what confines jobs there.
+        """
+        return list((await self._ask(self._nodes_again)).values())
 
     async def read_log(self, attempt_id: str, node: str, offset: int, limit: int) -> LogChunk:
         return await self._ask(lambda: self._read_log(attempt_id, node, offset, limit))
@@ -130,10 +140,11 @@ class LocalEngine:
 
     def _submit(self, submission: Submission) -> str:
         attempt_id = submission.attempt_id
-        if self._book.is_kept(attempt_id):
+        # Forgetting moves it from the first place to the second: looked for in that order, it is found.
+        views = self._book.find(attempt_id)
+        if not views and self._book.is_kept(attempt_id):
             return native_id(attempt_id)
-        views = self._book.find(attempt_id) or self._take(submission)
-        for view in views.values():
+        for view in (views or self._take(submission)).values():
             self._spawn(view, submission.credentials.get(view.key.node, Credentials()))
         return native_id(attempt_id)
 
@@ -168,6 +179,12 @@ class LocalEngine:
             if os.path.exists(view.share.claimed):
                 return
             if view.child is not None and self._children.is_running(view.child):
+                if self._clock.monotonic() >= view.claim_by:
+                    self._children.kill(view.child)  # the next look counts it, and starts another
+                return
+            gone = self._what_is_gone(view)
+            if gone is not None:
+                self._watch.give_up(view, gone)
                 return
             if not self._watch.may_start(view):
                 return
@@ -178,6 +195,14 @@ class LocalEngine:
                 view.share.errors,
                 msgspec.json.encode(credentials),
             )
+            view.claim_by = self._clock.monotonic() + CLAIM_S
+
+    def _what_is_gone(self, view: ShareView) -> str | None:
+        """Taken by an engine before us, on a machine that has changed since, and not begun there."""
+        with contextlib.suppress(msgspec.DecodeError):
+            order = view.read_order()
+            return what_is_gone(order, self._nodes()) if order is not None else None
+        return None
 
     def _cancel(self, attempt_id: str, grace_s: float) -> None:
         failure: OSError | None = None
@@ -207,16 +232,28 @@ class LocalEngine:
         with self._looking:
             if not self._facts:
                 self._children.reap()  # the nursery gets warm while we look
-                remarks = self._choose_confinement()
-                walls = " ".join(self._confinement or ())
-                found = take_inventory(self._home, walls)
-                simulated = self._simulated.facts(walls) if self._simulated else []
-                self.remarks = (*found.remarks, *remarks)
-                self._facts = {facts.name: facts for facts in (found.facts, *simulated)}
+                self._look_around()
             return self._facts
 
+    def _nodes_again(self) -> dict[str, NodeFacts]:
+        self._nodes()
+        if self._confinement is None and self._clock.monotonic() >= self._look_at:
+            self._look_around()  # without the lock, for which submissions would wait
+        return self._facts
+
+    def _look_around(self) -> None:
+        unknown = self._choose_confinement()
+        walls = UNKNOWN if unknown else " ".join(self._confinement or ())
+        found = take_inventory(self._home, walls)
+        machine = msgspec.structs.replace(found, remarks=(*found.remarks, *unknown))
+        simulated = self._simulated.facts(walls) if self._simulated else []
+        for told in machine.remarks:
+            log.info("engine.remark", engine=self.name, node=machine.name, told=told)
+        self._facts = {facts.name: facts for facts in (machine, *simulated)}
+        self._look_at = self._clock.monotonic() + LOOK_AGAIN_S
+
     def _choose_confinement(self) -> tuple[str, ...]:
-        """Find out once what works here, so that no supervisor has to. Remarks, where it could not be."""
+        """Find out what works here, so that no supervisor has to. Remarks, where it could not be."""
         if self._confinement is not None:
             return ()
         environment = supervisor_environment(os.environ, self._server_file)

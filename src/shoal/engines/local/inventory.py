@@ -12,7 +12,6 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pynvml
 
 from shoal.engines.refusal import is_name
@@ -24,25 +23,18 @@ FAMILIES = frozenset({"rtx", "gtx", "gt", "titan"})
 MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
-class Inventory(msgspec.Struct, frozen=True, kw_only=True):
-    """`remarks` says why something one might expect was not found."""
-
-    facts: NodeFacts
-    remarks: tuple[str, ...] = ()
-
-
-def take_inventory(home: Path, confinement: str = "") -> Inventory:
+def take_inventory(home: Path, confinement: str) -> NodeFacts:
     """Look at this machine once. May take a second where a GPU's driver must wake up."""
     gpus, remarks = find_gpus()
-    facts = NodeFacts(
+    return NodeFacts(
         name=node_name(socket.gethostname()),
         cpus=float(len(os.sched_getaffinity(0))),
         memory_bytes=memory_bytes(),
         disk_bytes=disk_bytes(home),
         gpus=gpus,
         confinement=confinement,
+        remarks=remarks,
     )
-    return Inventory(facts=facts, remarks=remarks)
 
 
 def node_name(hostname: str) -> str:

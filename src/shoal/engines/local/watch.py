@@ -68,6 +68,8 @@ class Watch:
                 self._write_stop(view, grace_s)
                 if not _is_claimed(view) and self._stop_unclaimed(view):
                     return
+                if not _is_claimed(view) and self._clock.monotonic() >= self._kill_at(view, grace_s):
+                    spool.kill_supervisors(view.share)  # one hangs between the lock and the claim
             finally:
                 # Also on a full disk: the signal alone stops it, with the grace of its order.
                 with contextlib.suppress(msgspec.DecodeError):
@@ -159,8 +161,12 @@ class Watch:
         if before is not None and before.grace_s <= grace_s:
             return
         spool.write_stop(view.share, spool.Stop(grace_s=grace_s, at=self._clock.now()))
-        kill_at = self._clock.monotonic() + grace_s + PATIENCE_S
-        view.kill_at = kill_at if view.kill_at is None else min(view.kill_at, kill_at)
+        view.kill_at = min(self._kill_at(view, grace_s), self._clock.monotonic() + grace_s + PATIENCE_S)
+
+    def _kill_at(self, view: ShareView, grace_s: float) -> float:
+        if view.kill_at is None:
+            view.kill_at = self._clock.monotonic() + grace_s + PATIENCE_S
+        return view.kill_at
 
     def may_start(self, view: ShareView) -> bool:
         """Whether to start a supervisor now. Call it with the guard held and none of ours on its way.
@@ -175,9 +181,12 @@ class Watch:
             view.start_at = now + (2.0 ** (view.num_failed - 2) if view.num_failed > 1 else 0.0)
         if view.num_failed < MAX_STARTS:
             return now >= view.start_at
-        because = f"no supervisor began it in {view.num_failed} tries"
-        self._end_unclaimed(view, lambda: self._lost(view, because))
+        self.give_up(view, f"no supervisor began it in {view.num_failed} tries")
         return False
+
+    def give_up(self, view: ShareView, because: str) -> None:
+        """Nobody is going to run it: it is lost, unless a supervisor claims it first. With the guard held."""
+        self._end_unclaimed(view, lambda: self._lost(view, because))
 
     def _stop_unclaimed(self, view: ShareView) -> bool:
         told = "stopped before it started"
