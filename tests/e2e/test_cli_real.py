@@ -197,7 +197,7 @@ def test_an_array_reports_progress_and_fails_if_one_element_does(person: Person)
     command = ("run", "--array", "0..3", "--", "sh", "-c", 'test "$SLURM_ARRAY_TASK_ID" != 2')
     done = person(*command)
     assert done.returncode == 1, done.stderr
-    assert "3 succeeded" in done.stderr
+    assert "4 of 4 done" in done.stderr
     assert "1 failed" in done.stderr
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from shoal.wire import EndKind, Limits
-from tests.support.shares import RunningShare, an_order
+from tests.support.shares import RunningShare, an_order, until
 
 
 def run(home: Path, **changes: object) -> RunningShare:
@@ -49,3 +49,15 @@ def test_raw_bytes_are_kept_as_they_are(tmp_path: Path) -> None:
 def test_lines_of_a_background_process_are_kept_up_to_the_end(tmp_path: Path) -> None:
     share = run(tmp_path / "home", run="(echo from below; sleep 300) & sleep 0.3; echo top")
     assert share.texts() == ["from below", "top"]
+
+
+def test_python_and_a_progress_bar_are_heard_before_the_end(tmp_path: Path) -> None:
+    script = "import sys, time; print('begun'); sys.stderr.write('\\r 50%|##'); time.sleep(600)"
+    order = an_order(limits=Limits(cpus=2.0), run=f'python3 -c "{script}"')
+    share = RunningShare(tmp_path / "home", order)
+    try:
+        share.spawn()
+        until(lambda: share.texts() == ["begun"], 20.0, share.describe)
+        until(lambda: share.texts("e") == ["\r 50%|##"], 20.0, share.describe)
+    finally:
+        share.close()

@@ -13,6 +13,7 @@ import pytest
 
 from shoal.cli import daemon, follow
 from shoal.client.credentials import Credentials
+from shoal.client.transport import Transport
 from tests.support.cli import Shell
 from tests.support.fake_server import TOKEN, FakeServer, job_view, running_fake, sse
 
@@ -128,13 +129,33 @@ def test_the_first_element_that_fails_speaks_and_the_others_are_named(shell: She
     result = shell("run", "--array", "3", "--", "true")
     assert result.code == 1
     assert result.err == (
-        "-- job-20: 3 jobs submitted, from vision/20\n"
-        "-- 2 failed, 1 succeeded\n"
+        "-- job-20: 3 jobs submitted, from vision/20; `shoal logs 'job-20[0]'` shows the output of one\n"
+        "-- 3 of 3 done, 2 failed\n"
         "-- job-20[1] (vision/21) failed: n1: rank 0 exited with code 4\n"
         "     oh no\n"
         "     its output: `shoal logs vision/21`\n"
         "-- job-20[2] (vision/22) failed: n1: rank 0 exited with code 4\n"
     )
+
+
+def name_array(fake: FakeServer, statuses: list[str]) -> None:
+    """`job-20` is an array whose elements are in these states."""
+    submit_array(fake, statuses)
+    listed = fake.answers["GET", "/v1/jobs"]
+    found = {"items": listed["items"][:1], "next_cursor": None, "array_id": "arr_1"}
+    fake.answers["GET", "/v1/jobs"] = lambda request: found if "ref" in request.query else listed
+
+
+def test_retry_of_an_array_leaves_what_succeeded_or_is_open_alone(shell: Shell, fake: FakeServer) -> None:
+    name_array(fake, ["succeeded", "failed", "running", "cancelled"])
+    for number in range(20, 24):
+        path = f"/v1/jobs/job_{number:026d}/retry"
+        fake.answers["POST", path] = job_view(number, "queued", name="job-20")
+    assert shell("retry", "job-20").out == "vision/21: queued\nvision/23: queued\n"
+    name_array(fake, ["succeeded", "running"])
+    refused = shell("retry", "job-20")
+    assert refused.code == 3
+    assert "no element of array `job-20` has failed or was cancelled" in refused.err
 
 
 def test_of_many_failed_elements_ten_are_named(shell: Shell, fake: FakeServer) -> None:
@@ -148,7 +169,7 @@ def test_an_array_that_went_well_says_nothing_more(shell: Shell, fake: FakeServe
     submit_array(fake, ["succeeded", "succeeded"])
     result = shell("run", "--array", "2", "--", "true")
     assert result.code == 0
-    assert result.err.endswith("-- 2 succeeded\n")
+    assert result.err.endswith("-- 2 of 2 done\n")
 
 
 def test_last_words_stand_on_lines_of_their_own(shell: Shell, fake: FakeServer) -> None:
@@ -165,6 +186,24 @@ def test_last_words_stand_on_lines_of_their_own(shell: Shell, fake: FakeServer) 
     fake.answers["GET", f"/v1/jobs/{JOB_ID}/why"] = sentence
     why = shell("why", JOB_ID).out
     assert why == "vision/17 failed: n1: rank 0 exited with code 2\n  python: can't open file 'nope.py'\n"
+
+
+@pytest.mark.parametrize(
+    "typed", [("-", "-d"), ("-d", "-"), ("--gpus", "2", "-", "-d"), ("-d", "-", "-n", "other", "--", "true")]
+)
+def test_a_job_file_comes_on_standard_input_wherever_the_dash_stands(
+    shell: Shell, fake: FakeServer, monkeypatch: pytest.MonkeyPatch, typed: tuple[str, ...]
+) -> None:
+    words = io.TextIOWrapper(io.BytesIO(b"name: piped\nrun: python train.py\n"))
+    monkeypatch.setattr("sys.stdin", words)
+    assert shell("run", *typed).code == 0
+    spec = next(r for r in fake.seen if r.method == "POST").json()["spec"]
+    assert spec["name"] == ("other" if "other" in typed else "piped")
+    assert spec["run"] == ("true" if "--" in typed else "python train.py")
+
+
+def test_a_dash_that_is_a_flags_value_is_no_job_file(shell: Shell) -> None:
+    assert "standard input" not in shell("run", "--name", "-", "--", "true").err
 
 
 def test_a_run_from_an_empty_directory_is_one_request(shell: Shell, fake: FakeServer) -> None:
@@ -246,6 +285,125 @@ def test_the_project_is_the_servers_to_choose_where_none_is_named(
     fake.answers["POST", "/v1/jobs"] = fake.problem(422, "spec.invalid", told, hint="add `--project a`")
     result = shell("run", "-d", "--", "true")
     assert (result.code, result.err) == (2, f"error: {told}\nhint: add `--project a`\n")
+
+
+@pytest.mark.parametrize(
+    ("typed", "sentence"),
+    [
+        ("logs", "`shoal logs` needs JOB"),
+        ("logs a b", "`b` is one word too many"),
+        ("logs a --tail x", "`--tail` takes a whole number, not `x`"),
+        ("logs a --tail", "`--tail` needs a value"),
+        ("run --gpsu 3", "unknown option `--gpsu`; did you mean `--gpus`?"),
+        ("logs a -z", "unknown option `-z`"),
+        ("logs a -r 1 -r 2", "`-r` is given more than once"),
+        ("completion csh", "`SHELL` is one of `bash`, `zsh`, `fish`, not `csh`; did you mean `zsh`?"),
+        ("queue --json=3", "`--json` takes no value"),
+        ("statu", "unknown command `statu`; did you mean `status`?"),
+    ],
+)
+def test_the_parsers_words_become_plain_sentences(shell: Shell, typed: str, sentence: str) -> None:
+    result = shell(*typed.split())
+    assert result.code == 2
+    assert result.err.splitlines()[0] == f"error: {sentence}"
+
+
+def test_logs_of_a_job_that_waits_say_so(shell: Shell, fake: FakeServer) -> None:
+    fake.answers["GET", f"/v1/jobs/{JOB_ID}"] = job_view()
+    fake.answers["GET", LOGS] = {"items": [], "next_cursor": None, "is_complete": False}
+    told = "-- vision/17 waits and has not begun: `shoal why vision/17` says for what\n"
+    assert shell("logs", JOB_ID).err == told
+    fake.streams[f"{LOGS}/stream"] = [[sse("end", {"status": "succeeded"})]]
+    assert shell("logs", "-f", JOB_ID).err == told
+
+
+def test_a_rank_that_a_job_has_not_is_refused(shell: Shell, fake: FakeServer) -> None:
+    job = job_view(status="running", attempts=[{"nodes": ["n1"]}, {"nodes": []}])
+    job["request"]["ranks_per_node"] = 2
+    fake.answers["GET", f"/v1/jobs/{JOB_ID}"] = job
+    fake.answers["GET", LOGS] = {"items": [line("hi", 1)], "next_cursor": None, "is_complete": True}
+    refused = shell("logs", JOB_ID, "--rank", "7")
+    assert refused.code == 2
+    assert "`--rank 7`: job vision/17 has 2 ranks, 0 to 1" in refused.err
+    assert shell("logs", JOB_ID, "--rank", "1").out == "[1] hi\n"
+
+
+def test_a_new_token_says_how_far_it_reaches_and_why(shell: Shell, fake: FakeServer) -> None:
+    made = {"id": "tok_1", "scope": "admin", "project": None, "text": "shl_x"}
+    fake.answers["POST", "/v1/tokens"] = (201, made)
+    given = shell("token", "create", "--user", "vic")
+    assert given.out == "shl_x\n"
+    assert "scope admin, that of your own token: it may do all that vic may" in given.err
+    made["scope"], made["project"] = "viewer", "vision"
+    assert "scope viewer in project vision alone\n" in shell("token", "create", "--scope", "viewer").err
+
+
+def test_names_are_not_cut_in_a_pipe(shell: Shell, fake: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "a-name-that-is-much-longer-than-its-column-in-a-table-of-eighty-columns"
+    fake.answers["GET", "/v1/jobs"] = {"items": [job_view(status="running", name=name)], "next_cursor": None}
+    assert name not in shell("queue").out
+    monkeypatch.delenv("COLUMNS")
+    assert name in shell("queue").out
+
+
+def test_an_attempt_that_another_follows_is_told_with_its_reason(shell: Shell, fake: FakeServer) -> None:
+    job = f"/v1/jobs/job_{1:026d}"
+    fake.answers["GET", job] = job_view(number=1, status="running")
+    exited = {"epoch": 1, "reason": "exit", "exit_code": 3, "message": "n1: rank 0 exited with code 3\nbye"}
+    lost = {"epoch": 2, "reason": "lost", "message": "its supervisor died on n2", "again_in_s": 0.4}
+    fake.streams[f"{job}/logs/stream"] = [
+        [
+            sse("again", {**exited, "again_in_s": 4.9}),
+            sse("again", lost),
+            sse("line", {**line("pip", None), "stream": "s"}),
+            sse("line", {**line("ours", None), "stream": "e"}),
+            sse("end", {"status": "succeeded"}),
+        ]
+    ]
+    result = shell("run", "--", "true")
+    assert "-- attempt 1 failed: n1: rank 0 exited with code 3; again in 5 s\n" in result.err
+    assert "-- attempt 2 lost: its supervisor died on n2\n" in result.err
+    assert result.out == "[setup] pip\n[shoal] ours\n"
+
+
+def test_a_server_that_stays_away_leaves_how_to_follow_again(
+    shell: Shell, fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = f"/v1/jobs/job_{1:026d}"
+    fake.answers["GET", job] = job_view(number=1, status="running")
+    fake.answers["GET", f"{job}/logs/stream"] = fake.problem(503, "server.unreachable", "away")
+    monkeypatch.setattr(Transport, "pauses", lambda *_, **__: iter([True, True]))
+    result = shell("run", "--", "true")
+    assert result.code == 6
+    told = f"-- no answer from {fake.url}; the job runs on; trying again for 60 s\n"
+    assert result.err.count(told) == 1
+    assert "`shoal logs -f vision/1` follows the job again" in result.err
+
+
+def test_why_of_a_job_that_ended_shows_its_attempts(shell: Shell, fake: FakeServer) -> None:
+    began = 1_800_000_100.0
+    tried = {"attempt_id": "att_1", "state": "ended", "queued_at": 0.0, "placed_at": 0.0, "exit_code": None}
+    lost = {**tried, "epoch": 1, "nodes": ["n1", "n2"], "started_at": began, "ended_at": began + 12,
+            "reason": "lost", "message": "its supervisor died on n2"}  # fmt: skip
+    failed = {**tried, "epoch": 2, "nodes": ["n1"], "started_at": began + 20, "ended_at": began + 90,
+              "reason": "oom", "message": "n1: rank 0 ran out of memory\nbye"}  # fmt: skip
+    job = job_view(status="failed", ended_at=began + 90, exit_code=137, failures=1, losses=1)
+    answer = {"job": job, "status": "failed", "explanation": None, "sentence": "vision/17 failed: oom",
+              "attempts": [lost, failed], "max_failures": 3, "checkpoint_dir": "/srv/ckpt"}  # fmt: skip
+    fake.answers["GET", f"/v1/jobs/{JOB_ID}/why"] = answer
+    assert shell("why", JOB_ID).out == (
+        "vision/17 failed: oom\n"
+        "ATTEMPT  NODES  BEGAN           RAN    HOW IT ENDED\n"
+        "1        n1+1   01-15 08:01:40  12s    lost: its supervisor died on n2\n"
+        "2        n1     01-15 08:02:00  1m10s  failed: n1: rank 0 ran out of memory\n"
+        "took 3m10s from submit to end; exit code 137\n"
+        "1 of 3 attempts used; 1 more lost by the cluster, which are not counted\n"
+        "checkpoint: /srv/ckpt\n"
+    )
+    assert shell("why", JOB_ID, "--json").json() == answer
+    answer["status"] = "queued"
+    answer["attempts"] = [{**failed, "ended_at": None, "started_at": None, "state": "queued"}]
+    assert shell("why", JOB_ID).out == "vision/17 failed: oom\n"
 
 
 def test_why_of_a_job_that_runs_is_the_servers_sentence(shell: Shell, fake: FakeServer) -> None:
@@ -366,7 +524,7 @@ def test_queue_asks_for_open_jobs_unless_told_otherwise(shell: Shell, fake: Fake
 def test_a_status_that_is_none_is_named_with_those_there_are(shell: Shell, fake: FakeServer) -> None:
     result = shell("queue", "--status", "faild")
     assert result.code == 2
-    for word in ("faild", "queued", "cancelled", 'Did you mean "failed"?'):
+    for word in ("faild", "queued", "cancelled", "did you mean `failed`?"):
         assert word in result.err
     assert not fake.seen
     assert shell("queue", "--status", "failed", "--status", "running").code == 0

@@ -16,7 +16,7 @@ from shoal.cli import serve, up
 from shoal.cli.daemon import Running, environment, start
 from shoal.client.credentials import LOCAL, Credentials, find_endpoint
 from shoal.errors import SpecError, StateError
-from shoal.home import holder
+from shoal.home import holder, last_port
 from shoal.settings import Settings
 
 
@@ -86,21 +86,32 @@ def test_what_was_logged_in_to_stays_the_server_to_talk_to(tmp_path: Path, is_fi
 
 def test_a_home_keeps_its_port_over_a_clean_end(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path, port=0)
-    with serve.listen(settings, is_fixed=False) as first:
+    first, _ = serve.listen(settings, is_fixed=False)
+    with first:
         port = first.getsockname()[1]
-    serve.announce(replace(settings, port=port), "", is_foreground=False)
+    serve.announce(replace(settings, port=port), "", taken=None, is_foreground=False)
     homes.remove_server_file(tmp_path, os.getpid())
-    with serve.listen(settings, is_fixed=False) as second:
-        assert second.getsockname()[1] == port
-        with serve.listen(settings, is_fixed=False) as third:
-            assert third.getsockname()[1] not in (0, port)
+    second, taken = serve.listen(settings, is_fixed=False)
+    with second:
+        assert (second.getsockname()[1], taken) == (port, None)
+        third, taken = serve.listen(settings, is_fixed=False)
+        with third:
+            other = third.getsockname()[1]
+        assert other not in (0, port)
+        assert taken == port
+    serve.announce(replace(settings, port=other), "", taken=taken, is_foreground=False)
+    assert last_port(tmp_path) == other
+    fourth, taken = serve.listen(settings, is_fixed=False)
+    with fourth:
+        assert (fourth.getsockname()[1], taken) == (port, None)
 
 
-def test_another_port_than_the_usual_one_is_said_unless_it_was_asked_for(tmp_path: Path) -> None:
+def test_only_a_port_that_was_taken_this_time_is_said(tmp_path: Path) -> None:
     homes.write_server_file(tmp_path, {"url": "http://127.0.0.1:5", "pid": 1})
     running = Running("http://127.0.0.1:5", 1, was_running=False)
-    assert list(up.remarks(running)) == ["note: the usual port 7462 was taken; this home keeps 5"]
-    assert list(up.remarks(replace(running, has_fixed_port=True))) == []
+    assert list(up.remarks(running)) == []
+    told = list(up.remarks(replace(running, taken_port=7462)))
+    assert told == ["note: port 7462 was taken; this server has 5 instead"]
 
 
 def test_up_says_when_commands_talk_to_another_server(tmp_path: Path) -> None:

@@ -191,6 +191,22 @@ def test_completion_scripts_name_every_command(shell: Shell, shell_name: str) ->
     assert all(name in result.out for name in COMMANDS)
 
 
+def test_bash_still_completes_files(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").touch()
+    script = shell("completion", "bash").out
+    assert "complete -o bashdefault -o default -F _shoal shoal" in script
+    ask = "COMP_WORDS=(shoal run jo); COMP_CWORD=2; _shoal shoal jo run; echo ${COMPREPLY[@]}"
+    done = subprocess.run(
+        ["bash", "-c", f"{script}\n{ask}"],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=30,
+    )
+    assert done.stdout == "job.yaml\n"
+
+
 def test_a_closed_pipe_is_left_without_a_word(fake: FakeServer, tmp_path: Path) -> None:
     fake.answers["GET", "/v1/jobs"] = {
         "items": [job_view(number=n) for n in range(2000)],

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.cli import show
 from shoal.cli.show import table
-from shoal.cli.text import clean, duration, log_text, one_line, shorten, size, width
+from shoal.cli.text import clean, duration, hanging, log_text, one_line, shorten, size, width, wrapped
 
 
 @pytest.mark.parametrize(
@@ -82,3 +83,33 @@ def test_durations_are_short(seconds: float | None, text: str) -> None:
 @pytest.mark.parametrize(("num", "text"), [(None, "-"), (0, "0 B"), (1536, "1.5 KiB"), (32 << 30, "32 GiB")])
 def test_sizes_are_readable(num: int | None, text: str) -> None:
     assert size(num) == text
+
+
+def test_commands_in_backticks_stay_on_one_line_where_they_fit() -> None:
+    text = "error: nothing here is long but `shoal run --gpus 2 -- python train.py` which is typed"
+    assert hanging(text, 48) == [
+        "error: nothing here is long but",
+        "       `shoal run --gpus 2 -- python train.py`",
+        "       which is typed",
+    ]
+    assert wrapped("`a command that is longer than that`", 20) == [
+        "`a command that is",
+        "longer than that`",
+    ]
+    assert wrapped("", 20) == [""]
+
+
+def test_slow_work_is_told_on_a_terminal_and_wiped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with show.slow_work() as tell:
+        tell("too soon")
+    monkeypatch.setattr(show, "SLOW_S", -1.0)
+    with show.slow_work() as tell:
+        tell("into a pipe")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with show.slow_work() as tell:
+        tell("reading ...")
+        tell("too soon after the last")
+    assert capsys.readouterr().err == "\r\x1b[Kreading ...\r\x1b[K"

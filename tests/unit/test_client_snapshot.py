@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.client import snapshot as snapshots
 from shoal.client.snapshot import take_snapshot
 from shoal.errors import SpecError, TooLarge
 
@@ -139,7 +140,31 @@ def test_too_many_files_are_refused(tmp_path: Path) -> None:
         write(tmp_path, f"many/{number}")
     with pytest.raises(TooLarge) as caught:
         take_snapshot(tmp_path, max_files=10)
-    assert "many (12 files)" in str(caught.value.hint)
+    assert "more than 10 files" in str(caught.value)
+    assert "many (11 files)" in str(caught.value.hint)
+
+
+def test_a_huge_directory_is_told_about_and_not_counted_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(30):
+        write(tmp_path, f"many/{number}")
+    monkeypatch.setattr(snapshots, "TOLD_EVERY", 5)
+    told: list[str] = []
+    with pytest.raises(TooLarge):
+        take_snapshot(tmp_path, max_files=10, progress=told.append)
+    assert told == [f"reading the work directory: {count} files ..." for count in (5, 10)]
+    told.clear()
+    snapshot = take_snapshot(tmp_path, progress=told.append)
+    assert snapshot is not None
+    snapshot.file.close()
+    assert told[-1] == "packing the work directory: 25 of 30 files ..."
+
+
+def test_the_whole_machine_is_no_work_directory() -> None:
+    with pytest.raises(SpecError, match="is the whole machine") as caught:
+        take_snapshot(Path("/"))
+    assert "`--workdir DIR`" in str(caught.value.hint)
 
 
 def test_a_missing_directory_is_named(tmp_path: Path) -> None:

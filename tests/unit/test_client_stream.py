@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shoal.client.connection import Connection
-from shoal.client.stream import follow
+from shoal.client.stream import Reach, follow
 from shoal.errors import NotFound, StoreUnavailable
 from tests.support.fake_server import TOKEN, running_fake, sse
 
@@ -66,3 +66,33 @@ def test_a_server_that_stays_away_ends_the_stream_with_an_error() -> None:
             with pytest.raises(StoreUnavailable) as caught:
                 next(events)
             assert caught.value.exit_code == 6
+
+
+def test_a_server_that_goes_and_comes_is_told_once_each() -> None:
+    told: list[Reach] = []
+    with running_fake() as fake:
+        away = fake.problem(503, "store.unavailable", "away")
+        fake.streams["/s"] = [[sse("line", line("one"), "c1")]]
+        with Connection(fake.url, TOKEN, patience_s=30.0) as shoal:
+            events = follow(shoal.transport, "/s", None, told.append)
+            assert next(events).data["text"] == "one"
+            fake.streams.clear()
+            fake.answers["GET", "/s"] = away
+
+            def come_back(reach: Reach) -> None:
+                fake.streams["/s"] = [[sse("line", line("two"), "c2")]]
+                told.append(reach)
+
+            told_of = follow(shoal.transport, "/s", None, come_back)
+            assert next(told_of).data["text"] == "two"
+    assert told == ["gone", "back"]
+
+
+def test_a_single_cut_is_no_news() -> None:
+    told: list[Reach] = []
+    with running_fake() as fake:
+        fake.streams["/s"] = [[sse("line", line("one"), "c1")], [sse("line", line("two"), "c2")]]
+        with Connection(fake.url, TOKEN) as shoal:
+            events = follow(shoal.transport, "/s", None, told.append)
+            assert [next(events).data["text"] for _ in range(2)] == ["one", "two"]
+    assert told == []

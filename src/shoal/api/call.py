@@ -106,6 +106,8 @@ class Call:
         may = sorted(name for name, role in self.caller.roles.items() if is_at_least(role, Role.MEMBER))
         if len(may) == 1:
             return may[0]
+        if not may and len(self.caller.roles) == 1:
+            authorize(self.caller, Permission.JOB_SUBMIT, next(iter(self.caller.roles)))
         raise SpecError(
             f"which project? You may submit to: {', '.join(may) or 'none yet'}",
             hint=f"add `--project {may[0]}`" if may else "ask a lead: `shoal project add PROJECT YOU`",

@@ -38,7 +38,10 @@ class Followed(msgspec.Struct, frozen=True):
 
 
 async def follow(call: Call, wanted: Followed) -> AsyncIterator[bytes]:
-    """Events `attempt`, `line` and at last `end`; comments in between so that a quiet stream stays open."""
+    """Events `attempt`, `line`, `again` (before the next attempt) and at last `end`.
+
+    Comments in between keep a quiet stream open.
+    """
     follower = _Follower(call, wanted)
     while True:
         chunk, is_over = await follower.turn()
@@ -74,7 +77,7 @@ class _Follower:
         if self._position == before and self._is_finished(attempt, page):
             later = [other for other in attempts if other.epoch > attempt.epoch]
             if later:
-                self._go_to(min(later, key=lambda other: other.epoch))
+                out += self._go_on(attempt, min(later, key=lambda other: other.epoch))
             elif not job.is_open:
                 return out + self._end(job, attempt), True
         if self._position == before and not out:
@@ -144,9 +147,21 @@ class _Follower:
         self._ended_since = now if self._ended_since is None else self._ended_since
         return page.is_complete or now - self._ended_since > LATE_LINES_S
 
-    def _go_to(self, attempt: Attempt) -> None:
-        self._position = Position(attempt.epoch)
+    def _go_on(self, ended: Attempt, following: Attempt) -> bytes:
+        """Turn to the next attempt and tell how the last one ended. A reader who is cut off is told again."""
+        is_waiting = following.state is AttemptState.QUEUED
+        data = {
+            "epoch": ended.epoch,
+            "nodes": list(ended.node_names),
+            "reason": ended.reason.value if ended.reason else None,
+            "exit_code": ended.exit_code,
+            "message": ended.message,
+            "again_in_s": self._core.backoff.remaining_s(following) if is_waiting else None,
+        }
+        told = event("again", data, str(self._position))
+        self._position = Position(following.epoch)
         self._ended_since = None
+        return told
 
     def _end(self, job: Job, attempt: Attempt) -> bytes:
         data = {"status": status_of(job, attempt), "exit_code": job.exit_code, "because": job.because}

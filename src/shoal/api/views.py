@@ -110,10 +110,17 @@ class SubmitView(TypedDict):
 
 
 class WhyView(TypedDict):
+    """`attempts` oldest first; `max_failures` is how many failures end the job; `checkpoint_dir` is a
+    directory of the server's, where an attempt of the job has begun and it keeps checkpoints.
+    """
+
     job: JobView
     status: str
     explanation: ExplanationView | None
     sentence: str
+    attempts: list[AttemptView]
+    max_failures: int
+    checkpoint_dir: str | None
 
 
 class StoppedView(TypedDict):

@@ -17,14 +17,21 @@ ShellName = Annotated[Shell | None, Parameter(help="bash, zsh or fish; the shell
 
 def completion(shell: ShellName = None) -> int:
     """Print a completion script, for example for `source <(shoal completion bash)`."""
-    print(build_app().generate_completion(prog_name="shoal", shell=shell or detect()))
+    chosen = shell or detect()
+    print(with_files(build_app().generate_completion(prog_name="shoal", shell=chosen)))
     return 0
+
+
+def with_files(script: str) -> str:
+    """Where there is nothing of ours to offer, bash offers files: a program's arguments after `--`, say."""
+    return script.replace("complete -F _shoal shoal", "complete -o bashdefault -o default -F _shoal shoal")
 
 
 def install(shell: ShellName = None) -> int:
     """Install completion for this user; says which file was written."""
     chosen = shell or detect()
     place = build_app().install_completion(shell=chosen, add_to_startup=chosen != "fish")
+    place.write_text(with_files(place.read_text(encoding="utf-8")), encoding="utf-8")
     print(f"completion for {chosen} is in {place}; it works in new shells")
     return 0
 

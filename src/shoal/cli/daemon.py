@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.cli.home import adopt_first_token, load_remembered, prepare_home, remember
@@ -31,8 +31,8 @@ class Running:
     pid: int
     was_running: bool
     first_token: str | None = None
-    has_fixed_port: bool = False
-    """Somebody asked for the port, so nobody wonders about it."""
+    taken_port: int | None = None
+    """The port it would have had, where this start found it taken."""
 
 
 class StartFailed(ShoalError):
@@ -56,7 +56,6 @@ def start(flags: dict[str, str | None] | None = None) -> Running:
     """
     settings, options = settings_for(flags or {})
     prepare_home(settings.home)
-    has_fixed_port = "listen" in options
     pid = holder(settings.home)
     if pid is not None:
         _refuse_other_options(settings.home, pid, flags or {})
@@ -64,7 +63,7 @@ def start(flags: dict[str, str | None] | None = None) -> Running:
         remember(settings.home, options)
     with at_work("starting the control plane ..."):
         child = _spawn(settings, options) if pid is None else None
-        return replace(_wait_for(settings.home, child), has_fixed_port=has_fixed_port)
+        return _wait_for(settings.home, child)
 
 
 def _refuse_other_options(home: Path, pid: int, flags: dict[str, str | None]) -> None:
@@ -131,7 +130,8 @@ def _wait_for(home: Path, child: subprocess.Popen[bytes] | None) -> Running:
         server = read_server_file(home)
         pid = child.pid if child else holder(home)
         if server and pid and server.get("pid") == pid:
-            return Running(server["url"], pid, child is None, adopt_first_token(home))
+            taken = server.get("taken_port") if child else None
+            return Running(server["url"], pid, child is None, adopt_first_token(home), taken)
         if child is not None and child.poll() is not None:
             if child.returncode == StateError.exit_code and holder(home) is not None:
                 child = None  # another `shoal up` was faster: wait for that one

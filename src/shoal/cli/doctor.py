@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Iterator
 
 from shoal.cli.checkup import Finding, Level
@@ -10,7 +9,7 @@ from shoal.cli.checkup_machine import MACHINE_CHECKS
 from shoal.cli.checkup_server import SERVER_CHECKS
 from shoal.cli.flags import JsonFlag
 from shoal.cli.show import paint, print_json, screen_columns
-from shoal.cli.text import one_line
+from shoal.cli.text import one_line, wrapped
 
 MARGIN = " " * 20
 
@@ -47,8 +46,3 @@ def lines(finding: Finding) -> list[str]:
         first, *others = wrapped(f"-> {one_line(finding.hint)}", screen_columns() - len(MARGIN) - 3)
         found += [MARGIN + first, *(f"{MARGIN}   {line}" for line in others)]
     return found
-
-
-def wrapped(text: str, columns: int) -> list[str]:
-    """At most `columns` wide; what has no spaces is not cut, so that it can be copied."""
-    return textwrap.wrap(text, columns, break_long_words=False, break_on_hyphens=False) or [""]

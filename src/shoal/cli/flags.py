@@ -12,8 +12,8 @@ from shoal.client.connection import Connection
 
 JsonFlag = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON for machines.")]
 Because = Annotated[str, Parameter(name=["--because", "-m"], help="The reason, for whoever asks later.")]
-JobRef = Annotated[str, Parameter(help="`17`, `PROJECT/17`, `job_...` or a name (its newest job).")]
-JobRefs = Annotated[str, Parameter(help="Each `17`, `PROJECT/17`, `job_...` or a name.")]
+JobRef = Annotated[str, Parameter(help="`17`, `PROJECT/17`, `job_...`, a name (the newest) or `NAME[2]`.")]
+JobRefs = Annotated[str, Parameter(help="Each `17`, `PROJECT/17`, `job_...`, a name or `NAME[2]`.")]
 
 
 def connect() -> Connection:

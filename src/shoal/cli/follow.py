@@ -7,12 +7,12 @@ import time
 from collections import Counter
 from typing import Any
 
-from shoal.cli.logs import print_stream
+from shoal.cli.logs import followed, print_stream
 from shoal.cli.show import note, print_json, print_json_line
 from shoal.cli.text import lines_of, one_line
 from shoal.cli.why import lines as why_lines
 from shoal.client.connection import Connection
-from shoal.client.handles import ArrayHandle, JobHandle
+from shoal.client.handles import ENDED, ArrayHandle, JobHandle
 
 PATIENCE_S = 1.0
 """A job that waits longer than this is explained."""
@@ -31,7 +31,7 @@ def follow_job(shoal: Connection, job: JobHandle, *, json: bool) -> int:
         if json:
             print_json_line({"event": "submitted", "ref": job.ref, "job_id": job.job_id})
         _explain_wait(shoal, job)
-        end = print_stream(shoal.follow_logs(job.job_id), timestamps=False, json=json)
+        end = print_stream(followed(shoal, job.job_id, ref), timestamps=False, json=json)
     except KeyboardInterrupt:
         note(f"\ndetached; {ref} goes on: `shoal logs -f {ref}` follows it, `shoal stop {ref}` stops it")
         return INTERRUPTED
@@ -68,13 +68,14 @@ def exit_code(end: dict[str, Any]) -> int:
 def follow_array(array: ArrayHandle, *, json: bool) -> int:
     """Print progress until every element has ended; 0 if all succeeded. Ctrl-C detaches."""
     name = one_line(array.jobs[0].name)
-    note(f"-- {name}: {array.count} jobs submitted, from {one_line(array.jobs[0].ref)}")
+    first = array.jobs[0]
+    look = f"`shoal logs '{name}[{first.data['array']['index']}]'` shows the output of one"
+    note(f"-- {name}: {array.count} jobs submitted, from {one_line(first.ref)}; {look}")
     shown = ""
     try:
         while True:
             jobs = array.all()
-            counts = Counter(job.status for job in jobs)
-            line = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+            line = progress_of(jobs, array.count)
             if line != shown:
                 _progress(f"-- {line}")
             shown = line
@@ -94,6 +95,14 @@ def follow_array(array: ArrayHandle, *, json: bool) -> int:
     for line in failures(name, unwell):
         note(line)
     return 1 if unwell else 0
+
+
+def progress_of(jobs: list[JobHandle], count: int) -> str:
+    """`3 of 6 done, 1 failed, 2 running`: what is not done waits, unless it is said."""
+    counts = Counter(job.status for job in jobs)
+    done = sum(counts[status] for status in ENDED)
+    others = [s for s in ("failed", "cancelled", "running", "starting", "stopping") if counts[s]]
+    return ", ".join([f"{done} of {count} done", *(f"{counts[status]} {status}" for status in others)])
 
 
 def failures(name: str, unwell: list[JobHandle]) -> list[str]:

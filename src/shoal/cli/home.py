@@ -20,6 +20,7 @@ from shoal.errors import SpecError, StateError
 from shoal.home import LOCK, PORT
 
 REMEMBERED = "options.json"
+OWN_PORT = "own-port"
 
 
 def prepare_home(home: Path) -> None:
@@ -81,8 +82,17 @@ def write_server_file(home: Path, facts: dict[str, Any]) -> None:
 
 
 def remember_port(home: Path, port: int) -> None:
-    """For the next start: scripts and other terminals know this one."""
+    """For clients: the port it listens on now. The first one ever stays the home's own."""
     write_private(home / PORT, f"{port}\n")
+    if own_port(home) is None:
+        write_private(home / OWN_PORT, f"{port}\n")
+
+
+def own_port(home: Path) -> int | None:
+    """The port that this home's control plane listens on whenever it is free; None before the first time."""
+    with contextlib.suppress(OSError, ValueError):
+        return int((home / OWN_PORT).read_text(encoding="ascii"))
+    return None
 
 
 def remove_server_file(home: Path, pid: int) -> None:

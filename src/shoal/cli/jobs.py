@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from shoal.cli.flags import JobRefs, JsonFlag, connect, one_job
+from shoal.cli.flags import JobRefs, JsonFlag, connect
 from shoal.cli.show import print_error, print_json
 from shoal.cli.text import in_one_breath, one_line
 from shoal.client.handles import JobHandle
@@ -51,11 +51,14 @@ def after_stop(job: JobHandle) -> str:
 
 
 def retry(*jobs: JobRefs, json: JsonFlag = False) -> int:
-    """Queue a new attempt of jobs that have ended."""
+    """Queue a new attempt of jobs that have ended.
+
+    The name of an array retries every element that failed or was cancelled.
+    """
     if not jobs:
         raise SpecError("no job named", hint="`shoal retry JOB`")
     with connect() as shoal:
-        done, code = _each(lambda ref: [shoal.retry(one_job(shoal, ref))], jobs)
+        done, code = _each(shoal.retry_all, jobs)
     if json:
         print_json([job.data for job in done])
         return code

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from shoal.cli.flags import JobRef, JsonFlag, connect, one_job
 from shoal.cli.show import note, print_json_line
-from shoal.cli.text import log_text, one_line
-from shoal.client.stream import StreamEvent
+from shoal.cli.text import lines_of, log_text, one_line
+from shoal.client.connection import Connection
+from shoal.client.stream import Reach, StreamEvent
+from shoal.errors import ServerUnreachable, SpecError
+
+ENDINGS = {
+    **dict.fromkeys(("exit", "signal", "oom", "setup", "time_limit"), "failed"),
+    "fenced": "lost",
+    "preempted": "gave way",
+}
+"""Of `EndReason`, for people; the others are words already."""
 
 
 def logs(
@@ -31,13 +40,50 @@ def logs(
     The name of an array stands for its newest element.
     """
     with connect() as shoal:
-        job = one_job(shoal, job)
+        ref, job = job, one_job(shoal, job)
+        if follow or rank is not None:
+            check(shoal.job_data(job), rank, is_followed=follow)
         if follow and attempt is None:
-            print_stream(shoal.follow_logs(job, rank=rank, tail=tail), timestamps=timestamps, json=json)
+            told = followed(shoal, job, one_line(ref), rank=rank, tail=tail)
+            print_stream(told, timestamps=timestamps, json=json)
             return 0
+        is_empty = True
         for line in shoal.logs(job, rank=rank, attempt=attempt, tail=tail):
             print_line(line, timestamps=timestamps, json=json)
+            is_empty = False
+        if is_empty and rank is None:
+            check(shoal.job_data(job), None, is_followed=True)
     return 0
+
+
+def check(job: dict[str, Any], rank: int | None, *, is_followed: bool) -> None:
+    """`SpecError` for a rank that the job has not; a word where it has written nothing because it waits."""
+    request, ref = job.get("request") or {}, one_line(job["ref"])
+    nodes = [len(attempt["nodes"]) for attempt in job.get("attempts") or () if attempt["nodes"]]
+    ranks = max(nodes, default=request.get("max_nodes") or 1) * (request.get("ranks_per_node") or 1)
+    if rank is not None and not 0 <= rank < ranks:
+        has = f"{ranks} ranks, 0 to {ranks - 1}" if ranks > 1 else "one rank, 0"
+        raise SpecError(f"`--rank {rank}`: job {ref} has {has}", hint=f"`shoal logs {ref}` shows all of them")
+    if is_followed and job["status"] == "queued":
+        note(f"-- {ref} waits and has not begun: `shoal why {ref}` says for what")
+
+
+def followed(
+    shoal: Connection, job_id: str, ref: str, *, rank: int | None = None, tail: int | None = None
+) -> Iterator[StreamEvent]:
+    """What happens to a job; a server that goes, and one that stays away, are told beside it."""
+
+    def tell(reach: Reach) -> None:
+        url, wait_s = one_line(shoal.transport.endpoint.url), f"{shoal.patience_s:g}"
+        gone = f"-- no answer from {url}; the job runs on; trying again for {wait_s} s"
+        note(f"-- {url} answers again" if reach == "back" else gone)
+
+    try:
+        yield from shoal.follow_logs(job_id, rank=rank, tail=tail, on_change=tell)
+    except ServerUnreachable as error:
+        raise ServerUnreachable(
+            error.message, hint=f"{error.hint}; `shoal logs -f {ref}` follows the job again"
+        ) from error
 
 
 def print_stream(events: Iterable[StreamEvent], *, timestamps: bool, json: bool) -> dict[str, Any]:
@@ -49,6 +95,8 @@ def print_stream(events: Iterable[StreamEvent], *, timestamps: bool, json: bool)
             print_json_line({"event": event.kind, **event.data})
         elif event.kind == "attempt":
             note(attempt_text(event.data))
+        elif event.kind == "again":
+            note(again_text(event.data))
         if event.kind == "end":
             return dict(event.data)
     return {}
@@ -61,12 +109,29 @@ def attempt_text(data: dict[str, Any]) -> str:
     return f"-- {word} on {shown}" if shown else f"-- {word}"
 
 
+def again_text(data: dict[str, Any]) -> str:
+    """How an attempt ended that another one follows, and when that comes."""
+    told = f"-- attempt {data.get('epoch')} {ending_of(data)}"
+    wait_s = data.get("again_in_s")
+    return f"{told}; again in {wait_s:.0f} s" if wait_s and wait_s >= 1 else told
+
+
+def ending_of(attempt: dict[str, Any]) -> str:
+    """`failed: rank 0 exited with code 3`: how an attempt ended, on one line."""
+    reason = str(attempt.get("reason") or "ended")
+    word = ENDINGS.get(reason, reason.replace("_", " "))
+    because = next(iter(lines_of(attempt.get("message") or "")), "")
+    if not because and attempt.get("exit_code"):
+        because = f"exit code {attempt['exit_code']}"
+    return f"{word}: {because}" if because else word
+
+
 def print_line(line: dict[str, Any], *, timestamps: bool, json: bool) -> None:
     if json:
         print_json_line(line)
         return
     when = f"{clock_text(line['at'])} " if timestamps else ""
-    who = "shoal" if line.get("rank") is None else str(line["rank"])
+    who = str(line["rank"]) if line.get("rank") is not None else "setup" if line["stream"] == "s" else "shoal"
     print(f"{when}[{who}] {log_text(line.get('text') or '')}", flush=True)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal import __version__
-from shoal.cli.quick import read_run
+from shoal.cli.quick import name_stdin, read_run
 
 COMMANDS = {
     "up": ("up:up", "Start the control plane of this machine in the background."),
@@ -112,6 +112,7 @@ def _dispatch(argv: list[str]) -> int:
     head, tail = argv, []
     if "--" in argv:
         head, tail = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
+    head = name_stdin(head)
     from cyclopts import CycloptsError
 
     from shoal.errors import SpecError
@@ -121,7 +122,9 @@ def _dispatch(argv: list[str]) -> int:
         command, bound, extra = app.parse_args(head or ["--help"], exit_on_error=False, print_error=False)
     except CycloptsError as error:
         known = head[0] if head and head[0] in COMMANDS else None
-        told = " ".join(str(error).split())
+        from shoal.cli.parse_words import plain
+
+        told = plain(" ".join(str(error).split()), head)
         if known == "run" and not tail and len(head) > 1 and not head[1].startswith("-"):
             program = " ".join(head[1:])
             raise SpecError("a program comes after `--`", hint=f"shoal run -- {program}") from error

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from shoal.cli.flags import JsonFlag, connect
-from shoal.cli.show import print_json, screen_columns, table
+from shoal.cli.show import is_bounded, print_json, screen_columns, table
 from shoal.cli.text import duration, in_one_breath, one_line, shorten
 from shoal.client.connection import Connection
 from shoal.errors import ShoalError
@@ -74,7 +74,7 @@ def row(job: dict[str, Any], now: float, reason: str) -> tuple[str, ...]:
     return (
         job["ref"],
         name_of(job),
-        shorten(one_line(job.get("owner") or ""), 8),
+        fitting(job.get("owner") or "", 8),
         job["status"],
         duration(now - job["submitted_at"]),
         nodes_of(job),
@@ -86,7 +86,12 @@ def name_of(job: dict[str, Any]) -> str:
     """Its name, with its index where it is an element of an array."""
     array = job.get("array")
     index = f"[{array['index']}]" if array else ""
-    return shorten(one_line(job.get("name") or ""), NAME_COLUMNS - len(index)) + index
+    return fitting(job.get("name") or "", NAME_COLUMNS - len(index)) + index
+
+
+def fitting(text: str, columns: int) -> str:
+    """On one line, and on a screen no wider than its column."""
+    return shorten(one_line(text), columns) if is_bounded() else one_line(text)
 
 
 def nodes_of(job: dict[str, Any]) -> str:
@@ -96,7 +101,7 @@ def nodes_of(job: dict[str, Any]) -> str:
         asked = (job.get("request") or {}).get("nodes")
         return f"({asked})" if asked else "-"
     more = f"+{len(names) - 1}" if len(names) > 1 else ""
-    return shorten(one_line(names[0]), 12) + more
+    return fitting(names[0], 12) + more
 
 
 def explanations(shoal: Connection, jobs: list[dict[str, Any]]) -> dict[str, str]:

@@ -29,6 +29,10 @@ ONCE = {
 }
 
 
+STDIN = "/dev/stdin"
+"""What `-` stands for: the tree takes a lone dash for an option."""
+
+
 class Typed(NamedTuple):
     """A `shoal run` without a job file: flags by the spec's names, as text, and the program's words."""
 
@@ -61,3 +65,15 @@ def read_run(argv: list[str]) -> Typed | None:
         else:
             return None
     return Typed(flags, tuple(argv[end + 1 :]), "--detach" in switches, "--json" in switches)
+
+
+def name_stdin(head: list[str]) -> list[str]:
+    """`shoal run` with the `-` that stands for a job file on standard input spelled out."""
+    if head[:1] != ["run"]:
+        return head
+    takes_value = {*ONCE, *REPEATED, *SHORT} - {"-d"}
+    before = ["", *head[:-1]]
+    return [
+        STDIN if word == "-" and last not in takes_value else word
+        for last, word in zip(before, head, strict=True)
+    ]

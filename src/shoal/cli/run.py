@@ -10,13 +10,15 @@ from cyclopts import Parameter
 
 from shoal.cli.flags import JsonFlag
 from shoal.cli.job_flags import NO_FLAGS, JobFlags
-from shoal.cli.submit import command_line, filled, follow, is_served, start_server, submit_flags
+from shoal.cli.quick import STDIN
+from shoal.cli.show import slow_work
+from shoal.cli.submit import command_line, filled, follow, is_served, remark, start_server, submit_flags
 from shoal.cli.text import one_line
 from shoal.errors import SpecError
 
 
 def run(
-    file: Annotated[str | None, Parameter(help="A job file (YAML), or `-` for standard input.")] = None,
+    file: Annotated[Path | None, Parameter(help="A job file (YAML), or `-` for standard input.")] = None,
     /,
     *,
     flags: JobFlags = NO_FLAGS,
@@ -37,7 +39,7 @@ def run(
     """
     if file is None:
         return submit_flags(flags.given(), program, detach=detach, json=json)
-    return submit_file(file, flags.given(), program, detach=detach, json=json)
+    return submit_file(str(file), flags.given(), program, detach=detach, json=json)
 
 
 def submit_file(
@@ -50,7 +52,7 @@ def submit_file(
     told = {**flags, "env": tuple(filled(pair) for pair in flags.get("env", ()))}
     if program:
         told["run"] = command_line(program)
-    if file == "-":
+    if file == STDIN:
         spec = read_job(sys.stdin.buffer.read(2 << 20), "standard input", told)
     elif not Path(file).exists() and Path(file).suffix not in (".yaml", ".yml"):
         raise SpecError(
@@ -60,7 +62,10 @@ def submit_file(
         spec = load_job(file, told)
     if not is_served():
         start_server()
-    is_from_file = file != "-" and "workdir" not in flags
+    is_from_file = file != STDIN and "workdir" not in flags
     base = Path(file).absolute().parent if is_from_file else Path.cwd()
     with Shoal() as shoal:
-        return follow(shoal, shoal.submit_spec(spec, base), detach=detach, json=json)
+        with slow_work() as shoal.on_progress:
+            submitted = shoal.submit_spec(spec, base)
+        remark(spec.run, submitted, spec.env)
+        return follow(shoal, submitted, detach=detach, json=json)

@@ -20,6 +20,7 @@ from shoal.api.server import open_socket, serve
 from shoal.cli.home import (
     adopt_first_token,
     hold,
+    own_port,
     prepare_home,
     remember_port,
     remove_server_file,
@@ -58,10 +59,10 @@ def _run(*, is_foreground: bool) -> None:
     prepare_home(settings.home)
     with hold(settings.home):
         configure_log(None if is_foreground else settings.log_file)
-        listener = listen(settings, is_fixed=bool(os.environ.get("SHOAL_LISTEN")))
+        listener, taken = listen(settings, is_fixed=bool(os.environ.get("SHOAL_LISTEN")))
         # The port is known before the control plane opens: supervisors are told it with their orders.
         settings = replace(settings, port=listener.getsockname()[1])
-        on_ready = partial(announce, settings, is_foreground=is_foreground)
+        on_ready = partial(announce, settings, taken=taken, is_foreground=is_foreground)
         try:
             anyio.run(_serve, settings, listener, on_ready, backend_options={"use_uvloop": True})
         finally:
@@ -73,20 +74,26 @@ async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable
         await serve(settings, plane, listener=listener, on_ready=on_ready)
 
 
-def listen(settings: Settings, *, is_fixed: bool) -> socket.socket:
-    """A listening socket. Where no port was asked for: the last one, else the default, else any."""
+def listen(settings: Settings, *, is_fixed: bool) -> tuple[socket.socket, int | None]:
+    """A listening socket, and the first port tried for it that was taken.
+
+    Where no port was asked for: this home's own, else the last one, else the default, else any.
+    """
     if is_fixed and settings.port:
-        return open_socket(settings)
-    for port in (last_port(settings.home), settings.port):
-        with contextlib.suppress(StateError):
-            if port:
-                return open_socket(replace(settings, port=port))
-    return open_socket(replace(settings, port=0))
+        return open_socket(settings), None
+    taken = None
+    for port in (own_port(settings.home), last_port(settings.home), settings.port):
+        if port:
+            with contextlib.suppress(StateError):
+                return open_socket(replace(settings, port=port)), taken
+            taken = taken or port
+    return open_socket(replace(settings, port=0)), taken
 
 
-def announce(settings: Settings, url: str, *, is_foreground: bool) -> None:
+def announce(settings: Settings, url: str, *, taken: int | None, is_foreground: bool) -> None:
     """It answers: tell clients and supervisors where."""
-    facts: dict[str, str | int] = {"url": settings.url, "pid": os.getpid()}
+    facts: dict[str, str | int | None] = {"url": settings.url, "pid": os.getpid()}
+    facts |= {"path": os.environ.get("PATH", os.defpath), "taken_port": taken}
     if settings.tls_cert:
         facts["tls_cert"] = str(settings.tls_cert)
     write_server_file(settings.home, facts)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from shoal.cli.text import one_line, shorten, width
+from shoal.cli.text import hanging, one_line, shorten, width
 from shoal.errors import ShoalError, SpecError
 
 COLOURS = {
@@ -22,12 +23,21 @@ COLOURS = {
     "cancelled": "2",
 }  # fmt: skip
 
+UNBOUNDED = 1 << 20
+SLOW_S = 2.0
+REDRAW_S = 0.2
+
 
 def screen_columns() -> int:
     """`COLUMNS`, else the terminal's width, else 80; a pipe gets 80 too unless `COLUMNS` says otherwise."""
     import shutil  # only tables and events need it
 
     return max(40, shutil.get_terminal_size((80, 24)).columns)
+
+
+def is_bounded() -> bool:
+    """Whether a table must fit somewhere: in a pipe that did not say how wide it is, nothing is cut."""
+    return sys.stdout.isatty() or bool(os.environ.get("COLUMNS"))
 
 
 def has_colour() -> bool:
@@ -55,7 +65,8 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, elastic: st
     cells = [[one_line(cell) for cell in row] for row in rows]
     widths = [max([width(head), *(width(row[i]) for row in cells)]) for i, head in enumerate(heads)]
     bend = list(heads).index(elastic)
-    over = sum(widths) + 2 * (len(widths) - 1) - screen_columns()
+    columns = screen_columns() if is_bounded() else UNBOUNDED
+    over = sum(widths) + 2 * (len(widths) - 1) - columns
     if over > 0:
         widths[bend] = max(len(elastic), widths[bend] - over)
     lines = ["  ".join(head.ljust(widths[i]) for i, head in enumerate(heads)).rstrip()]
@@ -66,7 +77,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, elastic: st
             filled = short + " " * (widths[i] - width(short)) if i < len(row) - 1 else short
             padded.append(paint(cell, filled))
         lines.append("  ".join(padded).rstrip())
-    return "\n".join(shorten(line, screen_columns()) if "\x1b" not in line else line for line in lines)
+    return "\n".join(shorten(line, columns) if "\x1b" not in line else line for line in lines)
 
 
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, elastic: str) -> None:
@@ -74,8 +85,15 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, elast
 
 
 def note(text: str) -> None:
-    """A word to the person, beside the data: standard error."""
+    """A word to the person, beside the data: standard error. On a terminal, wrapped at words."""
+    if sys.stderr.isatty():
+        text = "\n".join(folded(line) for line in text.split("\n"))
     print(text, file=sys.stderr, flush=True)
+
+
+def folded(line: str) -> str:
+    """One of our own lines as many as the screen needs. A program's words, far in, stay as they are."""
+    return line if line.startswith("     ") else "\n".join(hanging(line, screen_columns()))
 
 
 @contextmanager
@@ -89,6 +107,25 @@ def at_work(text: str) -> Iterator[None]:
         yield
     finally:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def slow_work() -> Iterator[Callable[[str], None]]:
+    """Give a function that says what is being done: shown on a terminal once it has taken `SLOW_S`."""
+    begun = time.monotonic()
+    shown = [0.0]
+
+    def tell(text: str) -> None:
+        now = time.monotonic()
+        if now - begun > SLOW_S and now - shown[0] > REDRAW_S and sys.stderr.isatty():
+            shown[0] = now
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield tell
+    finally:
+        if shown[0]:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def print_error(error: ShoalError) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,28 @@ def submit_flags(flags: dict[str, Any], program: tuple[str, ...], *, detach: boo
         spec_from_flags(**told)
         start_server()
     workdir = str(told.get("workdir", HERE))
+    from shoal.cli.show import slow_work
+
     with Connection() as shoal:
-        submitted = shoal.send(
-            {"flags": told},
-            workdir=Path.cwd() / workdir if workdir else None,
-            secrets=told.get("secrets", ()),
-        )
+        with slow_work() as shoal.on_progress:
+            submitted = shoal.send(
+                {"flags": told},
+                workdir=Path.cwd() / workdir if workdir else None,
+                secrets=told.get("secrets", ()),
+            )
+        remark(told["run"], submitted, dict(pair.split("=", 1) for pair in told.get("env", ())))
         return follow(shoal, submitted, detach=detach, json=json)
+
+
+def remark(run: str, submitted: JobHandle | ArrayHandle, own_env: Mapping[str, str]) -> None:
+    """Say what its owner may not expect of a job that was just accepted."""
+    from shoal.cli.remarks import about
+    from shoal.cli.show import note
+
+    job = submitted if isinstance(submitted, JobHandle) else submitted.jobs[0]
+    home = None if is_elsewhere(home_from_env()) else home_from_env()
+    for text in about(run, job.data, os.environ, home, own_env):
+        note(text)
 
 
 def command_line(program: tuple[str, ...]) -> str:
@@ -59,9 +75,14 @@ def filled(pair: str) -> str:
 def is_served() -> bool:
     """Whether there is a server to talk to, as far as this machine can tell: another's is taken on trust."""
     home = home_from_env()
-    if os.environ.get("SHOAL_URL") or (Credentials(home).load()["current"] or LOCAL) != LOCAL:
+    if is_elsewhere(home):
         return True
     return holder(home) is not None and read_server_file(home) is not None
+
+
+def is_elsewhere(home: Path) -> bool:
+    """Whether commands talk to another server than this home's."""
+    return bool(os.environ.get("SHOAL_URL")) or (Credentials(home).load()["current"] or LOCAL) != LOCAL
 
 
 def start_server() -> None:

@@ -23,6 +23,9 @@ CONTROL = re.compile(
 )
 """C0 but tab and newline, DEL, C1, marks that reorder or hide text, lone surrogates."""
 
+PIECE = re.compile(r"(?:`[^`]*`|[^\s`]|`)+")
+LEAD = re.compile(r"(?:error|hint|note|waiting): |-- +(?:waiting: |hint: )?| +")
+
 
 def clean(text: object) -> str:
     """`text` with every terminal control removed; tabs and newlines stay."""
@@ -70,6 +73,30 @@ def shorten(text: str, columns: int) -> str:
             break
         kept += char
     return kept + "~" if columns > 0 else ""
+
+
+def wrapped(text: str, columns: int) -> list[str]:
+    """At most `columns` wide. A command in backticks stays on one line where it fits on one, and what has no
+    spaces is not cut: both can be copied.
+    """
+    lines: list[str] = []
+    for piece in PIECE.findall(text):
+        for word in [piece] if width(piece) <= columns else piece.split(" "):
+            if lines and width(lines[-1]) + 1 + width(word) <= columns:
+                lines[-1] += f" {word}"
+            else:
+                lines.append(word)
+    return lines or [""]
+
+
+def hanging(text: str, columns: int) -> list[str]:
+    """`wrapped`, with what follows `error: `, `hint: `, `note: `, `-- ` or an indent under each other."""
+    if width(text) <= columns:
+        return [text]
+    first = LEAD.match(text)
+    lead = first.group() if first else ""
+    head, *others = wrapped(text[len(lead) :], columns - len(lead))
+    return [lead + head, *(" " * len(lead) + line for line in others)]
 
 
 def duration(seconds: float | None) -> str:

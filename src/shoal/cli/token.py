@@ -60,8 +60,20 @@ def create(
         print_json(made)
         return 0
     print(made["text"])
+    note(reach(made, user, is_chosen=scope is not None))
     note("shown this once; use it with `shoal login URL`, or as SHOAL_TOKEN")
     return 0
+
+
+def reach(made: dict[str, Any], user: str | None, *, is_chosen: bool) -> str:
+    """What the token is good for, and why that much."""
+    where = f" in project {one_line(made['project'])} alone" if made.get("project") else ""
+    told = f"scope {made['scope']}{where}"
+    if is_chosen:
+        return told
+    whose = f"all that {one_line(user)} may" if user else "all that you may"
+    most = whose if made["scope"] == "admin" else f"{whose}, and no more than {made['scope']}"
+    return f"{told}, that of your own token: it may do {most}; `--scope viewer` would only look"
 
 
 @app.command

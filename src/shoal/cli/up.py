@@ -19,7 +19,6 @@ from shoal.client.credentials import env_for_home, find_endpoint
 from shoal.client.handles import JobHandle
 from shoal.errors import StateError
 from shoal.home import holder, home_from_env
-from shoal.settings import DEFAULT_PORT
 
 OPEN = ("queued", "starting", "running", "stopping")
 
@@ -100,9 +99,9 @@ def announce(running: daemon.Running) -> None:
 
 def remarks(running: daemon.Running) -> Iterator[str]:
     """What may surprise: another port than the usual one, and commands that talk to another server."""
-    port = urlsplit(running.url).port
-    if port != DEFAULT_PORT and not running.has_fixed_port:
-        yield f"note: the usual port {DEFAULT_PORT} was taken; this home keeps {port}"
+    if running.taken_port is not None:
+        port = urlsplit(running.url).port
+        yield f"note: port {running.taken_port} was taken; this server has {port} instead"
     there = find_endpoint()
     if there.url != running.url:
         turn = "`unset SHOAL_URL`" if there.chosen_by == "SHOAL_URL" else "`shoal login local`"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from typing import Any
 
 from shoal.cli.flags import JobRef, JsonFlag, connect, one_job
-from shoal.cli.show import print_json
-from shoal.cli.text import lines_of, one_line
+from shoal.cli.logs import ending_of
+from shoal.cli.queue import nodes_of
+from shoal.cli.show import folded, print_json, table
+from shoal.cli.text import duration, lines_of, one_line
 
 
 def why(job: JobRef, *, json: JsonFlag = False) -> int:
@@ -19,7 +23,8 @@ def why(job: JobRef, *, json: JsonFlag = False) -> int:
     if json:
         print_json(told)
     else:
-        print("\n".join(lines(told)))
+        found = [folded(line) if sys.stdout.isatty() else line for line in lines(told)]
+        print("\n".join([*found, *history(told)]))
     return 0
 
 
@@ -33,3 +38,35 @@ def lines(told: dict[str, Any]) -> list[str]:
     if explanation.get("hint"):
         found.append(f"hint: {one_line(explanation['hint'])}")
     return found
+
+
+def history(told: dict[str, Any]) -> list[str]:
+    """Its attempts so far and what they came to; nothing while the first one waits."""
+    job, attempts = told.get("job") or {}, told.get("attempts") or []
+    if not attempts or (told["status"] == "queued" and len(attempts) == 1):
+        return []
+    heads = ("ATTEMPT", "NODES", "BEGAN", "RAN", "HOW IT ENDED")
+    found = table(heads, [_row(attempt) for attempt in attempts], elastic=heads[-1]).splitlines()
+    if job.get("ended_at"):
+        code = job.get("exit_code")
+        took = duration(job["ended_at"] - job["submitted_at"])
+        found.append(f"took {took} from submit to end" + (f"; exit code {code}" if code is not None else ""))
+    if told["status"] == "failed" and told["max_failures"] > 1:
+        used, lost = job["failures"], job["losses"]
+        more = f"; {lost} more lost by the cluster, which are not counted" if lost else ""
+        found.append(f"{used} of {told['max_failures']} attempts used{more}")
+    if told.get("checkpoint_dir"):
+        found.append(f"checkpoint: {one_line(told['checkpoint_dir'])}")
+    return found
+
+
+def _row(attempt: dict[str, Any]) -> tuple[str, ...]:
+    began, ended = attempt.get("started_at"), attempt.get("ended_at")
+    until = ended if ended is not None else time.time()
+    return (
+        str(attempt["epoch"]),
+        nodes_of(attempt),
+        "-" if began is None else time.strftime("%m-%d %H:%M:%S", time.localtime(began)),
+        "-" if began is None else duration(until - began),
+        ending_of(attempt) if ended is not None else str(attempt["state"]),
+    )

@@ -6,7 +6,7 @@ Kept apart from `sdk`, which reads specs: what `spec` imports, `shoal queue` nee
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -14,10 +14,10 @@ from typing import Any, Self
 from shoal.client.credentials import Endpoint, endpoint_at, find_endpoint
 from shoal.client.handles import ArrayHandle, JobHandle
 from shoal.client.people import Projects, Tokens, Users, items_of
-from shoal.client.stream import StreamEvent, follow
+from shoal.client.stream import Reach, StreamEvent, follow
 from shoal.client.submission import project_of, send
 from shoal.client.transport import Transport, path_of
-from shoal.errors import NotFound, SpecError
+from shoal.errors import NotFound, SpecError, StateError
 from shoal.home import home_from_env
 
 JobData = dict[str, Any]
@@ -56,7 +56,10 @@ class Connection:
             return endpoint_at(url.rstrip("/"), token, home_from_env(env)) if url else find_endpoint(env)
 
         self.env = env
+        self.patience_s = patience_s
         self.transport = Transport(locate, patience_s=patience_s)
+        self.on_progress: Callable[[str], None] | None = None
+        """Told what a submit does that may take time: reading, packing, sending the work directory."""
         self.users = Users(self.transport)
         self.projects = Projects(self.transport)
         self.tokens = Tokens(self.transport)
@@ -80,7 +83,15 @@ class Connection:
         `secrets` are names; their values come from the environment.
         """
         with naming(project_of(asked)):
-            answer = send(self.transport, asked, workdir=workdir, secrets=secrets, env=self.env, key=key)
+            answer = send(
+                self.transport,
+                asked,
+                workdir=workdir,
+                secrets=secrets,
+                env=self.env,
+                key=key,
+                progress=self.on_progress,
+            )
         jobs = [JobHandle(self, job, was_repeated=bool(answer.get("was_repeated"))) for job in answer["jobs"]]
         if answer.get("array_id") is None:
             return jobs[0]
@@ -160,6 +171,25 @@ class Connection:
         elements = sorted(self.jobs(array=array_id), key=lambda job: int(job["number"]))
         return [JobHandle(self, job) for job in elements]
 
+    def retry_all(self, ref: str) -> list[JobHandle]:
+        """A new attempt of the job that `ref` names; of an array, of every element that did not succeed.
+
+        `StateError` where an array has no such element.
+        """
+        if ref.startswith("job_"):
+            return [self.retry(ref)]
+        job, array_id = self.find(ref)
+        if array_id is None:
+            return [self.retry(str(job["job_id"]))]
+        elements = sorted(self.jobs(array=array_id), key=lambda job: int(job["number"]))
+        unwell = [str(job["job_id"]) for job in elements if job["status"] in ("failed", "cancelled")]
+        if not unwell:
+            raise StateError(
+                f"no element of array `{ref}` has failed or was cancelled",
+                hint=f"see them with `shoal queue --all --name {job['name']}`",
+            )
+        return [self.retry(job_id) for job_id in unwell]
+
     def retry(self, ref: str) -> JobHandle:
         """A new attempt of a job that has ended."""
         return JobHandle(self, self.transport.call("POST", path_of("jobs", self.job_id(ref), "retry")))
@@ -198,11 +228,19 @@ class Connection:
             cursor = page["next_cursor"]
 
     def follow_logs(
-        self, ref: str, *, rank: int | None = None, tail: int | None = None
+        self,
+        ref: str,
+        *,
+        rank: int | None = None,
+        tail: int | None = None,
+        on_change: Callable[[Reach], None] | None = None,
     ) -> Iterator[StreamEvent]:
-        """`line`, `attempt` and finally one `end` event, through restarts of the server."""
+        """`line`, `attempt`, `again` and finally one `end` event, through restarts of the server.
+
+        `on_change` hears when the server goes and when it answers again.
+        """
         path = path_of("jobs", self.job_id(ref), "logs", "stream")
-        for event in follow(self.transport, path, {"rank": rank, "tail": tail}):
+        for event in follow(self.transport, path, {"rank": rank, "tail": tail}, on_change):
             yield event
             if event.kind == "end":
                 return

@@ -14,7 +14,7 @@ import subprocess
 import tarfile
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -22,6 +22,7 @@ from shoal.errors import SpecError, TooLarge
 
 MAX_BYTES = 256 << 20
 MAX_FILES = 20_000
+TOLD_EVERY = 500
 SKIPPED = frozenset({".git", ".venv", "__pycache__", "node_modules"})
 
 
@@ -34,21 +35,45 @@ class Snapshot(NamedTuple):
     file: IO[bytes]
 
 
+Progress = Callable[[str], None]
+"""Told now and then what is being done, in words."""
+
+
 def take_snapshot(
-    workdir: Path, *, max_bytes: int = MAX_BYTES, max_files: int = MAX_FILES
+    workdir: Path,
+    *,
+    max_bytes: int = MAX_BYTES,
+    max_files: int = MAX_FILES,
+    progress: Progress | None = None,
 ) -> Snapshot | None:
-    """Pack `workdir`; None when there is nothing in it. Raises `SpecError` or `TooLarge`."""
+    """Pack `workdir`; None when there is nothing in it. Raises `SpecError` or `TooLarge`.
+
+    Looks at few more files than `max_files`, however many there are.
+    """
+    tell = progress or (lambda _: None)
     root = workdir.resolve()
     if not root.is_dir():
         raise SpecError(f"workdir `{workdir}` is not a directory", hint="name one with `--workdir DIR`")
-    entries = list(_entries(root))
-    _refuse_excess(root, entries, max_bytes, max_files)
+    if root == root.parent:
+        raise SpecError(
+            f"workdir `{root}` is the whole machine",
+            hint="go to the folder of your program, name it with `--workdir DIR`, or send none with "
+            "`--workdir ''`",
+        )
+    entries: list[tuple[str, os.stat_result]] = []
+    for entry in _entries(root, max_files, tell):
+        entries.append(entry)
+        if len(entries) > max_files:
+            raise _too_many(root, (name for name, _ in entries), max_files)
+    _refuse_excess(root, entries, max_bytes)
     if not entries:
         return None
     file = tempfile.TemporaryFile(prefix="shoal-workdir-")  # noqa: SIM115 - the caller closes it
     try:
         with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
-            for name, facts in entries:
+            for count, (name, facts) in enumerate(entries):
+                if count % TOLD_EVERY == 0:
+                    tell(f"packing the work directory: {count:,} of {len(entries):,} files ...")
                 _add(tar, root, name, facts)
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
@@ -60,11 +85,16 @@ def take_snapshot(
     return Snapshot(digest, size, len(entries), file)
 
 
-def _entries(root: Path) -> Iterator[tuple[str, os.stat_result]]:
+def _entries(root: Path, max_files: int, tell: Progress) -> Iterator[tuple[str, os.stat_result]]:
     """Files and links to pack, by sorted relative name. Sockets, pipes and devices are not content."""
     names = _git_names(root)
     if not names:
-        names = list(_walk_names(root, ""))
+        for name in _walk_names(root, ""):
+            names.append(name)
+            if len(names) % TOLD_EVERY == 0:
+                tell(f"reading the work directory: {len(names):,} files ...")
+            if len(names) > max_files:
+                raise _too_many(root, names, max_files)
     inner = {""}
     for name in sorted(set(names)):
         facts = _facts(root, name)
@@ -138,37 +168,44 @@ def _walk_names(root: Path, below: str) -> Iterator[str]:
         above = waiting.pop()
         try:
             with os.scandir(root / above) as entries:
-                found = list(entries)
+                for entry in entries:
+                    name = f"{above}/{entry.name}" if above else entry.name
+                    if entry.is_dir(follow_symlinks=False):
+                        if entry.name not in SKIPPED:
+                            waiting.append(name)
+                    elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
+                        yield name
         except OSError as error:
             raise _unreadable(root, above) from error
-        for entry in found:
-            name = f"{above}/{entry.name}" if above else entry.name
-            if entry.is_dir(follow_symlinks=False):
-                if entry.name not in SKIPPED:
-                    waiting.append(name)
-            elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
-                yield name
 
 
-def _refuse_excess(
-    root: Path, entries: list[tuple[str, os.stat_result]], max_bytes: int, max_files: int
-) -> None:
+def _refuse_excess(root: Path, entries: list[tuple[str, os.stat_result]], max_bytes: int) -> None:
     total = sum(facts.st_size for _, facts in entries)
-    if total <= max_bytes and len(entries) <= max_files:
+    if total <= max_bytes:
         return
     weight: Counter[str] = Counter()
     for name, facts in entries:
-        weight[name.split("/", 1)[0]] += facts.st_size if total > max_bytes else 1
-    unit = "MiB" if total > max_bytes else "files"
-    scale = 1 << 20 if total > max_bytes else 1
-    largest = ", ".join(f"{name} ({amount / scale:,.0f} {unit})" for name, amount in weight.most_common(3))
-    less = "ignore them in .gitignore, " if _is_in_git(root) else ""
+        weight[name.split("/", 1)[0]] += facts.st_size
+    largest = [f"{name} ({size / (1 << 20):,.0f} MiB)" for name, size in weight.most_common(3)]
     raise TooLarge(
-        f"workdir {root} holds {len(entries):,} files of {total / (1 << 20):,.0f} MiB together; "
-        f"a snapshot takes at most {max_files:,} files and {max_bytes >> 20:,} MiB",
-        hint=f"largest: {largest}; {less}name a smaller directory with `--workdir DIR`, or none with "
-        "`--workdir ''`",
+        f"workdir {root} holds {total / (1 << 20):,.0f} MiB; a snapshot has {max_bytes >> 20:,} MiB at most",
+        hint=f"largest: {', '.join(largest)}; {_ways_out(root)}",
     )
+
+
+def _too_many(root: Path, seen: Iterable[str], max_files: int) -> TooLarge:
+    """Nobody counts a whole disk to say that it is too large: `seen` is what was met up to the limit."""
+    weight = Counter(name.split("/", 1)[0] for name in seen)
+    most = [f"{name} ({count:,} files)" for name, count in weight.most_common(3)]
+    return TooLarge(
+        f"workdir {root} holds more than {max_files:,} files, the most that a snapshot takes",
+        hint=f"of those seen most are in: {', '.join(most)}; {_ways_out(root)}",
+    )
+
+
+def _ways_out(root: Path) -> str:
+    less = "ignore them in .gitignore, " if _is_in_git(root) else ""
+    return f"{less}name a smaller directory with `--workdir DIR`, or none with `--workdir ''`"
 
 
 def _add(tar: tarfile.TarFile, root: Path, name: str, facts: os.stat_result) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple
 
 from shoal.client.http1 import Answer
 from shoal.client.transport import Lost, Params, Transport
 from shoal.errors import ServerUnreachable, ShoalError
+
+Reach = Literal["gone", "back"]
 
 
 class StreamEvent(NamedTuple):
@@ -19,17 +21,27 @@ class StreamEvent(NamedTuple):
     id: str | None
 
 
-def follow(transport: Transport, path: str, params: Params | None = None) -> Iterator[StreamEvent]:
+def follow(
+    transport: Transport,
+    path: str,
+    params: Params | None = None,
+    on_change: Callable[[Reach], None] | None = None,
+) -> Iterator[StreamEvent]:
     """Every event from now on, each once, over as many connections as it takes.
 
     Reconnects with Last-Event-ID while the transport's patience lasts, counted anew from each event.
-    The caller stops when it has seen the end; the stream itself never ends by itself.
+    The caller stops when it has seen the end; the stream itself never ends by itself. `on_change` is called
+    with `gone` when the server has gone, and with `back` when it answers again.
     """
     last_id: str | None = None
     pauses = transport.pauses()
+    losses = 0
     while True:
         try:
             with transport.open_stream(path, params, last_id) as answer:
+                if losses > 1 and on_change is not None:
+                    on_change("back")
+                losses = 0
                 for event in read_events(answer):
                     last_id = event.id if event.id is not None else last_id
                     pauses = transport.pauses()
@@ -41,7 +53,12 @@ def follow(transport: Transport, path: str, params: Params | None = None) -> Ite
             if error.status != ServerUnreachable.status:
                 raise
             lost = error
-        if transport.is_hopeless(lost) or not next(pauses, False):
+        losses += 1
+        is_hopeless = transport.is_hopeless(lost)
+        # A single cut may be a proxy's: the first try to go on comes at once, and only then it is news.
+        if losses == 2 and not is_hopeless and on_change is not None:
+            on_change("gone")
+        if is_hopeless or not next(pauses, False):
             raise lost if isinstance(lost, ShoalError) else transport.unreachable(lost) from lost
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from shoal.client.transport import Transport, path_of
@@ -27,16 +27,17 @@ def send(
     secrets: Sequence[str],
     env: Mapping[str, str],
     key: str | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """The server's answer. `asked` is `{"spec": ...}` or `{"flags": ...}`; the server reads either.
 
     One request where `workdir` is None, empty or known to the server already. Repeating it with the same
-    `key` gives the same job.
+    `key` gives the same job. `progress` is told what takes time.
     """
     body = dict(asked)
     if secrets:
         body["secrets"] = secrets_from(env, secrets)
-    snapshot = _snapshot_of(workdir) if workdir is not None else None
+    snapshot = _snapshot_of(workdir, progress) if workdir is not None else None
     if snapshot is None:
         return _post(transport, body, key)
     with snapshot.file as file:
@@ -44,6 +45,8 @@ def send(
         try:
             return _post(transport, body, key)
         except ArchiveMissing:
+            if progress is not None:
+                progress(f"sending the work directory: {snapshot.size_bytes / (1 << 20):,.0f} MiB ...")
             _upload(transport, snapshot.digest, project_of(asked), file)
             return _post(transport, body, key)
 
@@ -60,7 +63,7 @@ def secrets_from(env: Mapping[str, str], names: Sequence[str]) -> dict[str, str]
     return {name: env[name] for name in names}
 
 
-def _snapshot_of(workdir: Path) -> Snapshot | None:
+def _snapshot_of(workdir: Path, progress: Callable[[str], None] | None) -> Snapshot | None:
     """None for a directory with nothing in it, found out without loading what packs one."""
     try:
         with os.scandir(workdir) as entries:
@@ -68,7 +71,8 @@ def _snapshot_of(workdir: Path) -> Snapshot | None:
                 return None
     except OSError:
         pass  # said in words below
-    taken: Snapshot | None = importlib.import_module("shoal.client.snapshot").take_snapshot(workdir)
+    packer = importlib.import_module("shoal.client.snapshot")
+    taken: Snapshot | None = packer.take_snapshot(workdir, progress=progress)
     return taken
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 
 import msgspec
@@ -10,6 +11,7 @@ from shoal.model.job import Job
 from shoal.store import JobFilter, Tx
 
 PAGE = 500
+ELEMENT = re.compile(r"(?P<array>.+)\[(?P<index>[0-9]{1,9})\]", re.ASCII)
 
 
 class Named(msgspec.Struct, frozen=True):
@@ -23,8 +25,12 @@ def find_named(tx: Tx, reference: str, projects: Collection[str]) -> list[Named]
     """What `reference` may mean among `projects`, at most one thing in each.
 
     `job_...`, `vision/17` and `17` are one job. `arr_...` is an array. A name is the newest job of that
-    name; where that is an element of an array, it is the array.
+    name; where that is an element of an array, it is the array. `NAME[2]` is the element with that index.
     """
+    if (element := ELEMENT.fullmatch(reference)) is not None:
+        whole, index = element["array"], int(element["index"])
+        arrays = [named for named in find_named(tx, whole, projects) if named.array_id is not None]
+        return [Named(job) for named in arrays if (job := _element(tx, named.job, index)) is not None]
     project, slash, rest = reference.rpartition("/")
     if slash:
         projects = (project,) if project in projects else ()
@@ -52,6 +58,18 @@ def _in(jobs: Iterable[Job | None], projects: Collection[str], *, is_name: bool 
         for job in jobs
         if job is not None and job.project in projects
     ]
+
+
+def _element(tx: Tx, newest: Job, index: int) -> Job | None:
+    """The element with this index of the array that `newest` is the newest one of."""
+    assert newest.array is not None
+    # Elements are numbered in the order of their indices, which mostly have no gaps.
+    likely = tx.jobs.by_number(newest.project, newest.number - newest.array.index + index)
+    found = [likely] if likely is not None else []
+    for job in (*found, *_elements(tx, newest.array.array_id)):
+        if job.array is not None and (job.array.array_id, job.array.index) == (newest.array.array_id, index):
+            return job
+    return None
 
 
 def _elements(tx: Tx, array_id: str) -> list[Job]:

@@ -10,6 +10,7 @@ from shoal.control.once import fingerprint, once
 from shoal.control.record import note
 from shoal.errors import NotFound, StateError
 from shoal.model.node import Node, NodeState
+from shoal.spec.wording import nearest
 from shoal.store import Tx
 
 
@@ -22,13 +23,13 @@ async def set_node_state(
         now = core.clock.now()
         said = fingerprint("node", name, state, because)
         once(tx, actor, key, said, now, bool, lambda: _set(tx, actor, name, state, because, now))
-        return _get(tx, name)
+        return find_node(tx, name)
 
     return await core.store.write(change)
 
 
 def _set(tx: Tx, actor: Actor, name: str, state: NodeState, because: str, now: float) -> bool:
-    node = _get(tx, name)
+    node = find_node(tx, name)
     if state is NodeState.DEAD and node.facts.is_alive:
         raise StateError(
             f"node `{name}` answers: what runs there can be stopped, so it is not dead",
@@ -60,7 +61,7 @@ async def remove_node(core: Core, actor: Actor, name: str, key: str | None) -> N
 
 
 def _remove(tx: Tx, actor: Actor, name: str, now: float) -> bool:
-    node = _get(tx, name)
+    node = find_node(tx, name)
     if node.facts.is_alive:
         raise StateError(f"node {name} answers; only one that is gone can be removed", hint="shoal nodes")
     held = [job.reference for job, attempt in tx.attempts.holding() if name in attempt.node_names]
@@ -74,8 +75,11 @@ def _remove(tx: Tx, actor: Actor, name: str, now: float) -> bool:
     return True
 
 
-def _get(tx: Tx, name: str) -> Node:
+def find_node(tx: Tx, name: str) -> Node:
+    """`NotFound` with the nearest name there is."""
     node = tx.nodes.get(name)
     if node is None:
-        raise NotFound(f"no node `{name}`", hint="shoal nodes")
+        meant = nearest(name, (node.name for node in tx.nodes.all()))
+        near = f"; did you mean `{meant}`?" if meant else ""
+        raise NotFound(f"no node `{name}`{near}", hint="list them with `shoal nodes`")
     return node

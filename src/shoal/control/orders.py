@@ -13,6 +13,11 @@ from shoal.model.node import Node
 from shoal.wire import GpuHandle, Limits, Order
 
 
+def checkpoint_dir(job: Job, home: Path) -> str | None:
+    """Where the job keeps its checkpoints, if it asked to keep any."""
+    return str(home / "checkpoints" / job.job_id) if spec_of(job).checkpoint is not None else None
+
+
 def orders_for(
     job: Job,
     attempt: Attempt,
@@ -26,7 +31,7 @@ def orders_for(
 ) -> tuple[Order, ...]:
     """One order per node of the allocation, in rank order. `home`: where checkpoints are kept."""
     spec = spec_of(job)
-    checkpoint_dir = str(home / "checkpoints" / job.job_id) if spec.checkpoint is not None else None
+    kept = checkpoint_dir(job, home)
     return tuple(
         Order(
             attempt_id=attempt.attempt_id,
@@ -57,7 +62,7 @@ def orders_for(
             control_url=control_url,
             array_index=job.array.index if job.array else None,
             array_size=job.array.size if job.array else None,
-            checkpoint_dir=checkpoint_dir,
+            checkpoint_dir=kept,
             checkpoint_path=spec.checkpoint.path if spec.checkpoint is not None else None,
             uid=uid,
         )

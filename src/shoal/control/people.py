@@ -14,6 +14,7 @@ from shoal.control.record import note
 from shoal.errors import NotFound, StateError
 from shoal.identity import mint_token
 from shoal.model.people import Membership, Project, Role, Token, User
+from shoal.spec.wording import nearest
 from shoal.store import Tx
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -50,7 +51,7 @@ async def create_user(
 ) -> User:
     def make(tx: Tx, now: float) -> User:
         if tx.people.user_by_name(name) is not None:
-            raise StateError(f"user `{name}` exists already", hint="shoal user list")
+            raise StateError(f"user `{name}` exists already", hint="an admin lists them with `shoal user`")
         user = User(user_id=core.new_id("usr"), name=name, cluster_role=cluster_role, created_at=now)
         tx.people.add_user(user)
         return user
@@ -63,7 +64,7 @@ async def update_user(core: Core, actor: Actor, name: str, changes: dict[str, An
     """`changes` names fields of User: `is_active`, `cluster_role`."""
 
     def make(tx: Tx, now: float) -> User:
-        user = _user(tx, name)
+        user = find_user(tx, name)
         updated = msgspec.structs.replace(user, **changes)
         tx.people.update_user(updated)
         _keep_an_admin(tx)
@@ -179,10 +180,20 @@ async def revoke_token(core: Core, actor: Actor, token_id: str, key: str | None)
     return (await _change(core, actor, key, "token.revoked", said, Token, make))[0]
 
 
+def find_user(tx: Tx, name: str) -> User:
+    """For those who may see everybody: a name that is not there is answered with the nearest."""
+    user = tx.people.user_by_name(name)
+    if user is None:
+        meant = nearest(name, (user.name for user in tx.people.users()))
+        near = f"; did you mean `{meant}`?" if meant else ""
+        raise NotFound(f"no user `{name}`{near}", hint="list them with `shoal user`")
+    return user
+
+
 def _user(tx: Tx, name: str) -> User:
     user = tx.people.user_by_name(name)
     if user is None:
-        raise NotFound(f"no user `{name}`", hint="shoal user list")
+        raise NotFound(f"no user `{name}`", hint="an admin lists them with `shoal user`")
     return user
 
 

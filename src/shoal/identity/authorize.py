@@ -10,6 +10,15 @@ from shoal.identity.caller import Caller, CallerKind
 from shoal.identity.permissions import FOR_JOBS, LEAST_ROLE, Permission, Reach, Rule, is_at_least
 from shoal.model.people import Role
 
+DOING = {
+    Permission.JOB_SUBMIT: "submitting",
+    Permission.JOB_STOP: "stopping",
+    Permission.JOB_RETRY: "retrying",
+    Permission.ARCHIVE_WRITE: "submitting",
+    Permission.MEMBER_MANAGE: "changing members",
+}
+"""What a person is doing who lacks the role for it."""
+
 
 def authorize(
     caller: Caller,
@@ -67,9 +76,11 @@ def _in_project(
         raise NotFound("no such thing, or one you may not see")
     least = rule.own if is_own else rule.any
     if least is None or not is_at_least(role, least):
-        whose = "" if is_own or rule.own is rule.any else " of somebody else's"
+        whose = "" if is_own or rule.own is rule.any else " somebody else's"
+        doing = DOING.get(permission, f"`{permission}`")
+        capped = f" with a token of scope {caller.scope}" if caller.scope is role else ""
         raise Denied(
-            f"`{permission}`{whose} in project `{project}` needs the role {least}; you are {role} here",
+            f"you are {role} in {project}{capped}; {doing}{whose} needs {least}",
             hint=f"ask a lead of the project: `shoal project members {project}`",
         )
 

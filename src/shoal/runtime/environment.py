@@ -58,6 +58,8 @@ def _base(order: Order, work: str, path: str) -> dict[str, str]:
         "USER": name,
         "LOGNAME": name,
         "TMPDIR": "/tmp",  # noqa: S108 - private to the share inside the sandbox
+        # Its output is a pipe, where Python would keep 8 KiB back until the program ends.
+        "PYTHONUNBUFFERED": "1",
     }
 
 

@@ -12,22 +12,54 @@ from collections import deque
 from shoal.clock import Clock
 
 MAX_LINE = 65536
+REDRAWN_S = 1.0
 REMEMBERED_LINES = 5
 REMEMBERED_LENGTH = 300
 
 
 class LineSplitter:
-    """Cuts a byte stream into lines; a longer line than `MAX_LINE` comes in pieces."""
+    """Cuts a byte stream into lines; a longer line than `MAX_LINE` comes in pieces.
+
+    A line that is drawn again and again with carriage returns, such as a progress bar, also comes in
+    pieces, at most one every `REDRAWN_S`: its reader is not kept waiting for a newline at the very end.
+    """
 
     def __init__(self) -> None:
         self._rest = b""
+        self._shown_at = -REDRAWN_S
+        self._fed_at = 0.0
+        self._was_cut = False
+        """The last piece was taken out of an unfinished line: a newline right after it ends that line."""
+        self.is_redrawn = False
+        """The unfinished line had a carriage return: `settled` may have something."""
 
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """The lines that are complete now, without their newlines."""
+    def feed(self, chunk: bytes, now: float) -> list[bytes]:
+        """The lines that are complete at `now` (monotonic seconds), without their newlines."""
+        if self._was_cut and chunk:
+            chunk = chunk[1:] if chunk[:1] == b"\n" and not self._rest else chunk
+            self._was_cut = False
+        self._fed_at = now
         *lines, self._rest = (self._rest + chunk).split(b"\n") if self._rest else chunk.split(b"\n")
         if len(self._rest) >= MAX_LINE or any(len(line) > MAX_LINE for line in lines):
-            return self._cut(lines)
+            lines = self._cut(lines)
+        self.is_redrawn = b"\r" in self._rest or (self.is_redrawn and not lines)
+        if self.is_redrawn and now - self._shown_at >= REDRAWN_S:
+            lines += self._take(self._rest.rfind(b"\r") + 1, now)
         return lines
+
+    def settled(self, now: float) -> list[bytes]:
+        """The last state of a line that is drawn again, when nothing has come for `REDRAWN_S`."""
+        if not self.is_redrawn or now - self._fed_at < REDRAWN_S:
+            return []
+        return self._take(len(self._rest), now)
+
+    def _take(self, end: int, now: float) -> list[bytes]:
+        """The unfinished line up to `end`; nothing while that shows nothing."""
+        if not self._rest[:end].strip():
+            return []
+        piece, self._rest = self._rest[:end], self._rest[end:]
+        self._shown_at, self._was_cut = now, True
+        return [piece]
 
     def finish(self) -> list[bytes]:
         """What follows the last newline, if anything."""
@@ -89,14 +121,14 @@ class LogFile:
     def _lost_note(self) -> bytes:
         if not self._num_lost:
             return b""
-        note = f"shoal: {self._num_lost} lines were lost here: the log could not be written\n"
+        note = f"{self._num_lost} lines were lost here: the log could not be written\n"
         return self._prefix(None, "e") + note.encode()
 
     def _fill(self, data: bytes) -> None:
         """Write the whole lines that still fit, then say that there will be no more."""
         room = max(0, self._max_bytes - self._size)
         fitting = data[: data.rfind(b"\n", 0, room) + 1]
-        note = f"shoal: the log has reached its limit of {self._max_bytes} bytes; further lines are dropped\n"
+        note = f"the log has reached its limit of {self._max_bytes} bytes; further lines are dropped\n"
         self._is_full = self._append(fitting + self._prefix(None, "e") + note.encode())
 
     def _append(self, data: bytes) -> bool:
@@ -121,8 +153,9 @@ class Tail:
 
     def add(self, lines: list[bytes]) -> None:
         for line in lines[-REMEMBERED_LINES:]:
-            if line.strip():
-                self._lines.append(line[:REMEMBERED_LENGTH])
+            state = line.rstrip(b"\r").rpartition(b"\r")[2]
+            if state.strip():
+                self._lines.append(state[:REMEMBERED_LENGTH])
 
     def text(self) -> str:
         return "\n".join(line.decode("utf-8", "replace") for line in self._lines)

@@ -52,7 +52,7 @@ class ShareRun:
         self._reasons = Reasons(share, order, clock, self._renewer)
         self._log = LogFile(share.log, order.limits.max_log_bytes, clock)
         self._rules = LogRules(order.log_rules)
-        self._watcher = Watcher(self._log, self._rules, wake)
+        self._watcher = Watcher(self._log, self._rules, wake, clock)
         self._confinement: Confinement | None = None
         self._running: list[Process] = []
         self._phase = Phase.PREPARING

@@ -10,6 +10,7 @@ import fcntl
 import os
 import select
 
+from shoal.clock import Clock
 from shoal.runtime.launch import Pipes
 from shoal.runtime.logs import LineSplitter, LogFile, Tail
 from shoal.runtime.rules import LogRules
@@ -43,13 +44,16 @@ class _Stream:
 class Watcher:
     """The loop's eyes. `turn` is one look; between looks nothing is lost, only late."""
 
-    def __init__(self, log: LogFile, rules: LogRules, wake_fd: int) -> None:
+    def __init__(self, log: LogFile, rules: LogRules, wake_fd: int, clock: Clock) -> None:
         self._log = log
+        self._clock = clock
         self._rules = rules
         self._wake_fd = wake_fd
         self._epoll = select.epoll()
         self._epoll.register(wake_fd, select.EPOLLIN)
         self._streams: dict[int, _Stream] = {}
+        self._redrawn: dict[int, _Stream] = {}
+        """Streams in the middle of a line that is drawn again and again."""
         self._processes: dict[int, Process] = {}
         self.first_failed: Process | None = None
 
@@ -73,6 +77,8 @@ class Watcher:
                     os.read(fd, 4096)
             else:
                 self._pump(self._streams[fd])
+        for stream in list(self._redrawn.values()):
+            self._take(stream, stream.splitter.settled(self._clock.monotonic()))
         self.reap()
 
     def reap(self) -> None:
@@ -111,7 +117,11 @@ class Watcher:
         except BlockingIOError:
             return 0
         if chunk:
-            self._take(stream, stream.splitter.feed(chunk))
+            self._take(stream, stream.splitter.feed(chunk, self._clock.monotonic()))
+            if stream.splitter.is_redrawn:
+                self._redrawn[stream.fd] = stream
+            else:
+                self._redrawn.pop(stream.fd, None)
         else:
             self._end(stream)
         return len(chunk)
@@ -121,6 +131,7 @@ class Watcher:
         self._epoll.unregister(stream.fd)
         os.close(stream.fd)
         del self._streams[stream.fd]
+        self._redrawn.pop(stream.fd, None)
 
     def _take(self, stream: _Stream, lines: list[bytes]) -> None:
         if not lines:
@@ -130,4 +141,4 @@ class Watcher:
             stream.process.words.add(lines)
         self._rules.check(lines)
         while self._rules.complaints:
-            self._log.say(f"shoal: {self._rules.complaints.pop(0)}")
+            self._log.say(self._rules.complaints.pop(0))

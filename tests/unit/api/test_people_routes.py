@@ -87,3 +87,25 @@ def test_everybody_sees_their_own_projects_with_their_role(world: World) -> None
         project["name"] for project in world.call("GET", "/v1/projects", role="operator").json()["items"]
     }
     assert {"vision", "speech"} <= names
+
+
+def test_names_that_are_not_there_are_named_with_the_nearest(world: World) -> None:
+    there = sorted(
+        world.call("GET", "/v1/nodes", role="admin").json()["items"], key=lambda node: node["name"]
+    )
+    near = there[0]["name"]
+    told = world.call("GET", f"/v1/nodes/{near}x", role="viewer").json()["detail"]
+    assert told == f"no node `{near}x`; did you mean `{near}`?"
+    assert world.call("POST", "/v1/users", role="admin", data={"name": "vicky"}).status == 201
+    told = world.call("GET", "/v1/tokens?user=vicki", role="admin").json()["detail"]
+    assert told == "no user `vicki`; did you mean `vicky`?"
+    told = world.call("PATCH", "/v1/users/vicki", role="admin", data={"is_active": False}).json()["detail"]
+    assert told == "no user `vicki`; did you mean `vicky`?"
+
+
+def test_a_viewer_who_submits_is_told_which_role_that_needs(world: World) -> None:
+    for body in ({"spec": {"run": "true"}}, {"spec": {"run": "true"}, "project": "vision"}):
+        refused = world.call("POST", "/v1/jobs", role="viewer", data=body)
+        assert refused.status == 403
+        assert refused.json()["detail"].startswith("you are viewer in vision")
+        assert refused.json()["detail"].endswith("submitting needs member")

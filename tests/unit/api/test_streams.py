@@ -70,6 +70,9 @@ def test_a_retried_job_is_followed_into_its_next_attempt(world: World) -> None:
         eventually(lambda: stream.is_over, within_s=20)
     events = stream.events()
     assert [data["epoch"] for kind, data, _ in events if kind == "attempt"] == [1, 2]
+    (again,) = [data for kind, data, _ in events if kind == "again"]
+    assert (again["epoch"], again["reason"], again["exit_code"]) == (1, "exit", 3)
+    assert "rank 0 exited with 3" in again["message"]
     assert printed(stream) == [*LINES, *LINES]
     assert events[-1][1]["exit_code"] == 3
 

@@ -304,6 +304,24 @@ def test_a_job_whose_name_looks_like_an_id_is_still_found_by_its_number() -> Non
     assert lab.read(lambda tx: find_named(tx, "1", ("moon",))) == []
 
 
+def test_an_element_of_an_array_is_named_by_its_index() -> None:
+    lab = Lab()
+    lab.submit(name="lone")
+    older = lab.submit_all(name="sweep", array={"indices": [3, 5, 9]})
+    newer = lab.submit_all(name="sweep", array=4)
+    found = {
+        "sweep[2]": [Named(newer.jobs[2])],
+        "lab/sweep[0]": [Named(newer.jobs[0])],
+        f"{older.array_id}[9]": [Named(older.jobs[2])],
+        f"{older.array_id}[4]": [],
+        "sweep[4]": [],
+        "lone[0]": [],
+        "sweep[-1]": [],
+    }
+    told = lab.read(lambda tx: {reference: find_named(tx, reference, ("lab",)) for reference in found})
+    assert told == found
+
+
 @pytest.mark.parametrize("reference", ["sweep", "the array's id"])
 def test_after_an_array_means_after_every_element(reference: str) -> None:
     lab = Lab()

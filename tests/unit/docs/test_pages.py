@@ -11,6 +11,7 @@ from cyclopts import CycloptsError, MissingArgumentError
 from pydantic import BaseModel
 
 from shoal.cli.main import build_app
+from shoal.cli.quick import name_stdin
 from shoal.settings import OPTIONS, ServerLimits
 from shoal.spec import CheckpointSpec, JobSpec, Resources, RetrySpec
 from shoal.spec.files import read_job
@@ -60,7 +61,7 @@ def mentioned(page: Path) -> list[str]:
 
 def refusal(words: list[str], *, is_complete: bool) -> str | None:
     """Why the command line would be refused before anything runs, or None."""
-    head = words[: words.index("--")] if "--" in words else words
+    head = name_stdin(words[: words.index("--")] if "--" in words else words)
     try:
         build_app(head[0] if head else None).parse_args(
             head or ["--help"], exit_on_error=False, print_error=False

@@ -618,8 +618,8 @@ async def test_a_line_cut_short_by_a_crash_is_still_read(local: Local) -> None:
     second = await local.engine.read_log(local.id(), "sim-01", first.next_offset, 1000)
     cut, *ours = second.data.splitlines()
     assert (cut, second.is_complete) == (b"2.0 0 o cut sho", True)
-    assert b"- e shoal: its supervisor died without an outcome" in ours[0]
-    assert b"- e shoal: goodbye" in ours[-1]
+    assert b"- e its supervisor died without an outcome" in ours[0]
+    assert b"- e goodbye" in ours[-1]
 
 
 async def test_the_spool_is_for_its_owner_alone(local: Local) -> None:

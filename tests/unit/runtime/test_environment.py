@@ -47,6 +47,7 @@ NVIDIA_VISIBLE_DEVICES=4,5,6,7
 OMP_NUM_THREADS=4
 PATH=/opt/bin:/usr/bin
 PWD=/home/shoal/spool/live/att_1/node-b/work
+PYTHONUNBUFFERED=1
 RANK=3
 ROCR_VISIBLE_DEVICES=4,5,6,7
 ROLE_NAME=default
@@ -152,6 +153,12 @@ def test_simulated_gpus_never_name_a_real_one() -> None:
 def test_job_may_choose_its_threads_and_path() -> None:
     found = environment(changed(env={"OMP_NUM_THREADS": "1", "PATH": "/mine"}), 0)
     assert (found["OMP_NUM_THREADS"], found["PATH"]) == ("1", "/mine")
+
+
+def test_python_keeps_no_output_back_unless_the_job_says_so() -> None:
+    assert environment(ORDER, 0)["PYTHONUNBUFFERED"] == "1"
+    assert setup_environment(ORDER, work=WORK, credentials=CREDENTIALS)["PYTHONUNBUFFERED"] == "1"
+    assert environment(changed(env={"PYTHONUNBUFFERED": ""}), 0)["PYTHONUNBUFFERED"] == ""
 
 
 def test_setup_has_no_rank_but_sees_all_devices() -> None:

@@ -18,10 +18,10 @@ def lines_of(path: Path) -> list[bytes]:
     return [line.split(b" ", 1)[1] for line in path.read_bytes().split(b"\n")[:-1]]
 
 
-@given(st.lists(st.binary(max_size=40), max_size=20))
+@given(st.lists(st.binary(max_size=40).map(lambda chunk: chunk.replace(b"\r", b"")), max_size=20))
 def test_lines_are_the_same_however_the_stream_is_cut(chunks: list[bytes]) -> None:
     splitter = LineSplitter()
-    found = [line for chunk in chunks for line in splitter.feed(chunk)] + splitter.finish()
+    found = [line for chunk in chunks for line in splitter.feed(chunk, 0.0)] + splitter.finish()
     whole = b"".join(chunks).split(b"\n")
     assert found == (whole if whole[-1] else whole[:-1])
 
@@ -29,11 +29,46 @@ def test_lines_are_the_same_however_the_stream_is_cut(chunks: list[bytes]) -> No
 def test_huge_line_comes_in_pieces_and_loses_nothing() -> None:
     splitter = LineSplitter()
     line = bytes(range(1, 10)) * 40_000
-    found = [piece for at in range(0, len(line), 50_000) for piece in splitter.feed(line[at : at + 50_000])]
-    found += splitter.feed(b"\nnext\n") + splitter.finish()
+    steps = range(0, len(line), 50_000)
+    found = [piece for at in steps for piece in splitter.feed(line[at : at + 50_000], 0.0)]
+    found += splitter.feed(b"\nnext\n", 0.0) + splitter.finish()
     assert b"".join(found[:-1]) == line
     assert found[-1] == b"next"
     assert max(map(len, found)) == MAX_LINE
+
+
+@given(st.lists(st.tuples(st.text("a\r\n ", max_size=6), st.floats(0, 3)), max_size=30))
+def test_lines_drawn_again_lose_no_text(chunks: list[tuple[str, float]]) -> None:
+    splitter = LineSplitter()
+    found, now = [], 0.0
+    for chunk, pause_s in chunks:
+        found += splitter.feed(chunk.encode(), now)
+        now += pause_s
+        found += splitter.settled(now)
+    found += splitter.finish()
+    assert b"".join(found).decode() == "".join(text for text, _ in chunks).replace("\n", "")
+
+
+def test_progress_bar_is_seen_about_once_a_second_and_ends_as_one_line() -> None:
+    splitter = LineSplitter()
+    found = [(tenth, splitter.feed(b"\r%3d%%" % tenth, tenth / 10)) for tenth in range(101)]
+    seen = [(tenth, lines) for tenth, lines in found if lines]
+    assert len(seen) == 10
+    assert all(len(lines) == 1 and lines[0].endswith(b"%3d%%\r" % (tenth - 1)) for tenth, lines in seen)
+    assert splitter.settled(10.5) == []
+    assert splitter.settled(11.1)[-1].endswith(b"\r100%")
+    assert splitter.feed(b"\nnext\n", 12.0) == [b"next"]
+
+
+def test_states_that_show_nothing_make_no_line() -> None:
+    splitter = LineSplitter()
+    assert splitter.feed(b"\r", 0.0) == splitter.settled(5.0) == splitter.feed(b"   \r", 9.0) == []
+    assert splitter.feed(b"done\n", 10.0) == [b"\r   \rdone"]
+
+
+def test_line_ends_of_another_system_make_no_empty_lines() -> None:
+    splitter = LineSplitter()
+    assert splitter.feed(b"one\r", 0.0) + splitter.feed(b"\ntwo\r\n", 0.1) == [b"one\r", b"two\r"]
 
 
 def test_log_line_has_time_rank_stream_and_the_raw_text(tmp_path: Path) -> None:
@@ -76,7 +111,7 @@ def test_lines_lost_to_a_full_disk_are_counted_and_said(
     assert log.finish()
     found = lines_of(tmp_path / "log")
     assert found[0] == b"0 o before"
-    assert found[1].startswith(b"- e shoal: 3 lines were lost here")
+    assert found[1].startswith(b"- e 3 lines were lost here")
     assert found[2:] == [b"0 o after"]
 
 
@@ -85,3 +120,9 @@ def test_tail_keeps_the_last_lines_that_say_something() -> None:
     tail.add([f"line {number}".encode() for number in range(20)] + [b"", b"  "])
     assert tail.text().splitlines()[-1] == "line 19"
     assert len(tail.text().splitlines()) <= 5
+
+
+def test_last_words_of_a_progress_bar_are_its_last_state() -> None:
+    tail = Tail()
+    tail.add([b"\r 10%\r 20%\r"])
+    assert tail.text() == " 20%"

@@ -11,11 +11,12 @@ from shoal.api import views
 from shoal.api.bodies import read_model, read_raw_json
 from shoal.api.call import Call, answer, call_of, idempotency_key
 from shoal.api.queries import JobQuery, NoQuery
-from shoal.api.render import render_detail, render_explanation, render_job, status_of
+from shoal.api.render import render_attempt, render_detail, render_explanation, render_job, status_of
 from shoal.api.requests import NoBody, SubmitBody
 from shoal.api.routes.archives import archives_of
 from shoal.api.routing import Routes
 from shoal.control.find import Named, find_named
+from shoal.control.orders import checkpoint_dir
 from shoal.errors import ArchiveMissing, NotFound, SpecError
 from shoal.identity import Permission
 from shoal.model.attempt import Attempt
@@ -149,6 +150,9 @@ async def explain_job(request: Request, job_id: str, query: Annotated[NoQuery, Q
         "status": status,
         "explanation": render_explanation(explanation) if explanation else None,
         "sentence": explanation.sentence if explanation else _sentence(job, newest, status),
+        "attempts": [render_attempt(attempt) for attempt in attempts],
+        "max_failures": job.retry.max_retries + 1,
+        "checkpoint_dir": checkpoint_dir(job, call.plane.settings.home) if attempts[0].allocation else None,
     }
     return answer(view)
 

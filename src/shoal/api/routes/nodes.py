@@ -14,7 +14,7 @@ from shoal.api.queries import NoQuery
 from shoal.api.render import render_node
 from shoal.api.requests import NodeBody
 from shoal.api.routing import Routes
-from shoal.errors import NotFound
+from shoal.control.nodes import find_node
 from shoal.identity import Permission
 from shoal.model.attempt import Attempt
 from shoal.model.job import Job
@@ -86,8 +86,6 @@ async def _set(request: Request, name: str, state: NodeState) -> Response:
 
 async def _view(call: Call, name: str) -> views.NodeView:
     nodes, by_node = await _load(call, name)
-    if not nodes:
-        raise NotFound("no such node", hint="shoal nodes")
     return render_node(nodes[0], by_node[name], call.visible())
 
 
@@ -95,8 +93,7 @@ async def _load(call: Call, name: str | None = None) -> tuple[list[Node], dict[s
     def load(tx: Tx) -> tuple[list[Node], Holding]:
         if name is None:
             return sorted(tx.nodes.all(), key=lambda node: node.name), tx.attempts.holding()
-        node = tx.nodes.get(name)
-        return ([node] if node else []), tx.attempts.holding()
+        return [find_node(tx, name)], tx.attempts.holding()
 
     nodes, holding = await call.plane.core.store.read(load)
     by_node: dict[str, Holding] = defaultdict(list)

@@ -13,6 +13,7 @@ from shoal.api.queries import NoQuery, TokenQuery
 from shoal.api.render import render_token
 from shoal.api.requests import NewToken, role
 from shoal.api.routing import Routes
+from shoal.control.people import find_user
 from shoal.errors import Denied, NotFound
 from shoal.identity import Permission, check_token_grant, is_at_least
 from shoal.model.people import Role, User
@@ -87,10 +88,7 @@ async def _owner(call: Call, name: str | None) -> User:
         return me
     if not is_at_least(call.caller.cluster_role, Role.ADMIN):
         raise Denied("tokens of others are for admins", hint="leave out the user")
-    user = await call.plane.core.store.read(lambda tx: tx.people.user_by_name(name))
-    if user is None:
-        raise NotFound("no such user", hint="shoal user list")
-    return user
+    return await call.plane.core.store.read(lambda tx: find_user(tx, name))
 
 
 def _lifetime(call: Call, asked: float | None) -> float | None:

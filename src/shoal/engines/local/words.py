@@ -40,6 +40,6 @@ def append_to_log(path: str, at: float, lines: list[str]) -> None:
         try:
             size = os.fstat(fd).st_size
             glue = b"" if size == 0 or os.pread(fd, 1, size - 1) == b"\n" else b"\n"
-            os.write(fd, glue + "".join(f"{at:.6f} - e shoal: {line}\n" for line in lines).encode())
+            os.write(fd, glue + "".join(f"{at:.6f} - e {line}\n" for line in lines).encode())
         finally:
             os.close(fd)

@@ -1,0 +1,42 @@
+"""What the parser of the command line found wrong, in plain sentences."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+SENTENCES = (
+    (r'Command "[^"]*" parameter --(\S+) requires an argument\.', ""),  # decided below: value or argument
+    (r"Unused Tokens: \['(.*?)'(?:, .*)?\]\.", r"`\1` is one word too many"),
+    (r"Parameter (\S+) specified multiple times\.", r"`\1` is given more than once"),
+    (r'Invalid value for (\S+): unable to convert "(.*)" into int\.', r"`\1` takes a whole number, not `\2`"),
+    (r'Invalid value for (\S+): unable to convert "(.*)" into bool\.', r"`\1` takes no value"),
+    (
+        r'Invalid value "(.*?)" for (\S+)\. Choose from: ([^.]*)\.(?: Did you mean "(.*?)"\?)?',
+        r"`\2` is one of \3, not `\1`",
+    ),
+    (r"Unknown option: (\S+?)\.(?: Did you mean (\S+)\?)?", r"unknown option `\1`"),
+    (r'Unknown command "(.*?)"\.(?: Did you mean "(.*?)"\?)?.*', r"unknown command `\1`"),
+)
+
+
+def plain(told: str, typed: Sequence[str]) -> str:
+    """The parser's sentence about `typed` in ours; one that is not known stays as it is."""
+    for pattern, ours in SENTENCES:
+        found = re.fullmatch(pattern, told, re.DOTALL)
+        if found is None:
+            continue
+        if not ours:
+            return _missing(found[1], typed)
+        sentence = found.expand(ours).replace('"', "`")
+        near = found[found.re.groups] if "Did you mean" in pattern else None
+        return f"{sentence}; did you mean `{near}`?" if near else sentence
+    return told
+
+
+def _missing(name: str, typed: Sequence[str]) -> str:
+    """A flag that was typed lacks its value; one that was not stands for a word after the command."""
+    if typed and typed[-1].startswith("-"):
+        return f"`{typed[-1]}` needs a value"
+    command = " ".join(word for word in typed if not word.startswith("-"))
+    return f"`shoal {command}` needs {name.replace('-', '_').upper()}"

@@ -1,0 +1,65 @@
+"""What is worth a word when a job is submitted: true things about it that its owner may not expect."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from shoal.cli.text import one_line
+from shoal.client.credentials import read_server_file
+
+LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec")
+ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+
+
+def about(
+    run: str, job: Mapping[str, Any], env: Mapping[str, str], home: Path | None, own_env: Mapping[str, str]
+) -> Iterator[str]:
+    """Notes on a job that was just submitted.
+
+    `env` is the submitter's environment, `own_env` the job's, `home` the server's if it is on this machine.
+    """
+    ranks = (job.get("request") or {}).get("ranks_per_node") or 1
+    launcher = launcher_of(run)
+    if launcher and ranks > 1:
+        yield (
+            f"note: `{launcher}` starts processes itself, and {ranks} of it run on each node, one for each "
+            "rank; start one with `--ranks-per-node 1`"
+        )
+    if home is not None and sys.stderr.isatty() and "PATH" not in own_env:
+        place = unseen_environment(env, home)
+        if place is not None and place not in run:
+            yield (
+                f"note: the environment you activated, {one_line(place)}, is not on the PATH of jobs, which "
+                "is the one that `shoal up` had; `shoal down` and `shoal up` from here put it there (what "
+                "runs, runs on)"
+            )
+
+
+def launcher_of(run: str) -> str | None:
+    """The program that a line starts with, if it is one that starts ranks by itself."""
+    try:
+        words = shlex.split(run.strip().partition("\n")[0], comments=True)
+    except ValueError:
+        return None
+    while words and (words[0] == "exec" or ASSIGNMENT.match(words[0])):
+        words.pop(0)
+    name = os.path.basename(words[0]) if words else ""  # noqa: PTH119 - a word, not a place
+    if name.startswith("python") and words[1:3] in (["-m", "torch.distributed.run"], ["-m", "deepspeed"]):
+        return words[2]
+    return name if name in LAUNCHERS else None
+
+
+def unseen_environment(env: Mapping[str, str], home: Path) -> str | None:
+    """The activated Python environment, if this machine's server does not have it on the PATH of jobs."""
+    place = env.get("VIRTUAL_ENV") or env.get("CONDA_PREFIX")
+    path = (read_server_file(home) or {}).get("path")
+    if not place or not isinstance(path, str):
+        return None
+    programs = os.path.realpath(f"{place}/bin")
+    return None if any(os.path.realpath(entry) == programs for entry in path.split(":")) else place
