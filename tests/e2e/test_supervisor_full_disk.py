@@ -50,7 +50,7 @@ def test_full_disk_loses_lines_but_neither_the_ranks_nor_the_outcome(small_disk:
     outcome = share.outcome()
     process.wait(20)
     assert outcome.kind is EndKind.SUCCEEDED
-    num_lost = sum(int(text.split()[1]) for text in share.texts("e") if "lines were lost" in text)
+    num_lost = sum(int(text.split()[0]) for text in share.texts("e") if "lines were lost" in text)
     numbers = [int(text.split()[1]) for text in share.texts("o")]
     assert numbers == sorted(numbers)
     assert num_lost + len(numbers) == 150_000
