@@ -10,7 +10,7 @@ from typing import Any
 
 import jsonschema_rs
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from shoal.errors import SpecError
@@ -137,10 +137,23 @@ def test_the_canonical_text_is_read_back_as_an_equal_spec_with_the_same_text(dat
     assert parse_job(json.loads(text)) == spec
 
 
+class Writer(yaml.SafeDumper):
+    """Quotes what is a number to us and to YAML 1.2, and text to PyYAML: `1e5`."""
+
+
+def _written(writer: Writer, text: str) -> yaml.ScalarNode:
+    is_number = re.fullmatch(r"[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?", text)
+    return writer.represent_scalar("tag:yaml.org,2002:str", text, style='"' if is_number else None)
+
+
+Writer.add_representer(str, _written)
+
+
 @CALM
 @given(JOBS)
+@example({"run": "0E0"})
 def test_a_yaml_file_means_what_the_mapping_means(data: dict[str, Any]) -> None:
-    written = yaml.safe_dump(data, allow_unicode=True, sort_keys=False)
+    written = yaml.dump(data, Dumper=Writer, allow_unicode=True, sort_keys=False)
     # YAML has no way to keep some line breaks as they are, so equality is asked of what PyYAML reads back.
     if yaml.safe_load(written) == data:
         assert read_job(written.encode(), "job.yaml") == parse_job(data)
