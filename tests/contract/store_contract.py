@@ -8,20 +8,19 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from shoal.errors import Bug, NotFound, StateError, StoreUnavailable
+from shoal.errors import Bug, StateError, StoreUnavailable
 from shoal.model.attempt import Attempt, AttemptState, EndReason, NodeShare
 from shoal.model.job import ArrayPlace, Dependency, Job, JobOutcome, RetryPolicy
-from shoal.model.node import Gpu, NodeState
-from shoal.model.people import Membership, Project, Role, Token, User
 from shoal.model.request import GpuRequest, Request
-from shoal.store import JobFilter, KeyReused, Stale, Store, Tx
+from shoal.store import JobFilter, Stale, Store, Tx
 from shoal.wire import EndKind, NodeOutcome, RuleAction
-from tests.support.store_records import a_job, a_node, add, an_attempt, end, move
+from tests.contract.store_records_contract import RecordsContract
+from tests.support.store_records import a_job, add, an_attempt, end, move
 
 HUGE = (1 << 63) - 1
 
 
-class StoreContract:
+class StoreContract(RecordsContract):
     """An implementation adds a `store` fixture and sets `__test__`."""
 
     __test__ = False
@@ -471,137 +470,6 @@ class StoreContract:
             (4, "stopping"),
         ]
 
-    # --- nodes --------------------------------------------------------------------------------
-
-    async def test_node_is_put_whole_guarded_by_version_and_removed(self, store: Store) -> None:
-        first = a_node("n2")
-        gpus = (Gpu(index=0, kind="H100", memory_bytes=80 << 30),)
-        facts = replace(first.facts, gpus=gpus, labels={"rack": "r1", "fabric": "f"})
-        second = replace(first, facts=facts, state=NodeState.DRAINING, because="bad NVLink", version=2)
-
-        def change(tx: Tx) -> None:
-            tx.nodes.put(first)
-            tx.nodes.put(a_node("n1"))
-            tx.nodes.put(second)
-
-        await store.write(change)
-        assert await store.read(lambda tx: tx.nodes.get("n2")) == second
-        assert await store.read(lambda tx: tx.nodes.all()) == [a_node("n1"), second]
-        with pytest.raises(Stale, match="n2"):
-            await store.write(lambda tx: tx.nodes.put(second))
-        await store.write(lambda tx: tx.nodes.remove("n2"))
-        await store.write(lambda tx: tx.nodes.remove("n2"))
-        assert await store.read(lambda tx: tx.nodes.get("n2")) is None
-
-    # --- idempotency keys, secrets, settings --------------------------------------------------
-
-    async def test_key_is_recalled_for_the_same_request_and_refused_for_another(self, store: Store) -> None:
-        await store.write(lambda tx: tx.keys.remember("user:ana", "k", "f1", b"\x00answer\xff", 5.0))
-        assert await store.read(lambda tx: tx.keys.recall("user:ana", "k", "f1")) == b"\x00answer\xff"
-        assert await store.read(lambda tx: tx.keys.recall("user:bob", "k", "f2")) is None
-        with pytest.raises(KeyReused) as caught:
-            await store.read(lambda tx: tx.keys.recall("user:ana", "k", "f2"))
-        assert caught.value.code == "idempotency.mismatch"
-
-    async def test_old_keys_are_purged(self, store: Store) -> None:
-        def change(tx: Tx) -> int:
-            for n in range(4):
-                tx.keys.remember("user:ana", f"k{n}", "f", b"", float(n))
-            return tx.keys.purge(2.0)
-
-        assert await store.write(change) == 2
-        assert await store.read(lambda tx: tx.keys.recall("user:ana", "k1", "f")) is None
-        assert await store.read(lambda tx: tx.keys.recall("user:ana", "k2", "f")) == b""
-
-    async def test_sealed_secret_is_replaced_and_dropped(self, store: Store) -> None:
-        await store.write(lambda tx: tx.secrets.put("job_1", b"\x00one"))
-        await store.write(lambda tx: tx.secrets.put("job_1", b"two"))
-        assert await store.read(lambda tx: tx.secrets.get("job_1")) == b"two"
-        await store.write(lambda tx: tx.secrets.drop("job_1"))
-        await store.write(lambda tx: tx.secrets.drop("job_1"))
-        assert await store.read(lambda tx: tx.secrets.get("job_1")) is None
-
-    async def test_setting_is_replaced(self, store: Store) -> None:
-        await store.write(lambda tx: tx.meta.set("cluster", "one"))
-        await store.write(lambda tx: tx.meta.set("cluster", "two"))
-        assert await store.read(lambda tx: tx.meta.get("cluster")) == "two"
-        assert await store.read(lambda tx: tx.meta.get("nothing")) is None
-
-    # --- people -------------------------------------------------------------------------------
-
-    async def test_users_are_found_by_id_and_name_and_names_are_taken_once(self, store: Store) -> None:
-        ana = User(user_id="usr_2", name="ana", cluster_role=Role.ADMIN, created_at=1.5)
-        zoe = User(user_id="usr_1", name="zoe")
-
-        def change(tx: Tx) -> None:
-            tx.people.add_user(zoe)
-            tx.people.add_user(ana)
-            tx.people.update_user(replace(zoe, is_active=False))
-
-        await store.write(change)
-        assert await store.read(lambda tx: tx.people.get_user("usr_2")) == ana
-        assert await store.read(lambda tx: tx.people.user_by_name("ana")) == ana
-        assert await store.read(lambda tx: tx.people.user_by_name("Ana")) is None
-        assert await store.read(lambda tx: tx.people.users()) == [ana, replace(zoe, is_active=False)]
-        with pytest.raises(StateError, match="`ana`"):
-            await store.write(lambda tx: tx.people.add_user(User(user_id="usr_3", name="ana")))
-        with pytest.raises(NotFound):
-            await store.write(lambda tx: tx.people.update_user(User(user_id="usr_9", name="bob")))
-
-    async def test_project_keeps_its_uid_and_uids_are_never_given_twice(self, store: Store) -> None:
-        def change(tx: Tx) -> list[int]:
-            uids = [tx.people.next_uid(), tx.people.next_uid()]
-            tx.people.add_project(Project(name="vision", uid=uids[0]))
-            tx.people.update_project(Project(name="vision", uid=uids[0], max_open_jobs=5))
-            return uids
-
-        assert await store.write(change) == [200_000, 200_001]
-        assert await store.write(lambda tx: tx.people.next_uid()) == 200_002
-        vision = Project(name="vision", uid=200_000, max_open_jobs=5)
-        assert await store.read(lambda tx: tx.people.get_project("vision")) == vision
-        assert await store.read(lambda tx: tx.people.projects()) == [vision]
-        with pytest.raises(StateError, match="`vision`"):
-            await store.write(lambda tx: tx.people.add_project(replace(vision, uid=200_009)))
-        with pytest.raises(NotFound):
-            await store.write(lambda tx: tx.people.update_project(replace(vision, uid=1)))
-
-    async def test_memberships_are_set_changed_listed_and_removed(self, store: Store) -> None:
-        def change(tx: Tx) -> None:
-            for user_id, name in (("usr_1", "zoe"), ("usr_2", "ana")):
-                tx.people.add_user(User(user_id=user_id, name=name))
-                for project in ("vision", "speech"):
-                    tx.people.set_membership(_member(user_id, name, project, Role.VIEWER))
-            tx.people.set_membership(_member("usr_1", "zoe", "vision", Role.LEAD))
-            tx.people.remove_membership("usr_2", "speech")
-
-        await store.write(change)
-        zoe_leads = _member("usr_1", "zoe", "vision", Role.LEAD)
-        ana_views = _member("usr_2", "ana", "vision", Role.VIEWER)
-        zoe_views = _member("usr_1", "zoe", "speech", Role.VIEWER)
-        assert await store.read(lambda tx: tx.people.membership("usr_1", "vision")) == zoe_leads
-        assert await store.read(lambda tx: tx.people.membership("usr_2", "speech")) is None
-        assert await store.read(lambda tx: tx.people.memberships()) == [zoe_views, ana_views, zoe_leads]
-        assert await store.read(lambda tx: tx.people.memberships(user_id="usr_2")) == [ana_views]
-        assert await store.read(lambda tx: tx.people.memberships(project="speech")) == [zoe_views]
-
-    async def test_token_is_kept_as_a_hash_and_revoked_once(self, store: Store) -> None:
-        token = Token(token_id="tok_1", user_id="usr_1", secret_hash=b"\x00\xff" * 16, project="vision")
-
-        def change(tx: Tx) -> None:
-            tx.people.add_token(token)
-            tx.people.add_token(replace(token, token_id="tok_2", user_id="usr_2"))
-
-        await store.write(change)
-        assert await store.read(lambda tx: tx.people.get_token("tok_1")) == token
-        assert [t.token_id for t in await store.read(lambda tx: tx.people.tokens())] == ["tok_1", "tok_2"]
-        assert [t.token_id for t in await store.read(lambda tx: tx.people.tokens("usr_2"))] == ["tok_2"]
-        await store.write(lambda tx: tx.people.revoke_token("tok_1", 9.0))
-        again = await store.write(lambda tx: tx.people.revoke_token("tok_1", 10.0))
-        assert again.revoked_at == 9.0
-        assert await store.read(lambda tx: tx.people.get_token("tok_1")) == again
-        with pytest.raises(NotFound, match="tok_9"):
-            await store.write(lambda tx: tx.people.revoke_token("tok_9", 9.0))
-
 
 def _mixed_jobs(tx: Tx) -> None:
     add(tx, a_job(1))
@@ -625,10 +493,6 @@ def _page(
     tx: Tx, wanted: JobFilter, before: tuple[float, str] | None = None, limit: int = 10
 ) -> list[tuple[Job, Attempt]]:
     return tx.jobs.page(wanted, before, limit)
-
-
-def _member(user_id: str, name: str, project: str, role: Role) -> Membership:
-    return Membership(user_id=user_id, user_name=name, project=project, role=role)
 
 
 def _place(job: Job) -> tuple[float, str]:

@@ -34,7 +34,7 @@ MUTANTS = (
         "FENCE_MARGIN_S = 60.0",
         "FENCE_MARGIN_S = -20.0",
         "P3: replaced only when the supervisor has certainly stopped",
-        ("sim",),
+        ("control", "sim"),
     ),
     Mutant(
         "fence_forgets_late_submissions",

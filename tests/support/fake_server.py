@@ -159,6 +159,10 @@ def running_fake(port: int = 0) -> Iterator[FakeServer]:
         thread.join(timeout=5)
 
 
+def log_line(text: str, rank: int | None = 0) -> dict[str, Any]:
+    return {"at": 1_800_000_000.25, "node": "n1", "rank": rank, "stream": "o", "text": text}
+
+
 def sse(kind: str, data: Any, at: str | None = None) -> str:
     """One event as it travels."""
     return (f"id: {at}\n" if at else "") + f"event: {kind}\ndata: {json.dumps(data)}\n\n"
