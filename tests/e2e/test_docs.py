@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -21,6 +22,7 @@ from shoal.engines.local.inventory import node_name
 from shoal.home import holder
 from tests.style.tree import ROOT
 from tests.support.pages import Typed, blocks, transcript
+from tests.support.real_plane import until
 
 pytestmark = [
     pytest.mark.serial,
@@ -114,6 +116,19 @@ class Reader:
         )
         return done.stdout
 
+    def difference(self, step: Typed) -> str | None:
+        """What is not as it is written.
+
+        Who looks at the queue too early looks again, and nobody reads so fast that a job is killed before it
+        has made a step.
+        """
+        if step.command.startswith("kill"):
+            until(lambda: "[0] step" in self.type("shoal logs --rank 0 steps"), "a first step")
+        deadline = time.monotonic() + (COMMAND_S if step.command.startswith("shoal queue") else 0.0)
+        while (found := differs(step, self.type(step.command))) is not None and time.monotonic() < deadline:
+            time.sleep(0.5)
+        return found
+
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Reader]:
@@ -136,7 +151,7 @@ def test_the_quickstart_happens_as_it_is_written(reader: Reader) -> None:
         if block.title:
             (reader.place / block.title).write_text(block.text)
         for step in transcript(block) if block.language == "console" else ():
-            difference = differs(step, reader.type(step.command))
+            difference = reader.difference(step)
             assert difference is None, difference
             typed += 1
     assert typed > 15
