@@ -15,7 +15,6 @@ from tests.support.cli import Shell
 from tests.support.fake_server import FakeServer, job_view, log_line, sse
 
 JOB_ID = f"job_{17:026d}"
-LOGS = f"/v1/jobs/{JOB_ID}/logs"
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ from shoal.wire import EndKind, NodeOutcome, Order
 from tests.support.local_engine import SECRET, Local
 
 pytestmark = pytest.mark.anyio
-NOBODY = (65534, 65534) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
 
 
 async def test_a_dead_supervisor_is_lost_only_once_its_leftovers_are_gone(local: Local) -> None:
