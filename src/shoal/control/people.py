@@ -80,7 +80,7 @@ def _keep_an_admin(tx: Tx) -> None:
 
 
 async def create_project(
-    core: Core, actor: Actor, name: str, limits: dict[str, int], key: str | None
+    core: Core, actor: Actor, name: str, limits: dict[str, Any], key: str | None
 ) -> Project:
     """`limits` names fields of Project: `max_open_jobs`, `max_priority`, `max_upload_bytes`."""
 
@@ -96,7 +96,7 @@ async def create_project(
 
 
 async def update_project(
-    core: Core, actor: Actor, name: str, limits: dict[str, int], key: str | None
+    core: Core, actor: Actor, name: str, limits: dict[str, Any], key: str | None
 ) -> Project:
     def make(tx: Tx, now: float) -> Project:
         updated = msgspec.structs.replace(_project(tx, name), **limits)
