@@ -15,6 +15,7 @@ from shoal.control.frozen import Frozen, freeze
 from shoal.control.once import fingerprint, once
 from shoal.control.record import note
 from shoal.control.snapshot import label
+from shoal.control.tree import check_share
 from shoal.errors import Denied, LimitReached, NotFound, ShoalError, SpecError, TooLarge
 from shoal.identity import seal_secrets
 from shoal.model.job import ArrayPlace, Dependency, DependencyKind, Job
@@ -135,8 +136,11 @@ def check_fit(core: Core, frozen: Frozen) -> None:
     """Refuse what no set of this cluster's nodes could ever hold; with no nodes known yet, wait."""
     never = core.nodes.never_fits(frozen.request, core.clock.now())
     if never is not None:
-        who = f"job `{frozen.spec.name}`" if frozen.spec.name else "the job"
-        raise SpecError(f"{who} {never.sentence}", hint=never.hint, **never.facts)
+        raise SpecError(f"{_who(frozen.spec)} {never.sentence}", hint=never.hint, **never.facts)
+
+
+def _who(spec: JobSpec) -> str:
+    return f"job `{spec.name}`" if spec.name else "the job"
 
 
 def _accept(core: Core, tx: Tx, actor: Actor, asked: Asked, frozen: Frozen, now: float) -> list[Job]:
@@ -145,6 +149,7 @@ def _accept(core: Core, tx: Tx, actor: Actor, asked: Asked, frozen: Frozen, now:
         raise NotFound(f"no project `{asked.project}`", hint="shoal project list")
     spec = frozen.spec
     check_priority(project, spec)
+    check_share(tx, project, frozen.request, _who(spec))
     indices = spec.array.indices if spec.array else (None,)
     after = _dependencies(tx, spec, project.name)
     check_size(frozen, after, len(indices))

@@ -95,15 +95,19 @@ class Fair:
         account = self._accounts.get(project)
         return 0.0 if account is None else self._value(account, now)
 
+    def total(self, project: str, now: float) -> float:
+        """Decayed device-seconds of the project and all below it."""
+        if self._totals_of != (now, self._tree.version):
+            self._add_up(now)
+        return self._totals.get(project, 0.0)
+
     def standing(self, project: str, now: float) -> Standing:
         """Usage over weight at each level of the tree, from the top. Less is first.
 
         Jobs of a project that has others below it stand among those, with a weight of 1.
         """
-        if self._totals_of != (now, self._tree.version):
-            self._total(now)
         line = self._tree.line(project)
-        levels = [self._totals.get(view.name, 0.0) / view.weight for view in reversed(line)]
+        levels = [self.total(view.name, now) / view.weight for view in reversed(line)]
         if self._tree.has_children(project):
             levels.append(self.used(project, now))
         return tuple(levels)
@@ -146,7 +150,7 @@ class Fair:
         """What holding `rate` devices for so long comes to at the end of it."""
         return -rate * self._half_life_s / log(2) * expm1(-seconds / self._half_life_s * log(2))
 
-    def _total(self, now: float) -> None:
+    def _add_up(self, now: float) -> None:
         """Once a plan, in steps that grow with the number of projects: never with that of jobs."""
         self._totals = {}
         for project, account in sorted(self._accounts.items()):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from shoal.scheduler.amounts import MILLI
 from shoal.scheduler.snapshot import Candidate
 from shoal.scheduler.tree import Device, Refusal
@@ -34,12 +36,12 @@ def sentence(refusal: Refusal) -> str:
 def hint(refusal: Refusal) -> str:
     if refusal.asked > refusal.allowed:
         return (
-            "ask for less, or ask an admin to raise it; see what each project may have with `shoal project`"
+            f"ask for less, or ask an admin to raise it; see it with `shoal project show {refusal.project}`"
         )
-    return "wait for jobs of the project to end; see what each project holds with `shoal project`"
+    return f"wait for jobs of the project to end; see it with `shoal project show {refusal.project}`"
 
 
-def facts(refusal: Refusal) -> dict[str, object]:
+def facts(refusal: Refusal) -> dict[str, Any]:
     """CPUs whole, as people write them."""
     scale = 1 if refusal.device is Device.GPUS else MILLI
     numbers = {

@@ -67,7 +67,7 @@ class _Bounds:
 class _Node:
     """A project in its place. `line` begins with it and ends at the top of the tree."""
 
-    __slots__ = ("bounded", "cpus", "gpus", "has_children", "held", "line", "own", "quotas", "view")
+    __slots__ = ("bounded", "cpus", "gpus", "has_children", "held", "line", "own", "quotas", "view", "views")
 
     def __init__(self, view: ProjectView, parent: _Node | None) -> None:
         self.view = view
@@ -75,6 +75,7 @@ class _Node:
         self.own = self.held = Amount(0, 0)
         self.has_children = False
         self.line: tuple[_Node, ...] = (self, *(parent.line if parent else ()))
+        self.views: tuple[ProjectView, ...] = (view, *(parent.views if parent else ()))
         # Where nobody set anything these are empty, and asking them costs nothing.
         self.bounded = tuple(n for n in self.line if min(n.gpus.ceiling, n.cpus.ceiling) < inf)
         self.quotas = tuple(n for n in self.line if (n.gpus.quota, n.cpus.quota) != (None, None))
@@ -169,7 +170,7 @@ class Tree:
 
     def line(self, project: str) -> tuple[ProjectView, ...]:
         """The project and those above it, to the top of the tree."""
-        return tuple(node.view for node in self._node(project).line)
+        return self._node(project).views
 
     def has_children(self, project: str) -> bool:
         return self._node(project).has_children

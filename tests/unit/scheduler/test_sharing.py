@@ -70,7 +70,7 @@ def test_an_explanation_carries_the_numbers_and_something_to_type() -> None:
         "borrow": 4,
     }
     assert told.hint is not None
-    assert told.hint.endswith("`shoal project`")
+    assert told.hint.endswith("`shoal project show vision`")
 
 
 def test_a_limit_is_told_apart_from_a_quota_and_names_no_sibling() -> None:
