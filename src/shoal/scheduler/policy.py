@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal.scheduler.classes import CLASSES, PriorityClass
+
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """Order is always priority, then first come; this says what one that cannot start does to later ones."""
@@ -12,3 +14,5 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """Later jobs may start past one that waits for resources. False: a queue stops at its first such job."""
     patience_s: float = 600.0
     """The first job of a queue that waited longer than this keeps the nodes it needs from later ones."""
+    classes: tuple[PriorityClass, ...] = CLASSES
+    """Priorities that have a name, and what jobs of each may do to others."""
