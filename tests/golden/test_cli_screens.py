@@ -99,6 +99,8 @@ def life_of_a_job() -> list[dict[str, Any]]:
          "data": {"placed": ["att_1"], "starts": [], "waiting": 3}},
         {"kind": "member.set", "actor": "user:ana", "project": "vision", **about,
          "data": {"user": "bob", "role": "lead"}},
+        {"kind": "project.updated", "actor": "user:ana", "project": "vision", **about,
+         "data": {"quota": {"gpus": 64, "cpus": None}, "limit": None, "weight": 2.0}},
         {"kind": "access.denied", "actor": "user:eve", "project": None, **about,
          "data": {"what": "denied", "code": "denied", "method": "POST", "path": "/v1/nodes/n1/drain"}},
     ]  # fmt: skip
