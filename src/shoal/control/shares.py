@@ -23,12 +23,12 @@ class Share(msgspec.Struct, frozen=True):
     its part. None while none of them had anything."""
 
 
-def shares(tx: Tx, now: float) -> dict[str, Share]:
+def shares(tx: Tx, half_life_s: float, now: float) -> dict[str, Share]:
     """Of every project there is."""
     projects = tx.people.projects()
     tree = Tree(map(project_view, projects))
-    fair = Fair(tree)
-    fair.tell(recall(tx).usages)
+    fair = Fair(tree, half_life_s)
+    fair.tell(recall(tx, half_life_s).usages)
     hold_all(tx, fair)
     for job, attempt in tx.attempts.holding():
         tree.take(job.project, held_by(attempt.allocation))

@@ -15,7 +15,7 @@ import msgspec
 from shoal.control.core import Core
 from shoal.model.attempt import Attempt
 from shoal.scheduler.devices import held_by
-from shoal.scheduler.fair import HALF_LIFE_S, Fair, Usage
+from shoal.scheduler.fair import Fair, Usage
 from shoal.scheduler.tree import Tree
 from shoal.store import EventFilter, Tx
 
@@ -33,7 +33,7 @@ class Recalled(msgspec.Struct, frozen=True):
     usages: tuple[Usage, ...]
 
 
-def recall(tx: Tx, half_life_s: float = HALF_LIFE_S) -> Recalled:
+def recall(tx: Tx, half_life_s: float) -> Recalled:
     """As of this transaction. What is held counts up to each usage's `at`; `Fair.hold` goes on from there."""
     seen = tx.events.head().seq
     text = tx.meta.get(KEY)
@@ -60,7 +60,7 @@ def hold_all(tx: Tx, fair: Fair) -> None:
 
 async def write_down(core: Core) -> None:
     """May be repeated. What happens between the two steps is after `seen`, and read next time."""
-    recalled = await core.store.read(recall)
+    recalled = await core.store.read(lambda tx: recall(tx, core.policy.half_life_s))
     text = msgspec.json.encode(recalled).decode()
     await core.store.write(lambda tx: tx.meta.set(KEY, text))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from shoal.scheduler.classes import CLASSES, PriorityClass
+from shoal.scheduler.fair import HALF_LIFE_S
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -14,5 +15,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """Later jobs may start past one that waits for resources. False: a queue stops at its first such job."""
     patience_s: float = 600.0
     """The first job of a queue that waited longer than this keeps the nodes it needs from later ones."""
+    half_life_s: float = HALF_LIFE_S
+    """How long until what a project had counts half. Longer: fairness over weeks; shorter: over hours."""
     classes: tuple[PriorityClass, ...] = CLASSES
     """Priorities that have a name, and what jobs of each may do to others."""

@@ -10,7 +10,7 @@ from shoal.control.shares import Share, shares
 from shoal.control.usage import recall, write_down
 from shoal.model.job import Job
 from shoal.scheduler.devices import Amount
-from shoal.scheduler.fair import Fair
+from shoal.scheduler.fair import HALF_LIFE_S, Fair
 from shoal.scheduler.tree import Tree
 from tests.support.lab import ANA, Lab, now
 
@@ -21,7 +21,7 @@ CPUS = {"cpus": 4}
 def used(lab: Lab) -> float:
     """By the lab's project, in device-seconds, as a planner that was just started would have it."""
     fair = Fair(Tree())
-    fair.tell(lab.read(recall).usages)
+    fair.tell(lab.read(lambda tx: recall(tx, HALF_LIFE_S)).usages)
     for _, attempt in lab.read(lambda tx: tx.attempts.holding()):
         assert attempt.placed_at is not None
         fair.hold("lab", Amount(0, 4000), attempt.placed_at)
@@ -72,15 +72,15 @@ def test_what_was_written_down_is_not_read_again() -> None:
     lab = Lab()
     ended(lab, lab.running(resources=CPUS))
     anyio.run(clean, lab.core)
-    seen = lab.read(recall).seen
+    seen = lab.read(lambda tx: recall(tx, HALF_LIFE_S)).seen
     assert lab.read(lambda tx: tx.meta.get("usage") or "").startswith(f'{{"seen":{seen},')
 
 
 def test_a_project_that_had_more_than_its_part_stands_above_1() -> None:
     lab = Lab()
     now(lab.plane.create_project(ANA, "other", {"weight": 3.0}))
-    assert lab.read(lambda tx: shares(tx, lab.clock.now()))["lab"] == Share(Amount(0, 0), None)
+    assert lab.read(lambda tx: shares(tx, HALF_LIFE_S, lab.clock.now()))["lab"] == Share(Amount(0, 0), None)
     lab.running(resources=CPUS)
     lab.clock.advance(HOUR)
-    found = lab.read(lambda tx: shares(tx, lab.clock.now()))
+    found = lab.read(lambda tx: shares(tx, HALF_LIFE_S, lab.clock.now()))
     assert found == {"lab": Share(Amount(0, 4000), 4.0), "other": Share(Amount(0, 0), 0.0)}

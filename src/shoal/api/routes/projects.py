@@ -128,12 +128,14 @@ async def remove_member(
 
 async def _views(call: Call, projects: list[Project]) -> list[views.ProjectView]:
     """With what each of them holds now."""
-    now = call.plane.core.clock.now()
+    core = call.plane.core
+    now, half_life_s = core.clock.now(), core.policy.half_life_s
 
     def load(tx: Tx) -> tuple[dict[str, int], dict[str, Share]]:
-        return {project.name: tx.jobs.count_open(project.name) for project in projects}, shares(tx, now)
+        counts = {project.name: tx.jobs.count_open(project.name) for project in projects}
+        return counts, shares(tx, half_life_s, now)
 
-    counts, share = await call.plane.core.store.read(load)
+    counts, share = await core.store.read(load)
     return [
         render_project(project, call.caller.role_in(project.name), counts[project.name], share[project.name])
         for project in projects
