@@ -3,6 +3,7 @@
 Pure and deterministic: never talks to an engine, never reads a clock, never changes the snapshot.
 A `planner` follows the facts in its `book`: `capacity` of the nodes, `rows` of those who wait. A `cycle` asks
 `gang` and `fit` where somebody fits and `soonest` when, and keeps `claims` for whoever is promised a start.
+`preempt` makes room for those who have the `rights` to it, from `victims` by what their end loses.
 """
 
 from shoal.scheduler.eligible import explain_unmet
@@ -10,12 +11,14 @@ from shoal.scheduler.impossible import impossible
 from shoal.scheduler.planner import Planner, plan
 from shoal.scheduler.policy import Policy
 from shoal.scheduler.snapshot import Candidate, GpuView, Holding, NodeView, Snapshot, UnmetDependency
-from shoal.scheduler.types import Explanation, Plan, Promise, Start, Why
+from shoal.scheduler.types import Eviction, Explanation, Ground, Plan, Promise, Start, Why
 
 __all__ = [
     "Candidate",
+    "Eviction",
     "Explanation",
     "GpuView",
+    "Ground",
     "Holding",
     "NodeView",
     "Plan",

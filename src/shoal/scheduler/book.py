@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from itertools import groupby
 
+import msgspec
+
 from shoal.model.attempt import Allocation
 from shoal.scheduler.amounts import MILLI, Demand
 from shoal.scheduler.capacity import Capacity
@@ -19,6 +21,7 @@ from shoal.scheduler.possible import Possible
 from shoal.scheduler.rows import Line, LineKey, Place, Rows, place_by_due, place_by_length
 from shoal.scheduler.snapshot import Candidate, Holding, NodeView
 from shoal.scheduler.soonest import Soonest
+from shoal.scheduler.stakes import Stakes
 from shoal.scheduler.tree import Refusal, Tree
 
 Rank = tuple[float, ...]
@@ -34,6 +37,7 @@ class Book:
         self.finders = Finders(self.capacity)
         self.soonest = Soonest(self.capacity)
         self.rows = Rows()
+        self.stakes = Stakes()
         self.holdings: dict[str, Holding] = {}
         self.kept_back: dict[str, Candidate] = {}
         """Wait for a dependency or a moment, not for room."""
@@ -87,6 +91,11 @@ class Book:
         if was == holding:
             return False
         if was is not None and was.allocation == holding.allocation and was.array_id == holding.array_id:
+            self.stakes.remove(was)
+            self.stakes.add(holding)
+            if msgspec.structs.replace(was, checkpoint_at=holding.checkpoint_at) == holding:
+                self.holdings[holding.attempt_id] = holding
+                return False  # where its work is safe until decides who is evicted, and not whether
             self.capacity.retime(holding, was)
             held = held_by(holding.allocation)
             self.fair.release(was.project, held, was.placed_at)
@@ -154,6 +163,7 @@ class Book:
 
     def _take(self, holding: Holding) -> None:
         self.holdings[holding.attempt_id] = holding
+        self.stakes.add(holding)
         self.capacity.hold(holding)
         held = held_by(holding.allocation)
         self.tree.take(holding.project, held)
@@ -163,6 +173,7 @@ class Book:
 
     def _give(self, attempt_id: str, at: float) -> None:
         holding = self.holdings.pop(attempt_id)
+        self.stakes.remove(holding)
         self.capacity.release(holding)
         held = held_by(holding.allocation)
         self.tree.give(holding.project, held)

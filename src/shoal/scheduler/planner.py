@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 from math import inf
 
+import msgspec
+
 from shoal.scheduler.book import Book
 from shoal.scheduler.cycle import Cycle
 from shoal.scheduler.devices import ProjectView
@@ -140,11 +142,17 @@ class Planner:
         if not (self._is_calm and is_later and cycle.run_newcomers(newcomers, now)):
             cycle = self._cycle = Cycle(self._book, self.policy, now)
             cycle.run()
-            self._is_calm = True
+            # Until it is told that they stop, another plan asks again.
+            self._is_calm = not cycle.preemption.evictions
         self.planned_at = now
         again = min(cycle.good_until, self._moments[0][0] if self._moments else inf)
         starts, cycle.starts = tuple(cycle.starts), []
-        return Plan(starts=starts, promises=cycle.promises(), look_again_at=None if again == inf else again)
+        return Plan(
+            starts=starts,
+            promises=cycle.promises(),
+            evictions=tuple(cycle.preemption.evictions),
+            look_again_at=None if again == inf else again,
+        )
 
     def explain(self, attempt_id: str, now: float) -> Explanation | None:
         """Why it has not started, as of the last plan; None when it does not wait."""
@@ -181,6 +189,4 @@ def plan(snapshot: Snapshot, policy: Policy, now: float) -> Plan:
     starting = {start.attempt_id for start in made.starts}
     waiting = sorted(one.attempt_id for one in snapshot.candidates if one.attempt_id not in starting)
     told = tuple(said for said in (planner.explain(one, now) for one in waiting) if said is not None)
-    return Plan(
-        starts=made.starts, promises=made.promises, explanations=told, look_again_at=made.look_again_at
-    )
+    return msgspec.structs.replace(made, explanations=told)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import inf
 
-from shoal.scheduler.amounts import Amounts, Need
+from shoal.model.attempt import NodeShare
+from shoal.scheduler.amounts import Amounts, Need, millicpus_needed
 from shoal.scheduler.capacity import NodeUse, by_kind
 from shoal.scheduler.fit import fits
 
@@ -38,6 +40,21 @@ def free_by(node: NodeUse, at: float) -> Amounts:
             break
         free = after
     return free
+
+
+def free_without(node: NodeUse, shares: Iterable[NodeShare]) -> Amounts:
+    """What is free once those are given back."""
+    millicpus, memory, disk = node.free[:3]
+    back: set[int] = set()
+    for share in shares:
+        millicpus += millicpus_needed(share.cpus)
+        memory += share.memory_bytes
+        disk += share.disk_bytes
+        back.update(share.gpu_ids)
+    if not back:
+        return node.free._replace(millicpus=millicpus, memory_bytes=memory, disk_bytes=disk)
+    gpus = {gpu for gpu in node.view.gpus if gpu.index in back}.union(node.free_gpus)
+    return Amounts(millicpus, memory, disk, len(gpus), by_kind(gpus))
 
 
 def _steps(node: NodeUse) -> list[tuple[float, Amounts]]:

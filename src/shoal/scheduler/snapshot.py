@@ -47,6 +47,10 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     expected_s: float | None = None
     """As it was when the job was submitted."""
+    is_leaving: bool = False
+    """It was asked to stop and is not gone yet."""
+    checkpoint_at: float | None = None
+    """When it last saved what it had done, as far as anybody knows."""
 
 
 class UnmetDependency(msgspec.Struct, frozen=True, kw_only=True):
