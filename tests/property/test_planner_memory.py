@@ -79,7 +79,7 @@ def test_planner_that_followed_every_change_plans_like_one_that_did_not(
     life, changes = case
     for fresh, made in _plans(life, changes):
         again = fresh.plan(life.now)
-        assert (made.starts, made.promises) == (again.starts, again.promises)
+        assert (made.starts, made.promises, made.evictions) == (again.starts, again.promises, again.evictions)
         for waiting in life.planner.snapshot().candidates:
             told = life.planner.explain(waiting.attempt_id, life.now)
             assert told == fresh.explain(waiting.attempt_id, life.now)

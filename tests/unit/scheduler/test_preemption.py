@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from shoal.model.people import Devices
-from shoal.scheduler import Ground, Holding, Plan, Planner, Policy, Snapshot, Why, plan
+from shoal.scheduler import Candidate, Ground, Holding, Plan, Planner, Policy, Snapshot, Why, plan
 from shoal.scheduler.devices import ProjectView
 from shoal.scheduler.loss import RESTART_S, lost, lost_s
 from tests.support.clusters import (
@@ -34,7 +34,9 @@ def ran(number: int, shares: dict[str, tuple[int, ...]], seconds: float, **field
     return holding(number, shares, placed_at=NOW - seconds, **fields)
 
 
-def with_projects(*views: ProjectView, held: tuple[Holding, ...], waiting: tuple, count: int = 1) -> Snapshot:
+def with_projects(
+    *views: ProjectView, held: tuple[Holding, ...], waiting: tuple[Candidate, ...], count: int = 1
+) -> Snapshot:
     return Snapshot(nodes=nodes(count), holdings=held, candidates=waiting, projects=views)
 
 
