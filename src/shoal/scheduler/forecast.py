@@ -29,7 +29,7 @@ SHORTEST_S = 10.0
 UNKNOWN_S = 3600.0
 """Expected of the first run of all, where it has no limit."""
 NUM_SHARES = 64
-SURE_QUANTILE = 0.02
+"""Of this many last runs all but the worst must have used a share of their limits for it to count as sure."""
 MAX_KINDS = 50_000
 """About 25 MB when all are full."""
 
@@ -135,11 +135,10 @@ class Forecast:
         return len(self._kinds)
 
     def _sure(self) -> float:
-        """The share of its limit that nearly every run used lately; 0 until there are enough of them."""
+        """The share of its limit that every run but one used lately; 0 until there are enough of them."""
         if self._sure_share is None:
-            shares = sorted(self._shares)
-            at = int(SURE_QUANTILE * len(shares))
-            self._sure_share = min(shares[at], 1.0) if len(shares) >= NUM_ENOUGH else 0.0
+            is_full = len(self._shares) == NUM_SHARES
+            self._sure_share = min(sorted(self._shares)[1], 1.0) if is_full else 0.0
         return self._sure_share
 
     def _note(self, key: Hashable, value: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.scheduler.expectation import Expectation
-from shoal.scheduler.forecast import NUM_ENOUGH, UNKNOWN_S, Ask, Forecast
+from shoal.scheduler.forecast import NUM_SHARES, UNKNOWN_S, Ask, Forecast
 
 HOUR = 3600.0
 
@@ -68,17 +68,19 @@ def test_a_user_called_as_a_kind_of_everybody_is_only_a_user() -> None:
 
 
 def test_a_run_is_sure_to_last_where_all_used_their_limits() -> None:
-    exact = taught(ask(limit_s=HOUR), *[HOUR] * NUM_ENOUGH)
+    exact = taught(ask(limit_s=HOUR), *[HOUR] * NUM_SHARES)
     assert exact.expect(ask("ben", limit_s=2 * HOUR)).sure_s == 2 * HOUR
 
 
-def test_one_run_that_died_at_once_ends_the_certainty() -> None:
-    forecast = taught(ask(limit_s=HOUR), *[HOUR] * NUM_ENOUGH, 1)
-    assert forecast.expect(ask(limit_s=HOUR)).sure_s == 1
+def test_two_runs_that_died_at_once_end_the_certainty() -> None:
+    forecast = taught(ask(limit_s=HOUR), *[HOUR] * NUM_SHARES, 1)
+    assert forecast.expect(ask(limit_s=HOUR)).sure_s == HOUR
+    forecast.note(ask(limit_s=HOUR), 1)
+    assert forecast.expect(ask(limit_s=HOUR)).sure_s == pytest.approx(1)
 
 
 def test_few_runs_are_sure_of_nothing() -> None:
-    assert taught(ask(), *[24 * HOUR] * (NUM_ENOUGH - 1)).expect(ask()).sure_s == 0
+    assert taught(ask(), *[24 * HOUR] * (NUM_SHARES - 1)).expect(ask()).sure_s == 0
 
 
 def test_kinds_not_seen_for_longest_are_forgotten_first() -> None:
