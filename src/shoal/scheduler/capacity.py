@@ -18,8 +18,8 @@ from shoal.scheduler.amounts import Amounts, lowest, millicpus_needed, millicpus
 from shoal.scheduler.journal import Journal
 from shoal.scheduler.snapshot import GpuView, Holding, NodeView
 
-End = tuple[float, NodeShare]
-"""When a share is given back at the latest (infinity where nobody knows), and the share."""
+End = tuple[float, int, NodeShare]
+"""When a share is given back at the latest (infinity where nobody knows), its thousandths of CPUs, itself."""
 _when = itemgetter(0)
 
 
@@ -52,26 +52,35 @@ class NodeUse:
 
     def take(self, share: NodeShare, ends_at: float) -> None:
         """Give `share` away. Free amounts may fall below zero when a node has shrunk under its holdings."""
-        insort(self.ends, (ends_at, share), key=_when)
-        self._change(share, -1)
+        millicpus = millicpus_needed(share.cpus)
+        insort(self.ends, (ends_at, millicpus, share), key=_when)
+        self._change(share, -millicpus, -1)
 
     def give(self, share: NodeShare, ends_at: float) -> None:
         """Take `share` back; it was taken with the same end."""
         place = bisect_left(self.ends, ends_at, key=_when)
-        while self.ends[place][1] != share:
+        while self.ends[place][2] != share:
             place += 1
-        del self.ends[place]
-        self._change(share, 1)
+        _, millicpus, _ = self.ends.pop(place)
+        self._change(share, millicpus, 1)
 
-    def _change(self, share: NodeShare, sign: int) -> None:
+    def retime(self, share: NodeShare, ends_at: float, to: float) -> None:
+        """`share` ends at another time than was said when it was taken."""
+        place = bisect_left(self.ends, ends_at, key=_when)
+        while self.ends[place][2] != share:
+            place += 1
+        _, millicpus, _ = self.ends.pop(place)
+        insort(self.ends, (to, millicpus, share), key=_when)
+
+    def _change(self, share: NodeShare, millicpus: int, sign: int) -> None:
         gpus = self.free.gpus
         if share.gpu_ids:
-            held = {index for _, other in self.ends for index in other.gpu_ids}
+            held = {index for _, _, other in self.ends for index in other.gpu_ids}
             devices = sorted(self.view.gpus, key=lambda gpu: gpu.index)
             self.free_gpus = tuple(gpu for gpu in devices if gpu.index not in held)
             gpus = by_kind(self.free_gpus)
         self.free = Amounts(
-            self.free.millicpus + sign * millicpus_needed(share.cpus),
+            self.free.millicpus + millicpus,
             self.free.memory_bytes + sign * share.memory_bytes,
             self.free.disk_bytes + sign * share.disk_bytes,
             len(self.free_gpus),
@@ -107,6 +116,7 @@ class Capacity:
         self.touched: Journal[str] = Journal()
         self._groups: dict[tuple[Amounts, Amounts], Group] = {}
         self._num_born = 0
+        self._most, self._most_as_of = (0, 0), -1
         self._absent: dict[str, list[End]] = {}
         """Held on nodes that are not there: they may come back."""
         for view in nodes:
@@ -123,7 +133,7 @@ class Capacity:
         """A new node, or one that changed. What is held there stays held."""
         ends = self._absent.pop(view.name, []) if view.name not in self.nodes else self._forget(view.name)
         node = self.nodes[view.name] = NodeUse(view)
-        for ends_at, share in ends:
+        for ends_at, _, share in ends:
             node.take(share, ends_at)
         self.stock.setdefault(node.whole, {})[view.name] = node
         self.num_node_changes += 1
@@ -143,11 +153,23 @@ class Capacity:
         for share in holding.allocation:
             self.give(share, ends_at(holding))
 
+    def retime(self, holding: Holding, was: Holding) -> None:
+        """It holds what it held before, until another time."""
+        for share in holding.allocation:
+            node = self.nodes.get(share.node)
+            if node is None:
+                self.give(share, ends_at(was))
+                self.take(share, ends_at(holding))
+            else:
+                node.retime(share, ends_at(was), ends_at(holding))
+                self.touched.append(node.name)
+
     def take(self, share: NodeShare, until: float) -> None:
         """Hand out a share of a node."""
         node = self.nodes.get(share.node)
         if node is None:
-            self._absent.setdefault(share.node, []).append((until, share))
+            away = self._absent.setdefault(share.node, [])
+            away.append((until, millicpus_needed(share.cpus), share))
             return
         self._leave(node)
         node.take(share, until)
@@ -157,11 +179,20 @@ class Capacity:
         """Take a share back that was handed out with the same end."""
         node = self.nodes.get(share.node)
         if node is None:
-            self._absent[share.node].remove((until, share))
+            self._absent[share.node].remove((until, millicpus_needed(share.cpus), share))
             return
         self._leave(node)
         node.give(share, until)
         self._join(node)
+
+    def most_free(self) -> tuple[int, int]:
+        """The most thousandths of CPUs and the most GPUs that are free on any open node."""
+        if self._most_as_of != self.touched.end:
+            frees = [group.free for group in self.groups]
+            cpus = max((free.millicpus for free in frees), default=0)
+            self._most = cpus, max((free.num_gpus for free in frees), default=0)
+            self._most_as_of = self.touched.end
+        return self._most
 
     def lowest_free(self) -> dict[Amounts, Amounts]:
         """For each capacity, the least of each amount that is free on any open node that has it."""
