@@ -28,6 +28,7 @@ COMMANDS = {
     "drain": ("nodes:drain", "Take a node out of work: its jobs are queued again."),
     "resume": ("nodes:resume", "Give a cordoned, drained or dead node work again."),
     "events": ("events:events", "What happened, in order."),
+    "explain-decision": ("decision:explain_decision", "Make a recorded decision of the scheduler again."),
     "audit": ("events:audit", "Who changed what; `--verify` checks the chain."),
     "login": ("login:login", "Remember a server and a token."),
     "project": ("project:app", "Projects, their quotas and members."),

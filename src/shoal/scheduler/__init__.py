@@ -11,6 +11,7 @@ from shoal.scheduler.impossible import impossible
 from shoal.scheduler.planner import Planner, plan
 from shoal.scheduler.policy import Policy
 from shoal.scheduler.snapshot import Candidate, GpuView, Holding, NodeView, Snapshot, UnmetDependency
+from shoal.scheduler.stamps import Stamps
 from shoal.scheduler.types import Eviction, Explanation, Ground, Plan, Promise, Start, Why
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Policy",
     "Promise",
     "Snapshot",
+    "Stamps",
     "Start",
     "UnmetDependency",
     "Why",

@@ -1,9 +1,9 @@
 """One pass over those who wait: who starts now, on which nodes, and who is promised a start.
 
-The higher rank first, and of each rank the heads first: a queue's candidates start in order of when they
-are due, up to the first that does not fit; that one is promised the nodes that serve it soonest. Then
-everybody else, the shortest first, as far as that delays no promise. All of it is decided from the book's
-facts and `now`, and nothing else.
+The higher rank first, and of each rank the heads first: those of a queue who are due, by arrival, then the
+others by score, up to the first that does not fit; that one is promised the nodes that serve it soonest.
+Then everybody else by score, as far as that delays no promise. All of it is decided from the book's facts
+and `now`, and nothing else.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shoal.scheduler.policy import Policy
 from shoal.scheduler.preempt import Preemption
 from shoal.scheduler.release import free_by
 from shoal.scheduler.rights import ClaimOrder, claim_order
-from shoal.scheduler.rows import Line, Place, Row
+from shoal.scheduler.rows import Line, Row, Turn
 from shoal.scheduler.snapshot import Candidate
 from shoal.scheduler.types import Promise, Start
 
@@ -44,8 +44,12 @@ class Cycle:
         """Whose first have others stop for them."""
         self.good_until = inf
         """From then on another pass may differ though nothing has happened."""
+        self.look_again_at = inf
+        """When such a pass may start somebody."""
 
     def run(self) -> None:
+        self._book.rows.come_to(self.now)
+        self.good_until = self._book.rows.next_due()
         for _, ranks in groupby(self._book.ranks(self.now), key=lambda lines: lines[0].key.priority):
             equal = list(ranks)
             self._serve_privileged([line for lines in equal for line in lines])
@@ -89,7 +93,7 @@ class Cycle:
         queue = [turn for line in lines if (turn := self._claim(line, 0)) is not None]
         heapify(queue)
         while queue:
-            _, (_, _, attempt_id), place, line = heappop(queue)
+            _, (_, (_, _, attempt_id)), place, line = heappop(queue)
             row = self._book.rows.row_of(attempt_id)
             if not self._start(row, attempt_id):
                 if not self._waits_for_room(row) or not self._make_room(attempt_id, row):
@@ -99,16 +103,19 @@ class Cycle:
             if following is not None:
                 heappush(queue, following)
 
-    def _claim(self, line: Line, place: int) -> tuple[ClaimOrder, Place, int, Line] | None:
+    def _claim(self, line: Line, place: int) -> tuple[ClaimOrder, Turn, int, Line] | None:
         """Whose turn it is of those who may evict others; None: nobody of this line."""
-        if place >= len(line.by_due) or not self.preemption.may_serve(line.key):
+        if not self.preemption.may_serve(line.key):
             return None
-        attempt_id = line.by_due[place][2]
-        asked, project = asked_by(self._book.rows.row_of(attempt_id).key.demand), line.key.project
-        if not self.preemption.is_privileged(self._book.rows.candidates[attempt_id], asked):
+        turn, rows = self._book.rows.nth(line, place), self._book.rows
+        if turn is None:
             return None
-        order = claim_order(project, asked, self._book.tree, self._book.fair, self.now)
-        return order, line.by_due[place], place, line
+        attempt_id = turn[1][2]
+        asked = asked_by(rows.row_of(attempt_id).key.demand)
+        if not self.preemption.is_privileged(rows.candidates[attempt_id], asked):
+            return None
+        order = claim_order(line.key.project, asked, self._book.tree, self._book.fair, self.now)
+        return order, turn, place, line
 
     def _make_room(self, attempt_id: str, row: Row) -> bool:
         head = self._book.rows.candidates[attempt_id]
@@ -127,14 +134,15 @@ class Cycle:
         passed: set[Row] = set()
         while True:
             firsts = [line.first(passed) for line in lines if line.key.queue not in self.heads]
-            place = min((first for first in firsts if first is not None), default=None)
-            if place is None:
+            turn = min((first for first in firsts if first is not None), default=None)
+            if turn is None:
                 return
-            row = self._book.rows.row_of(place[2])
-            if self._start(row, place[2]):
+            attempt_id = turn[1][2]
+            row = self._book.rows.row_of(attempt_id)
+            if self._start(row, attempt_id):
                 continue
             if self._waits_for_room(row):
-                self._promise(self._book.rows.candidates[place[2]], row)
+                self._promise(self._book.rows.candidates[attempt_id], row)
             else:
                 passed.add(row)
 
@@ -145,12 +153,12 @@ class Cycle:
         for row in rows:
             need = row.key.demand.need
             if need.millicpus <= most_cpus and need.num_gpus <= most_gpus:
-                queue.append((row.by_length[0], row))
+                queue.append((row.by_score[0], row))
         heapify(queue)
         while queue:
             (_, _, attempt_id), row = queue[0]
-            if self._start(row, attempt_id) and row.by_length:
-                heapreplace(queue, (row.by_length[0], row))
+            if self._start(row, attempt_id) and row.by_score:
+                heapreplace(queue, (row.by_score[0], row))
             else:
                 heappop(queue)
 
@@ -193,8 +201,9 @@ class Cycle:
         if turn.at == inf:
             waits_since = max(head.submitted_at, head.not_before)
             patient_until = waits_since + self._policy.patience_of(head.expected_s)
-            if self.now <= patient_until:
+            if self.now < patient_until:
                 self.good_until = min(self.good_until, patient_until)
+                self.look_again_at = patient_until
                 return
             self.claims.add(Claim(head, inf, dict.fromkeys(turn.nodes)))
             return

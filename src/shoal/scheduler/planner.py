@@ -145,7 +145,7 @@ class Planner:
             # Until it is told that they stop, another plan asks again.
             self._is_calm = not cycle.preemption.evictions
         self.planned_at = now
-        again = min(cycle.good_until, self._moments[0][0] if self._moments else inf)
+        again = min(cycle.look_again_at, self._moments[0][0] if self._moments else inf)
         starts, cycle.starts = tuple(cycle.starts), []
         return Plan(
             starts=starts,
