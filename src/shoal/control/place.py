@@ -8,6 +8,7 @@ import msgspec
 
 from shoal.control.actor import SHOAL
 from shoal.control.core import Core
+from shoal.control.evict import evict
 from shoal.control.queue import look
 from shoal.control.record import note
 from shoal.control.relearn import last_runs, relearn
@@ -43,9 +44,9 @@ async def place(core: Core) -> Cycle:
     made, doomed = core.planner.plan(now), core.queue.doomed
     placed: list[str] = []
     try:
-        if made.starts or doomed:
+        if made.starts or made.evictions or doomed:
             placed = await core.store.write(lambda tx: _record(core, tx, made, doomed, now, changes.seen))
-            if made.starts:
+            if made.starts or made.evictions:
                 core.queue.fresh.clear()
     finally:
         # Also when the store is away or we are cancelled: what is not known to be on disk waits again.
@@ -93,12 +94,15 @@ def _record(
     for attempt_id, because in doomed:
         stop = StopAsked(reason=EndReason.DEPENDENCY, by=str(SHOAL), because=because)
         core.recorder.advance(tx, attempt_id, stop)
-    if made.starts:
-        _record_decision(core, tx, made, placed, now, seen)
+    evicted = evict(core, tx, made.evictions, now)
+    if made.starts or made.evictions:
+        _record_decision(core, tx, made, placed, evicted, now, seen)
     return placed
 
 
-def _record_decision(core: Core, tx: Tx, made: Plan, placed: list[str], now: float, seen: int) -> None:
+def _record_decision(
+    core: Core, tx: Tx, made: Plan, placed: list[str], evicted: list[str], now: float, seen: int
+) -> None:
     """What was decided, from the log up to which event, and what of it was still possible.
 
     Whoever reads the log to `seen` can make the same decision again: `shoal explain-decision`.
@@ -107,6 +111,8 @@ def _record_decision(core: Core, tx: Tx, made: Plan, placed: list[str], now: flo
     data = {
         "starts": msgspec.to_builtins(made.starts),
         "placed": placed,
+        "evictions": msgspec.to_builtins(made.evictions),
+        "evicted": evicted,
         "waiting": core.planner.num_waiting,
         "seen": seen,
         "resting": core.queue.resting,
