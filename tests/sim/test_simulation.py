@@ -25,6 +25,7 @@ MUST_HAPPEN = (
     "clock jumps",
     "crashes",
     "drains",
+    "evictions",
     "failing disks",
     "fences passed",
     "full disks",

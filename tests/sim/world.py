@@ -111,7 +111,7 @@ class World:
             "retry": {"max": dice.choice([0, 1, 3]), "backoff": "2s"},
             "fence": f"{dice.choice([60, 120])}s",
             "grace": "5s",
-            "priority": dice.choice([0, 0, 5]),
+            "priority": dice.choice([0, 0, 0, 5, 50, 80]),
             "workdir": None,
         }
         if dice.random() < 0.3:
