@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import combinations
+from heapq import heapify, heappop, heappush
+from itertools import combinations, islice
 from typing import NamedTuple
 
 from shoal.model.attempt import NodeShare
@@ -25,6 +26,8 @@ from shoal.scheduler.stakes import Side
 
 EXTRA_NODES = 16
 """So many more nodes than it needs are compared."""
+NUM_JOBS = 4096
+"""So many of the cheapest jobs are seen before whole nodes are compared."""
 EXACT_UP_TO = 6
 """Jobs on one node, of which every set is tried."""
 
@@ -59,7 +62,10 @@ class Search:
         self._taken = taken
         self._now = now
         self._usable: dict[str, bool] = {}
+        self._losses: dict[str, float] = {}
         self._sides: frozenset[Side] = frozenset()
+        self._pending: dict[str, list[NodeShare]] = {}
+        """By node that is not looked at yet, what the cheapest hold there."""
         self._per_domain: Counter[str | None] = Counter()
         self._costs: dict[str, tuple[Cost, list[Holding]]] = {}
         """Nodes that could serve, and who would have to stop."""
@@ -92,18 +98,30 @@ class Search:
                 self._look_at(name)
         if not self._sides or self._is_enough(max(per_domain.values(), default=0)):
             return
-        pending: dict[str, list[NodeShare]] = {}
-        for attempt_id in book.stakes.cheapest(self._sides, self._need, self._now):
-            for share in book.holdings[attempt_id].allocation:
+        cheapest = book.stakes.cheapest(self._sides, self._need, self._now)
+        if self._look_where_run(islice(cheapest, NUM_JOBS), leaving):
+            return
+        # Where small jobs fill all nodes, no node is free of dear ones, but some have few.
+        for name in book.stakes.emptiest(4 * (self._demand.min_nodes + EXTRA_NODES), self._now):
+            if name not in self._costs and self._is_usable(name):
+                self._look_at(name)
+        if not self._is_enough(max(per_domain.values(), default=0)):
+            self._look_where_run(cheapest, leaving)
+
+    def _look_where_run(self, attempt_ids: Iterable[str], leaving: AbstractSet[str]) -> bool:
+        """Look at a node once enough of those have been seen there; whether there is a choice of nodes."""
+        wanted, pending = self._demand.min_nodes + EXTRA_NODES, self._pending
+        for attempt_id in attempt_ids:
+            for share in self._book.holdings[attempt_id].allocation:
                 if share.node in self._costs or not self._is_usable(share.node):
                     continue
                 here = pending.setdefault(share.node, [])
                 here.append(share)
                 if self._may_fit(share.node, here, leaving) and self._fits(share.node, here):
                     self._look_at(share.node)
-            is_choice = len(self._costs) >= self._demand.min_nodes + EXTRA_NODES
-            if is_choice and self._is_enough(max(per_domain.values())):
-                return
+            if len(self._costs) >= wanted and self._is_enough(max(self._per_domain.values())):
+                return True
+        return False
 
     def _may_fit(self, name: str, stopped: list[NodeShare], leaving: AbstractSet[str]) -> bool:
         """False: surely not. Most jobs that are looked at do not make room alone."""
@@ -168,7 +186,7 @@ class Search:
         if victims is None or domain is None:
             return
         self._per_domain[domain] += 1
-        loss = sum(lost(one, self._now) for one in victims)
+        loss = self._sum(victims)
         free = self._free(name, _shares(name, victims))
         self._costs[name] = (loss, free.num_gpus, free.millicpus, name), victims
 
@@ -178,9 +196,9 @@ class Search:
         if not self._fits(name, _shares(name, here)):
             return None
         if len(here) <= EXACT_UP_TO:
-            sets = (list(few) for count in range(1, len(here) + 1) for few in combinations(here, count))
-            able = (few for few in sets if self._fits(name, _shares(name, few)))
-            return min(able, key=lambda few: sum(lost(one, self._now) for one in few))
+            sets = [few for count in range(1, len(here) + 1) for few in combinations(here, count)]
+            by_loss = sorted(sets, key=self._sum)
+            return next(list(few) for few in by_loss if self._fits(name, _shares(name, few)))
         return self._greedy_set(name, here)
 
     def _greedy_set(self, name: str, here: list[Holding]) -> list[Holding]:
@@ -193,11 +211,20 @@ class Search:
             chosen.append(one)
             if self._fits(name, _shares(name, chosen)):
                 break
-        for one in sorted(chosen, key=lambda one: (-loss[one.attempt_id], one.attempt_id)):
+        for one in sorted(chosen, key=lambda one: (-self._lost(one), one.attempt_id)):
             fewer = [other for other in chosen if other is not one]
             if self._fits(name, _shares(name, fewer)):
                 chosen = fewer
         return chosen
+
+    def _sum(self, holdings: Iterable[Holding]) -> float:
+        return sum(self._lost(one) for one in holdings)
+
+    def _lost(self, one: Holding) -> float:
+        known = self._losses.get(one.attempt_id)
+        if known is None:
+            known = self._losses[one.attempt_id] = lost(one, self._now)
+        return known
 
     def _use(self, name: str, one: Holding) -> float:
         """How much of what it holds there is of use."""
@@ -215,25 +242,28 @@ class Search:
     def _choose(self, names: list[str], take: Callable[[list[Holding]], bool]) -> dict[str, Holding]:
         """Those who stop so that as many of the nodes as needed can serve, if they can."""
         victims: dict[str, Holding] = {}
-        left, ready = set(names), 0
-        while left and ready < self._demand.min_nodes:
-            _, name = min((self._costs[name][0], name) for name in left)
-            left.discard(name)
-            stop = self._costs[name][1]
-            if stop and not take(stop):
-                continue
+        queue, ready = [self._costs[name][0] for name in names], 0
+        heapify(queue)
+        while queue and ready < self._demand.min_nodes:
+            cost = heappop(queue)
+            known = self._costs.get(cost[-1])
+            if known is None or known[0] != cost or (known[1] and not take(known[1])):
+                continue  # it costs something else by now, or a right ran out
             ready += 1
-            for one in stop:
+            for one in known[1]:
                 victims[one.attempt_id] = self._gone[one.attempt_id] = one
-            self._look_again(stop)
-            left &= self._costs.keys()
+            for name in self._look_again(known[1]):
+                if name != cost[-1] and name in self._costs:
+                    heappush(queue, self._costs[name][0])
         return victims
 
-    def _look_again(self, holdings: Iterable[Holding]) -> None:
+    def _look_again(self, holdings: Iterable[Holding]) -> list[str]:
         """Where those run, it costs something else now."""
-        for name in sorted({share.node for one in holdings for share in one.allocation}):
-            if self._is_usable(name):
-                self._look_at(name)
+        nodes = sorted({share.node for one in holdings for share in one.allocation})
+        usable = [name for name in nodes if self._is_usable(name)]
+        for name in usable:
+            self._look_at(name)
+        return usable
 
     def _start_nodes(self) -> list[str] | None:
         """Where it starts once everybody who counts as gone is; None: nowhere."""
@@ -250,12 +280,19 @@ class Search:
 
     def _spare_some(self, victims: dict[str, Holding]) -> None:
         """Whoever it can start without goes on, the dearest first."""
-        for one in sorted(victims.values(), key=lambda one: (-lost(one, self._now), one.attempt_id)):
+        able = {name for name in self._costs if self._fits(name, ())}
+        count = Counter(self._domain(name) for name in able)
+        for one in sorted(victims.values(), key=lambda one: (-self._lost(one), one.attempt_id)):
             del self._gone[one.attempt_id]
-            if self._start_nodes() is None:
-                self._gone[one.attempt_id] = one
-            else:
+            here = [share.node for share in one.allocation if share.node in able]
+            lacking = [name for name in here if not self._fits(name, ())]
+            without = count - Counter(self._domain(name) for name in lacking)
+            if self._is_enough(max(without.values(), default=0)):
+                able.difference_update(lacking)
+                count = without
                 del victims[one.attempt_id]
+            else:
+                self._gone[one.attempt_id] = one
 
     def _found(self, victims: dict[str, Holding]) -> Found:
         nodes = self._start_nodes() or []
