@@ -32,6 +32,16 @@ class Cycle(NamedTuple):
     """Until the plan was on disk."""
 
 
+class Basis(NamedTuple):
+    """What a plan was made of."""
+
+    at: float
+    seen: int
+    """The newest event."""
+    saved: dict[str, float]
+    """Checkpoints heard of since the last plan that stopped somebody, by attempt; empty if this does not."""
+
+
 async def place(core: Core) -> Cycle:
     """Plan once and record it. What it starts is on disk, and nobody has told the engine yet."""
     began, now = core.clock.monotonic(), core.clock.now()
@@ -41,13 +51,17 @@ async def place(core: Core) -> Cycle:
         core.stamps.see(core.nodes.views(now))
     core.queue.take_in(changes)
     resting_s = core.queue.wake(now)
+    saved = dict(core.checkpoints.fresh)
     made, doomed = core.planner.plan(now), core.queue.doomed
     placed: list[str] = []
     try:
         if made.starts or made.evictions or doomed:
-            placed = await core.store.write(lambda tx: _record(core, tx, made, doomed, now, changes.seen))
+            basis = Basis(now, changes.seen, saved if made.evictions else {})
+            placed = await core.store.write(lambda tx: _record(core, tx, made, doomed, basis))
             if made.starts or made.evictions:
                 core.queue.fresh.clear()
+            if made.evictions:
+                core.checkpoints.recorded(saved)
     finally:
         # Also when the store is away or we are cancelled: what is not known to be on disk waits again.
         for start in made.starts:
@@ -77,10 +91,9 @@ async def _look_around(core: Core) -> None:
         raise
 
 
-def _record(
-    core: Core, tx: Tx, made: Plan, doomed: list[tuple[str, str]], now: float, seen: int
-) -> list[str]:
+def _record(core: Core, tx: Tx, made: Plan, doomed: list[tuple[str, str]], basis: Basis) -> list[str]:
     """Write the plan down. What changed since the look is left for the next cycle."""
+    now = basis.at
     open_nodes = {node.name for node in tx.nodes.all() if node.takes_work}
     placed = []
     for start in made.starts:
@@ -96,12 +109,12 @@ def _record(
         core.recorder.advance(tx, attempt_id, stop)
     evicted = evict(core, tx, made.evictions, now)
     if made.starts or made.evictions:
-        _record_decision(core, tx, made, placed, evicted, now, seen)
+        _record_decision(core, tx, made, placed, evicted, basis)
     return placed
 
 
 def _record_decision(
-    core: Core, tx: Tx, made: Plan, placed: list[str], evicted: list[str], now: float, seen: int
+    core: Core, tx: Tx, made: Plan, placed: list[str], evicted: list[str], basis: Basis
 ) -> None:
     """What was decided, from the log up to which event, and what of it was still possible.
 
@@ -114,8 +127,9 @@ def _record_decision(
         "evictions": msgspec.to_builtins(made.evictions),
         "evicted": evicted,
         "waiting": core.planner.num_waiting,
-        "seen": seen,
+        "seen": basis.seen,
+        "saved": basis.saved,
         "resting": core.queue.resting,
         "stamps": {one.attempt_id: (one.expected_s, one.due_at, one.score) for one in fresh},
     }
-    note(tx, "plan.made", now, SHOAL, data=data)
+    note(tx, "plan.made", basis.at, SHOAL, data=data)

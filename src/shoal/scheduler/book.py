@@ -88,6 +88,8 @@ class Book:
         """Whether anything was given back."""
         self.unconfirmed.pop(holding.attempt_id, None)
         was = self.holdings.get(holding.attempt_id)
+        if was is not None and holding.checkpoint_at is None:
+            holding = msgspec.structs.replace(holding, checkpoint_at=was.checkpoint_at)
         if was == holding:
             return False
         if was is not None and was.allocation == holding.allocation and was.array_id == holding.array_id:
@@ -106,6 +108,14 @@ class Book:
             self._give(holding.attempt_id, holding.placed_at)
         self._take(holding)
         return was is not None
+
+    def save(self, attempt_id: str, at: float) -> bool:
+        """It has a checkpoint of that time; what is said of it without one takes none away."""
+        holding = self.holdings.get(attempt_id)
+        if holding is None or attempt_id in self.unconfirmed:
+            return False
+        self.hold(msgspec.structs.replace(holding, checkpoint_at=at))
+        return True
 
     def release(self, attempt_id: str, at: float) -> bool:
         """Whether it held anything."""

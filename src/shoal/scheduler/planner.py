@@ -111,6 +111,15 @@ class Planner:
             self._disturb()
         self._explainer = None
 
+    def holds(self, attempt_id: str) -> bool:
+        return attempt_id in self._book.holdings
+
+    def save(self, attempt_id: str, at: float) -> bool:
+        """Its work up to then is safe. Decides who is evicted, and not whether anybody is. False: it is not
+        known to hold anything yet.
+        """
+        return self._book.save(attempt_id, at)
+
     def release(self, attempt_id: str, at: float) -> None:
         """It holds nothing any more, since `at`."""
         if self._book.release(attempt_id, at):

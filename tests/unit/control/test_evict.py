@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal.control.reports import renew
 from shoal.engines.fake import Act, always
 from shoal.model.attempt import AttemptState, EndReason
 from shoal.model.people import Devices, Project
 from shoal.scheduler import Why
+from shoal.sim.history.facts import facts_of
+from shoal.sim.history.replay import Replay
 from shoal.spec import parse_job
 from shoal.store import Tx
 from tests.support.lab import ANA, SPEC, USER, Lab, now
@@ -121,3 +124,22 @@ def test_restarted_control_plane_asks_nobody_again() -> None:
     lab.turn()
     assert lab.status(urgent) == "running"
     assert len(lab.events("job.evicted")) == 1
+
+
+def test_job_that_saved_is_chosen_before_one_that_did_not_and_told_so() -> None:
+    lab = Lab(num_nodes=2)
+    silent = lab.running(name="silent", resources=WHOLE)
+    lab.clock.advance(600)
+    saver = lab.running(name="saver", resources=WHOLE)
+    lab.clock.advance(1000)
+    for sent in lab.cluster.renewals():
+        if sent.renewal.attempt_id == lab.attempt(silent).attempt_id:
+            now(renew(lab.core, msgspec.structs.replace(sent.renewal, saved_s=30.0)))
+    lab.submit(resources=WHOLE, priority="production")
+    lab.place()
+    assert (lab.status(silent), lab.status(saver)) == ("stopping", "running")
+    assert lab.attempt(silent).message.endswith("at a loss of at most 0.17 GPU-hours, saved 30 s before")
+    log = lab.read(lambda tx: tx.events.page(0, limit=10_000))
+    verdicts = list(Replay().verdicts(facts_of(msgspec.to_builtins(log))))
+    assert verdicts[-1].evictions
+    assert all(verdict.is_equal for verdict in verdicts)

@@ -84,6 +84,8 @@ class Decision(msgspec.Struct, frozen=True):
     placed: tuple[str, ...]
     """The starts that were still possible when it was written down."""
     evictions: tuple[Eviction, ...]
+    saved: dict[str, float]
+    """Checkpoints heard of since the last one that stopped somebody."""
     resting: frozenset[str]
     stamps: dict[str, tuple[float | None, float | None, float | None]]
     """Of attempts that were stamped since the last one: expected run time, when it is due, its score."""
@@ -222,6 +224,7 @@ class _Reader:
             starts=msgspec.convert(data["starts"], tuple[Start, ...]),
             placed=tuple(data["placed"]),
             evictions=msgspec.convert(data.get("evictions", ()), tuple[Eviction, ...]),
+            saved=data.get("saved", {}),
             resting=frozenset(data["resting"]),
             stamps={attempt_id: tuple(stamps) for attempt_id, stamps in data["stamps"].items()},
         )

@@ -73,6 +73,8 @@ class Replay:
         for attempt_id, queued in self._waiting.items():
             if queued.backoff_s > 0:
                 self._judge(attempt_id, is_resting=attempt_id in decision.resting)
+        for attempt_id, at in decision.saved.items():
+            self.planner.save(attempt_id, at)
         made = self.planner.plan(decision.at)
         for start in made.starts:
             self.planner.undo(start.attempt_id)  # the log tells what became of it
