@@ -29,6 +29,8 @@ COMMANDS = {
     "resume": ("nodes:resume", "Give a cordoned, drained or dead node work again."),
     "events": ("events:events", "What happened, in order."),
     "audit": ("events:audit", "Who changed what; `--verify` checks the chain."),
+    "whatif": ("whatif:whatif", "Simulate a trace with something changed: nodes, policy, failures."),
+    "plan": ("plan:plan", "Find the smallest cluster that meets a target, and what it costs."),
     "login": ("login:login", "Remember a server and a token."),
     "project": ("project:app", "Projects, their quotas and members."),
     "user": ("user:app", "Users and their roles."),
