@@ -12,7 +12,16 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.yardsticks import clusters, logs, packing, policy_itp, policy_logs, policy_windows, windows
+from benchmarks.yardsticks import (
+    clusters,
+    logs,
+    packing,
+    policy_itp,
+    policy_logs,
+    policy_windows,
+    twin,
+    windows,
+)
 from benchmarks.yardsticks.section import Section, Traces, find_traces, say
 
 SECTIONS = (
@@ -20,6 +29,7 @@ SECTIONS = (
     logs.SECTION,
     clusters.SECTION,
     packing.SECTION,
+    twin.SECTION,
     policy_windows.SECTION,
     policy_logs.SECTION,
     policy_itp.SECTION,

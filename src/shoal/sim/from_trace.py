@@ -38,17 +38,22 @@ def read_workload(path: Path, shape: Shape | None = None) -> Workload:
     if shape is None:
         example = "160x8" if any(job.num_gpus for job in jobs) else "1024"
         raise TraceError(f"{path} does not say how large the cluster is", hint=f"--nodes {example}")
-    return workload_of(jobs, nodes_of(shape))
+    return workload_of(jobs, nodes_of(shape), has_our_queues=columns is SHOAL)
 
 
-def workload_of(jobs: Sequence[TraceJob], nodes: tuple[NodeView, ...]) -> Workload:
-    """Jobs in any order, on these nodes."""
+def workload_of(
+    jobs: Sequence[TraceJob], nodes: tuple[NodeView, ...], *, has_our_queues: bool = False
+) -> Workload:
+    """Jobs in any order, on these nodes.
+
+    Queues of other systems stand for limits and rights that ours do not: all jobs wait in one.
+    """
     widest = max((len(node.gpus) for node in nodes), default=0)
     ordered = sorted(jobs, key=lambda job: job.submitted_at)
-    return Workload(nodes=nodes, jobs=[_work(job, widest) for job in ordered])
+    return Workload(nodes=nodes, jobs=[_work(job, widest, has_our_queues=has_our_queues) for job in ordered])
 
 
-def _work(job: TraceJob, widest: int) -> WorkJob:
+def _work(job: TraceJob, widest: int, *, has_our_queues: bool) -> WorkJob:
     return WorkJob(
         job_id=job.job_id,
         submitted_at=job.submitted_at,
@@ -57,7 +62,7 @@ def _work(job: TraceJob, widest: int) -> WorkJob:
         project=job.project or "default",
         user=job.user or "",
         name=job.name or "",
-        queue="default" if job.queue is None else job.queue,
+        queue=(has_our_queues and job.queue) or "default",
     )
 
 

@@ -5,15 +5,16 @@ Learned from jobs that have ended, as the log goes; never from the run time of t
 
 from __future__ import annotations
 
-from math import inf
 from typing import NamedTuple, Protocol
 
 from shoal.sim.workload import WorkJob
 
 
 class Stamp(NamedTuple):
-    expected_s: float
-    due_at: float
+    """None: nothing is known, and the scheduler takes what is safe."""
+
+    expected_s: float | None = None
+    due_at: float | None = None
 
 
 class Stamper(Protocol):
@@ -28,8 +29,7 @@ class LimitStamper:
     """Expects the limit and learns nothing: what a cluster knows before anything has ended."""
 
     def stamp(self, job: WorkJob, now: float) -> Stamp:
-        limit_s = job.request.time_limit_s
-        return Stamp(inf if limit_s is None else limit_s, now)
+        return Stamp(expected_s=job.request.time_limit_s)
 
     def ended(self, job: WorkJob, now: float) -> None:
         pass

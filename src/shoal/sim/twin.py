@@ -15,12 +15,11 @@ import msgspec
 from shoal.errors import Bug, SpecError
 from shoal.model.attempt import Allocation
 from shoal.model.request import Request
-from shoal.scheduler import Candidate, NodeView, Policy, impossible
+from shoal.scheduler import Candidate, NodeView, Planner, Policy, impossible
 from shoal.sim.checkpoints import Checkpoints
 from shoal.sim.failures import Failures, NodeLuck
 from shoal.sim.outcome import Outcome
-from shoal.sim.stamp import LimitStamper, Stamper
-from shoal.sim.stand_in import Planner
+from shoal.sim.stamp import LimitStamper, Stamp, Stamper
 from shoal.sim.workload import Workload, devices_held, devices_of_node
 
 MAX_ATTEMPTS = 1000
@@ -80,6 +79,8 @@ class _Twin:
         self._queued: dict[str, int] = {}
         self._left: dict[int, tuple[float, int]] = {}
         """Work that is left of jobs that were cut short, and how often they were."""
+        self._stamps: dict[int, Stamp] = {}
+        """Of jobs that may be queued again."""
         self._used = 0.0
         self._nodes: dict[str, NodeView] = {}
         self._luck: dict[str, NodeLuck] = {}
@@ -104,7 +105,10 @@ class _Twin:
                 self._node_events[0][0] if self._node_events else inf,
                 again_at,
             )
-            self._check_moves(now)
+            if now == inf or not (
+                self._running or arrival < inf or again_at < inf or self._has_plans_for_nodes
+            ):
+                raise self._stuck()
             while ends and ends[0][0] == now:
                 self._end(heappop(ends)[2], now)
             while self._node_events and self._node_events[0][0] == now:
@@ -115,17 +119,15 @@ class _Twin:
             timeline.note(now, len(self._queued), self._used, self._open_devices)
         return self._outcome
 
-    def _check_moves(self, now: float) -> None:
-        is_idle = not self._running and self._num_arrived == len(self._jobs)
-        if now == inf or (is_idle and not self._outcome.workload.changes and not self._is_under_repair):
-            index = next(iter(self._queued.values()))
-            raise Bug(
-                f"{len(self._queued)} jobs never start, the first is {self._jobs[index].job_id}", index=index
-            )
-
     @property
-    def _is_under_repair(self) -> bool:
-        return any(node.closed_because == FAILED for node in self._nodes.values())
+    def _has_plans_for_nodes(self) -> bool:
+        """Whether a node will change, other than by failing: nobody can wait for that."""
+        return any(not has_failed for *_, has_failed in self._node_events)
+
+    def _stuck(self) -> Bug:
+        index = next(iter(self._queued.values()))
+        named = f"{len(self._queued)} jobs never start, the first is {self._jobs[index].job_id}"
+        return Bug(named, index=index)
 
     # --- what happens -----------------------------------------------------------------------------------
     def _arrive(self, now: float) -> None:
@@ -160,7 +162,7 @@ class _Twin:
             # Whoever writes checkpoints asks for the time that takes.
             request = msgspec.structs.replace(request, time_limit_s=request.time_limit_s + extra_s)
         self._queued[attempt_id] = index
-        self._stamper.stamp(job, now)
+        stamp = self._stamp(index, now)
         self._planner.add(
             Candidate(
                 attempt_id=attempt_id,
@@ -171,8 +173,21 @@ class _Twin:
                 order=index,
                 submitted_at=job.submitted_at,
                 request=request,
+                owner=job.user,
+                name=job.name,
+                expected_s=stamp.expected_s,
+                due_at=stamp.due_at,
             )
         )
+
+    def _stamp(self, index: int, now: float) -> Stamp:
+        """Given at the submission, and the same for every attempt."""
+        if index in self._left:
+            return self._stamps[index]
+        stamp = self._stamper.stamp(self._jobs[index], now)
+        if self._failures is not None or self._outcome.workload.changes:
+            self._stamps[index] = stamp
+        return stamp
 
     def _end(self, attempt_id: str, now: float) -> None:
         """An end that was foreseen; nothing if the attempt was cut short before it."""
@@ -257,9 +272,11 @@ class _Twin:
         """Let the planner decide and do as it says; when it wants to look again without an event."""
         if not self._queued:
             return inf
-        for start in self._planner.plan(now).starts:
+        plan = self._planner.plan(now)
+        for start in plan.starts:
             self._start(start.attempt_id, start.allocation, now)
-        return inf
+        again_at = plan.look_again_at
+        return inf if again_at is None or again_at <= now or not self._queued else again_at
 
     def _start(self, attempt_id: str, allocation: Allocation, now: float) -> None:
         index = self._queued.pop(attempt_id)
