@@ -127,8 +127,8 @@ MUTANTS = (
     Mutant(
         "gpus_counted_not_named",
         "scheduler/capacity.py",
-        "self.free_gpus = tuple(gpu for gpu in self.free_gpus if gpu.index not in share.gpu_ids)",
-        "self.free_gpus = self.free_gpus[: len(self.free_gpus) - len(share.gpu_ids)]",
+        "self.free_gpus = tuple(gpu for gpu in devices if gpu.index not in held)",
+        "self.free_gpus = tuple(devices[: len(devices) - len(held)])",
         "nothing is given twice",
         ("sim",),
     ),
@@ -142,9 +142,9 @@ MUTANTS = (
     ),
     Mutant(
         "array_limit_counts_only_the_past",
-        "scheduler/eligible.py",
-        "            self._num_holding[candidate.array_id] += 1\n",
-        "            self._num_holding[candidate.array_id] += 0\n",
+        "scheduler/book.py",
+        "            self._num_of_array[holding.array_id] += 1\n",
+        "            self._num_of_array[holding.array_id] += 0\n",
         "an array keeps its own limit",
         ("sim",),
     ),

@@ -84,6 +84,21 @@ class Need(NamedTuple):
         )
 
 
+def less(free: Amounts, need: Need, whole: Amounts) -> Amounts:
+    """What is surely left of `free` on a node that has `whole`, whichever GPUs `need` will take."""
+    num_gpus = free.num_gpus - need.num_gpus
+    return Amounts(
+        free.millicpus - need.millicpus,
+        free.memory_bytes - need.memory_on(whole),
+        free.disk_bytes - need.disk_bytes,
+        num_gpus,
+        tuple(
+            (kind, min(count - need.num_gpus if kind == need.gpu_kind else count, num_gpus))
+            for kind, count in free.gpus
+        ),
+    )
+
+
 class Demand(NamedTuple):
     """All that decides whether and where a request fits: equal demands share one answer in a cycle."""
 
