@@ -19,7 +19,7 @@ from shoal.scheduler import Candidate, NodeView, Planner, Policy, impossible
 from shoal.sim.checkpoints import Checkpoints
 from shoal.sim.failures import Failures, NodeLuck
 from shoal.sim.outcome import Outcome
-from shoal.sim.stamp import LimitStamper, Stamp, Stamper
+from shoal.sim.stamp import ForecastStamper, Stamp, Stamper
 from shoal.sim.workload import Workload, devices_held, devices_of_node
 
 MAX_ATTEMPTS = 1000
@@ -39,7 +39,8 @@ def replay(
 
     Jobs that the nodes could never hold are refused, as at a submission. `Bug`: a job waits for ever.
     """
-    return _Twin(workload, policy, stamper or LimitStamper(), failures, checkpoints or Checkpoints()).run()
+    stamper = stamper or ForecastStamper(workload)
+    return _Twin(workload, policy, stamper, failures, checkpoints or Checkpoints()).run()
 
 
 class _Running(NamedTuple):
