@@ -38,6 +38,7 @@ def run(traces: Traces) -> Report:
             f"{log}: mean {slowdown.mean:,.2f}, p99.9 {slowdown.p99_9:,.0f}, max {slowdown.max:,.0f}; "
             f"{len(jobs):,} jobs in {cpu_s:.1f} CPU s, report included"
         )
+    notes.append("limits below the run time are raised to it, for EASY and for us")
     return report(SECTION.title, rows, notes)
 
 

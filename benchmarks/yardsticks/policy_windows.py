@@ -29,6 +29,10 @@ def run(traces: Traces) -> Report:
         rows.append(Beat(log, "mean slowdown", "best published", BEST[log], fmean(means)))
         each = " ".join(f"{mean:.0f}" for mean in means)
         notes.append(f"{log}: windows {each}; {time.process_time() - began:.1f} CPU s")
+        missing = sum(job.limit_s == job.run_s for job in jobs)
+        notes.append(
+            f"{log}: {missing / len(jobs):.0%} of the limits are the run time itself, for all on its row"
+        )
     notes.append("each window begins with nothing learned, as it begins with an empty machine")
     return report(SECTION.title, rows, notes)
 
