@@ -51,6 +51,14 @@ def test_jobs_that_would_fit_no_more_are_counted(shell: Shell, trace: str) -> No
     assert (told["before"]["num_refused"], told["after"]["num_refused"]) == (0, 1)
 
 
+def test_a_quota_is_guaranteed_to_a_project(shell: Shell, trace: str) -> None:
+    told = shell("whatif", trace, "--nodes", "1x8", "--quota", "nlp=8", "--json").json()
+    assert told["changes"] == ["quota nlp=8"]
+    before, after = (told[run]["projects"]["nlp"]["wait_s"]["mean"] for run in ("before", "after"))
+    assert after <= before
+    assert shell("whatif", trace, "--nodes", "1x8", "--quota", "npl=8").code == 2
+
+
 def test_failures_need_something_to_be_more_often_than(shell: Shell, trace: str) -> None:
     refused = shell("whatif", trace, "--nodes", "2x8", "--failures", "2x")
     assert refused.code == 2

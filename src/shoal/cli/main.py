@@ -29,7 +29,7 @@ COMMANDS = {
     "resume": ("nodes:resume", "Give a cordoned, drained or dead node work again."),
     "events": ("events:events", "What happened, in order."),
     "audit": ("events:audit", "Who changed what; `--verify` checks the chain."),
-    "whatif": ("whatif:whatif", "Simulate a trace with something changed: nodes, policy, failures."),
+    "whatif": ("whatif:whatif", "Simulate a trace with something changed: nodes, quotas, policy."),
     "plan": ("plan:plan", "Find the smallest cluster that meets a target, and what it costs."),
     "login": ("login:login", "Remember a server and a token."),
     "project": ("project:app", "Projects, their quotas and members."),

@@ -33,6 +33,9 @@ AddFlag = Annotated[
 RemoveFlag = Annotated[
     tuple[str, ...], Parameter(negative="", help="Without a node, by name, or without so many: `4x8`.")
 ]
+QuotaFlag = Annotated[
+    tuple[str, ...], Parameter(negative="", help="With so many devices guaranteed to a project: `vision=64`.")
+]
 FailuresFlag = Annotated[
     str | None, Parameter(help="Nodes fail so many times as often as `--mtbf` says: `2x`.")
 ]
@@ -45,6 +48,7 @@ def whatif(
     nodes: NodesFlag = None,
     add: AddFlag = (),
     remove: RemoveFlag = (),
+    quota: QuotaFlag = (),
     policy: PolicyFlag = None,
     failures: FailuresFlag = None,
     mtbf: MtbfFlag = None,
@@ -53,7 +57,7 @@ def whatif(
     plot: PlotFlag = None,
     json: JsonFlag = False,
 ) -> int:
-    """Simulate a trace with something changed: nodes, policy, failures.
+    """Simulate a trace with something changed: nodes, quotas, policy, failures.
 
     Every decision is made by the scheduler that runs the cluster; run times come from
     the trace. Prints what there was, what there would be, and the change.
@@ -70,7 +74,7 @@ def whatif(
         failures=failures_of(mtbf, repair),
         checkpoints=checkpoints_of(checkpoint),
     )
-    after, changes = _changed(before, add, remove, policy, failures)
+    after, changes = _changed(before, add, remove, quota, policy, failures)
     scenarios = [before, after] if changes else [before]
     with at_work(f"simulating {len(before.workload.jobs):,} jobs"):
         outcomes = play_all(scenarios)
@@ -91,18 +95,25 @@ def whatif(
 
 
 def _changed(
-    before: Scenario, add: tuple[str, ...], remove: tuple[str, ...], policy: Path | None, failures: str | None
+    before: Scenario,
+    add: tuple[str, ...],
+    remove: tuple[str, ...],
+    quota: tuple[str, ...],
+    policy: Path | None,
+    failures: str | None,
 ) -> tuple[Scenario, list[str]]:
     """The other scenario, and what is different about it in words."""
     import msgspec
 
-    from shoal.sim.change import with_nodes, without_nodes
+    from shoal.sim.change import parse_quotas, with_nodes, with_quotas, without_nodes
     from shoal.sim.machines import parse_shape
     from shoal.sim.policy_file import read_policy
 
-    changes = [f"add {text}" for text in add] + [f"remove {text}" for text in remove]
+    words = {"add": add, "remove": remove, "quota": quota}
+    changes = [f"{word} {text}" for word, texts in words.items() for text in texts]
     workload = with_nodes(before.workload, [parse_shape(text, "--add") for text in add])
-    after = msgspec.structs.replace(before, workload=without_nodes(workload, remove))
+    workload = with_quotas(without_nodes(workload, remove), parse_quotas(quota))
+    after = msgspec.structs.replace(before, workload=workload)
     if policy:
         changes.append(f"policy {policy.name}")
         after = msgspec.structs.replace(after, policy=read_policy(policy))

@@ -1,17 +1,19 @@
-"""What if: a workload, with nodes added or taken away."""
+"""What if: a workload, with nodes added or taken away, or more guaranteed to a project."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
 import msgspec
 
 from shoal.errors import SpecError
+from shoal.model.people import Devices
+from shoal.scheduler.devices import ProjectView
 from shoal.scheduler.snapshot import NodeView
 from shoal.sim.machines import ANY_KIND, POOL, Shape, nodes_of, parse_shape
-from shoal.sim.workload import Workload
+from shoal.sim.workload import Device, Workload
 
 ADDED = "added"
 IS_SHAPE = re.compile(r"\d+(x.*)?")
@@ -44,6 +46,37 @@ def without_nodes(workload: Workload, removed: Iterable[str]) -> Workload:
     names = {node.name for node in workload.nodes} - {node.name for node in nodes}
     changes = [change for change in workload.changes if change.name not in names]
     return msgspec.structs.replace(workload, nodes=nodes, changes=changes)
+
+
+def with_quotas(workload: Workload, quotas: Mapping[str, float]) -> Workload:
+    """So many devices guaranteed to each of these projects; what else is set for them stays."""
+    views = {view.name: view for view in workload.projects}
+    known = {job.project for job in workload.jobs} | views.keys()
+    for name, amount in quotas.items():
+        if name not in known:
+            near = get_close_matches(name, sorted(known), 1)
+            raise SpecError(
+                f"`--quota {name}={amount:g}`: no project `{name}`; there are {', '.join(sorted(known)[:8])}",
+                hint=f"--quota {near[0] if near else min(known)}={amount:g}",
+            )
+        view = views.get(name) or ProjectView(name=name)
+        if workload.device is Device.GPU:
+            devices = Devices(gpus=int(amount), cpus=view.quota.cpus if view.quota else None)
+        else:
+            devices = Devices(gpus=view.quota.gpus if view.quota else None, cpus=amount)
+        views[name] = msgspec.structs.replace(view, quota=devices)
+    return msgspec.structs.replace(workload, projects=tuple(views[name] for name in sorted(views)))
+
+
+def parse_quotas(texts: Iterable[str]) -> dict[str, float]:
+    """`vision=64`."""
+    quotas: dict[str, float] = {}
+    for text in texts:
+        name, _, amount = text.rpartition("=")
+        if not name or not amount.isdigit():
+            raise SpecError(f"`--quota {text}`: a quota is PROJECT=DEVICES", hint="--quota vision=64")
+        quotas[name] = int(amount)
+    return quotas
 
 
 def _is_pool(nodes: tuple[NodeView, ...]) -> bool:

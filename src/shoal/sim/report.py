@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -54,17 +52,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     project_fairness: Fairness
 
 
-def report(outcome: Outcome, weights: Mapping[str, float] | None = None) -> Report:
-    """`weights`: what projects are entitled to against each other; 1 where not given.
-
-    At least one job must have run.
-    """
+def report(outcome: Outcome) -> Report:
+    """Projects are entitled by their own weights, whatever is above them. At least one job must have run."""
     jobs = outcome.workload.jobs
     times = _Times(outcome)
     span_s = float(np.nanmax(times.ends) - jobs[0].submitted_at)
     capacity = outcome.workload.capacity
     there = capacity_seconds(outcome, jobs[0].submitted_at, jobs[0].submitted_at + span_s) or 1.0
     projects = [job.project for job in jobs]
+    weights = {view.name: view.weight for view in outcome.workload.projects}
     of_project = np.array(projects)
     return Report(
         device=outcome.workload.device,

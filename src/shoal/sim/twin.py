@@ -16,6 +16,9 @@ from shoal.errors import Bug, SpecError
 from shoal.model.attempt import Allocation
 from shoal.model.request import Request
 from shoal.scheduler import Candidate, NodeView, Planner, Policy, impossible
+from shoal.scheduler.amounts import demand_of
+from shoal.scheduler.devices import asked_by
+from shoal.scheduler.tree import Tree
 from shoal.sim.checkpoints import Checkpoints
 from shoal.sim.failures import Failures, NodeLuck
 from shoal.sim.outcome import Outcome
@@ -68,6 +71,8 @@ class _Twin:
         self._failures = failures
         self._checkpoints = checkpoints
         self._planner = Planner(policy)
+        self._planner.set_projects(workload.projects)
+        self._ceilings = Tree(workload.projects)
         self._outcome = Outcome(workload)
         self._num_arrived = 0
         self._num_open = len(workload.jobs)
@@ -85,7 +90,7 @@ class _Twin:
         self._used = 0.0
         self._nodes: dict[str, NodeView] = {}
         self._luck: dict[str, NodeLuck] = {}
-        self._is_possible: dict[Request, bool] = {}
+        self._is_possible: dict[tuple[str, Request], bool] = {}
         self._all_nodes = {node.name: node for node in workload.nodes}
         for change in workload.changes:
             self._node_event(change.at, change.name, change.view, has_failed=False)
@@ -139,7 +144,7 @@ class _Twin:
             job = jobs[index]
             if job.submitted_at < now:
                 raise Bug(f"job {job.job_id} was submitted before the one ahead of it: sort the jobs first")
-            if self._can_ever_run(job.request):
+            if self._can_ever_run(job.project, job.request):
                 self._enqueue(index, str(index), job.run_s, now)
             else:
                 self._outcome.refused.append(index)
@@ -147,12 +152,16 @@ class _Twin:
             index += 1
         self._num_arrived = index
 
-    def _can_ever_run(self, request: Request) -> bool:
-        """With every node that this cluster ever has; limits do not matter, so few requests differ."""
-        key = msgspec.structs.replace(request, time_limit_s=None) if request.time_limit_s else request
-        known = self._is_possible.get(key)
+    def _can_ever_run(self, project: str, request: Request) -> bool:
+        """With every node that this cluster ever has, and all that its project may have."""
+        # Limits do not matter here, so that few requests differ.
+        alike = msgspec.structs.replace(request, time_limit_s=None) if request.time_limit_s else request
+        known = self._is_possible.get((project, alike))
         if known is None:
-            known = self._is_possible[key] = impossible(key, self._all_nodes.values()) is None
+            asked = asked_by(demand_of(alike))
+            is_allowed = self._ceilings.refusal(project, asked) is None
+            known = is_allowed and impossible(alike, self._all_nodes.values()) is None
+            self._is_possible[project, alike] = known
         return known
 
     def _enqueue(self, index: int, attempt_id: str, work_s: float, now: float) -> None:
@@ -195,7 +204,7 @@ class _Twin:
         was = self._running.pop(attempt_id, None)
         if was is None:
             return
-        self._planner.release(attempt_id)
+        self._planner.release(attempt_id, now)
         index, began_at, devices, _, work_s = was
         outcome = self._outcome
         outcome.ends[index] = now
@@ -209,7 +218,7 @@ class _Twin:
     def _cut_short(self, attempt_id: str, now: float) -> None:
         """Take it off its nodes and queue what is left of it."""
         was = self._running.pop(attempt_id)
-        self._planner.release(attempt_id)
+        self._planner.release(attempt_id, now)
         left_s, cuts = self._left.get(was.job, (was.work_s, 0))
         told = self._checkpoints.cut_short(now - was.began_at, is_restart=cuts > 0)
         outcome = self._outcome

@@ -12,6 +12,7 @@ import msgspec
 
 from shoal.model.attempt import Allocation
 from shoal.model.request import Request
+from shoal.scheduler.devices import ProjectView
 from shoal.scheduler.snapshot import NodeView
 
 
@@ -51,6 +52,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """In order of submission."""
     changes: Sequence[NodeChange] = ()
     """In order of time."""
+    projects: tuple[ProjectView, ...] = ()
+    """What projects are guaranteed and allowed; one that is not named has nothing of either."""
 
     @property
     def device(self) -> Device:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from shoal.errors import SpecError
-from shoal.sim.change import with_nodes, without_nodes
+from shoal.model.people import Devices
+from shoal.sim.change import parse_quotas, with_nodes, with_quotas, without_nodes
 from shoal.sim.machines import Shape, nodes_of
 from shoal.sim.workload import NodeChange, Workload
 from tests.support.workloads import gpu_cluster, work
@@ -48,9 +49,18 @@ def test_a_pool_gains_and_loses_processors() -> None:
     assert without_nodes(POOL, ["20"]).capacity == 80
 
 
+def test_a_quota_is_of_the_devices_that_the_cluster_is_counted_in() -> None:
+    (view,) = with_quotas(TWO, parse_quotas(["default=8"])).projects
+    assert (view.name, view.quota) == ("default", Devices(gpus=8))
+    pool = Workload(nodes=POOL.nodes, jobs=TWO.jobs)
+    assert with_quotas(pool, {"default": 8}).projects[0].quota == Devices(cpus=8)
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
+        (lambda: with_quotas(TWO, {"defualt": 8}), "no project `defualt`; there are default"),
+        (lambda: with_quotas(TWO, parse_quotas(["vision"])), "a quota is PROJECT=DEVICES"),
         (lambda: without_nodes(TWO, ["node-1"]), "no node has that name; there are 2"),
         (lambda: without_nodes(TWO, ["3x8"]), "there are 2 such nodes"),
         (lambda: without_nodes(TWO, ["2x8"]), "no node would be left"),

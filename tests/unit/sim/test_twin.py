@@ -8,7 +8,9 @@ import msgspec
 import pytest
 
 from shoal.errors import Bug, SpecError
+from shoal.model.people import Devices
 from shoal.scheduler import Policy
+from shoal.scheduler.devices import ProjectView
 from shoal.sim.checkpoints import Checkpoints
 from shoal.sim.failures import Failures, NodeLuck
 from shoal.sim.machines import Shape, nodes_of
@@ -42,6 +44,23 @@ def test_a_job_that_can_never_fit_is_refused_and_the_others_run() -> None:
     assert outcome.refused == [0]
     assert isnan(outcome.starts[0])
     assert outcome.ends[1] == 10
+
+
+def test_a_project_holds_no_more_than_its_limit_and_what_never_fits_that_is_refused() -> None:
+    limited = ProjectView(name="default", limit=Devices(gpus=4))
+    workload = msgspec.structs.replace(
+        gpu_cluster(work(0, 100, 4), work(0, 100, 4), work(0, 100, 8)), projects=(limited,)
+    )
+    outcome = replay(workload, Policy())
+    assert list(outcome.starts)[:2] == [0, 100]
+    assert outcome.refused == [2]
+
+
+def test_a_project_within_its_quota_goes_before_one_that_borrows() -> None:
+    jobs = [work(0, 100, 8), *(work(at, 100, 8, project="a") for at in (1, 2)), work(3, 100, 8, project="b")]
+    guaranteed = ProjectView(name="b", quota=Devices(gpus=8))
+    workload = msgspec.structs.replace(gpu_cluster(*jobs), projects=(guaranteed,))
+    assert starts(workload) == [0, 200, 300, 100]
 
 
 def test_jobs_out_of_order_are_a_bug() -> None:
