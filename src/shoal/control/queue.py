@@ -87,6 +87,11 @@ class Queue:
         """Attempts whose dependencies can never be met, and why."""
         return [(self._waiting[job_id].attempt.attempt_id, why) for job_id, why in self._doomed.items()]
 
+    @property
+    def resting(self) -> list[str]:
+        """Attempts whose backoff is not over."""
+        return sorted(self._waiting[job_id].attempt.attempt_id for job_id in self._resting)
+
     def wake(self, now: float) -> float | None:
         """Let those be planned whose backoff is over. In how many seconds the next one is, if there is one.
 

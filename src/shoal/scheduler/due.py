@@ -11,13 +11,11 @@ from math import sqrt
 
 from shoal.scheduler.expectation import Expectation
 
-PACE = 3.0
+PACE = 3.5
 """A job may wait this many times the geometric mean of its expected run and an hour before it is due."""
-LEAST_S = 3600.0
-"""Nobody is due sooner: in the first hour the order is by score alone."""
-MOST_S = 9 * 3600.0
+MOST_S = 10 * 3600.0
 """Nobody is due later, except as below: longer slack cuts the mean and makes the worst job worse."""
-WIDE_S = 6 * 3600.0
+WIDE_S = 4 * 3600.0
 """Added for a job as large as the cluster, in proportion for others: to drain a cluster is dear for everybody
 who waits, and the longer wide jobs wait the more of them share one draining."""
 SURE_WAITS = 50.0
@@ -31,8 +29,7 @@ def due_at(submitted_at: float, expectation: Expectation, share: float) -> float
 
     Whole seconds, so that a replay from recorded numbers cannot differ in a last digit.
     """
-    slack_s = PACE * sqrt(expectation.expected_s * 3600.0)
-    slack_s = min(max(slack_s, LEAST_S), MOST_S) + WIDE_S * min(share, 1.0)
+    slack_s = min(PACE * sqrt(expectation.expected_s * 3600.0), MOST_S) + WIDE_S * min(share, 1.0)
     return float(int(submitted_at + max(slack_s, SURE_WAITS * expectation.sure_s)))
 
 

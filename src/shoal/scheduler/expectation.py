@@ -6,13 +6,21 @@ import msgspec
 
 
 class Expectation(msgspec.Struct, frozen=True, kw_only=True):
+    """What an order needs."""
+
     expected_s: float
     """Whole seconds, at least 1; the limit where that is less."""
     sure_s: float
     """Nearly every run of late took at least this share of its limit. 0 where limits say little."""
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """What a statement about times needs: how far the run may be from what is expected."""
+
+    expected_s: float
     limit_s: float | None
     runs: tuple[float, ...]
-    """Lengths of runs that were alike, in the order they ended. Empty: too few were."""
+    """Lengths of runs that were alike, the nearest several times. Empty: none was."""
 
     def quantile(self, quantile: float, *, elapsed_s: float = 0.0) -> float:
         """The run time that is not exceeded with this probability, given that it has run for `elapsed_s`.

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from shoal.scheduler.due import LEAST_S, MOST_S, WIDE_S, due_at, is_changed, score
+from shoal.scheduler.due import MOST_S, WIDE_S, due_at, is_changed, score
 from shoal.scheduler.expectation import Expectation
 
 HOUR = 3600.0
 
 
 def expecting(expected_s: float, *, sure_s: float = 0.0) -> Expectation:
-    return Expectation(expected_s=expected_s, sure_s=sure_s, limit_s=None, runs=())
+    return Expectation(expected_s=expected_s, sure_s=sure_s)
 
 
-def test_short_job_is_due_after_the_least_slack() -> None:
-    assert due_at(100.0, expecting(10.0), 0.0) == 100 + LEAST_S
+def test_job_of_seconds_is_due_within_minutes() -> None:
+    assert due_at(100.0, expecting(9.0), 0.0) == 100 + 630
 
 
 def test_long_job_is_due_after_the_most_slack() -> None:
     assert due_at(100.0, expecting(500 * HOUR), 0.0) == 100 + MOST_S
 
 
-def test_job_of_an_hour_is_due_after_three() -> None:
-    assert due_at(0.0, expecting(HOUR), 0.0) == 3 * HOUR
+def test_job_of_an_hour_is_due_after_three_and_a_half() -> None:
+    assert due_at(0.0, expecting(HOUR), 0.0) == 3.5 * HOUR
 
 
 def test_job_as_wide_as_the_cluster_is_due_later_by_a_fixed_time() -> None:
-    assert due_at(0.0, expecting(HOUR), 1.0) == 3 * HOUR + WIDE_S
-    assert due_at(0.0, expecting(HOUR), 0.5) == 3 * HOUR + WIDE_S / 2
+    assert due_at(0.0, expecting(HOUR), 1.0) == 3.5 * HOUR + WIDE_S
+    assert due_at(0.0, expecting(HOUR), 0.5) == 3.5 * HOUR + WIDE_S / 2
 
 
 def test_job_wider_than_the_cluster_is_now_waits_no_longer_for_that() -> None:
