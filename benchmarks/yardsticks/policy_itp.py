@@ -36,7 +36,8 @@ def run(traces: Traces) -> Report:
         rows += [Beat(case, "mean queue s", name, bound, wait.mean, goal) for name, bound, goal in RIVALS]
         notes.append(
             f"{case}: {len(jobs):,} jobs in {cpu_s:.1f} CPU s; wait p50 {wait.p50:,.0f}, "
-            f"p95 {wait.p95:,.0f}, p99.9 {wait.p99_9:,.0f}, max {wait.max:,.0f} s; utilisation {found.utilisation:.1%}"
+            f"p95 {wait.p95:,.0f}, p99.9 {wait.p99_9:,.0f}, max {wait.max:,.0f} s; "
+            f"utilisation {found.utilisation:.1%}"
         )
     return report(SECTION.title, rows, notes)
 
