@@ -15,14 +15,14 @@ import msgspec
 from shoal.errors import Bug, SpecError
 from shoal.model.attempt import Allocation
 from shoal.model.request import Request
-from shoal.scheduler import Candidate, NodeView, Planner, Policy, impossible
+from shoal.scheduler import Candidate, Holding, NodeView, Planner, Policy, Stamps, impossible
 from shoal.scheduler.amounts import demand_of
 from shoal.scheduler.devices import asked_by
 from shoal.scheduler.tree import Tree
 from shoal.sim.checkpoints import Checkpoints
 from shoal.sim.failures import Failures, NodeLuck
 from shoal.sim.outcome import Outcome
-from shoal.sim.stamp import ForecastStamper, Stamp, Stamper
+from shoal.sim.stamp import Stamper
 from shoal.sim.workload import Workload, devices_held, devices_of_node
 
 MAX_ATTEMPTS = 1000
@@ -42,8 +42,7 @@ def replay(
 
     Jobs that the nodes could never hold are refused, as at a submission. `Bug`: a job waits for ever.
     """
-    stamper = stamper or ForecastStamper(workload)
-    return _Twin(workload, policy, stamper, failures, checkpoints or Checkpoints()).run()
+    return _Twin(workload, policy, stamper or Stamps(), failures, checkpoints or Checkpoints()).run()
 
 
 class _Running(NamedTuple):
@@ -85,8 +84,6 @@ class _Twin:
         self._queued: dict[str, int] = {}
         self._left: dict[int, tuple[float, int]] = {}
         """Work that is left of jobs that were cut short, and how often they were."""
-        self._stamps: dict[int, Stamp] = {}
-        """Of jobs that may be queued again."""
         self._used = 0.0
         self._nodes: dict[str, NodeView] = {}
         self._luck: dict[str, NodeLuck] = {}
@@ -99,6 +96,7 @@ class _Twin:
         begin = workload.jobs[0].submitted_at if workload.jobs else 0.0
         for node in workload.nodes:
             self._set_node(node.name, node, begin)
+        self._count_nodes()
 
     def run(self) -> Outcome:
         jobs, ends, timeline = self._jobs, self._ends, self._outcome.timeline
@@ -172,32 +170,36 @@ class _Twin:
             # Whoever writes checkpoints asks for the time that takes.
             request = msgspec.structs.replace(request, time_limit_s=request.time_limit_s + extra_s)
         self._queued[attempt_id] = index
-        stamp = self._stamp(index, now)
-        self._planner.add(
-            Candidate(
-                attempt_id=attempt_id,
-                job_id=job.job_id,
-                project=job.project,
-                queue=job.queue,
-                priority=job.priority,
-                order=index,
-                submitted_at=job.submitted_at,
-                request=request,
-                owner=job.user,
-                name=job.name,
-                expected_s=stamp.expected_s,
-                due_at=stamp.due_at,
-            )
+        candidate = Candidate(
+            attempt_id=attempt_id,
+            job_id=job.job_id,
+            project=job.project,
+            queue=job.queue,
+            priority=job.priority,
+            order=index,
+            submitted_at=job.submitted_at,
+            request=request,
+            owner=job.user,
+            name=job.name,
         )
+        self._planner.add(self._stamper.arrive(candidate))
 
-    def _stamp(self, index: int, now: float) -> Stamp:
-        """Given at the submission, and the same for every attempt."""
-        if index in self._left:
-            return self._stamps[index]
-        stamp = self._stamper.stamp(self._jobs[index], now)
-        if self._failures is not None or self._outcome.workload.changes:
-            self._stamps[index] = stamp
-        return stamp
+    def _learn(self, attempt_id: str, was: _Running, now: float) -> None:
+        """An end tells how long jobs like it run; those who wait may be stamped anew for it."""
+        job = self._jobs[was.job]
+        holding = Holding(
+            attempt_id=attempt_id,
+            job_id=job.job_id,
+            project=job.project,
+            priority=job.priority,
+            allocation=was.allocation,
+            placed_at=was.began_at,
+            time_limit_s=job.request.time_limit_s,
+            owner=job.user,
+            name=job.name,
+        )
+        for changed in self._stamper.ended(holding, job.request, now - was.began_at, now):
+            self._planner.add(changed)
 
     def _end(self, attempt_id: str, now: float) -> None:
         """An end that was foreseen; nothing if the attempt was cut short before it."""
@@ -213,7 +215,7 @@ class _Twin:
         outcome.stays.note(index, devices, began_at, now)
         self._used -= devices
         self._num_open -= 1
-        self._stamper.ended(self._jobs[index], now)
+        self._learn(attempt_id, was, now)
 
     def _cut_short(self, attempt_id: str, now: float) -> None:
         """Take it off its nodes and queue what is left of it."""
@@ -253,6 +255,9 @@ class _Twin:
             if self._failures and view.closed_because is None:
                 luck = self._luck.setdefault(name, NodeLuck(self._failures, name))
                 self._node_event(now + luck.time_in_service(), name, view, has_failed=True)
+
+    def _count_nodes(self) -> None:
+        self._stamper.see(self._nodes.values())
         self._open_devices = sum(
             devices_of_node(node, self._device)
             for node in self._nodes.values()
@@ -269,6 +274,7 @@ class _Twin:
             self._node_event(now + self._failures.repair_s, name, view, has_failed=False)
             view = msgspec.structs.replace(view, closed_because=FAILED)
         self._set_node(name, view, now)
+        self._count_nodes()
         if view is None or has_failed:
             for attempt_id in [
                 attempt_id
@@ -290,6 +296,7 @@ class _Twin:
 
     def _start(self, attempt_id: str, allocation: Allocation, now: float) -> None:
         index = self._queued.pop(attempt_id)
+        self._stamper.leave(attempt_id)
         left = self._left.get(index) if self._left else None
         work_s = self._jobs[index].run_s if left is None else left[0]
         took_s = work_s + self._checkpoints.overhead_s(work_s, is_restart=left is not None)

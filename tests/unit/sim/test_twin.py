@@ -9,15 +9,16 @@ import pytest
 
 from shoal.errors import Bug, SpecError
 from shoal.model.people import Devices
-from shoal.scheduler import Policy
+from shoal.model.request import Request
+from shoal.scheduler import Candidate, Holding, Policy
 from shoal.scheduler.devices import ProjectView
 from shoal.sim.checkpoints import Checkpoints
 from shoal.sim.failures import Failures, NodeLuck
 from shoal.sim.machines import Shape, nodes_of
 from shoal.sim.outcome import Outcome
-from shoal.sim.stamp import Stamp
+from shoal.sim.stamp import LimitStamper
 from shoal.sim.twin import replay
-from shoal.sim.workload import NodeChange, WorkJob, Workload
+from shoal.sim.workload import NodeChange, Workload
 from tests.support.workloads import gpu_cluster, work
 
 
@@ -156,18 +157,19 @@ def test_a_job_that_could_never_end_at_these_failures_is_said_to_be_one() -> Non
     assert "--checkpoint" in str(refused.value.hint)
 
 
-class Notebook:
+class Notebook(LimitStamper):
     """A stamper that writes down what it is told."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, float]] = []
 
-    def stamp(self, job: WorkJob, now: float) -> Stamp:
-        self.told.append(("submitted", now))
-        return Stamp(job.request.time_limit_s or 0.0, now)
+    def arrive(self, candidate: Candidate) -> Candidate:
+        self.told.append(("submitted", candidate.submitted_at))
+        return super().arrive(candidate)
 
-    def ended(self, job: WorkJob, now: float) -> None:
+    def ended(self, holding: Holding, request: Request, run_s: float, now: float) -> list[Candidate]:
         self.told.append(("ended", now))
+        return []
 
 
 def test_a_stamper_learns_of_an_end_before_the_submissions_of_that_moment() -> None:
