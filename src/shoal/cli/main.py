@@ -28,6 +28,7 @@ COMMANDS = {
     "drain": ("nodes:drain", "Take a node out of work: its jobs are queued again."),
     "resume": ("nodes:resume", "Give a cordoned, drained or dead node work again."),
     "events": ("events:events", "What happened, in order."),
+    "explain-decision": ("decision:explain_decision", "Make a recorded decision of the scheduler again."),
     "audit": ("events:audit", "Who changed what; `--verify` checks the chain."),
     "whatif": ("whatif:whatif", "Simulate a trace with something changed: nodes, quotas, policy."),
     "plan": ("plan:plan", "Find the smallest cluster that meets a target, and what it costs."),
