@@ -136,6 +136,13 @@ CASES = {
     "quota": lambda: _refused(9),
     "quota_never": lambda: _refused(17),
     "limit": lambda: _refused(5),
+    "making_room": lambda: _one(
+        planned(
+            nodes(1),
+            job(1, request(gpus=8), priority=50),
+            held=(holding(1, {"node-01": (0, 1)}), holding(2, {"node-01": (2, 3)})),
+        )
+    ),
     "topology": lambda: _one(_racks()),
     "behind": lambda: _one(_behind("vision"), "att-2"),
     "behind_another_project": lambda: _one(_behind("secret"), "att-2"),
