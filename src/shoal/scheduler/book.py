@@ -114,9 +114,11 @@ class Book:
     def save(self, attempt_id: str, at: float) -> bool:
         """It has a checkpoint of that time; what is said of it without one takes none away."""
         holding = self.holdings.get(attempt_id)
-        if holding is None or attempt_id in self.unconfirmed:
+        if holding is None:
             return False
-        self.hold(msgspec.structs.replace(holding, checkpoint_at=at))
+        self.stakes.remove(holding)
+        saved = self.holdings[attempt_id] = msgspec.structs.replace(holding, checkpoint_at=at)
+        self.stakes.add(saved)
         return True
 
     def release(self, attempt_id: str, at: float) -> bool:
