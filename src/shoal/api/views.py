@@ -239,6 +239,28 @@ class AmountsView(TypedDict):
     cpus: float | None
 
 
+class WindowView(TypedDict):
+    """`project` and `because` are null and empty for a reservation of a project that you may not see.
+    `still_there`: jobs that run there now and may still do so when it begins; unseen ones are not named.
+    """
+
+    id: str
+    kind: str
+    nodes: list[str]
+    from_at: float
+    until_at: float
+    project: str | None
+    because: str
+    by: str
+    created_at: float
+    still_there: list[str]
+
+
+class WindowPageView(TypedDict):
+    items: list[WindowView]
+    next_cursor: str | None
+
+
 class ProjectView(TypedDict):
     """`held` is in use now, by it and all below it. `standing` is its part of what it and its siblings
     had lately over the part that its weight gives it: 2.0 had twice its part; null: nobody had anything.

@@ -34,6 +34,7 @@ async def place(core: Core) -> Cycle:
     """Plan once and record it. What it starts is on disk, and nobody has told the engine yet."""
     began, now = core.clock.monotonic(), core.clock.now()
     await _look_at_projects(core)
+    await _look_at_windows(core, now)
     changes = await core.store.read(lambda tx: look(tx, core.queue.seen))
     core.nodes.tell(core.planner, changes.nodes, now)
     core.queue.take_in(changes)
@@ -67,6 +68,18 @@ async def _look_at_projects(core: Core) -> None:
         core.projects.tell(core.planner, *await core.store.read(read))
     except BaseException:
         core.projects.are_old = True
+        raise
+
+
+async def _look_at_windows(core: Core, now: float) -> None:
+    """Before the first plan, and when somebody has declared or cancelled one."""
+    if not core.windows_are_old:
+        return
+    core.windows_are_old = False  # before the read: a change during it is read next time
+    try:
+        core.planner.set_windows(await core.store.read(lambda tx: tx.windows.open(now)))
+    except BaseException:
+        core.windows_are_old = True
         raise
 
 

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from math import inf
 
 from shoal.model.attempt import NodeShare
+from shoal.model.window import Window
 from shoal.scheduler.amounts import Amounts, Need, less
 from shoal.scheduler.capacity import Capacity
 from shoal.scheduler.fit import fits
 from shoal.scheduler.snapshot import Candidate
-from shoal.scheduler.windows import Window, Windows
+from shoal.scheduler.windows import Windows
 
 NOBODY: frozenset[str] = frozenset()
 
