@@ -7,10 +7,13 @@ import sys
 from collections import Counter
 from hashlib import sha256
 
+import msgspec
 import structlog
 
 from shoal.model.node import NodeState
-from shoal.store import JobFilter
+from shoal.sim.history.facts import facts_of
+from shoal.sim.history.replay import Replay
+from shoal.store import EventFilter, JobFilter
 from tests.sim.driver import run_now
 from tests.sim.invariants import Auditor
 from tests.sim.world import LOOPS, World
@@ -144,6 +147,16 @@ def _node(world: World) -> None:
     world.set_node(world.dice.choice(world.nodes), world.dice.choice(states))
 
 
+def _window(world: World) -> None:
+    """Maintenance is declared or taken back."""
+    known = run_now(world.disk.inner.read(lambda tx: tx.windows.all()))
+    if known and world.dice.random() < 0.3:
+        world.cancel_window(world.dice.choice(known).window_id)
+    else:
+        in_s, for_s = world.dice.choice([0.0, 5.0, 40.0]), world.dice.choice([60.0, 200.0])
+        world.declare_window(world.dice.choice(world.nodes), in_s, for_s)
+
+
 def _kill(world: World) -> None:
     running = world.cluster.running()
     if not running:
@@ -198,6 +211,7 @@ TROUBLES = {
     _power: 2,
     _declare_dead: 1,
     _node: 2,
+    _window: 3,
     _kill: 4,
     _orphan: 4,
     _disk: 2,
@@ -215,6 +229,8 @@ def _peace(world: World, auditor: Auditor) -> None:
         world.cluster.heal(node)
         world.cluster.power_on(node)
         world.set_node(node, NodeState.READY)
+    for window in run_now(world.disk.inner.read(lambda tx: tx.windows.all())):
+        world.cancel_window(window.window_id)
     for key in world.asked:
         world.submit(key)
     for turn in range(PEACE_TURNS):
@@ -233,6 +249,15 @@ def _peace(world: World, auditor: Auditor) -> None:
     auditor.check(should_read_all=True)
     bad = run_now(world.disk.inner.read(lambda tx: tx.events.verify()))
     assert bad is None, f"the event log does not verify: {bad}"
+    _decide_again(world)
+
+
+def _decide_again(world: World) -> None:
+    """Every decision of this life follows from the log alone."""
+    events = run_now(world.disk.inner.read(lambda tx: tx.events.page(0, EventFilter(), 1 << 30)))
+    for verdict in Replay(world.core.planner.policy).verdicts(facts_of(msgspec.to_builtins(events))):
+        world.tell(f"decision {verdict.decision.seq} made again")
+        assert verdict.is_equal, f"decided {verdict.decision}; from the same facts now {verdict.starts}"
 
 
 def _open(world: World) -> list[str]:
@@ -289,6 +314,7 @@ TOLD = {
     "the wall clock": "clock jumps",
     "draining": "drains",
     "dead": "nodes declared dead",
+    "maintenance": "maintenance windows",
     "stop": "stops",
     "retry": "retries",
 }

@@ -54,8 +54,6 @@ class Core:
         self.control_url: str | None = None
         self.planner = Planner(policy or Policy())
         self.projects = KnownProjects()
-        self.windows_are_old = True
-        """Somebody has changed the windows since the planner was told: read them before the next plan."""
         self.queue = Queue(self.planner, self.backoff)
         self.anchored = 0
         """The newest event known to be written down outside the database."""

@@ -34,16 +34,16 @@ async def place(core: Core) -> Cycle:
     """Plan once and record it. What it starts is on disk, and nobody has told the engine yet."""
     began, now = core.clock.monotonic(), core.clock.now()
     await _look_at_projects(core)
-    await _look_at_windows(core, now)
     changes = await core.store.read(lambda tx: look(tx, core.queue.seen))
     core.nodes.tell(core.planner, changes.nodes, now)
+    core.planner.set_windows(changes.windows)
     core.queue.take_in(changes)
     resting_s = core.queue.wake(now)
     made, doomed = core.planner.plan(now), core.queue.doomed
     placed: list[str] = []
     try:
         if made.starts or doomed:
-            placed = await core.store.write(lambda tx: _record(core, tx, made, doomed, now))
+            placed = await core.store.write(lambda tx: _record(core, tx, made, doomed, now, changes.seen))
     finally:
         # Also when the store is away or we are cancelled: what is not known to be on disk waits again.
         for start in made.starts:
@@ -71,19 +71,9 @@ async def _look_at_projects(core: Core) -> None:
         raise
 
 
-async def _look_at_windows(core: Core, now: float) -> None:
-    """Before the first plan, and when somebody has declared or cancelled one."""
-    if not core.windows_are_old:
-        return
-    core.windows_are_old = False  # before the read: a change during it is read next time
-    try:
-        core.planner.set_windows(await core.store.read(lambda tx: tx.windows.open(now)))
-    except BaseException:
-        core.windows_are_old = True
-        raise
-
-
-def _record(core: Core, tx: Tx, made: Plan, doomed: list[tuple[str, str]], now: float) -> list[str]:
+def _record(
+    core: Core, tx: Tx, made: Plan, doomed: list[tuple[str, str]], now: float, seen: int
+) -> list[str]:
     """Write the plan down. What changed since the look is left for the next cycle."""
     open_nodes = {node.name for node in tx.nodes.all() if node.takes_work}
     placed = []
@@ -99,15 +89,20 @@ def _record(core: Core, tx: Tx, made: Plan, doomed: list[tuple[str, str]], now: 
         stop = StopAsked(reason=EndReason.DEPENDENCY, by=str(SHOAL), because=because)
         core.recorder.advance(tx, attempt_id, stop)
     if made.starts:
-        _record_decision(core, tx, made, placed, now)
+        _record_decision(core, tx, made, placed, now, seen)
     return placed
 
 
-def _record_decision(core: Core, tx: Tx, made: Plan, placed: list[str], now: float) -> None:
-    """What was decided and what of it was still possible, for whoever asks why later."""
+def _record_decision(core: Core, tx: Tx, made: Plan, placed: list[str], now: float, seen: int) -> None:
+    """What was decided, from the log up to which event, and what of it was still possible.
+
+    Whoever reads the log to `seen` can make the same decision again: `shoal explain-decision`.
+    """
     data = {
         "starts": msgspec.to_builtins(made.starts),
         "placed": placed,
         "waiting": core.planner.num_waiting,
+        "seen": seen,
+        "resting": core.queue.resting,
     }
     note(tx, "plan.made", now, SHOAL, data=data)

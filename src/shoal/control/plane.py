@@ -102,14 +102,10 @@ class ControlPlane:
         await nodes.remove_node(self.core, actor, name, key)
 
     async def declare_window(self, actor: Actor, asked: AskedWindow, *, key: str | None = None) -> Window:
-        window = await windows.declare_window(self.core, actor, asked, key)
-        self.changed.committed()
-        return window
+        return await windows.declare_window(self.core, actor, asked, key)
 
     async def cancel_window(self, actor: Actor, window_id: str, *, key: str | None = None) -> Window:
-        window = await windows.cancel_window(self.core, actor, window_id, key)
-        self.changed.committed()
-        return window
+        return await windows.cancel_window(self.core, actor, window_id, key)
 
     async def create_user(
         self, actor: Actor, name: str, cluster_role: Role | None = None, *, key: str | None = None

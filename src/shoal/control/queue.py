@@ -13,6 +13,7 @@ from shoal.control.snapshot import broken, candidate, holding, unmet
 from shoal.model.attempt import HOLDING, Attempt, AttemptState
 from shoal.model.job import Dependency, Job, JobOutcome
 from shoal.model.node import Node
+from shoal.model.window import Window
 from shoal.scheduler import Candidate, Planner
 from shoal.store import Tx
 
@@ -29,6 +30,7 @@ class Changes(msgspec.Struct, frozen=True):
     outcomes: dict[str, JobOutcome | None]
     """Of the jobs that queued ones among them wait for."""
     nodes: list[Node]
+    windows: list[Window]
 
 
 def look(tx: Tx, after: int | None) -> Changes:
@@ -40,7 +42,7 @@ def look(tx: Tx, after: int | None) -> Changes:
         jobs = tx.jobs.changed_since(after)
     waited_for = {dep.job_id for job, own in jobs if own.state is AttemptState.QUEUED for dep in job.after}
     outcomes = tx.jobs.outcomes(sorted(waited_for)) if waited_for else {}
-    return Changes(seen, jobs, outcomes, tx.nodes.all())
+    return Changes(seen, jobs, outcomes, tx.nodes.all(), tx.windows.all())
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -86,6 +88,11 @@ class Queue:
     def doomed(self) -> list[tuple[str, str]]:
         """Attempts whose dependencies can never be met, and why."""
         return [(self._waiting[job_id].attempt.attempt_id, why) for job_id, why in self._doomed.items()]
+
+    @property
+    def resting(self) -> list[str]:
+        """Attempts whose backoff is not over."""
+        return sorted(self._waiting[job_id].attempt.attempt_id for job_id in self._resting)
 
     def wake(self, now: float) -> float | None:
         """Let those be planned whose backoff is over. In how many seconds the next one is, if there is one.

@@ -47,9 +47,7 @@ async def declare_window(core: Core, actor: Actor, asked: AskedWindow, key: str 
         said = fingerprint("window.added", msgspec.to_builtins(asked))
         return once(tx, actor, key, said, now, Window, lambda: _declare(core, tx, actor, asked, now))[0]
 
-    made = await core.store.write(change)
-    core.windows_are_old = True
-    return made
+    return await core.store.write(change)
 
 
 async def cancel_window(core: Core, actor: Actor, window_id: str, key: str | None) -> Window:
@@ -60,9 +58,7 @@ async def cancel_window(core: Core, actor: Actor, window_id: str, key: str | Non
         said = fingerprint("window.cancelled", window_id)
         return once(tx, actor, key, said, now, Window, lambda: _cancel(tx, actor, window_id, now))[0]
 
-    cancelled = await core.store.write(change)
-    core.windows_are_old = True
-    return cancelled
+    return await core.store.write(change)
 
 
 def still_there(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from sqlalchemy import bindparam, delete, insert, select
 
 from shoal.model.window import Window
@@ -9,15 +11,17 @@ from shoal.store.codec import decode_window, encode
 from shoal.store.prepared import Session
 from shoal.store.schema import windows
 
+MAX_KEPT = 1 << 10
+
 INSERT = insert(windows)
 BY_ID = select(windows.c.body).where(windows.c.window_id == bindparam("of"))
-OPEN = (
-    select(windows.c.body)
-    .where(windows.c.until_at > bindparam("now"))
-    .order_by(windows.c.from_at, windows.c.window_id)
-)
+ALL = select(windows.c.body).order_by(windows.c.from_at, windows.c.window_id)
 DELETE = delete(windows).where(windows.c.window_id == bindparam("of"))
 PURGE = delete(windows).where(windows.c.until_at <= bindparam("now"))
+
+
+_decoded = lru_cache(maxsize=MAX_KEPT)(decode_window)
+"""Every plan looks at all of them, and few change."""
 
 
 class Windows:
@@ -33,9 +37,13 @@ class Windows:
         body = self._session.value(BY_ID, {"of": window_id})
         return None if body is None else decode_window(body)
 
+    def all(self) -> list[Window]:
+        """The first to begin first; some may be over."""
+        return [_decoded(body) for (body,) in self._run(ALL)]
+
     def open(self, now: float) -> list[Window]:
-        """Those that are not over, the first to begin first."""
-        return [decode_window(body) for (body,) in self._run(OPEN, {"now": now})]
+        """Those that are not over."""
+        return [window for window in self.all() if window.until_at > now]
 
     def remove(self, window_id: str) -> None:
         """May be repeated."""
