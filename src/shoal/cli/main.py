@@ -30,6 +30,7 @@ COMMANDS = {
     "reserve": ("reserve:reserve", "Keep nodes for a project or for maintenance, for a while."),
     "reservations": ("reserve:app", "List reservations and maintenance windows; cancel one."),
     "events": ("events:events", "What happened, in order."),
+    "explain-decision": ("decision:explain_decision", "Make a recorded decision of the scheduler again."),
     "audit": ("events:audit", "Who changed what; `--verify` checks the chain."),
     "login": ("login:login", "Remember a server and a token."),
     "project": ("project:app", "Projects, their quotas and members."),

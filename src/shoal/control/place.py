@@ -10,6 +10,7 @@ from shoal.control.actor import SHOAL
 from shoal.control.core import Core
 from shoal.control.queue import look
 from shoal.control.record import note
+from shoal.control.relearn import last_runs, relearn
 from shoal.control.usage import recall
 from shoal.model.attempt import AttemptState, EndReason
 from shoal.model.moves import Placed, StopAsked
@@ -33,9 +34,10 @@ class Cycle(NamedTuple):
 async def place(core: Core) -> Cycle:
     """Plan once and record it. What it starts is on disk, and nobody has told the engine yet."""
     began, now = core.clock.monotonic(), core.clock.now()
-    await _look_at_projects(core)
+    await _look_around(core)
     changes = await core.store.read(lambda tx: look(tx, core.queue.seen))
-    core.nodes.tell(core.planner, changes.nodes, now)
+    if core.nodes.tell(core.planner, changes.nodes, now):
+        core.stamps.see(core.nodes.views(now))
     core.planner.set_windows(changes.windows)
     core.queue.take_in(changes)
     resting_s = core.queue.wake(now)
@@ -44,6 +46,8 @@ async def place(core: Core) -> Cycle:
     try:
         if made.starts or doomed:
             placed = await core.store.write(lambda tx: _record(core, tx, made, doomed, now, changes.seen))
+            if made.starts:
+                core.queue.fresh.clear()
     finally:
         # Also when the store is away or we are cancelled: what is not known to be on disk waits again.
         for start in made.starts:
@@ -54,8 +58,10 @@ async def place(core: Core) -> Cycle:
     return Cycle(tuple(placed), min(waits, default=None), core.clock.monotonic() - began)
 
 
-async def _look_at_projects(core: Core) -> None:
-    """Before the first plan, and when somebody has changed them."""
+async def _look_around(core: Core) -> None:
+    """Before the first plan, what runs took lately; and the projects, then and when somebody changed them."""
+    if core.queue.seen is None:
+        relearn(core.stamps, await core.store.read(last_runs))
     if not core.projects.are_old:
         return
     half_life_s, is_first = core.planner.policy.half_life_s, core.queue.seen is None
@@ -98,11 +104,13 @@ def _record_decision(core: Core, tx: Tx, made: Plan, placed: list[str], now: flo
 
     Whoever reads the log to `seen` can make the same decision again: `shoal explain-decision`.
     """
+    fresh = list(core.queue.fresh.values())
     data = {
         "starts": msgspec.to_builtins(made.starts),
         "placed": placed,
         "waiting": core.planner.num_waiting,
         "seen": seen,
         "resting": core.queue.resting,
+        "stamps": {one.attempt_id: (one.expected_s, one.due_at, one.score) for one in fresh},
     }
     note(tx, "plan.made", now, SHOAL, data=data)

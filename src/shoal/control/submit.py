@@ -184,10 +184,6 @@ def _told(job: Job) -> dict[str, object]:
         data["array_id"] = job.array.array_id
     if job.after:
         data["after"] = [{"job_id": dep.job_id, "on": dep.on} for dep in job.after]
-    if job.expected_s is not None:
-        data["expected_s"] = job.expected_s
-    if job.due_at is not None:
-        data["due_at"] = job.due_at
     return data
 
 

@@ -83,6 +83,8 @@ class Decision(msgspec.Struct, frozen=True):
     placed: tuple[str, ...]
     """The starts that were still possible when it was written down."""
     resting: frozenset[str]
+    stamps: dict[str, tuple[float | None, float | None, float | None]]
+    """Of attempts that were stamped since the last one: expected run time, when it is due, its score."""
 
 
 Fact = Queued | Placed | Over | JobOver | NodeIs | NodeGone | ProjectsAre | WindowsAre | PolicyIs | Decision
@@ -135,8 +137,6 @@ class _Reader:
             ),
             array=array,
             submitted_at=event["at"],
-            expected_s=data.get("expected_s"),
-            due_at=data.get("due_at"),
         )
         self._jobs[job.job_id] = job
         return self._queued(job, event, 0.0)
@@ -219,7 +219,7 @@ class _Reader:
 
     def decision(self, event: Event) -> Fact | None:
         data = event["data"]
-        if "seen" not in data:
+        if "stamps" not in data:
             return None  # older than decisions that can be made again
         return Decision(
             seq=int(event["seq"]),
@@ -228,6 +228,7 @@ class _Reader:
             starts=msgspec.convert(data["starts"], tuple[Start, ...]),
             placed=tuple(data["placed"]),
             resting=frozenset(data["resting"]),
+            stamps={attempt_id: tuple(stamps) for attempt_id, stamps in data["stamps"].items()},
         )
 
 

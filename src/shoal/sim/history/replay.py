@@ -66,6 +66,8 @@ class Replay:
             self.tell(fact)
 
     def _decide(self, decision: Decision) -> Verdict:
+        for attempt_id, (expected_s, due_at, score) in decision.stamps.items():
+            self._stamp(attempt_id, expected_s, due_at, score)
         for attempt_id, queued in self._waiting.items():
             if queued.backoff_s > 0:
                 self._judge(attempt_id, is_resting=attempt_id in decision.resting)
@@ -111,6 +113,17 @@ class Replay:
         """Those who wait for it may start, or may not any more."""
         self._outcomes[job_id] = outcome
         for attempt_id in sorted(self._dependents.get(job_id, ())):
+            self._judge(attempt_id)
+
+    def _stamp(
+        self, attempt_id: str, expected_s: float | None, due_at: float | None, score: float | None
+    ) -> None:
+        queued = self._waiting.get(attempt_id)
+        if queued is not None:
+            stamped = msgspec.structs.replace(
+                queued.candidate, expected_s=expected_s, due_at=due_at, score=score
+            )
+            self._waiting[attempt_id] = msgspec.structs.replace(queued, candidate=stamped)
             self._judge(attempt_id)
 
     def _judge(self, attempt_id: str, *, is_resting: bool | None = None) -> None:
