@@ -42,6 +42,7 @@ def render_job(job: Job, attempt: Attempt | None) -> views.JobView:
         "nodes": list(attempt.node_names) if attempt is not None else [],
         "array": {"id": array.array_id, "index": array.index, "size": array.size} if array else None,
         "submitted_at": job.submitted_at,
+        "deadline_at": job.deadline_at,
         "started_at": attempt.started_at if attempt is not None else None,
         "ended_at": job.ended_at,
         "exit_code": job.exit_code,

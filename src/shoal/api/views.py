@@ -54,6 +54,7 @@ class JobView(TypedDict):
     nodes: list[str]
     array: ArrayView | None
     submitted_at: float
+    deadline_at: float | None
     started_at: float | None
     ended_at: float | None
     exit_code: int | None

@@ -16,6 +16,7 @@ from shoal.scheduler.amounts import Demand, Need
 from shoal.scheduler.book import Book
 from shoal.scheduler.capacity import NodeUse
 from shoal.scheduler.claims import Claim, Claims
+from shoal.scheduler.deadline import with_deadline
 from shoal.scheduler.eligible import explain_array, explain_backoff, explain_unmet
 from shoal.scheduler.fit import SHORT_OF, fits, shortages
 from shoal.scheduler.gang import choose
@@ -54,7 +55,10 @@ class Explainer:
     def explain(self, candidate: Candidate) -> Explanation:
         """Why it waits."""
         said = self._explain(candidate)
-        return msgspec.structs.replace(said, attempt_id=candidate.attempt_id, job_id=candidate.job_id)
+        told = msgspec.structs.replace(said, attempt_id=candidate.attempt_id, job_id=candidate.job_id)
+        own = (claim.at for claim in self._claims.all if claim.head.attempt_id == candidate.attempt_id)
+        promised_at = next((at for at in own if at < inf), None)
+        return with_deadline(told, candidate, promised_at, self._now)
 
     def _explain(self, candidate: Candidate) -> Explanation:
         if candidate.unmet:

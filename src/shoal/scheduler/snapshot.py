@@ -80,6 +80,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """From then on it goes before all who came later. None: it is due."""
     score: float | None = None
     """Until then those with less go first. None: last."""
+    deadline_at: float | None = None
+    """When it should have ended."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

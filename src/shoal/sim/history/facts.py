@@ -137,6 +137,7 @@ class _Reader:
             ),
             array=array,
             submitted_at=event["at"],
+            deadline_at=data.get("deadline_at"),
         )
         self._jobs[job.job_id] = job
         return self._queued(job, event, 0.0)
