@@ -64,8 +64,8 @@ def reservations(*, json: JsonFlag = False) -> int:
     elif not found:
         print("none; an operator makes one with `shoal reserve`")
     else:
-        heads = ("ID", "NODES", "FROM", "FOR", "WHOM", "BECAUSE")
-        print_table(heads, (row(window) for window in found), elastic="BECAUSE")
+        heads = ("ID", "FROM (UTC)", "FOR", "WHOM", "NODES")
+        print_table(heads, (row(window) for window in found), elastic="NODES")
     return 0
 
 
@@ -97,14 +97,14 @@ def told(window: dict[str, Any]) -> str:
 def row(window: dict[str, Any]) -> tuple[str, ...]:
     names = window["nodes"]
     more = f" and {len(names) - NUM_NAMED} more" if len(names) > NUM_NAMED else ""
-    whom = "nobody" if window["kind"] == "maintenance" else window.get("project") or "another project"
+    because = f" ({window['because']})" if window.get("because") else ""
+    whom = "nobody" if window["kind"] == "maintenance" else window.get("project") or "others"
     return (
         window["id"],
-        ", ".join(names[:NUM_NAMED]) + more,
-        moment(window["from_at"]),
+        f"{datetime.fromtimestamp(window['from_at'], UTC):%d %b %H:%M}",
         duration(window["until_at"] - window["from_at"]),
         whom,
-        window.get("because") or "",
+        ", ".join(names[:NUM_NAMED]) + more + because,
     )
 
 

@@ -38,17 +38,13 @@ def with_deadline(
     end, start = clock_time(deadline_at, now), clock_time(start_by, now)
     if end is None or start is None:  # too far to plan by the clock
         return msgspec.structs.replace(told, facts=facts)
+    late = f"{_run(candidate)} and may not have ended by {end}, its deadline"
     if can_be_met:
         line = f"to have ended by {end} it must start by {start}"
     elif start_by < now:
-        line = (
-            f"it {_run(candidate)} and may not have ended by {end}, its deadline: it had to start by {start}"
-        )
+        line = f"it {late}: it had to start by {start}"
     else:
-        promised = clock_time(promised_at or now, now)
-        line = (
-            f"it is to start by {promised}, {_run(candidate)} and may not have ended by {end}, its deadline"
-        )
+        line = f"it is to start by {clock_time(promised_at or now, now)}, {late}"
     return msgspec.structs.replace(told, details=(*told.details, line), facts=facts)
 
 
