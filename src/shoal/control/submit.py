@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 from difflib import get_close_matches
+from math import floor
 from pathlib import Path
 
 import msgspec
@@ -238,17 +239,18 @@ def check_deadline(spec: JobSpec, now: float) -> float | None:
     if spec.deadline is None:
         return None
     deadline_at = parse_moment(spec.deadline, now)
-    left_s = deadline_at - now
+    left_s = round(deadline_at - now, 3)  # the sum was rounded: 2 h from now are 7199.9999998 s
     if left_s <= 0:
         raise SpecError(
             f"{_who(spec)} has the deadline `{spec.deadline}`, which has passed",
             hint="set a later `deadline`, such as `6h`; times are UTC",
         )
     if spec.time_limit is not None and spec.time_limit > left_s:
-        may_run = spoken_seconds(spec.time_limit)
+        may_run, grain_s = spoken_seconds(spec.time_limit), 60 if left_s >= 60 else 1
+        longest = spoken_seconds(floor(left_s / grain_s) * grain_s)
         raise SpecError(
             f"{_who(spec)} may run {may_run} by its `time_limit`; its `deadline` is {age(left_s)} from now",
-            hint=f"set `time_limit: {int(left_s)}s` or less, or a later `deadline`",
+            hint=f"set `time_limit: {longest}` or less, or a later `deadline`",
             deadline_at=deadline_at,
             time_limit_s=spec.time_limit,
         )

@@ -29,7 +29,7 @@ def test_job_that_could_not_end_in_time_is_refused_with_what_would_do(lab: Lab) 
         SpecError, match="may run 6h by its `time_limit`; its `deadline` is 2 h from now"
     ) as no:
         lab.submit(deadline="2h", time_limit="6h")
-    assert no.value.hint == "set `time_limit: 7200s` or less, or a later `deadline`"
+    assert no.value.hint == "set `time_limit: 2h` or less, or a later `deadline`"
     with pytest.raises(SpecError, match="has passed"):
         lab.submit(deadline="2001-01-01T00:00")
     assert lab.submit(deadline="2h", time_limit="2h").deadline_at is not None
