@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from math import inf
 
 from shoal.model.attempt import NodeShare
-from shoal.model.window import Window
 from shoal.scheduler.amounts import Amounts, Need, less
 from shoal.scheduler.capacity import Capacity
 from shoal.scheduler.fit import fits
 from shoal.scheduler.snapshot import Candidate
-from shoal.scheduler.windows import Windows
+from shoal.scheduler.windows import Numbers, Windows
 
 NOBODY: frozenset[str] = frozenset()
 
@@ -44,7 +43,7 @@ class Claims:
         self.all: list[Claim] = []
         self.nodes: set[str] = set()
         """Claimed by anybody."""
-        self._barred: dict[tuple[Need, tuple[int, ...], tuple[Window, ...]], frozenset[str]] = {}
+        self._barred: dict[tuple[Need, tuple[int, ...], Numbers], frozenset[str]] = {}
 
     def add(self, claim: Claim) -> None:
         self.all.append(claim)

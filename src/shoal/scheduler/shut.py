@@ -26,7 +26,8 @@ def explain_windows(
     if not shut or choose(demand, finder, book.capacity, book.windows.nodes_of(shut)):
         return None
     free = set(finder.ranked(demand.excluded))
-    met = [window for window in shut if not free.isdisjoint(window.nodes)]
+    windows = (book.windows.all[number] for number in shut)
+    met = [window for window in windows if not free.isdisjoint(window.nodes)]
     told = [_told(window, free, now) for window in met]
     return Explanation(
         attempt_id="",

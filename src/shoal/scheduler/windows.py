@@ -14,6 +14,9 @@ from math import inf
 from shoal.model.window import Window
 from shoal.scheduler.tree import Tree
 
+Numbers = tuple[int, ...]
+"""Windows by their place in `Windows.all`."""
+NONE: Numbers = ()
 Span = tuple[float, float]
 """A job may start at its two ends and at any time between."""
 
@@ -42,7 +45,7 @@ class Windows:
     def __init__(self, tree: Tree) -> None:
         self.all: tuple[Window, ...] = ()
         self._tree = tree
-        self._nodes: dict[tuple[Window, ...], frozenset[str]] = {}
+        self._nodes: dict[Numbers, frozenset[str]] = {}
 
     def change(self, windows: Iterable[Window]) -> bool:
         """Replace them all. Whether that is anything new."""
@@ -53,24 +56,27 @@ class Windows:
         self._nodes.clear()
         return True
 
-    def shut(self, project: str, now: float, ends_at: float) -> tuple[Window, ...]:
+    def shut(self, project: str, now: float, ends_at: float) -> Numbers:
         """Those that bar a job of the project which would start now and may last until `ends_at`."""
+        if not self.all:
+            return NONE
         return tuple(
-            window
-            for window in self.all
+            number
+            for number, window in enumerate(self.all)
             if now < window.until_at and ends_at > window.from_at and not self.serves(window, project)
         )
 
-    def nodes_of(self, windows: tuple[Window, ...]) -> frozenset[str]:
-        found = self._nodes.get(windows)
+    def nodes_of(self, numbers: Numbers) -> frozenset[str]:
+        found = self._nodes.get(numbers)
         if found is None:
-            found = self._nodes[windows] = frozenset(name for window in windows for name in window.nodes)
+            found = self._nodes[numbers] = frozenset(n for number in numbers for n in self.all[number].nodes)
         return found
 
     def hours(self, project: str, limit_s: float, now: float) -> Hours | None:
         """None when no window, now or later, is in the way of the project."""
         by_node: dict[str, list[Window]] = {}
-        for window in self.shut(project, now, inf):
+        for number in self.shut(project, now, inf):
+            window = self.all[number]
             for name in window.nodes:
                 by_node.setdefault(name, []).append(window)
         return Hours(by_node, limit_s) if by_node else None
