@@ -72,6 +72,10 @@ def _of_others(kind: str, data: dict[str, Any]) -> tuple[str, str]:
         return f"gives way to {data.get('for') or 'a job of another project'}", ""
     if kind == "job.preempted_for":
         return f"has others stop for it: {data.get('num_jobs')}", ""
+    if kind.startswith("window."):
+        verb = "cancelled" if kind == "window.cancelled" else "declared"
+        what = f"{data.get('kind')} of {', '.join(data.get('nodes') or ())}"
+        return f"{what} {verb}", str(data.get("because") or "")
     if kind == "access.denied":
         return "denied", f"{data.get('method')} {data.get('path')}"
     words = KINDS.get(kind, kind.replace(".", " "))

@@ -35,7 +35,7 @@ class Cycle:
         self._book = book
         self._policy = policy
         self.now = now
-        self.claims = Claims(book.capacity)
+        self.claims = Claims(book.capacity, book.windows)
         self.heads: dict[str, Candidate] = {}
         """Per queue, the first that could run here and does not fit now."""
         self.starts: list[Start] = []
@@ -49,7 +49,8 @@ class Cycle:
 
     def run(self) -> None:
         self._book.rows.come_to(self.now)
-        self.good_until = self._book.rows.next_due()
+        self.look_again_at = self._book.windows.next_change(self.now)
+        self.good_until = min(self._book.rows.next_due(), self.look_again_at)
         for _, ranks in groupby(self._book.ranks(self.now), key=lambda lines: lines[0].key.priority):
             equal = list(ranks)
             self._serve_privileged([line for lines in equal for line in lines])
@@ -121,9 +122,17 @@ class Cycle:
         head = self._book.rows.candidates[attempt_id]
         if row.key.at_once is not None and row in self._rooms:
             return False  # those who start count against the limit only then
-        room = self.preemption.make_room(head, row.key.demand, self.claims.nodes - self.preemption.nodes)
+        windows = self._book.windows
+        shut = windows.nodes_of(windows.shut(head.project, self.now, self.now + row.key.limit_s))
+        barred = (self.claims.nodes - self.preemption.nodes) | shut
+        room = self.preemption.make_room(head, row.key.demand, barred)
         if room is None:
             return False
+        # From then on a job that starts on a node with a window may not be gone in time.
+        moments = (window.from_at - row.key.limit_s for window in windows.all)
+        self.good_until = min(
+            (at for at in moments if self.now <= at < self.good_until), default=self.good_until
+        )
         self._rooms.add(row)
         self.heads.setdefault(head.queue, head)
         self.claims.add(Claim(head, inf, room.spare, room.stopping))
@@ -166,16 +175,17 @@ class Cycle:
 
     def _start(self, row: Row, attempt_id: str) -> bool:
         book, (demand, limit_s, array_id, at_once) = self._book, row.key
+        project = row.line.key.project
         if at_once is not None and book.num_of_array(array_id) >= at_once:
             return False
-        if book.refusal(row.line.key.project, demand, demand.min_nodes) is not None:
+        if book.refusal(project, demand, demand.min_nodes) is not None:
             return False
         ends_at = self.now + limit_s
-        barred = self.claims.barred(demand.need, ends_at)
+        barred = self.claims.barred(demand.need, project, self.now, ends_at)
         names = choose(demand, book.finders.of(demand.need), book.capacity, barred)
         if not names:
             return False
-        while len(names) > demand.min_nodes and book.refusal(row.line.key.project, demand, len(names)):
+        while len(names) > demand.min_nodes and book.refusal(project, demand, len(names)):
             names.pop()
         shares = tuple(share_of(demand.need, book.capacity.nodes[name]) for name in names)
         self.claims.take(demand.need, shares, ends_at)
@@ -197,7 +207,8 @@ class Cycle:
         """The nodes that serve it soonest; where nobody knows when, only once its patience has ended."""
         self.heads[head.queue] = head
         demand, capacity = row.key.demand, self._book.capacity
-        turn = self._book.soonest.turn(demand, self.claims.nodes, self.now)
+        hours = self._book.windows.hours(head.project, row.key.limit_s, self.now)
+        turn = self._book.soonest.turn(demand, self.claims.nodes, self.now, hours)
         if turn is None:
             return
         if turn.at == inf:
@@ -205,7 +216,7 @@ class Cycle:
             patient_until = waits_since + self._policy.patience_of(head.expected_s)
             if self.now < patient_until:
                 self.good_until = min(self.good_until, patient_until)
-                self.look_again_at = patient_until
+                self.look_again_at = min(self.look_again_at, patient_until)
                 return
             self.claims.add(Claim(head, inf, dict.fromkeys(turn.nodes)))
             return

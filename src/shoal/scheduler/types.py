@@ -43,6 +43,8 @@ class Why(StrEnum):
     """Its supervisor is dead and what that left is not. Said by the control plane, not by a plan."""
     MAKING_ROOM = "making_room"
     """Jobs that give way to it are stopping."""
+    WINDOW = "window"
+    """What it needs is free, but in maintenance or reserved, or will be before it must have ended."""
     TOPOLOGY = "topology"
     """Enough nodes are free, but not close enough together."""
 
