@@ -42,7 +42,7 @@ class Life:
         elif what == "drop" and snapshot.candidates:
             planner.drop(snapshot.candidates[which % len(snapshot.candidates)].attempt_id)
         elif what == "end" and snapshot.holdings:
-            planner.release(snapshot.holdings[which % len(snapshot.holdings)].attempt_id)
+            planner.release(snapshot.holdings[which % len(snapshot.holdings)].attempt_id, self.now)
         elif what == "node":
             planner.set_node(self.draw(node_views(f"n{which % 5}")))
         elif what == "lose":

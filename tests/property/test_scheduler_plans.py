@@ -318,7 +318,11 @@ def test_what_is_refused_at_submit_is_exactly_what_no_empty_cluster_holds(snapsh
 
 @given(snapshots())
 def test_the_first_in_line_always_starts_when_it_fits(snapshot: Snapshot) -> None:
-    ready = [c for c in snapshot.candidates if not c.unmet and c.not_before <= NOW and c.array_id is None]
+    ready = [
+        msgspec.structs.replace(c, project="vision")
+        for c in snapshot.candidates
+        if not c.unmet and c.not_before <= NOW and c.array_id is None
+    ]
     told = plan(msgspec.structs.replace(snapshot, candidates=tuple(ready)), Policy(), NOW)
     first = min(ready, key=_place, default=None)
     if first is not None:
@@ -389,7 +393,7 @@ def _without_limit(asked: Request) -> Request:
 @given(snapshots())
 def test_plans_are_those_of_a_slow_and_obvious_scheduler(snapshot: Snapshot) -> None:
     plain = [
-        msgspec.structs.replace(c, request=_without_limit(c.request))
+        msgspec.structs.replace(c, request=_without_limit(c.request), project="vision")
         for c in snapshot.candidates
         if not c.unmet and c.not_before <= NOW and c.array_id is None
     ]

@@ -9,6 +9,7 @@ from pathlib import Path
 from shoal.clock import Clock
 from shoal.control.backoff import Backoff
 from shoal.control.known_nodes import KnownNodes
+from shoal.control.known_projects import KnownProjects
 from shoal.control.leases import Leases
 from shoal.control.queue import Queue
 from shoal.control.record import Recorder
@@ -52,6 +53,7 @@ class Core:
         """Attempts being handed to the engine at this moment."""
         self.control_url: str | None = None
         self.planner = Planner(policy or Policy())
+        self.projects = KnownProjects()
         self.queue = Queue(self.planner, self.backoff)
         self.anchored = 0
         """The newest event known to be written down outside the database."""

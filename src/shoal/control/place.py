@@ -10,9 +10,12 @@ from shoal.control.actor import SHOAL
 from shoal.control.core import Core
 from shoal.control.queue import look
 from shoal.control.record import note
+from shoal.control.usage import recall
 from shoal.model.attempt import AttemptState, EndReason
 from shoal.model.moves import Placed, StopAsked
+from shoal.model.people import Project
 from shoal.scheduler import Plan
+from shoal.scheduler.fair import Usage
 from shoal.store import Tx
 
 
@@ -30,6 +33,7 @@ class Cycle(NamedTuple):
 async def place(core: Core) -> Cycle:
     """Plan once and record it. What it starts is on disk, and nobody has told the engine yet."""
     began, now = core.clock.monotonic(), core.clock.now()
+    await _look_at_projects(core)
     changes = await core.store.read(lambda tx: look(tx, core.queue.seen))
     core.nodes.tell(core.planner, changes.nodes, now)
     core.queue.take_in(changes)
@@ -47,6 +51,23 @@ async def place(core: Core) -> Cycle:
     again_s = None if made.look_again_at is None else max(made.look_again_at - now, 0.0)
     waits = [wait for wait in (resting_s, again_s) if wait is not None]
     return Cycle(tuple(placed), min(waits, default=None), core.clock.monotonic() - began)
+
+
+async def _look_at_projects(core: Core) -> None:
+    """Before the first plan, and when somebody has changed them."""
+    if not core.projects.are_old:
+        return
+    half_life_s, is_first = core.planner.policy.half_life_s, core.queue.seen is None
+
+    def read(tx: Tx) -> tuple[list[Project], tuple[Usage, ...]]:
+        return tx.people.projects(), recall(tx, half_life_s).usages if is_first else ()
+
+    core.projects.are_old = False  # before the read: a change during it is read next time
+    try:
+        core.projects.tell(core.planner, *await core.store.read(read))
+    except BaseException:
+        core.projects.are_old = True
+        raise
 
 
 def _record(core: Core, tx: Tx, made: Plan, doomed: list[tuple[str, str]], now: float) -> list[str]:

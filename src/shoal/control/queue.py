@@ -119,10 +119,12 @@ class Queue:
         if before is not None and (attempt.state is not AttemptState.QUEUED or before.attempt != attempt):
             self._planner.drop(before.attempt.attempt_id)
         if before is not None and before.attempt.attempt_id != attempt.attempt_id:
-            self._planner.release(before.attempt.attempt_id)  # placed and over between two looks
+            self._planner.release(
+                before.attempt.attempt_id, attempt.queued_at
+            )  # placed and over between two looks
         held = self._held.pop(job.job_id, None)
         if held is not None and (held != attempt.attempt_id or attempt.state not in HOLDING):
-            self._planner.release(held)
+            self._planner.release(held, attempt.ended_at or attempt.queued_at)
         if attempt.state is AttemptState.QUEUED:
             self._waiting[job.job_id] = Waiting(candidate(job, attempt), attempt, job.after)
             for dep in job.after:
@@ -131,7 +133,7 @@ class Queue:
             self._held[job.job_id] = attempt.attempt_id
             self._planner.hold(holding(job, attempt))
         else:
-            self._planner.release(attempt.attempt_id)
+            self._planner.release(attempt.attempt_id, attempt.ended_at or attempt.queued_at)
 
     def _judge(self, job_id: str) -> None:
         """Whether a queued job may be planned, waits for others, or never can start."""

@@ -46,6 +46,8 @@ class Cycle:
     def run_newcomers(self, newcomers: Collection[Candidate], now: float) -> bool:
         """Look at newcomers alone: nothing was given back since `run`. False: only a whole run can tell."""
         self.now, book = now, self._book
+        if not book.is_order_as_before(now):
+            return False
         for candidate in newcomers:
             head = self.heads.get(candidate.queue)
             if head is None or book.comes_before(candidate, head):
@@ -101,11 +103,15 @@ class Cycle:
         book, (demand, limit_s, array_id, at_once) = self._book, row.key
         if at_once is not None and book.num_of_array(array_id) >= at_once:
             return False
+        if book.refusal(row.line.key.project, demand, demand.min_nodes) is not None:
+            return False
         ends_at = self.now + limit_s
         barred = self.claims.barred(demand.need, ends_at)
         names = choose(demand, book.finders.of(demand.need), book.capacity, barred)
         if not names:
             return False
+        while len(names) > demand.min_nodes and book.refusal(row.line.key.project, demand, len(names)):
+            names.pop()
         shares = tuple(share_of(demand.need, book.capacity.nodes[name]) for name in names)
         self.claims.take(demand.need, shares, ends_at)
         book.start(attempt_id, shares, self.now)
@@ -117,7 +123,10 @@ class Cycle:
         _, _, array_id, at_once = row.key
         if at_once is not None and self._book.num_of_array(array_id) >= at_once:
             return False
-        return self._book.possible.is_open_for(row.key.demand)
+        demand = row.key.demand
+        if self._book.refusal(row.line.key.project, demand, demand.min_nodes) is not None:
+            return False
+        return self._book.possible.is_open_for(demand)
 
     def _promise(self, head: Candidate, row: Row) -> None:
         """The nodes that serve it soonest; where nobody knows when, only once its patience has ended."""

@@ -24,6 +24,7 @@ from shoal.scheduler.possible import Suitable, by_domain, can_hold
 from shoal.scheduler.release import free_at
 from shoal.scheduler.rows import RowKey, row_key
 from shoal.scheduler.scarce import less_memory, memory_held, short_of_memory
+from shoal.scheduler.sharing import explain_refusal
 from shoal.scheduler.snapshot import Candidate
 from shoal.scheduler.types import Explanation, Why
 from shoal.scheduler.words import amounts, are, clock_time, duration, listed, num_nodes
@@ -64,6 +65,9 @@ class Explainer:
         if key.at_once is not None and num_holding >= key.at_once:
             return explain_array(candidate, num_holding, key.at_once)
         demand = key.demand
+        refusal = self._book.refusal(candidate.project, demand, demand.min_nodes)
+        if refusal is not None:
+            return explain_refusal(candidate, refusal)
         if demand not in self._said:
             self._said[demand] = self._of_cluster(demand)
         said = self._said[demand]

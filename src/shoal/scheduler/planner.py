@@ -6,12 +6,15 @@ long as nothing was given back, only newcomers can start.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from heapq import heappop, heappush
 from math import inf
 
 from shoal.scheduler.book import Book
 from shoal.scheduler.cycle import Cycle
+from shoal.scheduler.devices import ProjectView
 from shoal.scheduler.explain import Explainer
+from shoal.scheduler.fair import Usage
 from shoal.scheduler.policy import Policy
 from shoal.scheduler.snapshot import Candidate, Holding, NodeView, Snapshot
 from shoal.scheduler.types import Explanation, Plan
@@ -22,7 +25,8 @@ class Planner:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self._book = Book()
+        self._book = Book(policy.half_life_s)
+        self._projects: tuple[ProjectView, ...] = ()
         self._newcomers: dict[str, Candidate] = {}
         self._moments: list[tuple[float, str]] = []
         """When those kept back may start, soonest first; some may have gone since."""
@@ -36,6 +40,7 @@ class Planner:
     @classmethod
     def of(cls, snapshot: Snapshot, policy: Policy) -> Planner:
         planner = cls(policy)
+        planner.set_projects(snapshot.projects, snapshot.usages)
         for view in snapshot.nodes:
             planner.set_node(view)
         for holding in snapshot.holdings:
@@ -57,7 +62,16 @@ class Planner:
             nodes=tuple(node.view for _, node in sorted(book.capacity.nodes.items())),
             holdings=tuple(holding for _, holding in sorted(book.holdings.items())),
             candidates=tuple(sorted(waiting, key=lambda one: one.attempt_id)),
+            projects=self._projects,
+            usages=book.fair.usages(),
         )
+
+    def set_projects(self, views: Iterable[ProjectView], usages: Iterable[Usage] = ()) -> None:
+        """All of them, as they are set now. `usages`: what they had before anything was held."""
+        self._projects = tuple(sorted(views, key=lambda view: view.name))
+        self._book.tree.change(self._projects)
+        self._book.fair.tell(usages)
+        self._disturb()
 
     def set_node(self, view: NodeView) -> None:
         """A new node, or one that changed."""
@@ -95,9 +109,9 @@ class Planner:
             self._disturb()
         self._explainer = None
 
-    def release(self, attempt_id: str) -> None:
-        """It holds nothing any more."""
-        if self._book.release(attempt_id):
+    def release(self, attempt_id: str, at: float) -> None:
+        """It holds nothing any more, since `at`."""
+        if self._book.release(attempt_id, at):
             self._disturb()
 
     def undo(self, attempt_id: str) -> None:

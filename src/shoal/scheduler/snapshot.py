@@ -7,6 +7,8 @@ import msgspec
 from shoal.model.attempt import Allocation
 from shoal.model.job import DependencyKind
 from shoal.model.request import Request
+from shoal.scheduler.devices import ProjectView
+from shoal.scheduler.fair import Usage
 
 
 class GpuView(msgspec.Struct, frozen=True):
@@ -83,3 +85,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[NodeView, ...]
     holdings: tuple[Holding, ...]
     candidates: tuple[Candidate, ...]
+    projects: tuple[ProjectView, ...] = ()
+    usages: tuple[Usage, ...] = ()
+    """What each project had lately, what it holds now included up to each one's date."""

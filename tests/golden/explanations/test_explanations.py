@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 
 from shoal.model.job import DependencyKind
+from shoal.model.people import Devices
 from shoal.model.request import Request
 from shoal.scheduler import Explanation, Plan, UnmetDependency, Why, impossible
+from shoal.scheduler.devices import Amount, ProjectView
+from shoal.scheduler.sharing import explain_refusal
+from shoal.scheduler.tree import Tree
 from tests.support.clusters import (
     ALL_GPUS,
     GIB,
@@ -71,6 +75,21 @@ def _never(asked: Request) -> Explanation:
     return said
 
 
+def _refused(asked: int) -> Explanation:
+    """`vision` may have 16 GPUs and holds 8; `research`, above it, may have 64 and holds 60."""
+    tree = Tree(
+        [
+            ProjectView(name="research", limit=Devices(gpus=64)),
+            ProjectView(name="vision", parent="research", quota=Devices(gpus=8), borrow=Devices(gpus=8)),
+        ]
+    )
+    tree.take("vision", Amount(8, 0))
+    tree.take("research", Amount(52, 0))
+    refusal = tree.refusal("vision", Amount(asked, 0))
+    assert refusal is not None
+    return explain_refusal(job(1, request(gpus=asked)), refusal)
+
+
 CASES = {
     "dependency": lambda: _one(planned(nodes(1), job(1, request(), unmet=_unmet("vision/7")))),
     "dependency_many": lambda: _one(
@@ -114,6 +133,9 @@ CASES = {
     "resources_memory_left": lambda: _one(
         planned(nodes(1), job(2, request(gpus=7)), job(1, request(cpus=16.0), priority=-1))
     ),
+    "quota": lambda: _refused(9),
+    "quota_never": lambda: _refused(17),
+    "limit": lambda: _refused(5),
     "topology": lambda: _one(_racks()),
     "behind": lambda: _one(_behind("vision"), "att-2"),
     "behind_another_project": lambda: _one(_behind("secret"), "att-2"),

@@ -136,6 +136,7 @@ def test_an_array_of_one_index_is_not_read_back_as_a_count() -> None:
         ({"priority": 1001}, "`1001` is above the most, 1,000"),
         ({"priority": True}, "`priority` must be a whole number, not `true`"),
         ({"priority": "5"}, "`priority` must be a whole number, not the text `5`"),
+        ({"priority": "Batch"}, "`priority` must be a whole number, not the text `Batch`"),
         ({"priority": 10**5000}, "a number of 5001 digits is above the most"),
         ({"time_limit": 0}, "`0` is 0s; from 1s to 3650d"),
         ({"time_limit": -5}, "from 1s to 3650d"),
