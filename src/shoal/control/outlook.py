@@ -1,0 +1,60 @@
+"""When waiting jobs will start: worked out beside the event loop, and learned from as they do.
+
+The facts are copied on the loop: 20 ms at 12,500 nodes and 50,000 waiting jobs, and less than one on clusters
+of ordinary size. Everything else is the business of a thread, one question at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from math import inf
+
+import anyio
+import msgspec
+
+from shoal.control.core import Core
+from shoal.scheduler.calibration import Interval
+from shoal.scheduler.changes import changes
+from shoal.scheduler.outlook import Basis, Outlook, outlooks
+from shoal.scheduler.predict import Spread, predict
+from shoal.scheduler.supposed import supposed
+
+NUM_LEARNED_FROM = 8
+"""Waiting jobs that nobody asked about, foreseen in one turn: intervals are right when somebody does."""
+
+
+async def look_ahead(core: Core, attempt_ids: Collection[str]) -> dict[str, Outlook]:
+    """Of each of them that waits, all from the same futures."""
+    async with core.foreseen.one_at_a_time:
+        now, snapshot, policy = core.clock.now(), core.planner.snapshot(), core.planner.policy
+        promises = core.planner.promises
+
+        def think() -> dict[str, Spread]:
+            return predict(snapshot, policy, now, attempt_ids, supposed)
+
+        spreads = await anyio.to_thread.run_sync(think)
+        found = outlooks(snapshot, now, attempt_ids, spreads, promises, core.foreseen.calibration)
+    for attempt_id, outlook in found.items():
+        if outlook.basis is Basis.SCENARIOS:
+            interval = Interval((outlook.earliest or now) - now, (outlook.latest or inf) - now)
+            core.foreseen.say(attempt_id, spreads[attempt_id], interval, now)
+    return found
+
+
+async def look_ahead_and_around(core: Core, attempt_id: str) -> Outlook | None:
+    """One job's outlook with the changes that would start it now; None when it does not wait."""
+    found = (await look_ahead(core, (attempt_id,))).get(attempt_id)
+    if found is None:
+        return None
+    async with core.foreseen.one_at_a_time:
+        now, snapshot, policy = core.clock.now(), core.planner.snapshot(), core.planner.policy
+        rehearsed = await anyio.to_thread.run_sync(lambda: changes(snapshot, policy, now, attempt_id))
+    return msgspec.structs.replace(found, changes=rehearsed)
+
+
+async def learn(core: Core) -> None:
+    """Foresee some of those who came last, unless they were already. Costs nothing while nobody waits."""
+    waiting = [one for one in core.planner.waiting if one.attempt_id not in core.foreseen and not one.unmet]
+    newest = sorted(waiting, key=lambda one: (-one.submitted_at, one.attempt_id))[:NUM_LEARNED_FROM]
+    if newest:
+        await look_ahead(core, [one.attempt_id for one in newest])

@@ -1,0 +1,98 @@
+"""When waiting jobs will start: an interval from scenarios of how long everybody runs.
+
+Each scenario is a future that the planner itself makes (`ahead`). In each, every job runs for another
+quantile of its expected run time, and over all scenarios it has had each of them once; which in which follows
+from its id. So the same facts give the same interval, and no two jobs are long together all the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple, Protocol
+from zlib import crc32
+
+from shoal.scheduler.ahead import Future, RunTime, look_ahead
+from shoal.scheduler.policy import Policy
+from shoal.scheduler.snapshot import Candidate, Holding, Snapshot
+
+NUM_SCENARIOS = 11
+"""A prime: steps through the quantiles of any length meet all of them."""
+MOST_WORK = 3000
+"""Starts that may be planned for one prediction, in all scenarios together: about a quarter of a second."""
+FACTS_A_START = 6
+"""So many nodes, holdings and candidates are copied in the time that planning one start takes."""
+
+
+class Quantiles(Protocol):
+    def quantile(self, quantile: float, *, elapsed_s: float = 0.0) -> float:
+        """The run time not exceeded with this probability by a run that has lasted for `elapsed_s`."""
+
+
+Expect = Callable[[Candidate | Holding], Quantiles]
+
+
+class Spread(NamedTuple):
+    """Starts over the scenarios, in seconds from now. Not calibrated: nobody new comes in them."""
+
+    low_s: float
+    middle_s: float
+    high_s: float
+
+
+def predict(
+    snapshot: Snapshot, policy: Policy, now: float, wanted: Collection[str], expect: Expect
+) -> dict[str, Spread]:
+    """For each of the wanted that starts in every scenario. None of them where that is too much work.
+
+    The deeper in the queue the wanted are, the fewer scenarios are played: there, what one job does more and
+    another less matters less.
+    """
+    copying = (len(snapshot.nodes) + len(snapshot.holdings) + len(snapshot.candidates)) // FACTS_A_START
+    most = MOST_WORK - copying
+    if most <= 0:
+        return {}
+    lengths = _Lengths(expect, now)
+    futures: list[Future] = []
+    planned = NUM_SCENARIOS
+    while len(futures) < planned:
+        run_time = lengths.in_scenario(len(futures))
+        futures.append(look_ahead(snapshot, policy, now, wanted, run_time, most))
+        if len(futures) == 1:
+            each = copying + futures[0].num_starts
+            planned = min(max(MOST_WORK // max(each, 1), 1), NUM_SCENARIOS)
+    return {
+        attempt_id: _spread([future.starts[attempt_id] - now for future in futures])
+        for attempt_id in wanted
+        if all(attempt_id in future.starts for future in futures)
+    }
+
+
+class _Lengths:
+    """How long everybody runs in each scenario."""
+
+    def __init__(self, expect: Expect, now: float) -> None:
+        self._expect = expect
+        self._now = now
+        self._drawn: dict[str, tuple[float, ...]] = {}
+
+    def in_scenario(self, number: int) -> RunTime:
+        def run_time(work: Candidate | Holding) -> float:
+            if work.attempt_id not in self._drawn:
+                self._drawn[work.attempt_id] = _run_times(work, self._expect(work), self._now)
+            return self._drawn[work.attempt_id][number]
+
+        return run_time
+
+
+def _run_times(work: Candidate | Holding, quantiles: Quantiles, now: float) -> tuple[float, ...]:
+    """Of each scenario: all the quantiles, in an order of its own."""
+    elapsed_s = max(now - work.placed_at, 0.0) if isinstance(work, Holding) else 0.0
+    levels = [(level + 0.5) / NUM_SCENARIOS for level in range(NUM_SCENARIOS)]
+    lengths = [quantiles.quantile(level, elapsed_s=elapsed_s) for level in levels]
+    first, step = divmod(crc32(work.attempt_id.encode()), NUM_SCENARIOS - 1)
+    return tuple(lengths[(first + (step + 1) * number) % NUM_SCENARIOS] for number in range(NUM_SCENARIOS))
+
+
+def _spread(waits: Sequence[float]) -> Spread:
+    ordered = sorted(waits)
+    return Spread(ordered[0], ordered[len(ordered) // 2], ordered[-1])
