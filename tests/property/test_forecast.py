@@ -44,7 +44,7 @@ def test_nothing_is_expected_above_the_limit_or_below_nothing(
 def test_quantiles_rise_from_what_has_elapsed_to_the_limit(
     history: list[tuple[Ask, float]], ask: Ask, elapsed_s: float, places: list[float]
 ) -> None:
-    found = taught(history).expect(ask)
+    found = taught(history).spread(ask)
     values = [found.quantile(place, elapsed_s=elapsed_s) for place in sorted(places)]
     assert values == sorted(values)
     assert values[0] >= elapsed_s
@@ -56,7 +56,7 @@ def test_quantiles_rise_from_what_has_elapsed_to_the_limit(
 def test_the_longer_a_run_has_lasted_the_later_it_is_expected_to_end(
     history: list[tuple[Ask, float]], ask: Ask, place: float, ages: list[float]
 ) -> None:
-    found = taught(history).expect(ask)
+    found = taught(history).spread(ask)
     ends = [found.quantile(place, elapsed_s=age) for age in sorted(ages)]
     assert all(later >= earlier * (1 - 1e-9) for earlier, later in pairwise(ends))
 
@@ -64,6 +64,7 @@ def test_the_longer_a_run_has_lasted_the_later_it_is_expected_to_end(
 @given(histories, asks)
 def test_the_same_history_gives_the_same_answer(history: list[tuple[Ask, float]], ask: Ask) -> None:
     assert taught(history).expect(ask) == taught(history).expect(ask)
+    assert taught(history).spread(ask) == taught(history).spread(ask)
 
 
 @given(histories, asks)

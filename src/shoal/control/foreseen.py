@@ -6,7 +6,7 @@ import asyncio
 from typing import NamedTuple
 
 from shoal.scheduler.calibration import Calibration, Interval
-from shoal.scheduler.predict import Spread
+from shoal.scheduler.predict import Span
 
 MAX_PENDING = 10_000
 """Outlooks that are remembered until their jobs start; of more, the oldest are forgotten."""
@@ -14,7 +14,7 @@ MAX_PENDING = 10_000
 
 class _Said(NamedTuple):
     at: float
-    spread: Spread
+    span: Span
     interval: Interval
 
 
@@ -30,14 +30,14 @@ class Foreseen:
     def __contains__(self, attempt_id: str) -> bool:
         return attempt_id in self._said
 
-    def say(self, attempt_id: str, spread: Spread, interval: Interval, now: float) -> None:
+    def say(self, attempt_id: str, span: Span, interval: Interval, now: float) -> None:
         if attempt_id in self._said:
             return
         if len(self._said) >= MAX_PENDING:
             del self._said[next(iter(self._said))]
-        self._said[attempt_id] = _Said(now, spread, interval)
+        self._said[attempt_id] = _Said(now, span, interval)
 
     def started(self, attempt_id: str, now: float) -> None:
         said = self._said.pop(attempt_id, None)
         if said is not None:
-            self.calibration.note(said.spread, said.interval, now - said.at)
+            self.calibration.note(said.span, said.interval, now - said.at)

@@ -16,8 +16,7 @@ from shoal.control.core import Core
 from shoal.scheduler.calibration import Interval
 from shoal.scheduler.changes import changes
 from shoal.scheduler.outlook import Basis, Outlook, outlooks
-from shoal.scheduler.predict import Spread, predict
-from shoal.scheduler.supposed import supposed
+from shoal.scheduler.predict import Span, predict
 
 NUM_LEARNED_FROM = 8
 """Waiting jobs that nobody asked about, foreseen in one turn: intervals are right when somebody does."""
@@ -29,15 +28,15 @@ async def look_ahead(core: Core, attempt_ids: Collection[str]) -> dict[str, Outl
         now, snapshot, policy = core.clock.now(), core.planner.snapshot(), core.planner.policy
         promises = core.planner.promises
 
-        def think() -> dict[str, Spread]:
-            return predict(snapshot, policy, now, attempt_ids, supposed)
+        def think() -> dict[str, Span]:
+            return predict(snapshot, policy, now, attempt_ids, core.stamps.spread)
 
-        spreads = await anyio.to_thread.run_sync(think)
-        found = outlooks(snapshot, now, attempt_ids, spreads, promises, core.foreseen.calibration)
+        spans = await anyio.to_thread.run_sync(think)
+        found = outlooks(snapshot, now, attempt_ids, spans, promises, core.foreseen.calibration)
     for attempt_id, outlook in found.items():
         if outlook.basis is Basis.SCENARIOS:
             interval = Interval((outlook.earliest or now) - now, (outlook.latest or inf) - now)
-            core.foreseen.say(attempt_id, spreads[attempt_id], interval, now)
+            core.foreseen.say(attempt_id, spans[attempt_id], interval, now)
     return found
 
 

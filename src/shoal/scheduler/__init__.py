@@ -13,6 +13,7 @@ from shoal.scheduler.outlook import Basis, Outlook
 from shoal.scheduler.planner import Planner, plan
 from shoal.scheduler.policy import Policy
 from shoal.scheduler.snapshot import Candidate, GpuView, Holding, NodeView, Snapshot, UnmetDependency
+from shoal.scheduler.stamps import Stamps
 from shoal.scheduler.types import Explanation, Plan, Promise, Start, Why
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Policy",
     "Promise",
     "Snapshot",
+    "Stamps",
     "Start",
     "UnmetDependency",
     "Why",

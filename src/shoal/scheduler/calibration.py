@@ -13,7 +13,7 @@ from collections import deque
 from math import ceil, exp, log
 from typing import NamedTuple
 
-from shoal.scheduler.predict import Spread
+from shoal.scheduler.predict import Span
 
 COVERAGE = 0.9
 EACH = (1.0 - COVERAGE) / 2
@@ -44,18 +44,18 @@ class Calibration:
         self._before = _Side(log(RATIO_BEFORE))
         self._after = _Side(log(RATIO_AFTER))
 
-    def interval(self, spread: Spread) -> Interval:
-        low_s = _waits(_scale(spread.low_s) - self._before.margin())
-        high_s = _waits(_scale(spread.high_s) + self._after.margin())
+    def interval(self, span: Span) -> Interval:
+        low_s = _waits(_scale(span.low_s) - self._before.margin())
+        high_s = _waits(_scale(span.high_s) + self._after.margin())
         if low_s > high_s:
             low_s = high_s = (low_s + high_s) / 2
         return Interval(low_s, high_s)
 
-    def note(self, spread: Spread, given: Interval, waited_s: float) -> None:
+    def note(self, span: Span, given: Interval, waited_s: float) -> None:
         """It started so long after it was asked for; `given` is what was said then."""
         waited = _scale(waited_s)
-        self._before.note(_scale(spread.low_s) - waited, is_missed=waited_s < given.low_s)
-        self._after.note(waited - _scale(spread.high_s), is_missed=waited_s > given.high_s)
+        self._before.note(_scale(span.low_s) - waited, is_missed=waited_s < given.low_s)
+        self._after.note(waited - _scale(span.high_s), is_missed=waited_s > given.high_s)
 
 
 class _Side:

@@ -12,7 +12,7 @@ import msgspec
 
 from shoal.scheduler.calibration import COVERAGE, Calibration, Interval
 from shoal.scheduler.changes import Change
-from shoal.scheduler.predict import Spread
+from shoal.scheduler.predict import Span
 from shoal.scheduler.snapshot import Candidate, Snapshot
 from shoal.scheduler.types import Promise
 from shoal.scheduler.words import clock_time
@@ -50,7 +50,7 @@ def outlooks(
     snapshot: Snapshot,
     now: float,
     wanted: Collection[str],
-    spreads: Mapping[str, Spread],
+    spans: Mapping[str, Span],
     promises: Collection[Promise],
     calibration: Calibration,
 ) -> dict[str, Outlook]:
@@ -58,7 +58,7 @@ def outlooks(
     promised = {promise.attempt_id: promise.at for promise in promises}
     return {
         one.attempt_id: _outlook(
-            one, now, spreads.get(one.attempt_id), promised.get(one.attempt_id), calibration
+            one, now, spans.get(one.attempt_id), promised.get(one.attempt_id), calibration
         )
         for one in snapshot.candidates
         if one.attempt_id in wanted
@@ -66,14 +66,14 @@ def outlooks(
 
 
 def _outlook(
-    waiting: Candidate, now: float, spread: Spread | None, promised_at: float | None, calibration: Calibration
+    waiting: Candidate, now: float, span: Span | None, promised_at: float | None, calibration: Calibration
 ) -> Outlook:
     attempt_id = waiting.attempt_id
     if waiting.unmet:
         return Outlook(attempt_id=attempt_id, basis=Basis.NOTHING, sentence=_UNMET)
-    if spread is None and promised_at is None:
+    if span is None and promised_at is None:
         return Outlook(attempt_id=attempt_id, basis=Basis.NOTHING, sentence=_UNKNOWN)
-    if spread is None:
+    if span is None:
         return Outlook(
             attempt_id=attempt_id,
             basis=Basis.PROMISE,
@@ -82,9 +82,9 @@ def _outlook(
             promised_at=promised_at,
             sentence=_promise_only(promised_at or now, now),
         )
-    interval = within_promise(calibration.interval(spread), promised_at, now)
+    interval = within_promise(calibration.interval(span), promised_at, now)
     earliest, latest = now + interval.low_s, now + interval.high_s
-    likely = min(max(now + spread.middle_s, earliest), latest)
+    likely = min(max(now + span.middle_s, earliest), latest)
     return Outlook(
         attempt_id=attempt_id,
         basis=Basis.SCENARIOS,

@@ -8,30 +8,28 @@ from its id. So the same facts give the same interval, and no two jobs are long 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from zlib import crc32
 
 from shoal.scheduler.ahead import Future, RunTime, look_ahead
+from shoal.scheduler.expectation import Spread
 from shoal.scheduler.policy import Policy
 from shoal.scheduler.snapshot import Candidate, Holding, Snapshot
 
 NUM_SCENARIOS = 11
 """A prime: steps through the quantiles of any length meet all of them."""
+LEVELS = tuple((level + 0.5) / NUM_SCENARIOS for level in range(NUM_SCENARIOS))
 MOST_WORK = 3000
 """Starts that may be planned for one prediction, in all scenarios together: about a quarter of a second."""
 FACTS_A_START = 6
 """So many nodes, holdings and candidates are copied in the time that planning one start takes."""
 
 
-class Quantiles(Protocol):
-    def quantile(self, quantile: float, *, elapsed_s: float = 0.0) -> float:
-        """The run time not exceeded with this probability by a run that has lasted for `elapsed_s`."""
+Expect = Callable[[Candidate | Holding], Spread]
+"""How long a run may take. Asked once for each job, in whatever thread the prediction is made."""
 
 
-Expect = Callable[[Candidate | Holding], Quantiles]
-
-
-class Spread(NamedTuple):
+class Span(NamedTuple):
     """Starts over the scenarios, in seconds from now. Not calibrated: nobody new comes in them."""
 
     low_s: float
@@ -41,7 +39,7 @@ class Spread(NamedTuple):
 
 def predict(
     snapshot: Snapshot, policy: Policy, now: float, wanted: Collection[str], expect: Expect
-) -> dict[str, Spread]:
+) -> dict[str, Span]:
     """For each of the wanted that starts in every scenario. None of them where that is too much work.
 
     The deeper in the queue the wanted are, the fewer scenarios are played: there, what one job does more and
@@ -61,7 +59,7 @@ def predict(
             each = copying + futures[0].num_starts
             planned = min(max(MOST_WORK // max(each, 1), 1), NUM_SCENARIOS)
     return {
-        attempt_id: _spread([future.starts[attempt_id] - now for future in futures])
+        attempt_id: _span([future.starts[attempt_id] - now for future in futures])
         for attempt_id in wanted
         if all(attempt_id in future.starts for future in futures)
     }
@@ -84,15 +82,14 @@ class _Lengths:
         return run_time
 
 
-def _run_times(work: Candidate | Holding, quantiles: Quantiles, now: float) -> tuple[float, ...]:
+def _run_times(work: Candidate | Holding, spread: Spread, now: float) -> tuple[float, ...]:
     """Of each scenario: all the quantiles, in an order of its own."""
     elapsed_s = max(now - work.placed_at, 0.0) if isinstance(work, Holding) else 0.0
-    levels = [(level + 0.5) / NUM_SCENARIOS for level in range(NUM_SCENARIOS)]
-    lengths = [quantiles.quantile(level, elapsed_s=elapsed_s) for level in levels]
+    lengths = spread.quantiles(LEVELS, elapsed_s=elapsed_s)
     first, step = divmod(crc32(work.attempt_id.encode()), NUM_SCENARIOS - 1)
     return tuple(lengths[(first + (step + 1) * number) % NUM_SCENARIOS] for number in range(NUM_SCENARIOS))
 
 
-def _spread(waits: Sequence[float]) -> Spread:
+def _span(waits: Sequence[float]) -> Span:
     ordered = sorted(waits)
-    return Spread(ordered[0], ordered[len(ordered) // 2], ordered[-1])
+    return Span(ordered[0], ordered[len(ordered) // 2], ordered[-1])

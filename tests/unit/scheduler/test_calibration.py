@@ -5,32 +5,32 @@ from __future__ import annotations
 import pytest
 
 from shoal.scheduler.calibration import NUM_ENOUGH, Calibration
-from shoal.scheduler.predict import Spread
+from shoal.scheduler.predict import Span
 
-SPREAD = Spread(600.0, 1200.0, 2400.0)
+SPAN = Span(600.0, 1200.0, 2400.0)
 
 
 def test_nothing_is_learned_yet_and_the_interval_is_wider_than_the_scenarios() -> None:
-    interval = Calibration().interval(SPREAD)
+    interval = Calibration().interval(SPAN)
     assert interval == pytest.approx((660 / 1.08 - 60, 2460 * 2.0 - 60))
 
 
 def test_start_now_stays_now() -> None:
-    assert Calibration().interval(Spread(0.0, 0.0, 0.0)).low_s == 0.0
+    assert Calibration().interval(Span(0.0, 0.0, 0.0)).low_s == 0.0
 
 
 def test_starts_that_come_ever_later_than_foreseen_are_allowed_for() -> None:
     calibration = Calibration()
     for _ in range(NUM_ENOUGH):
-        calibration.note(SPREAD, calibration.interval(SPREAD), 9940.0)
-    assert calibration.interval(SPREAD).high_s == pytest.approx(9940.0)
+        calibration.note(SPAN, calibration.interval(SPAN), 9940.0)
+    assert calibration.interval(SPAN).high_s == pytest.approx(9940.0)
 
 
 def test_starts_that_come_ever_sooner_than_foreseen_narrow_the_interval() -> None:
     calibration = Calibration()
     for _ in range(NUM_ENOUGH):
-        calibration.note(SPREAD, calibration.interval(SPREAD), 600.0)
-    assert calibration.interval(SPREAD) == pytest.approx((600.0, 600.0))
+        calibration.note(SPAN, calibration.interval(SPAN), 600.0)
+    assert calibration.interval(SPAN) == pytest.approx((600.0, 600.0))
 
 
 @pytest.mark.parametrize("factor", [0.2, 1.0, 5.0])
@@ -39,7 +39,7 @@ def test_nine_of_ten_starts_fall_inside_once_it_has_learned(factor: float) -> No
     calibration, inside = Calibration(), []
     for number in range(4000):
         waited_s = 1200.0 * factor * 10 ** (2 * (number * 0.618034 % 1.0) - 1)
-        given = calibration.interval(SPREAD)
+        given = calibration.interval(SPAN)
         inside.append(given.low_s <= waited_s <= given.high_s)
-        calibration.note(SPREAD, given, waited_s)
+        calibration.note(SPAN, given, waited_s)
     assert sum(inside[500:]) / len(inside[500:]) == pytest.approx(0.9, abs=0.01)

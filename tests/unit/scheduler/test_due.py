@@ -9,7 +9,7 @@ HOUR = 3600.0
 
 
 def expecting(expected_s: float, *, sure_s: float = 0.0) -> Expectation:
-    return Expectation(expected_s=expected_s, sure_s=sure_s, limit_s=None, runs=())
+    return Expectation(expected_s=expected_s, sure_s=sure_s)
 
 
 def test_job_of_seconds_is_due_within_minutes() -> None:

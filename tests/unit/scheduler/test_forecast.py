@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.scheduler.expectation import Expectation
+from shoal.scheduler.expectation import Spread
 from shoal.scheduler.forecast import NUM_SHARES, UNKNOWN_S, Ask, Forecast
 
 HOUR = 3600.0
@@ -92,31 +92,41 @@ def test_kinds_not_seen_for_longest_are_forgotten_first() -> None:
     assert forecast.expect(ask("ana")).expected_s > HOUR
 
 
-def expectation(*runs: float, limit_s: float | None = 100.0) -> Expectation:
-    return Expectation(expected_s=40.0, sure_s=0.0, limit_s=limit_s, runs=runs)
+def spread(*runs: float, limit_s: float | None = 100.0) -> Spread:
+    return Spread(expected_s=40.0, limit_s=limit_s, runs=runs)
 
 
 def test_quantiles_lie_between_the_runs_seen() -> None:
-    assert expectation(50, 10, 30).quantile(0.5) == 30
-    assert expectation(50, 10, 30).quantile(0.375) == 20
+    assert spread(50, 10, 30).quantile(0.5) == 30
+    assert spread(50, 10, 30).quantile(0.375) == 20
 
 
 def test_extreme_quantiles_reach_towards_nothing_and_the_limit() -> None:
-    assert expectation(50, 10, 30).quantile(0) == 0
-    assert expectation(50, 10, 30).quantile(1) == 100
+    assert spread(50, 10, 30).quantile(0) == 0
+    assert spread(50, 10, 30).quantile(1) == 100
 
 
 def test_a_run_that_has_lasted_is_compared_with_those_that_lasted_longer() -> None:
-    assert expectation(50, 10, 30).quantile(0.5, elapsed_s=20) == pytest.approx(40)
+    assert spread(50, 10, 30).quantile(0.5, elapsed_s=20) == pytest.approx(40)
 
 
 def test_a_run_that_outlasted_all_its_like_ends_between_now_and_its_limit() -> None:
-    assert expectation(50, 10, 30).quantile(0.5, elapsed_s=60) == 80
+    assert spread(50, 10, 30).quantile(0.5, elapsed_s=60) == 80
 
 
 def test_a_run_that_outlasted_all_its_like_without_a_limit_may_double() -> None:
-    assert expectation(50, 10, 30, limit_s=None).quantile(0.5, elapsed_s=60) == 90
+    assert spread(50, 10, 30, limit_s=None).quantile(0.5, elapsed_s=60) == 90
 
 
 def test_a_run_past_its_limit_is_expected_to_end_now() -> None:
-    assert expectation(50, 10, 30).quantile(0.95, elapsed_s=130) == 130
+    assert spread(50, 10, 30).quantile(0.95, elapsed_s=130) == 130
+
+
+def test_quantiles_come_from_the_users_runs_and_from_everybodys_with_such_limits() -> None:
+    forecast = taught(ask("ben", limit_s=100.0), 90.0)
+    forecast.note(ask("ana", limit_s=100.0), 50.0)
+    assert set(forecast.spread(ask("ana", limit_s=100.0)).runs) == {90.0, 50.0}
+
+
+def test_quantiles_of_a_run_like_no_other_reach_up_to_its_limit() -> None:
+    assert Forecast().spread(ask(limit_s=100.0)).quantile(0.9) == pytest.approx(90)

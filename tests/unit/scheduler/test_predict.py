@@ -7,32 +7,26 @@ import pytest
 from shoal.scheduler import Candidate, Holding, Policy, Snapshot
 from shoal.scheduler import predict as predict_module
 from shoal.scheduler.ahead import look_ahead
-from shoal.scheduler.expectation import Expectation
-from shoal.scheduler.predict import NUM_SCENARIOS, Spread, predict
-from shoal.scheduler.supposed import supposed
+from shoal.scheduler.expectation import Spread
+from shoal.scheduler.predict import NUM_SCENARIOS, Span, predict
 from tests.support.clusters import ALL_GPUS, NOW, holding, job, nodes, request, snapshot
 
 HOUR = 3600.0
 
 
-class Exactly:
-    """Run times that everybody knows."""
-
-    def __init__(self, run_s: float) -> None:
-        self.run_s = run_s
-
-    def quantile(self, quantile: float, *, elapsed_s: float = 0.0) -> float:
-        return max(self.run_s, elapsed_s)
+def exactly(run_s: float) -> Spread:
+    """A run time that everybody knows."""
+    return Spread(expected_s=run_s, limit_s=run_s, runs=(run_s,) * 1000)
 
 
-def foresee(facts: Snapshot, *wanted: str, run_s: float = HOUR) -> dict[str, Spread]:
-    return predict(facts, Policy(), NOW, wanted, lambda _: Exactly(run_s))
+def foresee(facts: Snapshot, *wanted: str, run_s: float = HOUR) -> dict[str, Span]:
+    return predict(facts, Policy(), NOW, wanted, lambda _: exactly(run_s))
 
 
 def test_job_behind_one_with_a_known_end_starts_exactly_then() -> None:
     """It began ten minutes ago and takes an hour."""
     facts = snapshot(nodes(1), (job(1, request(gpus=8)),), (holding(1, {"node-01": ALL_GPUS}),))
-    assert foresee(facts, "att-1") == {"att-1": Spread(3000.0, 3000.0, 3000.0)}
+    assert foresee(facts, "att-1") == {"att-1": Span(3000.0, 3000.0, 3000.0)}
 
 
 def test_jobs_of_one_queue_start_one_after_the_other_and_share_one_look() -> None:
@@ -44,7 +38,7 @@ def test_jobs_of_one_queue_start_one_after_the_other_and_share_one_look() -> Non
 
 def test_job_that_fits_starts_now() -> None:
     facts = snapshot(nodes(1), (job(1, request(gpus=8)),))
-    assert foresee(facts, "att-1") == {"att-1": Spread(0.0, 0.0, 0.0)}
+    assert foresee(facts, "att-1") == {"att-1": Span(0.0, 0.0, 0.0)}
 
 
 def test_job_that_nothing_makes_room_for_has_no_prediction() -> None:
@@ -54,7 +48,7 @@ def test_job_that_nothing_makes_room_for_has_no_prediction() -> None:
 
 def test_job_that_must_not_start_yet_starts_when_it_may() -> None:
     facts = snapshot(nodes(1), (job(1, request(gpus=8), not_before=NOW + 40),))
-    assert foresee(facts, "att-1") == {"att-1": Spread(40.0, 40.0, 40.0)}
+    assert foresee(facts, "att-1") == {"att-1": Span(40.0, 40.0, 40.0)}
 
 
 def test_scenarios_span_the_quantiles_of_the_run_that_is_waited_for() -> None:
@@ -63,8 +57,8 @@ def test_scenarios_span_the_quantiles_of_the_run_that_is_waited_for() -> None:
         nodes(1), (job(1, request(gpus=8)),), (holding(1, {"node-01": ALL_GPUS}, time_limit_s=HOUR),)
     )
 
-    def between_now_and_the_limit(work: Candidate | Holding) -> Expectation:
-        return Expectation(expected_s=HOUR, sure_s=0.0, limit_s=HOUR, runs=())
+    def between_now_and_the_limit(work: Candidate | Holding) -> Spread:
+        return Spread(expected_s=HOUR, limit_s=HOUR, runs=())
 
     spread = predict(facts, Policy(), NOW, ["att-1"], between_now_and_the_limit)["att-1"]
     step = 3000.0 / NUM_SCENARIOS
@@ -85,10 +79,3 @@ def test_look_ahead_counts_what_it_planned() -> None:
     facts = snapshot(nodes(1), waiting)
     future = look_ahead(facts, Policy(), NOW, ["att-2"], lambda _: HOUR, 1000)
     assert (future.starts, future.num_starts) == ({"att-2": NOW + 2 * HOUR}, 3)
-
-
-def test_run_of_which_only_a_limit_is_known_is_supposed_to_take_half_of_it() -> None:
-    asked = job(1, request(time_limit_s=HOUR))
-    assert supposed(asked).quantile(0.5) == pytest.approx(HOUR / 2)
-    assert supposed(asked).quantile(1.0) == HOUR
-    assert supposed(job(2, request(), expected_s=60.0)).quantile(0.5) == pytest.approx(60.0)
