@@ -1,6 +1,6 @@
 """Every yardstick, published and ours: what shows that the simulator is right.
 
-    python -m benchmarks.yardsticks [--trace DIR] [--only windows,logs,clusters,packing]
+    python -m benchmarks.yardsticks [--trace DIR] [--only windows,logs,clusters,packing,coverage]
 
 Needs the traces. Ends with 1 when a number is not as published.
 """
@@ -12,10 +12,10 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.yardsticks import clusters, logs, packing, windows
+from benchmarks.yardsticks import clusters, coverage, logs, packing, windows
 from benchmarks.yardsticks.section import Section, Traces, find_traces, say
 
-SECTIONS = (windows.SECTION, logs.SECTION, clusters.SECTION, packing.SECTION)
+SECTIONS = (windows.SECTION, logs.SECTION, clusters.SECTION, packing.SECTION, coverage.SECTION)
 
 
 def arguments() -> argparse.Namespace:

@@ -20,6 +20,8 @@ EACH = (1.0 - COVERAGE) / 2
 """The share that may start too early for the interval, and the share that may start too late."""
 BASE_S = 60.0
 """Waits are compared as ratios once they are longer than about this."""
+TICK_S = 1.0
+"""No interval is narrower than this on each side: where all is known in advance, rounding is no surprise."""
 NUM_KEPT = 500
 NUM_ENOUGH = 40
 """Before so many starts were foreseen, the two ratios below stand for them."""
@@ -49,7 +51,7 @@ class Calibration:
         high_s = _waits(_scale(span.high_s) + self._after.margin())
         if low_s > high_s:
             low_s = high_s = (low_s + high_s) / 2
-        return Interval(low_s, high_s)
+        return Interval(max(low_s - TICK_S, 0.0), high_s + TICK_S)
 
     def note(self, span: Span, given: Interval, waited_s: float) -> None:
         """It started so long after it was asked for; `given` is what was said then."""

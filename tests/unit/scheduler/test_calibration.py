@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.scheduler.calibration import NUM_ENOUGH, Calibration
+from shoal.scheduler.calibration import NUM_ENOUGH, TICK_S, Calibration
 from shoal.scheduler.predict import Span
 
 SPAN = Span(600.0, 1200.0, 2400.0)
@@ -12,7 +12,7 @@ SPAN = Span(600.0, 1200.0, 2400.0)
 
 def test_nothing_is_learned_yet_and_the_interval_is_wider_than_the_scenarios() -> None:
     interval = Calibration().interval(SPAN)
-    assert interval == pytest.approx((660 / 1.08 - 60, 2460 * 2.0 - 60))
+    assert interval == pytest.approx((660 / 1.08 - 60 - TICK_S, 2460 * 2.0 - 60 + TICK_S))
 
 
 def test_start_now_stays_now() -> None:
@@ -23,14 +23,14 @@ def test_starts_that_come_ever_later_than_foreseen_are_allowed_for() -> None:
     calibration = Calibration()
     for _ in range(NUM_ENOUGH):
         calibration.note(SPAN, calibration.interval(SPAN), 9940.0)
-    assert calibration.interval(SPAN).high_s == pytest.approx(9940.0)
+    assert calibration.interval(SPAN).high_s == pytest.approx(9940.0 + TICK_S)
 
 
 def test_starts_that_come_ever_sooner_than_foreseen_narrow_the_interval() -> None:
     calibration = Calibration()
     for _ in range(NUM_ENOUGH):
         calibration.note(SPAN, calibration.interval(SPAN), 600.0)
-    assert calibration.interval(SPAN) == pytest.approx((600.0, 600.0))
+    assert calibration.interval(SPAN) == pytest.approx((600.0 - TICK_S, 600.0 + TICK_S))
 
 
 @pytest.mark.parametrize("factor", [0.2, 1.0, 5.0])
