@@ -35,8 +35,12 @@ OUTLOOK = {
     "promised_at": None,
     "sentence": "starts between 10:17 UTC and 13:11 UTC (90 % sure), about 11:05 UTC",
     "changes": [
-        {"setting": "nodes: 3..4", "sentence": "`nodes: 3..4` would start it now (on 3 nodes)"},
-        {"setting": "nodes: 3", "sentence": "`nodes: 3` would start it now"},
+        {
+            "setting": "nodes: 3..4",
+            "sentence": "`nodes: 3..4` would start it now (on 3 nodes)",
+            "starts_at": None,
+        },
+        {"setting": "nodes: 3", "sentence": "`nodes: 3` would start it now", "starts_at": None},
     ],
 }
 

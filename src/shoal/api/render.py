@@ -102,7 +102,10 @@ def render_outlook(outlook: Outlook) -> views.OutlookView:
         "coverage": outlook.coverage,
         "promised_at": outlook.promised_at,
         "sentence": outlook.sentence,
-        "changes": [{"setting": one.setting, "sentence": one.sentence} for one in outlook.changes],
+        "changes": [
+            {"setting": one.setting, "sentence": one.sentence, "starts_at": one.starts_at}
+            for one in outlook.changes
+        ],
     }
 
 

@@ -39,10 +39,13 @@ class ArrayView(TypedDict):
 
 
 class ChangeView(TypedDict):
-    """`setting` is a line of the spec, `nodes: 2`, that would have started the job at the time of asking."""
+    """`setting` is a line of the spec, `nodes: 2`, that would have started the job at the time of asking, or
+    about at `starts_at`.
+    """
 
     setting: str
     sentence: str
+    starts_at: float | None
 
 
 class OutlookView(TypedDict):

@@ -13,10 +13,12 @@ import anyio
 import msgspec
 
 from shoal.control.core import Core
+from shoal.scheduler import Policy, Snapshot
 from shoal.scheduler.calibration import Interval
-from shoal.scheduler.changes import changes
+from shoal.scheduler.changes import MOST_TOLD, Change, changes
 from shoal.scheduler.outlook import Basis, Outlook, outlooks
-from shoal.scheduler.predict import Span, predict
+from shoal.scheduler.predict import Expect, Span, predict
+from shoal.scheduler.sooner import sooner, without
 
 NUM_LEARNED_FROM = 8
 """Waiting jobs that nobody asked about, foreseen in one turn: intervals are right when somebody does."""
@@ -47,8 +49,21 @@ async def look_ahead_and_around(core: Core, attempt_id: str) -> Outlook | None:
         return None
     async with core.foreseen.one_at_a_time:
         now, snapshot, policy = core.clock.now(), core.planner.snapshot(), core.planner.policy
-        rehearsed = await anyio.to_thread.run_sync(lambda: changes(snapshot, policy, now, attempt_id))
-    return msgspec.structs.replace(found, changes=rehearsed)
+        spread = core.stamps.spread
+        tried = await anyio.to_thread.run_sync(lambda: _changes(snapshot, policy, now, attempt_id, spread))
+    return msgspec.structs.replace(found, changes=tried)
+
+
+def _changes(
+    snapshot: Snapshot, policy: Policy, now: float, attempt_id: str, expect: Expect
+) -> tuple[Change, ...]:
+    """Those that start it now, and if they are few, those that start it sooner."""
+    at_once = changes(snapshot, policy, now, attempt_id)
+    waiting = next((one for one in snapshot.candidates if one.attempt_id == attempt_id), None)
+    if waiting is None or waiting.unmet or len(at_once) == MOST_TOLD:
+        return at_once
+    later = sooner(snapshot, policy, now, waiting, expect, MOST_TOLD)
+    return (*at_once, *without(later, at_once))[:MOST_TOLD]
 
 
 async def learn(core: Core) -> None:

@@ -62,6 +62,8 @@ class Book:
 
     def refusal(self, project: str, demand: Demand, num_nodes: int) -> Refusal | None:
         """Who up the tree of projects does not allow it so many nodes."""
+        if not self.tree.has_ceilings:
+            return None
         need = demand.need
         return self.tree.refusal(project, Amount(need.num_gpus * num_nodes, need.millicpus * num_nodes))
 
@@ -117,7 +119,11 @@ class Book:
 
     def ranks(self, now: float) -> list[list[Line]]:
         """Lines of equal rank together, the first to be served first."""
-        self._stand = {project: self._standing(project, now) for project in self._projects()}
+        projects = self._projects()
+        if len(projects) == 1:
+            self._stand = dict.fromkeys(projects, ())
+        else:
+            self._stand = {project: self._standing(project, now) for project in projects}
         lines = sorted(self.rows.lines.values(), key=lambda line: (self.rank(line.key), line.key))
         return [list(equal) for _, equal in groupby(lines, key=lambda line: self.rank(line.key))]
 

@@ -28,12 +28,14 @@ NUM_PROMISES = 3
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One that would start the job now, as of the moment it was rehearsed."""
+    """One that would start the job now or sooner, as of the moment it was tried."""
 
     setting: str
     """As a spec writes it: `nodes: 2`."""
     sentence: str
     request: Request
+    starts_at: float | None = None
+    """About when, in a likely future; None: now."""
 
 
 Told = tuple[str, str]
@@ -97,9 +99,11 @@ def _shorter(waiting: Candidate, rehearsal: Rehearsal, now: float) -> Iterator[I
     times = sorted({one.at for one in rehearsal.promises if one.at is not None}, reverse=True)
     for at in times[:NUM_PROMISES]:
         limit_s = floor((at - now - TYPING_S) / 60) * 60.0
-        if limit_s < least_s or (asked.time_limit_s is not None and limit_s >= asked.time_limit_s):
+        told_at = clock_time(at, now)
+        is_shorter = asked.time_limit_s is None or limit_s < asked.time_limit_s
+        if limit_s < least_s or not is_shorter or told_at is None:
             continue
-        told = f"time_limit: {_typed(limit_s)}", f"it would be done before {clock_time(at, now)}"
+        told = f"time_limit: {_typed(limit_s)}", f"it would be done before {told_at}"
         yield _with(asked, time_limit_s=limit_s), _always(told)
 
 

@@ -27,7 +27,7 @@ class Rehearsal:
     def start(self, candidate: Candidate, asked: Request) -> Allocation | None:
         """What it would be given now if it were cancelled and submitted again with `asked`; None: nothing."""
         planner = self._planner
-        planner.add(self.resubmitted(candidate, asked))
+        planner.add(resubmitted(candidate, asked, self._now, self._last))
         made = planner.plan(self._now)
         for start in made.starts:
             planner.undo(start.attempt_id)
@@ -35,18 +35,22 @@ class Rehearsal:
         given = (start.allocation for start in made.starts if start.attempt_id == candidate.attempt_id)
         return next(given, None)
 
-    def resubmitted(self, candidate: Candidate, asked: Request) -> Candidate:
-        """The same job, come now and after all others: nobody keeps a place that another request earned."""
-        due_at, expected_s, limit_s = candidate.due_at, candidate.expected_s, asked.time_limit_s
-        if due_at is not None:
-            due_at += max(self._now - candidate.submitted_at, 0.0)
-        if expected_s is not None and limit_s is not None:
-            expected_s = min(expected_s, limit_s)
-        return msgspec.structs.replace(
-            candidate,
-            request=asked,
-            order=self._last,
-            submitted_at=max(self._now, candidate.submitted_at),
-            expected_s=expected_s,
-            due_at=due_at,
-        )
+
+def resubmitted(candidate: Candidate, asked: Request, now: float, order: int) -> Candidate:
+    """The same job, come now and after all others: nobody keeps a place that another request earned.
+
+    What is expected of it and what it scores stay as they are; a smaller request would score better.
+    """
+    due_at, expected_s, limit_s = candidate.due_at, candidate.expected_s, asked.time_limit_s
+    if due_at is not None:
+        due_at += max(now - candidate.submitted_at, 0.0)
+    if expected_s is not None and limit_s is not None:
+        expected_s = min(expected_s, limit_s)
+    return msgspec.structs.replace(
+        candidate,
+        request=asked,
+        order=order,
+        submitted_at=max(now, candidate.submitted_at),
+        expected_s=expected_s,
+        due_at=due_at,
+    )
