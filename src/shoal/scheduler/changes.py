@@ -94,8 +94,8 @@ def _other_gpus(asked: Request, snapshot: Snapshot) -> Iterator[Idea]:
 
 
 def _shorter(waiting: Candidate, rehearsal: Rehearsal, now: float) -> Iterator[Idea]:
-    """Gone before those who come first are to start, if it can be expected to be done by then."""
-    asked, least_s = waiting.request, max(waiting.expected_s or 0.0, SHORTEST_S)
+    """Gone before those who come first are to start, unless it must be expected to take longer."""
+    asked, least_s = waiting.request, max(_known_s(waiting), SHORTEST_S)
     times = sorted({one.at for one in rehearsal.promises if one.at is not None}, reverse=True)
     for at in times[:NUM_PROMISES]:
         limit_s = floor((at - now - TYPING_S) / 60) * 60.0
@@ -103,8 +103,14 @@ def _shorter(waiting: Candidate, rehearsal: Rehearsal, now: float) -> Iterator[I
         is_shorter = asked.time_limit_s is None or limit_s < asked.time_limit_s
         if limit_s < least_s or not is_shorter or told_at is None:
             continue
-        told = f"time_limit: {_typed(limit_s)}", f"it would be done before {told_at}"
+        told = f"time_limit: {_typed(limit_s)}", f"if it needs no more; it would be gone before {told_at}"
         yield _with(asked, time_limit_s=limit_s), _always(told)
+
+
+def _known_s(waiting: Candidate) -> float:
+    """What it is expected to take, if runs like it tell; a time near its limit is only the limit again."""
+    limit_s, expected_s = waiting.request.time_limit_s, waiting.expected_s or 0.0
+    return expected_s if limit_s is None or expected_s <= limit_s / 2 else 0.0
 
 
 def _elastic(waiting: Candidate, rehearsal: Rehearsal) -> Iterator[Idea]:

@@ -26,7 +26,7 @@ def test_job_behind_a_promise_is_told_the_longest_limit_that_ends_before_it() ->
     busy = (holding(1, {"node-01": ALL_GPUS}, time_limit_s=6000.0),)
     facts = snapshot(nodes(2), (head, job(2, request(gpus=1))), busy)
     assert told(facts, "att-2") == [
-        "`time_limit: 1h28m` would start it now (it would be done before 09:30 UTC)"
+        "`time_limit: 1h28m` would start it now (if it needs no more; it would be gone before 09:30 UTC)"
     ]
 
 
@@ -35,6 +35,14 @@ def test_limit_that_the_job_would_outlast_is_not_told() -> None:
     busy = (holding(1, {"node-01": ALL_GPUS}, time_limit_s=6000.0),)
     behind = job(2, request(gpus=1), expected_s=6000.0)
     assert told(snapshot(nodes(2), (head, behind), busy), "att-2") == []
+
+
+def test_job_of_which_nothing_is_known_but_its_limit_is_told_of_a_shorter_one() -> None:
+    head = job(1, request(gpus=8, nodes=2), submitted_at=NOW - 1500)
+    busy = (holding(1, {"node-01": ALL_GPUS}, time_limit_s=6000.0),)
+    behind = job(2, request(gpus=1, time_limit_s=7200.0), expected_s=7000.0)
+    (change,) = changes(snapshot(nodes(2), (head, behind), busy), Policy(), NOW, "att-2")
+    assert change.setting == "time_limit: 1h28m"
 
 
 def test_gang_that_must_be_close_is_told_that_it_need_not() -> None:
