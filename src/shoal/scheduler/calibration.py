@@ -25,8 +25,8 @@ TICK_S = 1.0
 NUM_KEPT = 500
 NUM_ENOUGH = 40
 """Before so many starts were foreseen, the two ratios below stand for them."""
-RATIO_BEFORE, RATIO_AFTER = 1.08, 2.0
-"""What the KTH log comes to; the other logs are tests of it."""
+RATIO_BEFORE, RATIO_AFTER = 1.0, 1.8
+"""What the KTH log comes to; the other logs are tests of that."""
 RATE = 0.01
 """How fast levels follow misses: a miss moves them by as much as twenty hits move them back."""
 LEAST, MOST = 0.002, 0.3

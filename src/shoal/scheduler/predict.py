@@ -1,8 +1,9 @@
 """When waiting jobs will start: an interval from scenarios of how long everybody runs.
 
-Each scenario is a future that the planner itself makes (`ahead`). In each, every job runs for another
-quantile of its expected run time, and over all scenarios it has had each of them once; which in which follows
-from its id. So the same facts give the same interval, and no two jobs are long together all the time.
+Each scenario is a future that the planner itself makes (`ahead`). In each, everybody's jobs run for another
+quantile of their expected run times, and over all scenarios they have had each of them once; which in which
+follows from the owner's name. So the same facts give the same interval; the jobs of one person are long or
+short together, as a batch of them is, and those of two persons are not.
 """
 
 from __future__ import annotations
@@ -83,10 +84,10 @@ class _Lengths:
 
 
 def _run_times(work: Candidate | Holding, spread: Spread, now: float) -> tuple[float, ...]:
-    """Of each scenario: all the quantiles, in an order of its own."""
+    """Of each scenario: all the quantiles, in an order that the owner's jobs share."""
     elapsed_s = max(now - work.placed_at, 0.0) if isinstance(work, Holding) else 0.0
     lengths = spread.quantiles(LEVELS, elapsed_s=elapsed_s)
-    first, step = divmod(crc32(work.attempt_id.encode()), NUM_SCENARIOS - 1)
+    first, step = divmod(crc32((work.owner or work.attempt_id).encode()), NUM_SCENARIOS - 1)
     return tuple(lengths[(first + (step + 1) * number) % NUM_SCENARIOS] for number in range(NUM_SCENARIOS))
 
 

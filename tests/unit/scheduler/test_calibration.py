@@ -12,7 +12,7 @@ SPAN = Span(600.0, 1200.0, 2400.0)
 
 def test_nothing_is_learned_yet_and_the_interval_is_wider_than_the_scenarios() -> None:
     interval = Calibration().interval(SPAN)
-    assert interval == pytest.approx((660 / 1.08 - 60 - TICK_S, 2460 * 2.0 - 60 + TICK_S))
+    assert interval == pytest.approx((600 - TICK_S, 2460 * 1.8 - 60 + TICK_S))
 
 
 def test_start_now_stays_now() -> None:

@@ -23,13 +23,13 @@ WAITING = job(1, request(gpus=8))
 
 def test_scenarios_give_an_interval_with_its_coverage() -> None:
     said = told(WAITING, Span(1020.0, 3600.0, 3600.0))
-    assert said.sentence == "starts between 08:15 UTC and 10:02 UTC (90 % sure), about 09:00 UTC"
+    assert said.sentence == "starts between 08:16 UTC and 09:49 UTC (90 % sure), about 09:00 UTC"
     assert (said.basis, said.coverage, said.likely) == (Basis.SCENARIOS, COVERAGE, NOW + 3600)
 
 
 def test_start_that_may_be_now_has_only_an_end() -> None:
     said = told(WAITING, Span(0.0, 0.0, 540.0))
-    assert said.sentence == "starts by 08:20 UTC (90 % sure), about 08:00 UTC"
+    assert said.sentence == "starts by 08:18 UTC (90 % sure), about 08:00 UTC"
     assert said.earliest == NOW
 
 

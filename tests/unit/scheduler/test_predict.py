@@ -65,6 +65,19 @@ def test_scenarios_span_the_quantiles_of_the_run_that_is_waited_for() -> None:
     assert spread == pytest.approx((0.5 * step, 1500.0, 3000.0 - 0.5 * step))
 
 
+def test_jobs_of_one_owner_are_long_or_short_together() -> None:
+    """The last of three waits for three long runs in one future and for three short ones in another."""
+    held = (holding(1, {"node-01": ALL_GPUS}, placed_at=NOW, time_limit_s=HOUR, owner="ana"),)
+    waiting = tuple(job(n, request(gpus=8, time_limit_s=HOUR), owner="ana") for n in (1, 2, 3))
+
+    def anything(_: Candidate | Holding) -> Spread:
+        return Spread(expected_s=HOUR, limit_s=HOUR, runs=())
+
+    span = predict(snapshot(nodes(1), waiting, held), Policy(), NOW, ["att-3"], anything)["att-3"]
+    step = HOUR / NUM_SCENARIOS
+    assert span == pytest.approx((1.5 * step, 1.5 * HOUR, 3 * HOUR - 1.5 * step))
+
+
 def test_queue_that_is_too_long_is_not_played(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = tuple(job(number, request(gpus=8)) for number in range(30))
     facts = snapshot(nodes(1), waiting, (holding(1, {"node-01": ALL_GPUS}),))
