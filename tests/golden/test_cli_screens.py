@@ -83,6 +83,19 @@ def projects() -> list[dict[str, Any]]:
     ]
 
 
+def windows() -> list[dict[str, Any]]:
+    """Maintenance of many nodes, a reservation, and one for a project that the caller may not see."""
+    plain = {"by": "ana", "created_at": NOW, "still_there": [], "because": "", "project": None}
+    repair = {"id": f"win_{1:026}", "kind": "maintenance", "nodes": [f"node-0{n}" for n in range(1, 6)]}
+    ours = {"id": f"win_{2:026}", "kind": "reservation", "nodes": ["node-07"], "project": "vision"}
+    theirs = {**ours, "id": f"win_{3:026}", "project": None}
+    return [
+        {**plain, **repair, "from_at": NOW, "until_at": NOW + 7200, "because": "new NICs and their cables"},
+        {**plain, **ours, "from_at": NOW + 9000, "until_at": NOW + 180_000, "because": "demo"},
+        {**plain, **theirs, "from_at": NOW + 200_000, "until_at": NOW + 205_400},
+    ]
+
+
 def life_of_a_job() -> list[dict[str, Any]]:
     """What the event log has about one that failed once, was stopped and refused, and a few other things."""
     words = "rank 3 exited with code 1\nRuntimeError: NCCL error: unhandled system error"
@@ -155,6 +168,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
         server.answers["GET", f"/v1/jobs/{jobs[0]['job_id']}/why"] = why
         server.answers["GET", "/v1/nodes"] = {"items": gpu_nodes(), "next_cursor": None}
         server.answers["GET", "/v1/projects"] = {"items": projects(), "next_cursor": None}
+        server.answers["GET", "/v1/windows"] = {"items": windows(), "next_cursor": None}
         server.answers["GET", "/v1/nodes/node-07"] = gpu_nodes()[2]
         server.answers["GET", "/v1/status"] = {
             "version": "0.1.0", "store": "sqlite", "engine": "local", "started_at": NOW - 7500,
@@ -189,6 +203,8 @@ def shell(
         ("node", ("nodes", "node-07")),
         ("projects", ("project",)),
         ("project", ("project", "show", "vision")),
+        ("reservations", ("reservations",)),
+        ("help-reserve", ("reserve", "--help")),
         ("status", ("status",)),
         ("events", ("events",)),
         ("help", ("--help",)),

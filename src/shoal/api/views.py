@@ -79,6 +79,7 @@ class JobView(TypedDict):
     nodes: list[str]
     array: ArrayView | None
     submitted_at: float
+    deadline_at: float | None
     started_at: float | None
     ended_at: float | None
     exit_code: int | None
@@ -265,6 +266,28 @@ class AmountsView(TypedDict):
 
     gpus: int | None
     cpus: float | None
+
+
+class WindowView(TypedDict):
+    """`project` and `because` are null and empty for a reservation of a project that you may not see.
+    `still_there`: jobs that run there now and may still do so when it begins; unseen ones are not named.
+    """
+
+    id: str
+    kind: str
+    nodes: list[str]
+    from_at: float
+    until_at: float
+    project: str | None
+    because: str
+    by: str
+    created_at: float
+    still_there: list[str]
+
+
+class WindowPageView(TypedDict):
+    items: list[WindowView]
+    next_cursor: str | None
 
 
 class ProjectView(TypedDict):

@@ -17,6 +17,7 @@ from shoal.client.people import Projects, Tokens, Users, items_of
 from shoal.client.stream import Reach, StreamEvent, follow
 from shoal.client.submission import project_of, send
 from shoal.client.transport import Transport, path_of
+from shoal.client.windows import Windows
 from shoal.errors import NotFound, SpecError, StateError
 from shoal.home import home_from_env
 
@@ -63,6 +64,7 @@ class Connection:
         self.users = Users(self.transport)
         self.projects = Projects(self.transport)
         self.tokens = Tokens(self.transport)
+        self.windows = Windows(self.transport)
 
     def __enter__(self) -> Self:
         return self

@@ -37,7 +37,7 @@ def explain(core: Core, job: Job, attempts: Sequence[Attempt]) -> Explanation | 
 
 def without_guess(told: Explanation, job: Job) -> Explanation:
     """A hint that a rehearsal has replaced is not told: what would start the job is known by then."""
-    is_rehearsed = told.why in (Why.BEHIND, Why.TOPOLOGY) or (
+    is_rehearsed = told.why in (Why.BEHIND, Why.TOPOLOGY, Why.WINDOW) or (
         told.why is Why.RESOURCES and job.request.min_nodes > 1
     )
     return msgspec.structs.replace(told, hint=None) if is_rehearsed else told

@@ -38,6 +38,7 @@ async def place(core: Core) -> Cycle:
     changes = await core.store.read(lambda tx: look(tx, core.queue.seen))
     if core.nodes.tell(core.planner, changes.nodes, now):
         core.stamps.see(core.nodes.views(now))
+    core.planner.set_windows(changes.windows)
     core.queue.take_in(changes)
     resting_s = core.queue.wake(now)
     made, doomed = core.planner.plan(now), core.queue.doomed

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from shoal.control import anchor, explain, jobs, nodes, outlook, people, reports, submit
+from shoal.control import anchor, explain, jobs, nodes, outlook, people, reports, submit, windows
 from shoal.control.actor import Actor
 from shoal.control.core import Core
 from shoal.control.frozen import Frozen
@@ -14,11 +14,13 @@ from shoal.control.opening import open_core
 from shoal.control.record import note
 from shoal.control.runner import Changed, run_loops
 from shoal.control.submit import Asked, SubmitResult
+from shoal.control.windows import AskedWindow
 from shoal.errors import ShoalError
 from shoal.model.attempt import Attempt
 from shoal.model.job import Job
 from shoal.model.node import Node, NodeState
 from shoal.model.people import Membership, Project, Role, Token, User
+from shoal.model.window import Window
 from shoal.scheduler import Explanation, Outlook
 from shoal.settings import Settings
 from shoal.spec import JobSpec
@@ -98,6 +100,12 @@ class ControlPlane:
 
     async def remove_node(self, actor: Actor, name: str, *, key: str | None = None) -> None:
         await nodes.remove_node(self.core, actor, name, key)
+
+    async def declare_window(self, actor: Actor, asked: AskedWindow, *, key: str | None = None) -> Window:
+        return await windows.declare_window(self.core, actor, asked, key)
+
+    async def cancel_window(self, actor: Actor, window_id: str, *, key: str | None = None) -> Window:
+        return await windows.cancel_window(self.core, actor, window_id, key)
 
     async def create_user(
         self, actor: Actor, name: str, cluster_role: Role | None = None, *, key: str | None = None

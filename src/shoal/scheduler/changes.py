@@ -23,8 +23,8 @@ MOST_TOLD = 3
 TYPING_S = 120.0
 """A shorter limit must still be short enough when somebody has read about it and typed it."""
 SHORTEST_S = 60.0
-NUM_PROMISES = 3
-"""So many promises are looked at for a limit that ends before them; the longest that works is told."""
+NUM_COMINGS = 4
+"""So many moments are looked at for a limit that ends before them; the longest that works is told."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +54,7 @@ def changes(snapshot: Snapshot, policy: Policy, now: float, attempt_id: str) -> 
     ideas = (
         _looser(waiting.request),
         _other_gpus(waiting.request, snapshot),
-        _shorter(waiting, rehearsal, now),
+        _shorter(waiting, _comings(snapshot, rehearsal, now), now),
         _elastic(waiting, rehearsal),
         _fewer(waiting, rehearsal),
     )
@@ -93,11 +93,16 @@ def _other_gpus(asked: Request, snapshot: Snapshot) -> Iterator[Idea]:
     yield _with(asked, gpus=msgspec.structs.replace(gpus, kind=None)), tell
 
 
-def _shorter(waiting: Candidate, rehearsal: Rehearsal, now: float) -> Iterator[Idea]:
-    """Gone before those who come first are to start, unless it must be expected to take longer."""
+def _comings(snapshot: Snapshot, rehearsal: Rehearsal, now: float) -> set[float]:
+    """When nodes are needed for others: a promised start, a reservation, maintenance."""
+    promised = {one.at for one in rehearsal.promises if one.at is not None}
+    return promised | {window.from_at for window in snapshot.windows if window.from_at > now}
+
+
+def _shorter(waiting: Candidate, comings: set[float], now: float) -> Iterator[Idea]:
+    """Gone before its nodes are needed, unless it must be expected to take longer."""
     asked, least_s = waiting.request, max(_known_s(waiting), SHORTEST_S)
-    times = sorted({one.at for one in rehearsal.promises if one.at is not None}, reverse=True)
-    for at in times[:NUM_PROMISES]:
+    for at in sorted(comings, reverse=True)[:NUM_COMINGS]:
         limit_s = floor((at - now - TYPING_S) / 60) * 60.0
         told_at = clock_time(at, now)
         is_shorter = asked.time_limit_s is None or limit_s < asked.time_limit_s

@@ -31,7 +31,7 @@ class Cycle:
         self._book = book
         self._policy = policy
         self.now = now
-        self.claims = Claims(book.capacity)
+        self.claims = Claims(book.capacity, book.windows)
         self.heads: dict[str, Candidate] = {}
         """Per queue, the first that could run here and does not fit now."""
         self.starts: list[Start] = []
@@ -42,7 +42,8 @@ class Cycle:
 
     def run(self) -> None:
         self._book.rows.come_to(self.now)
-        self.good_until = self._book.rows.next_due()
+        self.look_again_at = self._book.windows.next_change(self.now)
+        self.good_until = min(self._book.rows.next_due(), self.look_again_at)
         for lines in self._book.ranks(self.now):
             self._start_heads(lines)
             self._start_shortest([row for line in lines for row in line.rows.values()])
@@ -108,16 +109,17 @@ class Cycle:
 
     def _start(self, row: Row, attempt_id: str) -> bool:
         book, (demand, limit_s, array_id, at_once) = self._book, row.key
+        project = row.line.key.project
         if at_once is not None and book.num_of_array(array_id) >= at_once:
             return False
-        if book.refusal(row.line.key.project, demand, demand.min_nodes) is not None:
+        if book.refusal(project, demand, demand.min_nodes) is not None:
             return False
         ends_at = self.now + limit_s
-        barred = self.claims.barred(demand.need, ends_at)
+        barred = self.claims.barred(demand.need, project, self.now, ends_at)
         names = choose(demand, book.finders.of(demand.need), book.capacity, barred)
         if not names:
             return False
-        while len(names) > demand.min_nodes and book.refusal(row.line.key.project, demand, len(names)):
+        while len(names) > demand.min_nodes and book.refusal(project, demand, len(names)):
             names.pop()
         shares = tuple(share_of(demand.need, book.capacity.nodes[name]) for name in names)
         self.claims.take(demand.need, shares, ends_at)
@@ -139,7 +141,8 @@ class Cycle:
         """The nodes that serve it soonest; where nobody knows when, only once its patience has ended."""
         self.heads[head.queue] = head
         demand, capacity = row.key.demand, self._book.capacity
-        turn = self._book.soonest.turn(demand, self.claims.nodes, self.now)
+        hours = self._book.windows.hours(head.project, row.key.limit_s, self.now)
+        turn = self._book.soonest.turn(demand, self.claims.nodes, self.now, hours)
         if turn is None:
             return
         if turn.at == inf:
@@ -147,7 +150,7 @@ class Cycle:
             patient_until = waits_since + self._policy.patience_of(head.expected_s)
             if self.now < patient_until:
                 self.good_until = min(self.good_until, patient_until)
-                self.look_again_at = patient_until
+                self.look_again_at = min(self.look_again_at, patient_until)
                 return
             self.claims.add(Claim(head, inf, dict.fromkeys(turn.nodes)))
             return

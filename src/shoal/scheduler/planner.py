@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 from math import inf
 
+from shoal.model.window import Window
 from shoal.scheduler.book import Book
 from shoal.scheduler.cycle import Cycle
 from shoal.scheduler.devices import ProjectView
@@ -41,6 +42,7 @@ class Planner:
     def of(cls, snapshot: Snapshot, policy: Policy) -> Planner:
         planner = cls(policy)
         planner.set_projects(snapshot.projects, snapshot.usages)
+        planner.set_windows(snapshot.windows)
         for view in snapshot.nodes:
             planner.set_node(view)
         for holding in snapshot.holdings:
@@ -63,6 +65,7 @@ class Planner:
             candidates=tuple(sorted(self.waiting, key=lambda one: one.attempt_id)),
             projects=self._projects,
             usages=book.fair.usages(),
+            windows=book.windows.all,
         )
 
     def set_projects(self, views: Iterable[ProjectView], usages: Iterable[Usage] = ()) -> None:
@@ -71,6 +74,11 @@ class Planner:
         self._book.tree.change(self._projects)
         self._book.fair.tell(usages)
         self._disturb()
+
+    def set_windows(self, windows: Iterable[Window]) -> None:
+        """All that are declared, in any order. Those that are over may be left out."""
+        if self._book.windows.change(windows):
+            self._disturb()
 
     def set_node(self, view: NodeView) -> None:
         """A new node, or one that changed."""
@@ -162,7 +170,7 @@ class Planner:
         if kept_back is None and attempt_id not in book.rows.candidates:
             return None
         if self._explainer is None:
-            self._explainer = Explainer(book, self._cycle.claims.all, now)
+            self._explainer = Explainer(book, self._cycle.claims, now)
         return self._explainer.explain(kept_back or book.rows.candidates[attempt_id])
 
     def _queue(self, candidate: Candidate) -> None:

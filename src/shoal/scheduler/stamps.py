@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import msgspec
 
 from shoal.model.request import GpuRequest, Request
+from shoal.scheduler.deadline import due_for_deadline, latest_start
 from shoal.scheduler.due import due_at, is_changed, score
 from shoal.scheduler.expectation import Spread
 from shoal.scheduler.forecast import UNKNOWN_S, Ask, Forecast
@@ -77,10 +78,15 @@ class Stamps:
     def _stamped(self, candidate: Candidate) -> Candidate:
         expectation = self.forecast.expect(ask_of(candidate, candidate.request))
         share = self._share(candidate.request)
+        due = due_at(candidate.submitted_at, expectation, share)
+        if candidate.deadline_at is not None:
+            limit_s = candidate.request.time_limit_s
+            start_by = latest_start(candidate.deadline_at, limit_s, expectation.expected_s)
+            due = min(due, due_for_deadline(candidate.submitted_at, start_by))
         return msgspec.structs.replace(
             candidate,
             expected_s=expectation.expected_s,
-            due_at=due_at(candidate.submitted_at, expectation, share),
+            due_at=due,
             score=score(expectation.expected_s, share),
         )
 

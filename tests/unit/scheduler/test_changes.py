@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from shoal.model.window import Window, WindowKind
 from shoal.scheduler import Policy, Snapshot
 from shoal.scheduler.changes import changes
 from tests.support.clusters import ALL_GPUS, NOW, holding, job, node, nodes, request, snapshot, within
@@ -43,6 +46,20 @@ def test_job_of_which_nothing_is_known_but_its_limit_is_told_of_a_shorter_one() 
     behind = job(2, request(gpus=1, time_limit_s=7200.0), expected_s=7000.0)
     (change,) = changes(snapshot(nodes(2), (head, behind), busy), Policy(), NOW, "att-2")
     assert change.setting == "time_limit: 1h28m"
+
+
+def test_job_that_maintenance_comes_too_soon_for_is_told_the_limit_that_ends_before_it() -> None:
+    window = Window(
+        window_id="win-1",
+        kind=WindowKind.MAINTENANCE,
+        nodes=("node-01",),
+        from_at=NOW + 3600,
+        until_at=NOW + 7200,
+    )
+    facts = snapshot(nodes(1), (job(1, request(gpus=1, time_limit_s=7200.0)),))
+    assert told(msgspec.structs.replace(facts, windows=(window,))) == [
+        "`time_limit: 58m` would start it now (if it needs no more; it would be gone before 09:00 UTC)"
+    ]
 
 
 def test_gang_that_must_be_close_is_told_that_it_need_not() -> None:
