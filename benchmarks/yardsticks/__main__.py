@@ -14,6 +14,7 @@ from pathlib import Path
 
 from benchmarks.yardsticks import (
     clusters,
+    coverage,
     logs,
     packing,
     policy_itp,
@@ -35,6 +36,7 @@ SECTIONS = (
     policy_logs.SECTION,
     policy_itp.SECTION,
     preemption.SECTION,
+    coverage.SECTION,
 )
 
 

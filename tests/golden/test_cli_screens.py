@@ -26,6 +26,25 @@ WAITING = {
 }
 
 
+OUTLOOK = {
+    "basis": "scenarios",
+    "earliest": NOW + 725,
+    "likely": NOW + 3600,
+    "latest": NOW + 11_105,
+    "coverage": 0.9,
+    "promised_at": None,
+    "sentence": "starts between 10:17 UTC and 13:11 UTC (90 % sure), about 11:05 UTC",
+    "changes": [
+        {
+            "setting": "nodes: 3..4",
+            "sentence": "`nodes: 3..4` would start it now (on 3 nodes)",
+            "starts_at": None,
+        },
+        {"setting": "nodes: 3", "sentence": "`nodes: 3` would start it now", "starts_at": None},
+    ],
+}
+
+
 def gpu_nodes() -> list[dict[str, Any]]:
     gpus = [{"index": index, "kind": "A100"} for index in range(8)]
     common = {"pool": "a100", "because": "", "by": "", "cpus": 64.0, "memory_bytes": 512 << 30, "gpus": gpus,
@@ -125,7 +144,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
     for module in (queue_command, status_command):
         monkeypatch.setattr(module.time, "time", lambda: NOW)
     jobs = [
-        job_view(17),
+        {**job_view(17), "outlook": OUTLOOK},
         job_view(16, "starting", name="eval", owner="bernadette-long", nodes=["node-03"]),
         job_view(
             12, "running", name="pretrain-with-a-very-long-name", nodes=[f"node-{n:02d}" for n in (1, 2, 5)]
@@ -144,7 +163,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
     ]
     with running_fake() as server:
         server.answers["GET", "/v1/jobs"] = {"items": jobs, "next_cursor": None}
-        why = {"job": jobs[0], "status": "queued", "explanation": WAITING, "sentence": WAITING["sentence"]}
+        why = {"job": jobs[0], "status": "queued", "explanation": WAITING, "sentence": WAITING["sentence"],
+               "outlook": OUTLOOK}  # fmt: skip
         server.answers["GET", f"/v1/jobs/{jobs[0]['job_id']}/why"] = why
         server.answers["GET", "/v1/nodes"] = {"items": gpu_nodes(), "next_cursor": None}
         server.answers["GET", "/v1/projects"] = {"items": projects(), "next_cursor": None}
@@ -177,6 +197,7 @@ def shell(
     ("name", "argv"),
     [
         ("queue", ("queue", "--all")),
+        ("queue-predict", ("queue", "--predict")),
         ("why", ("why", f"job_{17:026d}")),
         ("nodes", ("nodes",)),
         ("node", ("nodes", "node-07")),

@@ -14,7 +14,7 @@ from shoal.model.node import Node
 from shoal.model.people import Devices, Membership, Project, Role, Token, User
 from shoal.model.request import Request
 from shoal.model.window import Window
-from shoal.scheduler import Explanation
+from shoal.scheduler import Explanation, Outlook
 from shoal.store import Event
 
 
@@ -92,6 +92,22 @@ def render_explanation(explanation: Explanation) -> views.ExplanationView:
         "details": list(explanation.details),
         "hint": explanation.hint,
         "facts": explanation.facts,
+    }
+
+
+def render_outlook(outlook: Outlook) -> views.OutlookView:
+    return {
+        "basis": outlook.basis.value,
+        "earliest": outlook.earliest,
+        "likely": outlook.likely,
+        "latest": outlook.latest,
+        "coverage": outlook.coverage,
+        "promised_at": outlook.promised_at,
+        "sentence": outlook.sentence,
+        "changes": [
+            {"setting": one.setting, "sentence": one.sentence, "starts_at": one.starts_at}
+            for one in outlook.changes
+        ],
     }
 
 

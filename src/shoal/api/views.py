@@ -38,6 +38,31 @@ class ArrayView(TypedDict):
     size: int
 
 
+class ChangeView(TypedDict):
+    """`setting` is a line of the spec, `nodes: 2`, that would have started the job at the time of asking, or
+    about at `starts_at`.
+    """
+
+    setting: str
+    sentence: str
+    starts_at: float | None
+
+
+class OutlookView(TypedDict):
+    """When a waiting job starts. `basis` is `scenarios`, `promise` or `nothing`; a time is null where nobody
+    can say. The start is between `earliest` and `latest` with the probability `coverage`.
+    """
+
+    basis: str
+    earliest: float | None
+    likely: float | None
+    latest: float | None
+    coverage: float | None
+    promised_at: float | None
+    sentence: str
+    changes: list[ChangeView]
+
+
 class JobView(TypedDict):
     """`status` is `queued starting running stopping` while open, then `succeeded failed cancelled`."""
 
@@ -62,6 +87,8 @@ class JobView(TypedDict):
     failures: int
     losses: int
     request: RequestView
+    outlook: NotRequired[OutlookView | None]
+    """Where it was asked for; null for a job that does not wait."""
 
 
 class AttemptView(TypedDict):
@@ -122,6 +149,7 @@ class WhyView(TypedDict):
     attempts: list[AttemptView]
     max_failures: int
     checkpoint_dir: str | None
+    outlook: NotRequired[OutlookView | None]
 
 
 class StoppedView(TypedDict):

@@ -68,6 +68,8 @@ async def place(core: Core) -> Cycle:
         for start in made.starts:
             if start.attempt_id not in placed:
                 core.planner.undo(start.attempt_id)
+    for attempt_id in placed:
+        core.foreseen.started(attempt_id, now)
     again_s = None if made.look_again_at is None else max(made.look_again_at - now, 0.0)
     waits = [wait for wait in (resting_s, again_s) if wait is not None]
     return Cycle(tuple(placed), min(waits, default=None), core.clock.monotonic() - began)

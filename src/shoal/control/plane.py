@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from shoal.control import anchor, explain, jobs, nodes, people, reports, submit, windows
+from shoal.control import anchor, explain, jobs, nodes, outlook, people, reports, submit, windows
 from shoal.control.actor import Actor
 from shoal.control.core import Core
 from shoal.control.frozen import Frozen
@@ -21,7 +21,7 @@ from shoal.model.job import Job
 from shoal.model.node import Node, NodeState
 from shoal.model.people import Membership, Project, Role, Token, User
 from shoal.model.window import Window
-from shoal.scheduler import Explanation
+from shoal.scheduler import Explanation, Outlook
 from shoal.settings import Settings
 from shoal.spec import JobSpec
 from shoal.store import Flaw
@@ -166,6 +166,17 @@ class ControlPlane:
     async def renew(self, renewal: Renewal) -> RenewalAnswer:
         return await reports.renew(self.core, renewal)
 
-    def explain(self, job: Job, attempts: Sequence[Attempt]) -> Explanation | None:
-        """`attempts`: all of the job's, oldest first."""
-        return explain.explain(self.core, job, attempts)
+    def explain(
+        self, job: Job, attempts: Sequence[Attempt], *, has_outlook: bool = False
+    ) -> Explanation | None:
+        """`attempts`: all of the job's, oldest first. `has_outlook`: what would start it is told there."""
+        told = explain.explain(self.core, job, attempts)
+        return explain.without_guess(told, job) if told is not None and has_outlook else told
+
+    async def look_ahead(self, attempt_ids: Collection[str]) -> dict[str, Outlook]:
+        """When each of them that waits will start. Takes a thread for up to about a quarter of a second."""
+        return await outlook.look_ahead(self.core, attempt_ids)
+
+    async def look_ahead_and_around(self, attempt_id: str) -> Outlook | None:
+        """The same for one, with changes that would start it now; None when it does not wait."""
+        return await outlook.look_ahead_and_around(self.core, attempt_id)

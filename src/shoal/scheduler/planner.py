@@ -20,7 +20,7 @@ from shoal.scheduler.explain import Explainer
 from shoal.scheduler.fair import Usage
 from shoal.scheduler.policy import Policy
 from shoal.scheduler.snapshot import Candidate, Holding, NodeView, Snapshot
-from shoal.scheduler.types import Explanation, Plan
+from shoal.scheduler.types import Explanation, Plan, Promise
 
 
 class Planner:
@@ -61,11 +61,10 @@ class Planner:
     def snapshot(self) -> Snapshot:
         """The facts: a planner made of them plans the same."""
         book = self._book
-        waiting = [*book.rows.candidates.values(), *book.kept_back.values()]
         return Snapshot(
             nodes=tuple(node.view for _, node in sorted(book.capacity.nodes.items())),
             holdings=tuple(holding for _, holding in sorted(book.holdings.items())),
-            candidates=tuple(sorted(waiting, key=lambda one: one.attempt_id)),
+            candidates=tuple(sorted(self.waiting, key=lambda one: one.attempt_id)),
             projects=self._projects,
             usages=book.fair.usages(),
             windows=book.windows.all,
@@ -170,6 +169,16 @@ class Planner:
             evictions=tuple(cycle.preemption.evictions),
             look_again_at=None if again == inf else again,
         )
+
+    @property
+    def waiting(self) -> list[Candidate]:
+        """Everybody who waits, for whatever reason, in no order."""
+        return [*self._book.rows.candidates.values(), *self._book.kept_back.values()]
+
+    @property
+    def promises(self) -> tuple[Promise, ...]:
+        """Those of the last plan."""
+        return self._cycle.promises()
 
     def explain(self, attempt_id: str, now: float) -> Explanation | None:
         """Why it has not started, as of the last plan; None when it does not wait."""
