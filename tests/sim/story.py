@@ -249,9 +249,7 @@ def _peace(world: World, auditor: Auditor) -> None:
     auditor.check(should_read_all=True)
     bad = run_now(world.disk.inner.read(lambda tx: tx.events.verify()))
     assert bad is None, f"the event log does not verify: {bad}"
-    if len(set(world.projects)) == 1:
-        # What each project had lately is made up anew after a crash, and is not in the log.
-        _decide_again(world)
+    _decide_again(world)
 
 
 def _decide_again(world: World) -> None:

@@ -40,6 +40,8 @@ class Basis(NamedTuple):
     """The newest event."""
     saved: dict[str, float]
     """Checkpoints heard of since the last plan that stopped somebody, by attempt; empty if this does not."""
+    usages: tuple[Usage, ...]
+    """What projects had, where that decided between them."""
 
 
 async def place(core: Core) -> Cycle:
@@ -52,12 +54,12 @@ async def place(core: Core) -> Cycle:
     core.planner.set_windows(changes.windows)
     core.queue.take_in(changes)
     resting_s = core.queue.wake(now)
-    saved = dict(core.checkpoints.fresh)
+    saved, usages = dict(core.checkpoints.fresh), core.planner.rivals()
     made, doomed = core.planner.plan(now), core.queue.doomed
     placed: list[str] = []
     try:
         if made.starts or made.evictions or doomed:
-            basis = Basis(now, changes.seen, saved if made.evictions else {})
+            basis = Basis(now, changes.seen, saved if made.evictions else {}, usages)
             placed = await core.store.write(lambda tx: _record(core, tx, made, doomed, basis))
             if made.starts or made.evictions:
                 core.queue.fresh.clear()
@@ -132,6 +134,7 @@ def _record_decision(
         "waiting": core.planner.num_waiting,
         "seen": basis.seen,
         "saved": basis.saved,
+        "usages": msgspec.to_builtins(basis.usages),
         "resting": core.queue.resting,
         "stamps": {one.attempt_id: (one.expected_s, one.due_at, one.score) for one in fresh},
     }

@@ -150,6 +150,11 @@ class Book:
         lines = sorted(self.rows.lines.values(), key=lambda line: (self.rank(line.key), line.key))
         return [list(equal) for _, equal in groupby(lines, key=lambda line: self.rank(line.key))]
 
+    @property
+    def has_rivals(self) -> bool:
+        """Whether jobs of more than one project wait."""
+        return len(self._projects()) > 1
+
     def is_order_as_before(self, now: float) -> bool:
         """Whether projects that wait stand to each other as they did when `ranks` was asked."""
         projects = self._projects()

@@ -82,6 +82,15 @@ class Planner:
         if self._book.windows.change(windows):
             self._disturb()
 
+    def rivals(self) -> tuple[Usage, ...]:
+        """What projects had, where several wait and it decides between them; else nothing."""
+        return self._book.fair.usages() if self._book.has_rivals else ()
+
+    def correct_usage(self, usages: Iterable[Usage]) -> None:
+        """Projects had what was recorded with a decision, so that it can be made again."""
+        self._book.fair.correct(usages)
+        self._disturb()
+
     def set_node(self, view: NodeView) -> None:
         """A new node, or one that changed."""
         if self._book.set_node(view):

@@ -20,6 +20,7 @@ from shoal.model.people import Project
 from shoal.model.window import Window
 from shoal.scheduler import Candidate, Eviction, NodeView, Policy, Start
 from shoal.scheduler.devices import ProjectView
+from shoal.scheduler.fair import Usage
 from shoal.spec import JobSpec
 
 Event = Mapping[str, Any]
@@ -91,6 +92,8 @@ class Decision(msgspec.Struct, frozen=True):
     evictions: tuple[Eviction, ...]
     saved: dict[str, float]
     """Checkpoints heard of since the last one that stopped somebody."""
+    usages: tuple[Usage, ...]
+    """What projects had, where several waited."""
     resting: frozenset[str]
     stamps: dict[str, tuple[float | None, float | None, float | None]]
     """Of attempts that were stamped since the last one: expected run time, when it is due, its score."""
@@ -254,6 +257,7 @@ class _Reader:
             placed=tuple(data["placed"]),
             evictions=msgspec.convert(data.get("evictions", ()), tuple[Eviction, ...]),
             saved=data.get("saved", {}),
+            usages=msgspec.convert(data.get("usages", ()), tuple[Usage, ...]),
             resting=frozenset(data["resting"]),
             stamps={attempt_id: tuple(stamps) for attempt_id, stamps in data["stamps"].items()},
         )

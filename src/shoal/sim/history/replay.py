@@ -76,6 +76,7 @@ class Replay:
                 self._judge(attempt_id, is_resting=attempt_id in decision.resting)
         for attempt_id, at in decision.saved.items():
             self.planner.save(attempt_id, at)
+        self.planner.correct_usage(decision.usages)
         made = self.planner.plan(decision.at)
         for start in made.starts:
             self.planner.undo(start.attempt_id)  # the log tells what became of it
