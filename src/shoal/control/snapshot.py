@@ -79,6 +79,7 @@ def holding(job: Job, attempt: Attempt) -> Holding:
         owner=job.owner,
         name=job.name,
         is_leaving=attempt.state is AttemptState.STOPPING,
+        request=job.request,
     )
 
 

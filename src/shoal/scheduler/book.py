@@ -40,6 +40,8 @@ class Book:
         self.soonest = Soonest(self.capacity)
         self.rows = Rows()
         self.stakes = Stakes()
+        self.elastic: set[str] = set()
+        """Attempts that could use more nodes than they hold."""
         self.holdings: dict[str, Holding] = {}
         self.kept_back: dict[str, Candidate] = {}
         """Wait for a dependency or a moment, not for room."""
@@ -189,6 +191,8 @@ class Book:
     def _take(self, holding: Holding) -> None:
         self.holdings[holding.attempt_id] = holding
         self.stakes.add(holding)
+        if holding.request is not None and len(holding.allocation) < holding.request.max_nodes:
+            self.elastic.add(holding.attempt_id)
         self.capacity.hold(holding)
         held = held_by(holding.allocation)
         self.tree.take(holding.project, held)
@@ -199,6 +203,7 @@ class Book:
     def _give(self, attempt_id: str, at: float) -> None:
         holding = self.holdings.pop(attempt_id)
         self.stakes.remove(holding)
+        self.elastic.discard(attempt_id)
         self.capacity.release(holding)
         held = held_by(holding.allocation)
         self.tree.give(holding.project, held)
@@ -231,4 +236,5 @@ def holding_of(candidate: Candidate, allocation: Allocation, now: float) -> Hold
         label=candidate.label,
         owner=candidate.owner,
         name=candidate.name,
+        request=candidate.request,
     )

@@ -18,6 +18,7 @@ from shoal.scheduler.cycle import Cycle
 from shoal.scheduler.devices import ProjectView
 from shoal.scheduler.explain import Explainer
 from shoal.scheduler.fair import Usage
+from shoal.scheduler.growth import growth
 from shoal.scheduler.policy import Policy
 from shoal.scheduler.snapshot import Candidate, Holding, NodeView, Snapshot
 from shoal.scheduler.types import Explanation, Plan, Promise
@@ -172,10 +173,11 @@ class Planner:
         self.planned_at = now
         again = min(cycle.look_again_at, self._moments[0][0] if self._moments else inf)
         starts, cycle.starts = tuple(cycle.starts), []
+        grows = None if starts or cycle.preemption.evictions else growth(self._book, cycle.claims, now)
         return Plan(
             starts=starts,
             promises=cycle.promises(),
-            evictions=tuple(cycle.preemption.evictions),
+            evictions=(grows,) if grows else tuple(cycle.preemption.evictions),
             look_again_at=None if again == inf else again,
         )
 
