@@ -28,6 +28,7 @@ class RequestView(TypedDict):
     disk_bytes: int
     gpus: GpuView | None
     ranks_per_node: int
+    is_exclusive: bool
     topology: TopologyView | None
     time_limit_s: float | None
 
@@ -166,7 +167,7 @@ class NodeView(TypedDict):
     memory_bytes: int
     disk_bytes: int
     gpus: list[NodeGpuView]
-    gpus_used: int
+    gpus_used: float
     cpus_used: float
     memory_used_bytes: int
     is_simulated: bool
@@ -312,7 +313,7 @@ class NodeCountsView(TypedDict):
 
 class DevicesView(TypedDict):
     gpus_total: int
-    gpus_used: int
+    gpus_used: float
     cpus_total: float
     cpus_used: float
 

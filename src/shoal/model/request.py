@@ -6,10 +6,12 @@ import msgspec
 
 
 class GpuRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """GPUs per node. `kind` None takes any."""
+    """GPUs per node. `kind` None takes any whole device, and never a MIG slice."""
 
     count: int
     kind: str | None = None
+    milli: int = 1000
+    """Thousandths of its one GPU; 1000 whenever there are several."""
 
 
 class TopologyRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,5 +31,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     disk_bytes: int = 0
     gpus: GpuRequest | None = None
     ranks_per_node: int = 1
+    is_exclusive: bool = False
+    """Takes all that each of its nodes has, and shares them with nobody."""
     topology: TopologyRequest | None = None
     time_limit_s: float | None = None

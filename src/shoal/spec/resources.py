@@ -1,4 +1,4 @@
-"""What a job needs on each node, and how many nodes: GPUs, CPUs, memory, disk, as ranges.
+"""What a job needs on each node, and how many nodes: GPUs or a part of one, CPUs, memory, disk, as ranges.
 
 `4` is exactly 4, `2..4` between, `4+` or `4..` at least. Bounds are of this format, not of a cluster.
 """
@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from shoal.spec.human import Human, text
 from shoal.spec.quantity import BYTES_PATTERN, NUMBER, parse_bytes, parse_number, parse_whole, spoken_bytes
@@ -17,6 +18,9 @@ from shoal.spec.wording import show
 
 MAX_NODES = 100_000
 MAX_GPUS = 1024
+MIN_SHARE, MAX_SHARE = 0.01, 0.99
+SHARES = tuple(hundredths / 100 for hundredths in range(1, 100))
+"""Parts of one GPU: in steps of a hundredth."""
 MIN_CPUS, MAX_CPUS = 0.01, 100_000.0
 MIN_BYTES, MAX_BYTES = 1 << 20, 1 << 60
 KIND_PATTERN = r"[A-Za-z][A-Za-z0-9._-]{0,62}"
@@ -162,28 +166,52 @@ Bytes = Annotated[
 ]
 
 
+def _hundredths(share: float) -> float:
+    return _read_share(share, str(share))
+
+
+_Share = Annotated[
+    float,
+    Field(strict=True, ge=MIN_SHARE, le=MAX_SHARE, json_schema_extra={"enum": list(SHARES)}),
+    AfterValidator(_hundredths),
+]
+
+
 class GpuSpec(BaseModel):
-    """GPUs on each node; without `kind`, any."""
+    """GPUs on each node; without `kind`, any. With `share`, that part of a single one."""
 
     model_config = FROZEN
 
     kind: Annotated[str, Field(strict=True, pattern=f"^{KIND_PATTERN}$")] | None = None
     count: Annotated[int, Field(strict=True, ge=1, le=MAX_GPUS)] = 1
+    share: _Share | None = None
+
+    @model_validator(mode="after")
+    def _shares_one(self) -> Self:
+        if self.share is not None and self.count > 1:
+            raise ValueError(f"has a `share` of {self.count} GPUs; only a single GPU can be shared")
+        return self
 
 
-_GPUS = re.compile(rf"(?:(?P<kind>{KIND_PATTERN})(?::|$))?(?P<count>[0-9]{{1,18}})?")
+_GPUS = re.compile(
+    rf"(?:(?P<kind>{KIND_PATTERN})(?::|$))?(?:(?P<count>[0-9]{{1,18}})|(?P<share>[0-9]\.[0-9]{{1,18}}))?"
+)
 
 
 def _read_gpus(value: object) -> object:
-    """`H100:8`, `H100` (one), `8` (of any kind); `0` is none."""
+    """`H100:8`, `H100` (one), `8` (of any kind), `0.5` or `H100:0.5` (of one); `0` is none."""
     if value is None or isinstance(value, Mapping | GpuSpec):
         return value
     if isinstance(value, int) and not isinstance(value, bool):
         kind, count = None, value
+    elif isinstance(value, float):
+        return {"share": _read_share(value, str(value))}
     else:
         match = _GPUS.fullmatch(value.strip()) if isinstance(value, str) and value.strip() else None
         if match is None or (match["kind"] and str(value).strip().endswith(":")):
-            raise ValueError(f"{show(value)} is not GPUs such as `H100:8`, `H100` or `8`")
+            raise ValueError(f"{show(value)} is not GPUs such as `H100:8`, `H100`, `8` or `0.5`")
+        if match["share"]:
+            return {"kind": match["kind"], "share": _read_share(value, match["share"])}
         kind, count = match["kind"], int(match["count"] or 1)
     if count == 0 and kind is None:
         return None
@@ -191,16 +219,43 @@ def _read_gpus(value: object) -> object:
     return {"kind": kind, "count": count}
 
 
+def _read_share(value: object, written: str) -> float:
+    """A part of one GPU, as the decimals that were written: 0.29 * 100 is no whole number for a float."""
+    share = Decimal(written)
+    if not share.is_finite() or not 0 < share < 1:
+        raise ValueError(
+            f"{show(value)} is not GPUs: whole ones have no decimals, as in `2`, and a part is below 1"
+        )
+    if share * 100 % 1:
+        raise ValueError(f"{show(value)} is not in hundredths of a GPU; write `0.25` or `0.5`")
+    return float(share)
+
+
+_SHARE = r"0\.(?:0[1-9]|[1-9][0-9]?)"
+
 Gpus = Annotated[
     GpuSpec | None,
     Human(
         _read_gpus,
         (
             {"type": "integer", "minimum": 0, "maximum": MAX_GPUS},
-            text(rf"{KIND_PATTERN}(?::[1-9][0-9]*)?|[0-9]+", "H100:8", "H100", "8"),
+            {"type": "number", "enum": list(SHARES)},
+            text(
+                rf"{KIND_PATTERN}(?::(?:[1-9][0-9]*|{_SHARE}))?|[0-9]+|{_SHARE}",
+                *("H100:8", "H100", "8", "0.5", "H100:0.25"),
+            ),
         ),
     ),
 ]
+
+
+def _read_switch(value: object) -> object:
+    """`true` and `false`, also as text."""
+    words = {"true": True, "false": False}
+    return words.get(value.strip().lower(), value) if isinstance(value, str) else value
+
+
+Switch = Annotated[bool, Field(strict=True), Human(_read_switch, (text("true|false", "true"),))]
 
 
 class Resources(BaseModel):
@@ -209,7 +264,8 @@ class Resources(BaseModel):
     model_config = FROZEN
 
     gpus: Gpus = Field(
-        default=None, description="GPUs on each node: `H100:8`, `8` of any kind, `H100` for one."
+        default=None,
+        description="GPUs on each node: `H100:8`, `8` of any kind, `H100` for one, `0.5` for half of one.",
     )
     nodes: Nodes = Field(
         default=NodeRange.model_construct(min=1, max=1),
@@ -230,4 +286,7 @@ class Resources(BaseModel):
         description=(
             "Disk on each node: counted when nodes are chosen, not enforced. Of a range the lower end."
         ),
+    )
+    exclusive: Switch = Field(
+        default=False, description="Whole nodes for this job alone: it is given all that they have."
     )
