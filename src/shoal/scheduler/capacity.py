@@ -1,7 +1,8 @@
-"""What is free on each node: its whole capacity less the holdings, and less what this cycle hands out.
+"""What is free on each node: its whole capacity less what is held, kept up to date as things come and go.
 
-The only mutable state of a cycle. Nodes that look alike to every request are grouped, so that the
-later stages ask one question a group and not one a node.
+Nodes that look alike to every request are grouped, so that the later stages ask one question a group and
+not one a node. Readers that remember answers read two logs: `born`, the groups that came to be, and
+`touched`, the nodes of which anything changed.
 """
 
 from __future__ import annotations
@@ -10,10 +11,16 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable
 from math import inf
+from operator import itemgetter
 
 from shoal.model.attempt import NodeShare
 from shoal.scheduler.amounts import Amounts, lowest, millicpus_needed, millicpus_there
+from shoal.scheduler.journal import Journal
 from shoal.scheduler.snapshot import GpuView, Holding, NodeView
+
+End = tuple[float, NodeShare]
+"""When a share is given back at the latest (infinity where nobody knows), and the share."""
+_when = itemgetter(0)
 
 
 class NodeUse:
@@ -32,8 +39,8 @@ class NodeUse:
             by_kind(self.free_gpus),
         )
         self.free = self.whole
-        self.ends: list[tuple[float, NodeShare]] = []
-        """When each share held here ends at the latest; infinity where nobody knows."""
+        self.ends: list[End] = []
+        """What is held here, the first to end first."""
 
     @property
     def name(self) -> str:
@@ -45,16 +52,31 @@ class NodeUse:
 
     def take(self, share: NodeShare, ends_at: float) -> None:
         """Give `share` away. Free amounts may fall below zero when a node has shrunk under its holdings."""
+        insort(self.ends, (ends_at, share), key=_when)
+        self._change(share, -1)
+
+    def give(self, share: NodeShare, ends_at: float) -> None:
+        """Take `share` back; it was taken with the same end."""
+        place = bisect_left(self.ends, ends_at, key=_when)
+        while self.ends[place][1] != share:
+            place += 1
+        del self.ends[place]
+        self._change(share, 1)
+
+    def _change(self, share: NodeShare, sign: int) -> None:
+        gpus = self.free.gpus
         if share.gpu_ids:
-            self.free_gpus = tuple(gpu for gpu in self.free_gpus if gpu.index not in share.gpu_ids)
+            held = {index for _, other in self.ends for index in other.gpu_ids}
+            devices = sorted(self.view.gpus, key=lambda gpu: gpu.index)
+            self.free_gpus = tuple(gpu for gpu in devices if gpu.index not in held)
+            gpus = by_kind(self.free_gpus)
         self.free = Amounts(
-            self.free.millicpus - millicpus_needed(share.cpus),
-            self.free.memory_bytes - share.memory_bytes,
-            self.free.disk_bytes - share.disk_bytes,
+            self.free.millicpus + sign * millicpus_needed(share.cpus),
+            self.free.memory_bytes + sign * share.memory_bytes,
+            self.free.disk_bytes + sign * share.disk_bytes,
             len(self.free_gpus),
-            by_kind(self.free_gpus) if share.gpu_ids else self.free.gpus,
+            gpus,
         )
-        self.ends.append((ends_at, share))
 
 
 class Group:
@@ -73,24 +95,73 @@ class Group:
 
 
 class Capacity:
-    """All nodes of a snapshot by name, and the open ones in groups."""
+    """All nodes by name, and the open ones in groups."""
 
-    def __init__(self, nodes: Iterable[NodeView], holdings: Iterable[Holding] = ()) -> None:
-        # Sorted, so that the order of the snapshot's tuples cannot show in a plan.
-        self.nodes = {view.name: NodeUse(view) for view in sorted(nodes, key=lambda view: view.name)}
-        for holding in holdings:
-            for share in holding.allocation:
-                if share.node in self.nodes:
-                    self.nodes[share.node].take(share, _ends_at(holding))
-        self.stock: dict[Amounts, list[NodeUse]] = {}
+    def __init__(self, nodes: Iterable[NodeView] = (), holdings: Iterable[Holding] = ()) -> None:
+        self.nodes: dict[str, NodeUse] = {}
+        self.stock: dict[Amounts, dict[str, NodeUse]] = {}
         """Every node, open or not, by what it has in all."""
-        self.born: list[Group] = []
-        """Every group there ever was, in time: readers remember how far they have read."""
+        self.num_node_changes = 0
+        """Grows whenever a node comes, goes or changes: what is known of empty nodes is old then."""
+        self.born: Journal[Group] = Journal()
+        self.touched: Journal[str] = Journal()
         self._groups: dict[tuple[Amounts, Amounts], Group] = {}
-        for node in self.nodes.values():
-            self.stock.setdefault(node.whole, []).append(node)
-            if node.is_open:
-                self._join(node)
+        self._num_born = 0
+        self._absent: dict[str, list[End]] = {}
+        """Held on nodes that are not there: they may come back."""
+        for view in nodes:
+            self.set_node(view)
+        for holding in holdings:
+            self.hold(holding)
+
+    @property
+    def groups(self) -> Iterable[Group]:
+        """Those that have members."""
+        return self._groups.values()
+
+    def set_node(self, view: NodeView) -> None:
+        """A new node, or one that changed. What is held there stays held."""
+        ends = self._absent.pop(view.name, []) if view.name not in self.nodes else self._forget(view.name)
+        node = self.nodes[view.name] = NodeUse(view)
+        for ends_at, share in ends:
+            node.take(share, ends_at)
+        self.stock.setdefault(node.whole, {})[view.name] = node
+        self.num_node_changes += 1
+        self._join(node)
+
+    def drop_node(self, name: str) -> None:
+        """The node is gone; what is held there is remembered until it is given back."""
+        if name in self.nodes:
+            self._absent[name] = self._forget(name)
+            self.num_node_changes += 1
+
+    def hold(self, holding: Holding) -> None:
+        for share in holding.allocation:
+            self.take(share, ends_at(holding))
+
+    def release(self, holding: Holding) -> None:
+        for share in holding.allocation:
+            self.give(share, ends_at(holding))
+
+    def take(self, share: NodeShare, until: float) -> None:
+        """Hand out a share of a node."""
+        node = self.nodes.get(share.node)
+        if node is None:
+            self._absent.setdefault(share.node, []).append((until, share))
+            return
+        self._leave(node)
+        node.take(share, until)
+        self._join(node)
+
+    def give(self, share: NodeShare, until: float) -> None:
+        """Take a share back that was handed out with the same end."""
+        node = self.nodes.get(share.node)
+        if node is None:
+            self._absent[share.node].remove((until, share))
+            return
+        self._leave(node)
+        node.give(share, until)
+        self._join(node)
 
     def lowest_free(self) -> dict[Amounts, Amounts]:
         """For each capacity, the least of each amount that is free on any open node that has it."""
@@ -99,32 +170,40 @@ class Capacity:
             least[group.whole] = lowest(least.get(group.whole, group.free), group.free)
         return least
 
-    @property
-    def groups(self) -> Iterable[Group]:
-        """Those that have members, in the order of their birth."""
-        return self._groups.values()
+    def _forget(self, name: str) -> list[End]:
+        node = self.nodes.pop(name)
+        self._leave(node)
+        self.touched.append(name)
+        same = self.stock[node.whole]
+        del same[name]
+        if not same:
+            del self.stock[node.whole]
+        return node.ends
 
-    def take(self, share: NodeShare, ends_at: float) -> None:
-        """Hand out a share of an open node."""
-        node = self.nodes[share.node]
+    def _leave(self, node: NodeUse) -> None:
+        if not node.is_open:
+            return
         key = node.whole, node.free
         names = self._groups[key].names
         del names[bisect_left(names, node.name)]
         if not names:
             del self._groups[key]
-        node.take(share, ends_at)
-        self._join(node)
 
     def _join(self, node: NodeUse) -> None:
+        self.touched.append(node.name)
+        if not node.is_open:
+            return
         key = node.whole, node.free
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = Group(len(self.born), *key)
+            self._num_born += 1
+            group = self._groups[key] = Group(self._num_born, *key)
             self.born.append(group)
         insort(group.names, node.name)
 
 
-def _ends_at(holding: Holding) -> float:
+def ends_at(holding: Holding) -> float:
+    """When it gives back what it holds at the latest; infinity where nobody knows."""
     return inf if holding.time_limit_s is None else holding.placed_at + holding.time_limit_s
 
 

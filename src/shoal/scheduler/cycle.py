@@ -96,7 +96,6 @@ class _Cycle:
         names = choose(demand, self._finders.of(demand.need), self._capacity, self._barred)
         if not names:
             self._failed.add(demand)
-            self._finders.note_failure(demand.need)
         return names
 
     def _note_waiting(self, candidate: Candidate, demand: Demand) -> None:

@@ -7,6 +7,7 @@ whole ones stay whole for those that need them whole.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from heapq import heappop, heappush, merge
 from itertools import islice
 
@@ -51,46 +52,58 @@ def share_of(need: Need, node: NodeUse) -> NodeShare:
     )
 
 
-NUM_HOPELESS = 64
+MAX_FINDERS = 4096
 
 Entry = tuple[int, int, int, Group]
 """GPUs left over, CPUs left over, the group's number, the group."""
 
 
 class Finder:
-    """The nodes that fit one need, kept in order while the cycle hands out capacity.
+    """The nodes that fit one need, in order, kept while capacity comes and goes.
 
-    Nothing becomes free within a cycle, so only groups born since the last look must be looked at: a
-    placement costs as much as changed since, not as many nodes as there are.
+    Only groups born since the last look must be looked at: a placement costs as much as changed since, not
+    as many nodes as there are.
     """
 
-    def __init__(self, need: Need, born: list[Group], groups: Iterable[Group]) -> None:
-        """`groups` are to be looked at now, and those that come to be `born` when they are."""
+    def __init__(self, need: Need, capacity: Capacity) -> None:
         self._need = need
-        self._born = born
-        self._num_read = len(born)
+        self._capacity = capacity
+        self._read = -1
         self._queue: list[Entry] = []
-        self._add(groups)
 
-    @property
-    def is_empty(self) -> bool:
-        """True after a search that found that no node fits, barred or not."""
-        return not self._queue
+    def fits_anywhere(self) -> bool:
+        """Whether any open node fits now."""
+        self._catch_up()
+        while self._queue and not self._queue[0][3].names:
+            heappop(self._queue)
+        return bool(self._queue)
 
-    def ranked(self, barred: frozenset[str], limit: int | None = None) -> list[str]:
+    def ranked(self, barred: AbstractSet[str], limit: int | None = None) -> list[str]:
         """Names of nodes that fit now, the best first, at most `limit`, none of `barred`."""
-        self._add(self._born[self._num_read :])
-        self._num_read = len(self._born)
+        self._catch_up()
         found: list[str] = []
         looked_at: list[Entry] = []
         while self._queue and (limit is None or len(found) < limit):
             alike = self._pop_equals()
             looked_at += alike
-            names = _merged((entry[3] for entry in alike), barred)
+            names = _merged([entry[3] for entry in alike], barred)
             found += islice(names, None if limit is None else limit - len(found))
         for entry in looked_at:
             heappush(self._queue, entry)
         return found
+
+    def _catch_up(self) -> None:
+        born = self._capacity.born
+        if self._read == born.end:
+            return
+        new = born.since(self._read)
+        # A group that was born and died since is cheap to skip, but not for nothing.
+        if new is None or len(new) > 2 * len(self._queue) + 64:
+            self._queue.clear()
+            self._add(self._capacity.groups)
+        else:
+            self._add(new)
+        self._read = born.end
 
     def _add(self, groups: Iterable[Group]) -> None:
         need = self._need
@@ -111,28 +124,21 @@ class Finder:
 
 
 class Finders:
-    """One finder a need. What asks for more than something that fits nowhere is not searched for at all."""
+    """One finder a need, as many as are asked for now and then."""
 
     def __init__(self, capacity: Capacity) -> None:
         self._capacity = capacity
         self._by_need: dict[Need, Finder] = {}
-        self._hopeless: list[Need] = []
 
     def of(self, need: Need) -> Finder:
-        if need not in self._by_need:
-            is_hopeless = any(less.asks_no_more_than(need) for less in self._hopeless)
-            groups = () if is_hopeless else self._capacity.groups
-            self._by_need[need] = Finder(need, self._capacity.born, groups)
-        return self._by_need[need]
-
-    def note_failure(self, need: Need) -> None:
-        """Remember a need that no node fits; the smallest ones, and only so many that asking stays cheap."""
-        if not self.of(need).is_empty or any(less.asks_no_more_than(need) for less in self._hopeless):
-            return
-        smallest = [other for other in self._hopeless if not need.asks_no_more_than(other)]
-        self._hopeless = [*smallest, need][-NUM_HOPELESS:]
+        finder = self._by_need.get(need)
+        if finder is None:
+            if len(self._by_need) >= MAX_FINDERS:
+                self._by_need.clear()
+            finder = self._by_need[need] = Finder(need, self._capacity)
+        return finder
 
 
-def _merged(groups: Iterable[Group], barred: frozenset[str]) -> Iterator[str]:
-    names = merge(*(group.names for group in groups))
+def _merged(groups: list[Group], barred: AbstractSet[str]) -> Iterator[str]:
+    names = iter(groups[0].names) if len(groups) == 1 else merge(*(group.names for group in groups))
     return (name for name in names if name not in barred) if barred else names

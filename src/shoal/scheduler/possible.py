@@ -38,7 +38,9 @@ class Possible:
         if need not in self._by_need:
             wholes = tuple(whole for whole in self._stock if fits(need, whole, whole))
             if wholes not in self._by_wholes:
-                self._by_wholes[wholes] = Suitable(node for whole in wholes for node in self._stock[whole])
+                self._by_wholes[wholes] = Suitable(
+                    node for whole in wholes for node in self._stock[whole].values()
+                )
             self._by_need[need] = self._by_wholes[wholes]
         return self._by_need[need]
 
@@ -64,7 +66,7 @@ class Possible:
 
     def pools(self, whole: Amounts) -> set[str]:
         """Where nodes that have `whole` are."""
-        return {node.view.pool for node in self._stock[whole]}
+        return {node.view.pool for node in self._stock[whole].values()}
 
 
 def can_hold(demand: Demand, nodes: Collection[NodeUse]) -> bool:
