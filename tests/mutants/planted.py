@@ -126,9 +126,9 @@ MUTANTS = (
     ),
     Mutant(
         "gpus_counted_not_named",
-        "scheduler/capacity.py",
-        "self.free_gpus = tuple(gpu for gpu in self.free_gpus if gpu.index not in share.gpu_ids)",
-        "self.free_gpus = self.free_gpus[: len(self.free_gpus) - len(share.gpu_ids)]",
+        "scheduler/devices.py",
+        "self.unused = tuple(gpu for gpu in self.all if gpu.index not in self._used)",
+        "self.unused = self.all[len(self._used) :]",
         "nothing is given twice",
         ("sim",),
     ),

@@ -11,7 +11,7 @@ from shoal.model.attempt import Attempt
 from shoal.model.job import Job
 from shoal.model.node import Node
 from shoal.model.people import Membership, Project, Role, Token, User
-from shoal.model.request import Request
+from shoal.model.request import Request, TopologyRequest
 from shoal.scheduler import Explanation
 from shoal.store import Event
 
@@ -62,9 +62,15 @@ def render_request(request: Request) -> views.RequestView:
         "gpus": {"count": gpus.count, "kind": gpus.kind, "share": gpus.milli / 1000} if gpus else None,
         "ranks_per_node": request.ranks_per_node,
         "is_exclusive": request.is_exclusive,
-        "topology": {"within": topology.within, "is_required": topology.is_required} if topology else None,
+        "exclude": list(request.exclude),
+        "require": dict(request.require),
+        "topology": render_topology(topology) if topology else None,
         "time_limit_s": request.time_limit_s,
     }
+
+
+def render_topology(asked: TopologyRequest) -> views.TopologyView:
+    return {"within": asked.within, "is_required": asked.is_required, "spread": asked.spread}
 
 
 def render_attempt(attempt: Attempt) -> views.AttemptView:

@@ -10,11 +10,13 @@ from typing_extensions import TypedDict
 class GpuView(TypedDict):
     count: int
     kind: str | None
+    share: float
 
 
 class TopologyView(TypedDict):
-    within: str
+    within: str | None
     is_required: bool
+    spread: str | None
 
 
 class RequestView(TypedDict):
@@ -29,6 +31,8 @@ class RequestView(TypedDict):
     gpus: GpuView | None
     ranks_per_node: int
     is_exclusive: bool
+    exclude: list[str]
+    require: dict[str, str]
     topology: TopologyView | None
     time_limit_s: float | None
 

@@ -18,12 +18,14 @@ REPEATED = {
     "--after": "after",
     "--retry-on": "retry_on",
     "--log-rule": "log_rules",
+    "--exclude": "exclude",
+    "--require": "require",
 }
 ONCE = {
     "--" + name.replace("_", "-"): name
     for name in (
         *("name", "project", "queue", "priority", "time_limit", "workdir", "setup", "array"),
-        *("gpus", "nodes", "cpus", "memory", "disk", "ranks_per_node", "topology"),
+        *("gpus", "nodes", "cpus", "memory", "disk", "exclusive", "ranks_per_node", "topology"),
         *("retry", "retry_backoff", "checkpoint", "grace", "fence"),
     )
 }

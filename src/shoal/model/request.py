@@ -15,10 +15,14 @@ class GpuRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopologyRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """All nodes inside one domain of the named level; preferred closeness never delays a start."""
+    """All nodes inside one domain of the level `within`; preferred closeness never delays a start.
 
-    within: str
+    `spread`: no two nodes in the same domain of that level.
+    """
+
+    within: str | None = None
     is_required: bool = True
+    spread: str | None = None
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,5 +37,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     ranks_per_node: int = 1
     is_exclusive: bool = False
     """Takes all that each of its nodes has, and shares them with nobody."""
+    exclude: tuple[str, ...] = ()
+    """Names of nodes it must not run on."""
+    require: tuple[tuple[str, str], ...] = ()
+    """Labels that each of its nodes must have, sorted."""
     topology: TopologyRequest | None = None
     time_limit_s: float | None = None

@@ -11,7 +11,7 @@ from math import inf
 import msgspec
 
 from shoal.model.request import Request
-from shoal.scheduler.amounts import Demand, demand_of
+from shoal.scheduler.amounts import Demand, demand_of, need_of
 from shoal.scheduler.capacity import Capacity
 from shoal.scheduler.eligible import Arrays, too_early
 from shoal.scheduler.explain import Explainer
@@ -23,6 +23,7 @@ from shoal.scheduler.policy import Policy
 from shoal.scheduler.possible import Possible
 from shoal.scheduler.snapshot import Candidate, Snapshot
 from shoal.scheduler.types import Explanation, Plan, Start
+from shoal.scheduler.typical import shape_asked
 
 
 def plan(snapshot: Snapshot, policy: Policy, now: float) -> Plan:
@@ -51,6 +52,10 @@ class _Cycle:
         self._now = now
         self._capacity = Capacity(snapshot.nodes, snapshot.holdings)
         self._possible = Possible(self._capacity)
+        for candidate in snapshot.candidates:
+            asked = shape_asked(need_of(candidate.request))
+            self._capacity.typical.count(asked, candidate.request.min_nodes)
+        self._capacity.packing.learn(self._capacity.typical.profile())
         self._demands: dict[tuple[Request, tuple[str, ...]], Demand] = {}
         self._finders = Finders(self._capacity)
         self._failed: set[Demand] = set()

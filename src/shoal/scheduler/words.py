@@ -90,14 +90,22 @@ def amounts(need: Need, what: Iterable[str], *, free: bool = False) -> str:
     mark = "free " if free else ""
     kind = f"{need.gpu_kind} " if need.gpu_kind else ""
     told = {
-        "gpus": f"{need.num_gpus} {mark}{kind}GPU{'' if need.num_gpus == 1 else 's'}",
+        "gpus": gpus(need, f"{mark}{kind}"),
         "cpus": f"{cpus(need.millicpus)} {mark}CPU{'' if need.millicpus == MILLI else 's'}",
         "memory": f"{mark}memory in proportion to its {'GPUs' if need.num_gpus else 'CPUs'}"
         if need.memory_bytes is None
         else f"{size(need.memory_bytes)} of {mark}memory",
         "disk": f"{size(need.disk_bytes)} of {mark}disk",
+        "alone": "no other job on it",
     }
     return joined([told[name] for name in what])
+
+
+def gpus(need: Need, such: str) -> str:
+    """`8 H100 GPUs`, `0.5 of a free GPU`."""
+    if need.gpu_milli < MILLI:
+        return f"{_decimals(need.gpu_milli / MILLI)} of a {such}GPU"
+    return number_of(need.num_gpus, f"{such}GPU")
 
 
 def _decimals(value: float, places: int = 2) -> str:

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from shoal.spec.human import Human, text
 from shoal.spec.quantity import BYTES_PATTERN, NUMBER, parse_bytes, parse_number, parse_whole, spoken_bytes
+from shoal.spec.text import NAME_PATTERN, writable
 from shoal.spec.wording import show
 
 MAX_NODES = 100_000
@@ -23,7 +24,8 @@ SHARES = tuple(hundredths / 100 for hundredths in range(1, 100))
 """Parts of one GPU: in steps of a hundredth."""
 MIN_CPUS, MAX_CPUS = 0.01, 100_000.0
 MIN_BYTES, MAX_BYTES = 1 << 20, 1 << 60
-KIND_PATTERN = r"[A-Za-z][A-Za-z0-9._-]{0,62}"
+KIND_PATTERN = r"[A-Za-z][A-Za-z0-9._-]{0,62}(?:\|[A-Za-z][A-Za-z0-9._-]{0,62}){0,7}"
+"""One kind of GPU, or several of which any will do: `A100|H100`."""
 
 FROZEN = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 """For parts of a job: their validators are built when used alone, and otherwise only as part of the job's."""
@@ -178,7 +180,7 @@ _Share = Annotated[
 
 
 class GpuSpec(BaseModel):
-    """GPUs on each node; without `kind`, any. With `share`, that part of a single one."""
+    """GPUs on each node; without `kind`, any, `A100|H100` either. With `share`, that part of a single one."""
 
     model_config = FROZEN
 
@@ -258,6 +260,30 @@ def _read_switch(value: object) -> object:
 Switch = Annotated[bool, Field(strict=True), Human(_read_switch, (text("true|false", "true"),))]
 
 
+LABEL_PATTERN = r"^[A-Za-z][A-Za-z0-9._/-]*$"
+
+
+def _read_labels(value: object) -> object:
+    """Whole numbers as text: a label has no other kind of value."""
+    if not isinstance(value, Mapping):
+        return value
+    return {name: str(told) if type(told) is int else told for name, told in value.items()}
+
+
+NodeNames = Annotated[
+    tuple[Annotated[str, Field(strict=True, min_length=1, max_length=128, pattern=NAME_PATTERN)], ...],
+    Field(max_length=1000),
+]
+Labels = Annotated[
+    dict[
+        Annotated[str, Field(strict=True, max_length=63, pattern=LABEL_PATTERN)],
+        Annotated[str, Field(strict=True, min_length=1, max_length=255), AfterValidator(writable)],
+    ],
+    Field(max_length=16),
+    Human(_read_labels),
+]
+
+
 class Resources(BaseModel):
     """All but `nodes` are for each node."""
 
@@ -289,4 +315,8 @@ class Resources(BaseModel):
     )
     exclusive: Switch = Field(
         default=False, description="Whole nodes for this job alone: it is given all that they have."
+    )
+    exclude: NodeNames = Field(default=(), description="Nodes it must not run on, by name.")
+    require: Labels = Field(
+        default={}, description="Labels that its nodes must have: `{gpu_memory: 80GB}`, `{pool: a100}`."
     )

@@ -54,6 +54,10 @@ def test_memory_ranges_take_units_on_either_end_and_in_mappings() -> None:
         (0, None),
         ("0", None),
         ({"kind": "H100", "count": 2}, GpuSpec(kind="H100", count=2)),
+        (0.5, GpuSpec(share=0.5)),
+        ("0.29", GpuSpec(share=0.29)),
+        ("H100:0.5", GpuSpec(kind="H100", share=0.5)),
+        ("H100-1g.10gb:2", GpuSpec(kind="H100-1g.10gb", count=2)),
     ],
 )
 def test_gpus_have_a_kind_a_count_or_both(written: object, expected: GpuSpec | None) -> None:
@@ -92,7 +96,15 @@ def test_gpus_have_a_kind_a_count_or_both(written: object, expected: GpuSpec | N
         ({"gpus": "H100:0"}, "`H100:0` is below the least, 1 on a node"),
         ({"gpus": "H100:"}, "not GPUs such as `H100:8`"),
         ({"gpus": "8:H100"}, "not GPUs such as `H100:8`"),
-        ({"gpus": 2.0}, "`2` is not GPUs"),
+        ({"gpus": 2.0}, "`2` is not GPUs: whole ones have no decimals"),
+        ({"gpus": 1.5}, "`1.5` is not GPUs: whole ones have no decimals, as in `2`, and a part is below 1"),
+        ({"gpus": "H100:1.5"}, "a part is below 1"),
+        ({"gpus": 0.0}, "a part is below 1"),
+        ({"gpus": math.nan}, "`nan` is not GPUs"),
+        ({"gpus": 0.125}, "`0.125` is not in hundredths of a GPU; write `0.25` or `0.5`"),
+        ({"gpus": {"count": 2, "share": 0.5}}, "has a `share` of 2 GPUs; only a single GPU can be shared"),
+        ({"gpus": {"share": 0.001}}, "`0.001` is below the least, 0.01"),
+        ({"exclusive": "maybe"}, "`resources.exclusive` must be `true` or `false`, not the text `maybe`"),
         ({"gpus": ""}, "not GPUs"),
     ],
 )

@@ -1,0 +1,66 @@
+"""What is usually asked for here: the shapes of all that is held and waits, and how common each of them is.
+
+A function of what is held and what waits now, with no memory of its own: a planner built anew from the same
+facts knows the same. Only shapes with GPUs count, which are what placements compete for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import log2
+from typing import NamedTuple
+
+from shoal.model.attempt import NodeShare
+from shoal.scheduler.amounts import Need, millicpus_needed
+
+NUM_SHAPES = 32
+RAREST = -8
+"""Shapes less common than one in 2**8 are left out. With steps of 2, so that one job more or less seldom
+changes a profile, upon which every node is looked at again."""
+
+
+class Shape(NamedTuple):
+    """Of what is asked of one node. Which kind of GPU is no part of it: holdings do not tell."""
+
+    millicpus: int
+    num_gpus: int
+    gpu_milli: int
+
+
+Profile = tuple[tuple[Shape, int], ...]
+"""Shapes and their weights, the most common first."""
+
+
+def shape_asked(need: Need) -> Shape:
+    return Shape(need.millicpus, need.num_gpus, need.gpu_milli)
+
+
+def shape_held(share: NodeShare) -> Shape:
+    return Shape(millicpus_needed(share.cpus), len(share.gpu_ids), share.gpu_milli)
+
+
+class Typical:
+    """Counts shapes as they come and go."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[Shape] = Counter()
+        self._total = 0
+        self._profile: Profile | None = ()
+
+    def count(self, shape: Shape, num: int) -> None:
+        """So many more nodes are asked to give it; fewer when negative."""
+        if shape.num_gpus == 0:
+            return
+        self._counts[shape] += num
+        self._total += num
+        if self._counts[shape] == 0:
+            del self._counts[shape]
+        self._profile = None
+
+    def profile(self) -> Profile:
+        """Equal for equal counts, and for most that are nearly equal."""
+        if self._profile is None:
+            common = sorted(self._counts.items(), key=lambda item: (-item[1], item[0]))[:NUM_SHAPES]
+            steps = ((shape, round(log2(count / self._total))) for shape, count in common)
+            self._profile = tuple((shape, 1 << (step - RAREST)) for shape, step in steps if step >= RAREST)
+        return self._profile
