@@ -13,9 +13,9 @@ from typing import NamedTuple
 from shoal.model.attempt import NodeShare
 from shoal.scheduler.amounts import Need, millicpus_needed
 
-NUM_SHAPES = 32
-RAREST = -8
-"""Shapes less common than one in 2**8 are left out. With steps of 2, so that one job more or less seldom
+NUM_SHAPES = 64
+RAREST = -12
+"""Shapes less common than one in 2**12 are left out. With steps of 2, so that one job more or less seldom
 changes a profile, upon which every node is looked at again."""
 
 
