@@ -47,6 +47,23 @@ def gpu_nodes() -> list[dict[str, Any]]:
     ]
 
 
+def projects() -> list[dict[str, Any]]:
+    """A tree in which somebody borrows, one below a parent that the caller may not see, and one of CPUs."""
+    plain = {"role": "member", "parent": None, "quota": None, "borrow": None, "limit": None, "weight": 1.0,
+             "open_jobs": 3, "max_open_jobs": 10_000, "max_priority": 100, "max_upload_bytes": 256 << 20,
+             "standing": None, "held": {"gpus": 0, "cpus": 2.5}, "created_at": NOW}  # fmt: skip
+    gpus = {"gpus": 64, "cpus": None}
+    research = {"limit": {"gpus": 128, "cpus": None}, "held": {"gpus": 96, "cpus": 400.0}, "standing": 1.2}
+    vision = {"quota": gpus, "borrow": {"gpus": 32, "cpus": None}, "weight": 2.0, "standing": 1.0625}
+    return [
+        {"name": "audio", **plain, "role": None, "parent": "research", "quota": gpus, "standing": 0.0},
+        {"name": "default", **plain},
+        {"name": "ops", **plain, "parent": "hidden", "limit": {"gpus": None, "cpus": 64.5}},
+        {"name": "research", **plain, **research},
+        {"name": "vision", **plain, "parent": "research", **vision, "held": {"gpus": 96, "cpus": 400.0}},
+    ]
+
+
 def life_of_a_job() -> list[dict[str, Any]]:
     """What the event log has about one that failed once, was stopped and refused, and a few other things."""
     words = "rank 3 exited with code 1\nRuntimeError: NCCL error: unhandled system error"
@@ -82,6 +99,8 @@ def life_of_a_job() -> list[dict[str, Any]]:
          "data": {"placed": ["att_1"], "starts": [], "waiting": 3}},
         {"kind": "member.set", "actor": "user:ana", "project": "vision", **about,
          "data": {"user": "bob", "role": "lead"}},
+        {"kind": "project.updated", "actor": "user:ana", "project": "vision", **about,
+         "data": {"quota": {"gpus": 64, "cpus": None}, "limit": None, "weight": 2.0}},
         {"kind": "access.denied", "actor": "user:eve", "project": None, **about,
          "data": {"what": "denied", "code": "denied", "method": "POST", "path": "/v1/nodes/n1/drain"}},
     ]  # fmt: skip
@@ -115,6 +134,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
         why = {"job": jobs[0], "status": "queued", "explanation": WAITING, "sentence": WAITING["sentence"]}
         server.answers["GET", f"/v1/jobs/{jobs[0]['job_id']}/why"] = why
         server.answers["GET", "/v1/nodes"] = {"items": gpu_nodes(), "next_cursor": None}
+        server.answers["GET", "/v1/projects"] = {"items": projects(), "next_cursor": None}
         server.answers["GET", "/v1/nodes/node-07"] = gpu_nodes()[2]
         server.answers["GET", "/v1/status"] = {
             "version": "0.1.0", "store": "sqlite", "engine": "local", "started_at": NOW - 7500,
@@ -146,6 +166,8 @@ def shell(
         ("why", ("why", f"job_{17:026d}")),
         ("nodes", ("nodes",)),
         ("node", ("nodes", "node-07")),
+        ("projects", ("project",)),
+        ("project", ("project", "show", "vision")),
         ("status", ("status",)),
         ("events", ("events",)),
         ("help", ("--help",)),

@@ -126,7 +126,7 @@ MUTANTS = (
     ),
     Mutant(
         "gpus_counted_not_named",
-        "scheduler/devices.py",
+        "scheduler/gpu_use.py",
         "self.unused = tuple(gpu for gpu in self.all if gpu.index not in self._used)",
         "self.unused = self.all[len(self._used) :]",
         "nothing is given twice",
@@ -142,9 +142,9 @@ MUTANTS = (
     ),
     Mutant(
         "array_limit_counts_only_the_past",
-        "scheduler/eligible.py",
-        "            self._num_holding[candidate.array_id] += 1\n",
-        "            self._num_holding[candidate.array_id] += 0\n",
+        "scheduler/book.py",
+        "            self._num_of_array[holding.array_id] += 1\n",
+        "            self._num_of_array[holding.array_id] += 0\n",
         "an array keeps its own limit",
         ("sim",),
     ),

@@ -109,18 +109,20 @@ TWISTS: tuple[dict[str, Any], ...] = (
 
 @st.composite
 def candidates(draw: st.DrawFn, number: int, prefix: str) -> Candidate:
-    common = {"project": "vision", "priority": draw(st.integers(-1, 1)), "order": draw(st.integers(0, 3))}
+    submitted_at = draw(st.sampled_from([0.0, NOW - 1]))
+    order = int(submitted_at) * 10 + draw(st.integers(0, 3))
+    common = {"project": "vision", "priority": draw(st.integers(-1, 1)), "order": order}
     return Candidate(
         attempt_id=f"{prefix}-{number}",
         job_id=f"job-{prefix}-{number}",
-        submitted_at=draw(st.sampled_from([0.0, NOW - 1])),
+        submitted_at=submitted_at,
         request=draw(st.sampled_from(REQUESTS)),
         **{**common, **draw(st.sampled_from(TWISTS))},
     )
 
 
 NUM_NODES = st.sampled_from([0, 1, 2, 3, 4, 4, 5, 5])
-POLICIES = st.builds(Policy, skip_blocked=st.booleans(), patience_s=st.just(600.0))
+POLICIES = st.builds(Policy, patience_s=st.sampled_from([0.0, 600.0, inf]))
 
 
 @st.composite
@@ -151,6 +153,11 @@ def _held(candidate: Candidate, allocation: tuple[NodeShare, ...]) -> Holding:
 def shares_after(snapshot: Snapshot, told: Plan) -> list[NodeShare]:
     held = [share for holding in snapshot.holdings for share in holding.allocation]
     return held + [share for start in told.starts for share in start.allocation]
+
+
+def _place(candidate: Candidate) -> tuple[int, float, int, str]:
+    """Who comes first, where nobody was told when they are due."""
+    return -candidate.priority, candidate.submitted_at, candidate.order, candidate.attempt_id
 
 
 def exact(cpus: float) -> Fraction:
@@ -269,7 +276,7 @@ def test_nobody_waits_behind_a_lower_priority(snapshot: Snapshot, policy: Policy
         if said.why is Why.BEHIND and said.facts["behind_job_id"] is not None:
             head, waiting = by_job[said.facts["behind_job_id"]], by_job[said.job_id]
             assert head is not waiting
-            assert (-head.priority, head.order) <= (-waiting.priority, waiting.order)
+            assert _place(head) <= _place(waiting)
             assert head.project == waiting.project
 
 
@@ -311,9 +318,13 @@ def test_what_is_refused_at_submit_is_exactly_what_no_empty_cluster_holds(snapsh
 
 @given(snapshots())
 def test_the_first_in_line_always_starts_when_it_fits(snapshot: Snapshot) -> None:
-    ready = [c for c in snapshot.candidates if not c.unmet and c.not_before <= NOW and c.array_id is None]
+    ready = [
+        msgspec.structs.replace(c, project="vision")
+        for c in snapshot.candidates
+        if not c.unmet and c.not_before <= NOW and c.array_id is None
+    ]
     told = plan(msgspec.structs.replace(snapshot, candidates=tuple(ready)), Policy(), NOW)
-    first = min(ready, key=lambda c: (-c.priority, c.order, c.attempt_id), default=None)
+    first = min(ready, key=_place, default=None)
     if first is not None:
         views = [
             view
@@ -337,7 +348,7 @@ def naive_starts(snapshot: Snapshot) -> dict[str, list[str]]:
     """First come, first served over every node, for gangs without topology: slow and obvious."""
     used = [share for holding in snapshot.holdings for share in holding.allocation]
     started: dict[str, list[str]] = {}
-    for candidate in sorted(snapshot.candidates, key=lambda c: (-c.priority, c.order, c.attempt_id)):
+    for candidate in sorted(snapshot.candidates, key=_place):
         asked = candidate.request
         able = [
             view
@@ -374,14 +385,20 @@ def _naive_share(view: NodeView, asked: Request, used: list[NodeShare]) -> NodeS
     )
 
 
+def _without_limit(asked: Request) -> Request:
+    """No time can be promised then, and nobody is kept from starting."""
+    return msgspec.structs.replace(asked, topology=None, time_limit_s=None)
+
+
 @given(snapshots())
 def test_plans_are_those_of_a_slow_and_obvious_scheduler(snapshot: Snapshot) -> None:
     plain = [
-        msgspec.structs.replace(c, request=msgspec.structs.replace(c.request, topology=None))
+        msgspec.structs.replace(c, request=_without_limit(c.request), project="vision")
         for c in snapshot.candidates
         if not c.unmet and c.not_before <= NOW and c.array_id is None
     ]
-    snapshot = msgspec.structs.replace(snapshot, candidates=tuple(plain))
+    holdings = [msgspec.structs.replace(held, time_limit_s=None) for held in snapshot.holdings]
+    snapshot = msgspec.structs.replace(snapshot, candidates=tuple(plain), holdings=tuple(holdings))
     told = plan(snapshot, Policy(patience_s=inf), NOW)
     nodes = {start.attempt_id: [share.node for share in start.allocation] for start in told.starts}
     assert nodes == naive_starts(snapshot)

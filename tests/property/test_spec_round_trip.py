@@ -57,7 +57,7 @@ JOBS = st.fixed_dictionaries(
         "name": NAMES,
         "project": NAMES,
         "queue": NAMES,
-        "priority": st.integers(-1000, 1000),
+        "priority": st.one_of(st.integers(-1000, 1000), st.sampled_from(["batch", "x-1", "a_b"])),
         "time_limit": SECONDS,
         "resources": RESOURCES,
         "ranks_per_node": st.integers(1, 1024),

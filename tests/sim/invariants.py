@@ -12,7 +12,7 @@ from shoal.control.known_nodes import KnownNodes
 from shoal.control.queue import Changes, Queue, look
 from shoal.model.attempt import Attempt
 from shoal.model.job import Job
-from shoal.scheduler import plan
+from shoal.scheduler import Planner, plan
 from shoal.store import JobFilter, Tx
 from shoal.wire import Order
 from tests.sim.driver import run_now
@@ -71,25 +71,23 @@ class Auditor:
     def _queue_is_true(self, pairs: Pairs) -> None:
         """What is kept in memory, once it is up to date, is what a new control plane would read."""
         core = self.world.core
-        fresh = Queue()
         now: Changes = run_now(self.world.disk.inner.read(lambda tx: look(tx, None)))
-        if core.queue.seen != now.seen:
+        if core.queue.seen != now.seen or core.planner.has_unconfirmed:
             return
-        fresh.take_in(now)
+        planner = Planner(core.planner.policy)
+        fresh = Queue(planner, core.backoff)
         at = self.world.clock.now()
-        views = core.nodes.views(at)
-        kept, read = (queue.snapshot(views, core.backoff, at)[0] for queue in (core.queue, fresh))
-        assert set(kept.candidates) == set(read.candidates), "the queue forgot or kept a candidate"
-        assert kept.holdings == read.holdings, "the queue forgot or kept a holding"
+        KnownNodes().tell(planner, now.nodes, at)
+        fresh.take_in(now)
+        fresh.wake(at)
+        core.queue.wake(at)
+        kept, read = core.planner.snapshot(), planner.snapshot()
+        assert kept.candidates == read.candidates, "the planner forgot or kept a candidate"
+        assert kept.holdings == read.holdings, "the planner forgot or kept a holding"
         assert sorted(core.queue.doomed) == sorted(fresh.doomed), "the queue is wrong about who is doomed"
-        for job, _ in pairs:
-            assert core.queue.blocked(job.job_id) == fresh.blocked(job.job_id), f"{job.job_id}: waits for?"
-        nodes = KnownNodes()
-        nodes.see(now.nodes)
-        is_settled = not core.queue.is_disturbed and not core.queue.added and nodes.views(at) == views
-        if is_settled and not any(one.not_before for one in read.candidates):
+        if core.planner.is_settled and not any(one.not_before for one in read.candidates):
             # As of its own date: a clock that jumped back takes patience away from who had lost it.
-            missed = plan(read, core.policy, core.told.planned_on).starts
+            missed = plan(kept, core.planner.policy, core.planner.planned_at).starts
             assert not missed, f"could start and nobody looks: {missed}"
 
     def _nothing_lost(self, pairs: Pairs) -> None:
@@ -147,7 +145,7 @@ class Auditor:
         assert not twice, f"running twice at once: {twice}"
 
     def _nothing_is_overcommitted(self, pairs: Pairs) -> None:
-        gpus: dict[tuple[str, int], str] = {}
+        gpus: dict[tuple[str, int], int] = defaultdict(int)
         cpus: dict[str, float] = defaultdict(float)
         memory: dict[str, int] = defaultdict(int)
         elements: dict[str, int] = defaultdict(int)
@@ -160,8 +158,8 @@ class Auditor:
                 cpus[share.node] += share.cpus
                 memory[share.node] += share.memory_bytes
                 for gpu in share.gpu_ids:
-                    holder = gpus.setdefault((share.node, gpu), attempt.attempt_id)
-                    assert holder == attempt.attempt_id, f"GPU {gpu} of {share.node} is held twice"
+                    gpus[share.node, gpu] += share.gpu_milli
+                    assert gpus[share.node, gpu] <= 1000, f"GPU {gpu} of {share.node} is given twice"
         for node, facts in self.world.cluster.facts.items():
             assert cpus[node] <= facts.cpus, f"{node} gives {cpus[node]} CPUs"
             assert memory[node] <= facts.memory_bytes, f"{node} gives {memory[node]} bytes"

@@ -11,7 +11,6 @@ from shoal.control.frozen import freeze
 from shoal.control.heal import heal
 from shoal.control.jobs import retry_job, stop_job
 from shoal.control.nodes import set_node_state
-from shoal.control.place import place
 from shoal.control.reports import renew
 from shoal.control.submit import Asked, SubmitResult, submit
 from shoal.control.watch import watch
@@ -26,10 +25,11 @@ from shoal.store import Tx, open_memory_store
 from shoal.wire import RenewalAnswer
 from tests.sim.driver import Driver, run_now
 from tests.sim.seams import SimEngine, SimStore
+from tests.support.lab import place_and_launch
 
 ANA = Actor(kind="user", id="usr_ana", name="ana")
 USER = User(user_id="usr_ana", name="ana")
-LOOPS = {"place": place, "watch": watch, "heal": heal}
+LOOPS = {"place": place_and_launch, "watch": watch, "heal": heal}
 
 
 class World:

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 from shoal.control import Actor, ControlPlane, SubmitResult
 from shoal.control.core import Core
 from shoal.control.heal import heal
-from shoal.control.place import place
+from shoal.control.launch import launch
+from shoal.control.place import Cycle, place
 from shoal.control.watch import watch
 from shoal.engines.base import Observation, Submission
 from shoal.engines.fake import (
@@ -53,6 +54,14 @@ def now(work: Coroutine[Any, Any, T]) -> T:
         return result
     work.close()
     raise AssertionError("this coroutine was not supposed to wait")
+
+
+async def place_and_launch(core: Core) -> Cycle:
+    """A cycle and what its loop does after it, one by one."""
+    cycle = await place(core)
+    for attempt_id in cycle.placed:
+        await launch(core, attempt_id)
+    return cycle
 
 
 class Meanwhile:
@@ -175,7 +184,7 @@ class Lab:
         now(heal(self.core))
 
     def place(self) -> float | None:
-        return now(place(self.core)).next_look_s
+        return now(place_and_launch(self.core)).next_look_s
 
     def watch(self) -> None:
         now(watch(self.core))

@@ -299,6 +299,40 @@ def test_people_commands_send_what_was_typed(shell: Shell, fake: FakeServer) -> 
     ]
 
 
+def test_a_projects_share_is_typed_as_numbers_of_devices(shell: Shell, fake: FakeServer) -> None:
+    fake.answers["POST", "/v1/projects"] = (201, {"name": "vision"})
+    fake.answers["PATCH", "/v1/projects/vision"] = {"name": "vision"}
+    share = ("--quota", "64", "--weight", "2", "--limit", "gpus=128,cpus=512", "--borrow", "32")
+    assert shell("project", "create", "vision", "--parent", "research", *share).out == "project vision made\n"
+    assert shell("project", "update", "vision", "--quota", "none", "--borrow", "0").code == 0
+    assert [request.json() for request in fake.seen if request.body] == [
+        {
+            "name": "vision",
+            "parent": "research",
+            "quota": {"gpus": 64},
+            "borrow": {"gpus": 32},
+            "limit": {"gpus": 128, "cpus": 512},
+            "weight": 2.0,
+        },
+        {"quota": None, "borrow": {"gpus": 0, "cpus": 0}},
+    ]
+
+
+@pytest.mark.parametrize("typed", ["many", "gpus", "gpus=1.5", "tpus=4", "gpus=1,gpus=2", "-1", ""])
+def test_a_quota_that_is_no_number_of_devices_is_refused(shell: Shell, fake: FakeServer, typed: str) -> None:
+    result = shell("project", "update", "vision", f"--quota={typed}")
+    assert result.code == 2
+    assert "write a number of GPUs, or `gpus=64,cpus=512`" in result.err
+    assert not [request for request in fake.seen if request.method == "PATCH"]
+
+
+def test_a_project_that_you_may_not_see_is_answered_with_the_nearest(shell: Shell, fake: FakeServer) -> None:
+    fake.answers["GET", "/v1/projects"] = {"items": [{"name": "vision"}], "next_cursor": None}
+    result = shell("project", "show", "visoin")
+    assert result.code == 4
+    assert "no project `visoin` that you may see; did you mean `vision`?" in result.err
+
+
 def test_a_broken_audit_chain_exits_1(shell: Shell, fake: FakeServer) -> None:
     broken = {"is_intact": False, "first_bad": 12, "because": "its hash does not follow", "head": None}
     fake.answers["GET", "/v1/audit/verify"] = broken

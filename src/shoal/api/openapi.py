@@ -97,7 +97,7 @@ def _link(operation: dict[str, Any]) -> None:
 
 
 def _body(model: type[BaseModel], components: dict[str, Any]) -> dict[str, Any]:
-    schema = model.model_json_schema(ref_template=REF + "{model}")
+    schema = model.model_json_schema()
     if model is requests.SubmitBody:
         schema["properties"] |= {"spec": {"$ref": f"{REF}JobSpec"}, "flags": {"$ref": f"{REF}JobFlags"}}
         schema["oneOf"] = [{"required": ["spec"]}, {"required": ["flags"]}]

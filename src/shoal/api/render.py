@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from shoal.api import views
+from shoal.control.shares import Share
 from shoal.model.attempt import Attempt
 from shoal.model.job import Job
 from shoal.model.node import Node
-from shoal.model.people import Membership, Project, Role, Token, User
+from shoal.model.people import Devices, Membership, Project, Role, Token, User
 from shoal.model.request import Request, TopologyRequest
 from shoal.scheduler import Explanation
 from shoal.store import Event
@@ -169,16 +170,27 @@ def render_user(user: User) -> views.UserView:
     }
 
 
-def render_project(project: Project, role: Role | None, open_jobs: int) -> views.ProjectView:
+def render_project(project: Project, role: Role | None, open_jobs: int, share: Share) -> views.ProjectView:
     return {
         "name": project.name,
+        "parent": project.parent,
         "role": role.value if role else None,
+        "quota": _amounts(project.quota),
+        "borrow": _amounts(project.borrow),
+        "limit": _amounts(project.limit),
+        "weight": project.weight,
+        "held": {"gpus": share.held.num_gpus, "cpus": share.held.millicpus / 1000},
+        "standing": share.standing,
         "max_open_jobs": project.max_open_jobs,
         "max_priority": project.max_priority,
         "max_upload_bytes": project.max_upload_bytes,
         "open_jobs": open_jobs,
         "created_at": project.created_at,
     }
+
+
+def _amounts(devices: Devices | None) -> views.AmountsView | None:
+    return None if devices is None else {"gpus": devices.gpus, "cpus": devices.cpus}
 
 
 def render_member(membership: Membership) -> views.MemberView:

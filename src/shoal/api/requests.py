@@ -6,13 +6,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from shoal.model.people import Role
+from shoal.model.people import Devices, Role
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 ENV_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,99}$"
 DIGEST_PATTERN = r"^[0-9a-f]{64}$"
 TEXT_PATTERN = r"^[^\x00-\x1f\x7f]*$"
 MAX_SECRETS = 100
+REMOVABLE = frozenset({"parent", "quota", "limit", "borrow"})
 MAX_BIG = 2**53
 
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
@@ -68,17 +69,36 @@ class UserChange(Body):
     cluster_role: ClusterRole | None = None
 
 
+class DevicesBody(Body):
+    """So many devices. Nothing is said about one that is not named; none named is as good as null."""
+
+    gpus: Annotated[int, Field(ge=0, le=10_000_000)] | None = None
+    cpus: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] | None = None
+
+    def read(self) -> Devices | None:
+        return None if self.gpus is self.cpus is None else Devices(gpus=self.gpus, cpus=self.cpus)
+
+
 class ProjectLimits(Body):
-    """Only what is sent is changed."""
+    """Only what is sent is changed. `parent`, `quota`, `limit` and `borrow` are taken away by null."""
 
     max_open_jobs: Annotated[int, Field(ge=0, le=10_000_000)] | None = None
     max_priority: Annotated[int, Field(ge=-1000, le=1000)] | None = None
     max_upload_bytes: Annotated[int, Field(ge=0, le=MAX_BIG)] | None = None
+    parent: Name | None = None
+    quota: DevicesBody | None = None
+    limit: DevicesBody | None = None
+    borrow: DevicesBody | None = None
+    weight: Annotated[float, Field(ge=0.001, le=1e6, allow_inf_nan=False)] | None = None
 
-    def given(self) -> dict[str, int]:
-        """The limits that were sent, by field of `Project`."""
-        names = ("max_open_jobs", "max_priority", "max_upload_bytes")
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+    def given(self) -> dict[str, Any]:
+        """What was sent, by field of `Project`."""
+        sent: dict[str, Any] = {}
+        for name in ProjectLimits.model_fields:
+            value = getattr(self, name)
+            if value is not None or (name in REMOVABLE and name in self.model_fields_set):
+                sent[name] = value.read() if isinstance(value, DevicesBody) else value
+        return sent
 
 
 class NewProject(ProjectLimits):

@@ -237,9 +237,27 @@ class UserPageView(TypedDict):
     next_cursor: str | None
 
 
+class AmountsView(TypedDict):
+    """null: nothing is said about that device."""
+
+    gpus: int | None
+    cpus: float | None
+
+
 class ProjectView(TypedDict):
+    """`held` is in use now, by it and all below it. `standing` is its part of what it and its siblings
+    had lately over the part that its weight gives it: 2.0 had twice its part; null: nobody had anything.
+    """
+
     name: str
+    parent: str | None
     role: str | None
+    quota: AmountsView | None
+    borrow: AmountsView | None
+    limit: AmountsView | None
+    weight: float
+    held: AmountsView
+    standing: float | None
     max_open_jobs: int
     max_priority: int
     max_upload_bytes: int

@@ -14,6 +14,7 @@ KINDS = {
     "node.removed": "taken off the list",
 }
 """Kinds whose own words would say less."""
+DEVICES = ("quota", "limit", "borrow")
 
 
 def told(event: dict[str, Any]) -> str:
@@ -70,9 +71,13 @@ def _of_others(kind: str, data: dict[str, Any]) -> tuple[str, str]:
     words = KINDS.get(kind, kind.replace(".", " "))
     if kind.startswith("node."):
         return words.removeprefix("node "), str(data.get("because") or "")
-    details = (f"{key} {value}" for key, value in data.items() if key != "project" and _is_short(value))
-    return words, ", ".join(details)
+    details = (f"{key} {_told(key, value)}" for key, value in data.items() if key != "project")
+    return words, ", ".join(detail for detail in details if not detail.endswith(" "))
 
 
-def _is_short(value: object) -> bool:
-    return value not in (None, "") and not isinstance(value, dict | list)
+def _told(key: str, value: object) -> str:
+    """Empty for what is not there, or too long to tell."""
+    if key in DEVICES:
+        named = value if isinstance(value, dict) else {}
+        return " ".join(f"{unit}={count}" for unit, count in named.items() if count is not None) or "none"
+    return "" if value is None or isinstance(value, dict | list) else str(value)

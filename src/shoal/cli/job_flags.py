@@ -22,7 +22,7 @@ class JobFlags:
     project: Annotated[Text, Parameter(name=["--project", "-p"], help="Whose it is.")] = None
     queue: Annotated[Text, Parameter(help="Which queue.")] = None
     priority: Annotated[
-        Text, Parameter(help="-1000 to 1000; higher goes first.", allow_leading_hyphen=True)
+        Text, Parameter(help="-1000 to 1000 or a class; higher goes first.", allow_leading_hyphen=True)
     ] = None
     time_limit: Annotated[Text, Parameter(help="Such as `2h`; stopped after that.")] = None
     workdir: Annotated[Text, Parameter(help="Directory to send along, `''` for none; the current one.")] = (

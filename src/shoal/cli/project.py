@@ -1,14 +1,20 @@
-"""`shoal project`: projects, their quotas and their members."""
+"""`shoal project`: the tree of projects, their quotas and their members."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
 from shoal.cli.flags import JsonFlag, connect
 from shoal.cli.show import print_json, print_table
-from shoal.cli.text import one_line, size
+from shoal.cli.text import number, one_line, size
+from shoal.errors import NotFound, SpecError
+from shoal.spec.devices import UNITS, read_devices, write_devices
+from shoal.spec.wording import nearest
+
+Answer = dict[str, Any]
 
 app = App(name="project", help="Projects, their quotas and members.")
 Name = Annotated[str, Parameter(help="The project's name.")]
@@ -19,21 +25,43 @@ MaxPriority = Annotated[int | None, Parameter(help="The highest priority a membe
 MaxUpload = Annotated[int | None, Parameter(name="--max-upload-bytes", help="The largest working directory.")]
 
 
+Parent = Annotated[str | None, Parameter(help="The project it is part of; `none`: of no other.")]
+Quota = Annotated[str | None, Parameter(help="Guaranteed: `64` GPUs, or `gpus=64,cpus=512`; `none`.")]
+Limit = Annotated[str | None, Parameter(help="Never more than this; `none`: no limit.")]
+Borrow = Annotated[
+    str | None, Parameter(help="Above its quota, of what is idle: `0` is nothing, `none` no bound.")
+]
+Weight = Annotated[float | None, Parameter(help="Its part of what is shared, beside its siblings.")]
+
+
 @app.default
 @app.command(name="list")
 def list_projects(*, json: JsonFlag = False) -> int:
-    """List the projects you may see."""
+    """Show the tree of projects you may see: what each holds, may have, and had lately."""
     with connect() as shoal:
         found = shoal.projects.all()
     if json:
         print_json(found)
         return 0
-    rows = (
-        (p["name"], p.get("role") or "-", f"{p.get('open_jobs', 0)}/{p['max_open_jobs']}", p["max_priority"],
-         size(p["max_upload_bytes"]))
-        for p in found
-    )  # fmt: skip
-    print_table(("PROJECT", "YOU", "OPEN JOBS", "MAX PRIORITY", "MAX UPLOAD"), rows, elastic="PROJECT")
+    heads = ("PROJECT", "YOU", "OPEN", "HOLDS", "QUOTA", "BORROW", "LIMIT", "WEIGHT", "STANDING")
+    print_table(heads, (row(depth, one) for depth, one in in_tree(found)), elastic="PROJECT")
+    return 0
+
+
+@app.command
+def show(name: Name, *, json: JsonFlag = False) -> int:
+    """Show all about one project."""
+    with connect() as shoal:
+        found = shoal.projects.all()
+    project = next((one for one in found if one["name"] == name), None)
+    if project is None:
+        meant = nearest(name, (str(one["name"]) for one in found))
+        near = f"; did you mean `{meant}`?" if meant else ""
+        raise NotFound(f"no project `{one_line(name)}` that you may see{near}", hint="shoal project")
+    if json:
+        print_json(project)
+    else:
+        print("\n".join(describe(project)))
     return 0
 
 
@@ -41,6 +69,11 @@ def list_projects(*, json: JsonFlag = False) -> int:
 def create(
     name: Name,
     *,
+    parent: Parent = None,
+    quota: Quota = None,
+    borrow: Borrow = None,
+    limit: Limit = None,
+    weight: Weight = None,
     max_open_jobs: MaxOpenJobs = None,
     max_priority: MaxPriority = None,
     max_upload: MaxUpload = None,
@@ -49,7 +82,15 @@ def create(
     """Make a project."""
     with connect() as shoal:
         made = shoal.projects.create(
-            name, max_open_jobs=max_open_jobs, max_priority=max_priority, max_upload_bytes=max_upload
+            name,
+            parent=parent,
+            quota=_devices("quota", quota),
+            borrow=_devices("borrow", borrow),
+            limit=_devices("limit", limit),
+            weight=weight,
+            max_open_jobs=max_open_jobs,
+            max_priority=max_priority,
+            max_upload_bytes=max_upload,
         )
     return _print(made, f"project {one_line(made['name'])} made", json=json)
 
@@ -58,15 +99,28 @@ def create(
 def update(
     name: Name,
     *,
+    parent: Parent = None,
+    quota: Quota = None,
+    borrow: Borrow = None,
+    limit: Limit = None,
+    weight: Weight = None,
     max_open_jobs: MaxOpenJobs = None,
     max_priority: MaxPriority = None,
     max_upload: MaxUpload = None,
     json: JsonFlag = False,
 ) -> int:
-    """Change a project's quotas; what is not named stays."""
+    """Change a project's place, quotas and limits; what is not named stays."""
     with connect() as shoal:
         after = shoal.projects.update(
-            name, max_open_jobs=max_open_jobs, max_priority=max_priority, max_upload_bytes=max_upload
+            name,
+            parent=parent,
+            quota=_devices("quota", quota),
+            borrow=_devices("borrow", borrow),
+            limit=_devices("limit", limit),
+            weight=weight,
+            max_open_jobs=max_open_jobs,
+            max_priority=max_priority,
+            max_upload_bytes=max_upload,
         )
     return _print(after, f"project {one_line(after['name'])} changed", json=json)
 
@@ -107,6 +161,75 @@ def remove(name: Name, user: UserName, *, json: JsonFlag = False) -> int:
     return _print(
         {"user": user, "project": name}, f"{one_line(user)} removed from {one_line(name)}", json=json
     )
+
+
+def _devices(flag: str, text: str | None) -> Answer | str | None:
+    """`0` to borrow means nothing at all, whatever the quota names."""
+    if text is None or text == "none":
+        return text
+    if flag == "borrow" and text == "0":
+        return {"gpus": 0, "cpus": 0}
+    try:
+        return read_devices(text)
+    except ValueError as wrong:
+        raise SpecError(f"`--{flag}`: {wrong}", hint="see `shoal project update --help`") from None
+
+
+def in_tree(found: Sequence[Answer]) -> Iterator[tuple[int, Answer]]:
+    """Each below its parent, by name, with how deep. One whose parent you may not see stands at the top."""
+    names = {one["name"] for one in found}
+    below: dict[str | None, list[Answer]] = {}
+    for one in sorted(found, key=lambda one: str(one["name"])):
+        parent = one.get("parent")
+        below.setdefault(parent if parent in names else None, []).append(one)
+    waiting = [(0, one) for one in reversed(below.get(None, []))]
+    while waiting:
+        depth, one = waiting.pop()
+        yield depth, one
+        waiting += [(depth + 1, child) for child in reversed(below.get(one["name"], []))]
+
+
+def row(depth: int, project: Answer) -> tuple[str, ...]:
+    return (
+        f"└{'─' * (depth - 1)} {project['name']}" if depth else project["name"],
+        project.get("role") or "-",
+        f"{project.get('open_jobs', 0)}",
+        holds(project),
+        *(write_devices(project.get(name)) for name in ("quota", "borrow", "limit")),
+        number(project.get("weight", 1.0)),
+        standing(project),
+    )
+
+
+def holds(project: Answer) -> str:
+    """The devices that its quota or limit names; without either, GPUs if it holds any, else CPUs."""
+    held = project.get("held") or {}
+    bounds = [project.get(name) or {} for name in ("quota", "limit")]
+    named = [unit for unit in UNITS if any(bound.get(unit) is not None for bound in bounds)]
+    return write_devices(
+        {unit: held.get(unit, 0) for unit in named or ["gpus" if held.get("gpus") else "cpus"]}
+    )
+
+
+def standing(project: Answer) -> str:
+    value = project.get("standing")
+    return "-" if value is None else f"{value:.2f}"
+
+
+def describe(project: Answer) -> list[str]:
+    facts = {
+        "project": one_line(project["name"]),
+        "part of": one_line(project.get("parent") or "-"),
+        "you": one_line(project.get("role") or "-"),
+        "holds": holds(project),
+        **{name: write_devices(project.get(name)) for name in ("quota", "borrow", "limit")},
+        "weight": number(project.get("weight", 1.0)),
+        "standing": f"{standing(project)} of its part lately (less than 1 comes first)",
+        "open jobs": f"{project.get('open_jobs', 0)} of at most {project['max_open_jobs']}",
+        "priority": f"at most {project['max_priority']}",
+        "upload": f"at most {size(project['max_upload_bytes'])}",
+    }
+    return [f"{name:<12} {value}" for name, value in facts.items()]
 
 
 def _print(data: dict[str, Any], sentence: str, *, json: bool) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 from shoal.client.transport import Transport, path_of
 
 Answer = dict[str, Any]
+REMOVABLE = frozenset({"parent", "quota", "limit", "borrow"})
 
 
 def items_of(transport: Transport, path: str, **params: Any) -> list[Answer]:
@@ -46,13 +47,18 @@ class Projects:
     def all(self) -> list[Answer]:
         return items_of(self._transport, path_of("projects"))
 
-    def create(self, name: str, **quotas: int | None) -> Answer:
-        """`max_open_jobs max_priority max_upload_bytes`; None takes the server's default."""
-        body = {"name": name, **{k: v for k, v in quotas.items() if v is not None}}
+    def create(self, name: str, **settings: Any) -> Answer:
+        """`max_open_jobs max_priority max_upload_bytes parent quota limit borrow weight`.
+
+        None takes the server's default. `quota`, `limit` and `borrow` are a number of GPUs, or as many of
+        each as `{"gpus": 64, "cpus": 512}`.
+        """
+        body = {"name": name, **_sent(settings)}
         return dict(self._transport.call("POST", path_of("projects"), json_body=body))
 
-    def update(self, name: str, **quotas: int | None) -> Answer:
-        body = {k: v for k, v in quotas.items() if v is not None}
+    def update(self, name: str, **settings: Any) -> Answer:
+        """The same; None changes nothing, and "none" takes a parent, quota, limit or borrow away."""
+        body = _sent(settings)
         return dict(self._transport.call("PATCH", path_of("projects", name), json_body=body))
 
     def members(self, name: str) -> list[Answer]:
@@ -64,6 +70,17 @@ class Projects:
 
     def remove_member(self, name: str, user: str) -> None:
         self._transport.call("DELETE", path_of("projects", name, "members", user))
+
+
+def _sent(settings: dict[str, Any]) -> dict[str, Any]:
+    """`quota=64` as GPUs, and "none" as nothing."""
+    sent = {name: value for name, value in settings.items() if value is not None}
+    for name in REMOVABLE & sent.keys():
+        if sent[name] == "none":
+            sent[name] = None
+        elif isinstance(sent[name], int):
+            sent[name] = {"gpus": sent[name]}
+    return sent
 
 
 class Tokens:

@@ -15,6 +15,7 @@ import anyio.to_thread
 import structlog
 
 from shoal.control.core import Core
+from shoal.control.usage import write_down
 from shoal.engines.base import SupportsPrune
 from shoal.errors import EngineUnreachable
 from shoal.model.job import Job
@@ -35,6 +36,7 @@ async def clean(core: Core) -> None:
     """One turn. What cannot be done now is done by a later one."""
     now = core.clock.now()
     await core.store.write(lambda tx: tx.keys.purge(now - KEEP_KEYS_S))
+    await write_down(core)
     await _clean_archives(core, now)
     engine = core.engine
     if isinstance(engine, SupportsPrune):

@@ -9,13 +9,13 @@ from pathlib import Path
 from shoal.clock import Clock
 from shoal.control.backoff import Backoff
 from shoal.control.known_nodes import KnownNodes
+from shoal.control.known_projects import KnownProjects
 from shoal.control.leases import Leases
 from shoal.control.queue import Queue
 from shoal.control.record import Recorder
-from shoal.control.told import Told
 from shoal.engines.base import Engine
 from shoal.ids import IdFactory
-from shoal.scheduler import Policy
+from shoal.scheduler import Planner, Policy
 from shoal.settings import Settings
 from shoal.store import Store
 
@@ -46,15 +46,15 @@ class Core:
         self.key = key
         """Signs job and supervisor tokens and seals secrets; lives outside the database."""
         self.random = random
-        self.policy = policy or Policy()
         self.backoff = Backoff(clock)
         self.recorder = Recorder(new_id, clock.now, self.backoff)
         self.leases = Leases(clock)
         self.submitting: set[str] = set()
         """Attempts being handed to the engine at this moment."""
         self.control_url: str | None = None
-        self.queue = Queue()
-        self.told = Told()
+        self.planner = Planner(policy or Policy())
+        self.projects = KnownProjects()
+        self.queue = Queue(self.planner, self.backoff)
         self.anchored = 0
         """The newest event known to be written down outside the database."""
         self.nodes = KnownNodes()

@@ -9,11 +9,10 @@ import msgspec
 from shoal.control.core import Core
 from shoal.control.frozen import spec_of
 from shoal.control.leases import FENCE_MARGIN_S, QUIET_S
-from shoal.control.queue import MAX_CANDIDATES
 from shoal.control.snapshot import age
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
-from shoal.scheduler import Explanation, Why, explain_unmet
+from shoal.scheduler import Explanation, Why
 
 
 def explain(core: Core, job: Job, attempts: Sequence[Attempt]) -> Explanation | None:
@@ -23,11 +22,8 @@ def explain(core: Core, job: Job, attempts: Sequence[Attempt]) -> Explanation | 
     """
     *earlier, attempt = attempts
     if attempt.state is AttemptState.QUEUED:
-        blocked = core.queue.blocked(job.job_id)
-        if blocked is not None:
-            return explain_unmet(blocked)
-        told = core.told.explanations.get(attempt.attempt_id) or _not_planned(core, job, attempt)
-        return _with_history(told, earlier)
+        told = core.planner.explain(attempt.attempt_id, core.clock.now()) or _not_planned(job, attempt)
+        return told if told.why is Why.DEPENDENCY else _with_history(told, earlier)
     if attempt.state is AttemptState.ENDED:
         return None
     if attempt.orphans_left:
@@ -52,15 +48,12 @@ def _with_history(told: Explanation, earlier: Sequence[Attempt]) -> Explanation:
     return msgspec.structs.replace(told, details=details)
 
 
-def _not_planned(core: Core, job: Job, attempt: Attempt) -> Explanation:
-    is_new = attempt.queued_at >= core.told.planned_on
-    new = "it is about to be looked at: the scheduler has not planned since it was queued"
-    far = f"so many jobs come first that the scheduler, which looks at {MAX_CANDIDATES:,}, has not come to it"
+def _not_planned(job: Job, attempt: Attempt) -> Explanation:
     return Explanation(
         attempt_id=attempt.attempt_id,
         job_id=job.job_id,
         why=Why.BEHIND,
-        sentence=new if is_new else far,
+        sentence="it is about to be looked at: the scheduler has not planned since it was queued",
     )
 
 

@@ -113,10 +113,11 @@ def _retry(core: Core, tx: Tx, actor: Actor, job_id: str, now: float, refusal: S
     project = tx.people.get_project(job.project)
     assert project is not None
     check_queue(core, spec)
-    check_priority(project, spec)
+    priority = check_priority(core, project, spec)
     check_quota(project, tx.jobs.count_open(project.name), 1)
     again = msgspec.structs.replace(
         job,
+        priority=priority,
         epoch=job.epoch + 1,
         failures=0,
         losses=0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shoal.control.snapshot import node_view
 from shoal.model.node import Node
 from shoal.model.request import Request
-from shoal.scheduler import Explanation, NodeView, impossible
+from shoal.scheduler import Explanation, NodeView, Planner, impossible
 
 MAX_KNOWN = 1024
 """Requests remembered as possible."""
@@ -18,13 +18,18 @@ class KnownNodes:
         self._nodes: list[Node] = []
         self._possible: set[Request] = set()
 
-    def see(self, nodes: list[Node]) -> bool:
-        """Whether anything about them is new."""
+    def tell(self, planner: Planner, nodes: list[Node], now: float) -> None:
+        """Tell the planner what is new about them."""
         if nodes == self._nodes:
-            return False
+            return
+        before = {node.name: node for node in self._nodes}
+        for node in nodes:
+            if before.pop(node.name, None) != node:
+                planner.set_node(node_view(node, now))
+        for name in before:
+            planner.drop_node(name)
         self._nodes = nodes
         self._possible.clear()
-        return True
 
     def views(self, now: float) -> tuple[NodeView, ...]:
         """By name."""

@@ -11,6 +11,7 @@ from shoal.control.actor import Actor
 from shoal.control.core import Core
 from shoal.control.once import fingerprint, once
 from shoal.control.record import note
+from shoal.control.tree import check_tree
 from shoal.errors import NotFound, StateError
 from shoal.identity import mint_token
 from shoal.model.people import Membership, Project, Role, Token, User
@@ -80,31 +81,38 @@ def _keep_an_admin(tx: Tx) -> None:
 
 
 async def create_project(
-    core: Core, actor: Actor, name: str, limits: dict[str, int], key: str | None
+    core: Core, actor: Actor, name: str, limits: dict[str, Any], key: str | None
 ) -> Project:
-    """`limits` names fields of Project: `max_open_jobs`, `max_priority`, `max_upload_bytes`."""
+    """`limits` names fields of Project, of which all but `uid` and `created_at` can be set."""
 
     def make(tx: Tx, now: float) -> Project:
         if tx.people.get_project(name) is not None:
             raise StateError(f"project `{name}` exists already", hint="shoal project list")
-        project = Project(name=name, uid=tx.people.next_uid(), created_at=now, **limits)
+        project = Project(name=name, uid=0, created_at=now, **limits)
+        check_tree(tx.people.projects(), project)
+        project = msgspec.structs.replace(project, uid=tx.people.next_uid())
         tx.people.add_project(project)
         return project
 
-    said = {"project": name, **limits}
-    return (await _change(core, actor, key, "project.created", said, Project, make, name))[0]
+    said = {"project": name, **msgspec.to_builtins(limits)}
+    made = (await _change(core, actor, key, "project.created", said, Project, make, name))[0]
+    core.projects.are_old = True
+    return made
 
 
 async def update_project(
-    core: Core, actor: Actor, name: str, limits: dict[str, int], key: str | None
+    core: Core, actor: Actor, name: str, limits: dict[str, Any], key: str | None
 ) -> Project:
     def make(tx: Tx, now: float) -> Project:
         updated = msgspec.structs.replace(_project(tx, name), **limits)
+        check_tree(tx.people.projects(), updated)
         tx.people.update_project(updated)
         return updated
 
-    said = {"project": name, **limits}
-    return (await _change(core, actor, key, "project.updated", said, Project, make, name))[0]
+    said = {"project": name, **msgspec.to_builtins(limits)}
+    changed = (await _change(core, actor, key, "project.updated", said, Project, make, name))[0]
+    core.projects.are_old = True
+    return changed
 
 
 async def set_member(

@@ -1,4 +1,4 @@
-"""One scheduling cycle: store, snapshot, plan, guarded write, engine."""
+"""One scheduling cycle: what changed, plan, guarded write."""
 
 from __future__ import annotations
 
@@ -8,65 +8,70 @@ import msgspec
 
 from shoal.control.actor import SHOAL
 from shoal.control.core import Core
-from shoal.control.launch import launch
 from shoal.control.queue import look
 from shoal.control.record import note
-from shoal.control.told import FRESH_S
+from shoal.control.usage import recall
 from shoal.model.attempt import AttemptState, EndReason
 from shoal.model.moves import Placed, StopAsked
-from shoal.scheduler import Plan, plan
+from shoal.model.people import Project
+from shoal.scheduler import Plan
+from shoal.scheduler.fair import Usage
 from shoal.store import Tx
 
 
 class Cycle(NamedTuple):
-    """What one cycle leaves its loop to know."""
+    """What one cycle leaves its loop to do."""
 
+    placed: tuple[str, ...]
+    """Attempts to be handed to the engine."""
     next_look_s: float | None
     """When to look again if nothing happens before."""
     planning_s: float
-    """Until the plan was on disk. Starting what it starts is the engine's time, not ours."""
+    """Until the plan was on disk."""
 
 
 async def place(core: Core) -> Cycle:
-    """Plan once and act on it."""
-    began = core.clock.monotonic()
-    next_look_s, placed = await _decide(core)
-    planning_s = core.clock.monotonic() - began
-    for attempt_id in placed:
-        await launch(core, attempt_id)
-    return Cycle(next_look_s, planning_s)
-
-
-async def _decide(core: Core) -> tuple[float | None, list[str]]:
-    """When to look again, and the attempts that may be started."""
-    now, seen = core.clock.now(), core.queue.seen
-    changes = await core.store.read(lambda tx: look(tx, seen))
+    """Plan once and record it. What it starts is on disk, and nobody has told the engine yet."""
+    began, now = core.clock.monotonic(), core.clock.now()
+    await _look_at_projects(core)
+    changes = await core.store.read(lambda tx: look(tx, core.queue.seen))
+    core.nodes.tell(core.planner, changes.nodes, now)
     core.queue.take_in(changes)
-    are_nodes_new = core.nodes.see(changes.nodes)
-    if not are_nodes_new and _is_nothing_new(core):
-        return core.told.good_until - core.clock.monotonic(), []
-    core.queue.is_disturbed = True  # until all of this is done
-    snapshot, next_ready_s = core.queue.snapshot(core.nodes.views(now), core.backoff, now)
-    made, doomed = plan(snapshot, core.policy, now), core.queue.doomed
-    core.told.hear(made, snapshot.candidates, now)
+    resting_s = core.queue.wake(now)
+    made, doomed = core.planner.plan(now), core.queue.doomed
     placed: list[str] = []
-    if made.starts or doomed:
-        placed = await core.store.write(lambda tx: _record(core, tx, made, doomed))
-    core.queue.settled()
-    core.told.good_until = core.clock.monotonic() + min(FRESH_S, next_ready_s or FRESH_S)
-    return next_ready_s, placed
+    try:
+        if made.starts or doomed:
+            placed = await core.store.write(lambda tx: _record(core, tx, made, doomed, now))
+    finally:
+        # Also when the store is away or we are cancelled: what is not known to be on disk waits again.
+        for start in made.starts:
+            if start.attempt_id not in placed:
+                core.planner.undo(start.attempt_id)
+    again_s = None if made.look_again_at is None else max(made.look_again_at - now, 0.0)
+    waits = [wait for wait in (resting_s, again_s) if wait is not None]
+    return Cycle(tuple(placed), min(waits, default=None), core.clock.monotonic() - began)
 
 
-def _is_nothing_new(core: Core) -> bool:
-    """Nobody can start: at most, jobs came that ask what others are waiting for already."""
-    if core.queue.is_disturbed or not core.told.explain(core.queue.added, core.clock.monotonic()):
-        return False
-    core.queue.settled()
-    return True
+async def _look_at_projects(core: Core) -> None:
+    """Before the first plan, and when somebody has changed them."""
+    if not core.projects.are_old:
+        return
+    half_life_s, is_first = core.planner.policy.half_life_s, core.queue.seen is None
+
+    def read(tx: Tx) -> tuple[list[Project], tuple[Usage, ...]]:
+        return tx.people.projects(), recall(tx, half_life_s).usages if is_first else ()
+
+    core.projects.are_old = False  # before the read: a change during it is read next time
+    try:
+        core.projects.tell(core.planner, *await core.store.read(read))
+    except BaseException:
+        core.projects.are_old = True
+        raise
 
 
-def _record(core: Core, tx: Tx, made: Plan, doomed: list[tuple[str, str]]) -> list[str]:
-    """Write the plan down. What changed since the snapshot is left for the next cycle."""
+def _record(core: Core, tx: Tx, made: Plan, doomed: list[tuple[str, str]], now: float) -> list[str]:
+    """Write the plan down. What changed since the look is left for the next cycle."""
     open_nodes = {node.name for node in tx.nodes.all() if node.takes_work}
     placed = []
     for start in made.starts:
@@ -75,21 +80,21 @@ def _record(core: Core, tx: Tx, made: Plan, doomed: list[tuple[str, str]]) -> li
             continue
         if not all(share.node in open_nodes for share in start.allocation):
             continue
-        core.recorder.advance(tx, start.attempt_id, Placed(allocation=start.allocation))
+        core.recorder.advance(tx, start.attempt_id, Placed(allocation=start.allocation), now=now)
         placed.append(start.attempt_id)
     for attempt_id, because in doomed:
         stop = StopAsked(reason=EndReason.DEPENDENCY, by=str(SHOAL), because=because)
         core.recorder.advance(tx, attempt_id, stop)
     if made.starts:
-        _record_decision(core, tx, made, placed)
+        _record_decision(core, tx, made, placed, now)
     return placed
 
 
-def _record_decision(core: Core, tx: Tx, made: Plan, placed: list[str]) -> None:
+def _record_decision(core: Core, tx: Tx, made: Plan, placed: list[str], now: float) -> None:
     """What was decided and what of it was still possible, for whoever asks why later."""
     data = {
         "starts": msgspec.to_builtins(made.starts),
         "placed": placed,
-        "waiting": len(made.explanations) + core.queue.num_blocked,
+        "waiting": core.planner.num_waiting,
     }
-    note(tx, "plan.made", core.clock.now(), SHOAL, data=data)
+    note(tx, "plan.made", now, SHOAL, data=data)

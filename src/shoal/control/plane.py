@@ -110,12 +110,12 @@ class ControlPlane:
         return await people.update_user(self.core, actor, name, changes, key)
 
     async def create_project(
-        self, actor: Actor, name: str, limits: dict[str, int], *, key: str | None = None
+        self, actor: Actor, name: str, limits: dict[str, Any], *, key: str | None = None
     ) -> Project:
         return await people.create_project(self.core, actor, name, limits, key)
 
     async def update_project(
-        self, actor: Actor, name: str, limits: dict[str, int], *, key: str | None = None
+        self, actor: Actor, name: str, limits: dict[str, Any], *, key: str | None = None
     ) -> Project:
         return await people.update_project(self.core, actor, name, limits, key)
 

@@ -1,12 +1,10 @@
-"""What waits and what holds resources, kept in memory and brought up to date from the event log.
+"""What waits and what holds resources: read from the event log, and told to the planner as it changes.
 
 Reading everything anew for each plan would cost in proportion to the queue; the log tells which jobs
 changed since the last look. The first look of a control plane reads all that is open.
 """
 
 from __future__ import annotations
-
-from collections import Counter
 
 import msgspec
 
@@ -15,12 +13,9 @@ from shoal.control.snapshot import broken, candidate, holding, unmet
 from shoal.model.attempt import HOLDING, Attempt, AttemptState
 from shoal.model.job import Dependency, Job, JobOutcome
 from shoal.model.node import Node
-from shoal.scheduler import Candidate, Holding, NodeView, Snapshot, in_order
+from shoal.scheduler import Candidate, Planner
 from shoal.store import Tx
 
-MAX_CANDIDATES = 5_000
-"""Planned for in one cycle, in order; whoever is further back waits behind them. Those that may not start
-whatever is free (a backoff, a full array) are not counted, or they would block the rest."""
 EVERYTHING = 1 << 62
 
 
@@ -59,17 +54,17 @@ class Waiting(msgspec.Struct, frozen=True):
 class Queue:
     """By job: each has one attempt that is not over. Only the event loop's thread touches it."""
 
-    def __init__(self) -> None:
+    def __init__(self, planner: Planner, backoff: Backoff) -> None:
         self.seen: int | None = None
         """The event up to which it is true; None before the first look."""
-        self.added: list[Candidate] = []
-        """Became ready since `settled`."""
-        self.is_disturbed = True
-        """Anything else changed since `settled`, so that others may start or wait for another reason."""
+        self._planner = planner
+        self._backoff = backoff
         self._waiting: dict[str, Waiting] = {}
-        self._ready: dict[str, Waiting] = {}
         self._doomed: dict[str, str] = {}
-        self._holdings: dict[str, Holding] = {}
+        self._resting: set[str] = set()
+        """Jobs whose next try is not due yet."""
+        self._held: dict[str, str] = {}
+        """The attempt of each job that holds resources."""
         self._outcomes: dict[str, JobOutcome | None] = {}
         self._dependents: dict[str, set[str]] = {}
         """By job waited for; those and no others have an entry in `_outcomes`."""
@@ -87,94 +82,74 @@ class Queue:
             self._judge(job_id)
         self.seen = changes.seen
 
-    def settled(self) -> None:
-        """A plan was made of all this, and what it decided is recorded."""
-        self.added = []
-        self.is_disturbed = False
-
     @property
     def doomed(self) -> list[tuple[str, str]]:
         """Attempts whose dependencies can never be met, and why."""
         return [(self._waiting[job_id].attempt.attempt_id, why) for job_id, why in self._doomed.items()]
 
-    @property
-    def num_blocked(self) -> int:
-        """How many wait for other jobs."""
-        return len(self._waiting) - len(self._ready) - len(self._doomed)
+    def wake(self, now: float) -> float | None:
+        """Let those be planned whose backoff is over. In how many seconds the next one is, if there is one.
 
-    def blocked(self, job_id: str) -> Candidate | None:
-        """The job's candidate with what it waits for, if it waits for other jobs."""
-        waiting = self._waiting.get(job_id)
-        if waiting is None or job_id in self._ready or job_id in self._doomed:
-            return None
-        return msgspec.structs.replace(waiting.candidate, unmet=unmet(waiting.after, self._outcomes))
+        By the monotonic clock: a wall clock that jumps makes nobody wait longer.
+        """
+        self._backoff.keep_only(waiting.attempt.attempt_id for waiting in self._waiting.values())
+        delays = [self._rest(job_id, now) for job_id in sorted(self._resting)]
+        return min((delay for delay in delays if delay > 0), default=None)
 
-    def snapshot(
-        self, nodes: tuple[NodeView, ...], backoff: Backoff, now: float
-    ) -> tuple[Snapshot, float | None]:
-        """What one cycle looks at, and in how many seconds the first backoff ends, if one is running."""
-        candidates = [_timed(waiting, backoff, now) for waiting in self._ready.values()]
-        delays = [one.not_before - now for one in candidates if one.not_before > now]
-        backoff.keep_only(waiting.attempt.attempt_id for waiting in self._waiting.values())
-        if len(candidates) > MAX_CANDIDATES:
-            candidates = self._first(candidates, now)
-        holdings = sorted(self._holdings.values(), key=lambda held: held.attempt_id)
-        snapshot = Snapshot(nodes=nodes, holdings=tuple(holdings), candidates=tuple(candidates))
-        return snapshot, min(delays, default=None)
-
-    def _first(self, candidates: list[Candidate], now: float) -> list[Candidate]:
-        """Those at the head of the queue who may start if there is room, and as many who may not."""
-        in_arrays = Counter(held.array_id for held in self._holdings.values())
-        ready: list[Candidate] = []
-        held_up: list[Candidate] = []
-        for one in in_order(candidates):
-            is_full = one.array_at_once is not None and in_arrays[one.array_id] >= one.array_at_once
-            if one.not_before > now or is_full:
-                held_up.append(one)
-            else:
-                in_arrays[one.array_id] += 1
-                ready.append(one)
-        return ready[:MAX_CANDIDATES] + held_up[:MAX_CANDIDATES]
+    def _rest(self, job_id: str, now: float) -> float:
+        """How long it waits yet; the planner is told."""
+        waiting = self._waiting[job_id]
+        delay = self._backoff.remaining_s(waiting.attempt)
+        if delay <= 0:
+            self._resting.discard(job_id)
+        not_before = now + delay if delay > 0 else 0.0
+        self._planner.add(msgspec.structs.replace(waiting.candidate, not_before=not_before))
+        return delay
 
     def _replace(self, job: Job, attempt: Attempt) -> None:
         """Forget what was known of the job, then note what is true now."""
         before = self._waiting.pop(job.job_id, None)
-        was_held = self._holdings.pop(job.job_id, None) is not None
-        was_ready = self._ready.pop(job.job_id, None) is not None
-        was_doomed = self._doomed.pop(job.job_id, None) is not None
+        self._resting.discard(job.job_id)
+        self._doomed.pop(job.job_id, None)
         for dep in before.after if before else ():
             self._dependents[dep.job_id].discard(job.job_id)
             if not self._dependents[dep.job_id]:
                 del self._dependents[dep.job_id]
                 self._outcomes.pop(dep.job_id, None)
+        if before is not None and (attempt.state is not AttemptState.QUEUED or before.attempt != attempt):
+            self._planner.drop(before.attempt.attempt_id)
+        if before is not None and before.attempt.attempt_id != attempt.attempt_id:
+            self._planner.release(
+                before.attempt.attempt_id, attempt.queued_at
+            )  # placed and over between two looks
+        held = self._held.pop(job.job_id, None)
+        if held is not None and (held != attempt.attempt_id or attempt.state not in HOLDING):
+            self._planner.release(held, attempt.ended_at or attempt.queued_at)
         if attempt.state is AttemptState.QUEUED:
             self._waiting[job.job_id] = Waiting(candidate(job, attempt), attempt, job.after)
             for dep in job.after:
                 self._dependents.setdefault(dep.job_id, set()).add(job.job_id)
         elif attempt.state in HOLDING:
-            self._holdings[job.job_id] = holding(job, attempt)
-        is_held = job.job_id in self._holdings
-        self.is_disturbed |= was_held or was_ready or was_doomed or is_held
+            self._held[job.job_id] = attempt.attempt_id
+            self._planner.hold(holding(job, attempt))
+        else:
+            self._planner.release(attempt.attempt_id, attempt.ended_at or attempt.queued_at)
 
     def _judge(self, job_id: str) -> None:
         """Whether a queued job may be planned, waits for others, or never can start."""
         waiting = self._waiting.get(job_id)
         if waiting is None:
             return
-        was_ready = self._ready.pop(job_id, None) is not None
         self._doomed.pop(job_id, None)
+        self._resting.discard(job_id)
         why = broken(waiting.after, self._outcomes)
+        lacking = unmet(waiting.after, self._outcomes)
         if why is not None:
             self._doomed[job_id] = why
-            self.is_disturbed = True
-        elif not unmet(waiting.after, self._outcomes):
-            self._ready[job_id] = waiting
-            self.added.append(waiting.candidate)
-        elif was_ready:
-            self.is_disturbed = True
-
-
-def _timed(waiting: Waiting, backoff: Backoff, now: float) -> Candidate:
-    if waiting.attempt.backoff_s <= 0:
-        return waiting.candidate
-    return msgspec.structs.replace(waiting.candidate, not_before=now + backoff.remaining_s(waiting.attempt))
+            self._planner.drop(waiting.attempt.attempt_id)
+        elif lacking:
+            self._planner.add(msgspec.structs.replace(waiting.candidate, unmet=lacking))
+        elif waiting.attempt.backoff_s > 0:
+            self._resting.add(job_id)
+        else:
+            self._planner.add(waiting.candidate)

@@ -55,8 +55,16 @@ class Recorder:
         self._now = now
         self._backoff = backoff
 
-    def advance(self, tx: Tx, attempt_id: str, event: AttemptEvent, actor: Actor = SHOAL) -> Attempt | None:
-        """Feed one event to the attempt as it is recorded now.
+    def advance(
+        self,
+        tx: Tx,
+        attempt_id: str,
+        event: AttemptEvent,
+        actor: Actor = SHOAL,
+        *,
+        now: float | None = None,
+    ) -> Attempt | None:
+        """Feed one event to the attempt as it is recorded. `now`: when it was decided, if not just now.
 
         Returns the attempt after it, or None when nobody knows the attempt. Late and repeated events
         change nothing. When the attempt ends, its job ends or gets its next attempt here too.
@@ -64,7 +72,7 @@ class Recorder:
         before = tx.attempts.get(attempt_id)
         if before is None:
             return None
-        now = self._now()
+        now = self._now() if now is None else now
         after, effects = step(before, event, now)
         if after is before:
             return before

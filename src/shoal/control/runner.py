@@ -18,6 +18,7 @@ from shoal.control.anchor import drop_anchor
 from shoal.control.clean import clean
 from shoal.control.core import Core
 from shoal.control.heal import heal
+from shoal.control.launch import launch
 from shoal.control.place import Cycle, place
 from shoal.control.watch import watch
 from shoal.errors import StoreUnavailable
@@ -34,8 +35,10 @@ PLACE_SHARE = 0.2
 """At most this share of a core goes to planning: the longer a cycle took, the longer the pause."""
 PLACE_PAUSE_S = 0.02
 """Between two cycles at least: what commits within it is planned together. The first never waits."""
+LAUNCHES_AT_ONCE = 32
+"""Attempts being handed to the engine while the next ones are planned."""
 FAILED_PAUSE_S = 1.0
-FAILED_CYCLE = Cycle(next_look_s=None, planning_s=0.0)
+FAILED_CYCLE = Cycle(placed=(), next_look_s=None, planning_s=0.0)
 """After one that raised, which has paused for it already."""
 
 
@@ -124,11 +127,24 @@ async def run_loops(core: Core, changed: Changed) -> AsyncIterator[None]:
 
 async def _placing(core: Core, changed: Changed) -> None:
     next_look_s = 0.0
-    while True:
-        await changed.placer.wait(next_look_s)
-        cycle = await _turn("place", lambda: place(core)) or FAILED_CYCLE
-        next_look_s = min(cycle.next_look_s or PLACE_AT_LEAST_EVERY_S, PLACE_AT_LEAST_EVERY_S)
-        await anyio.sleep(max(cycle.planning_s / PLACE_SHARE - cycle.planning_s, PLACE_PAUSE_S))
+    at_once = anyio.CapacityLimiter(LAUNCHES_AT_ONCE)
+    async with anyio.create_task_group() as launches:
+        while True:
+            await changed.placer.wait(next_look_s)
+            cycle = await _turn("place", lambda: place(core)) or FAILED_CYCLE
+            for attempt_id in cycle.placed:
+                launches.start_soon(_launching, core, attempt_id, at_once)
+            next_look_s = min(cycle.next_look_s or PLACE_AT_LEAST_EVERY_S, PLACE_AT_LEAST_EVERY_S)
+            await anyio.sleep(max(cycle.planning_s / PLACE_SHARE - cycle.planning_s, PLACE_PAUSE_S))
+
+
+async def _launching(core: Core, attempt_id: str, at_once: anyio.CapacityLimiter) -> None:
+    """One that fails is launched again by `watch`, as it would be after a crash."""
+    async with at_once:
+        try:
+            await launch(core, attempt_id)
+        except Exception:
+            log.exception("launch.failed", attempt=attempt_id)
 
 
 async def _repeat(

@@ -42,6 +42,10 @@ def candidate(job: Job, attempt: Attempt) -> Candidate:
         excluded_nodes=job.excluded_nodes,
         array_id=job.array.array_id if job.array else None,
         array_at_once=job.array.at_once if job.array else None,
+        owner=job.owner,
+        name=job.name,
+        expected_s=job.expected_s,
+        due_at=job.due_at,
     )
 
 
@@ -73,6 +77,9 @@ def holding(job: Job, attempt: Attempt) -> Holding:
         time_limit_s=job.request.time_limit_s,
         array_id=job.array.array_id if job.array else None,
         label=label(job),
+        owner=job.owner,
+        name=job.name,
+        expected_s=job.expected_s,
     )
 
 

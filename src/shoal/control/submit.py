@@ -15,10 +15,12 @@ from shoal.control.frozen import Frozen, freeze
 from shoal.control.once import fingerprint, once
 from shoal.control.record import note
 from shoal.control.snapshot import label
+from shoal.control.tree import check_share
 from shoal.errors import Denied, LimitReached, NotFound, ShoalError, SpecError, TooLarge
 from shoal.identity import seal_secrets
 from shoal.model.job import ArrayPlace, Dependency, DependencyKind, Job
 from shoal.model.people import Project, User
+from shoal.scheduler.classes import value_of
 from shoal.spec import JobSpec
 from shoal.store import Tx
 
@@ -135,8 +137,11 @@ def check_fit(core: Core, frozen: Frozen) -> None:
     """Refuse what no set of this cluster's nodes could ever hold; with no nodes known yet, wait."""
     never = core.nodes.never_fits(frozen.request, core.clock.now())
     if never is not None:
-        who = f"job `{frozen.spec.name}`" if frozen.spec.name else "the job"
-        raise SpecError(f"{who} {never.sentence}", hint=never.hint, **never.facts)
+        raise SpecError(f"{_who(frozen.spec)} {never.sentence}", hint=never.hint, **never.facts)
+
+
+def _who(spec: JobSpec) -> str:
+    return f"job `{spec.name}`" if spec.name else "the job"
 
 
 def _accept(core: Core, tx: Tx, actor: Actor, asked: Asked, frozen: Frozen, now: float) -> list[Job]:
@@ -144,7 +149,8 @@ def _accept(core: Core, tx: Tx, actor: Actor, asked: Asked, frozen: Frozen, now:
     if project is None:
         raise NotFound(f"no project `{asked.project}`", hint="shoal project list")
     spec = frozen.spec
-    check_priority(project, spec)
+    priority = check_priority(core, project, spec)
+    check_share(tx, project, frozen.request, _who(spec))
     indices = spec.array.indices if spec.array else (None,)
     after = _dependencies(tx, spec, project.name)
     check_size(frozen, after, len(indices))
@@ -157,7 +163,7 @@ def _accept(core: Core, tx: Tx, actor: Actor, asked: Asked, frozen: Frozen, now:
         if array_id is not None and index is not None and spec.array is not None:
             place = ArrayPlace(array_id=array_id, index=index, size=len(indices), at_once=spec.array.at_once)
         name = spec.name or f"job-{admitted.first}"
-        job = _job(core.new_id("job"), asked, frozen, number, name, after, place, now)
+        job = _job(core.new_id("job"), asked, frozen, number, name, priority, after, place, now)
         made.append((job, core.recorder.new_attempt(job, now)))
     tx.submissions.add(made)
     for job, attempt in made:
@@ -182,14 +188,34 @@ def check_size(frozen: Frozen, after: tuple[Dependency, ...], count: int) -> Non
         )
 
 
-def check_priority(project: Project, spec: JobSpec) -> None:
-    """Raise `Denied` where it asks for more than the project allows."""
-    if spec.priority > project.max_priority:
+def check_priority(core: Core, project: Project, spec: JobSpec) -> int:
+    """The number it asks for. Raise `Denied` where that is more than the project allows."""
+    priority = _priority(core, spec)
+    if priority > project.max_priority:
+        said = f"`{spec.priority}` is priority {priority}, which" if priority != spec.priority else None
         raise Denied(
-            f"priority {spec.priority} is above {project.max_priority}, the highest in project "
+            f"{said or f'priority {priority}'} is above {project.max_priority}, the highest in project "
             f"`{project.name}`",
             hint=f"set `priority: {project.max_priority}`, or ask an admin to raise it",
         )
+    return priority
+
+
+def _priority(core: Core, spec: JobSpec) -> int:
+    """Its class is looked up here alone: what the operator changes later changes no job that is open."""
+    if isinstance(spec.priority, int):
+        return spec.priority
+    classes = core.planner.policy.classes
+    value = value_of(spec.priority, classes)
+    if value is None:
+        names = [one.name for one in classes]
+        near = get_close_matches(spec.priority, names, n=1)
+        raise SpecError(
+            f"no priority class `{spec.priority}`; this cluster has {', '.join(f'`{n}`' for n in names)}",
+            hint=f"set `priority: {near[0] if near else 0}`; a number from -1000 to 1000 is good too",
+            classes=names,
+        )
+    return value
 
 
 def check_quota(project: Project, already: int, more: int) -> None:
@@ -225,6 +251,7 @@ def _job(
     frozen: Frozen,
     number: int,
     name: str,
+    priority: int,
     after: tuple[Dependency, ...],
     array: ArrayPlace | None,
     now: float,
@@ -238,7 +265,7 @@ def _job(
         owner=asked.owner.user_id,
         owner_name=asked.owner.name,
         queue=spec.queue,
-        priority=spec.priority,
+        priority=priority,
         request=frozen.request,
         retry=frozen.retry,
         spec_json=frozen.text,

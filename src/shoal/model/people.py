@@ -31,7 +31,16 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float = 0.0
 
 
+class Devices(msgspec.Struct, frozen=True, kw_only=True):
+    """So many GPUs and CPUs. None: nothing is said about that device."""
+
+    gpus: int | None = None
+    cpus: float | None = None
+
+
 class Project(msgspec.Struct, frozen=True, kw_only=True):
+    """Projects form a tree: what one holds counts for every project above it too."""
+
     name: str
     uid: int
     """The Unix user its jobs run as where the machine allows it; never given to another project."""
@@ -40,6 +49,16 @@ class Project(msgspec.Struct, frozen=True, kw_only=True):
     max_priority: int = 100
     """The highest priority a member may ask for."""
     max_upload_bytes: int = 256 << 20
+    parent: str | None = None
+    """The project it is a part of."""
+    quota: Devices | None = None
+    """Guaranteed: within it the project's jobs come before those of projects that borrow."""
+    limit: Devices | None = None
+    """Never more than this, however idle the cluster is."""
+    borrow: Devices | None = None
+    """At most so much above its quota, of the devices that the quota names. None: whatever is idle."""
+    weight: float = 1.0
+    """Its part of what is shared, beside projects of the same parent."""
     created_at: float = 0.0
 
 

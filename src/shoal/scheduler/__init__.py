@@ -1,16 +1,16 @@
 """(snapshot, policy, now) -> plan, with an explanation for every no.
 
 Pure and deterministic: never talks to an engine, never reads a clock, never changes the snapshot.
-One file a stage, in the order a cycle passes them: `order eligible capacity fit gang keep explain`.
+A `planner` follows the facts in its `book`: `capacity` of the nodes, `rows` of those who wait. A `cycle` asks
+`gang` and `fit` where somebody fits and `soonest` when, and keeps `claims` for whoever is promised a start.
 """
 
-from shoal.scheduler.cycle import plan
 from shoal.scheduler.eligible import explain_unmet
 from shoal.scheduler.impossible import impossible
-from shoal.scheduler.order import in_order
+from shoal.scheduler.planner import Planner, plan
 from shoal.scheduler.policy import Policy
 from shoal.scheduler.snapshot import Candidate, GpuView, Holding, NodeView, Snapshot, UnmetDependency
-from shoal.scheduler.types import Explanation, Plan, Start, Why
+from shoal.scheduler.types import Explanation, Plan, Promise, Start, Why
 
 __all__ = [
     "Candidate",
@@ -19,13 +19,14 @@ __all__ = [
     "Holding",
     "NodeView",
     "Plan",
+    "Planner",
     "Policy",
+    "Promise",
     "Snapshot",
     "Start",
     "UnmetDependency",
     "Why",
     "explain_unmet",
     "impossible",
-    "in_order",
     "plan",
 ]

@@ -45,6 +45,11 @@ class Amounts(NamedTuple):
         """Thousandths of GPUs, slices not among them."""
         return self.num_gpus * MILLI + sum(left for _, left in self.parts)
 
+    @property
+    def num_devices(self) -> int:
+        """Devices of any kind, slices and shared ones too."""
+        return sum(count for _, count in self.gpus) + len(self.parts)
+
     def gpus_of(self, kind: str | None) -> int:
         """How many of the kind; None counts all but slices."""
         if kind is None:
@@ -112,6 +117,26 @@ class Need(NamedTuple):
             and self.is_exclusive <= other.is_exclusive
             and set(self.labels) <= set(other.labels)
         )
+
+
+def less(free: Amounts, need: Need, whole: Amounts) -> Amounts:
+    """What is surely left of `free` on a node that has `whole`, whichever GPUs `need` will take."""
+    if need.is_exclusive:
+        return Amounts(0, 0, 0, 0, ())
+    asked = kinds_of(need.gpu_kind) if need.gpu_kind is not None else frozenset()
+    num_gpus = free.num_gpus - (0 if any(map(is_slice, asked)) else need.num_gpus)
+    return Amounts(
+        free.millicpus - need.millicpus,
+        free.memory_bytes - need.memory_on(whole),
+        free.disk_bytes - need.disk_bytes,
+        num_gpus,
+        tuple(
+            (kind, left if is_slice(kind) else min(left, num_gpus))
+            for kind, count in free.gpus
+            for left in [count - need.num_gpus if kind in asked else count]
+        ),
+        free.parts if need.gpu_milli == MILLI else (),
+    )
 
 
 class Demand(NamedTuple):

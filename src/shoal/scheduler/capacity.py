@@ -14,14 +14,14 @@ from operator import itemgetter
 
 from shoal.model.attempt import NodeShare
 from shoal.scheduler.amounts import Amounts, lowest, millicpus_needed, millicpus_there
-from shoal.scheduler.devices import Devices
+from shoal.scheduler.gpu_use import GpuUse
 from shoal.scheduler.journal import Journal
 from shoal.scheduler.packing import Packing
 from shoal.scheduler.snapshot import Holding, NodeView
 from shoal.scheduler.typical import Typical, shape_held
 
-End = tuple[float, NodeShare]
-"""When a share is given back at the latest (infinity where nobody knows), and the share."""
+End = tuple[float, int, NodeShare]
+"""When a share is given back at the latest (infinity where nobody knows), its thousandths of CPUs, itself."""
 _when = itemgetter(0)
 
 
@@ -32,7 +32,7 @@ class NodeUse:
 
     def __init__(self, view: NodeView) -> None:
         self.view = view
-        self.devices = Devices(view.gpus)
+        self.devices = GpuUse(view.gpus)
         cpus = millicpus_there(view.cpus)
         self.whole = Amounts(cpus, view.memory_bytes, view.disk_bytes, *self.devices.free)
         self.free = self.whole
@@ -56,34 +56,43 @@ class NodeUse:
 
     def take(self, share: NodeShare, ends_at: float) -> None:
         """Give `share` away. Free amounts may fall below zero when a node has shrunk under its holdings."""
-        insort(self.ends, (ends_at, share), key=_when)
-        self._change(share, -1)
+        millicpus = millicpus_needed(share.cpus)
+        insort(self.ends, (ends_at, millicpus, share), key=_when)
+        self._change(share, -millicpus, -1)
 
     def give(self, share: NodeShare, ends_at: float) -> None:
         """Take `share` back; it was taken with the same end."""
         place = bisect_left(self.ends, ends_at, key=_when)
-        while self.ends[place][1] != share:
+        while self.ends[place][2] != share:
             place += 1
-        del self.ends[place]
-        self._change(share, 1)
+        _, millicpus, _ = self.ends.pop(place)
+        self._change(share, millicpus, 1)
+
+    def retime(self, share: NodeShare, ends_at: float, to: float) -> None:
+        """`share` ends at another time than was said when it was taken."""
+        place = bisect_left(self.ends, ends_at, key=_when)
+        while self.ends[place][2] != share:
+            place += 1
+        _, millicpus, _ = self.ends.pop(place)
+        insort(self.ends, (to, millicpus, share), key=_when)
 
     def freed(self, shares: Iterable[NodeShare]) -> Iterator[Amounts]:
         """What would be free after each of these that are held here were given back, one after the other."""
         free, devices = self.free, self.devices.copy()
         for share in shares:
-            free = _changed(free, devices, share, 1)
+            free = _changed(free, devices, share, millicpus_needed(share.cpus), 1)
             yield free
 
-    def _change(self, share: NodeShare, sign: int) -> None:
-        self.free = _changed(self.free, self.devices, share, sign)
+    def _change(self, share: NodeShare, millicpus: int, sign: int) -> None:
+        self.free = _changed(self.free, self.devices, share, millicpus, sign)
 
 
-def _changed(free: Amounts, devices: Devices, share: NodeShare, sign: int) -> Amounts:
+def _changed(free: Amounts, devices: GpuUse, share: NodeShare, millicpus: int, sign: int) -> Amounts:
     """`free` with a share given back (1) or taken (-1); `devices` change with it."""
     if share.gpu_ids:
         devices.use(share, -sign)
     return Amounts(
-        free.millicpus + sign * millicpus_needed(share.cpus),
+        free.millicpus + millicpus,
         free.memory_bytes + sign * share.memory_bytes,
         free.disk_bytes + sign * share.disk_bytes,
         *devices.free,
@@ -120,6 +129,7 @@ class Capacity:
         self.packing = Packing()
         self._groups: dict[tuple[Amounts, Amounts], Group] = {}
         self._num_born = 0
+        self._most, self._most_as_of = (0, 0), -1
         self._absent: dict[str, list[End]] = {}
         """Held on nodes that are not there: they may come back."""
         for view in nodes:
@@ -136,7 +146,7 @@ class Capacity:
         """A new node, or one that changed. What is held there stays held."""
         ends = self._absent.pop(view.name, []) if view.name not in self.nodes else self._forget(view.name)
         node = self.nodes[view.name] = NodeUse(view)
-        for ends_at, share in ends:
+        for ends_at, _, share in ends:
             node.take(share, ends_at)
         self.stock.setdefault(node.whole, {})[view.name] = node
         self.num_node_changes += 1
@@ -156,12 +166,24 @@ class Capacity:
         for share in holding.allocation:
             self.give(share, ends_at(holding))
 
+    def retime(self, holding: Holding, was: Holding) -> None:
+        """It holds what it held before, until another time."""
+        for share in holding.allocation:
+            node = self.nodes.get(share.node)
+            if node is None:
+                self.give(share, ends_at(was))
+                self.take(share, ends_at(holding))
+            else:
+                node.retime(share, ends_at(was), ends_at(holding))
+                self.touched.append(node.name)
+
     def take(self, share: NodeShare, until: float) -> None:
         """Hand out a share of a node."""
         self.typical.count(shape_held(share), 1)
         node = self.nodes.get(share.node)
         if node is None:
-            self._absent.setdefault(share.node, []).append((until, share))
+            away = self._absent.setdefault(share.node, [])
+            away.append((until, millicpus_needed(share.cpus), share))
             return
         self._leave(node)
         node.take(share, until)
@@ -172,11 +194,20 @@ class Capacity:
         self.typical.count(shape_held(share), -1)
         node = self.nodes.get(share.node)
         if node is None:
-            self._absent[share.node].remove((until, share))
+            self._absent[share.node].remove((until, millicpus_needed(share.cpus), share))
             return
         self._leave(node)
         node.give(share, until)
         self._join(node)
+
+    def most_free(self) -> tuple[int, int]:
+        """The most thousandths of CPUs and the most GPUs of which anything is free, on any open node."""
+        if self._most_as_of != self.touched.end:
+            frees = [group.free for group in self.groups]
+            cpus = max((free.millicpus for free in frees), default=0)
+            self._most = cpus, max((free.num_devices for free in frees), default=0)
+            self._most_as_of = self.touched.end
+        return self._most
 
     def lowest_free(self) -> dict[Amounts, Amounts]:
         """For each capacity, the least of each amount that is free on any open node that has it."""

@@ -1,130 +1,149 @@
-"""Decide which waiting attempts start now, and on which nodes.
+"""One pass over those who wait: who starts now, on which nodes, and who is promised a start.
 
-A cycle reads one snapshot and returns one plan. It never talks to an engine, never reads the
-clock and never changes the snapshot, so the simulator runs exactly this code.
+The higher rank first, and of each rank the heads first: a queue's candidates start in order of when they
+are due, up to the first that does not fit; that one is promised the nodes that serve it soonest. Then
+everybody else, the shortest first, as far as that delays no promise. All of it is decided from the book's
+facts and `now`, and nothing else.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from heapq import heapify, heappop, heapreplace
 from math import inf
 
-import msgspec
-
-from shoal.model.request import Request
-from shoal.scheduler.amounts import Demand, demand_of, need_of
-from shoal.scheduler.capacity import Capacity
-from shoal.scheduler.eligible import Arrays, too_early
-from shoal.scheduler.explain import Explainer
-from shoal.scheduler.fit import Finders, share_of
+from shoal.scheduler.amounts import less
+from shoal.scheduler.book import Book
+from shoal.scheduler.claims import Claim, Claims
+from shoal.scheduler.fit import share_of
 from shoal.scheduler.gang import choose
-from shoal.scheduler.keep import Kept, nodes_to_keep
-from shoal.scheduler.order import in_order
 from shoal.scheduler.policy import Policy
-from shoal.scheduler.possible import Possible
-from shoal.scheduler.snapshot import Candidate, Snapshot
-from shoal.scheduler.types import Explanation, Plan, Start
-from shoal.scheduler.typical import shape_asked
+from shoal.scheduler.release import free_by
+from shoal.scheduler.rows import Line, Row
+from shoal.scheduler.snapshot import Candidate
+from shoal.scheduler.types import Promise, Start
 
 
-def plan(snapshot: Snapshot, policy: Policy, now: float) -> Plan:
-    """Every candidate either starts or is explained, exactly once, in the order they were looked at."""
-    cycle = _Cycle(snapshot, policy, now)
-    starts: list[Start] = []
-    refusals: list[Candidate | Explanation] = []
-    for candidate in in_order(snapshot.candidates):
-        early = too_early(candidate, cycle.arrays, now)
-        start = None if early else cycle.start(candidate)
-        if start:
-            starts.append(start)
-        else:
-            refusals.append(early or candidate)
-    # Explained last, so that everybody is told about the same cluster: the one after these starts.
-    told = cycle.explained(refusals)
-    return Plan(starts=tuple(starts), explanations=tuple(told))
+class Cycle:
+    """Starts are held in the book at once, so that the next question is asked of what is left."""
 
-
-class _Cycle:
-    """What one pass over the candidates knows. Capacity only shrinks, so a demand that failed once failed."""
-
-    def __init__(self, snapshot: Snapshot, policy: Policy, now: float) -> None:
-        self.arrays = Arrays(snapshot.holdings)
+    def __init__(self, book: Book, policy: Policy, now: float) -> None:
+        self._book = book
         self._policy = policy
-        self._now = now
-        self._capacity = Capacity(snapshot.nodes, snapshot.holdings)
-        self._possible = Possible(self._capacity)
-        for candidate in snapshot.candidates:
-            asked = shape_asked(need_of(candidate.request))
-            self._capacity.typical.count(asked, candidate.request.min_nodes)
-        self._capacity.packing.learn(self._capacity.typical.profile())
-        self._demands: dict[tuple[Request, tuple[str, ...]], Demand] = {}
-        self._finders = Finders(self._capacity)
-        self._failed: set[Demand] = set()
-        self._stopped_at: dict[str, Candidate] = {}
-        """Per queue, the job it stopped at, where the policy stops queues."""
-        self._kept: dict[str, Kept] = {}
-        """Per queue, the job that lost patience; in the order they were looked at."""
-        self._barred: frozenset[str] = frozenset()
-        self._cannot_keep: set[Demand] = set()
+        self.now = now
+        self.claims = Claims(book.capacity)
+        self.heads: dict[str, Candidate] = {}
+        """Per queue, the first that could run here and does not fit now."""
+        self.starts: list[Start] = []
+        self.good_until = inf
+        """From then on another pass may differ though nothing has happened."""
 
-    def start(self, candidate: Candidate) -> Start | None:
-        """Place it and take its share, or note what its waiting means for those behind it."""
-        demand = self._demand(candidate)
-        if candidate.queue in self._stopped_at:
-            return None
-        names = self._choose(demand)
-        if not names:
-            self._note_waiting(candidate, demand)
-            return None
-        shares = tuple(share_of(demand.need, self._capacity.nodes[name]) for name in names)
-        limit_s = candidate.request.time_limit_s
-        for share in shares:
-            self._capacity.take(share, inf if limit_s is None else self._now + limit_s)
-        self.arrays.start(candidate)
-        return Start(attempt_id=candidate.attempt_id, allocation=shares)
+    def run(self) -> None:
+        for lines in self._book.ranks(self.now):
+            self._start_heads(lines)
+            self._start_shortest([row for line in lines for row in line.rows.values()])
 
-    def explained(self, refusals: list[Candidate | Explanation]) -> list[Explanation]:
-        kept = list(self._kept.values())
-        explainer = Explainer(self._capacity, self._possible, self._finders, kept, self._now)
-        told: list[Explanation] = []
-        for refusal in refusals:
-            if isinstance(refusal, Explanation):
-                told.append(refusal)
+    def run_newcomers(self, newcomers: Collection[Candidate], now: float) -> bool:
+        """Look at newcomers alone: nothing was given back since `run`. False: only a whole run can tell."""
+        self.now, book = now, self._book
+        if not book.is_order_as_before(now):
+            return False
+        for candidate in newcomers:
+            head = self.heads.get(candidate.queue)
+            if head is None or book.comes_before(candidate, head):
+                return False
+        for candidate in sorted(newcomers, key=book.place_beside):
+            self._start(book.rows.row_of(candidate.attempt_id), candidate.attempt_id)
+        return True
+
+    def promises(self) -> tuple[Promise, ...]:
+        return tuple(
+            Promise(
+                attempt_id=claim.head.attempt_id,
+                job_id=claim.head.job_id,
+                at=None if claim.at == inf else claim.at,
+                nodes=tuple(sorted(claim.spare)),
+            )
+            for claim in self.claims.all
+        )
+
+    def _start_heads(self, lines: list[Line]) -> None:
+        """Of each queue, until the first that does not fit; one that waits for no room holds nobody up."""
+        passed: set[Row] = set()
+        while True:
+            firsts = [line.first(passed) for line in lines if line.key.queue not in self.heads]
+            place = min((first for first in firsts if first is not None), default=None)
+            if place is None:
+                return
+            row = self._book.rows.row_of(place[2])
+            if self._start(row, place[2]):
                 continue
-            head = self._stopped_at.get(refusal.queue)
-            said = explainer.explain(refusal, self._demand(refusal), None if head is refusal else head)
-            told.append(msgspec.structs.replace(said, attempt_id=refusal.attempt_id, job_id=refusal.job_id))
-        return told
+            if self._waits_for_room(row):
+                self._promise(self._book.rows.candidates[place[2]], row)
+            else:
+                passed.add(row)
 
-    def _choose(self, demand: Demand) -> list[str]:
-        if demand in self._failed:
-            return []
-        names = choose(demand, self._finders.of(demand.need), self._capacity, self._barred)
+    def _start_shortest(self, rows: list[Row]) -> None:
+        """Rows of equal rank. Whoever does not fit now is done for this pass, and their row with them."""
+        most_cpus, most_gpus = self._book.capacity.most_free()
+        queue = []
+        for row in rows:
+            need = row.key.demand.need
+            if need.millicpus <= most_cpus and need.num_gpus <= most_gpus:
+                queue.append((row.by_length[0], row))
+        heapify(queue)
+        while queue:
+            (_, _, attempt_id), row = queue[0]
+            if self._start(row, attempt_id) and row.by_length:
+                heapreplace(queue, (row.by_length[0], row))
+            else:
+                heappop(queue)
+
+    def _start(self, row: Row, attempt_id: str) -> bool:
+        book, (demand, limit_s, array_id, at_once) = self._book, row.key
+        if at_once is not None and book.num_of_array(array_id) >= at_once:
+            return False
+        if book.refusal(row.line.key.project, demand, demand.min_nodes) is not None:
+            return False
+        ends_at = self.now + limit_s
+        barred = self.claims.barred(demand.need, ends_at)
+        names = choose(demand, book.finders.of(demand.need), book.capacity, barred)
         if not names:
-            self._failed.add(demand)
-        return names
+            return False
+        while len(names) > demand.min_nodes and book.refusal(row.line.key.project, demand, len(names)):
+            names.pop()
+        shares = tuple(share_of(demand.need, book.capacity.nodes[name]) for name in names)
+        self.claims.take(demand.need, shares, ends_at)
+        book.start(attempt_id, shares, self.now)
+        self.starts.append(Start(attempt_id=attempt_id, allocation=shares))
+        return True
 
-    def _note_waiting(self, candidate: Candidate, demand: Demand) -> None:
+    def _waits_for_room(self, row: Row) -> bool:
         """Only a job that the open nodes could hold makes others wait: one that cannot run blocks nobody."""
-        if not self._possible.is_open_for(demand):
-            return
-        if not self._policy.skip_blocked:
-            self._stopped_at[candidate.queue] = candidate
-        waited_s = self._now - max(candidate.submitted_at, candidate.not_before)
-        if (
-            candidate.queue in self._kept
-            or waited_s <= self._policy.patience_s
-            or demand in self._cannot_keep
-        ):
-            return
-        nodes = nodes_to_keep(demand, self._possible, self._barred, self._now)
-        if nodes:
-            self._kept[candidate.queue] = Kept(candidate, demand, nodes)
-            self._barred |= nodes
-        else:
-            self._cannot_keep.add(demand)
+        _, _, array_id, at_once = row.key
+        if at_once is not None and self._book.num_of_array(array_id) >= at_once:
+            return False
+        demand = row.key.demand
+        if self._book.refusal(row.line.key.project, demand, demand.min_nodes) is not None:
+            return False
+        return self._book.possible.is_open_for(demand)
 
-    def _demand(self, candidate: Candidate) -> Demand:
-        key = candidate.request, candidate.excluded_nodes
-        if key not in self._demands:
-            self._demands[key] = demand_of(*key)
-        return self._demands[key]
+    def _promise(self, head: Candidate, row: Row) -> None:
+        """The nodes that serve it soonest; where nobody knows when, only once its patience has ended."""
+        self.heads[head.queue] = head
+        demand, capacity = row.key.demand, self._book.capacity
+        turn = self._book.soonest.turn(demand, self.claims.nodes, self.now)
+        if turn is None:
+            return
+        if turn.at == inf:
+            waits_since = max(head.submitted_at, head.not_before)
+            patient_until = waits_since + self._policy.patience_of(head.expected_s)
+            if self.now <= patient_until:
+                self.good_until = min(self.good_until, patient_until)
+                return
+            self.claims.add(Claim(head, inf, dict.fromkeys(turn.nodes)))
+            return
+        nodes = [capacity.nodes[name] for name in turn.nodes]
+        spare = {node.name: less(free_by(node, turn.at), demand.need, node.whole) for node in nodes}
+        self.claims.add(Claim(head, turn.at, spare))
+        self.good_until = min(self.good_until, turn.at)

@@ -7,21 +7,27 @@ project: an explanation is read by people who may not know that the other projec
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import islice
-from math import inf
+from heapq import nsmallest
+from math import floor, inf
+
+import msgspec
 
 from shoal.scheduler.amounts import Demand, Need
-from shoal.scheduler.capacity import Capacity, NodeUse
-from shoal.scheduler.fit import SHORT_OF, Finders, fits, shortages
+from shoal.scheduler.book import Book
+from shoal.scheduler.capacity import NodeUse
+from shoal.scheduler.claims import Claim
+from shoal.scheduler.eligible import explain_array, explain_backoff, explain_unmet
+from shoal.scheduler.fit import SHORT_OF, fits, shortages
 from shoal.scheduler.gang import choose
 from shoal.scheduler.impossible import LOOK, never_fits
-from shoal.scheduler.keep import Kept
-from shoal.scheduler.possible import Possible, Suitable, by_domain, can_hold
+from shoal.scheduler.possible import Suitable, by_domain, can_hold, most_together
 from shoal.scheduler.release import free_at
+from shoal.scheduler.rows import RowKey, row_key
 from shoal.scheduler.scarce import less_memory, memory_held, short_of_memory
+from shoal.scheduler.sharing import explain_refusal
 from shoal.scheduler.snapshot import Candidate
 from shoal.scheduler.types import Explanation, Why
-from shoal.scheduler.words import amounts, are, clock_time, duration, listed, num_nodes
+from shoal.scheduler.words import amounts, are, clock_time, duration, listed, num_nodes, together
 
 NUM_TOLD = 4
 """So many nodes are named; the facts count them all."""
@@ -30,37 +36,47 @@ NUM_LOOKED_AT = 8
 
 
 class Explainer:
-    """Answers for whole demands, remembered: ten thousand equal jobs cost one explanation."""
+    """Answers for whole rows, remembered: ten thousand equal jobs cost one explanation."""
 
-    def __init__(
-        self,
-        capacity: Capacity,
-        possible: Possible,
-        finders: Finders,
-        kept: Sequence[Kept],
-        now: float,
-    ) -> None:
-        self._capacity = capacity
-        self._possible = possible
-        self._finders = finders
-        self._kept = kept
+    def __init__(self, book: Book, claims: Sequence[Claim], now: float) -> None:
+        """`claims` are those of the last plan."""
+        self._book = book
+        self._capacity = book.capacity
+        self._possible = book.possible
+        self._finders = book.finders
+        self._claims = claims
         self._now = now
         self._said: dict[Demand, Explanation | None] = {}
-        self._behind: dict[tuple[Demand, str, str | None], Explanation] = {}
-        self._lowest_free = capacity.lowest_free()
-        self._quiet_first = sorted(capacity.nodes.values(), key=_quiet_at)
+        self._behind: dict[tuple[RowKey, str], Explanation] = {}
+        self._lowest_free = book.capacity.lowest_free()
 
-    def explain(self, candidate: Candidate, demand: Demand, stopped_by: Candidate | None) -> Explanation:
-        """`stopped_by`: the job at which the candidate's queue stopped. The answer has no ids."""
+    def explain(self, candidate: Candidate) -> Explanation:
+        """Why it waits."""
+        said = self._explain(candidate)
+        return msgspec.structs.replace(said, attempt_id=candidate.attempt_id, job_id=candidate.job_id)
+
+    def _explain(self, candidate: Candidate) -> Explanation:
+        if candidate.unmet:
+            return explain_unmet(candidate)
+        if candidate.not_before > self._now:
+            return explain_backoff(candidate, self._now)
+        key = row_key(candidate)
+        num_holding = self._book.num_of_array(key.array_id)
+        if key.at_once is not None and num_holding >= key.at_once:
+            return explain_array(candidate, num_holding, key.at_once)
+        demand = key.demand
+        refusal = self._book.refusal(candidate.project, demand, demand.min_nodes)
+        if refusal is not None:
+            return explain_refusal(candidate, refusal)
         if demand not in self._said:
             self._said[demand] = self._of_cluster(demand)
         said = self._said[demand]
         if said is not None:
             return said
-        key = demand, candidate.project, stopped_by.attempt_id if stopped_by else None
-        if key not in self._behind:
-            self._behind[key] = self._of_order(candidate, demand, stopped_by)
-        return self._behind[key]
+        asked = key, candidate.project
+        if asked not in self._behind:
+            self._behind[asked] = self._of_order(candidate, key)
+        return self._behind[asked]
 
     def _of_cluster(self, demand: Demand) -> Explanation | None:
         """The reason that would hold if nobody else were waiting; None when there is none."""
@@ -88,9 +104,9 @@ class Explainer:
         names = [node.name for node in all_nodes if node.name in demand.excluded]
         return _said(
             Why.NODES_EXCLUDED,
-            f"needs {num_nodes(demand)} with {such}{_together(demand)}; its log rules excluded "
-            f"{listed(names)}, and {are(len(left.nodes), 'left')}",
-            hint="a new job excludes no node: submit it again with `shoal run`",
+            f"needs {num_nodes(demand)} with {such}{together(demand)}; its `exclude` or log rules "
+            f"leave {listed(names)} out, and {are(len(left.nodes), 'left')}",
+            hint="log rules leave nothing out for a new job: `shoal run` it again, without `exclude`",
             nodes_needed=demand.min_nodes,
             nodes_left=len(left.nodes),
             excluded=names,
@@ -100,7 +116,7 @@ class Explainer:
         such = amounts(demand.need, self._possible.telling(demand.need))
         return _said(
             Why.NODES_CLOSED,
-            f"needs {num_nodes(demand)} with {such}{_together(demand)}; "
+            f"needs {num_nodes(demand)} with {such}{together(demand)}; "
             f"{are(len(suitable.open), 'open')}{_in_pool(suitable)}",
             details=_why_closed(suitable.closed),
             hint=f"an operator reopens a node with `shoal resume {suitable.closed[0].name}`",
@@ -110,18 +126,20 @@ class Explainer:
         )
 
     def _scattered(self, demand: Demand, free: list[NodeUse]) -> Explanation:
-        label = demand.within or ""
+        label = (demand.within if demand.is_close_required else demand.spread) or ""
         domains = sorted(by_domain(label, free).items(), key=lambda item: (-item[1], item[0]))
-        most = domains[0][1] if domains else 0
+        most = most_together(demand, free)
         such = amounts(demand.need, self._possible.telling(demand.need), free=True)
         return _said(
             Why.TOPOLOGY,
-            f"needs {num_nodes(demand)} with {such} in one `{label}`; {are(len(free), 'free')}, "
-            f"at most {most} of them in one",
+            f"needs {num_nodes(demand)} with {such}{together(demand)}; {are(len(free), 'free')}, "
+            f"at most {most} of them {'so' if demand.spread else 'in one'}",
             details=(f"free: {listed([f'{count} in {domain}' for domain, count in domains])}",)
             if domains
             else (),
-            hint="to start without waiting for closeness set `topology.mode: preferred`",
+            hint="to start without waiting for closeness set `topology.mode: preferred`"
+            if demand.is_close_required
+            else f"`nodes: {most}..{demand.max_nodes}` could start on what is free",
             nodes_needed=demand.min_nodes,
             nodes_free=len(free),
             within=label,
@@ -153,12 +171,14 @@ class Explainer:
         """What would let a gang start on the nodes that are free and kept for nobody."""
         if demand.is_close_required:
             return None
-        kept = frozenset().union(*(kept.nodes for kept in self._kept))
+        kept = frozenset().union(*(claim.spare for claim in self._claims))
         num_free = len(self._finders.of(demand.need).ranked(demand.excluded | kept))
         return f"`nodes: {num_free}..{demand.max_nodes}` could start on what is free" if num_free else None
 
     def _short_of(self, need: Need) -> tuple[str, ...]:
         """What the nodes that could give `need` lack now."""
+        if need.is_exclusive:
+            return ("alone",)
         short = {
             name
             for whole, free in self._lowest_free.items()
@@ -174,13 +194,9 @@ class Explainer:
 
     def _soonest(self, need: Need, suitable: Suitable) -> list[tuple[float, str]]:
         """Busy nodes that could serve and when they can, of the first `NUM_LOOKED_AT` to fall quiet."""
-        usable = suitable.open_names
-        busy = (
-            node
-            for node in self._quiet_first
-            if node.name in usable and not fits(need, node.whole, node.free)
-        )
-        return sorted((free_at(need, node, self._now), node.name) for node in islice(busy, NUM_LOOKED_AT))
+        busy = (node for node in suitable.open if not fits(need, node.whole, node.free))
+        quiet_first = nsmallest(NUM_LOOKED_AT, busy, key=_quiet_at)
+        return sorted((max(free_at(need, node), self._now), node.name) for node in quiet_first)
 
     def _until(self, soonest: list[tuple[float, str]], num_missing: int) -> tuple[str, ...]:
         """The nodes it waits for, by time: as many as are missing, and those that come at the same time."""
@@ -191,29 +207,34 @@ class Explainer:
             by_time.setdefault(f"until about {told}" if told else "with no known end", []).append(name)
         return tuple(f"{', '.join(names)} busy {told}" for told, names in by_time.items())
 
-    def _of_order(self, candidate: Candidate, demand: Demand, stopped_by: Candidate | None) -> Explanation:
-        if stopped_by is not None:
-            head = stopped_by
-            because = f"queue `{candidate.queue}` starts its jobs strictly in order"
-        else:
-            head = self._keeper(demand).head
-            because = "what it needs is free, but kept for that job, which comes first"
+    def _of_order(self, candidate: Candidate, key: RowKey) -> Explanation:
+        claim = self._keeper(key)
+        if claim is None:
+            return _said(Why.BEHIND, "is about to be looked at: there is room for it since the last plan")
+        head = claim.head
         is_ours = head.project == candidate.project
         name = f"`{head.label or head.job_id}`" if is_ours else "a job of another project"
         waited = duration(self._now - max(head.submitted_at, head.not_before))
+        at = None if claim.at == inf else claim.at
+        promised = None if at is None else clock_time(at, self._now)
+        when = f" and is to start by {promised}" if promised else ""
+        minutes = 0 if at is None else floor((at - self._now) / 60)
         return _said(
             Why.BEHIND,
-            f"waits behind {name}: {because}",
-            details=(f"{name if is_ours else 'that job'} has waited {waited}",),
+            f"waits behind {name}: what it needs is free, but kept for that job, which comes first",
+            details=(f"{name if is_ours else 'that job'} has waited {waited}{when}",),
+            hint=f"`time_limit: {minutes}m` or less could start now" if minutes else None,
             behind_job_id=head.job_id if is_ours else None,
             queue=candidate.queue,
-            is_queue_stopped=stopped_by is not None,
+            promised_at=at,
         )
 
-    def _keeper(self, demand: Demand) -> Kept:
-        """The first job in order that keeps a node the demand could start on."""
-        usable = set(self._finders.of(demand.need).ranked(demand.excluded))
-        return next(kept for kept in self._kept if not kept.nodes.isdisjoint(usable))
+    def _keeper(self, key: RowKey) -> Claim | None:
+        """The first claim on a node that the row could start on."""
+        usable = set(self._finders.of(key.demand.need).ranked(key.demand.excluded))
+        ends_at = self._now + key.limit_s
+        closed = (claim for claim in self._claims if not claim.admits(ends_at))
+        return next((claim for claim in closed if not usable.isdisjoint(claim.spare)), None)
 
 
 def _said(
@@ -224,10 +245,6 @@ def _said(
     )
 
 
-def _together(demand: Demand) -> str:
-    return f" in one `{demand.within}`" if demand.is_close_required else ""
-
-
 def _in_pool(suitable: Suitable) -> str:
     """Names the pool when there is only one to wait for and somebody gave it a name."""
     pools = suitable.pools
@@ -236,7 +253,7 @@ def _in_pool(suitable: Suitable) -> str:
 
 def _quiet_at(node: NodeUse) -> tuple[float, str]:
     """When all that runs on a node has certainly ended."""
-    return max((ends_at for ends_at, _ in node.ends), default=-inf), node.name
+    return node.ends[-1][0] if node.ends else -inf, node.name
 
 
 def _why_closed(nodes: Iterable[NodeUse]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from itertools import islice
 from shoal.model.attempt import NodeShare
 from shoal.scheduler.amounts import MILLI, Amounts, Need
 from shoal.scheduler.capacity import Capacity, Group, NodeUse
-from shoal.scheduler.devices import Devices, is_of
+from shoal.scheduler.gpu_use import GpuUse, is_of
 
 SHORT_OF = ("gpus", "cpus", "memory", "disk", "alone")
 """What a node may be short of, in the order people are told."""
@@ -74,7 +74,7 @@ def _all_of(node: NodeUse) -> NodeShare:
     )
 
 
-def _gpu_ids(need: Need, devices: Devices) -> tuple[int, ...]:
+def _gpu_ids(need: Need, devices: GpuUse) -> tuple[int, ...]:
     if need.gpu_milli < MILLI:
         shared = devices.part(need.gpu_milli, need.gpu_kind)
         return () if shared is None else (shared,)

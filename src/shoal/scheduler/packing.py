@@ -35,12 +35,16 @@ def size_weight(shape: Shape) -> int:
 
 
 class Packing:
-    """The worth of looks under one profile, remembered. With fewer than two shapes nothing costs anything."""
+    """The worth of looks under one profile, remembered. Where nobody shares GPUs nothing costs anything.
+
+    Whole GPUs alone are packed best by filling broken nodes first, which is what `fit` does among equals.
+    """
 
     def __init__(self) -> None:
         self.version = 0
         """Grows when the profile changes: what was computed before is old then."""
         self._profile: Profile = ()
+        self._has_shared = False
         self._worth: dict[Look, int] = {}
 
     def learn(self, profile: Profile) -> None:
@@ -51,6 +55,7 @@ class Packing:
         self._worth.clear()
         self.version += 1
         shapes = [shape for shape, _ in profile]
+        self._has_shared = any(shape.gpu_milli < MILLI for shape in shapes)
         self._cpus = np.array([max(shape.millicpus, 1) for shape in shapes], dtype=np.int64)
         self._num_gpus = np.array([shape.num_gpus for shape in shapes], dtype=np.int64)
         self._milli = np.array([shape.gpu_milli for shape in shapes], dtype=np.int64)
@@ -58,7 +63,7 @@ class Packing:
 
     def losses(self, need: Need, frees: Sequence[Amounts]) -> list[int]:
         """What it costs to place `need` on nodes that have so much free, on each of which it fits."""
-        if len(self._profile) < 2:
+        if not self._has_shared:
             return [0] * len(frees)
         if len(self._worth) > MAX_REMEMBERED:
             self._worth.clear()

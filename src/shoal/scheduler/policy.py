@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal.scheduler.classes import CLASSES, PriorityClass
+from shoal.scheduler.fair import HALF_LIFE_S
+
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """Order is always priority, then first come; this says what one that cannot start does to later ones."""
+    """The order is: priority, fair share, who is due first; whoever can start without delaying them may."""
 
-    skip_blocked: bool = True
-    """Later jobs may start past one that waits for resources. False: a queue stops at its first such job."""
     patience_s: float = 600.0
-    """The first job of a queue that waited longer than this keeps the nodes it needs from later ones."""
+    """Where time limits are missing, so that no start can be promised, the first job of a queue keeps the
+    nodes it needs from later ones once it has waited this long,"""
+    patience_factor: float = 8.0
+    """or this many times its expected run time, if that is longer."""
+    half_life_s: float = HALF_LIFE_S
+    """How long until what a project had counts half. Longer: fairness over weeks; shorter: over hours."""
+    classes: tuple[PriorityClass, ...] = CLASSES
+    """Priorities that have a name, and what jobs of each may do to others."""
+
+    def patience_of(self, expected_s: float | None) -> float:
+        return max(self.patience_s, self.patience_factor * (expected_s or 0.0))

@@ -4,17 +4,43 @@ from __future__ import annotations
 
 from math import inf
 
-from shoal.scheduler.amounts import Need
+from shoal.scheduler.amounts import Amounts, Need
 from shoal.scheduler.capacity import NodeUse
 from shoal.scheduler.fit import fits
 
 
-def free_at(need: Need, node: NodeUse, now: float) -> float:
-    """The latest time from which an otherwise untouched node holds `need`; infinity where nobody knows."""
+def free_at(need: Need, node: NodeUse) -> float:
+    """From when an otherwise untouched node holds `need` at the latest.
+
+    -infinity: it does now. Infinity: nobody knows.
+    """
     if fits(need, node.whole, node.free):
-        return now
-    ends = sorted(node.ends, key=lambda end: (end[0], end[1].gpu_ids))
-    for (ends_at, _), free in zip(ends, node.freed(share for _, share in ends), strict=True):
-        if fits(need, node.whole, free):
-            return max(ends_at, now)
+        return -inf
+    if need.num_gpus or need.is_exclusive:
+        return next((ends_at for ends_at, free in _steps(node) if fits(need, node.whole, free)), inf)
+    # Most of a log without GPUs is spent here: plain integers, and nothing built on the way.
+    millicpus, memory, disk = node.free[:3]
+    memory_needed = need.memory_on(node.whole)
+    for ends_at, share_millicpus, share in node.ends:
+        millicpus += share_millicpus
+        memory += share.memory_bytes
+        disk += share.disk_bytes
+        if millicpus >= need.millicpus and memory >= memory_needed and disk >= need.disk_bytes:
+            return ends_at
     return inf
+
+
+def free_by(node: NodeUse, at: float) -> Amounts:
+    """What is free then if everything that must have ended has, and nothing else."""
+    free = node.free
+    for ends_at, after in _steps(node):
+        if ends_at > at:
+            break
+        free = after
+    return free
+
+
+def _steps(node: NodeUse) -> list[tuple[float, Amounts]]:
+    """What is free after each end."""
+    shares = (share for _, _, share in node.ends)
+    return [(end[0], free) for end, free in zip(node.ends, node.freed(shares), strict=True)]

@@ -7,6 +7,8 @@ import msgspec
 from shoal.model.attempt import Allocation
 from shoal.model.job import DependencyKind
 from shoal.model.request import Request
+from shoal.scheduler.devices import ProjectView
+from shoal.scheduler.fair import Usage
 
 
 class GpuView(msgspec.Struct, frozen=True):
@@ -41,6 +43,10 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     array_id: str | None = None
     label: str = ""
     """How people name the job: `vision/17 train-7b`."""
+    owner: str = ""
+    name: str = ""
+    expected_s: float | None = None
+    """As it was when the job was submitted."""
 
 
 class UnmetDependency(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,9 +73,18 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     excluded_nodes: tuple[str, ...] = ()
     array_id: str | None = None
     array_at_once: int | None = None
+    owner: str = ""
+    name: str = ""
+    expected_s: float | None = None
+    """How long it is expected to run, as of its submission; None: as long as it may."""
+    due_at: float | None = None
+    """Nobody may be passed for ever: whoever is due first is promised a start. None: due when it came."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[NodeView, ...]
     holdings: tuple[Holding, ...]
     candidates: tuple[Candidate, ...]
+    projects: tuple[ProjectView, ...] = ()
+    usages: tuple[Usage, ...] = ()
+    """What each project had lately, what it holds now included up to each one's date."""

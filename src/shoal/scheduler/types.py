@@ -31,6 +31,10 @@ class Why(StrEnum):
     """It waits for running jobs to give back what it needs."""
     BEHIND = "behind"
     """What it needs is free, but kept for a job that comes first."""
+    QUOTA = "quota"
+    """Its project, or one above it, has its quota and all that it may borrow."""
+    LIMIT = "limit"
+    """Its project, or one above it, has as much as its limit allows."""
     UNREACHABLE = "unreachable"
     """It was started, and nobody has heard from it since. Said by the control plane, not by a plan."""
     NOT_BEGUN = "not_begun"
@@ -58,8 +62,19 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     facts: dict[str, Any] = {}
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Preemptions and reservations come with the policies that need them."""
+class Promise(msgspec.Struct, frozen=True, kw_only=True):
+    """A waiting job's start, by the time limits of what runs: nobody who starts before it delays it."""
 
+    attempt_id: str
+    job_id: str
+    at: float | None
+    """None: its nodes are kept for it, and nobody knows when the last of them is free."""
+    nodes: tuple[str, ...]
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
     starts: tuple[Start, ...] = ()
+    promises: tuple[Promise, ...] = ()
     explanations: tuple[Explanation, ...] = ()
+    look_again_at: float | None = None
+    """When another plan may differ from this one though nothing has happened."""

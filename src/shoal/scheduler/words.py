@@ -85,6 +85,12 @@ def num_nodes(demand: Demand) -> str:
     return least if demand.min_nodes == demand.max_nodes else f"at least {least}"
 
 
+def together(demand: Demand) -> str:
+    """How close or apart its nodes must be: ` in one `rack``, or nothing."""
+    within = f" in one `{demand.within}`" if demand.is_close_required else ""
+    return f"{within}, each in another `{demand.spread}`" if demand.spread else within
+
+
 def amounts(need: Need, what: Iterable[str], *, free: bool = False) -> str:
     """The named amounts of a need: `8 free H100 GPUs and 64 GiB of free memory`."""
     mark = "free " if free else ""
@@ -98,7 +104,7 @@ def amounts(need: Need, what: Iterable[str], *, free: bool = False) -> str:
         "disk": f"{size(need.disk_bytes)} of {mark}disk",
         "alone": "no other job on it",
     }
-    return joined([told[name] for name in what])
+    return joined([*(told[name] for name in what), *(f"`{name}: {value}`" for name, value in need.labels)])
 
 
 def gpus(need: Need, such: str) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
-from shoal.spec.human import Human, text
+from shoal.spec.human import Human, OrName, text
 from shoal.spec.quantity import SECONDS_PATTERN, parse_seconds, parse_whole, spoken_seconds
 from shoal.spec.resources import FROZEN
 from shoal.spec.text import AbsolutePath, Path, absolute_path, writable
@@ -59,6 +59,17 @@ Fence = Annotated[
     seconds_between(MIN_FENCE_S, 30 * 86400),
 ]
 Backoff = Annotated[float, Field(strict=True, ge=0, le=3600, allow_inf_nan=False), seconds_between(0, 3600)]
+
+
+MAX_PRIORITY = 1000
+Priority = Annotated[
+    int | str,
+    OrName(
+        r"[a-z][a-z0-9_-]{0,62}",
+        Annotated[int, Field(strict=True, ge=-MAX_PRIORITY, le=MAX_PRIORITY)],
+        ("batch", "production"),
+    ),
+]
 
 
 def _mount_target(path: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,29 @@ class Human:
     ) -> JsonSchemaValue:
         full = handler(core)
         return {"anyOf": [full, *self.forms]} if self.forms else full
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OrName:
+    """Annotates `T | str`: a name that matches `pattern` is taken as it is; all else must be a `full`."""
+
+    pattern: str
+    full: Any
+    examples: tuple[str, ...] = ()
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        def read(value: Any, otherwise: core_schema.ValidatorFunctionWrapHandler) -> Any:
+            is_name = isinstance(value, str) and re.fullmatch(self.pattern, value) is not None
+            return value if is_name else otherwise(value)
+
+        as_it_is = core_schema.plain_serializer_function_ser_schema(lambda value: value)
+        full = handler.generate_schema(self.full)
+        return core_schema.no_info_wrap_validator_function(read, full, serialization=as_it_is)
+
+    def __get_pydantic_json_schema__(
+        self, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {"anyOf": [handler(core), text(self.pattern, *self.examples)]}
 
 
 def text(pattern: str, *examples: str) -> JsonSchemaValue:

@@ -15,6 +15,7 @@ from shoal.spec.clauses import (
     Grace,
     LogRules,
     Mounts,
+    Priority,
     Retry,
     RetrySpec,
     TimeLimit,
@@ -27,7 +28,6 @@ from shoal.spec.wording import show
 
 MAX_ENV_BYTES = 256 << 10
 MAX_RANKS = 1024
-MAX_PRIORITY = 1000
 
 
 def _whole_as_text(value: object) -> object:
@@ -65,7 +65,9 @@ class JobSpec(BaseModel):
         default=None, description="Whose job it is; unset: the submitter's only project."
     )
     queue: Name = Field(default="default", description="One that the cluster has.")
-    priority: Annotated[int, Field(strict=True, ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    priority: Priority = Field(
+        default=0, description="Higher goes first: a number, or the name of a class that the cluster has."
+    )
     time_limit: TimeLimit | None = Field(
         default=None, description="Stopped after this long: seconds, `90m`, `1h30m`."
     )

@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 
 from shoal.model.job import DependencyKind
+from shoal.model.people import Devices
 from shoal.model.request import Request
-from shoal.scheduler import Explanation, Plan, Policy, UnmetDependency, Why, impossible
+from shoal.scheduler import Explanation, Plan, UnmetDependency, Why, impossible
+from shoal.scheduler.devices import Amount, ProjectView
+from shoal.scheduler.sharing import explain_refusal
+from shoal.scheduler.tree import Tree
 from tests.support.clusters import (
     ALL_GPUS,
     GIB,
@@ -45,10 +49,10 @@ def _gang_of_four() -> Plan:
     return planned(cluster, job(1, request(gpus=8, nodes=4)), held=busy)
 
 
-def _behind(project: str, policy: Policy) -> Plan:
+def _behind(project: str, time_limit_s: float | None = None) -> Plan:
     head = job(1, request(gpus=8, nodes=2), submitted_at=NOW - 1500, project=project)
-    busy = (holding(1, {"node-01": ALL_GPUS}),)
-    return planned(nodes(2), head, job(2, request(gpus=1)), held=busy, policy=policy)
+    busy = (holding(1, {"node-01": ALL_GPUS}, time_limit_s=time_limit_s),)
+    return planned(nodes(2), head, job(2, request(gpus=1)), held=busy)
 
 
 def _racks() -> Plan:
@@ -69,6 +73,21 @@ def _never(asked: Request) -> Explanation:
     said = impossible(asked, cluster)
     assert said is not None
     return said
+
+
+def _refused(asked: int) -> Explanation:
+    """`vision` may have 16 GPUs and holds 8; `research`, above it, may have 64 and holds 60."""
+    tree = Tree(
+        [
+            ProjectView(name="research", limit=Devices(gpus=64)),
+            ProjectView(name="vision", parent="research", quota=Devices(gpus=8), borrow=Devices(gpus=8)),
+        ]
+    )
+    tree.take("vision", Amount(8, 0))
+    tree.take("research", Amount(52, 0))
+    refusal = tree.refusal("vision", Amount(asked, 0))
+    assert refusal is not None
+    return explain_refusal(job(1, request(gpus=asked)), refusal)
 
 
 CASES = {
@@ -114,10 +133,13 @@ CASES = {
     "resources_memory_left": lambda: _one(
         planned(nodes(1), job(2, request(gpus=7)), job(1, request(cpus=16.0), priority=-1))
     ),
+    "quota": lambda: _refused(9),
+    "quota_never": lambda: _refused(17),
+    "limit": lambda: _refused(5),
     "topology": lambda: _one(_racks()),
-    "behind": lambda: _one(_behind("vision", Policy()), "att-2"),
-    "behind_another_project": lambda: _one(_behind("secret", Policy()), "att-2"),
-    "behind_in_a_strict_queue": lambda: _one(_behind("vision", Policy(skip_blocked=False)), "att-2"),
+    "behind": lambda: _one(_behind("vision"), "att-2"),
+    "behind_another_project": lambda: _one(_behind("secret"), "att-2"),
+    "behind_a_promise": lambda: _one(_behind("vision", time_limit_s=90_000.0), "att-2"),
 }
 
 

@@ -75,6 +75,51 @@ def test_an_admin_makes_and_sees_tokens_of_others_and_nobody_else_does(world: Wo
     assert world.call("POST", "/v1/tokens", role="lead", data={"user": "cy"}).status == 403
 
 
+def test_an_admin_gives_a_project_its_place_its_quota_and_its_limit(world: World) -> None:
+    share = {"parent": "vision", "quota": {"gpus": 4}, "limit": {"gpus": 8, "cpus": 64}, "weight": 2}
+    made = world.call("POST", "/v1/projects", role="admin", data={"name": "ocr", **share})
+    assert made.status == 201
+    view = made.json()
+    assert (view["parent"], view["quota"], view["weight"]) == ("vision", {"gpus": 4, "cpus": None}, 2.0)
+    assert (view["held"], view["borrow"]) == ({"gpus": 0, "cpus": 0.0}, None)
+    taken = world.call("PATCH", "/v1/projects/ocr", role="admin", data={"quota": None, "parent": None})
+    assert (taken.json()["quota"], taken.json()["parent"]) == (None, None)
+    assert taken.json()["limit"] == {"gpus": 8, "cpus": 64.0}
+    kept = world.call("PATCH", "/v1/projects/ocr", role="admin", data={"weight": 3.5, "max_priority": None})
+    assert (kept.json()["weight"], kept.json()["max_priority"]) == (3.5, 100)
+
+
+@pytest.mark.parametrize("role", ["viewer", "member", "lead", "operator"])
+@pytest.mark.parametrize(
+    "data", [{"quota": {"gpus": 4}}, {"limit": None}, {"weight": 100.0}, {"parent": None}, {"borrow": None}]
+)
+def test_nobody_but_an_admin_changes_a_projects_share(
+    world: World, role: str, data: dict[str, object]
+) -> None:
+    assert world.call("PATCH", "/v1/projects/vision", role=role, data=data).status == 403
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"parent": "vision"},
+        {"parent": "nowhere"},
+        {"quota": {"gpus": -1}},
+        {"quota": {"gpus": 1.5}},
+        {"quota": {"tpus": 1}},
+        {"quota": 4},
+        {"weight": 0},
+        {"borrow": {"gpus": 4}},
+        {"quota": {"gpus": 8}, "limit": {"gpus": 4}},
+    ],
+)
+def test_a_share_that_makes_no_sense_is_refused_with_a_sentence(
+    world: World, data: dict[str, object]
+) -> None:
+    refused = world.call("PATCH", "/v1/projects/vision", role="admin", data=data)
+    assert (refused.status, bool(refused.json()["detail"])) == (422, True)
+
+
 def test_a_change_that_changes_nothing_is_refused(world: World) -> None:
     assert world.call("PATCH", "/v1/users/cy", role="admin", data={}).status == 422
     assert world.call("PATCH", "/v1/projects/vision", role="admin", data={}).status == 422

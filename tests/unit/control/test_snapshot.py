@@ -11,7 +11,7 @@ from shoal.control.snapshot import age, node_view
 from shoal.engines.fake import Act, Verb, always
 from shoal.model.job import DependencyKind, Job
 from shoal.model.node import Node, NodeState
-from shoal.scheduler import Snapshot, Why, in_order
+from shoal.scheduler import Planner, Policy, Snapshot, Why
 from shoal.wire import EndKind, Order
 from tests.support.lab import Lab, node_facts
 
@@ -19,15 +19,17 @@ NOW = 1_000_000.0
 FAILS = always(Act(run_s=1.0, kind=EndKind.EXITED, exit_code=1))
 
 
-def queue_of(lab: Lab) -> Queue:
-    """What a control plane that starts now would read."""
-    queue = Queue()
+def read(lab: Lab) -> tuple[Queue, Snapshot]:
+    """What a control plane that starts now would read, and what its planner would be told."""
+    planner = Planner(Policy())
+    queue = Queue(planner, lab.core.backoff)
     queue.take_in(lab.read(lambda tx: look(tx, None)))
-    return queue
+    queue.wake(lab.clock.now())
+    return queue, planner.snapshot()
 
 
 def shown(lab: Lab) -> Snapshot:
-    return queue_of(lab).snapshot((), lab.core.backoff, lab.clock.now())[0]
+    return read(lab)[1]
 
 
 def ended(lab: Lab, how: str) -> Job:
@@ -57,7 +59,7 @@ def test_a_job_that_can_never_start_is_doomed_with_a_reason(how: str, on: str, s
     lab = Lab(script=FAILS if how == "failed" else always(Act(run_s=1.0)))
     ended(lab, how)
     job = lab.submit(after=[f"prepare:{on}"])
-    assert queue_of(lab).doomed == [(lab.attempt(job).attempt_id, sentence)]
+    assert read(lab)[0].doomed == [(lab.attempt(job).attempt_id, sentence)]
     lab.place()
     assert (lab.status(job), lab.job(job).because) == ("cancelled", sentence)
 
@@ -76,7 +78,8 @@ def test_a_dependency_that_ended_as_it_should_is_in_nobodys_way(how: str, on: st
     lab = Lab(script=FAILS if how == "failed" else always(Act(run_s=1.0)))
     ended(lab, how)
     lab.submit(after=[f"prepare:{on}"])
-    assert (queue_of(lab).doomed, [c.unmet for c in shown(lab).candidates]) == ([], [()])
+    queue, seen = read(lab)
+    assert (queue.doomed, [c.unmet for c in seen.candidates]) == ([], [()])
 
 
 def test_doom_spreads_along_a_chain_to_its_end() -> None:
@@ -96,48 +99,21 @@ def test_a_dependency_that_is_open_again_is_waited_for_again() -> None:
     first = ended(lab, "cancelled")
     lab.retry(first)
     job = lab.submit(after=["prepare"])
-    blocked = queue_of(lab).blocked(job.job_id)
-    assert blocked is not None
+    blocked = next(one for one in shown(lab).candidates if one.job_id == job.job_id)
     assert [(dep.label, dep.on) for dep in blocked.unmet] == [("lab/1 prepare", DependencyKind.SUCCEEDED)]
 
 
-def test_candidates_come_by_priority_then_by_age() -> None:
-    lab = Lab()
-    for priority in (0, 5, 0, 5):
-        lab.submit(priority=priority)
-        lab.clock.advance(1)
-    assert [c.label for c in in_order(shown(lab).candidates)] == [
-        "lab/2 job-2",
-        "lab/4 job-4",
-        "lab/1 job-1",
-        "lab/3 job-3",
-    ]
-
-
-def test_jobs_that_may_not_start_yet_do_not_hide_those_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.control.queue.MAX_CANDIDATES", 4)
-    lab = Lab()
-    first = lab.submit()
-    lab.submit_all(array={"indices": "0-99", "at_once": 1}, after=[first.job_id])
-    lab.submit_all(array={"indices": "0-99", "at_once": 1})
-    last = lab.submit()
-    assert len(shown(lab).candidates) <= 8
-    lab.turn()
-    assert (lab.status(first), lab.status(last)) == ("running", "running")
-
-
-def test_a_queue_whose_head_may_start_is_read_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.control.queue.MAX_CANDIDATES", 4)
+def test_jobs_start_by_priority_then_by_age() -> None:
     lab = Lab(num_nodes=1)
-    lab.running(resources={"cpus": 8})
-    jobs = [lab.submit() for _ in range(9)]
-    lab.clock.advance(1)
-    lab.place()
-    candidates = shown(lab).candidates
-    assert [c.job_id for c in candidates] == [job.job_id for job in jobs[:4]]
-    told = lab.plane.explain(jobs[8], lab.attempts(jobs[8]))
-    assert told is not None
-    assert told.sentence.startswith("so many jobs come first that the scheduler")
+    first = lab.running(resources={"cpus": 8})
+    jobs = [lab.submit(priority=priority, resources={"cpus": 8}) for priority in (0, 5, 0, 5)]
+    order = []
+    for _ in jobs:
+        lab.stop(first)
+        lab.turn()
+        first = next(job for job in jobs if lab.status(job) in ("starting", "running"))
+        order.append(first.number)
+    assert order == [3, 5, 2, 4]
 
 
 def test_what_holds_resources_is_shown_and_what_waits_is_not_among_it() -> None:

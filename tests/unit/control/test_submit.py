@@ -7,14 +7,36 @@ import pytest
 from sqlalchemy import select
 
 from shoal.control.find import Named, find_named
+from shoal.control.frozen import spec_of
 from shoal.errors import Denied, LimitReached, NotFound, SpecError, TooLarge
 from shoal.identity import open_secrets
 from shoal.model.attempt import AttemptState
 from shoal.model.job import JobOutcome
+from shoal.scheduler import Policy
+from shoal.scheduler.classes import PriorityClass
 from shoal.spec import parse_job
 from shoal.store import KeyReused
 from shoal.store.schema import idempotency_keys
 from tests.support.lab import ANA, KEY, SPEC, USER, Lab, now
+
+
+def test_a_priority_by_name_is_the_number_of_its_class() -> None:
+    lab = Lab()
+    job = lab.submit(priority="production")
+    assert (job.priority, spec_of(job).priority) == (50, "production")
+    lab.core.planner.policy = Policy(classes=(PriorityClass(name="rush", value=7),))
+    assert lab.submit(priority="rush").priority == 7
+    with pytest.raises(SpecError) as error:
+        lab.submit(priority="rusch")
+    assert error.value.message == "no priority class `rusch`; this cluster has `rush`"
+    assert error.value.hint == "set `priority: rush`; a number from -1000 to 1000 is good too"
+
+
+def test_a_class_above_what_the_project_allows_is_denied() -> None:
+    lab = Lab()
+    now(lab.plane.update_project(ANA, "lab", {"max_priority": 49}))
+    with pytest.raises(Denied, match="`production` is priority 50, which is above 49"):
+        lab.submit(priority="production")
 
 
 def test_an_accepted_job_has_its_first_attempt_and_its_event_from_the_start() -> None:

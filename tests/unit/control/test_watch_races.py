@@ -214,7 +214,7 @@ def test_one_attempt_that_cannot_be_judged_does_not_hide_the_others() -> None:
             raise Bug("the table has no such move")
         return advance(tx, attempt_id, event, actor)
 
-    lab.core.recorder.advance = broken  # type: ignore[method-assign]
+    lab.core.recorder.advance = broken  # type: ignore[method-assign, assignment]
     lab.clock.advance(1)
     with pytest.raises(Bug):
         lab.watch()

@@ -150,14 +150,6 @@ def test_a_job_that_lost_patience_keeps_the_nodes_that_serve_it_soonest_and_no_m
     assert reason(told, "att-3").why is Why.BEHIND
 
 
-def test_the_job_a_strict_queue_stops_at_is_not_told_to_wait_behind_itself() -> None:
-    gang = job(1, request(gpus=8, nodes=2), submitted_at=0.0)
-    small = job(2, request(gpus=1), queue="night")
-    held = holding(1, {"node-01": ALL_GPUS})
-    told = planned(nodes(2), gang, small, held=(held,), policy=Policy(skip_blocked=False))
-    assert reason(told, "att-2").facts["behind_job_id"] == "job-1"
-
-
 def test_a_job_that_lost_patience_does_not_hold_up_a_higher_priority() -> None:
     held = holding(1, {"node-01": ALL_GPUS})
     gang = job(1, request(gpus=8, nodes=2), submitted_at=0.0)
@@ -167,21 +159,6 @@ def test_a_job_that_lost_patience_does_not_hold_up_a_higher_priority() -> None:
 
 @pytest.mark.parametrize("hopeless", [request(gpus=16), request(gpus=8, nodes=9)])
 def test_a_job_that_can_never_run_holds_up_nobody(hopeless: Request) -> None:
-    strict = Policy(skip_blocked=False, patience_s=0.0)
+    strict = Policy(patience_s=0.0)
     told = planned(nodes(2), job(1, hopeless, submitted_at=0.0), job(2, request(gpus=8)), policy=strict)
     assert list(placed(told)) == ["att-2"]
-
-
-def test_a_strict_queue_stops_at_its_first_blocked_job_and_the_others_go_on() -> None:
-    held = holding(1, {"node-01": ALL_GPUS})
-    told = planned(
-        nodes(2),
-        job(1, request(gpus=8, nodes=2)),
-        job(2, request(gpus=1)),
-        job(3, request(gpus=1), queue="night"),
-        held=(held,),
-        policy=Policy(skip_blocked=False),
-    )
-    assert list(placed(told)) == ["att-3"]
-    assert reason(told, "att-1").why is Why.RESOURCES
-    assert reason(told, "att-2").why is Why.BEHIND

@@ -74,7 +74,7 @@ def test_every_mistake_is_named_by_its_flag() -> None:
         spec_from_flags(
             time_limit="soon",
             memory="32G",
-            priority="high",
+            priority="very high",
             retry_on="omo",
             retry="1",
             mounts=["x"],
@@ -85,7 +85,7 @@ def test_every_mistake_is_named_by_its_flag() -> None:
     assert refused.value.problems == (
         "`--log-rule`: `x` has no `=`; write `REGEX=exclude_node` or `REGEX=stop_retries`",
         "`--gpu`: unknown flag; did you mean `--gpus`?",
-        "`--priority` must be a whole number, not the text `high`",
+        "`--priority` must be a whole number, not the text `very high`",
         "`--time-limit`: `soon` is not a time such as `90s`, `1h30m`, `2d` or `12:00:00`",
         "`--memory`: `32G` has an unclear unit; write `32GB` (of 1000) or `32GiB` (of 1024)",
         "`run` is missing; write the command to run",

@@ -13,6 +13,7 @@ from shoal.api.queries import NoQuery
 from shoal.api.render import render_member, render_project
 from shoal.api.requests import MemberBody, NewProject, ProjectLimits, role
 from shoal.api.routing import Routes
+from shoal.control.shares import Share, shares
 from shoal.errors import SpecError
 from shoal.identity import Permission, check_member_grant
 from shoal.model.people import Membership, Project, Role
@@ -27,15 +28,11 @@ async def list_projects(request: Request, query: Annotated[NoQuery, Query()]) ->
     call = call_of(request)
     visible = call.visible()
 
-    def load(tx: Tx) -> list[tuple[Project, int]]:
-        found = [p for p in tx.people.projects() if visible is None or p.name in visible]
-        return [
-            (project, tx.jobs.count_open(project.name)) for project in sorted(found, key=lambda p: p.name)
-        ]
+    def load(tx: Tx) -> list[Project]:
+        return [project for project in tx.people.projects() if visible is None or project.name in visible]
 
-    loaded = await call.plane.core.store.read(load)
-    items = [render_project(project, call.caller.role_in(project.name), count) for project, count in loaded]
-    view: views.ProjectPageView = {"items": items, "next_cursor": None}
+    projects = await call.plane.core.store.read(load)
+    view: views.ProjectPageView = {"items": await _views(call, projects), "next_cursor": None}
     return answer(view)
 
 
@@ -48,7 +45,7 @@ async def create_project(request: Request, query: Annotated[NoQuery, Query()]) -
     key = idempotency_key(request)
     body = await read_model(request, NewProject)
     project = await call.plane.create_project(call.actor, body.name, body.given(), key=key)
-    return answer(render_project(project, call.caller.role_in(project.name), 0), 201)
+    return answer((await _views(call, [project]))[0], 201)
 
 
 @routes.add(
@@ -65,8 +62,7 @@ async def update_project(request: Request, name: str, query: Annotated[NoQuery, 
         project = await call.plane.update_project(call.actor, name, body.given(), key=key)
     finally:
         call.services.authenticator.forget()
-    count = await call.plane.core.store.read(lambda tx: tx.jobs.count_open(name))
-    return answer(render_project(project, call.caller.role_in(name), count))
+    return answer((await _views(call, [project]))[0])
 
 
 @routes.add("GET", "/v1/projects/{name}/members", Permission.MEMBER_READ, answers=views.MemberPageView)
@@ -128,6 +124,22 @@ async def remove_member(
         call.services.authenticator.forget()
     view: views.RemovedView = {"user": user, "project": name}
     return answer(view)
+
+
+async def _views(call: Call, projects: list[Project]) -> list[views.ProjectView]:
+    """With what each of them holds now."""
+    core = call.plane.core
+    now, half_life_s = core.clock.now(), core.planner.policy.half_life_s
+
+    def load(tx: Tx) -> tuple[dict[str, int], dict[str, Share]]:
+        counts = {project.name: tx.jobs.count_open(project.name) for project in projects}
+        return counts, shares(tx, half_life_s, now)
+
+    counts, share = await core.store.read(load)
+    return [
+        render_project(project, call.caller.role_in(project.name), counts[project.name], share[project.name])
+        for project in projects
+    ]
 
 
 async def _held(call: Call, project: str, user_name: str) -> Role | None:

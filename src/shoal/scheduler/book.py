@@ -1,0 +1,199 @@
+"""The facts a plan is made of, kept up to date one by one: nodes, who holds what, who waits.
+
+Nothing here depends on how the facts came to be: a book filled from a snapshot answers like one that
+followed every change.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import groupby
+
+from shoal.model.attempt import Allocation
+from shoal.scheduler.amounts import MILLI, Demand
+from shoal.scheduler.capacity import Capacity
+from shoal.scheduler.devices import Amount, held_by
+from shoal.scheduler.fair import Fair
+from shoal.scheduler.fit import Finders
+from shoal.scheduler.possible import Possible
+from shoal.scheduler.rows import Line, LineKey, Place, Rows, place_by_due, place_by_length
+from shoal.scheduler.snapshot import Candidate, Holding, NodeView
+from shoal.scheduler.soonest import Soonest
+from shoal.scheduler.tree import Refusal, Tree
+
+Rank = tuple[float, ...]
+"""Priority, whether only borrowed devices are left, standing: the least comes first."""
+ANY_GPU, ANY_CPU = Amount(1, 0), Amount(0, MILLI)
+
+
+class Book:
+    def __init__(self, half_life_s: float) -> None:
+        self.tree = Tree()
+        self.fair = Fair(self.tree, half_life_s)
+        self.capacity = Capacity()
+        self.finders = Finders(self.capacity)
+        self.soonest = Soonest(self.capacity)
+        self.rows = Rows(self.capacity.typical)
+        self.holdings: dict[str, Holding] = {}
+        self.kept_back: dict[str, Candidate] = {}
+        """Wait for a dependency or a moment, not for room."""
+        self.unconfirmed: dict[str, Candidate] = {}
+        """Started by a plan, and nobody has said yet that they hold anything."""
+        self._num_of_array: Counter[str] = Counter()
+        self._stand: dict[str, Rank] = {}
+        self._possible = Possible(self.capacity)
+        self._possible_as_of = 0
+
+    @property
+    def possible(self) -> Possible:
+        """Forgets what it knew whenever a node has changed."""
+        if self._possible_as_of != self.capacity.num_node_changes:
+            self._possible = Possible(self.capacity)
+            self._possible_as_of = self.capacity.num_node_changes
+        return self._possible
+
+    def set_node(self, view: NodeView) -> bool:
+        """Whether that is anything new."""
+        known = self.capacity.nodes.get(view.name)
+        if known is not None and known.view == view:
+            return False
+        self.capacity.set_node(view)
+        return True
+
+    def refusal(self, project: str, demand: Demand, num_nodes: int) -> Refusal | None:
+        """Who up the tree of projects does not allow it so many nodes."""
+        need = demand.need
+        return self.tree.refusal(project, Amount(need.num_gpus * num_nodes, need.millicpus * num_nodes))
+
+    def num_of_array(self, array_id: str | None) -> int:
+        return self._num_of_array[array_id] if array_id is not None else 0
+
+    def start(self, attempt_id: str, allocation: Allocation, now: float) -> None:
+        """It leaves its row and holds its share."""
+        candidate = self.unconfirmed[attempt_id] = self.rows.remove(attempt_id)
+        self._take(holding_of(candidate, allocation, now))
+
+    def undo(self, attempt_id: str) -> Candidate | None:
+        """The candidate that `start` took, which never held anything; None when it took none."""
+        candidate = self.unconfirmed.pop(attempt_id, None)
+        if candidate is not None:
+            self._give(attempt_id, self.holdings[attempt_id].placed_at)
+        return candidate
+
+    def hold(self, holding: Holding) -> bool:
+        """Whether anything was given back."""
+        self.unconfirmed.pop(holding.attempt_id, None)
+        was = self.holdings.get(holding.attempt_id)
+        if was == holding:
+            return False
+        if was is not None and was.allocation == holding.allocation and was.array_id == holding.array_id:
+            self.capacity.retime(holding, was)
+            held = held_by(holding.allocation)
+            self.fair.release(was.project, held, was.placed_at)
+            self.fair.hold(holding.project, held, holding.placed_at)
+            self.holdings[holding.attempt_id] = holding
+            return True
+        if was is not None:
+            self._give(holding.attempt_id, holding.placed_at)
+        self._take(holding)
+        return was is not None
+
+    def release(self, attempt_id: str, at: float) -> bool:
+        """Whether it held anything."""
+        self.unconfirmed.pop(attempt_id, None)
+        if attempt_id not in self.holdings:
+            return False
+        self._give(attempt_id, at)
+        return True
+
+    def drop(self, attempt_id: str) -> bool:
+        """Whether it waited."""
+        if self.kept_back.pop(attempt_id, None) is not None:
+            return True
+        if attempt_id not in self.rows.candidates:
+            return False
+        self.rows.remove(attempt_id)
+        return True
+
+    def ranks(self, now: float) -> list[list[Line]]:
+        """Lines of equal rank together, the first to be served first."""
+        self._stand = {project: self._standing(project, now) for project in self._projects()}
+        lines = sorted(self.rows.lines.values(), key=lambda line: (self.rank(line.key), line.key))
+        return [list(equal) for _, equal in groupby(lines, key=lambda line: self.rank(line.key))]
+
+    def is_order_as_before(self, now: float) -> bool:
+        """Whether projects that wait stand to each other as they did when `ranks` was asked."""
+        projects = self._projects()
+        if len(projects) <= 1 and projects <= self._stand.keys():
+            return True
+        stand = {project: self._standing(project, now) for project in projects}
+        return stand.keys() <= self._stand.keys() and _order(stand) == _order(
+            {project: self._stand[project] for project in stand}
+        )
+
+    def rank(self, key: LineKey) -> Rank:
+        return (-key.priority, *self._stand[key.project])
+
+    def _projects(self) -> set[str]:
+        return {key.project for key in self.rows.lines}
+
+    def _standing(self, project: str, now: float) -> Rank:
+        is_guaranteed = any(self.tree.is_within_quota(project, some) for some in (ANY_GPU, ANY_CPU))
+        return (0.0 if is_guaranteed else 1.0, *self.fair.standing(project, now))
+
+    def comes_before(self, candidate: Candidate, other: Candidate) -> bool:
+        """Whether it would be looked at first, as a head."""
+        return self._turn(candidate) < self._turn(other)
+
+    def place_beside(self, candidate: Candidate) -> tuple[Rank, Place]:
+        """When it is looked at of those who start beside the heads."""
+        return self.rank(LineKey.of(candidate)), place_by_length(candidate)
+
+    def _turn(self, candidate: Candidate) -> tuple[Rank, Place]:
+        return self.rank(LineKey.of(candidate)), place_by_due(candidate)
+
+    def _take(self, holding: Holding) -> None:
+        self.holdings[holding.attempt_id] = holding
+        self.capacity.hold(holding)
+        held = held_by(holding.allocation)
+        self.tree.take(holding.project, held)
+        self.fair.hold(holding.project, held, holding.placed_at)
+        if holding.array_id is not None:
+            self._num_of_array[holding.array_id] += 1
+
+    def _give(self, attempt_id: str, at: float) -> None:
+        holding = self.holdings.pop(attempt_id)
+        self.capacity.release(holding)
+        held = held_by(holding.allocation)
+        self.tree.give(holding.project, held)
+        self.fair.release(holding.project, held, at)
+        if holding.array_id is not None:
+            self._num_of_array[holding.array_id] -= 1
+            if not self._num_of_array[holding.array_id]:
+                del self._num_of_array[holding.array_id]
+
+
+def _order(stand: dict[str, Rank]) -> list[list[str]]:
+    """Projects in the order of their standing, equals together."""
+    by_rank: dict[Rank, list[str]] = {}
+    for project, rank in stand.items():
+        by_rank.setdefault(rank, []).append(project)
+    return [sorted(by_rank[rank]) for rank in sorted(by_rank)]
+
+
+def holding_of(candidate: Candidate, allocation: Allocation, now: float) -> Holding:
+    """What a candidate holds once it has started."""
+    return Holding(
+        attempt_id=candidate.attempt_id,
+        job_id=candidate.job_id,
+        project=candidate.project,
+        priority=candidate.priority,
+        allocation=allocation,
+        placed_at=now,
+        time_limit_s=candidate.request.time_limit_s,
+        array_id=candidate.array_id,
+        label=candidate.label,
+        owner=candidate.owner,
+        name=candidate.name,
+        expected_s=candidate.expected_s,
+    )

@@ -1,0 +1,74 @@
+"""Nodes that are spoken for from some moment on, and who may still use them before or beside that.
+
+A claim of a waiting job is its promise: whoever starts on a claimed node must be gone in time by its own
+limit, or fit beside what the claim will take. So nobody who starts delays it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+
+from shoal.model.attempt import NodeShare
+from shoal.scheduler.amounts import Amounts, Need, less
+from shoal.scheduler.capacity import Capacity
+from shoal.scheduler.fit import fits
+from shoal.scheduler.snapshot import Candidate
+
+NOBODY: frozenset[str] = frozenset()
+
+
+class Claim:
+    """`spare`: on each claimed node, what is left beside it once it is served; None when `at` is unknown."""
+
+    def __init__(self, head: Candidate, at: float, spare: Mapping[str, Amounts | None]) -> None:
+        self.head = head
+        self.at = at
+        """Infinity: nobody knows when, so nobody is gone in time."""
+        self.spare = dict(spare)
+
+    def admits(self, ends_at: float) -> bool:
+        """Whether somebody who ends then at the latest may use its nodes until then."""
+        return ends_at <= self.at < inf
+
+
+class Claims:
+    """Those of one cycle, in the order they were made."""
+
+    def __init__(self, capacity: Capacity) -> None:
+        self._capacity = capacity
+        self.all: list[Claim] = []
+        self.nodes: set[str] = set()
+        """Claimed by anybody."""
+        self._barred: dict[tuple[Need, tuple[int, ...]], frozenset[str]] = {}
+
+    def add(self, claim: Claim) -> None:
+        self.all.append(claim)
+        self.nodes.update(claim.spare)
+
+    def barred(self, need: Need, ends_at: float) -> frozenset[str]:
+        """Nodes on which a start that lasts until `ends_at` would delay a claim."""
+        closed = tuple(number for number, claim in enumerate(self.all) if not claim.admits(ends_at))
+        if not closed:
+            return NOBODY
+        key = need, closed
+        found = self._barred.get(key)
+        if found is None:
+            found = self._barred[key] = frozenset(
+                name
+                for number in closed
+                for name, spare in self.all[number].spare.items()
+                if spare is None or not fits(need, self._capacity.nodes[name].whole, spare)
+            )
+        return found
+
+    def take(self, need: Need, shares: tuple[NodeShare, ...], ends_at: float) -> None:
+        """Somebody starts there: what lasts past a claim is no longer spare."""
+        for claim in self.all:
+            if claim.admits(ends_at):
+                continue
+            for share in shares:
+                spare = claim.spare.get(share.node)
+                if spare is not None:
+                    claim.spare[share.node] = less(spare, need, self._capacity.nodes[share.node].whole)
+                    self._barred.clear()

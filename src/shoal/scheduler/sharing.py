@@ -1,0 +1,74 @@
+"""Why a project's ceiling keeps a job waiting, in words. Names only its project and those above it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal.scheduler.amounts import MILLI
+from shoal.scheduler.snapshot import Candidate
+from shoal.scheduler.tree import Device, Refusal
+from shoal.scheduler.types import Explanation, Why
+from shoal.scheduler.words import cpus
+
+
+def explain_refusal(candidate: Candidate, refusal: Refusal) -> Explanation:
+    return Explanation(
+        attempt_id=candidate.attempt_id,
+        job_id=candidate.job_id,
+        why=Why.LIMIT if refusal.is_by_limit else Why.QUOTA,
+        sentence=sentence(refusal),
+        hint=hint(refusal),
+        facts=facts(refusal),
+    )
+
+
+def sentence(refusal: Refusal) -> str:
+    """`needs 8 GPUs; project `vision` holds 60 of its limit of 64`."""
+    who = f"project `{refusal.by}`"
+    if refusal.by != refusal.project:
+        who += f", which `{refusal.project}` is part of,"
+    if refusal.asked > refusal.allowed:
+        return f"needs {_told(refusal, refusal.asked)}; {who} may have at most {_ceiling(refusal)}"
+    in_use = _number(refusal, refusal.in_use) if refusal.in_use else "none"
+    return f"needs {_told(refusal, refusal.asked)}; {who} holds {in_use} of {_ceiling(refusal)}"
+
+
+def hint(refusal: Refusal) -> str:
+    if refusal.asked > refusal.allowed:
+        return (
+            f"ask for less, or ask an admin to raise it; see it with `shoal project show {refusal.project}`"
+        )
+    return f"wait for jobs of the project to end; see it with `shoal project show {refusal.project}`"
+
+
+def facts(refusal: Refusal) -> dict[str, Any]:
+    """CPUs whole, as people write them."""
+    scale = 1 if refusal.device is Device.GPUS else MILLI
+    numbers = {
+        "asked": refusal.asked,
+        "in_use": refusal.in_use,
+        "limit": refusal.limit,
+        "quota": refusal.quota,
+        "borrow": refusal.borrow,
+    }
+    scaled = {name: None if n is None else n / scale if scale > 1 else n for name, n in numbers.items()}
+    return {"project": refusal.by, "device": refusal.device.value, **scaled}
+
+
+def _ceiling(refusal: Refusal) -> str:
+    allowed = _number(refusal, refusal.allowed)
+    if refusal.is_by_limit:
+        return f"{allowed}, its limit" if refusal.asked > refusal.allowed else f"its limit of {allowed}"
+    if refusal.borrow == 0:
+        return f"the {allowed} of its quota, and may borrow none"
+    quota, borrow = _number(refusal, refusal.quota or 0), _number(refusal, refusal.borrow or 0)
+    return f"{allowed}: its quota of {quota}, and {borrow} that it may borrow"
+
+
+def _told(refusal: Refusal, amount: int) -> str:
+    one = 1 if refusal.device is Device.GPUS else MILLI
+    return f"{_number(refusal, amount)} {refusal.device.value[:-1].upper()}{'' if amount == one else 's'}"
+
+
+def _number(refusal: Refusal, amount: int) -> str:
+    return str(amount) if refusal.device is Device.GPUS else cpus(amount)
