@@ -96,7 +96,7 @@ class Packing:
 
 
 def _look(free: Amounts) -> Look:
-    return free.millicpus, free.num_gpus, tuple(sorted(left for _, left in free.parts))
+    return free.millicpus, free.num_gpus, tuple([left for _, left in free.parts])
 
 
 def _after(need: Need, free: Amounts) -> Look:
@@ -117,4 +117,4 @@ def _after(need: Need, free: Amounts) -> Look:
     else:
         gpus -= 1
         left.append(MILLI - need.gpu_milli)
-    return cpus, gpus, tuple(sorted(part for part in left if part))
+    return cpus, gpus, tuple(left)
