@@ -189,7 +189,7 @@ def could_run(asked: Request, views: list[NodeView], used: list[NodeShare]) -> b
     gangs = combinations(able, asked.min_nodes)
     if asked.topology is None or not asked.topology.is_required:
         return any(True for _ in gangs)
-    label = asked.topology.within
+    label = asked.topology.within or ""
     racks = ({view.labels.get(label) for view in gang} for gang in gangs)
     return any(len(rack) == 1 and None not in rack for rack in racks)
 
