@@ -1,6 +1,6 @@
-"""Every yardstick, published and ours: what shows that the simulator is right.
+"""Every yardstick, published and ours: that the simulator is right, then what the default policy is worth.
 
-    python -m benchmarks.yardsticks [--trace DIR] [--only windows,logs,clusters,packing]
+    python -m benchmarks.yardsticks [--trace DIR] [--only windows,logs,clusters,packing,policy-logs,...]
 
 Needs the traces. Ends with 1 when a number is not as published.
 """
@@ -12,10 +12,28 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.yardsticks import clusters, logs, packing, windows
+from benchmarks.yardsticks import (
+    clusters,
+    logs,
+    packing,
+    policy_itp,
+    policy_logs,
+    policy_windows,
+    twin,
+    windows,
+)
 from benchmarks.yardsticks.section import Section, Traces, find_traces, say
 
-SECTIONS = (windows.SECTION, logs.SECTION, clusters.SECTION, packing.SECTION)
+SECTIONS = (
+    windows.SECTION,
+    logs.SECTION,
+    clusters.SECTION,
+    packing.SECTION,
+    twin.SECTION,
+    policy_windows.SECTION,
+    policy_logs.SECTION,
+    policy_itp.SECTION,
+)
 
 
 def arguments() -> argparse.Namespace:

@@ -38,7 +38,8 @@ class Life:
             new = self.draw(candidates(self.num, "job"))
             expected = self.draw(st.sampled_from([None, 5.0, 60.0, 4000.0]))
             due_at = self.draw(st.sampled_from([None, NOW - 50, NOW + 900]))
-            planner.add(msgspec.structs.replace(new, expected_s=expected, due_at=due_at))
+            score = self.draw(st.sampled_from([None, 1.0, 2.0, 3.0]))
+            planner.add(msgspec.structs.replace(new, expected_s=expected, due_at=due_at, score=score))
         elif what == "drop" and snapshot.candidates:
             planner.drop(snapshot.candidates[which % len(snapshot.candidates)].attempt_id)
         elif what == "end" and snapshot.holdings:

@@ -7,10 +7,13 @@ import sys
 from collections import Counter
 from hashlib import sha256
 
+import msgspec
 import structlog
 
 from shoal.model.node import NodeState
-from shoal.store import JobFilter
+from shoal.sim.history.facts import facts_of
+from shoal.sim.history.replay import Replay
+from shoal.store import EventFilter, JobFilter
 from tests.sim.driver import run_now
 from tests.sim.invariants import Auditor
 from tests.sim.world import LOOPS, World
@@ -233,6 +236,15 @@ def _peace(world: World, auditor: Auditor) -> None:
     auditor.check(should_read_all=True)
     bad = run_now(world.disk.inner.read(lambda tx: tx.events.verify()))
     assert bad is None, f"the event log does not verify: {bad}"
+    _decide_again(world)
+
+
+def _decide_again(world: World) -> None:
+    """Every decision of this life follows from the log alone."""
+    events = run_now(world.disk.inner.read(lambda tx: tx.events.page(0, EventFilter(), 1 << 30)))
+    for verdict in Replay(world.core.planner.policy).verdicts(facts_of(msgspec.to_builtins(events))):
+        world.tell(f"decision {verdict.decision.seq} made again")
+        assert verdict.is_equal, f"decided {verdict.decision}; from the same facts now {verdict.starts}"
 
 
 def _open(world: World) -> list[str]:

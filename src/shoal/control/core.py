@@ -15,7 +15,7 @@ from shoal.control.queue import Queue
 from shoal.control.record import Recorder
 from shoal.engines.base import Engine
 from shoal.ids import IdFactory
-from shoal.scheduler import Planner, Policy
+from shoal.scheduler import Planner, Policy, Stamps
 from shoal.settings import Settings
 from shoal.store import Store
 
@@ -54,7 +54,8 @@ class Core:
         self.control_url: str | None = None
         self.planner = Planner(policy or Policy())
         self.projects = KnownProjects()
-        self.queue = Queue(self.planner, self.backoff)
+        self.stamps = Stamps()
+        self.queue = Queue(self.planner, self.backoff, self.stamps)
         self.anchored = 0
         """The newest event known to be written down outside the database."""
         self.nodes = KnownNodes()

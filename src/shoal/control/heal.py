@@ -84,6 +84,8 @@ def _put(core: Core, tx: Tx, changed: dict[str, NodeFacts]) -> None:
         if known.facts.is_alive != facts.is_alive:
             kind = "node.answers" if facts.is_alive else "node.silent"
             note(tx, kind, now, SHOAL, node=name)
+        if msgspec.structs.replace(facts, is_alive=known.facts.is_alive) != known.facts:
+            note(tx, "node.changed", now, SHOAL, node=name, data=msgspec.to_builtins(facts))
 
 
 def _drop(core: Core, tx: Tx, vanished: list[str]) -> None:

@@ -18,10 +18,10 @@ class KnownNodes:
         self._nodes: list[Node] = []
         self._possible: set[Request] = set()
 
-    def tell(self, planner: Planner, nodes: list[Node], now: float) -> None:
-        """Tell the planner what is new about them."""
+    def tell(self, planner: Planner, nodes: list[Node], now: float) -> bool:
+        """Tell the planner what is new about them. Whether anything is."""
         if nodes == self._nodes:
-            return
+            return False
         before = {node.name: node for node in self._nodes}
         for node in nodes:
             if before.pop(node.name, None) != node:
@@ -30,6 +30,7 @@ class KnownNodes:
             planner.drop_node(name)
         self._nodes = nodes
         self._possible.clear()
+        return True
 
     def views(self, now: float) -> tuple[NodeView, ...]:
         """By name."""

@@ -13,6 +13,7 @@ from shoal.clock import SystemClock
 from shoal.control.anchor import check_anchor, drop_anchor
 from shoal.control.core import Core
 from shoal.control.first import claim, load_key, prepare
+from shoal.control.policy import declare_policy
 from shoal.engines.registry import open_engine
 from shoal.ids import id_factory
 from shoal.settings import Settings
@@ -45,6 +46,7 @@ async def open_core(settings: Settings) -> AsyncIterator[Core]:
         core.control_url = settings.url
         await check_anchor(core)
         await prepare(core, getpass.getuser())
+        await declare_policy(core)
         try:
             yield core
             await drop_anchor(core)

@@ -10,6 +10,7 @@ from shoal.control.actor import SHOAL
 from shoal.control.core import Core
 from shoal.control.queue import look
 from shoal.control.record import note
+from shoal.control.relearn import last_runs, relearn
 from shoal.control.usage import recall
 from shoal.model.attempt import AttemptState, EndReason
 from shoal.model.moves import Placed, StopAsked
@@ -33,16 +34,19 @@ class Cycle(NamedTuple):
 async def place(core: Core) -> Cycle:
     """Plan once and record it. What it starts is on disk, and nobody has told the engine yet."""
     began, now = core.clock.monotonic(), core.clock.now()
-    await _look_at_projects(core)
+    await _look_around(core)
     changes = await core.store.read(lambda tx: look(tx, core.queue.seen))
-    core.nodes.tell(core.planner, changes.nodes, now)
+    if core.nodes.tell(core.planner, changes.nodes, now):
+        core.stamps.see(core.nodes.views(now))
     core.queue.take_in(changes)
     resting_s = core.queue.wake(now)
     made, doomed = core.planner.plan(now), core.queue.doomed
     placed: list[str] = []
     try:
         if made.starts or doomed:
-            placed = await core.store.write(lambda tx: _record(core, tx, made, doomed, now))
+            placed = await core.store.write(lambda tx: _record(core, tx, made, doomed, now, changes.seen))
+            if made.starts:
+                core.queue.fresh.clear()
     finally:
         # Also when the store is away or we are cancelled: what is not known to be on disk waits again.
         for start in made.starts:
@@ -53,8 +57,10 @@ async def place(core: Core) -> Cycle:
     return Cycle(tuple(placed), min(waits, default=None), core.clock.monotonic() - began)
 
 
-async def _look_at_projects(core: Core) -> None:
-    """Before the first plan, and when somebody has changed them."""
+async def _look_around(core: Core) -> None:
+    """Before the first plan, what runs took lately; and the projects, then and when somebody changed them."""
+    if core.queue.seen is None:
+        relearn(core.stamps, await core.store.read(last_runs))
     if not core.projects.are_old:
         return
     half_life_s, is_first = core.planner.policy.half_life_s, core.queue.seen is None
@@ -70,7 +76,9 @@ async def _look_at_projects(core: Core) -> None:
         raise
 
 
-def _record(core: Core, tx: Tx, made: Plan, doomed: list[tuple[str, str]], now: float) -> list[str]:
+def _record(
+    core: Core, tx: Tx, made: Plan, doomed: list[tuple[str, str]], now: float, seen: int
+) -> list[str]:
     """Write the plan down. What changed since the look is left for the next cycle."""
     open_nodes = {node.name for node in tx.nodes.all() if node.takes_work}
     placed = []
@@ -86,15 +94,22 @@ def _record(core: Core, tx: Tx, made: Plan, doomed: list[tuple[str, str]], now: 
         stop = StopAsked(reason=EndReason.DEPENDENCY, by=str(SHOAL), because=because)
         core.recorder.advance(tx, attempt_id, stop)
     if made.starts:
-        _record_decision(core, tx, made, placed, now)
+        _record_decision(core, tx, made, placed, now, seen)
     return placed
 
 
-def _record_decision(core: Core, tx: Tx, made: Plan, placed: list[str], now: float) -> None:
-    """What was decided and what of it was still possible, for whoever asks why later."""
+def _record_decision(core: Core, tx: Tx, made: Plan, placed: list[str], now: float, seen: int) -> None:
+    """What was decided, from the log up to which event, and what of it was still possible.
+
+    Whoever reads the log to `seen` can make the same decision again: `shoal explain-decision`.
+    """
+    fresh = list(core.queue.fresh.values())
     data = {
         "starts": msgspec.to_builtins(made.starts),
         "placed": placed,
         "waiting": core.planner.num_waiting,
+        "seen": seen,
+        "resting": core.queue.resting,
+        "stamps": {one.attempt_id: (one.expected_s, one.due_at, one.score) for one in fresh},
     }
     note(tx, "plan.made", now, SHOAL, data=data)

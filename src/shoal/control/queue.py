@@ -9,11 +9,13 @@ from __future__ import annotations
 import msgspec
 
 from shoal.control.backoff import Backoff
+from shoal.control.relearn import OWN_REASONS
 from shoal.control.snapshot import broken, candidate, holding, unmet
 from shoal.model.attempt import HOLDING, Attempt, AttemptState
 from shoal.model.job import Dependency, Job, JobOutcome
 from shoal.model.node import Node
-from shoal.scheduler import Candidate, Planner
+from shoal.model.request import Request
+from shoal.scheduler import Candidate, Holding, Planner, Stamps
 from shoal.store import Tx
 
 EVERYTHING = 1 << 62
@@ -44,17 +46,24 @@ def look(tx: Tx, after: int | None) -> Changes:
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """A queued attempt."""
+    """A queued attempt, stamped."""
 
     candidate: Candidate
     attempt: Attempt
     after: tuple[Dependency, ...]
 
 
+class Held(msgspec.Struct, frozen=True):
+    """An attempt that holds resources."""
+
+    holding: Holding
+    request: Request
+
+
 class Queue:
     """By job: each has one attempt that is not over. Only the event loop's thread touches it."""
 
-    def __init__(self, planner: Planner, backoff: Backoff) -> None:
+    def __init__(self, planner: Planner, backoff: Backoff, stamps: Stamps) -> None:
         self.seen: int | None = None
         """The event up to which it is true; None before the first look."""
         self._planner = planner
@@ -63,8 +72,11 @@ class Queue:
         self._doomed: dict[str, str] = {}
         self._resting: set[str] = set()
         """Jobs whose next try is not due yet."""
-        self._held: dict[str, str] = {}
-        """The attempt of each job that holds resources."""
+        self.fresh: dict[str, Candidate] = {}
+        """Stamped since this was emptied: a decision is recorded with the stamps it was the first to use."""
+        self._stamps = stamps
+        self._held: dict[str, Held] = {}
+        """By job."""
         self._outcomes: dict[str, JobOutcome | None] = {}
         self._dependents: dict[str, set[str]] = {}
         """By job waited for; those and no others have an entry in `_outcomes`."""
@@ -86,6 +98,11 @@ class Queue:
     def doomed(self) -> list[tuple[str, str]]:
         """Attempts whose dependencies can never be met, and why."""
         return [(self._waiting[job_id].attempt.attempt_id, why) for job_id, why in self._doomed.items()]
+
+    @property
+    def resting(self) -> list[str]:
+        """Attempts whose backoff is not over."""
+        return sorted(self._waiting[job_id].attempt.attempt_id for job_id in self._resting)
 
     def wake(self, now: float) -> float | None:
         """Let those be planned whose backoff is over. In how many seconds the next one is, if there is one.
@@ -109,6 +126,8 @@ class Queue:
     def _replace(self, job: Job, attempt: Attempt) -> None:
         """Forget what was known of the job, then note what is true now."""
         before = self._waiting.pop(job.job_id, None)
+        if before is not None:
+            self._stamps.leave(before.attempt.attempt_id)
         self._resting.discard(job.job_id)
         self._doomed.pop(job.job_id, None)
         for dep in before.after if before else ():
@@ -123,17 +142,32 @@ class Queue:
                 before.attempt.attempt_id, attempt.queued_at
             )  # placed and over between two looks
         held = self._held.pop(job.job_id, None)
-        if held is not None and (held != attempt.attempt_id or attempt.state not in HOLDING):
-            self._planner.release(held, attempt.ended_at or attempt.queued_at)
+        if held is not None:
+            self._look_at_end(held, attempt)
         if attempt.state is AttemptState.QUEUED:
-            self._waiting[job.job_id] = Waiting(candidate(job, attempt), attempt, job.after)
+            stamped = self.fresh[attempt.attempt_id] = self._stamps.arrive(candidate(job, attempt))
+            self._waiting[job.job_id] = Waiting(stamped, attempt, job.after)
             for dep in job.after:
                 self._dependents.setdefault(dep.job_id, set()).add(job.job_id)
         elif attempt.state in HOLDING:
-            self._held[job.job_id] = attempt.attempt_id
-            self._planner.hold(holding(job, attempt))
+            held = self._held[job.job_id] = Held(holding(job, attempt), job.request)
+            self._planner.hold(held.holding)
         else:
             self._planner.release(attempt.attempt_id, attempt.ended_at or attempt.queued_at)
+
+    def _look_at_end(self, held: Held, attempt: Attempt) -> None:
+        """It may have ended; if by itself, those who wait with its like may be expected to run otherwise."""
+        attempt_id, at = held.holding.attempt_id, attempt.ended_at or attempt.queued_at
+        if attempt_id == attempt.attempt_id and attempt.state in HOLDING:
+            return
+        self._planner.release(attempt_id, at)
+        if attempt_id != attempt.attempt_id or attempt.reason not in OWN_REASONS:
+            return
+        for changed in self._stamps.ended(held.holding, held.request, at - held.holding.placed_at, at):
+            self.fresh[changed.attempt_id] = changed
+            waiting = self._waiting[changed.job_id]
+            self._waiting[changed.job_id] = msgspec.structs.replace(waiting, candidate=changed)
+            self._judge(changed.job_id)
 
     def _judge(self, job_id: str) -> None:
         """Whether a queued job may be planned, waits for others, or never can start."""

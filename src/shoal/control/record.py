@@ -95,6 +95,8 @@ class Recorder:
             return
         again = self.next_attempt(tx, verdict.job, now, verdict.backoff_s)
         facts = {"reason": attempt.reason, "epoch": again.epoch, "backoff_s": verdict.backoff_s}
+        if verdict.job.excluded_nodes:
+            facts["excluded_nodes"] = verdict.job.excluded_nodes
         note(tx, "job.retrying", now, SHOAL, job=job, attempt=again, data=facts)
 
     def next_attempt(self, tx: Tx, job: Job, now: float, backoff_s: float = 0.0) -> Attempt:

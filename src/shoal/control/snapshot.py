@@ -44,8 +44,6 @@ def candidate(job: Job, attempt: Attempt) -> Candidate:
         array_at_once=job.array.at_once if job.array else None,
         owner=job.owner,
         name=job.name,
-        expected_s=job.expected_s,
-        due_at=job.due_at,
     )
 
 
@@ -79,7 +77,6 @@ def holding(job: Job, attempt: Attempt) -> Holding:
         label=label(job),
         owner=job.owner,
         name=job.name,
-        expected_s=job.expected_s,
     )
 
 

@@ -169,12 +169,22 @@ def _accept(core: Core, tx: Tx, actor: Actor, asked: Asked, frozen: Frozen, now:
     for job, attempt in made:
         if asked.secrets:
             tx.secrets.put(job.job_id, seal_secrets(core.key, job.job_id, asked.secrets, core.random))
-        data: dict[str, object] = {"name": job.name, "number": job.number}
+        data = _told(job)
         if job.number == admitted.first:
             # The other elements of an array have the same one.
             data["spec"] = job.spec_json
         note(tx, "job.submitted", now, actor, job=job, attempt=attempt, data=data)
     return [job for job, _ in made]
+
+
+def _told(job: Job) -> dict[str, object]:
+    """With the spec, all that the scheduler is told of it: a decision can be made again from the log."""
+    data: dict[str, object] = {"name": job.name, "number": job.number, "priority": job.priority}
+    if job.array is not None:
+        data["array_id"] = job.array.array_id
+    if job.after:
+        data["after"] = [{"job_id": dep.job_id, "on": dep.on} for dep in job.after]
+    return data
 
 
 def check_size(frozen: Frozen, after: tuple[Dependency, ...], count: int) -> None:

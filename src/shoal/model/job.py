@@ -71,10 +71,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     array: ArrayPlace | None = None
     archive_digest: str | None = None
     submitted_at: float
-    expected_s: float | None = None
-    """How long it was expected to run when it was submitted."""
-    due_at: float | None = None
-    """When it should have started, as was reckoned then: whoever is due first is promised a start."""
     epoch: int = 1
     """Of the newest attempt."""
     failures: int = 0

@@ -10,6 +10,7 @@ from shoal.scheduler.impossible import impossible
 from shoal.scheduler.planner import Planner, plan
 from shoal.scheduler.policy import Policy
 from shoal.scheduler.snapshot import Candidate, GpuView, Holding, NodeView, Snapshot, UnmetDependency
+from shoal.scheduler.stamps import Stamps
 from shoal.scheduler.types import Explanation, Plan, Promise, Start, Why
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Policy",
     "Promise",
     "Snapshot",
+    "Stamps",
     "Start",
     "UnmetDependency",
     "Why",

@@ -16,7 +16,7 @@ from shoal.scheduler.devices import Amount, held_by
 from shoal.scheduler.fair import Fair
 from shoal.scheduler.fit import Finders
 from shoal.scheduler.possible import Possible
-from shoal.scheduler.rows import Line, LineKey, Place, Rows, place_by_due, place_by_length
+from shoal.scheduler.rows import Line, LineKey, Place, Rows, Turn, place_by_score
 from shoal.scheduler.snapshot import Candidate, Holding, NodeView
 from shoal.scheduler.soonest import Soonest
 from shoal.scheduler.tree import Refusal, Tree
@@ -147,10 +147,10 @@ class Book:
 
     def place_beside(self, candidate: Candidate) -> tuple[Rank, Place]:
         """When it is looked at of those who start beside the heads."""
-        return self.rank(LineKey.of(candidate)), place_by_length(candidate)
+        return self.rank(LineKey.of(candidate)), place_by_score(candidate)
 
-    def _turn(self, candidate: Candidate) -> tuple[Rank, Place]:
-        return self.rank(LineKey.of(candidate)), place_by_due(candidate)
+    def _turn(self, candidate: Candidate) -> tuple[Rank, Turn]:
+        return self.rank(LineKey.of(candidate)), self.rows.turn_of(candidate)
 
     def _take(self, holding: Holding) -> None:
         self.holdings[holding.attempt_id] = holding
@@ -195,5 +195,4 @@ def holding_of(candidate: Candidate, allocation: Allocation, now: float) -> Hold
         label=candidate.label,
         owner=candidate.owner,
         name=candidate.name,
-        expected_s=candidate.expected_s,
     )

@@ -1,9 +1,9 @@
 """One pass over those who wait: who starts now, on which nodes, and who is promised a start.
 
-The higher rank first, and of each rank the heads first: a queue's candidates start in order of when they
-are due, up to the first that does not fit; that one is promised the nodes that serve it soonest. Then
-everybody else, the shortest first, as far as that delays no promise. All of it is decided from the book's
-facts and `now`, and nothing else.
+The higher rank first, and of each rank the heads first: those of a queue who are due, by arrival, then the
+others by score, up to the first that does not fit; that one is promised the nodes that serve it soonest.
+Then everybody else by score, as far as that delays no promise. All of it is decided from the book's facts
+and `now`, and nothing else.
 """
 
 from __future__ import annotations
@@ -37,8 +37,12 @@ class Cycle:
         self.starts: list[Start] = []
         self.good_until = inf
         """From then on another pass may differ though nothing has happened."""
+        self.look_again_at = inf
+        """When such a pass may start somebody."""
 
     def run(self) -> None:
+        self._book.rows.come_to(self.now)
+        self.good_until = self._book.rows.next_due()
         for lines in self._book.ranks(self.now):
             self._start_heads(lines)
             self._start_shortest([row for line in lines for row in line.rows.values()])
@@ -72,14 +76,15 @@ class Cycle:
         passed: set[Row] = set()
         while True:
             firsts = [line.first(passed) for line in lines if line.key.queue not in self.heads]
-            place = min((first for first in firsts if first is not None), default=None)
-            if place is None:
+            turn = min((first for first in firsts if first is not None), default=None)
+            if turn is None:
                 return
-            row = self._book.rows.row_of(place[2])
-            if self._start(row, place[2]):
+            attempt_id = turn[1][2]
+            row = self._book.rows.row_of(attempt_id)
+            if self._start(row, attempt_id):
                 continue
             if self._waits_for_room(row):
-                self._promise(self._book.rows.candidates[place[2]], row)
+                self._promise(self._book.rows.candidates[attempt_id], row)
             else:
                 passed.add(row)
 
@@ -90,12 +95,12 @@ class Cycle:
         for row in rows:
             need = row.key.demand.need
             if need.millicpus <= most_cpus and need.num_gpus <= most_gpus:
-                queue.append((row.by_length[0], row))
+                queue.append((row.by_score[0], row))
         heapify(queue)
         while queue:
             (_, _, attempt_id), row = queue[0]
-            if self._start(row, attempt_id) and row.by_length:
-                heapreplace(queue, (row.by_length[0], row))
+            if self._start(row, attempt_id) and row.by_score:
+                heapreplace(queue, (row.by_score[0], row))
             else:
                 heappop(queue)
 
@@ -138,8 +143,9 @@ class Cycle:
         if turn.at == inf:
             waits_since = max(head.submitted_at, head.not_before)
             patient_until = waits_since + self._policy.patience_of(head.expected_s)
-            if self.now <= patient_until:
+            if self.now < patient_until:
                 self.good_until = min(self.good_until, patient_until)
+                self.look_again_at = patient_until
                 return
             self.claims.add(Claim(head, inf, dict.fromkeys(turn.nodes)))
             return

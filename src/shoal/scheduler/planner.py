@@ -143,7 +143,7 @@ class Planner:
             cycle.run()
             self._is_calm = True
         self.planned_at = now
-        again = min(cycle.good_until, self._moments[0][0] if self._moments else inf)
+        again = min(cycle.look_again_at, self._moments[0][0] if self._moments else inf)
         starts, cycle.starts = tuple(cycle.starts), []
         return Plan(starts=starts, promises=cycle.promises(), look_again_at=None if again == inf else again)
 

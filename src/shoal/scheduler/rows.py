@@ -7,6 +7,7 @@ rows, however long they are.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
 
@@ -16,6 +17,8 @@ from shoal.scheduler.typical import Typical, shape_asked
 
 Place = tuple[float, int, str]
 """What it is ordered by, then who came first, then the attempt's id."""
+Turn = tuple[bool, Place]
+"""Whether it is not due yet, then its place among those who are alike in that."""
 
 
 class RowKey(NamedTuple):
@@ -27,16 +30,31 @@ class RowKey(NamedTuple):
     at_once: int | None
 
 
-class Row:
-    """Candidates with one key, in both orders."""
+class _Order:
+    """Candidates by score, and those who are due by arrival."""
 
-    __slots__ = ("by_due", "by_length", "key", "line")
+    __slots__ = ("by_score", "due")
+
+    def __init__(self) -> None:
+        self.by_score: list[Place] = []
+        self.due: list[Place] = []
+
+    def turn(self) -> Turn | None:
+        """Of whoever is the first to start."""
+        if self.due:
+            return False, self.due[0]
+        return (True, self.by_score[0]) if self.by_score else None
+
+
+class Row(_Order):
+    """Candidates with one key."""
+
+    __slots__ = ("key", "line")
 
     def __init__(self, key: RowKey, line: Line) -> None:
+        super().__init__()
         self.key = key
         self.line = line
-        self.by_due: list[Place] = []
-        self.by_length: list[Place] = []
 
 
 class LineKey(NamedTuple):
@@ -49,21 +67,22 @@ class LineKey(NamedTuple):
         return cls(candidate.priority, candidate.project, candidate.queue)
 
 
-class Line:
-    """The rows of one queue, project and priority. `by_due` is everybody in them."""
+class Line(_Order):
+    """The rows of one queue, project and priority, and everybody in them."""
 
-    __slots__ = ("by_due", "key", "rows")
+    __slots__ = ("key", "rows")
 
     def __init__(self, key: LineKey) -> None:
+        super().__init__()
         self.key = key
         self.rows: dict[RowKey, Row] = {}
-        self.by_due: list[Place] = []
 
-    def first(self, passed: set[Row]) -> Place | None:
-        """Who is due first of those in rows that were not passed over."""
+    def first(self, passed: set[Row]) -> Turn | None:
+        """Of those in rows that were not passed over."""
         if not passed:
-            return self.by_due[0] if self.by_due else None
-        return min((row.by_due[0] for row in self.rows.values() if row not in passed), default=None)
+            return self.turn()
+        turns = (row.turn() for row in self.rows.values() if row not in passed)
+        return min((turn for turn in turns if turn is not None), default=None)
 
 
 class Rows:
@@ -75,12 +94,37 @@ class Rows:
         self.lines: dict[LineKey, Line] = {}
         self.candidates: dict[str, Candidate] = {}
         self._rows: dict[str, Row] = {}
+        self._due: set[str] = set()
+        self._moments: list[tuple[float, str]] = []
+        """When the others are due; some may have gone since."""
+        self._now = -inf
 
     def __len__(self) -> int:
         return len(self.candidates)
 
     def row_of(self, attempt_id: str) -> Row:
         return self._rows[attempt_id]
+
+    def turn_of(self, candidate: Candidate) -> Turn:
+        if candidate.attempt_id in self._due:
+            return False, place_by_age(candidate)
+        return True, place_by_score(candidate)
+
+    def next_due(self) -> float:
+        """When somebody is due who is not yet; infinity if nobody is."""
+        while self._moments and not self._waits_for(*self._moments[0]):
+            heappop(self._moments)
+        return self._moments[0][0] if self._moments else inf
+
+    def come_to(self, now: float) -> None:
+        """Let those be due whose moment has come; a clock that was set back takes it away again."""
+        if now < self._now:
+            for attempt_id in [one for one in self._due if _due_at(self.candidates[one]) > now]:
+                self._set_due(attempt_id, is_due=False)
+                heappush(self._moments, (_due_at(self.candidates[attempt_id]), attempt_id))
+        self._now = now
+        while self.next_due() <= now:
+            self._set_due(heappop(self._moments)[1], is_due=True)
 
     def add(self, candidate: Candidate) -> Row:
         line_key = LineKey.of(candidate)
@@ -91,27 +135,44 @@ class Rows:
         row = line.rows.get(key)
         if row is None:
             row = line.rows[key] = Row(key, line)
-        due = place_by_due(candidate)
-        insort(row.by_due, due)
-        insort(line.by_due, due)
-        insort(row.by_length, place_by_length(candidate))
+        place = place_by_score(candidate)
+        insort(row.by_score, place)
+        insort(line.by_score, place)
         self.candidates[candidate.attempt_id] = candidate
         self._rows[candidate.attempt_id] = row
         self._typical.count(shape_asked(key.demand.need), key.demand.min_nodes)
+        if _due_at(candidate) <= self._now:
+            self._set_due(candidate.attempt_id, is_due=True)
+        else:
+            heappush(self._moments, (_due_at(candidate), candidate.attempt_id))
         return row
 
     def remove(self, attempt_id: str) -> Candidate:
+        if attempt_id in self._due:
+            self._set_due(attempt_id, is_due=False)
         candidate, row = self.candidates.pop(attempt_id), self._rows.pop(attempt_id)
-        line, due = row.line, place_by_due(candidate)
         self._typical.count(shape_asked(row.key.demand.need), -row.key.demand.min_nodes)
-        del row.by_due[bisect_left(row.by_due, due)]
-        del line.by_due[bisect_left(line.by_due, due)]
-        del row.by_length[bisect_left(row.by_length, place_by_length(candidate))]
-        if not row.by_due:
+        line, place = row.line, place_by_score(candidate)
+        del row.by_score[bisect_left(row.by_score, place)]
+        del line.by_score[bisect_left(line.by_score, place)]
+        if not row.by_score:
             del line.rows[row.key]
             if not line.rows:
                 del self.lines[line.key]
         return candidate
+
+    def _waits_for(self, moment: float, attempt_id: str) -> bool:
+        candidate = self.candidates.get(attempt_id)
+        return candidate is not None and attempt_id not in self._due and _due_at(candidate) == moment
+
+    def _set_due(self, attempt_id: str, *, is_due: bool) -> None:
+        row, place = self._rows[attempt_id], place_by_age(self.candidates[attempt_id])
+        for order in (row, row.line):
+            if is_due:
+                insort(order.due, place)
+            else:
+                del order.due[bisect_left(order.due, place)]
+        (self._due.add if is_due else self._due.remove)(attempt_id)
 
 
 def row_key(candidate: Candidate) -> RowKey:
@@ -121,16 +182,13 @@ def row_key(candidate: Candidate) -> RowKey:
     return RowKey(demand_of(request, candidate.excluded_nodes), limit_s, array_id, at_once)
 
 
-def place_by_due(candidate: Candidate) -> Place:
-    due = candidate.submitted_at if candidate.due_at is None else candidate.due_at
-    return due, candidate.order, candidate.attempt_id
+def place_by_age(candidate: Candidate) -> Place:
+    return candidate.submitted_at, candidate.order, candidate.attempt_id
 
 
-def place_by_length(candidate: Candidate) -> Place:
-    limit_s = candidate.request.time_limit_s
-    longest = inf if limit_s is None else limit_s
-    return (
-        longest if candidate.expected_s is None else candidate.expected_s,
-        candidate.order,
-        candidate.attempt_id,
-    )
+def place_by_score(candidate: Candidate) -> Place:
+    return inf if candidate.score is None else candidate.score, candidate.order, candidate.attempt_id
+
+
+def _due_at(candidate: Candidate) -> float:
+    return -inf if candidate.due_at is None else candidate.due_at

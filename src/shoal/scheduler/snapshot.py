@@ -45,8 +45,6 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     """How people name the job: `vision/17 train-7b`."""
     owner: str = ""
     name: str = ""
-    expected_s: float | None = None
-    """As it was when the job was submitted."""
 
 
 class UnmetDependency(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,9 +74,11 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = ""
     name: str = ""
     expected_s: float | None = None
-    """How long it is expected to run, as of its submission; None: as long as it may."""
+    """How long it is expected to run; None: nobody knows."""
     due_at: float | None = None
-    """Nobody may be passed for ever: whoever is due first is promised a start. None: due when it came."""
+    """From then on it goes before all who came later. None: it is due."""
+    score: float | None = None
+    """Until then those with less go first. None: last."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
-"""Virtual time: read a trace, let somebody decide who starts, measure what the jobs got.
+"""Virtual time: jobs of a trace on a cluster that is not there, and what they got.
 
-`traces/` reads logs, `loop` moves the clock and asks a decider, `measure` turns a schedule into numbers, and
-`references/` holds published policies that show the loop to be right. They are no part of the product's
-policies.
+`twin` moves the clock and lets the production planner decide; a `workload` goes in, made by `from_trace` or
+any other source, an `outcome` comes out, and `report`, `compare` and `plot` say what is in it. `loop` and
+`references/` are published policies that show the simulator to be right: no part of the product's policies.
 """

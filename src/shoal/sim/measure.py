@@ -62,7 +62,12 @@ def gpus(job: TraceJob) -> float:
 def slowdowns(schedule: Schedule) -> NDArray[np.float64]:
     """The bounded slowdown of each job."""
     run = np.array([job.run_s for job in schedule.jobs], dtype=float)
-    bounded: NDArray[np.float64] = np.maximum(1.0, (_waits(schedule) + run) / np.maximum(run, TAU_S))
+    return bounded_slowdowns(_waits(schedule) + run, run)
+
+
+def bounded_slowdowns(completion_s: NDArray[np.float64], run_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How many times its run time a job took from submission to end."""
+    bounded: NDArray[np.float64] = np.maximum(1.0, completion_s / np.maximum(run_s, TAU_S))
     return bounded
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.yardsticks.__main__ import SECTIONS, main
+from benchmarks.yardsticks.beat import Beat
+from benchmarks.yardsticks.beat import report as beat_report
 from benchmarks.yardsticks.gate import Gate, report
 from benchmarks.yardsticks.section import find_traces
 
@@ -74,3 +76,15 @@ def test_the_traces_are_named_by_option_then_environment(
     monkeypatch.setenv("SHOAL_TRACES", str(tmp_path))
     assert find_traces(None).root == tmp_path
     assert find_traces(Path("/elsewhere")).root == Path("/elsewhere")
+
+
+def test_a_row_to_beat_says_by_how_much_it_is_met_or_missed() -> None:
+    met = Beat("log", "mean", "EASY", 100.0, 80.0)
+    missed = Beat("log", "worst", "EASY", 100.0, 130.0)
+    bound = Beat("log", "mean", "an oracle", 10.0, 25.0, is_goal=False)
+    verdicts = [row.verdict for row in (met, missed, bound)]
+    assert verdicts == ["met, 20.0% below", "missed by 30.0%", "2.50x (no goal)"]
+    found = beat_report("title", [met, missed, bound])
+    assert found.is_right
+    assert "1 of 2 rows met" in found.text
+    assert "missed: log worst (EASY)" in found.text

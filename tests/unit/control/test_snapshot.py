@@ -11,7 +11,7 @@ from shoal.control.snapshot import age, node_view
 from shoal.engines.fake import Act, Verb, always
 from shoal.model.job import DependencyKind, Job
 from shoal.model.node import Node, NodeState
-from shoal.scheduler import Planner, Policy, Snapshot, Why
+from shoal.scheduler import Planner, Policy, Snapshot, Stamps, Why
 from shoal.wire import EndKind, Order
 from tests.support.lab import Lab, node_facts
 
@@ -22,7 +22,7 @@ FAILS = always(Act(run_s=1.0, kind=EndKind.EXITED, exit_code=1))
 def read(lab: Lab) -> tuple[Queue, Snapshot]:
     """What a control plane that starts now would read, and what its planner would be told."""
     planner = Planner(Policy())
-    queue = Queue(planner, lab.core.backoff)
+    queue = Queue(planner, lab.core.backoff, Stamps())
     queue.take_in(lab.read(lambda tx: look(tx, None)))
     queue.wake(lab.clock.now())
     return queue, planner.snapshot()

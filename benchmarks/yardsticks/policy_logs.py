@@ -1,0 +1,50 @@
+"""The default policy over whole logs of the Parallel Workloads Archive, through the twin, beside EASY."""
+
+from __future__ import annotations
+
+import time
+
+from benchmarks.yardsticks.beat import Beat, report
+from benchmarks.yardsticks.logs import LOGS, RULES, VARIANTS, replay
+from benchmarks.yardsticks.section import Report, Section, Traces, say
+from shoal.sim.from_trace import workload_of
+from shoal.sim.machines import Shape, nodes_of
+from shoal.sim.report import report as report_of
+from shoal.sim.scenario import Scenario, play
+from shoal.sim.traces.swf import read_swf
+
+EASY, SHORTEST, _, TRUE = VARIANTS[:4]
+
+
+def run(traces: Traces) -> Report:
+    rows: list[Beat] = []
+    notes = []
+    for place, (log, file, capacity) in enumerate(LOGS):
+        jobs = list(read_swf(traces.path(file), RULES))
+        began = time.process_time()
+        found = report_of(play(Scenario(workload=workload_of(jobs, nodes_of(Shape(capacity))))))
+        cpu_s = time.process_time() - began
+        say(f"{log}: {len(jobs):,} jobs in {cpu_s:.1f} CPU s")
+        easy = replay(jobs, capacity, EASY)
+        shortest, true = SHORTEST.means[place], TRUE.means[place]
+        slowdown = found.overall.slowdown
+        rows += [
+            Beat(log, "mean slowdown", SHORTEST.name, float(shortest), slowdown.mean),
+            Beat(log, "worst job", EASY.name, easy.slowdown.max, slowdown.max),
+            Beat(log, "p99.9 slowdown", EASY.name, easy.slowdown.p99_9, slowdown.p99_9, is_goal=False),
+            Beat(log, "mean slowdown", TRUE.name, float(true), slowdown.mean, is_goal=False),
+        ]
+        notes.append(
+            f"{log}: mean {slowdown.mean:,.2f}, p99.9 {slowdown.p99_9:,.0f}, max {slowdown.max:,.0f}; "
+            f"{len(jobs):,} jobs in {cpu_s:.1f} CPU s, report included"
+        )
+    notes.append("limits below the run time are raised to it, for EASY and for us")
+    return report(SECTION.title, rows, notes)
+
+
+SECTION = Section(
+    name="policy-logs",
+    title="Default policy, whole logs: bounded slowdown beside EASY",
+    needs=tuple(file for _, file, _ in LOGS),
+    run=run,
+)

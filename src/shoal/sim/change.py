@@ -1,0 +1,127 @@
+"""What if: a workload, with nodes added or taken away, or more guaranteed to a project."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+
+import msgspec
+
+from shoal.errors import SpecError
+from shoal.model.people import Devices
+from shoal.scheduler.devices import ProjectView
+from shoal.scheduler.snapshot import NodeView
+from shoal.sim.machines import ANY_KIND, POOL, Shape, nodes_of, parse_shape
+from shoal.sim.workload import Device, Workload
+
+ADDED = "added"
+IS_SHAPE = re.compile(r"\d+(x.*)?")
+
+
+def with_nodes(workload: Workload, shapes: Iterable[Shape]) -> Workload:
+    """More nodes, or more processors in the pool."""
+    nodes = workload.nodes
+    for shape in shapes:
+        nodes = _pool_of(nodes, shape, "--add", +1) if _is_pool(nodes) else _joined(nodes, shape)
+    return msgspec.structs.replace(workload, nodes=nodes)
+
+
+def without_nodes(workload: Workload, removed: Iterable[str]) -> Workload:
+    """Without the nodes of these names, or without so many that look like `4xH100:8`, the last by name."""
+    nodes = workload.nodes
+    for text in removed:
+        if _is_pool(nodes):
+            nodes = _pool_of(nodes, parse_shape(text, "--remove"), "--remove", -1)
+        elif any(node.name == text for node in nodes):
+            nodes = tuple(node for node in nodes if node.name != text)
+        elif IS_SHAPE.fullmatch(text):
+            nodes = _less(nodes, parse_shape(text, "--remove"))
+        else:
+            near = get_close_matches(text, [node.name for node in nodes], 1)
+            hint = f"--remove {near[0] if near else nodes[-1].name}" if nodes else None
+            raise SpecError(f"`--remove {text}`: no node has that name; there are {len(nodes)}", hint=hint)
+    if not nodes:
+        raise SpecError("`--remove`: no node would be left", hint="remove fewer")
+    names = {node.name for node in workload.nodes} - {node.name for node in nodes}
+    changes = [change for change in workload.changes if change.name not in names]
+    return msgspec.structs.replace(workload, nodes=nodes, changes=changes)
+
+
+def with_quotas(workload: Workload, quotas: Mapping[str, float]) -> Workload:
+    """So many devices guaranteed to each of these projects; what else is set for them stays."""
+    views = {view.name: view for view in workload.projects}
+    known = {job.project for job in workload.jobs} | views.keys()
+    for name, amount in quotas.items():
+        if name not in known:
+            near = get_close_matches(name, sorted(known), 1)
+            raise SpecError(
+                f"`--quota {name}={amount:g}`: no project `{name}`; there are {', '.join(sorted(known)[:8])}",
+                hint=f"--quota {near[0] if near else min(known)}={amount:g}",
+            )
+        view = views.get(name) or ProjectView(name=name)
+        if workload.device is Device.GPU:
+            devices = Devices(gpus=int(amount), cpus=view.quota.cpus if view.quota else None)
+        else:
+            devices = Devices(gpus=view.quota.gpus if view.quota else None, cpus=amount)
+        views[name] = msgspec.structs.replace(view, quota=devices)
+    return msgspec.structs.replace(workload, projects=tuple(views[name] for name in sorted(views)))
+
+
+def parse_quotas(texts: Iterable[str]) -> dict[str, float]:
+    """`vision=64`."""
+    quotas: dict[str, float] = {}
+    for text in texts:
+        name, _, amount = text.rpartition("=")
+        if not name or not amount.isdigit():
+            raise SpecError(f"`--quota {text}`: a quota is PROJECT=DEVICES", hint="--quota vision=64")
+        quotas[name] = int(amount)
+    return quotas
+
+
+def _is_pool(nodes: tuple[NodeView, ...]) -> bool:
+    return len(nodes) == 1 and nodes[0].name == POOL
+
+
+def _pool_of(nodes: tuple[NodeView, ...], shape: Shape, option: str, sign: int) -> tuple[NodeView, ...]:
+    (pool,) = nodes
+    if shape.gpus:
+        raise SpecError(
+            f"`{option} {shape}`: this trace runs on {pool.cpus:g} processors in one pool, not on nodes",
+            hint=f"{option} {shape.devices}",
+        )
+    left = pool.cpus + sign * shape.count
+    if left <= 0:
+        raise SpecError(
+            f"`{option} {shape}`: there are {pool.cpus:g} processors", hint=f"{option} {pool.cpus / 2:.0f}"
+        )
+    return (msgspec.structs.replace(pool, cpus=left),)
+
+
+def _joined(nodes: tuple[NodeView, ...], shape: Shape) -> tuple[NodeView, ...]:
+    """New nodes are like the ones of the same GPUs that are there, where there are any, but for the name."""
+    if not shape.gpus:
+        raise SpecError(f"`--add {shape}`: how many GPUs has a node?", hint=f"--add {shape.count}x8")
+    taken = sum(node.name.startswith(f"{ADDED}-") for node in nodes)
+    new = nodes_of(shape, prefix=ADDED, first=taken + 1)
+    model = next((node for node in nodes if _looks_like(node, shape)), None)
+    if model is not None:
+        new = tuple(
+            msgspec.structs.replace(model, name=node.name, closed_because=None, labels={}) for node in new
+        )
+    return (*nodes, *new)
+
+
+def _less(nodes: tuple[NodeView, ...], shape: Shape) -> tuple[NodeView, ...]:
+    alike = sorted(node.name for node in nodes if _looks_like(node, shape))
+    if len(alike) < shape.count:
+        raise SpecError(
+            f"`--remove {shape}`: there are {len(alike)} such nodes",
+            hint=f"--remove {shape.of(len(alike))}" if alike else None,
+        )
+    gone = set(alike[len(alike) - shape.count :])
+    return tuple(node for node in nodes if node.name not in gone)
+
+
+def _looks_like(node: NodeView, shape: Shape) -> bool:
+    return len(node.gpus) == shape.gpus and all(shape.kind in (ANY_KIND, gpu.kind) for gpu in node.gpus)

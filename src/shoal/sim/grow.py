@@ -1,0 +1,51 @@
+"""More of the same work: what a workload looks like when more of it arrives each day."""
+
+from __future__ import annotations
+
+import re
+from random import Random
+
+import msgspec
+
+from shoal.errors import SpecError
+from shoal.sim.workload import WorkJob, Workload
+
+MONTHS = {"month": 1.0, "quarter": 3.0, "year": 12.0}
+WORDS = re.compile(r"(?P<percent>\d+(?:\.\d+)?)%(?:/(?P<unit>\w+))?")
+JITTER_S = 3600.0
+"""A copy arrives up to so much later: bursts stay bursts, and no two jobs arrive together for ever."""
+
+
+def growth(text: str, horizon_months: float) -> float:
+    """`30%/month` over three months is 2.197 times."""
+    found = WORDS.fullmatch(text.strip())
+    unit = (found["unit"] or "month") if found else ""
+    if found is None or unit not in MONTHS:
+        raise SpecError(
+            f"`--growth {text}`: so many percent a {', '.join(MONTHS)}", hint="--growth 30%/month"
+        )
+    return float((1 + float(found["percent"]) / 100) ** (horizon_months / MONTHS[unit]))
+
+
+def grown(workload: Workload, times: float, *, seed: int = 1) -> Workload:
+    """`times` as many jobs, spread evenly over the log; each is one of the log, or a copy of one.
+
+    The same seed gives the same jobs. What people ask for, and how long it runs, stays as it is.
+    """
+    if times == 1:
+        return workload
+    random = Random(seed)
+    jobs: list[WorkJob] = []
+    due = 0.0
+    for job in workload.jobs:
+        due += times
+        jobs += [_copy(job, copy, random) if copy else job for copy in range(int(due))]
+        due -= int(due)
+    jobs.sort(key=lambda job: job.submitted_at)
+    return msgspec.structs.replace(workload, jobs=jobs)
+
+
+def _copy(job: WorkJob, number: int, random: Random) -> WorkJob:
+    return msgspec.structs.replace(
+        job, job_id=f"{job.job_id}+{number}", submitted_at=job.submitted_at + random.uniform(0.0, JITTER_S)
+    )

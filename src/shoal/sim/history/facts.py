@@ -1,0 +1,236 @@
+"""Events as facts for a planner: who waits, holds, ended; nodes, projects; and the decisions made of them.
+
+Reads nothing but the log. An event of a kind that no planner is told of is no fact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from shoal.control.snapshot import candidate, node_view
+from shoal.control.tree import project_view
+from shoal.model.attempt import Allocation, Attempt
+from shoal.model.from_spec import request_of
+from shoal.model.job import ArrayPlace, Dependency, Job, JobOutcome
+from shoal.model.node import Node, NodeFacts, NodeState
+from shoal.model.people import Project
+from shoal.scheduler import Candidate, NodeView, Policy, Start
+from shoal.scheduler.devices import ProjectView
+from shoal.spec import JobSpec
+
+Event = Mapping[str, Any]
+"""As the API and `shoal events --json` give it."""
+
+
+class Queued(msgspec.Struct, frozen=True):
+    """An attempt waits. What it comes after may not have ended yet."""
+
+    candidate: Candidate
+    after: tuple[Dependency, ...]
+    backoff_s: float
+
+
+class Placed(msgspec.Struct, frozen=True):
+    attempt_id: str
+    allocation: Allocation
+    at: float
+
+
+class Over(msgspec.Struct, frozen=True):
+    """An attempt waits or holds nothing any more."""
+
+    attempt_id: str
+    at: float
+
+
+class JobOver(msgspec.Struct, frozen=True):
+    job_id: str
+    outcome: JobOutcome
+
+
+class NodeIs(msgspec.Struct, frozen=True):
+    view: NodeView
+
+
+class NodeGone(msgspec.Struct, frozen=True):
+    name: str
+
+
+class ProjectsAre(msgspec.Struct, frozen=True):
+    views: tuple[ProjectView, ...]
+
+
+class PolicyIs(msgspec.Struct, frozen=True):
+    policy: Policy
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """A plan that started somebody, as it is recorded."""
+
+    seq: int
+    at: float
+    seen: int
+    """Made of the log up to this event."""
+    starts: tuple[Start, ...]
+    placed: tuple[str, ...]
+    """The starts that were still possible when it was written down."""
+    resting: frozenset[str]
+    stamps: dict[str, tuple[float | None, float | None, float | None]]
+    """Of attempts that were stamped since the last one: expected run time, when it is due, its score."""
+
+
+Fact = Queued | Placed | Over | JobOver | NodeIs | NodeGone | ProjectsAre | PolicyIs | Decision
+
+
+def facts_of(events: Iterable[Event]) -> Iterator[tuple[int, Fact]]:
+    """The facts and the number of the event each comes from, in the order of the log."""
+    reader = _Reader()
+    for event in events:
+        read = READERS.get(str(event["kind"]))
+        fact = read(reader, event) if read else None
+        if fact is not None:
+            yield int(event["seq"]), fact
+
+
+class _Reader:
+    """What later events leave out because an earlier one said it."""
+
+    def __init__(self) -> None:
+        self._specs: dict[str, str] = {}
+        """By array: its first element has the spec of all."""
+        self._jobs: dict[str, Job] = {}
+        self._nodes: dict[str, Node] = {}
+        self._projects: dict[str, Project] = {}
+
+    def submitted(self, event: Event) -> Fact:
+        data, project = event["data"], str(event["project"])
+        array_id = data.get("array_id")
+        text = data.get("spec") or self._specs[array_id]
+        if array_id is not None:
+            self._specs[array_id] = text
+        spec = JobSpec.model_validate_json(text)
+        array = None
+        if array_id is not None and spec.array is not None:
+            array = ArrayPlace(array_id=array_id, index=0, size=0, at_once=spec.array.at_once)
+        job = Job(
+            job_id=str(event["job_id"]),
+            project=project,
+            number=data["number"],
+            name=data["name"],
+            owner=str(event["actor"]),
+            owner_name="",
+            queue=spec.queue,
+            priority=data["priority"],
+            request=request_of(spec),
+            spec_json=text,
+            after=msgspec.convert(
+                [{"label": "", **dep} for dep in data.get("after", ())], tuple[Dependency, ...]
+            ),
+            array=array,
+            submitted_at=event["at"],
+        )
+        self._jobs[job.job_id] = job
+        return self._queued(job, event, 0.0)
+
+    def tried_again(self, event: Event) -> Fact:
+        data, job = event["data"], self._jobs[str(event["job_id"])]
+        if data.get("excluded_nodes"):
+            job = msgspec.structs.replace(job, excluded_nodes=tuple(data["excluded_nodes"]))
+            self._jobs[job.job_id] = job
+        return self._queued(job, event, data.get("backoff_s", 0.0))
+
+    def _queued(self, job: Job, event: Event, backoff_s: float) -> Queued:
+        attempt = Attempt(
+            attempt_id=str(event["attempt_id"]),
+            job_id=job.job_id,
+            project=job.project,
+            epoch=1,
+            queued_at=event["at"],
+            backoff_s=backoff_s,
+        )
+        return Queued(candidate(job, attempt), job.after, backoff_s)
+
+    def placed(self, event: Event) -> Fact:
+        allocation = msgspec.convert(event["data"]["event"]["allocation"], Allocation)
+        return Placed(str(event["attempt_id"]), allocation, event["at"])
+
+    def over(self, event: Event) -> Fact:
+        return Over(str(event["attempt_id"]), event["at"])
+
+    def job_over(self, event: Event) -> Fact:
+        return JobOver(str(event["job_id"]), JobOutcome(event["data"]["outcome"]))
+
+    def node_facts(self, event: Event) -> Fact:
+        facts = msgspec.convert(event["data"], NodeFacts)
+        known = self._nodes.get(facts.name)
+        node = msgspec.structs.replace(known, facts=facts) if known else Node(facts=facts, engine="")
+        return self._node(node, event["at"])
+
+    def node_state(self, event: Event) -> Fact | None:
+        known = self._nodes.get(str(event["node"]))
+        if known is None:
+            return None
+        return self._node(msgspec.structs.replace(known, state=NodeState(event["data"]["to"])), event["at"])
+
+    def node_alive(self, event: Event) -> Fact | None:
+        known = self._nodes.get(str(event["node"]))
+        if known is None:
+            return None
+        facts = msgspec.structs.replace(known.facts, is_alive=event["kind"] == "node.answers")
+        return self._node(msgspec.structs.replace(known, facts=facts), event["at"])
+
+    def node_gone(self, event: Event) -> Fact:
+        self._nodes.pop(str(event["node"]), None)
+        return NodeGone(str(event["node"]))
+
+    def _node(self, node: Node, at: float) -> NodeIs:
+        self._nodes[node.name] = node
+        return NodeIs(node_view(node, at))
+
+    def project(self, event: Event) -> Fact:
+        data = dict(event["data"])
+        name = data.pop("project")
+        known = self._projects.get(name) or Project(name=name, uid=0)
+        fields = {**msgspec.to_builtins(known), **data}
+        self._projects[name] = msgspec.convert(fields, Project)
+        return ProjectsAre(tuple(project_view(one) for one in self._projects.values()))
+
+    def policy(self, event: Event) -> Fact:
+        return PolicyIs(msgspec.convert(event["data"], Policy))
+
+    def decision(self, event: Event) -> Fact | None:
+        data = event["data"]
+        if "stamps" not in data:
+            return None  # older than decisions that can be made again
+        return Decision(
+            seq=int(event["seq"]),
+            at=event["at"],
+            seen=data["seen"],
+            starts=msgspec.convert(data["starts"], tuple[Start, ...]),
+            placed=tuple(data["placed"]),
+            resting=frozenset(data["resting"]),
+            stamps={attempt_id: tuple(stamps) for attempt_id, stamps in data["stamps"].items()},
+        )
+
+
+READERS: dict[str, Callable[[_Reader, Event], Fact | None]] = {
+    "job.submitted": _Reader.submitted,
+    "job.retrying": _Reader.tried_again,
+    "job.retried": _Reader.tried_again,
+    "job.ended": _Reader.job_over,
+    "attempt.placed": _Reader.placed,
+    "attempt.ended": _Reader.over,
+    "node.added": _Reader.node_facts,
+    "node.changed": _Reader.node_facts,
+    "node.answers": _Reader.node_alive,
+    "node.silent": _Reader.node_alive,
+    "node.removed": _Reader.node_gone,
+    "project.created": _Reader.project,
+    "project.updated": _Reader.project,
+    "policy.set": _Reader.policy,
+    "plan.made": _Reader.decision,
+    **{f"node.{state}": _Reader.node_state for state in NodeState},
+}

@@ -1,0 +1,137 @@
+"""Draw outcomes beside each other: the queue and the devices in use over time, and how long projects waited.
+
+Needs matplotlib, which `pip install 'shoal[plots]'` brings; nothing else of the simulator does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from shoal.errors import SpecError
+from shoal.sim.outcome import Outcome
+
+ENDINGS = (".png", ".svg")
+NUM_POINTS = 500
+MAX_PROJECTS = 6
+"""Curves that an eye can tell apart; the projects that hold most."""
+DAY_S = 86400.0
+COLOURS = ("#1f77b4", "#d9822b", "#2e8b57", "#b5457a", "#6b5bb5", "#7a6a4f")
+BEFORE, AFTER = "#8a8a8a", "#0b5cad"
+TICKS = {
+    1: "none",
+    10: "10 s",
+    60: "1 m",
+    600: "10 m",
+    3600: "1 h",
+    21600: "6 h",
+    86400: "1 d",
+    604800: "7 d",
+}
+
+Floats = NDArray[np.float64]
+
+
+def draw(outcomes: Mapping[str, Outcome], path: Path, title: str) -> None:
+    """Write the picture of one or two outcomes, by name, as PNG or SVG. The same outcomes, the same bytes."""
+    if path.suffix.lower() not in ENDINGS:
+        raise SpecError(
+            f"`{path.name}`: a plot is a .png or a .svg, not `{path.suffix}`", hint=f"--plot {path.stem}.png"
+        )
+    with mpl.rc_context({"svg.hashsalt": "shoal", "font.size": 9}):
+        figure = Figure(figsize=(9, 9), layout="constrained")
+        queue, use, waits = figure.subplots(3, 1)
+        figure.suptitle(title)
+        styles = _styles(list(outcomes))
+        for name, outcome in outcomes.items():
+            _over_time(queue, use, name, outcome, styles[name])
+        _waits(waits, outcomes, styles)
+        _dress(queue, use, next(iter(outcomes.values())))
+        metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {"Software": None}
+        figure.savefig(path, dpi=120, metadata=metadata)
+
+
+def _styles(names: list[str]) -> dict[str, dict[str, Any]]:
+    """The last is drawn solid and in colour, what it is compared with thin and grey."""
+    last = {"color": AFTER, "linewidth": 1.4, "linestyle": "-"}
+    first = {"color": BEFORE, "linewidth": 1.0, "linestyle": "--"}
+    return {name: last if name == names[-1] else first for name in names}
+
+
+def _over_time(queue: Axes, use: Axes, name: str, outcome: Outcome, style: dict[str, Any]) -> None:
+    line = outcome.timeline
+    at = np.array(line.at)
+    days, queued = _means(at, np.array(line.queued))
+    _, used = _means(at, np.array(line.used))
+    queue.plot(days, queued, label=name, **style)
+    use.plot(days, used, label=name, **style)
+    use.axhline(outcome.workload.capacity, color=style["color"], linewidth=0.6, linestyle=":")
+
+
+def _means(at: Floats, values: Floats) -> tuple[Floats, Floats]:
+    """Of a step function: its mean in each of `NUM_POINTS` slices, and their middles in days."""
+    edges = np.linspace(at[0], at[-1], NUM_POINTS + 1)
+    area = np.concatenate([[0.0], np.cumsum(values[:-1] * np.diff(at))])
+    upto = np.interp(edges, at, area)
+    width = max(edges[1] - edges[0], 1e-9)
+    return ((edges[:-1] + edges[1:]) / 2 - at[0]) / DAY_S, np.diff(upto) / width
+
+
+def _waits(axes: Axes, outcomes: Mapping[str, Outcome], styles: dict[str, dict[str, Any]]) -> None:
+    """How large a share of each project's jobs had waited no longer than that."""
+    projects = _largest(list(outcomes.values())[-1])
+    colours = dict(zip(projects, COLOURS, strict=False))
+    for name, outcome in outcomes.items():
+        waits = np.array(outcome.starts) - np.array([job.submitted_at for job in outcome.workload.jobs])
+        of_project = np.array([job.project for job in outcome.workload.jobs])
+        for project in projects:
+            chosen = waits[(of_project == project) & ~np.isnan(waits)]
+            if len(chosen):
+                style = {**styles[name], "color": colours[project]}
+                share = np.linspace(1 / len(chosen), 1.0, min(len(chosen), NUM_POINTS))
+                at = np.maximum(np.quantile(chosen, share, method="inverted_cdf"), 1.0)
+                label = project if style["linestyle"] == "-" else None
+                axes.step(at, share, where="post", label=label, **style)
+    axes.set_xscale("log")
+    highest = max(axes.get_xlim()[1], 60.0)
+    shown = {at: text for at, text in TICKS.items() if at <= highest}
+    axes.set_xticks(list(shown), list(shown.values()))
+    axes.minorticks_off()
+    axes.set_xlim(1, highest)
+    axes.set_ylim(0, 1.01)
+    axes.set_xlabel("waited no longer than")
+    axes.set_ylabel("share of jobs")
+    axes.grid(visible=True, alpha=0.25)
+    _legend(axes, None if len(outcomes) == 1 else "dashed: before")
+
+
+def _largest(outcome: Outcome) -> list[str]:
+    held: dict[str, float] = {}
+    stays = outcome.stays
+    for job, devices, begin, end in zip(stays.job, stays.devices, stays.begin, stays.end, strict=True):
+        project = outcome.workload.jobs[job].project
+        held[project] = held.get(project, 0.0) + devices * (end - begin)
+    return sorted(held, key=lambda name: (-held[name], name))[:MAX_PROJECTS]
+
+
+def _dress(queue: Axes, use: Axes, outcome: Outcome) -> None:
+    queue.set_ylabel("jobs waiting")
+    use.set_ylabel(f"{outcome.workload.device}s in use")
+    use.set_xlabel("days since the first submission")
+    for axes in (queue, use):
+        axes.set_ylim(bottom=0)
+        axes.margins(x=0)
+        axes.grid(visible=True, alpha=0.25)
+        _legend(axes)
+
+
+def _legend(axes: Axes, title: str | None = None) -> None:
+    """Beside the picture: no corner of it is empty on every cluster."""
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, title=title)

@@ -1,0 +1,309 @@
+"""A cluster in virtual time whose only decisions are the production scheduler's.
+
+The twin moves the clock from event to event, tells the planner what happened, and asks it once for each
+moment at which anything did. It knows run times and failures; the planner learns of them when they happen.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from math import inf
+from typing import NamedTuple
+
+import msgspec
+
+from shoal.errors import Bug, SpecError
+from shoal.model.attempt import Allocation
+from shoal.model.request import Request
+from shoal.scheduler import Candidate, Holding, NodeView, Planner, Policy, Stamps, impossible
+from shoal.scheduler.amounts import demand_of
+from shoal.scheduler.devices import asked_by
+from shoal.scheduler.tree import Tree
+from shoal.sim.checkpoints import Checkpoints
+from shoal.sim.failures import Failures, NodeLuck
+from shoal.sim.outcome import Outcome
+from shoal.sim.stamp import Stamper
+from shoal.sim.workload import Workload, devices_held, devices_of_node
+
+MAX_ATTEMPTS = 1000
+"""A job that is cut short more often than this makes no progress: no simulation of it would end."""
+FAILED = "failed, and is being repaired"
+
+
+def replay(
+    workload: Workload,
+    policy: Policy,
+    *,
+    stamper: Stamper | None = None,
+    failures: Failures | None = None,
+    checkpoints: Checkpoints | None = None,
+) -> Outcome:
+    """Run every job to its end and say what happened. The same arguments give the same outcome.
+
+    Jobs that the nodes could never hold are refused, as at a submission. `Bug`: a job waits for ever.
+    """
+    return _Twin(workload, policy, stamper or Stamps(), failures, checkpoints or Checkpoints()).run()
+
+
+class _Running(NamedTuple):
+    job: int
+    """By its index."""
+    began_at: float
+    devices: float
+    allocation: Allocation
+    work_s: float
+    """What it does if it is not cut short."""
+
+
+class _Twin:
+    def __init__(
+        self,
+        workload: Workload,
+        policy: Policy,
+        stamper: Stamper,
+        failures: Failures | None,
+        checkpoints: Checkpoints,
+    ) -> None:
+        self._jobs = workload.jobs
+        self._device = workload.device
+        self._stamper = stamper
+        self._failures = failures
+        self._checkpoints = checkpoints
+        self._planner = Planner(policy)
+        self._planner.set_projects(workload.projects)
+        self._ceilings = Tree(workload.projects)
+        self._outcome = Outcome(workload)
+        self._num_arrived = 0
+        self._num_open = len(workload.jobs)
+        self._ends: list[tuple[float, int, str]] = []
+        """(end, number of the start, attempt): of two that end together, the earlier goes first."""
+        self._node_events: list[tuple[float, int, str, NodeView | None, bool]] = []
+        """(when, number, name, what it is then, whether it failed): set out in advance or drawn."""
+        self._num_events = 0
+        self._running: dict[str, _Running] = {}
+        self._queued: dict[str, int] = {}
+        self._left: dict[int, tuple[float, int]] = {}
+        """Work that is left of jobs that were cut short, and how often they were."""
+        self._used = 0.0
+        self._nodes: dict[str, NodeView] = {}
+        self._luck: dict[str, NodeLuck] = {}
+        self._is_possible: dict[tuple[str, Request], bool] = {}
+        self._all_nodes = {node.name: node for node in workload.nodes}
+        for change in workload.changes:
+            self._node_event(change.at, change.name, change.view, has_failed=False)
+            if change.view is not None:
+                self._all_nodes.setdefault(change.name, change.view)
+        begin = workload.jobs[0].submitted_at if workload.jobs else 0.0
+        for node in workload.nodes:
+            self._set_node(node.name, node, begin)
+        self._count_nodes()
+
+    def run(self) -> Outcome:
+        jobs, ends, timeline = self._jobs, self._ends, self._outcome.timeline
+        count, again_at = len(jobs), inf
+        while self._num_open:
+            arrival = jobs[self._num_arrived].submitted_at if self._num_arrived < count else inf
+            now = min(
+                arrival,
+                ends[0][0] if ends else inf,
+                self._node_events[0][0] if self._node_events else inf,
+                again_at,
+            )
+            if now == inf or not (
+                self._running or arrival < inf or again_at < inf or self._has_plans_for_nodes
+            ):
+                raise self._stuck()
+            while ends and ends[0][0] == now:
+                self._end(heappop(ends)[2], now)
+            while self._node_events and self._node_events[0][0] == now:
+                self._turn_node(now)
+            if arrival == now:
+                self._arrive(now)
+            again_at = self._decide(now)
+            timeline.note(now, len(self._queued), self._used, self._open_devices)
+        return self._outcome
+
+    @property
+    def _has_plans_for_nodes(self) -> bool:
+        """Whether a node will change, other than by failing: nobody can wait for that."""
+        return any(not has_failed for *_, has_failed in self._node_events)
+
+    def _stuck(self) -> Bug:
+        index = next(iter(self._queued.values()))
+        named = f"{len(self._queued)} jobs never start, the first is {self._jobs[index].job_id}"
+        return Bug(named, index=index)
+
+    # --- what happens -----------------------------------------------------------------------------------
+    def _arrive(self, now: float) -> None:
+        """Everything submitted at this moment joins the queue, or is refused for ever."""
+        jobs = self._jobs
+        index = self._num_arrived
+        while index < len(jobs) and jobs[index].submitted_at <= now:
+            job = jobs[index]
+            if job.submitted_at < now:
+                raise Bug(f"job {job.job_id} was submitted before the one ahead of it: sort the jobs first")
+            if self._can_ever_run(job.project, job.request):
+                self._enqueue(index, str(index), job.run_s, now)
+            else:
+                self._outcome.refused.append(index)
+                self._num_open -= 1
+            index += 1
+        self._num_arrived = index
+
+    def _can_ever_run(self, project: str, request: Request) -> bool:
+        """With every node that this cluster ever has, and all that its project may have."""
+        # Limits do not matter here, so that few requests differ.
+        alike = msgspec.structs.replace(request, time_limit_s=None) if request.time_limit_s else request
+        known = self._is_possible.get((project, alike))
+        if known is None:
+            asked = asked_by(demand_of(alike))
+            is_allowed = self._ceilings.refusal(project, asked) is None
+            known = is_allowed and impossible(alike, self._all_nodes.values()) is None
+            self._is_possible[project, alike] = known
+        return known
+
+    def _enqueue(self, index: int, attempt_id: str, work_s: float, now: float) -> None:
+        job = self._jobs[index]
+        request = job.request
+        extra_s = self._checkpoints.overhead_s(work_s, is_restart=index in self._left)
+        if extra_s and request.time_limit_s is not None:
+            # Whoever writes checkpoints asks for the time that takes.
+            request = msgspec.structs.replace(request, time_limit_s=request.time_limit_s + extra_s)
+        self._queued[attempt_id] = index
+        candidate = Candidate(
+            attempt_id=attempt_id,
+            job_id=job.job_id,
+            project=job.project,
+            queue=job.queue,
+            priority=job.priority,
+            order=index,
+            submitted_at=job.submitted_at,
+            request=request,
+            owner=job.user,
+            name=job.name,
+        )
+        self._planner.add(self._stamper.arrive(candidate))
+
+    def _learn(self, attempt_id: str, was: _Running, now: float) -> None:
+        """An end tells how long jobs like it run; those who wait may be stamped anew for it."""
+        job = self._jobs[was.job]
+        holding = Holding(
+            attempt_id=attempt_id,
+            job_id=job.job_id,
+            project=job.project,
+            priority=job.priority,
+            allocation=was.allocation,
+            placed_at=was.began_at,
+            time_limit_s=job.request.time_limit_s,
+            owner=job.user,
+            name=job.name,
+        )
+        for changed in self._stamper.ended(holding, job.request, now - was.began_at, now):
+            self._planner.add(changed)
+
+    def _end(self, attempt_id: str, now: float) -> None:
+        """An end that was foreseen; nothing if the attempt was cut short before it."""
+        was = self._running.pop(attempt_id, None)
+        if was is None:
+            return
+        self._planner.release(attempt_id, now)
+        index, began_at, devices, _, work_s = was
+        outcome = self._outcome
+        outcome.ends[index] = now
+        outcome.useful += devices * work_s
+        outcome.overhead += devices * (now - began_at - work_s)
+        outcome.stays.note(index, devices, began_at, now)
+        self._used -= devices
+        self._num_open -= 1
+        self._learn(attempt_id, was, now)
+
+    def _cut_short(self, attempt_id: str, now: float) -> None:
+        """Take it off its nodes and queue what is left of it."""
+        was = self._running.pop(attempt_id)
+        self._planner.release(attempt_id, now)
+        left_s, cuts = self._left.get(was.job, (was.work_s, 0))
+        told = self._checkpoints.cut_short(now - was.began_at, is_restart=cuts > 0)
+        outcome = self._outcome
+        outcome.useful += was.devices * told.kept_s
+        outcome.lost += was.devices * told.lost_s
+        outcome.overhead += was.devices * told.overhead_s
+        outcome.num_interrupted += 1
+        outcome.stays.note(was.job, was.devices, was.began_at, now)
+        self._used -= was.devices
+        if cuts >= MAX_ATTEMPTS:
+            job = self._jobs[was.job]
+            raise SpecError(
+                f"job {job.job_id} ({job.run_s:,.0f} s of work) was cut short {MAX_ATTEMPTS:,} times and "
+                "would never end at these failures",
+                hint="give it checkpoints: --checkpoint 1h,30s,2m",
+            )
+        self._left[was.job] = left_s - told.kept_s, cuts + 1
+        self._enqueue(was.job, f"{was.job}.{cuts + 1}", left_s - told.kept_s, now)
+
+    # --- nodes ------------------------------------------------------------------------------------------
+    def _node_event(self, at: float, name: str, view: NodeView | None, *, has_failed: bool) -> None:
+        self._num_events += 1
+        heappush(self._node_events, (at, self._num_events, name, view, has_failed))
+
+    def _set_node(self, name: str, view: NodeView | None, now: float) -> None:
+        if view is None:
+            self._nodes.pop(name, None)
+            self._planner.drop_node(name)
+        else:
+            self._nodes[name] = view
+            self._planner.set_node(view)
+            if self._failures and view.closed_because is None:
+                luck = self._luck.setdefault(name, NodeLuck(self._failures, name))
+                self._node_event(now + luck.time_in_service(), name, view, has_failed=True)
+
+    def _count_nodes(self) -> None:
+        self._stamper.see(self._nodes.values())
+        self._open_devices = sum(
+            devices_of_node(node, self._device)
+            for node in self._nodes.values()
+            if node.closed_because is None
+        )
+
+    def _turn_node(self, now: float) -> None:
+        """One node fails, is repaired, or changes as the workload says."""
+        _, _, name, view, has_failed = heappop(self._node_events)
+        if has_failed:
+            if self._nodes.get(name) is not view or self._failures is None or view is None:
+                return  # it is another node by now, or gone
+            self._outcome.num_failures += 1
+            self._node_event(now + self._failures.repair_s, name, view, has_failed=False)
+            view = msgspec.structs.replace(view, closed_because=FAILED)
+        self._set_node(name, view, now)
+        self._count_nodes()
+        if view is None or has_failed:
+            for attempt_id in [
+                attempt_id
+                for attempt_id, was in self._running.items()
+                if any(share.node == name for share in was.allocation)
+            ]:
+                self._cut_short(attempt_id, now)
+
+    # --- decisions --------------------------------------------------------------------------------------
+    def _decide(self, now: float) -> float:
+        """Let the planner decide and do as it says; when it wants to look again without an event."""
+        if not self._queued:
+            return inf
+        plan = self._planner.plan(now)
+        for start in plan.starts:
+            self._start(start.attempt_id, start.allocation, now)
+        again_at = plan.look_again_at
+        return inf if again_at is None or again_at <= now or not self._queued else again_at
+
+    def _start(self, attempt_id: str, allocation: Allocation, now: float) -> None:
+        index = self._queued.pop(attempt_id)
+        self._stamper.leave(attempt_id)
+        left = self._left.get(index) if self._left else None
+        work_s = self._jobs[index].run_s if left is None else left[0]
+        took_s = work_s + self._checkpoints.overhead_s(work_s, is_restart=left is not None)
+        if left is None:
+            self._outcome.starts[index] = now
+        devices = devices_held(allocation, self._device)
+        self._used += devices
+        self._running[attempt_id] = _Running(index, now, devices, allocation, work_s)
+        self._num_events += 1
+        heappush(self._ends, (now + took_s, self._num_events, attempt_id))

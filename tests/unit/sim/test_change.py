@@ -1,0 +1,75 @@
+"""What if there were other nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from shoal.errors import SpecError
+from shoal.model.people import Devices
+from shoal.sim.change import parse_quotas, with_nodes, with_quotas, without_nodes
+from shoal.sim.machines import Shape, nodes_of
+from shoal.sim.workload import NodeChange, Workload
+from tests.support.workloads import gpu_cluster, work
+
+TWO = gpu_cluster(work(0, 1), nodes=2)
+POOL = Workload(nodes=nodes_of(Shape(100)), jobs=[])
+
+
+def names(workload: Workload) -> list[str]:
+    return [node.name for node in workload.nodes]
+
+
+def test_added_nodes_have_names_of_their_own() -> None:
+    more = with_nodes(TWO, [Shape(1, 8, "H100"), Shape(2, 4)])
+    assert names(more) == ["node-00001", "node-00002", "added-00001", "added-00002", "added-00003"]
+    assert more.capacity == 16 + 8 + 8
+    assert more.nodes[2].gpus[0].kind == "H100"
+
+
+def test_an_added_node_is_like_those_of_its_kind() -> None:
+    assert with_nodes(TWO, [Shape(1, 8)]).nodes[2].cpus == TWO.nodes[0].cpus
+
+
+def test_nodes_are_removed_by_name_or_by_what_they_are() -> None:
+    assert names(without_nodes(TWO, ["node-00001"])) == ["node-00002"]
+    assert names(without_nodes(TWO, ["1x8"])) == ["node-00001"]
+
+
+def test_what_happens_to_a_removed_node_happens_no_more() -> None:
+    change = NodeChange(at=5, name="node-00001", view=None)
+    workload = Workload(nodes=TWO.nodes, jobs=TWO.jobs, changes=[change])
+    assert without_nodes(workload, ["node-00001"]).changes == []
+    assert without_nodes(workload, ["node-00002"]).changes == [change]
+
+
+def test_a_pool_gains_and_loses_processors() -> None:
+    assert with_nodes(POOL, [Shape(20)]).capacity == 120
+    assert without_nodes(POOL, ["20"]).capacity == 80
+
+
+def test_a_quota_is_of_the_devices_that_the_cluster_is_counted_in() -> None:
+    (view,) = with_quotas(TWO, parse_quotas(["default=8"])).projects
+    assert (view.name, view.quota) == ("default", Devices(gpus=8))
+    pool = Workload(nodes=POOL.nodes, jobs=TWO.jobs)
+    assert with_quotas(pool, {"default": 8}).projects[0].quota == Devices(cpus=8)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda: with_quotas(TWO, {"defualt": 8}), "no project `defualt`; there are default"),
+        (lambda: with_quotas(TWO, parse_quotas(["vision"])), "a quota is PROJECT=DEVICES"),
+        (lambda: without_nodes(TWO, ["node-1"]), "no node has that name; there are 2"),
+        (lambda: without_nodes(TWO, ["3x8"]), "there are 2 such nodes"),
+        (lambda: without_nodes(TWO, ["2x8"]), "no node would be left"),
+        (lambda: without_nodes(POOL, ["100"]), "there are 100 processors"),
+        (lambda: with_nodes(POOL, [Shape(2, 8)]), "100 processors in one pool, not on nodes"),
+        (lambda: with_nodes(TWO, [Shape(2)]), "how many GPUs has a node"),
+    ],
+)
+def test_a_change_that_cannot_be_made_says_why(change: Callable[[], Workload], sentence: str) -> None:
+    with pytest.raises(SpecError, match=sentence) as refused:
+        change()
+    assert refused.value.hint

@@ -1,0 +1,93 @@
+"""Planning: targets and growth as they are written, and the smallest cluster that will do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from shoal.errors import SpecError
+from shoal.scheduler import Policy
+from shoal.sim.grow import JITTER_S, grown, growth
+from shoal.sim.machines import Shape
+from shoal.sim.report import Report, report
+from shoal.sim.scenario import Scenario
+from shoal.sim.smallest import simulated, smallest
+from shoal.sim.target import Measure, Statistic, parse_target
+from shoal.sim.twin import replay
+from tests.support.workloads import gpu_cluster, work
+
+
+def here(scenarios: Sequence[Scenario]) -> list[Report]:
+    return [simulated(one) for one in scenarios]
+
+
+def ten_at_once() -> Scenario:
+    """Ten jobs of a whole node each, all at the same moment, an hour long."""
+    return Scenario(workload=gpu_cluster(*(work(0, 3600, 8) for _ in range(10))))
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("target", "fewest"), [("max wait < 1s", 10), ("max wait < 61m", 5), ("mean wait < 1d", 1)]
+)
+def test_the_smallest_cluster_that_meets_the_target_is_found(target: str, fewest: int, at_once: int) -> None:
+    answer = smallest(ten_at_once(), Shape(2, 8), parse_target(target), here, at_once=at_once)
+    assert answer.shape == Shape(fewest, 8)
+    tried = {trial.num_nodes: trial.is_met for trial in answer.trials}
+    assert tried[fewest]
+    assert fewest == 1 or not tried[fewest - 1]
+    assert 2 in tried
+
+
+def test_a_cluster_is_never_smaller_than_its_largest_job() -> None:
+    scenario = Scenario(workload=gpu_cluster(work(0, 60, 8, nodes=3), nodes=3))
+    answer = smallest(scenario, Shape(1, 8), parse_target("max wait < 1d"), here, at_once=2)
+    assert answer.shape.count == 3
+    assert min(trial.num_nodes for trial in answer.trials) == 3
+
+
+def test_a_target_that_no_size_meets_is_said_to_be_one() -> None:
+    with pytest.raises(SpecError, match="missed even where every job starts at once, on 10 nodes"):
+        smallest(ten_at_once(), Shape(1, 8), parse_target("mean completion < 1s"), here, at_once=8)
+
+
+def test_a_target_reads_its_measure_from_a_report() -> None:
+    told = report(replay(gpu_cluster(work(0, 100, 8), work(0, 100, 8)), Policy()))
+    assert parse_target("max wait < 2m").value(told) == 100
+    assert parse_target("mean slowdown < 2").value(told) == 1.5
+    assert parse_target("p99.9  completion<1h").value(told) == 200
+    assert parse_target("p50 wait < 90s").bound == 90
+    assert parse_target("p95 wait < 10m").statistic is Statistic.P95
+    assert parse_target("p95 wait < 10m").measure is Measure.WAIT
+
+
+@pytest.mark.parametrize("text", ["", "p95 wait", "p96 wait < 1m", "p95 joy < 1m", "p95 wait < soon"])
+def test_a_target_that_cannot_be_read_says_how_one_is_written(text: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        parse_target(text)
+    assert refused.value.hint == '--target "p95 wait < 10m"'
+
+
+def test_growth_compounds() -> None:
+    assert growth("30%/month", 3) == pytest.approx(1.3**3)
+    assert growth("44%/year", 6) == pytest.approx(1.2)
+    assert growth("0%", 3) == 1
+    with pytest.raises(SpecError, match="so many percent"):
+        growth("30 per month", 3)
+
+
+def test_a_grown_workload_has_so_many_times_the_jobs_each_a_little_later() -> None:
+    workload = gpu_cluster(*(work(at, 60, 8) for at in range(0, 1_000_000, 10_000)))
+    more = grown(workload, 2.5)
+    assert len(more.jobs) == 250
+    known = {job.submitted_at for job in workload.jobs}
+    for job in more.jobs:
+        assert job.submitted_at in known or 0 <= job.submitted_at % 10_000 <= JITTER_S
+    assert len({job.job_id for job in more.jobs}) == 250
+    assert grown(workload, 2.5).jobs == more.jobs
+    assert [job.submitted_at for job in more.jobs] == sorted(job.submitted_at for job in more.jobs)
+
+
+def test_a_workload_can_shrink() -> None:
+    assert len(grown(gpu_cluster(*(work(at, 60, 8) for at in range(100))), 0.5).jobs) == 50

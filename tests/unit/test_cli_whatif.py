@@ -1,0 +1,135 @@
+"""`shoal whatif` and `shoal plan` over small traces; neither talks to a control plane."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.cli import Shell
+
+JOBS = """\
+submitted_at,run_s,num_gpus,project,limit_s
+0,3600,8,vision,3600
+0,3600,8,vision,3600
+60,3600,8,nlp,3600
+60,3600,16,nlp,3600
+"""
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(tmp_path, monkeypatch, capsys)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    path = tmp_path / "jobs.csv"
+    path.write_text(JOBS)
+    return str(path)
+
+
+def test_more_nodes_are_compared_overall_and_for_each_project(shell: Shell, trace: str) -> None:
+    told = shell("whatif", trace, "--nodes", "2x8", "--add", "3x8")
+    assert told.code == 0, told.err
+    lines = [line.split() for line in told.out.splitlines()]
+    assert told.out.startswith("simulated: jobs.csv, add 3x8\n")
+    assert ["wait,", "max", "2.0h", "0s", "-100%"] in lines
+    assert ["vision", "2", "0s", "0s", "=", "0s", "0s", "="] in lines
+
+
+def test_a_trace_with_nothing_changed_is_simulated_once(shell: Shell, trace: str) -> None:
+    told = shell("whatif", trace, "--nodes", "2x8", "--json").json()
+    assert told["is_simulated"] is True
+    assert "after" not in told
+    assert told["before"]["overall"]["num_jobs"] == 4
+
+
+def test_jobs_that_would_fit_no_more_are_counted(shell: Shell, trace: str) -> None:
+    told = shell("whatif", trace, "--nodes", "2x8", "--remove", "1x8", "--json").json()
+    assert (told["before"]["num_refused"], told["after"]["num_refused"]) == (0, 1)
+
+
+def test_a_quota_is_guaranteed_to_a_project(shell: Shell, trace: str) -> None:
+    told = shell("whatif", trace, "--nodes", "1x8", "--quota", "nlp=8", "--json").json()
+    assert told["changes"] == ["quota nlp=8"]
+    before, after = (told[run]["projects"]["nlp"]["wait_s"]["mean"] for run in ("before", "after"))
+    assert after <= before
+    assert shell("whatif", trace, "--nodes", "1x8", "--quota", "npl=8").code == 2
+
+
+def test_failures_need_something_to_be_more_often_than(shell: Shell, trace: str) -> None:
+    refused = shell("whatif", trace, "--nodes", "2x8", "--failures", "2x")
+    assert refused.code == 2
+    assert "hint: --mtbf 60d --failures 2x" in refused.err
+    told = shell(
+        "whatif", trace, "--nodes", "2x8", "--mtbf", "1h", "--repair", "5m", "--failures", "2x",
+        "--checkpoint", "10m,10s,30s", "--json",
+    ).json()  # fmt: skip
+    assert told["after"]["num_failures"] > told["before"]["num_failures"] > 0
+    assert told["after"]["goodput"] < told["after"]["utilisation"]
+
+
+def test_a_policy_comes_from_a_file(shell: Shell, trace: str, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("{}")
+    assert shell("whatif", trace, "--nodes", "2x8", "--policy", str(policy)).code == 0
+    policy.write_text("patient_s: 5")
+    refused = shell("whatif", trace, "--nodes", "2x8", "--policy", str(policy))
+    assert refused.code == 2
+    assert "no policy field `patient_s`" in refused.err
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_a_plot_is_drawn_and_the_same_twice(shell: Shell, trace: str, tmp_path: Path, ending: str) -> None:
+    drawn = []
+    for name in ("one", "two"):
+        path = tmp_path / f"{name}.{ending}"
+        told = shell("whatif", trace, "--nodes", "2x8", "--add", "1x8", "--plot", str(path))
+        assert told.code == 0, told.err
+        drawn.append(path.read_bytes())
+    assert drawn[0] == drawn[1]
+    assert drawn[0].startswith(b"\x89PNG" if ending == "png" else b"<?xml")
+
+
+def test_a_plot_of_another_kind_is_refused(shell: Shell, trace: str, tmp_path: Path) -> None:
+    refused = shell("whatif", trace, "--nodes", "2x8", "--plot", str(tmp_path / "a.gif"))
+    assert "hint: --plot a.png" in refused.err
+
+
+def test_without_matplotlib_it_says_what_to_install(
+    shell: Shell, trace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    refused = shell("whatif", trace, "--nodes", "2x8", "--plot", "a.png")
+    assert refused.code == 2
+    assert "hint: pip install 'shoal[plots]'" in refused.err
+
+
+def test_the_smallest_cluster_is_planned_with_money_and_energy(shell: Shell, trace: str) -> None:
+    told = shell(
+        "plan", trace, "--nodes", "2xH100:8", "--target", "max wait < 5m", "--processes", "1",
+        "--price", "2.5", "--watts", "700",
+    )  # fmt: skip
+    assert told.code == 0, told.err
+    assert "smallest that meets `max wait < 5m`: 5xH100:8 (40 GPUs, +3 nodes)" in told.out
+    assert "money: 72,000 a month (assumed: 2.5 a GPU-hour" in told.out
+    assert "at most 28.0 kW (assumed: 700 W" in told.out
+
+
+def test_without_prices_no_money_is_invented(shell: Shell, trace: str) -> None:
+    told = shell("plan", trace, "--nodes", "2x8", "--target", "max wait < 5m", "--processes", "1")
+    assert "money: not computed" in told.out
+    assert "energy: not computed" in told.out
+
+
+def test_a_plan_is_json(shell: Shell, trace: str) -> None:
+    told = shell(
+        "plan", trace, "--nodes", "2x8", "--target", "max wait < 5m", "--growth", "100%/month",
+        "--horizon", "1", "--price", "1", "--processes", "1", "--json",
+    ).json()  # fmt: skip
+    assert told["times_the_jobs"] == 2
+    assert told["num_devices"] == 8 * told["num_nodes"]
+    assert told["money_per_month"] == told["num_devices"] * 720
+    assert told["assumed"] == {"price": 1.0, "watts": None}
