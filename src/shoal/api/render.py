@@ -179,7 +179,7 @@ def render_project(project: Project, role: Role | None, open_jobs: int, share: S
         "borrow": _amounts(project.borrow),
         "limit": _amounts(project.limit),
         "weight": project.weight,
-        "held": {"gpus": share.held.num_gpus, "cpus": share.held.millicpus / 1000},
+        "held": {"gpus": share.held.milligpus / 1000, "cpus": share.held.millicpus / 1000},
         "standing": share.standing,
         "max_open_jobs": project.max_open_jobs,
         "max_priority": project.max_priority,

@@ -240,7 +240,7 @@ class UserPageView(TypedDict):
 class AmountsView(TypedDict):
     """null: nothing is said about that device."""
 
-    gpus: int | None
+    gpus: float | None
     cpus: float | None
 
 

@@ -12,7 +12,7 @@ from itertools import groupby
 from shoal.model.attempt import Allocation
 from shoal.scheduler.amounts import MILLI, Demand
 from shoal.scheduler.capacity import Capacity
-from shoal.scheduler.devices import Amount, held_by
+from shoal.scheduler.devices import Amount, asked_by, held_by
 from shoal.scheduler.fair import Fair
 from shoal.scheduler.fit import Finders
 from shoal.scheduler.possible import Possible
@@ -20,10 +20,11 @@ from shoal.scheduler.rows import Line, LineKey, Place, Rows, Turn, place_by_scor
 from shoal.scheduler.snapshot import Candidate, Holding, NodeView
 from shoal.scheduler.soonest import Soonest
 from shoal.scheduler.tree import Refusal, Tree
+from shoal.scheduler.whole_nodes import WholeNodes
 
 Rank = tuple[float, ...]
 """Priority, whether only borrowed devices are left, standing: the least comes first."""
-ANY_GPU, ANY_CPU = Amount(1, 0), Amount(0, MILLI)
+ANY_GPU, ANY_CPU = Amount(MILLI, 0), Amount(0, MILLI)
 
 
 class Book:
@@ -60,10 +61,18 @@ class Book:
         self.capacity.set_node(view)
         return True
 
-    def refusal(self, project: str, demand: Demand, num_nodes: int) -> Refusal | None:
-        """Who up the tree of projects does not allow it so many nodes."""
-        need = demand.need
-        return self.tree.refusal(project, Amount(need.num_gpus * num_nodes, need.millicpus * num_nodes))
+    def refusal(self, project: str, demand: Demand) -> Refusal | None:
+        """Who up the tree of projects does not allow the least it can start with."""
+        if demand.need.is_exclusive:
+            return self._whole_nodes(project, demand).refusal()
+        return self.tree.refusal(project, asked_by(demand))
+
+    def allowed(self, project: str, demand: Demand) -> Demand:
+        """The demand as its project may have it: of whole nodes, not those that have too much."""
+        return self._whole_nodes(project, demand).allowed() if demand.need.is_exclusive else demand
+
+    def _whole_nodes(self, project: str, demand: Demand) -> WholeNodes:
+        return WholeNodes(self.tree, project, demand, self.possible.suitable(demand.need))
 
     def num_of_array(self, array_id: str | None) -> int:
         return self._num_of_array[array_id] if array_id is not None else 0

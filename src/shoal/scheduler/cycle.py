@@ -15,6 +15,7 @@ from math import inf
 from shoal.scheduler.amounts import less
 from shoal.scheduler.book import Book
 from shoal.scheduler.claims import Claim, Claims
+from shoal.scheduler.devices import held_by
 from shoal.scheduler.fit import share_of
 from shoal.scheduler.gang import choose
 from shoal.scheduler.policy import Policy
@@ -105,19 +106,20 @@ class Cycle:
                 heappop(queue)
 
     def _start(self, row: Row, attempt_id: str) -> bool:
-        book, (demand, limit_s, array_id, at_once) = self._book, row.key
+        book, project, (demand, limit_s, array_id, at_once) = self._book, row.line.key.project, row.key
         if at_once is not None and book.num_of_array(array_id) >= at_once:
             return False
-        if book.refusal(row.line.key.project, demand, demand.min_nodes) is not None:
+        if book.refusal(project, demand) is not None:
             return False
+        demand = book.allowed(project, demand)
         ends_at = self.now + limit_s
         barred = self.claims.barred(demand.need, ends_at)
         names = choose(demand, book.finders.of(demand.need), book.capacity, barred)
         if not names:
             return False
-        while len(names) > demand.min_nodes and book.refusal(row.line.key.project, demand, len(names)):
-            names.pop()
         shares = tuple(share_of(demand.need, book.capacity.nodes[name]) for name in names)
+        while len(shares) > demand.min_nodes and book.tree.refusal(project, held_by(shares)):
+            shares = shares[:-1]
         self.claims.take(demand.need, shares, ends_at)
         book.start(attempt_id, shares, self.now)
         self.starts.append(Start(attempt_id=attempt_id, allocation=shares))
@@ -128,15 +130,15 @@ class Cycle:
         _, _, array_id, at_once = row.key
         if at_once is not None and self._book.num_of_array(array_id) >= at_once:
             return False
-        demand = row.key.demand
-        if self._book.refusal(row.line.key.project, demand, demand.min_nodes) is not None:
+        demand, project = row.key.demand, row.line.key.project
+        if self._book.refusal(project, demand) is not None:
             return False
-        return self._book.possible.is_open_for(demand)
+        return self._book.possible.is_open_for(self._book.allowed(project, demand))
 
     def _promise(self, head: Candidate, row: Row) -> None:
         """The nodes that serve it soonest; where nobody knows when, only once its patience has ended."""
         self.heads[head.queue] = head
-        demand, capacity = row.key.demand, self._book.capacity
+        demand, capacity = self._book.allowed(head.project, row.key.demand), self._book.capacity
         turn = self._book.soonest.turn(demand, self.claims.nodes, self.now)
         if turn is None:
             return

@@ -65,9 +65,10 @@ class Explainer:
         if key.at_once is not None and num_holding >= key.at_once:
             return explain_array(candidate, num_holding, key.at_once)
         demand = key.demand
-        refusal = self._book.refusal(candidate.project, demand, demand.min_nodes)
+        refusal = self._book.refusal(candidate.project, demand)
         if refusal is not None:
             return explain_refusal(candidate, refusal)
+        demand = self._book.allowed(candidate.project, demand)
         if demand not in self._said:
             self._said[demand] = self._of_cluster(demand)
         said = self._said[demand]

@@ -15,7 +15,17 @@ from shoal.scheduler.fit import SHORT_OF, shortages
 from shoal.scheduler.possible import Possible, can_hold, most_together
 from shoal.scheduler.snapshot import NodeView
 from shoal.scheduler.types import Explanation, Why
-from shoal.scheduler.words import amounts, cpus, joined, listed, num_nodes, number_of, quoted, size, together
+from shoal.scheduler.words import (
+    amounts,
+    joined,
+    listed,
+    num_nodes,
+    number_of,
+    quoted,
+    size,
+    thousandths,
+    together,
+)
 
 LOOK = "see what there is with `shoal nodes`"
 
@@ -75,7 +85,12 @@ def _too_much(demand: Demand, possible: Possible, what: str) -> Explanation:
     largest = max(counts.values())
     pools = set().union(*(possible.pools(whole) for whole, count in counts.items() if count == largest))
     where = f"the largest node in pool `{min(pools)}` has" if len(pools) == 1 else "the largest node has"
-    told = {"gpus": str(largest), "cpus": cpus(largest), "memory": size(largest), "disk": size(largest)}
+    told = {
+        "gpus": str(largest),
+        "cpus": thousandths(largest),
+        "memory": size(largest),
+        "disk": size(largest),
+    }
     has = f"{where} {told[what]}" if largest else f"no node has {'a GPU' if what == 'gpus' else 'any'}"
     hint = None
     if what == "gpus" and largest:

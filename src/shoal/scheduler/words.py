@@ -58,8 +58,9 @@ def size(num_bytes: int) -> str:
     return number_of(num_bytes, "byte")
 
 
-def cpus(millicpus: int) -> str:
-    return _decimals(millicpus / MILLI, places=3)
+def thousandths(amount: int) -> str:
+    """Of CPUs or GPUs, as a number of them."""
+    return _decimals(amount / MILLI, places=3)
 
 
 def duration(seconds: float) -> str:
@@ -97,7 +98,7 @@ def amounts(need: Need, what: Iterable[str], *, free: bool = False) -> str:
     kind = f"{need.gpu_kind} " if need.gpu_kind else ""
     told = {
         "gpus": gpus(need, f"{mark}{kind}"),
-        "cpus": f"{cpus(need.millicpus)} {mark}CPU{'' if need.millicpus == MILLI else 's'}",
+        "cpus": f"{thousandths(need.millicpus)} {mark}CPU{'' if need.millicpus == MILLI else 's'}",
         "memory": f"{mark}memory in proportion to its {'GPUs' if need.num_gpus else 'CPUs'}"
         if need.memory_bytes is None
         else f"{size(need.memory_bytes)} of {mark}memory",

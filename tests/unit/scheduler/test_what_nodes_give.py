@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from shoal.model.people import Devices
 from shoal.model.request import GpuRequest, Request, TopologyRequest
-from shoal.scheduler import GpuView, NodeView, Why
-from tests.support.clusters import GIB, holding, job, node, nodes, placed, planned, reason, request
+from shoal.scheduler import Candidate, GpuView, NodeView, Plan, Policy, Why, plan
+from shoal.scheduler.devices import ProjectView
+from tests.support.clusters import (
+    GIB,
+    NOW,
+    holding,
+    job,
+    node,
+    nodes,
+    placed,
+    planned,
+    reason,
+    request,
+    snapshot,
+)
 
 
 def part(milli: int, kind: str | None = None) -> Request:
@@ -83,3 +99,35 @@ def test_closeness_takes_the_closest_level_that_holds_the_gang() -> None:
     )
     asked = request(gpus=8, nodes=2, topology=TopologyRequest(within="zone"))
     assert placed(planned(cluster, job(1, asked))) == {"att-1": ["c", "d"]}
+
+
+def limited(num_gpus: int, cluster: tuple[NodeView, ...], *waiting: Candidate) -> Plan:
+    project = ProjectView(name="vision", limit=Devices(gpus=num_gpus))
+    facts = msgspec.structs.replace(snapshot(cluster, waiting), projects=(project,))
+    return plan(facts, Policy(), NOW)
+
+
+def test_parts_count_as_parts_against_a_limit() -> None:
+    told = limited(1, nodes(1), *(job(number, part(300)) for number in range(1, 5)))
+    assert len(told.starts) == 3
+    said = reason(told, "att-4").sentence
+    assert said == "needs 0.3 GPUs; project `vision` holds 0.9 of its limit of 1"
+
+
+def test_an_exclusive_job_counts_by_all_that_its_node_has() -> None:
+    told = limited(4, nodes(1), job(1, request(gpus=1, is_exclusive=True)), job(2, request(gpus=1)))
+    assert list(placed(told)) == ["att-2"]
+    assert reason(told, "att-1").sentence == ("needs 8 GPUs; project `vision` may have at most 4, its limit")
+
+
+def test_an_exclusive_job_waits_for_a_node_that_its_project_may_have() -> None:
+    cluster = (node("large", gpus=8), node("small", gpus=2))
+    asked = request(gpus=1, is_exclusive=True)
+    told = limited(4, cluster, job(1, asked), job(2, asked), job(3, asked))
+    assert placed(told) == {"att-1": ["small"]}
+    assert reason(told, "att-2").why is Why.RESOURCES
+
+
+def test_an_elastic_gang_of_whole_nodes_takes_no_more_than_its_limit() -> None:
+    asked = request(nodes=(1, 4), is_exclusive=True)
+    assert placed(limited(20, nodes(4), job(1, asked))) == {"att-1": ["node-01", "node-02"]}
