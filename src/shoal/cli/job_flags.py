@@ -48,7 +48,9 @@ class JobFlags:
     ranks_per_node: Annotated[
         Text, Parameter(group=NEEDS, help="Processes; one for each GPU if not given.")
     ] = None
-    exclusive: Annotated[Text, Parameter(group=NEEDS, help="`true`: whole nodes, shared with nobody.")] = None
+    exclusive: Annotated[
+        bool | None, Parameter(negative="", group=NEEDS, help="Whole nodes, shared with nobody.")
+    ] = None
     exclude: Annotated[
         Many, Parameter(name="--exclude", negative="", group=NEEDS, help="A node it must not run on.")
     ] = ()

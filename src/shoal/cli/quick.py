@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 SHORT = {"-n": "--name", "-p": "--project", "-e": "--env", "-d": "--detach"}
-SWITCHES = frozenset({"--detach", "--json"})
+SWITCHES = frozenset({"--detach", "--json", "--exclusive"})
 REPEATED = {
     "--env": "env",
     "--secret": "secrets",
@@ -25,7 +25,7 @@ ONCE = {
     "--" + name.replace("_", "-"): name
     for name in (
         *("name", "project", "queue", "priority", "time_limit", "workdir", "setup", "array"),
-        *("gpus", "nodes", "cpus", "memory", "disk", "exclusive", "ranks_per_node", "topology"),
+        *("gpus", "nodes", "cpus", "memory", "disk", "ranks_per_node", "topology"),
         *("retry", "retry_backoff", "checkpoint", "grace", "fence"),
     )
 }
@@ -36,7 +36,7 @@ STDIN = "/dev/stdin"
 
 
 class Typed(NamedTuple):
-    """A `shoal run` without a job file: flags by the spec's names, as text, and the program's words."""
+    """A `shoal run` without a job file: flags by the spec's names, as typed, and the program's words."""
 
     flags: dict[str, Any]
     program: tuple[str, ...]
@@ -66,6 +66,8 @@ def read_run(argv: list[str]) -> Typed | None:
             flags[ONCE[flag]] = value
         else:
             return None
+    if "--exclusive" in switches:
+        flags["exclusive"] = True
     return Typed(flags, tuple(argv[end + 1 :]), "--detach" in switches, "--json" in switches)
 
 
