@@ -28,6 +28,7 @@ OPTIONS = (
     "allowed_hosts",
     "mount_roots",
     "queues",
+    "policy",
     "keep_logs",
     "max_kept_bytes",
 )
@@ -82,6 +83,8 @@ class Settings:
     """Jobs may mount these directories and what is below them; nothing else."""
     queues: tuple[str, ...] = (DEFAULT_QUEUE,)
     """Where jobs may wait: each keeps nodes for its own first job, so nobody may make one up."""
+    policy: Path | None = None
+    """A file with what the scheduler does otherwise than by default."""
     keep_logs_s: float = 30 * 86400.0
     """Logs and checkpoints of what ended longer ago are removed."""
     max_kept_bytes: int = 10 << 30
@@ -158,6 +161,7 @@ def load_settings(
         allowed_hosts=tuple(_parts(told.get("allowed_hosts", ""))),
         mount_roots=tuple(Path(part) for part in _parts(told.get("mount_roots", ""))),
         queues=tuple(dict.fromkeys((DEFAULT_QUEUE, *_parts(told.get("queues", ""))))),
+        policy=Path(told["policy"]).absolute() if told.get("policy", "none") != "none" else None,
         keep_logs_s=parse_keep(told.get("keep_logs", "30d")),
         max_kept_bytes=_whole(told.get("max_kept_bytes", str(10 << 30)), "SHOAL_MAX_KEPT_BYTES"),
         limits=ServerLimits(**limits),

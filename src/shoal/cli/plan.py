@@ -63,12 +63,12 @@ def plan(
     Every decision is made by the scheduler that runs the cluster; the trace is what
     people ask for today, and `--growth` how much more of the same they will.
     """
+    from shoal.control.policy_file import read_policy
     from shoal.scheduler import Policy
     from shoal.sim.from_trace import read_workload
     from shoal.sim.grow import grown
     from shoal.sim.grow import growth as growth_of
     from shoal.sim.machines import parse_shape
-    from shoal.sim.policy_file import read_policy
     from shoal.sim.scenario import Scenario
     from shoal.sim.smallest import smallest
     from shoal.sim.target import parse_target

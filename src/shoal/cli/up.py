@@ -46,6 +46,10 @@ def up(
     queues: Annotated[
         str | None, Parameter(help="Queues beside `default`, comma-separated; SHOAL_QUEUES.")
     ] = None,
+    policy: Annotated[
+        str | None,
+        Parameter(help="A file of scheduling fields that differ from the default, YAML; `none` drops it."),
+    ] = None,
     keep_logs: Annotated[
         str | None, Parameter(help="Keep logs and checkpoints of what ended so long (30d); SHOAL_KEEP_LOGS.")
     ] = None,
@@ -70,6 +74,7 @@ def up(
         "allowed_hosts": allowed_hosts,
         "mount_roots": mount_roots,
         "queues": queues,
+        "policy": os.path.abspath(policy) if policy and policy != "none" else policy,  # noqa: PTH100
         "keep_logs": keep_logs,
         "max_kept_bytes": max_kept_bytes,
     }

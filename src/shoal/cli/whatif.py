@@ -1,4 +1,4 @@
-"""`shoal whatif`: a trace through the production scheduler, as it was and with something changed."""
+"""`shoal whatif`: the past or a trace through the production scheduler, as it was and with a change."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from shoal.cli.flags import JsonFlag
+from shoal.cli.flags import JsonFlag, connect
 from shoal.cli.show import at_work, note, print_json, print_table
 from shoal.cli.sim_flags import (
     CheckpointFlag,
@@ -23,6 +23,8 @@ from shoal.cli.sim_flags import (
 from shoal.errors import SpecError
 
 if TYPE_CHECKING:
+    from shoal.sim.checkpoints import Checkpoints
+    from shoal.sim.failures import Failures
     from shoal.sim.outcome import Outcome
     from shoal.sim.report import Report
     from shoal.sim.scenario import Scenario
@@ -43,7 +45,7 @@ PlotFlag = Annotated[Path | None, Parameter(help="Draw queue, use and waits into
 
 
 def whatif(
-    trace: Trace,
+    trace: Trace | None = None,
     *,
     nodes: NodesFlag = None,
     add: AddFlag = (),
@@ -57,41 +59,90 @@ def whatif(
     plot: PlotFlag = None,
     json: JsonFlag = False,
 ) -> int:
-    """Simulate a trace with something changed: nodes, quotas, policy, failures.
+    """Simulate this cluster's own past, or a trace, with something changed: nodes, quotas, policy, failures.
 
     Every decision is made by the scheduler that runs the cluster; run times come from
-    the trace. Prints what there was, what there would be, and the change.
+    the past. Prints what there was, what there would be, and the change. Without a
+    trace every recorded decision is made again first, and those that differ are counted.
     """
-    from shoal.sim.from_trace import read_workload
-    from shoal.sim.machines import parse_shape
     from shoal.sim.report import report
-    from shoal.sim.scenario import Scenario, play_all
+    from shoal.sim.scenario import play_all
 
     if plot:
         _can_draw()
-    before = Scenario(
-        workload=read_workload(trace, parse_shape(nodes, "--nodes") if nodes else None),
-        failures=failures_of(mtbf, repair),
-        checkpoints=checkpoints_of(checkpoint),
-    )
+    before, again = (_of_trace(trace, nodes), None) if trace else _of_history()
+    before = _with(before, failures_of(mtbf, repair), checkpoints_of(checkpoint))
     after, changes = _changed(before, add, remove, quota, policy, failures)
     scenarios = [before, after] if changes else [before]
     with at_work(f"simulating {len(before.workload.jobs):,} jobs"):
         outcomes = play_all(scenarios)
     reports = [report(outcome) for outcome in outcomes]
     names = ("before", "after")[: len(reports)]
-    told = f"{trace.name}, {', '.join(changes) or 'nothing changed'}"
+    source = trace.name if trace else "the history of this cluster"
+    told = f"{source}, {', '.join(changes) or 'nothing changed'}"
     if json:
         import msgspec
 
         found = {name: msgspec.to_builtins(one) for name, one in zip(names, reports, strict=True)}
-        print_json({"is_simulated": True, "trace": str(trace), "changes": changes, **found})
+        facts = {"is_simulated": True, "trace": str(trace) if trace else None, "changes": changes}
+        print_json({**facts, **({"decisions": again} if again else {}), **found})
     else:
+        if again:
+            print(_told_again(again))
         print(f"simulated: {told}")
         _print(reports)
     if plot:
         _draw(dict(zip(names, outcomes, strict=True)), plot, f"simulated: {told}")
     return 0
+
+
+def _of_trace(trace: Path, nodes: str | None) -> Scenario:
+    from shoal.sim.from_trace import read_workload
+    from shoal.sim.machines import parse_shape
+    from shoal.sim.scenario import Scenario
+
+    return Scenario(workload=read_workload(trace, parse_shape(nodes, "--nodes") if nodes else None))
+
+
+def _of_history() -> tuple[Scenario, dict[str, int]]:
+    """The cluster's past, and how many of its decisions come out equal when they are made again."""
+    from shoal.cli.decision import whole_log
+    from shoal.sim.history.facts import facts_of
+    from shoal.sim.history.replay import Replay
+    from shoal.sim.history.workload import past_of
+    from shoal.sim.scenario import Scenario
+
+    with connect() as shoal:
+        facts = list(facts_of(whole_log(shoal)))
+    past = past_of(facts)
+    if not past.workload.jobs:
+        raise SpecError(
+            "this cluster has run nothing yet: there is no past to change", hint="shoal whatif TRACE"
+        )
+    with at_work("making its decisions again"):
+        equal = [verdict.is_equal for verdict in Replay().verdicts(facts)]
+    again = {
+        "made": len(equal),
+        "equal": sum(equal),
+        "never_ran": past.num_never_ran,
+        "running": past.num_running,
+    }
+    return Scenario(workload=past.workload, policy=past.policy), again
+
+
+def _told_again(again: dict[str, int]) -> str:
+    told = f"made again: {again['equal']} of {again['made']} recorded decisions come out equal"
+    if again["never_ran"]:
+        told += f"; {again['never_ran']} jobs never ran and are left out"
+    if again["running"]:
+        told += f"; {again['running']} still run and are taken to end now"
+    return told
+
+
+def _with(scenario: Scenario, failures: Failures | None, checkpoints: Checkpoints) -> Scenario:
+    import msgspec
+
+    return msgspec.structs.replace(scenario, failures=failures, checkpoints=checkpoints)
 
 
 def _changed(
@@ -105,9 +156,9 @@ def _changed(
     """The other scenario, and what is different about it in words."""
     import msgspec
 
+    from shoal.control.policy_file import read_policy
     from shoal.sim.change import parse_quotas, with_nodes, with_quotas, without_nodes
     from shoal.sim.machines import parse_shape
-    from shoal.sim.policy_file import read_policy
 
     words = {"add": add, "remove": remove, "quota": quota}
     changes = [f"{word} {text}" for word, texts in words.items() for text in texts]

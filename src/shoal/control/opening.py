@@ -14,6 +14,7 @@ from shoal.control.anchor import check_anchor, drop_anchor
 from shoal.control.core import Core
 from shoal.control.first import claim, load_key, prepare
 from shoal.control.policy import declare_policy
+from shoal.control.policy_file import read_policy
 from shoal.engines.registry import open_engine
 from shoal.ids import id_factory
 from shoal.settings import Settings
@@ -42,6 +43,7 @@ async def open_core(settings: Settings) -> AsyncIterator[Core]:
             new_id=id_factory(clock.now),
             settings=settings,
             key=load_key(settings.home),
+            policy=read_policy(settings.policy) if settings.policy else None,
         )
         core.control_url = settings.url
         await check_anchor(core)

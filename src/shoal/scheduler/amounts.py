@@ -43,12 +43,13 @@ class Amounts(NamedTuple):
     @property
     def gpu_millis(self) -> int:
         """Thousandths of GPUs, slices not among them."""
-        return self.num_gpus * MILLI + sum(left for _, left in self.parts)
+        whole = self.num_gpus * MILLI
+        return whole + sum([left for _, left in self.parts]) if self.parts else whole
 
     @property
     def num_devices(self) -> int:
         """Devices of any kind, slices and shared ones too."""
-        return sum(count for _, count in self.gpus) + len(self.parts)
+        return sum([count for _, count in self.gpus]) + len(self.parts) if self.gpus else len(self.parts)
 
     def gpus_of(self, kind: str | None) -> int:
         """How many of the kind; None counts all but slices."""

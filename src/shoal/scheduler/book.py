@@ -63,13 +63,17 @@ class Book:
 
     def refusal(self, project: str, demand: Demand) -> Refusal | None:
         """Who up the tree of projects does not allow the least it can start with."""
+        if not self.tree.has_ceilings:
+            return None
         if demand.need.is_exclusive:
             return self._whole_nodes(project, demand).refusal()
         return self.tree.refusal(project, asked_by(demand))
 
     def allowed(self, project: str, demand: Demand) -> Demand:
         """The demand as its project may have it: of whole nodes, not those that have too much."""
-        return self._whole_nodes(project, demand).allowed() if demand.need.is_exclusive else demand
+        if not demand.need.is_exclusive or not self.tree.has_ceilings:
+            return demand
+        return self._whole_nodes(project, demand).allowed()
 
     def _whole_nodes(self, project: str, demand: Demand) -> WholeNodes:
         return WholeNodes(self.tree, project, demand, self.possible.suitable(demand.need))
@@ -126,7 +130,11 @@ class Book:
 
     def ranks(self, now: float) -> list[list[Line]]:
         """Lines of equal rank together, the first to be served first."""
-        self._stand = {project: self._standing(project, now) for project in self._projects()}
+        projects = self._projects()
+        if len(projects) == 1:
+            self._stand = dict.fromkeys(projects, ())
+        else:
+            self._stand = {project: self._standing(project, now) for project in projects}
         lines = sorted(self.rows.lines.values(), key=lambda line: (self.rank(line.key), line.key))
         return [list(equal) for _, equal in groupby(lines, key=lambda line: self.rank(line.key))]
 

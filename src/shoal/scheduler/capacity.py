@@ -121,6 +121,7 @@ class Capacity:
         self.nodes: dict[str, NodeUse] = {}
         self.stock: dict[Amounts, dict[str, NodeUse]] = {}
         """Every node, open or not, by what it has in all."""
+        self.num_open = 0
         self.num_node_changes = 0
         """Grows whenever a node comes, goes or changes: what is known of empty nodes is old then."""
         self.born: Journal[Group] = Journal()
@@ -149,6 +150,7 @@ class Capacity:
         for ends_at, _, share in ends:
             node.take(share, ends_at)
         self.stock.setdefault(node.whole, {})[view.name] = node
+        self.num_open += node.is_open
         self.num_node_changes += 1
         self._join(node)
 
@@ -218,6 +220,7 @@ class Capacity:
 
     def _forget(self, name: str) -> list[End]:
         node = self.nodes.pop(name)
+        self.num_open -= node.is_open
         self._leave(node)
         self.touched.append(name)
         same = self.stock[node.whole]

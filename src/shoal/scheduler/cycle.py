@@ -91,11 +91,13 @@ class Cycle:
 
     def _start_shortest(self, rows: list[Row]) -> None:
         """Rows of equal rank. Whoever does not fit now is done for this pass, and their row with them."""
-        most_cpus, most_gpus = self._book.capacity.most_free()
+        most, most_beside = self._book.capacity.most_free(), self.claims.most_free()
+        gone_in_time = self.claims.first_at - self.now
         queue = []
         for row in rows:
             need = row.key.demand.need
-            if need.millicpus <= most_cpus and need.num_gpus <= most_gpus:
+            cpus, gpus = most if row.key.limit_s <= gone_in_time else most_beside
+            if need.millicpus <= cpus and need.num_gpus <= gpus:
                 queue.append((row.by_score[0], row))
         heapify(queue)
         while queue:

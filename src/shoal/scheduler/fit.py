@@ -150,6 +150,8 @@ class Finder:
     def _add(self, groups: Iterable[Group]) -> None:
         need = self._need
         fitting = [group for group in groups if group.names and fits(need, group.whole, group.free)]
+        if not fitting:
+            return
         losses = self._capacity.packing.losses(need, [group.free for group in fitting])
         for loss, group in zip(losses, fitting, strict=True):
             free = group.free

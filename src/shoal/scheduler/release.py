@@ -33,6 +33,15 @@ def free_at(need: Need, node: NodeUse) -> float:
 def free_by(node: NodeUse, at: float) -> Amounts:
     """What is free then if everything that must have ended has, and nothing else."""
     free = node.free
+    if not node.view.gpus:
+        millicpus, memory, disk = free[:3]
+        for ends_at, share_millicpus, share in node.ends:
+            if ends_at > at:
+                break
+            millicpus += share_millicpus
+            memory += share.memory_bytes
+            disk += share.disk_bytes
+        return Amounts(millicpus, memory, disk, 0, ())
     for ends_at, after in _steps(node):
         if ends_at > at:
             break

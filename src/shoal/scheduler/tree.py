@@ -106,6 +106,8 @@ class Tree:
     def __init__(self, views: Iterable[ProjectView] = ()) -> None:
         self.version = 0
         """Grows whenever the shape or the settings change."""
+        self.has_ceilings = False
+        """Whether anybody can be refused anything."""
         self._nodes: dict[str, _Node] = {}
         self.change(views)
 
@@ -119,6 +121,7 @@ class Tree:
             self._plant(name, told)
         for name, own in held.items():
             self.take(name, own)
+        self.has_ceilings = any(node.bounded for node in self._nodes.values())
 
     def take(self, project: str, amount: Amount) -> None:
         """The project holds so much more."""
