@@ -22,6 +22,8 @@ SCALE = 1 << 10
 """Steps of a square root."""
 LARGE = 0.1
 """How much whole GPUs that lie together count."""
+LARGEST = 32
+"""GPUs: beyond that a shape counts for no more, and no sum of weights leaves 64 bits."""
 
 Ints = NDArray[np.int64]
 Look = tuple[int, int, tuple[int, ...]]
@@ -30,12 +32,13 @@ Look = tuple[int, int, tuple[int, ...]]
 
 def size_weight(shape: Shape) -> int:
     """Small ones find places for what is left of GPUs, large ones need what is rare: both count for more."""
-    size = shape.num_gpus * shape.gpu_milli / MILLI
+    size = min(shape.num_gpus, LARGEST) * shape.gpu_milli / MILLI
     return round(100 * (1 / size + LARGE * size**3))
 
 
 class Packing:
-    """The worth of looks under one profile, remembered. Where nobody shares GPUs nothing costs anything.
+    """The worth of looks under one profile, remembered. Where nobody shares GPUs there is none, and nothing
+    costs anything.
 
     Whole GPUs alone are packed best by filling broken nodes first, which is what `fit` does among equals.
     """
@@ -44,7 +47,6 @@ class Packing:
         self.version = 0
         """Grows when the profile changes: what was computed before is old then."""
         self._profile: Profile = ()
-        self._has_shared = False
         self._worth: dict[Look, int] = {}
 
     def learn(self, profile: Profile) -> None:
@@ -55,7 +57,6 @@ class Packing:
         self._worth.clear()
         self.version += 1
         shapes = [shape for shape, _ in profile]
-        self._has_shared = any(shape.gpu_milli < MILLI for shape in shapes)
         self._cpus = np.array([max(shape.millicpus, 1) for shape in shapes], dtype=np.int64)
         self._num_gpus = np.array([shape.num_gpus for shape in shapes], dtype=np.int64)
         self._milli = np.array([shape.gpu_milli for shape in shapes], dtype=np.int64)
@@ -63,7 +64,7 @@ class Packing:
 
     def losses(self, need: Need, frees: Sequence[Amounts]) -> list[int]:
         """What it costs to place `need` on nodes that have so much free, on each of which it fits."""
-        if not self._has_shared:
+        if not self._profile:
             return [0] * len(frees)
         if len(self._worth) > MAX_REMEMBERED:
             self._worth.clear()

@@ -7,16 +7,13 @@ facts knows the same. Only shapes with GPUs count, which are what placements com
 from __future__ import annotations
 
 from collections import Counter
-from math import log2
 from typing import NamedTuple
 
 from shoal.model.attempt import NodeShare
-from shoal.scheduler.amounts import Need, millicpus_needed
+from shoal.scheduler.amounts import MILLI, Need, millicpus_needed
 
 NUM_SHAPES = 64
-RAREST = -12
-"""Shapes less common than one in 2**12 are left out. With steps of 2, so that one job more or less seldom
-changes a profile, upon which every node is looked at again."""
+"""The most common: the others are left out."""
 
 
 class Shape(NamedTuple):
@@ -28,7 +25,8 @@ class Shape(NamedTuple):
 
 
 Profile = tuple[tuple[Shape, int], ...]
-"""Shapes and their weights, the most common first."""
+"""Shapes and their weights, the heaviest first. Weights are powers of two, so that one job more or less
+seldom changes a profile, upon which every node is looked at again."""
 
 
 def shape_asked(need: Need) -> Shape:
@@ -44,7 +42,7 @@ class Typical:
 
     def __init__(self) -> None:
         self._counts: Counter[Shape] = Counter()
-        self._total = 0
+        self._num_shared = 0
         self._profile: Profile | None = ()
 
     def count(self, shape: Shape, num: int) -> None:
@@ -52,15 +50,17 @@ class Typical:
         if shape.num_gpus == 0:
             return
         self._counts[shape] += num
-        self._total += num
+        if shape.gpu_milli < MILLI:
+            self._num_shared += num
         if self._counts[shape] == 0:
             del self._counts[shape]
         self._profile = None
 
     def profile(self) -> Profile:
-        """Equal for equal counts, and for most that are nearly equal."""
+        """Equal for equal counts, and for most that are nearly equal. Empty where nobody shares GPUs."""
+        if not self._num_shared:
+            return ()
         if self._profile is None:
-            common = sorted(self._counts.items(), key=lambda item: (-item[1], item[0]))[:NUM_SHAPES]
-            steps = ((shape, round(log2(count / self._total))) for shape, count in common)
-            self._profile = tuple((shape, 1 << (step - RAREST)) for shape, step in steps if step >= RAREST)
+            weights = [(-count.bit_length(), shape) for shape, count in self._counts.items()]
+            self._profile = tuple((shape, 1 << -step) for step, shape in sorted(weights)[:NUM_SHAPES])
         return self._profile
