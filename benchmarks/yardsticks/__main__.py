@@ -18,6 +18,7 @@ from benchmarks.yardsticks import (
     packing,
     policy_itp,
     policy_logs,
+    policy_packing,
     policy_windows,
     twin,
     windows,
@@ -33,6 +34,7 @@ SECTIONS = (
     policy_windows.SECTION,
     policy_logs.SECTION,
     policy_itp.SECTION,
+    policy_packing.SECTION,
 )
 
 

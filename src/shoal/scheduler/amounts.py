@@ -43,8 +43,7 @@ class Amounts(NamedTuple):
     @property
     def gpu_millis(self) -> int:
         """Thousandths of GPUs, slices not among them."""
-        whole = self.num_gpus * MILLI
-        return whole + sum([left for _, left in self.parts]) if self.parts else whole
+        return self.num_gpus * MILLI + sum([left for _, left in self.parts])
 
     @property
     def num_devices(self) -> int:

@@ -16,7 +16,7 @@ from shoal.model.attempt import NodeShare
 from shoal.scheduler.amounts import Amounts, lowest, millicpus_needed, millicpus_there
 from shoal.scheduler.gpu_use import GpuUse
 from shoal.scheduler.journal import Journal
-from shoal.scheduler.packing import Packing
+from shoal.scheduler.packing import Packing, look_of
 from shoal.scheduler.snapshot import Holding, NodeView
 from shoal.scheduler.typical import Typical, shape_held
 
@@ -105,12 +105,14 @@ class Group:
     A group that lost its last member stays empty for ever: nodes that look so again form a new one.
     """
 
-    __slots__ = ("free", "names", "number", "whole")
+    __slots__ = ("free", "gpu_millis", "look", "names", "number", "whole")
 
     def __init__(self, number: int, whole: Amounts, free: Amounts) -> None:
         self.number = number
         self.whole = whole
         self.free = free
+        self.gpu_millis = free.gpu_millis
+        self.look = look_of(free)
         self.names: list[str] = []
 
 

@@ -68,7 +68,9 @@ class Claims:
         return min((claim.at if claim.at < inf else -inf for claim in self.all), default=inf)
 
     def most_free(self) -> tuple[int, int]:
-        """At most so many thousandths of CPUs and GPUs, or parts of GPUs, of one node are free to those no claim admits."""
+        """At most so many thousandths of CPUs, and of so many GPUs anything, are free on one node to those no
+        claim admits.
+        """
         most_cpus, most_gpus = self._capacity.most_free()
         if not self.nodes or len(self.nodes) < self._capacity.num_open:
             return most_cpus, most_gpus

@@ -152,10 +152,10 @@ class Finder:
         fitting = [group for group in groups if group.names and fits(need, group.whole, group.free)]
         if not fitting:
             return
-        losses = self._capacity.packing.losses(need, [group.free for group in fitting])
+        looks = [group.look for group in fitting]
+        losses = self._capacity.packing.losses(need, [group.free for group in fitting], looks)
         for loss, group in zip(losses, fitting, strict=True):
-            free = group.free
-            heappush(self._queue, (loss, free.gpu_millis, free.millicpus, group.number, group))
+            heappush(self._queue, (loss, group.gpu_millis, group.look[0], group.number, group))
 
     def _pop_equals(self) -> list[Entry]:
         """The groups that are equally good; empty ones are dropped for good."""

@@ -60,16 +60,17 @@ class Packing:
         self._cpus = np.array([max(shape.millicpus, 1) for shape in shapes], dtype=np.int64)
         self._num_gpus = np.array([shape.num_gpus for shape in shapes], dtype=np.int64)
         self._milli = np.array([shape.gpu_milli for shape in shapes], dtype=np.int64)
+        self._part_slots: Ints = np.arange(MILLI)[:, None] // self._milli
+        """How many of each shape fit into so many thousandths of a shared GPU."""
         self._weight = np.array([weight * size_weight(shape) for shape, weight in profile], dtype=np.int64)
 
-    def losses(self, need: Need, frees: Sequence[Amounts]) -> list[int]:
-        """What it costs to place `need` on nodes that have so much free, on each of which it fits."""
+    def losses(self, need: Need, frees: Sequence[Amounts], before: Sequence[Look]) -> list[int]:
+        """What it costs to place `need` on nodes that have so much free and look so, and on which it fits."""
         if not self._profile:
             return [0] * len(frees)
         if len(self._worth) > MAX_REMEMBERED:
             self._worth.clear()
-        before = [_look(free) for free in frees]
-        after = [_after(need, free) for free in frees]
+        after = [_after(need, free, look) for free, look in zip(frees, before, strict=True)]
         self._judge([look for look in {*before, *after} if look not in self._worth])
         worth = self._worth
         return [worth[old] - worth[new] for old, new in zip(before, after, strict=True)]
@@ -77,45 +78,50 @@ class Packing:
     def _judge(self, looks: list[Look]) -> None:
         if not looks:
             return
-        cpus = np.array([look[0] for look in looks], dtype=np.int64)
-        gpus = np.array([look[1] for look in looks], dtype=np.int64)
-        slots = gpus[:, None] // self._num_gpus * (MILLI // self._milli) + self._part_slots(looks)
-        by_cpu = np.maximum(cpus, 0)[:, None] * MILLI // self._cpus
+        # Less than nothing is free where a node shrank under its holdings: that is worth nothing.
+        cpus = np.maximum(np.array([look[0] for look in looks], dtype=np.int64), 0)
+        gpus = np.maximum(np.array([look[1] for look in looks], dtype=np.int64), 0)
+        slots = gpus[:, None] // self._num_gpus * (MILLI // self._milli) + self._slots_of_parts(looks)
+        by_cpu = cpus[:, None] * MILLI // self._cpus
         num = np.minimum(slots * MILLI, by_cpu)
         # The square root of a float is rounded exactly, whatever comes with it in an array.
         roots = (np.sqrt(num.astype(np.float64)) * SCALE).astype(np.int64)
         self._worth.update(zip(looks, (roots @ self._weight).tolist(), strict=True))
 
-    def _part_slots(self, looks: list[Look]) -> Ints:
+    def _slots_of_parts(self, looks: list[Look]) -> Ints:
         """How many of each shape the shared GPUs could take; none for shapes of whole ones."""
-        most = max(len(look[2]) for look in looks)
-        parts = np.zeros((len(looks), most), dtype=np.int64)
-        for row, look in enumerate(looks):
-            parts[row, : len(look[2])] = look[2]
-        slots: Ints = (parts[:, None, :] // self._milli[:, None]).sum(axis=2)
+        most = max([len(look[2]) for look in looks])
+        slots: Ints = np.zeros((len(looks), len(self._milli)), dtype=np.int64)
+        for place in range(most):
+            slots += self._part_slots[[look[2][place] if place < len(look[2]) else 0 for look in looks]]
         return slots
 
 
-def _look(free: Amounts) -> Look:
+def look_of(free: Amounts) -> Look:
     return free.millicpus, free.num_gpus, tuple([left for _, left in free.parts])
 
 
-def _after(need: Need, free: Amounts) -> Look:
+def _after(need: Need, free: Amounts, look: Look) -> Look:
     """How a node looks once `need` is placed there, as `share_of` places it."""
     if need.is_exclusive:
         return 0, 0, ()
-    cpus, gpus, parts = _look(free)
+    cpus, gpus, parts = look
     cpus -= need.millicpus
     if need.gpu_milli == MILLI:
         has_slices = need.gpu_kind is not None and is_slice(need.gpu_kind)
         return cpus, gpus if has_slices else gpus - need.num_gpus, parts
-    kinds = kinds_of(need.gpu_kind) if need.gpu_kind else None
-    usable = [left for kind, left in free.parts if left >= need.gpu_milli and (not kinds or kind in kinds)]
+    if need.gpu_kind is None:
+        usable = [left for left in parts if left >= need.gpu_milli]
+    else:
+        kinds = kinds_of(need.gpu_kind)
+        usable = [left for kind, left in free.parts if left >= need.gpu_milli and kind in kinds]
     left = list(parts)
     if usable:
-        left.remove(min(usable))
-        left.append(min(usable) - need.gpu_milli)
+        fullest = min(usable)
+        left.remove(fullest)
+        if fullest > need.gpu_milli:
+            left.append(fullest - need.gpu_milli)
     else:
         gpus -= 1
         left.append(MILLI - need.gpu_milli)
-    return cpus, gpus, tuple(left)
+    return cpus, gpus, tuple(sorted(left))

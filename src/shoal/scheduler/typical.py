@@ -24,8 +24,10 @@ class Shape(NamedTuple):
     gpu_milli: int
 
 
+WHOLE = tuple(Shape(1, num_gpus, MILLI) for num_gpus in (1, 2, 4, 8))
+"""Who may ask next where nobody asks for whole GPUs now: parts are not to be strewn over all nodes."""
 Profile = tuple[tuple[Shape, int], ...]
-"""Shapes and their weights, the heaviest first. Weights are powers of two, so that one job more or less
+"""Shapes and their weights, the heaviest first. Weights are powers of four, so that one job more or less
 seldom changes a profile, upon which every node is looked at again."""
 
 
@@ -61,6 +63,8 @@ class Typical:
         if not self._num_shared:
             return ()
         if self._profile is None:
-            weights = [(-count.bit_length(), shape) for shape, count in self._counts.items()]
-            self._profile = tuple((shape, 1 << -step) for step, shape in sorted(weights)[:NUM_SHAPES])
+            steps = [(-((count.bit_length() + 1) // 2), shape) for shape, count in self._counts.items()]
+            if all(shape.gpu_milli < MILLI for shape in self._counts):
+                steps += [(min(steps)[0], shape) for shape in WHOLE]
+            self._profile = tuple((shape, 4**-step) for step, shape in sorted(steps)[:NUM_SHAPES])
         return self._profile

@@ -179,6 +179,10 @@ _Share = Annotated[
 ]
 
 
+_SLICE = re.compile(r"[0-9]+g\.[0-9]+gb")
+"""The profile in the name of a MIG slice, as NVIDIA writes it: `H100-1g.10gb`."""
+
+
 class GpuSpec(BaseModel):
     """GPUs on each node; without `kind`, any, `A100|H100` either. With `share`, that part of a single one."""
 
@@ -192,6 +196,14 @@ class GpuSpec(BaseModel):
     def _shares_one(self) -> Self:
         if self.share is not None and self.count > 1:
             raise ValueError(f"has a `share` of {self.count} GPUs; only a single GPU can be shared")
+        kinds = self.kind.split("|") if self.kind else []
+        slices = [kind for kind in kinds if _SLICE.search(kind)]
+        if slices and self.share is not None:
+            raise ValueError(
+                f"has a `share` of {show(slices[0])}, a slice, which is given whole; leave it out"
+            )
+        if slices and len(slices) < len(kinds):
+            raise ValueError(f"has {show(slices[0])}, a slice, beside whole GPUs; ask for one or the other")
         return self
 
 

@@ -131,3 +131,9 @@ def test_an_exclusive_job_waits_for_a_node_that_its_project_may_have() -> None:
 def test_an_elastic_gang_of_whole_nodes_takes_no_more_than_its_limit() -> None:
     asked = request(nodes=(1, 4), is_exclusive=True)
     assert placed(limited(20, nodes(4), job(1, asked))) == {"att-1": ["node-01", "node-02"]}
+
+
+def test_parts_alone_are_not_strewn_over_all_nodes() -> None:
+    told = planned(nodes(4), *(job(number, part(100)) for number in range(1, 61)))
+    assert {name for names in placed(told).values() for name in names} == {"node-01"}
+    assert len(told.starts) == 60

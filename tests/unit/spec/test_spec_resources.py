@@ -103,6 +103,8 @@ def test_gpus_have_a_kind_a_count_or_both(written: object, expected: GpuSpec | N
         ({"gpus": math.nan}, "`nan` is not GPUs"),
         ({"gpus": 0.125}, "`0.125` is not in hundredths of a GPU; write `0.25` or `0.5`"),
         ({"gpus": {"count": 2, "share": 0.5}}, "has a `share` of 2 GPUs; only a single GPU can be shared"),
+        ({"gpus": "H100-1g.10gb:0.5"}, "has a `share` of `H100-1g.10gb`, a slice, which is given whole"),
+        ({"gpus": "A100|H100-1g.10gb"}, "has `H100-1g.10gb`, a slice, beside whole GPUs"),
         ({"gpus": {"share": 0.001}}, "`0.001` is below the least, 0.01"),
         ({"exclusive": "maybe"}, "`resources.exclusive` must be `true` or `false`, not the text `maybe`"),
         ({"gpus": ""}, "not GPUs"),
