@@ -14,12 +14,14 @@ from pathlib import Path
 
 from benchmarks.yardsticks import (
     clusters,
+    coverage,
     logs,
     packing,
     policy_itp,
     policy_logs,
     policy_packing,
     policy_windows,
+    preemption,
     twin,
     windows,
 )
@@ -35,6 +37,8 @@ SECTIONS = (
     policy_logs.SECTION,
     policy_itp.SECTION,
     policy_packing.SECTION,
+    preemption.SECTION,
+    coverage.SECTION,
 )
 
 

@@ -9,16 +9,47 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.model.window import Window, WindowKind
 from shoal.scheduler import Candidate, Holding, NodeView, Plan, Planner, Policy, Promise, Snapshot
+from shoal.scheduler.classes import CLASSES, PriorityClass
 from tests.property.test_scheduler_plans import NOW, candidates, node_views, snapshots
 
 Change = tuple[str, int]
 CHANGES = st.lists(
     st.tuples(
-        st.sampled_from(["add", "drop", "end", "node", "lose", "wait", "plan", "undo"]), st.integers(0, 9)
+        st.sampled_from(
+            ["add", "drop", "end", "node", "lose", "wait", "plan", "undo", "leave", "save", "windows"]
+        ),
+        st.integers(0, 9),
     ),
     max_size=40,
 )
+
+
+@st.composite
+def windows(draw: st.DrawFn) -> list[Window]:
+    """On each of some nodes one after another, in no order."""
+    made: list[Window] = []
+    for name in draw(st.sets(st.sampled_from(["n0", "n1", "n2", "n3"]))):
+        begins = NOW - 100.0
+        for _ in range(draw(st.integers(1, 2))):
+            begins += draw(st.sampled_from([0.0, 60.0, 500.0, 1000.0]))
+            until = begins + draw(st.sampled_from([30.0, 600.0, 2000.0]))
+            project = draw(st.sampled_from([None, "vision", "speech"]))
+            kind = WindowKind.MAINTENANCE if project is None else WindowKind.RESERVATION
+            window_id = f"w{len(made)}"
+            made.append(
+                Window(
+                    window_id=window_id,
+                    kind=kind,
+                    nodes=(name,),
+                    from_at=begins,
+                    until_at=until,
+                    project=project,
+                )
+            )
+            begins = until
+    return draw(st.permutations(made))
 
 
 class Life:
@@ -50,14 +81,22 @@ class Life:
             planner.drop_node(f"n{which % 5}")
         elif what == "wait":
             self.now += self.draw(st.sampled_from([0.5, 40.0, 700.0, -300.0]))
+        elif what == "leave" and snapshot.holdings:
+            one = snapshot.holdings[which % len(snapshot.holdings)]
+            planner.hold(msgspec.structs.replace(one, is_leaving=True))
+        elif what == "save" and snapshot.holdings:
+            planner.save(snapshot.holdings[which % len(snapshot.holdings)].attempt_id, self.now - which)
         elif what == "undo" and snapshot.holdings:
             planner.undo(snapshot.holdings[which % len(snapshot.holdings)].attempt_id)
+        elif what == "windows":
+            planner.set_windows(self.draw(windows()))
 
 
 @st.composite
 def lives(draw: st.DrawFn) -> tuple[Life, list[Change]]:
     patience_s = draw(st.sampled_from([0.0, 600.0, inf]))
-    life = Life(draw, Policy(patience_s=patience_s))
+    classes = draw(st.sampled_from([CLASSES, (PriorityClass(name="all", value=-1, can_preempt=True),)]))
+    life = Life(draw, Policy(patience_s=patience_s, classes=classes))
     for number in range(draw(st.integers(1, 4))):
         life.planner.set_node(draw(node_views(f"n{number}")))
     return life, draw(CHANGES)
@@ -80,7 +119,7 @@ def test_planner_that_followed_every_change_plans_like_one_that_did_not(
     life, changes = case
     for fresh, made in _plans(life, changes):
         again = fresh.plan(life.now)
-        assert (made.starts, made.promises) == (again.starts, again.promises)
+        assert (made.starts, made.promises, made.evictions) == (again.starts, again.promises, again.evictions)
         for waiting in life.planner.snapshot().candidates:
             told = life.planner.explain(waiting.attempt_id, life.now)
             assert told == fresh.explain(waiting.attempt_id, life.now)
@@ -95,6 +134,41 @@ def _turn(views: tuple[NodeView, ...], holdings: tuple[Holding, ...], head: Cand
         planner.hold(holding)
     planner.add(head)
     return next(iter(planner.plan(NOW).promises), None)
+
+
+@given(lives())
+def test_nobody_starts_who_may_meet_a_window_of_others(case: tuple[Life, list[Change]]) -> None:
+    """So a window is never late because of somebody who started after it was declared."""
+    life, changes = case
+    for _, made in _plans(life, changes):
+        facts = life.planner.snapshot()
+        holdings = {holding.attempt_id: holding for holding in facts.holdings}
+        for start in made.starts:
+            held = holdings[start.attempt_id]
+            ends_at = inf if held.time_limit_s is None else life.now + held.time_limit_s
+            names = {share.node for share in start.allocation}
+            for window in facts.windows:
+                if names.isdisjoint(window.nodes) or window.project == held.project:
+                    continue
+                assert ends_at <= window.from_at or life.now >= window.until_at
+
+
+@given(lives())
+def test_promised_start_meets_no_window(case: tuple[Life, list[Change]]) -> None:
+    life, changes = case
+    for fresh, made in _plans(life, changes):
+        facts = fresh.snapshot()
+        waiting = {candidate.attempt_id: candidate for candidate in facts.candidates}
+        for promise in made.promises:
+            if promise.at is None:
+                continue
+            head = waiting[promise.attempt_id]
+            limit_s = head.request.time_limit_s
+            ends_at = inf if limit_s is None else promise.at + limit_s
+            for window in facts.windows:
+                if window.project == head.project or set(promise.nodes).isdisjoint(window.nodes):
+                    continue
+                assert ends_at <= window.from_at or promise.at >= window.until_at
 
 
 @given(snapshots())

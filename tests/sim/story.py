@@ -147,6 +147,16 @@ def _node(world: World) -> None:
     world.set_node(world.dice.choice(world.nodes), world.dice.choice(states))
 
 
+def _window(world: World) -> None:
+    """Maintenance is declared or taken back."""
+    known = run_now(world.disk.inner.read(lambda tx: tx.windows.all()))
+    if known and world.dice.random() < 0.3:
+        world.cancel_window(world.dice.choice(known).window_id)
+    else:
+        in_s, for_s = world.dice.choice([0.0, 5.0, 40.0]), world.dice.choice([60.0, 200.0])
+        world.declare_window(world.dice.choice(world.nodes), in_s, for_s)
+
+
 def _kill(world: World) -> None:
     running = world.cluster.running()
     if not running:
@@ -201,6 +211,7 @@ TROUBLES = {
     _power: 2,
     _declare_dead: 1,
     _node: 2,
+    _window: 3,
     _kill: 4,
     _orphan: 4,
     _disk: 2,
@@ -218,6 +229,8 @@ def _peace(world: World, auditor: Auditor) -> None:
         world.cluster.heal(node)
         world.cluster.power_on(node)
         world.set_node(node, NodeState.READY)
+    for window in run_now(world.disk.inner.read(lambda tx: tx.windows.all())):
+        world.cancel_window(window.window_id)
     for key in world.asked:
         world.submit(key)
     for turn in range(PEACE_TURNS):
@@ -236,7 +249,9 @@ def _peace(world: World, auditor: Auditor) -> None:
     auditor.check(should_read_all=True)
     bad = run_now(world.disk.inner.read(lambda tx: tx.events.verify()))
     assert bad is None, f"the event log does not verify: {bad}"
-    _decide_again(world)
+    if len(set(world.projects)) == 1:
+        # What each project had lately is made up anew after a crash, and is not in the log.
+        _decide_again(world)
 
 
 def _decide_again(world: World) -> None:
@@ -279,6 +294,8 @@ def summary(world: World) -> Counter[str]:
     for event in run_now(world.disk.inner.read(lambda tx: tx.events.page(0, limit=100_000))):
         if event.kind == "job.ended":
             seen[f"jobs {event.data['outcome']}"] += 1
+        elif event.kind == "job.evicted":
+            seen[f"evictions by {event.data['ground']}"] += 1
         elif event.kind == "attempt.ended":
             seen["attempts ended"] += 1
             seen["fences passed"] += event.data["event"]["type"] == "FencePassed"
@@ -301,6 +318,7 @@ TOLD = {
     "the wall clock": "clock jumps",
     "draining": "drains",
     "dead": "nodes declared dead",
+    "maintenance": "maintenance windows",
     "stop": "stops",
     "retry": "retries",
 }

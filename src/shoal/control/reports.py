@@ -24,6 +24,8 @@ async def renew(core: Core, renewal: Renewal) -> RenewalAnswer:
     attempt = await core.store.read(lambda tx: tx.attempts.get(renewal.attempt_id))
     attempt = _current(attempt, renewal)
     core.leases.heard(renewal.attempt_id, renewal.node)
+    if renewal.saved_s is not None and renewal.saved_s >= 0:
+        core.checkpoints.heard(renewal.attempt_id, core.clock.now() - renewal.saved_s)
     event = _news(attempt, renewal)
     if event is not None:
         after = await core.store.write(lambda tx: core.recorder.advance(tx, renewal.attempt_id, event))

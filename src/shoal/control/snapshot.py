@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from shoal.model.attempt import Attempt
+from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Dependency, DependencyKind, Job, JobOutcome
 from shoal.model.node import Node, NodeState
 from shoal.scheduler import Candidate, GpuView, Holding, NodeView, UnmetDependency
@@ -44,6 +44,7 @@ def candidate(job: Job, attempt: Attempt) -> Candidate:
         array_at_once=job.array.at_once if job.array else None,
         owner=job.owner,
         name=job.name,
+        deadline_at=job.deadline_at,
     )
 
 
@@ -77,6 +78,7 @@ def holding(job: Job, attempt: Attempt) -> Holding:
         label=label(job),
         owner=job.owner,
         name=job.name,
+        is_leaving=attempt.state is AttemptState.STOPPING,
     )
 
 

@@ -13,6 +13,11 @@ class GpuRequest(msgspec.Struct, frozen=True, kw_only=True):
     milli: int = 1000
     """Thousandths of its one GPU; 1000 whenever there are several."""
 
+    @property
+    def amount(self) -> float:
+        """As it is written: how many, or the part of one."""
+        return self.count * self.milli / 1000
+
 
 class TopologyRequest(msgspec.Struct, frozen=True, kw_only=True):
     """All nodes inside one domain of the level `within`; preferred closeness never delays a start.

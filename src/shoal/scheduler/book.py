@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from itertools import groupby
 
+import msgspec
+
 from shoal.model.attempt import Allocation
 from shoal.scheduler.amounts import MILLI, Demand
 from shoal.scheduler.capacity import Capacity
@@ -19,8 +21,10 @@ from shoal.scheduler.possible import Possible
 from shoal.scheduler.rows import Line, LineKey, Place, Rows, Turn, place_by_score
 from shoal.scheduler.snapshot import Candidate, Holding, NodeView
 from shoal.scheduler.soonest import Soonest
+from shoal.scheduler.stakes import Stakes
 from shoal.scheduler.tree import Refusal, Tree
 from shoal.scheduler.whole_nodes import WholeNodes
+from shoal.scheduler.windows import Windows
 
 Rank = tuple[float, ...]
 """Priority, whether only borrowed devices are left, standing: the least comes first."""
@@ -31,10 +35,12 @@ class Book:
     def __init__(self, half_life_s: float) -> None:
         self.tree = Tree()
         self.fair = Fair(self.tree, half_life_s)
+        self.windows = Windows(self.tree)
         self.capacity = Capacity()
         self.finders = Finders(self.capacity)
         self.soonest = Soonest(self.capacity)
         self.rows = Rows(self.capacity.typical)
+        self.stakes = Stakes()
         self.holdings: dict[str, Holding] = {}
         self.kept_back: dict[str, Candidate] = {}
         """Wait for a dependency or a moment, not for room."""
@@ -97,9 +103,16 @@ class Book:
         """Whether anything was given back."""
         self.unconfirmed.pop(holding.attempt_id, None)
         was = self.holdings.get(holding.attempt_id)
+        if was is not None and holding.checkpoint_at is None:
+            holding = msgspec.structs.replace(holding, checkpoint_at=was.checkpoint_at)
         if was == holding:
             return False
         if was is not None and was.allocation == holding.allocation and was.array_id == holding.array_id:
+            self.stakes.remove(was)
+            self.stakes.add(holding)
+            if msgspec.structs.replace(was, checkpoint_at=holding.checkpoint_at) == holding:
+                self.holdings[holding.attempt_id] = holding
+                return False  # where its work is safe until decides who is evicted, and not whether
             self.capacity.retime(holding, was)
             held = held_by(holding.allocation)
             self.fair.release(was.project, held, was.placed_at)
@@ -110,6 +123,16 @@ class Book:
             self._give(holding.attempt_id, holding.placed_at)
         self._take(holding)
         return was is not None
+
+    def save(self, attempt_id: str, at: float) -> bool:
+        """It has a checkpoint of that time; what is said of it without one takes none away."""
+        holding = self.holdings.get(attempt_id)
+        if holding is None:
+            return False
+        self.stakes.remove(holding)
+        saved = self.holdings[attempt_id] = msgspec.structs.replace(holding, checkpoint_at=at)
+        self.stakes.add(saved)
+        return True
 
     def release(self, attempt_id: str, at: float) -> bool:
         """Whether it held anything."""
@@ -171,6 +194,7 @@ class Book:
 
     def _take(self, holding: Holding) -> None:
         self.holdings[holding.attempt_id] = holding
+        self.stakes.add(holding)
         self.capacity.hold(holding)
         held = held_by(holding.allocation)
         self.tree.take(holding.project, held)
@@ -180,6 +204,7 @@ class Book:
 
     def _give(self, attempt_id: str, at: float) -> None:
         holding = self.holdings.pop(attempt_id)
+        self.stakes.remove(holding)
         self.capacity.release(holding)
         held = held_by(holding.allocation)
         self.tree.give(holding.project, held)

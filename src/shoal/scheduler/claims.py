@@ -1,7 +1,8 @@
 """Nodes that are spoken for from some moment on, and who may still use them before or beside that.
 
 A claim of a waiting job is its promise: whoever starts on a claimed node must be gone in time by its own
-limit, or fit beside what the claim will take. So nobody who starts delays it.
+limit, or fit beside what the claim will take. So nobody who starts delays it. A window that was declared
+claims whole nodes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from shoal.scheduler.amounts import Amounts, Need, less
 from shoal.scheduler.capacity import Capacity
 from shoal.scheduler.fit import fits
 from shoal.scheduler.snapshot import Candidate
+from shoal.scheduler.windows import Numbers, Windows
 
 NOBODY: frozenset[str] = frozenset()
 
@@ -21,8 +23,16 @@ NOBODY: frozenset[str] = frozenset()
 class Claim:
     """`spare`: on each claimed node, what is left beside it once it is served; None when `at` is unknown."""
 
-    def __init__(self, head: Candidate, at: float, spare: Mapping[str, Amounts | None]) -> None:
+    def __init__(
+        self,
+        head: Candidate,
+        at: float,
+        spare: Mapping[str, Amounts | None],
+        stopping: tuple[str, ...] = (),
+    ) -> None:
         self.head = head
+        self.stopping = stopping
+        """Attempts that give way to it, or leave anyway, and are not gone."""
         self.at = at
         """Infinity: nobody knows when, so nobody is gone in time."""
         self.spare = dict(spare)
@@ -33,28 +43,30 @@ class Claim:
 
 
 class Claims:
-    """Those of one cycle, in the order they were made."""
+    """Those of one cycle, in the order they were made, and the windows."""
 
-    def __init__(self, capacity: Capacity) -> None:
+    def __init__(self, capacity: Capacity, windows: Windows) -> None:
         self._capacity = capacity
+        self._windows = windows
         self.all: list[Claim] = []
         self.nodes: set[str] = set()
         """Claimed by anybody."""
-        self._barred: dict[tuple[Need, tuple[int, ...]], frozenset[str]] = {}
+        self._barred: dict[tuple[Need, tuple[int, ...], Numbers], frozenset[str]] = {}
 
     def add(self, claim: Claim) -> None:
         self.all.append(claim)
         self.nodes.update(claim.spare)
 
-    def barred(self, need: Need, ends_at: float) -> frozenset[str]:
-        """Nodes on which a start that lasts until `ends_at` would delay a claim."""
+    def barred(self, need: Need, project: str, now: float, ends_at: float) -> frozenset[str]:
+        """Nodes on which a start now that lasts until `ends_at` would delay a claim or meet a window."""
         closed = tuple(number for number, claim in enumerate(self.all) if not claim.admits(ends_at))
+        shut = self._windows.shut(project, now, ends_at)
         if not closed:
-            return NOBODY
-        key = need, closed
+            return self._windows.nodes_of(shut) if shut else NOBODY
+        key = need, closed, shut
         found = self._barred.get(key)
         if found is None:
-            found = self._barred[key] = frozenset(
+            found = self._barred[key] = self._windows.nodes_of(shut).union(
                 name
                 for number in closed
                 for name, spare in self.all[number].spare.items()

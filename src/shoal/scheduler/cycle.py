@@ -9,18 +9,21 @@ and `now`, and nothing else.
 from __future__ import annotations
 
 from collections.abc import Collection
-from heapq import heapify, heappop, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import groupby
 from math import inf
 
 from shoal.scheduler.amounts import less
 from shoal.scheduler.book import Book
 from shoal.scheduler.claims import Claim, Claims
-from shoal.scheduler.devices import held_by
+from shoal.scheduler.devices import asked_by, held_by
 from shoal.scheduler.fit import share_of
 from shoal.scheduler.gang import choose
 from shoal.scheduler.policy import Policy
+from shoal.scheduler.preempt import Preemption
 from shoal.scheduler.release import free_by
-from shoal.scheduler.rows import Line, Row
+from shoal.scheduler.rights import ClaimOrder, claim_order
+from shoal.scheduler.rows import Line, Row, Turn
 from shoal.scheduler.snapshot import Candidate
 from shoal.scheduler.types import Promise, Start
 
@@ -32,10 +35,13 @@ class Cycle:
         self._book = book
         self._policy = policy
         self.now = now
-        self.claims = Claims(book.capacity)
+        self.claims = Claims(book.capacity, book.windows)
         self.heads: dict[str, Candidate] = {}
         """Per queue, the first that could run here and does not fit now."""
         self.starts: list[Start] = []
+        self.preemption = Preemption(book, policy, now)
+        self._rooms: set[Row] = set()
+        """Whose first have others stop for them."""
         self.good_until = inf
         """From then on another pass may differ though nothing has happened."""
         self.look_again_at = inf
@@ -43,10 +49,14 @@ class Cycle:
 
     def run(self) -> None:
         self._book.rows.come_to(self.now)
-        self.good_until = self._book.rows.next_due()
-        for lines in self._book.ranks(self.now):
-            self._start_heads(lines)
-            self._start_shortest([row for line in lines for row in line.rows.values()])
+        self.look_again_at = self._book.windows.next_change(self.now)
+        self.good_until = min(self._book.rows.next_due(), self.look_again_at)
+        for _, ranks in groupby(self._book.ranks(self.now), key=lambda lines: lines[0].key.priority):
+            equal = list(ranks)
+            self._serve_privileged([line for lines in equal for line in lines])
+            for lines in equal:
+                self._start_heads(lines)
+                self._start_shortest([row for line in lines for row in line.rows.values()])
 
     def run_newcomers(self, newcomers: Collection[Candidate], now: float) -> bool:
         """Look at newcomers alone: nothing was given back since `run`. False: only a whole run can tell."""
@@ -56,6 +66,10 @@ class Cycle:
         for candidate in newcomers:
             head = self.heads.get(candidate.queue)
             if head is None or book.comes_before(candidate, head):
+                return False
+            if self.preemption.is_privileged(
+                candidate, asked_by(book.rows.row_of(candidate.attempt_id).key.demand)
+            ):
                 return False
         for candidate in sorted(newcomers, key=book.place_beside):
             self._start(book.rows.row_of(candidate.attempt_id), candidate.attempt_id)
@@ -71,6 +85,60 @@ class Cycle:
             )
             for claim in self.claims.all
         )
+
+    def _serve_privileged(self, lines: list[Line]) -> None:
+        """Lines of one priority, as far as their first may evict others: each starts, or room is made.
+
+        Before anybody else of that priority, so that who gave way does not take back what it gave.
+        """
+        queue = [turn for line in lines if (turn := self._claim(line, 0)) is not None]
+        heapify(queue)
+        while queue:
+            _, (_, (_, _, attempt_id)), place, line = heappop(queue)
+            row = self._book.rows.row_of(attempt_id)
+            if not self._start(row, attempt_id):
+                if not self._waits_for_room(row) or not self._make_room(attempt_id, row):
+                    continue
+                place += 1
+            following = self._claim(line, place)
+            if following is not None:
+                heappush(queue, following)
+
+    def _claim(self, line: Line, place: int) -> tuple[ClaimOrder, Turn, int, Line] | None:
+        """Whose turn it is of those who may evict others; None: nobody of this line."""
+        if not self.preemption.may_serve(line.key):
+            return None
+        turn, rows = self._book.rows.nth(line, place), self._book.rows
+        if turn is None:
+            return None
+        attempt_id = turn[1][2]
+        asked = asked_by(rows.row_of(attempt_id).key.demand)
+        if not self.preemption.is_privileged(rows.candidates[attempt_id], asked):
+            return None
+        order = claim_order(line.key.project, asked, self._book.tree, self._book.fair, self.now)
+        return order, turn, place, line
+
+    def _make_room(self, attempt_id: str, row: Row) -> bool:
+        head, demand = self._book.rows.candidates[attempt_id], row.key.demand
+        if demand.need.is_exclusive or demand.spread is not None:
+            return False  # nobody is stopped for those: what is free then may be too much, or too close
+        if row.key.at_once is not None and row in self._rooms:
+            return False  # those who start count against the limit only then
+        windows = self._book.windows
+        shut = windows.nodes_of(windows.shut(head.project, self.now, self.now + row.key.limit_s))
+        barred = (self.claims.nodes - self.preemption.nodes) | shut
+        room = self.preemption.make_room(head, demand, barred)
+        if room is None:
+            return False
+        # From then on a job that starts on a node with a window may not be gone in time.
+        moments = (window.from_at - row.key.limit_s for window in windows.all)
+        self.good_until = min(
+            (at for at in moments if self.now <= at < self.good_until), default=self.good_until
+        )
+        self._rooms.add(row)
+        self.heads.setdefault(head.queue, head)
+        self.claims.add(Claim(head, inf, room.spare, room.stopping))
+        return True
 
     def _start_heads(self, lines: list[Line]) -> None:
         """Of each queue, until the first that does not fit; one that waits for no room holds nobody up."""
@@ -115,7 +183,7 @@ class Cycle:
             return False
         demand = book.allowed(project, demand)
         ends_at = self.now + limit_s
-        barred = self.claims.barred(demand.need, ends_at)
+        barred = self.claims.barred(demand.need, project, self.now, ends_at)
         names = choose(demand, book.finders.of(demand.need), book.capacity, barred)
         if not names:
             return False
@@ -141,7 +209,8 @@ class Cycle:
         """The nodes that serve it soonest; where nobody knows when, only once its patience has ended."""
         self.heads[head.queue] = head
         demand, capacity = self._book.allowed(head.project, row.key.demand), self._book.capacity
-        turn = self._book.soonest.turn(demand, self.claims.nodes, self.now)
+        hours = self._book.windows.hours(head.project, row.key.limit_s, self.now)
+        turn = self._book.soonest.turn(demand, self.claims.nodes, self.now, hours)
         if turn is None:
             return
         if turn.at == inf:
@@ -149,7 +218,7 @@ class Cycle:
             patient_until = waits_since + self._policy.patience_of(head.expected_s)
             if self.now < patient_until:
                 self.good_until = min(self.good_until, patient_until)
-                self.look_again_at = patient_until
+                self.look_again_at = min(self.look_again_at, patient_until)
                 return
             self.claims.add(Claim(head, inf, dict.fromkeys(turn.nodes)))
             return

@@ -49,6 +49,13 @@ class GpuUse:
         self.unused = tuple(gpu for gpu in self.all if gpu.index not in self._used)
         self.free = self._look()
 
+    def without(self, shares: Iterable[NodeShare]) -> FreeDevices:
+        """What would be free if those were given back."""
+        other = self.copy()
+        for share in shares:
+            other.use(share, -1)
+        return other.free
+
     def part(self, milli: int, kind: str | None) -> int | None:
         """The number of a device to share: the fullest that has so much left, else one nobody uses."""
         shared = [

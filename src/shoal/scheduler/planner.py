@@ -10,6 +10,9 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 from math import inf
 
+import msgspec
+
+from shoal.model.window import Window
 from shoal.scheduler.book import Book
 from shoal.scheduler.cycle import Cycle
 from shoal.scheduler.devices import ProjectView
@@ -17,7 +20,7 @@ from shoal.scheduler.explain import Explainer
 from shoal.scheduler.fair import Usage
 from shoal.scheduler.policy import Policy
 from shoal.scheduler.snapshot import Candidate, Holding, NodeView, Snapshot
-from shoal.scheduler.types import Explanation, Plan
+from shoal.scheduler.types import Explanation, Plan, Promise
 
 
 class Planner:
@@ -41,6 +44,7 @@ class Planner:
     def of(cls, snapshot: Snapshot, policy: Policy) -> Planner:
         planner = cls(policy)
         planner.set_projects(snapshot.projects, snapshot.usages)
+        planner.set_windows(snapshot.windows)
         for view in snapshot.nodes:
             planner.set_node(view)
         for holding in snapshot.holdings:
@@ -57,13 +61,13 @@ class Planner:
     def snapshot(self) -> Snapshot:
         """The facts: a planner made of them plans the same."""
         book = self._book
-        waiting = [*book.rows.candidates.values(), *book.kept_back.values()]
         return Snapshot(
             nodes=tuple(node.view for _, node in sorted(book.capacity.nodes.items())),
             holdings=tuple(holding for _, holding in sorted(book.holdings.items())),
-            candidates=tuple(sorted(waiting, key=lambda one: one.attempt_id)),
+            candidates=tuple(sorted(self.waiting, key=lambda one: one.attempt_id)),
             projects=self._projects,
             usages=book.fair.usages(),
+            windows=book.windows.all,
         )
 
     def set_projects(self, views: Iterable[ProjectView], usages: Iterable[Usage] = ()) -> None:
@@ -72,6 +76,11 @@ class Planner:
         self._book.tree.change(self._projects)
         self._book.fair.tell(usages)
         self._disturb()
+
+    def set_windows(self, windows: Iterable[Window]) -> None:
+        """All that are declared, in any order. Those that are over may be left out."""
+        if self._book.windows.change(windows):
+            self._disturb()
 
     def set_node(self, view: NodeView) -> None:
         """A new node, or one that changed."""
@@ -109,6 +118,15 @@ class Planner:
             self._disturb()
         self._explainer = None
 
+    def holds(self, attempt_id: str) -> bool:
+        return attempt_id in self._book.holdings
+
+    def save(self, attempt_id: str, at: float) -> bool:
+        """Its work up to then is safe. Decides who is evicted, and not whether anybody is. False: it is not
+        known to hold anything yet.
+        """
+        return self._book.save(attempt_id, at)
+
     def release(self, attempt_id: str, at: float) -> None:
         """It holds nothing any more, since `at`."""
         if self._book.release(attempt_id, at):
@@ -141,11 +159,27 @@ class Planner:
         if not (self._is_calm and is_later and cycle.run_newcomers(newcomers, now)):
             cycle = self._cycle = Cycle(self._book, self.policy, now)
             cycle.run()
-            self._is_calm = True
+            # Until it is told that they stop, another plan asks again.
+            self._is_calm = not cycle.preemption.evictions
         self.planned_at = now
         again = min(cycle.look_again_at, self._moments[0][0] if self._moments else inf)
         starts, cycle.starts = tuple(cycle.starts), []
-        return Plan(starts=starts, promises=cycle.promises(), look_again_at=None if again == inf else again)
+        return Plan(
+            starts=starts,
+            promises=cycle.promises(),
+            evictions=tuple(cycle.preemption.evictions),
+            look_again_at=None if again == inf else again,
+        )
+
+    @property
+    def waiting(self) -> list[Candidate]:
+        """Everybody who waits, for whatever reason, in no order."""
+        return [*self._book.rows.candidates.values(), *self._book.kept_back.values()]
+
+    @property
+    def promises(self) -> tuple[Promise, ...]:
+        """Those of the last plan."""
+        return self._cycle.promises()
 
     def explain(self, attempt_id: str, now: float) -> Explanation | None:
         """Why it has not started, as of the last plan; None when it does not wait."""
@@ -154,7 +188,7 @@ class Planner:
         if kept_back is None and attempt_id not in book.rows.candidates:
             return None
         if self._explainer is None:
-            self._explainer = Explainer(book, self._cycle.claims.all, now)
+            self._explainer = Explainer(book, self._cycle.claims, now)
         return self._explainer.explain(kept_back or book.rows.candidates[attempt_id])
 
     def _queue(self, candidate: Candidate) -> None:
@@ -182,6 +216,4 @@ def plan(snapshot: Snapshot, policy: Policy, now: float) -> Plan:
     starting = {start.attempt_id for start in made.starts}
     waiting = sorted(one.attempt_id for one in snapshot.candidates if one.attempt_id not in starting)
     told = tuple(said for said in (planner.explain(one, now) for one in waiting) if said is not None)
-    return Plan(
-        starts=made.starts, promises=made.promises, explanations=told, look_again_at=made.look_again_at
-    )
+    return msgspec.structs.replace(made, explanations=told)

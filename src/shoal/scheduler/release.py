@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import inf
 
-from shoal.scheduler.amounts import Amounts, Need
+from shoal.model.attempt import NodeShare
+from shoal.scheduler.amounts import Amounts, Need, millicpus_needed
 from shoal.scheduler.capacity import NodeUse
 from shoal.scheduler.fit import fits
 
@@ -47,6 +49,20 @@ def free_by(node: NodeUse, at: float) -> Amounts:
             break
         free = after
     return free
+
+
+def free_without(node: NodeUse, shares: Iterable[NodeShare]) -> Amounts:
+    """What is free once those are given back."""
+    millicpus, memory, disk = node.free[:3]
+    back: list[NodeShare] = []
+    for share in shares:
+        millicpus += millicpus_needed(share.cpus)
+        memory += share.memory_bytes
+        disk += share.disk_bytes
+        if share.gpu_ids:
+            back.append(share)
+    devices = node.devices.without(back) if back else node.devices.free
+    return Amounts(millicpus, memory, disk, *devices)
 
 
 def _steps(node: NodeUse) -> list[tuple[float, Amounts]]:

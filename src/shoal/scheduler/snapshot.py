@@ -7,6 +7,7 @@ import msgspec
 from shoal.model.attempt import Allocation
 from shoal.model.job import DependencyKind
 from shoal.model.request import Request
+from shoal.model.window import Window
 from shoal.scheduler.devices import ProjectView
 from shoal.scheduler.fair import Usage
 
@@ -45,6 +46,10 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     """How people name the job: `vision/17 train-7b`."""
     owner: str = ""
     name: str = ""
+    is_leaving: bool = False
+    """It was asked to stop and is not gone yet."""
+    checkpoint_at: float | None = None
+    """When it last saved what it had done, as far as anybody knows."""
 
 
 class UnmetDependency(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +84,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """From then on it goes before all who came later. None: it is due."""
     score: float | None = None
     """Until then those with less go first. None: last."""
+    deadline_at: float | None = None
+    """When it should have ended."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,3 +95,4 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     projects: tuple[ProjectView, ...] = ()
     usages: tuple[Usage, ...] = ()
     """What each project had lately, what it holds now included up to each one's date."""
+    windows: tuple[Window, ...] = ()

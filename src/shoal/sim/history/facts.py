@@ -17,7 +17,8 @@ from shoal.model.from_spec import request_of
 from shoal.model.job import ArrayPlace, Dependency, Job, JobOutcome
 from shoal.model.node import Node, NodeFacts, NodeState
 from shoal.model.people import Project
-from shoal.scheduler import Candidate, NodeView, Policy, Start
+from shoal.model.window import Window
+from shoal.scheduler import Candidate, Eviction, NodeView, Policy, Start
 from shoal.scheduler.devices import ProjectView
 from shoal.spec import JobSpec
 
@@ -37,6 +38,12 @@ class Placed(msgspec.Struct, frozen=True):
     attempt_id: str
     allocation: Allocation
     at: float
+
+
+class Leaving(msgspec.Struct, frozen=True):
+    """An attempt that holds resources was asked to stop."""
+
+    attempt_id: str
 
 
 class Over(msgspec.Struct, frozen=True):
@@ -63,12 +70,16 @@ class ProjectsAre(msgspec.Struct, frozen=True):
     views: tuple[ProjectView, ...]
 
 
+class WindowsAre(msgspec.Struct, frozen=True):
+    windows: tuple[Window, ...]
+
+
 class PolicyIs(msgspec.Struct, frozen=True):
     policy: Policy
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """A plan that started somebody, as it is recorded."""
+    """A plan that started or stopped somebody, as it is recorded."""
 
     seq: int
     at: float
@@ -77,12 +88,27 @@ class Decision(msgspec.Struct, frozen=True):
     starts: tuple[Start, ...]
     placed: tuple[str, ...]
     """The starts that were still possible when it was written down."""
+    evictions: tuple[Eviction, ...]
+    saved: dict[str, float]
+    """Checkpoints heard of since the last one that stopped somebody."""
     resting: frozenset[str]
     stamps: dict[str, tuple[float | None, float | None, float | None]]
     """Of attempts that were stamped since the last one: expected run time, when it is due, its score."""
 
 
-Fact = Queued | Placed | Over | JobOver | NodeIs | NodeGone | ProjectsAre | PolicyIs | Decision
+Fact = (
+    Queued
+    | Placed
+    | Leaving
+    | Over
+    | JobOver
+    | NodeIs
+    | NodeGone
+    | ProjectsAre
+    | WindowsAre
+    | PolicyIs
+    | Decision
+)
 
 
 def facts_of(events: Iterable[Event]) -> Iterator[tuple[int, Fact]]:
@@ -104,6 +130,7 @@ class _Reader:
         self._jobs: dict[str, Job] = {}
         self._nodes: dict[str, Node] = {}
         self._projects: dict[str, Project] = {}
+        self._windows: dict[str, Window] = {}
 
     def submitted(self, event: Event) -> Fact:
         data, project = event["data"], str(event["project"])
@@ -131,6 +158,7 @@ class _Reader:
             ),
             array=array,
             submitted_at=event["at"],
+            deadline_at=data.get("deadline_at"),
         )
         self._jobs[job.job_id] = job
         return self._queued(job, event, 0.0)
@@ -156,6 +184,9 @@ class _Reader:
     def placed(self, event: Event) -> Fact:
         allocation = msgspec.convert(event["data"]["event"]["allocation"], Allocation)
         return Placed(str(event["attempt_id"]), allocation, event["at"])
+
+    def leaving(self, event: Event) -> Fact:
+        return Leaving(str(event["attempt_id"]))
 
     def over(self, event: Event) -> Fact:
         return Over(str(event["attempt_id"]), event["at"])
@@ -198,6 +229,16 @@ class _Reader:
         self._projects[name] = msgspec.convert(fields, Project)
         return ProjectsAre(tuple(project_view(one) for one in self._projects.values()))
 
+    def window(self, event: Event) -> Fact:
+        window = msgspec.convert(event["data"], Window)
+        if event["kind"] == "window.added":
+            # Whoever declares one throws away those that are over, and a clock may be set back after that.
+            kept = {key: one for key, one in self._windows.items() if one.until_at > event["at"]}
+            self._windows = {**kept, window.window_id: window}
+        else:
+            self._windows.pop(window.window_id, None)
+        return WindowsAre(tuple(self._windows.values()))
+
     def policy(self, event: Event) -> Fact:
         return PolicyIs(msgspec.convert(event["data"], Policy))
 
@@ -211,6 +252,8 @@ class _Reader:
             seen=data["seen"],
             starts=msgspec.convert(data["starts"], tuple[Start, ...]),
             placed=tuple(data["placed"]),
+            evictions=msgspec.convert(data.get("evictions", ()), tuple[Eviction, ...]),
+            saved=data.get("saved", {}),
             resting=frozenset(data["resting"]),
             stamps={attempt_id: tuple(stamps) for attempt_id, stamps in data["stamps"].items()},
         )
@@ -222,6 +265,7 @@ READERS: dict[str, Callable[[_Reader, Event], Fact | None]] = {
     "job.retried": _Reader.tried_again,
     "job.ended": _Reader.job_over,
     "attempt.placed": _Reader.placed,
+    "attempt.stopping": _Reader.leaving,
     "attempt.ended": _Reader.over,
     "node.added": _Reader.node_facts,
     "node.changed": _Reader.node_facts,
@@ -230,6 +274,8 @@ READERS: dict[str, Callable[[_Reader, Event], Fact | None]] = {
     "node.removed": _Reader.node_gone,
     "project.created": _Reader.project,
     "project.updated": _Reader.project,
+    "window.added": _Reader.window,
+    "window.cancelled": _Reader.window,
     "policy.set": _Reader.policy,
     "plan.made": _Reader.decision,
     **{f"node.{state}": _Reader.node_state for state in NodeState},
