@@ -112,7 +112,7 @@ def reason(eviction: Eviction, job: Job, gains: Job, attempt: Attempt, now: floa
 
 def _work(attempt: Attempt, lost_s: float) -> str:
     """`3.2 GPU-hours`; of a job without GPUs, of its CPUs."""
-    num_gpus: float = sum(len(share.gpu_ids) for share in attempt.allocation)
+    num_gpus: float = sum(share.num_gpus for share in attempt.allocation)
     count = num_gpus or sum(share.cpus for share in attempt.allocation)
     hours = lost_s / 3600 * count
     return f"{hours:.2g} {'GPU' if num_gpus else 'CPU'}-hours"

@@ -80,6 +80,7 @@ def holding(job: Job, attempt: Attempt) -> Holding:
         name=job.name,
         is_leaving=attempt.state is AttemptState.STOPPING,
         request=job.request,
+        excluded_nodes=job.excluded_nodes,
     )
 
 

@@ -59,11 +59,11 @@ def _nodes_after(book: Book, claims: Claims, one: Holding, now: float) -> int:
     has, request = len(one.allocation), one.request
     if request is None or request.topology is not None:
         return has  # whether others are close enough is only known once it has left its own
-    demand = demand_of(request)
+    demand = demand_of(request, one.excluded_nodes)
     ends_at = now + (inf if one.time_limit_s is None else one.time_limit_s)
     own = {share.node for share in one.allocation}
-    barred = claims.barred(demand.need, one.project, now, ends_at) | own
+    barred = claims.barred(demand.need, one.project, now, ends_at) | own | demand.excluded
     more = book.finders.of(demand.need).ranked(barred, request.max_nodes - has)
-    while more and book.refusal(one.project, demand, len(more)) is not None:
+    while more and book.refusal(one.project, demand._replace(min_nodes=len(more))) is not None:
         more.pop()
     return has + len(more)

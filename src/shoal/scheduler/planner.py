@@ -162,6 +162,7 @@ class Planner:
         """Who starts; they hold what they are given when this returns. Says nothing about the others."""
         self._wake(now)
         newcomers, self._newcomers, self._explainer = list(self._newcomers.values()), {}, None
+        self._book.capacity.packing.learn(self._book.capacity.typical.profile())
         cycle = self._cycle
         # A clock that was set back makes times mean something else.
         is_later = self.planned_at <= now < cycle.good_until

@@ -52,6 +52,7 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     """When it last saved what it had done, as far as anybody knows."""
     request: Request | None = None
     """What it asked for; None: nobody knows."""
+    excluded_nodes: tuple[str, ...] = ()
 
 
 class UnmetDependency(msgspec.Struct, frozen=True, kw_only=True):
