@@ -19,6 +19,7 @@ from benchmarks.yardsticks import (
     policy_itp,
     policy_logs,
     policy_windows,
+    speed,
     twin,
     windows,
 )
@@ -33,6 +34,7 @@ SECTIONS = (
     policy_windows.SECTION,
     policy_logs.SECTION,
     policy_itp.SECTION,
+    speed.SECTION,
 )
 
 

@@ -46,9 +46,12 @@ class Claims:
         self.all.append(claim)
         self.nodes.update(claim.spare)
 
-    def barred(self, need: Need, ends_at: float) -> frozenset[str]:
-        """Nodes on which a start that lasts until `ends_at` would delay a claim."""
-        closed = tuple(number for number, claim in enumerate(self.all) if not claim.admits(ends_at))
+    def closed(self, ends_at: float) -> tuple[int, ...]:
+        """The numbers of those that do not admit somebody who ends then."""
+        return tuple([number for number, claim in enumerate(self.all) if not claim.admits(ends_at)])
+
+    def barred(self, need: Need, closed: tuple[int, ...]) -> frozenset[str]:
+        """Nodes on which a start that those claims do not admit would delay one of them."""
         if not closed:
             return NOBODY
         key = need, closed

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from heapq import heapify, heappop, heapreplace
 from math import inf
 
-from shoal.scheduler.amounts import less
+from shoal.scheduler.amounts import Demand, less
 from shoal.scheduler.book import Book
 from shoal.scheduler.claims import Claim, Claims
 from shoal.scheduler.fit import share_of
@@ -39,6 +39,9 @@ class Cycle:
         """From then on another pass may differ though nothing has happened."""
         self.look_again_at = inf
         """When such a pass may start somebody."""
+        self._hopeless: set[tuple[Demand, tuple[int, ...]]] = set()
+        """Demands that found no nodes, and the claims that did not admit them. While a cycle lasts nodes only
+        fill up, so they find none again."""
 
     def run(self) -> None:
         self._book.rows.come_to(self.now)
@@ -113,9 +116,13 @@ class Cycle:
         if book.refusal(row.line.key.project, demand, demand.min_nodes) is not None:
             return False
         ends_at = self.now + limit_s
-        barred = self.claims.barred(demand.need, ends_at)
+        closed = self.claims.closed(ends_at)
+        if (demand, closed) in self._hopeless:
+            return False
+        barred = self.claims.barred(demand.need, closed)
         names = choose(demand, book.finders.of(demand.need), book.capacity, barred)
         if not names:
+            self._hopeless.add((demand, closed))
             return False
         while len(names) > demand.min_nodes and book.refusal(row.line.key.project, demand, len(names)):
             names.pop()

@@ -16,16 +16,25 @@ def free_at(need: Need, node: NodeUse) -> float:
     """
     if fits(need, node.whole, node.free):
         return -inf
-    if need.num_gpus:
+    if need.gpu_kind is not None:
         return next((ends_at for ends_at, free in _steps(node) if fits(need, node.whole, free)), inf)
-    # Most of a log without GPUs is spent here: plain integers, and nothing built on the way.
+    # Asked of every node when a new need waits at the head: plain integers, and nothing built on the way.
     millicpus, memory, disk = node.free[:3]
     memory_needed = need.memory_on(node.whole)
+    taken = _taken(node) if need.num_gpus else set()
+    most_taken = node.whole.num_gpus - need.num_gpus
     for ends_at, share_millicpus, share in node.ends:
         millicpus += share_millicpus
         memory += share.memory_bytes
         disk += share.disk_bytes
-        if millicpus >= need.millicpus and memory >= memory_needed and disk >= need.disk_bytes:
+        if taken:
+            taken.difference_update(share.gpu_ids)
+        if (
+            millicpus >= need.millicpus
+            and memory >= memory_needed
+            and disk >= need.disk_bytes
+            and len(taken) <= most_taken
+        ):
             return ends_at
     return inf
 
@@ -47,6 +56,12 @@ def free_by(node: NodeUse, at: float) -> Amounts:
             break
         free = after
     return free
+
+
+def _taken(node: NodeUse) -> set[int]:
+    """Numbers of its GPUs that are not free."""
+    free = {gpu.index for gpu in node.free_gpus}
+    return {gpu.index for gpu in node.view.gpus if gpu.index not in free}
 
 
 def _steps(node: NodeUse) -> list[tuple[float, Amounts]]:
