@@ -14,6 +14,7 @@ from pathlib import Path
 
 from benchmarks.yardsticks import (
     clusters,
+    coverage,
     logs,
     packing,
     policy_itp,
@@ -34,6 +35,7 @@ SECTIONS = (
     policy_windows.SECTION,
     policy_logs.SECTION,
     policy_itp.SECTION,
+    coverage.SECTION,
     speed.SECTION,
 )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
+import time
 from typing import Any
 
 import msgspec
@@ -38,6 +39,7 @@ BODIES: dict[str, Any] = {
     "POST /v1/nodes/{name}/drain": {"because": "a test"},
     "POST /v1/nodes/{name}/resume": {"because": "a test"},
     "POST /v1/nodes/{name}/declare-dead": {"because": "a test"},
+    "POST /v1/windows": {"kind": "maintenance", "nodes": ["node-2"], "duration_s": 60.0},
     "POST /v1/jobs/{job_id}/stop": {},
     "POST /v1/jobs/{job_id}/retry": {},
     "POST /v1/arrays/{array_id}/stop": {},
@@ -87,6 +89,10 @@ def aimed(world: World, row: Declared) -> Shot:
         values["job_id"] = world.submit("member", "vision")
     if "{array_id}" in row.path:
         values["array_id"] = _new_array(world)
+    if "/windows" in row.path:
+        data = _next_window()
+    if "{window_id}" in row.path:
+        values["window_id"] = _new_window(world)
     if name in ("POST /v1/users", "POST /v1/projects"):
         data = {"name": f"new-{next(_serial)}"}
     if name == "POST /v1/supervisor/renew":
@@ -133,6 +139,18 @@ def _new_user(world: World, project: str | None = None) -> str:
 def _new_token(world: World) -> str:
     made = world.call("POST", "/v1/tokens", role="member", data={"label": "to be revoked"})
     assert made.status == 201
+    return str(made.json()["id"])
+
+
+def _next_window() -> dict[str, Any]:
+    """One that overlaps none before it."""
+    begins = time.time() + 3600.0 * next(_serial)
+    return {"kind": "maintenance", "nodes": ["node-2"], "from_at": begins, "duration_s": 60.0}
+
+
+def _new_window(world: World) -> str:
+    made = world.call("POST", "/v1/windows", role="operator", data=_next_window())
+    assert made.status == 201, made.body
     return str(made.json()["id"])
 
 

@@ -36,6 +36,9 @@ POST   /v1/nodes/{name}/cordon              401  403  403  403  403  403  y    y
 POST   /v1/nodes/{name}/drain               401  403  403  403  403  403  y    y    403  403
 POST   /v1/nodes/{name}/resume              401  403  403  403  403  403  y    y    403  403
 POST   /v1/nodes/{name}/declare-dead        401  403  403  403  403  403  y    y    403  403
+GET    /v1/windows                          401  y    y    y    y    y    y    y    403  403
+POST   /v1/windows                          401  403  403  403  403  403  y    y    403  403
+DELETE /v1/windows/{window_id}              401  403  403  403  403  403  y    y    403  403
 GET    /v1/events                           401  y    y    y    y    y    y    y    403  403
 GET    /v1/events/stream                    401  y    y    y    y    y    y    y    403  403
 GET    /v1/audit                            401  403  403  403  403  403  y    y    403  403

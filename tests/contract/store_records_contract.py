@@ -9,7 +9,7 @@ from shoal.errors import NotFound, StateError
 from shoal.model.node import Gpu, NodeState
 from shoal.model.people import Membership, Project, Role, Token, User
 from shoal.store import KeyReused, Stale, Store, Tx
-from tests.support.store_records import a_node
+from tests.support.store_records import a_node, a_window
 
 
 class RecordsContract:
@@ -38,6 +38,24 @@ class RecordsContract:
         await store.write(lambda tx: tx.nodes.remove("n2"))
         await store.write(lambda tx: tx.nodes.remove("n2"))
         assert await store.read(lambda tx: tx.nodes.get("n2")) is None
+
+    # --- windows ------------------------------------------------------------------------------
+
+    async def test_windows_are_listed_in_order_until_they_are_over_or_removed(self, store: Store) -> None:
+        late, soon, over = a_window("w1", 300.0), a_window("w2", 200.0), a_window("w3", 50.0)
+
+        def change(tx: Tx) -> None:
+            for window in (late, soon, over):
+                tx.windows.add(window)
+
+        await store.write(change)
+        assert await store.read(lambda tx: tx.windows.open(110.0)) == [soon, late]
+        assert await store.read(lambda tx: tx.windows.get("w3")) == over
+        await store.write(lambda tx: tx.windows.purge(110.0))
+        assert await store.read(lambda tx: tx.windows.open(0.0)) == [soon, late]
+        await store.write(lambda tx: tx.windows.remove("w2"))
+        await store.write(lambda tx: tx.windows.remove("w2"))
+        assert await store.read(lambda tx: tx.windows.get("w2")) is None
 
     # --- idempotency keys, secrets, settings --------------------------------------------------
 

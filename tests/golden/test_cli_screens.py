@@ -26,6 +26,25 @@ WAITING = {
 }
 
 
+OUTLOOK = {
+    "basis": "scenarios",
+    "earliest": NOW + 725,
+    "likely": NOW + 3600,
+    "latest": NOW + 11_105,
+    "coverage": 0.9,
+    "promised_at": None,
+    "sentence": "starts between 10:17 UTC and 13:11 UTC (90 % sure), about 11:05 UTC",
+    "changes": [
+        {
+            "setting": "nodes: 3..4",
+            "sentence": "`nodes: 3..4` would start it now (on 3 nodes)",
+            "starts_at": None,
+        },
+        {"setting": "nodes: 3", "sentence": "`nodes: 3` would start it now", "starts_at": None},
+    ],
+}
+
+
 def gpu_nodes() -> list[dict[str, Any]]:
     gpus = [{"index": index, "kind": "A100"} for index in range(8)]
     common = {"pool": "a100", "because": "", "by": "", "cpus": 64.0, "memory_bytes": 512 << 30, "gpus": gpus,
@@ -61,6 +80,19 @@ def projects() -> list[dict[str, Any]]:
         {"name": "ops", **plain, "parent": "hidden", "limit": {"gpus": None, "cpus": 64.5}},
         {"name": "research", **plain, **research},
         {"name": "vision", **plain, "parent": "research", **vision, "held": {"gpus": 96, "cpus": 400.0}},
+    ]
+
+
+def windows() -> list[dict[str, Any]]:
+    """Maintenance of many nodes, a reservation, and one for a project that the caller may not see."""
+    plain = {"by": "ana", "created_at": NOW, "still_there": [], "because": "", "project": None}
+    repair = {"id": f"win_{1:026}", "kind": "maintenance", "nodes": [f"node-0{n}" for n in range(1, 6)]}
+    ours = {"id": f"win_{2:026}", "kind": "reservation", "nodes": ["node-07"], "project": "vision"}
+    theirs = {**ours, "id": f"win_{3:026}", "project": None}
+    return [
+        {**plain, **repair, "from_at": NOW, "until_at": NOW + 7200, "because": "new NICs and their cables"},
+        {**plain, **ours, "from_at": NOW + 9000, "until_at": NOW + 180_000, "because": "demo"},
+        {**plain, **theirs, "from_at": NOW + 200_000, "until_at": NOW + 205_400},
     ]
 
 
@@ -112,7 +144,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
     for module in (queue_command, status_command):
         monkeypatch.setattr(module.time, "time", lambda: NOW)
     jobs = [
-        job_view(17),
+        {**job_view(17), "outlook": OUTLOOK},
         job_view(16, "starting", name="eval", owner="bernadette-long", nodes=["node-03"]),
         job_view(
             12, "running", name="pretrain-with-a-very-long-name", nodes=[f"node-{n:02d}" for n in (1, 2, 5)]
@@ -131,10 +163,12 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
     ]
     with running_fake() as server:
         server.answers["GET", "/v1/jobs"] = {"items": jobs, "next_cursor": None}
-        why = {"job": jobs[0], "status": "queued", "explanation": WAITING, "sentence": WAITING["sentence"]}
+        why = {"job": jobs[0], "status": "queued", "explanation": WAITING, "sentence": WAITING["sentence"],
+               "outlook": OUTLOOK}  # fmt: skip
         server.answers["GET", f"/v1/jobs/{jobs[0]['job_id']}/why"] = why
         server.answers["GET", "/v1/nodes"] = {"items": gpu_nodes(), "next_cursor": None}
         server.answers["GET", "/v1/projects"] = {"items": projects(), "next_cursor": None}
+        server.answers["GET", "/v1/windows"] = {"items": windows(), "next_cursor": None}
         server.answers["GET", "/v1/nodes/node-07"] = gpu_nodes()[2]
         server.answers["GET", "/v1/status"] = {
             "version": "0.1.0", "store": "sqlite", "engine": "local", "started_at": NOW - 7500,
@@ -163,11 +197,14 @@ def shell(
     ("name", "argv"),
     [
         ("queue", ("queue", "--all")),
+        ("queue-predict", ("queue", "--predict")),
         ("why", ("why", f"job_{17:026d}")),
         ("nodes", ("nodes",)),
         ("node", ("nodes", "node-07")),
         ("projects", ("project",)),
         ("project", ("project", "show", "vision")),
+        ("reservations", ("reservations",)),
+        ("help-reserve", ("reserve", "--help")),
         ("status", ("status",)),
         ("events", ("events",)),
         ("help", ("--help",)),

@@ -9,16 +9,44 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.model.window import Window, WindowKind
 from shoal.scheduler import Candidate, Holding, NodeView, Plan, Planner, Policy, Promise, Snapshot
 from tests.property.test_scheduler_plans import NOW, candidates, node_views, snapshots
 
 Change = tuple[str, int]
 CHANGES = st.lists(
     st.tuples(
-        st.sampled_from(["add", "drop", "end", "node", "lose", "wait", "plan", "undo"]), st.integers(0, 9)
+        st.sampled_from(["add", "drop", "end", "node", "lose", "wait", "plan", "undo", "windows"]),
+        st.integers(0, 9),
     ),
     max_size=40,
 )
+
+
+@st.composite
+def windows(draw: st.DrawFn) -> list[Window]:
+    """On each of some nodes one after another, in no order."""
+    made: list[Window] = []
+    for name in draw(st.sets(st.sampled_from(["n0", "n1", "n2", "n3"]))):
+        begins = NOW - 100.0
+        for _ in range(draw(st.integers(1, 2))):
+            begins += draw(st.sampled_from([0.0, 60.0, 500.0, 1000.0]))
+            until = begins + draw(st.sampled_from([30.0, 600.0, 2000.0]))
+            project = draw(st.sampled_from([None, "vision", "speech"]))
+            kind = WindowKind.MAINTENANCE if project is None else WindowKind.RESERVATION
+            window_id = f"w{len(made)}"
+            made.append(
+                Window(
+                    window_id=window_id,
+                    kind=kind,
+                    nodes=(name,),
+                    from_at=begins,
+                    until_at=until,
+                    project=project,
+                )
+            )
+            begins = until
+    return draw(st.permutations(made))
 
 
 class Life:
@@ -52,6 +80,8 @@ class Life:
             self.now += self.draw(st.sampled_from([0.5, 40.0, 700.0, -300.0]))
         elif what == "undo" and snapshot.holdings:
             planner.undo(snapshot.holdings[which % len(snapshot.holdings)].attempt_id)
+        elif what == "windows":
+            planner.set_windows(self.draw(windows()))
 
 
 @st.composite
@@ -95,6 +125,41 @@ def _turn(views: tuple[NodeView, ...], holdings: tuple[Holding, ...], head: Cand
         planner.hold(holding)
     planner.add(head)
     return next(iter(planner.plan(NOW).promises), None)
+
+
+@given(lives())
+def test_nobody_starts_who_may_meet_a_window_of_others(case: tuple[Life, list[Change]]) -> None:
+    """So a window is never late because of somebody who started after it was declared."""
+    life, changes = case
+    for _, made in _plans(life, changes):
+        facts = life.planner.snapshot()
+        holdings = {holding.attempt_id: holding for holding in facts.holdings}
+        for start in made.starts:
+            held = holdings[start.attempt_id]
+            ends_at = inf if held.time_limit_s is None else life.now + held.time_limit_s
+            names = {share.node for share in start.allocation}
+            for window in facts.windows:
+                if names.isdisjoint(window.nodes) or window.project == held.project:
+                    continue
+                assert ends_at <= window.from_at or life.now >= window.until_at
+
+
+@given(lives())
+def test_promised_start_meets_no_window(case: tuple[Life, list[Change]]) -> None:
+    life, changes = case
+    for fresh, made in _plans(life, changes):
+        facts = fresh.snapshot()
+        waiting = {candidate.attempt_id: candidate for candidate in facts.candidates}
+        for promise in made.promises:
+            if promise.at is None:
+                continue
+            head = waiting[promise.attempt_id]
+            limit_s = head.request.time_limit_s
+            ends_at = inf if limit_s is None else promise.at + limit_s
+            for window in facts.windows:
+                if window.project == head.project or set(promise.nodes).isdisjoint(window.nodes):
+                    continue
+                assert ends_at <= window.from_at or promise.at >= window.until_at
 
 
 @given(snapshots())

@@ -59,6 +59,7 @@ JOBS = st.fixed_dictionaries(
         "queue": NAMES,
         "priority": st.one_of(st.integers(-1000, 1000), st.sampled_from(["batch", "x-1", "a_b"])),
         "time_limit": SECONDS,
+        "deadline": st.sampled_from(["6h", "14:00", "2026-11-16T08:00", "2026-11-16 08:00:30+02:00", 3600]),
         "resources": RESOURCES,
         "ranks_per_node": st.integers(1, 1024),
         "workdir": st.one_of(st.none(), st.just("."), PATHS),

@@ -147,6 +147,16 @@ def _node(world: World) -> None:
     world.set_node(world.dice.choice(world.nodes), world.dice.choice(states))
 
 
+def _window(world: World) -> None:
+    """Maintenance is declared or taken back."""
+    known = run_now(world.disk.inner.read(lambda tx: tx.windows.all()))
+    if known and world.dice.random() < 0.3:
+        world.cancel_window(world.dice.choice(known).window_id)
+    else:
+        in_s, for_s = world.dice.choice([0.0, 5.0, 40.0]), world.dice.choice([60.0, 200.0])
+        world.declare_window(world.dice.choice(world.nodes), in_s, for_s)
+
+
 def _kill(world: World) -> None:
     running = world.cluster.running()
     if not running:
@@ -201,6 +211,7 @@ TROUBLES = {
     _power: 2,
     _declare_dead: 1,
     _node: 2,
+    _window: 3,
     _kill: 4,
     _orphan: 4,
     _disk: 2,
@@ -218,6 +229,8 @@ def _peace(world: World, auditor: Auditor) -> None:
         world.cluster.heal(node)
         world.cluster.power_on(node)
         world.set_node(node, NodeState.READY)
+    for window in run_now(world.disk.inner.read(lambda tx: tx.windows.all())):
+        world.cancel_window(window.window_id)
     for key in world.asked:
         world.submit(key)
     for turn in range(PEACE_TURNS):
@@ -301,6 +314,7 @@ TOLD = {
     "the wall clock": "clock jumps",
     "draining": "drains",
     "dead": "nodes declared dead",
+    "maintenance": "maintenance windows",
     "stop": "stops",
     "retry": "retries",
 }

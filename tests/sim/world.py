@@ -14,11 +14,13 @@ from shoal.control.nodes import set_node_state
 from shoal.control.reports import renew
 from shoal.control.submit import Asked, SubmitResult, submit
 from shoal.control.watch import watch
+from shoal.control.windows import AskedWindow, cancel_window, declare_window
 from shoal.engines.fake import FakeCluster, FakeEngine, SentRenewal, VirtualClock, seeded, seeded_faults
 from shoal.errors import EngineUnreachable, ShoalError, SpecError, StateError, StoreUnavailable
 from shoal.ids import id_factory
 from shoal.model.node import Gpu, NodeFacts, NodeState
 from shoal.model.people import Project, User
+from shoal.model.window import WindowKind
 from shoal.settings import Settings
 from shoal.spec import parse_job
 from shoal.store import Tx, open_memory_store
@@ -141,6 +143,22 @@ class World:
         self.tell(f"{state} {name}")
         work = set_node_state(self.core, ANA, name, state, "drill", None)
         self.driver.spawn("node", work, lambda end: self.expect(end, StoreUnavailable, ShoalError))
+
+    def declare_window(self, name: str, in_s: float, duration_s: float) -> None:
+        self.tell(f"maintenance of {name} in {in_s} s")
+        asked = AskedWindow(
+            kind=WindowKind.MAINTENANCE,
+            nodes=(name,),
+            from_at=self.clock.now() + in_s,
+            duration_s=duration_s,
+        )
+        work = declare_window(self.core, ANA, asked, None)
+        self.driver.spawn("window", work, lambda end: self.expect(end, StoreUnavailable, ShoalError))
+
+    def cancel_window(self, window_id: str) -> None:
+        self.tell(f"cancel {window_id}")
+        work = cancel_window(self.core, ANA, window_id, None)
+        self.driver.spawn("window", work, lambda end: self.expect(end, StoreUnavailable, ShoalError))
 
     # What the control plane does by itself.
 

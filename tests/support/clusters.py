@@ -6,6 +6,7 @@ from typing import Any
 
 from shoal.model.attempt import NodeShare
 from shoal.model.request import GpuRequest, Request, TopologyRequest
+from shoal.model.window import Window, WindowKind
 from shoal.scheduler import (
     Candidate,
     Explanation,
@@ -75,10 +76,20 @@ def holding(number: int, shares: dict[str, tuple[int, ...]], **fields: Any) -> H
 ALL_GPUS = tuple(range(8))
 
 
+def window(names: tuple[str, ...], begins_s: float, ends_s: float, **fields: Any) -> Window:
+    """From so many seconds after now until so many. For a project: a reservation, else maintenance."""
+    kind = WindowKind.RESERVATION if fields.get("project") else WindowKind.MAINTENANCE
+    given = {"window_id": f"win-{begins_s:.0f}", "kind": kind}
+    return Window(nodes=names, from_at=NOW + begins_s, until_at=NOW + ends_s, **{**given, **fields})
+
+
 def snapshot(
-    cluster: tuple[NodeView, ...], waiting: tuple[Candidate, ...], held: tuple[Holding, ...] = ()
+    cluster: tuple[NodeView, ...],
+    waiting: tuple[Candidate, ...],
+    held: tuple[Holding, ...] = (),
+    windows: tuple[Window, ...] = (),
 ) -> Snapshot:
-    return Snapshot(nodes=cluster, holdings=held, candidates=waiting)
+    return Snapshot(nodes=cluster, holdings=held, candidates=waiting, windows=windows)
 
 
 def planned(
@@ -86,8 +97,9 @@ def planned(
     *waiting: Candidate,
     held: tuple[Holding, ...] = (),
     policy: Policy | None = None,
+    windows: tuple[Window, ...] = (),
 ) -> Plan:
-    return plan(snapshot(cluster, waiting, held), policy or Policy(), NOW)
+    return plan(snapshot(cluster, waiting, held, windows), policy or Policy(), NOW)
 
 
 def placed(told: Plan) -> dict[str, list[str]]:

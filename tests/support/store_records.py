@@ -10,6 +10,7 @@ from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job, JobOutcome
 from shoal.model.node import Node, NodeFacts
 from shoal.model.request import Request
+from shoal.model.window import Window, WindowKind
 from shoal.store import Tx
 
 
@@ -43,6 +44,18 @@ def a_node(name: str = "n1", **fields: Any) -> Node:
     facts = NodeFacts(name=name, cpus=8.0, memory_bytes=1 << 34, disk_bytes=1 << 40)
     values: dict[str, Any] = {"facts": facts, "engine": "fake"}
     return Node(**values | fields)
+
+
+def a_window(window_id: str = "w1", from_at: float = 100.0, **fields: Any) -> Window:
+    values: dict[str, Any] = {
+        "kind": WindowKind.RESERVATION,
+        "nodes": ("n1", "n2"),
+        "until_at": from_at + 60.0,
+        "project": "vision",
+        "because": "demo",
+        "by": "ana",
+    }
+    return Window(window_id=window_id, from_at=from_at, **values | fields)
 
 
 def add(tx: Tx, job: Job, **fields: Any) -> Attempt:

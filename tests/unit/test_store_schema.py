@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, event, make_url
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection, event, inspect, make_url
 
-from shoal.store import EventFilter, JobFilter, Tx
+from shoal.store import EventFilter, JobFilter, Tx, migrations
 from shoal.store.database import Database
 from shoal.store.migrations import migrate
 from shoal.store.postgres import PostgresDatabase
 from shoal.store.schema import metadata
 from shoal.store.sqlite import SqliteDatabase
 from tests.support.postgres import PostgresServer, postgres
-from tests.support.store_records import a_job, an_attempt, submit
+from tests.support.store_records import a_job, a_window, an_attempt, submit
 
 __all__ = ["postgres"]
 
@@ -54,6 +56,23 @@ def test_migrations_make_exactly_the_tables_that_the_code_expects(database: Data
         database.begin_write(connection)
         metadata.create_all(connection)
         assert made == _described(connection)
+        connection.rollback()
+
+
+def test_database_of_the_first_version_keeps_its_records_and_takes_windows(database: Database) -> None:
+    with database.connect_writer() as connection:
+        database.begin_write(connection)
+        config = Config()
+        config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+        tables = {name for name in metadata.tables if inspect(connection).has_table(name)}
+        assert metadata.tables.keys() - tables == {"windows"}
+        Tx(connection).meta.set("kept", "yes")
+        migrate(connection)
+        tx = Tx(connection)
+        tx.windows.add(a_window())
+        assert (tx.meta.get("kept"), tx.windows.all()) == ("yes", [a_window()])
         connection.rollback()
 
 

@@ -24,6 +24,12 @@ class NoQuery(Query):
     """Nothing may be asked."""
 
 
+class WhyQuery(Query):
+    """`predict` also asks when the job will start, and what would start it now."""
+
+    predict: bool = False
+
+
 class PageQuery(Query):
     limit: Annotated[int, Field(ge=1, le=500)] = 50
     cursor: Cursor | None = None
@@ -32,7 +38,7 @@ class PageQuery(Query):
 class JobQuery(PageQuery):
     """`ref` is `vision/17`, `17`, a job's id, a name or an array's id, and finds at most one job a project.
 
-    A name whose newest job is in an array means the whole array.
+    A name whose newest job is in an array means the whole array. `predict` also asks when jobs will start.
     """
 
     project: Short | None = None
@@ -41,6 +47,7 @@ class JobQuery(PageQuery):
     owner: Short | None = None
     array: Short | None = None
     ref: Short | None = None
+    predict: bool = False
 
 
 class LogQuery(Query):

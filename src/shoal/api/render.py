@@ -13,7 +13,8 @@ from shoal.model.job import Job
 from shoal.model.node import Node
 from shoal.model.people import Devices, Membership, Project, Role, Token, User
 from shoal.model.request import Request
-from shoal.scheduler import Explanation
+from shoal.model.window import Window
+from shoal.scheduler import Explanation, Outlook
 from shoal.store import Event
 
 
@@ -41,6 +42,7 @@ def render_job(job: Job, attempt: Attempt | None) -> views.JobView:
         "nodes": list(attempt.node_names) if attempt is not None else [],
         "array": {"id": array.array_id, "index": array.index, "size": array.size} if array else None,
         "submitted_at": job.submitted_at,
+        "deadline_at": job.deadline_at,
         "started_at": attempt.started_at if attempt is not None else None,
         "ended_at": job.ended_at,
         "exit_code": job.exit_code,
@@ -93,6 +95,22 @@ def render_explanation(explanation: Explanation) -> views.ExplanationView:
     }
 
 
+def render_outlook(outlook: Outlook) -> views.OutlookView:
+    return {
+        "basis": outlook.basis.value,
+        "earliest": outlook.earliest,
+        "likely": outlook.likely,
+        "latest": outlook.latest,
+        "coverage": outlook.coverage,
+        "promised_at": outlook.promised_at,
+        "sentence": outlook.sentence,
+        "changes": [
+            {"setting": one.setting, "sentence": one.sentence, "starts_at": one.starts_at}
+            for one in outlook.changes
+        ],
+    }
+
+
 def render_detail(job: Job, attempts: list[Attempt], explanation: Explanation | None) -> views.JobDetailView:
     newest = max(attempts, key=lambda attempt: attempt.epoch, default=None)
     return {
@@ -101,6 +119,23 @@ def render_detail(job: Job, attempts: list[Attempt], explanation: Explanation | 
         "explanation": render_explanation(explanation) if explanation else None,
         "spec": msgspec.json.decode(job.spec_json),
         "archive": job.archive_digest,
+    }
+
+
+def render_window(window: Window, there: Iterable[Job], visible: tuple[str, ...] | None) -> views.WindowView:
+    """`there`: what may still run on its nodes when it begins."""
+    is_told = window.project is None or visible is None or window.project in visible
+    return {
+        "id": window.window_id,
+        "kind": window.kind.value,
+        "nodes": list(window.nodes),
+        "from_at": window.from_at,
+        "until_at": window.until_at,
+        "project": window.project if is_told else None,
+        "because": window.because if is_told else "",
+        "by": window.by,
+        "created_at": window.created_at,
+        "still_there": [job.reference for job in there if visible is None or job.project in visible],
     }
 
 

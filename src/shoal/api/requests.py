@@ -18,6 +18,7 @@ MAX_BIG = 2**53
 
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 Text = Annotated[str, StringConstraints(max_length=500, pattern=TEXT_PATTERN)]
+NodeName = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=TEXT_PATTERN)]
 ClusterRole = Literal["operator", "admin"]
 ProjectRole = Literal["viewer", "member", "lead"]
 RoleWord = Literal["viewer", "member", "lead", "operator", "admin"]
@@ -54,6 +55,22 @@ class SubmitBody(Body):
 class NodeBody(Body):
     """Why a node is closed or opened."""
 
+    because: Text = ""
+
+
+class NewWindow(Body):
+    """Nodes that are not for everybody from `from_at` (now, if not given) on: named, or `count` of a pool.
+
+    `reservation`: they are for one project. `maintenance`: for nobody.
+    """
+
+    kind: Literal["maintenance", "reservation"]
+    nodes: Annotated[list[NodeName], Field(max_length=10_000)] = []
+    count: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    pool: NodeName | None = None
+    from_at: Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)] | None = None
+    duration_s: Annotated[float, Field(ge=60, le=366 * 86400, allow_inf_nan=False)]
+    project: Name | None = None
     because: Text = ""
 
 

@@ -38,6 +38,31 @@ class ArrayView(TypedDict):
     size: int
 
 
+class ChangeView(TypedDict):
+    """`setting` is a line of the spec, `nodes: 2`, that would have started the job at the time of asking, or
+    about at `starts_at`.
+    """
+
+    setting: str
+    sentence: str
+    starts_at: float | None
+
+
+class OutlookView(TypedDict):
+    """When a waiting job starts. `basis` is `scenarios`, `promise` or `nothing`; a time is null where nobody
+    can say. The start is between `earliest` and `latest` with the probability `coverage`.
+    """
+
+    basis: str
+    earliest: float | None
+    likely: float | None
+    latest: float | None
+    coverage: float | None
+    promised_at: float | None
+    sentence: str
+    changes: list[ChangeView]
+
+
 class JobView(TypedDict):
     """`status` is `queued starting running stopping` while open, then `succeeded failed cancelled`."""
 
@@ -54,6 +79,7 @@ class JobView(TypedDict):
     nodes: list[str]
     array: ArrayView | None
     submitted_at: float
+    deadline_at: float | None
     started_at: float | None
     ended_at: float | None
     exit_code: int | None
@@ -61,6 +87,8 @@ class JobView(TypedDict):
     failures: int
     losses: int
     request: RequestView
+    outlook: NotRequired[OutlookView | None]
+    """Where it was asked for; null for a job that does not wait."""
 
 
 class AttemptView(TypedDict):
@@ -121,6 +149,7 @@ class WhyView(TypedDict):
     attempts: list[AttemptView]
     max_failures: int
     checkpoint_dir: str | None
+    outlook: NotRequired[OutlookView | None]
 
 
 class StoppedView(TypedDict):
@@ -237,6 +266,28 @@ class AmountsView(TypedDict):
 
     gpus: int | None
     cpus: float | None
+
+
+class WindowView(TypedDict):
+    """`project` and `because` are null and empty for a reservation of a project that you may not see.
+    `still_there`: jobs that run there now and may still do so when it begins; unseen ones are not named.
+    """
+
+    id: str
+    kind: str
+    nodes: list[str]
+    from_at: float
+    until_at: float
+    project: str | None
+    because: str
+    by: str
+    created_at: float
+    still_there: list[str]
+
+
+class WindowPageView(TypedDict):
+    items: list[WindowView]
+    next_cursor: str | None
 
 
 class ProjectView(TypedDict):

@@ -66,6 +66,10 @@ def _of_others(kind: str, data: dict[str, Any]) -> tuple[str, str]:
         return f"queued again after {reason}, attempt {data.get('epoch')} in {pause}", ""
     if kind == "plan.made":
         return f"plan made: {len(data.get('placed') or ())} placed, {data.get('waiting')} waiting", ""
+    if kind.startswith("window."):
+        verb = "cancelled" if kind == "window.cancelled" else "declared"
+        what = f"{data.get('kind')} of {', '.join(data.get('nodes') or ())}"
+        return f"{what} {verb}", str(data.get("because") or "")
     if kind == "access.denied":
         return "denied", f"{data.get('method')} {data.get('path')}"
     words = KINDS.get(kind, kind.replace(".", " "))

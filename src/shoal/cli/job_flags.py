@@ -25,6 +25,7 @@ class JobFlags:
         Text, Parameter(help="-1000 to 1000 or a class; higher goes first.", allow_leading_hyphen=True)
     ] = None
     time_limit: Annotated[Text, Parameter(help="Such as `2h`; stopped after that.")] = None
+    deadline: Annotated[Text, Parameter(help="To have ended by: `14:00` UTC, or in `6h`.")] = None
     workdir: Annotated[Text, Parameter(help="Directory to send along, `''` for none; the current one.")] = (
         None
     )

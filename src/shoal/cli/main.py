@@ -27,6 +27,8 @@ COMMANDS = {
     "nodes": ("nodes:app", "List nodes; cordon, drain, resume, remove or declare them dead."),
     "drain": ("nodes:drain", "Take a node out of work: its jobs are queued again."),
     "resume": ("nodes:resume", "Give a cordoned, drained or dead node work again."),
+    "reserve": ("reserve:reserve", "Keep nodes for a project or for maintenance, for a while."),
+    "reservations": ("reserve:app", "List reservations and maintenance windows; cancel one."),
     "events": ("events:events", "What happened, in order."),
     "explain-decision": ("decision:explain_decision", "Make a recorded decision of the scheduler again."),
     "audit": ("events:audit", "Who changed what; `--verify` checks the chain."),

@@ -34,6 +34,9 @@ def queue(
         bool, Parameter(name=["--all", "-a"], negative="", help="Also jobs that have ended.")
     ] = False,
     limit: Annotated[int, Parameter(name=["--limit", "-n"], help="At most this many, the newest (50).")] = 50,
+    predict: Annotated[
+        bool, Parameter(negative="", help="In how long those that wait will start (90 % sure).")
+    ] = False,
     watch: Annotated[
         bool, Parameter(name=["--watch", "-w"], negative="", help="Keep it up to date.")
     ] = False,
@@ -43,11 +46,15 @@ def queue(
     wanted = status or (() if everything else OPEN)
     with connect() as shoal:
         while True:
-            jobs = list(shoal.jobs(project=project, status=wanted, owner=owner, name=name, limit=limit))
+            asked = shoal.jobs(
+                project=project, status=wanted, owner=owner, name=name, limit=limit, predict=predict
+            )
+            jobs = list(asked)
             if json:
                 print_json(jobs)
                 return 0
-            draw(screen(shoal, jobs, limit, is_all=bool(everything or status)), is_live=watch)
+            text = screen(shoal, jobs, limit, is_all=bool(everything or status), predict=predict)
+            draw(text, is_live=watch)
             if not watch:
                 return 0
             time.sleep(WATCH_S)
@@ -60,14 +67,32 @@ def draw(text: str, *, is_live: bool) -> None:
     print(text, flush=True)
 
 
-def screen(shoal: Connection, jobs: list[dict[str, Any]], limit: int, *, is_all: bool) -> str:
+def screen(
+    shoal: Connection, jobs: list[dict[str, Any]], limit: int, *, is_all: bool, predict: bool = False
+) -> str:
     if not jobs:
         return "no jobs" if is_all else "no open jobs (`shoal queue --all` lists the ended ones)"
     now = time.time()
-    reasons = explanations(shoal, jobs)
-    rows = [row(job, now, reasons.get(job["job_id"], "")) for job in jobs]
-    text = table(("JOB", "NAME", "OWNER", "STATUS", "AGE", "NODES", "WHY"), rows, elastic="WHY")
+    if predict:
+        last, told = "STARTS IN", {job["job_id"]: starts_in(job, now) for job in jobs}
+    else:
+        last, told = "WHY", explanations(shoal, jobs)
+    rows = [row(job, now, told.get(job["job_id"], "")) for job in jobs]
+    text = table(("JOB", "NAME", "OWNER", "STATUS", "AGE", "NODES", last), rows, elastic=last)
     return f"{text}\nthe newest {limit}; more with `--limit`" if len(jobs) == limit else text
+
+
+def starts_in(job: dict[str, Any], now: float) -> str:
+    """`12m to 3h05m`; nothing for a job that does not wait."""
+    outlook = job.get("outlook")
+    if not outlook:
+        return ""
+    earliest, latest = outlook.get("earliest"), outlook.get("latest")
+    if latest is None:
+        return "nobody can say"
+    if earliest is None or earliest <= now:
+        return f"up to {duration(latest - now)}"
+    return f"{duration(earliest - now)} to {duration(latest - now)}"
 
 
 def row(job: dict[str, Any], now: float, reason: str) -> tuple[str, ...]:

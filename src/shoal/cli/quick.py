@@ -22,7 +22,7 @@ REPEATED = {
 ONCE = {
     "--" + name.replace("_", "-"): name
     for name in (
-        *("name", "project", "queue", "priority", "time_limit", "workdir", "setup", "array"),
+        *("name", "project", "queue", "priority", "time_limit", "deadline", "workdir", "setup", "array"),
         *("gpus", "nodes", "cpus", "memory", "disk", "ranks_per_node", "topology"),
         *("retry", "retry_backoff", "checkpoint", "grace", "fence"),
     )

@@ -24,7 +24,7 @@ CONTROL = re.compile(
 """C0 but tab and newline, DEL, C1, marks that reorder or hide text, lone surrogates."""
 
 PIECE = re.compile(r"(?:`[^`]*`|[^\s`]|`)+")
-LEAD = re.compile(r"(?:error|hint|note|waiting): |-- +(?:waiting: |hint: )?| +")
+LEAD = re.compile(r"(?:error|hint|note|waiting|outlook|change): |-- +(?:waiting: |hint: )?| +")
 
 
 def clean(text: object) -> str:

@@ -14,12 +14,12 @@ from shoal.cli.text import duration, lines_of, one_line
 
 
 def why(job: JobRef, *, json: JsonFlag = False) -> int:
-    """Say why a job is not running, what it waits for, or how it ended.
+    """Say why a job is not running, when it will start, what would start it now, or how it ended.
 
     The name of an array stands for its newest element.
     """
     with connect() as shoal:
-        told = shoal.why(one_job(shoal, job))
+        told = shoal.why(one_job(shoal, job), predict=True)
     if json:
         print_json(told)
     else:
@@ -29,12 +29,16 @@ def why(job: JobRef, *, json: JsonFlag = False) -> int:
 
 
 def lines(told: dict[str, Any]) -> list[str]:
-    """`waiting: SENTENCE`, details indented, and what to type if there is something."""
+    """`waiting: SENTENCE`, details indented, when it starts, and what to type if there is something."""
     explanation = told.get("explanation") or {}
     sentence, *last_words = lines_of(told["sentence"])
     found = [f"waiting: {sentence}" if told["status"] == "queued" and explanation else sentence]
     found += [f"  {line}" for line in last_words]
     found += [f"  {one_line(detail)}" for detail in explanation.get("details") or ()]
+    outlook = told.get("outlook") or {}
+    if outlook:
+        found.append(f"outlook: {one_line(outlook['sentence'])}")
+    found += [f"change: {one_line(change['sentence'])}" for change in outlook.get("changes") or ()]
     if explanation.get("hint"):
         found.append(f"hint: {one_line(explanation['hint'])}")
     return found

@@ -17,6 +17,7 @@ from shoal.client.people import Projects, Tokens, Users, items_of
 from shoal.client.stream import Reach, StreamEvent, follow
 from shoal.client.submission import project_of, send
 from shoal.client.transport import Transport, path_of
+from shoal.client.windows import Windows
 from shoal.errors import NotFound, SpecError, StateError
 from shoal.home import home_from_env
 
@@ -63,6 +64,7 @@ class Connection:
         self.users = Users(self.transport)
         self.projects = Projects(self.transport)
         self.tokens = Tokens(self.transport)
+        self.windows = Windows(self.transport)
 
     def __enter__(self) -> Self:
         return self
@@ -106,9 +108,14 @@ class Connection:
         owner: str | None = None,
         array: str | None = None,
         limit: int | None = None,
+        predict: bool = False,
     ) -> Iterator[JobData]:
-        """Jobs one may see, newest first, page by page as they are asked for; at most `limit`."""
+        """Jobs one may see, newest first, page by page as they are asked for; at most `limit`.
+
+        `predict`: those that wait have an `outlook`, when they will start.
+        """
         params = {"project": project, "status": status, "name": name, "owner": owner, "array": array}
+        params["predict"] = "true" if predict else None
         cursor, left = None, limit
         while left is None or left > 0:
             size = min(500, left) if left is not None else 500
@@ -149,8 +156,10 @@ class Connection:
         """One job with its attempts, explanation and spec."""
         return dict(self.transport.call("GET", path_of("jobs", job_id)))
 
-    def why(self, ref: str) -> dict[str, Any]:
-        return dict(self.transport.call("GET", path_of("jobs", self.job_id(ref), "why")))
+    def why(self, ref: str, *, predict: bool = False) -> dict[str, Any]:
+        """Why it is where it is. `predict`: one that waits has an `outlook`, and what would start it now."""
+        params = {"predict": "true" if predict else None}
+        return dict(self.transport.call("GET", path_of("jobs", self.job_id(ref), "why"), params=params))
 
     def stop(self, ref: str) -> JobHandle:
         """Ask for the end of one job, `job_...`, `17` or named. Returns at once; `wait` to see it.

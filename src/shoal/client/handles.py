@@ -80,8 +80,8 @@ class JobHandle:
         """Its lines: `at node rank stream text`. With `follow`, until the job has ended."""
         return self._shoal.logs(self.job_id, follow=follow, rank=rank)
 
-    def why(self) -> dict[str, Any]:
-        return self._shoal.why(self.job_id)
+    def why(self, *, predict: bool = False) -> dict[str, Any]:
+        return self._shoal.why(self.job_id, predict=predict)
 
     def stop(self) -> JobHandle:
         self.data = self._shoal.stop(self.job_id).data

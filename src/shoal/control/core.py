@@ -8,6 +8,7 @@ from pathlib import Path
 
 from shoal.clock import Clock
 from shoal.control.backoff import Backoff
+from shoal.control.foreseen import Foreseen
 from shoal.control.known_nodes import KnownNodes
 from shoal.control.known_projects import KnownProjects
 from shoal.control.leases import Leases
@@ -56,6 +57,7 @@ class Core:
         self.projects = KnownProjects()
         self.stamps = Stamps()
         self.queue = Queue(self.planner, self.backoff, self.stamps)
+        self.foreseen = Foreseen()
         self.anchored = 0
         """The newest event known to be written down outside the database."""
         self.nodes = KnownNodes()

@@ -35,6 +35,14 @@ def explain(core: Core, job: Job, attempts: Sequence[Attempt]) -> Explanation | 
     return _with_history(_not_begun(job, attempt, troubles), earlier) if troubles else None
 
 
+def without_guess(told: Explanation, job: Job) -> Explanation:
+    """A hint that a rehearsal has replaced is not told: what would start the job is known by then."""
+    is_rehearsed = told.why in (Why.BEHIND, Why.TOPOLOGY, Why.WINDOW) or (
+        told.why is Why.RESOURCES and job.request.min_nodes > 1
+    )
+    return msgspec.structs.replace(told, hint=None) if is_rehearsed else told
+
+
 def _troubles(core: Core, attempt: Attempt) -> tuple[str, ...]:
     return core.leases.troubles(attempt.attempt_id) if attempt.state is AttemptState.STARTING else ()
 

@@ -38,6 +38,7 @@ async def place(core: Core) -> Cycle:
     changes = await core.store.read(lambda tx: look(tx, core.queue.seen))
     if core.nodes.tell(core.planner, changes.nodes, now):
         core.stamps.see(core.nodes.views(now))
+    core.planner.set_windows(changes.windows)
     core.queue.take_in(changes)
     resting_s = core.queue.wake(now)
     made, doomed = core.planner.plan(now), core.queue.doomed
@@ -52,6 +53,8 @@ async def place(core: Core) -> Cycle:
         for start in made.starts:
             if start.attempt_id not in placed:
                 core.planner.undo(start.attempt_id)
+    for attempt_id in placed:
+        core.foreseen.started(attempt_id, now)
     again_s = None if made.look_again_at is None else max(made.look_again_at - now, 0.0)
     waits = [wait for wait in (resting_s, again_s) if wait is not None]
     return Cycle(tuple(placed), min(waits, default=None), core.clock.monotonic() - began)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from shoal.control import anchor, explain, jobs, nodes, people, reports, submit
+from shoal.control import anchor, explain, jobs, nodes, outlook, people, reports, submit, windows
 from shoal.control.actor import Actor
 from shoal.control.core import Core
 from shoal.control.frozen import Frozen
@@ -14,12 +14,14 @@ from shoal.control.opening import open_core
 from shoal.control.record import note
 from shoal.control.runner import Changed, run_loops
 from shoal.control.submit import Asked, SubmitResult
+from shoal.control.windows import AskedWindow
 from shoal.errors import ShoalError
 from shoal.model.attempt import Attempt
 from shoal.model.job import Job
 from shoal.model.node import Node, NodeState
 from shoal.model.people import Membership, Project, Role, Token, User
-from shoal.scheduler import Explanation
+from shoal.model.window import Window
+from shoal.scheduler import Explanation, Outlook
 from shoal.settings import Settings
 from shoal.spec import JobSpec
 from shoal.store import Flaw
@@ -99,6 +101,12 @@ class ControlPlane:
     async def remove_node(self, actor: Actor, name: str, *, key: str | None = None) -> None:
         await nodes.remove_node(self.core, actor, name, key)
 
+    async def declare_window(self, actor: Actor, asked: AskedWindow, *, key: str | None = None) -> Window:
+        return await windows.declare_window(self.core, actor, asked, key)
+
+    async def cancel_window(self, actor: Actor, window_id: str, *, key: str | None = None) -> Window:
+        return await windows.cancel_window(self.core, actor, window_id, key)
+
     async def create_user(
         self, actor: Actor, name: str, cluster_role: Role | None = None, *, key: str | None = None
     ) -> User:
@@ -158,6 +166,17 @@ class ControlPlane:
     async def renew(self, renewal: Renewal) -> RenewalAnswer:
         return await reports.renew(self.core, renewal)
 
-    def explain(self, job: Job, attempts: Sequence[Attempt]) -> Explanation | None:
-        """`attempts`: all of the job's, oldest first."""
-        return explain.explain(self.core, job, attempts)
+    def explain(
+        self, job: Job, attempts: Sequence[Attempt], *, has_outlook: bool = False
+    ) -> Explanation | None:
+        """`attempts`: all of the job's, oldest first. `has_outlook`: what would start it is told there."""
+        told = explain.explain(self.core, job, attempts)
+        return explain.without_guess(told, job) if told is not None and has_outlook else told
+
+    async def look_ahead(self, attempt_ids: Collection[str]) -> dict[str, Outlook]:
+        """When each of them that waits will start. Takes a thread for up to about a quarter of a second."""
+        return await outlook.look_ahead(self.core, attempt_ids)
+
+    async def look_ahead_and_around(self, attempt_id: str) -> Outlook | None:
+        """The same for one, with changes that would start it now; None when it does not wait."""
+        return await outlook.look_ahead_and_around(self.core, attempt_id)

@@ -15,6 +15,7 @@ from shoal.model.attempt import HOLDING, Attempt, AttemptState
 from shoal.model.job import Dependency, Job, JobOutcome
 from shoal.model.node import Node
 from shoal.model.request import Request
+from shoal.model.window import Window
 from shoal.scheduler import Candidate, Holding, Planner, Stamps
 from shoal.store import Tx
 
@@ -31,6 +32,7 @@ class Changes(msgspec.Struct, frozen=True):
     outcomes: dict[str, JobOutcome | None]
     """Of the jobs that queued ones among them wait for."""
     nodes: list[Node]
+    windows: list[Window]
 
 
 def look(tx: Tx, after: int | None) -> Changes:
@@ -42,7 +44,7 @@ def look(tx: Tx, after: int | None) -> Changes:
         jobs = tx.jobs.changed_since(after)
     waited_for = {dep.job_id for job, own in jobs if own.state is AttemptState.QUEUED for dep in job.after}
     outcomes = tx.jobs.outcomes(sorted(waited_for)) if waited_for else {}
-    return Changes(seen, jobs, outcomes, tx.nodes.all())
+    return Changes(seen, jobs, outcomes, tx.nodes.all(), tx.windows.all())
 
 
 class Waiting(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ from shoal.control.clean import clean
 from shoal.control.core import Core
 from shoal.control.heal import heal
 from shoal.control.launch import launch
+from shoal.control.outlook import learn
 from shoal.control.place import Cycle, place
 from shoal.control.watch import watch
 from shoal.errors import StoreUnavailable
@@ -30,6 +31,7 @@ WATCH_EVERY_S = 1.0
 HEAL_EVERY_S = 5.0
 ANCHOR_EVERY_S = 30.0
 CLEAN_EVERY_S = 600.0
+LEARN_EVERY_S = 60.0
 PLACE_AT_LEAST_EVERY_S = 30.0
 PLACE_SHARE = 0.2
 """At most this share of a core goes to planning: the longer a cycle took, the longer the pause."""
@@ -118,6 +120,7 @@ async def run_loops(core: Core, changed: Changed) -> AsyncIterator[None]:
         tasks.start_soon(_repeat, "watch", lambda: watch(core), lambda: anyio.sleep(WATCH_EVERY_S))
         tasks.start_soon(_repeat, "heal", lambda: heal(core), lambda: changed.healer.wait(HEAL_EVERY_S))
         tasks.start_soon(_repeat, "anchor", lambda: drop_anchor(core), lambda: anyio.sleep(ANCHOR_EVERY_S))
+        tasks.start_soon(_repeat, "learn", lambda: learn(core), lambda: anyio.sleep(LEARN_EVERY_S))
         tasks.start_soon(_repeat, "clean", lambda: clean(core), lambda: anyio.sleep(CLEAN_EVERY_S))
         try:
             yield

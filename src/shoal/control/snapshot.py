@@ -44,6 +44,7 @@ def candidate(job: Job, attempt: Attempt) -> Candidate:
         array_at_once=job.array.at_once if job.array else None,
         owner=job.owner,
         name=job.name,
+        deadline_at=job.deadline_at,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 from difflib import get_close_matches
+from math import floor
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,7 @@ from shoal.control.find import jobs_named
 from shoal.control.frozen import Frozen, freeze
 from shoal.control.once import fingerprint, once
 from shoal.control.record import note
-from shoal.control.snapshot import label
+from shoal.control.snapshot import age, label
 from shoal.control.tree import check_share
 from shoal.errors import Denied, LimitReached, NotFound, ShoalError, SpecError, TooLarge
 from shoal.identity import seal_secrets
@@ -22,6 +23,8 @@ from shoal.model.job import ArrayPlace, Dependency, DependencyKind, Job
 from shoal.model.people import Project, User
 from shoal.scheduler.classes import value_of
 from shoal.spec import JobSpec
+from shoal.spec.moments import parse_moment
+from shoal.spec.quantity import spoken_seconds
 from shoal.store import Tx
 
 MAX_RECORDED_BYTES = 64 << 20
@@ -151,6 +154,7 @@ def _accept(core: Core, tx: Tx, actor: Actor, asked: Asked, frozen: Frozen, now:
     spec = frozen.spec
     priority = check_priority(core, project, spec)
     check_share(tx, project, frozen.request, _who(spec))
+    deadline_at = check_deadline(spec, now)
     indices = spec.array.indices if spec.array else (None,)
     after = _dependencies(tx, spec, project.name)
     check_size(frozen, after, len(indices))
@@ -163,7 +167,7 @@ def _accept(core: Core, tx: Tx, actor: Actor, asked: Asked, frozen: Frozen, now:
         if array_id is not None and index is not None and spec.array is not None:
             place = ArrayPlace(array_id=array_id, index=index, size=len(indices), at_once=spec.array.at_once)
         name = spec.name or f"job-{admitted.first}"
-        job = _job(core.new_id("job"), asked, frozen, number, name, priority, after, place, now)
+        job = _job(core.new_id("job"), asked, frozen, number, name, priority, after, place, now, deadline_at)
         made.append((job, core.recorder.new_attempt(job, now)))
     tx.submissions.add(made)
     for job, attempt in made:
@@ -182,6 +186,8 @@ def _told(job: Job) -> dict[str, object]:
     data: dict[str, object] = {"name": job.name, "number": job.number, "priority": job.priority}
     if job.array is not None:
         data["array_id"] = job.array.array_id
+    if job.deadline_at is not None:
+        data["deadline_at"] = job.deadline_at
     if job.after:
         data["after"] = [{"job_id": dep.job_id, "on": dep.on} for dep in job.after]
     return data
@@ -228,6 +234,29 @@ def _priority(core: Core, spec: JobSpec) -> int:
     return value
 
 
+def check_deadline(spec: JobSpec, now: float) -> float | None:
+    """The moment it names. Raise `SpecError` where it could not have ended by then if it started now."""
+    if spec.deadline is None:
+        return None
+    deadline_at = parse_moment(spec.deadline, now)
+    left_s = round(deadline_at - now, 3)  # the sum was rounded: 2 h from now are 7199.9999998 s
+    if left_s <= 0:
+        raise SpecError(
+            f"{_who(spec)} has the deadline `{spec.deadline}`, which has passed",
+            hint="set a later `deadline`, such as `6h`; times are UTC",
+        )
+    if spec.time_limit is not None and spec.time_limit > left_s:
+        may_run, grain_s = spoken_seconds(spec.time_limit), 60 if left_s >= 60 else 1
+        longest = spoken_seconds(floor(left_s / grain_s) * grain_s)
+        raise SpecError(
+            f"{_who(spec)} may run {may_run} by its `time_limit`; its `deadline` is {age(left_s)} from now",
+            hint=f"set `time_limit: {longest}` or less, or a later `deadline`",
+            deadline_at=deadline_at,
+            time_limit_s=spec.time_limit,
+        )
+    return deadline_at
+
+
 def check_quota(project: Project, already: int, more: int) -> None:
     """Raise `LimitReached` where `more` open jobs are more than the project may have."""
     if already + more > project.max_open_jobs:
@@ -265,6 +294,7 @@ def _job(
     after: tuple[Dependency, ...],
     array: ArrayPlace | None,
     now: float,
+    deadline_at: float | None,
 ) -> Job:
     spec = frozen.spec
     return Job(
@@ -283,4 +313,5 @@ def _job(
         array=array,
         archive_digest=asked.archive_digest,
         submitted_at=now,
+        deadline_at=deadline_at,
     )

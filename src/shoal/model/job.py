@@ -71,6 +71,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     array: ArrayPlace | None = None
     archive_digest: str | None = None
     submitted_at: float
+    deadline_at: float | None = None
+    """When it should have ended. One that misses it runs on."""
     epoch: int = 1
     """Of the newest attempt."""
     failures: int = 0

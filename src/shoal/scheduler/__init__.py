@@ -3,10 +3,13 @@
 Pure and deterministic: never talks to an engine, never reads a clock, never changes the snapshot.
 A `planner` follows the facts in its `book`: `capacity` of the nodes, `rows` of those who wait. A `cycle` asks
 `gang` and `fit` where somebody fits and `soonest` when, and keeps `claims` for whoever is promised a start.
+When somebody will start is asked of futures that the planner makes: `ahead` is one of them, `predict` has
+several, `calibration` makes an interval of them, and `changes` rehearses what could be asked for instead.
 """
 
 from shoal.scheduler.eligible import explain_unmet
 from shoal.scheduler.impossible import impossible
+from shoal.scheduler.outlook import Basis, Outlook
 from shoal.scheduler.planner import Planner, plan
 from shoal.scheduler.policy import Policy
 from shoal.scheduler.snapshot import Candidate, GpuView, Holding, NodeView, Snapshot, UnmetDependency
@@ -14,11 +17,13 @@ from shoal.scheduler.stamps import Stamps
 from shoal.scheduler.types import Explanation, Plan, Promise, Start, Why
 
 __all__ = [
+    "Basis",
     "Candidate",
     "Explanation",
     "GpuView",
     "Holding",
     "NodeView",
+    "Outlook",
     "Plan",
     "Planner",
     "Policy",

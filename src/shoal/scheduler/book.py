@@ -20,6 +20,7 @@ from shoal.scheduler.rows import Line, LineKey, Place, Rows, Turn, place_by_scor
 from shoal.scheduler.snapshot import Candidate, Holding, NodeView
 from shoal.scheduler.soonest import Soonest
 from shoal.scheduler.tree import Refusal, Tree
+from shoal.scheduler.windows import Windows
 
 Rank = tuple[float, ...]
 """Priority, whether only borrowed devices are left, standing: the least comes first."""
@@ -30,6 +31,7 @@ class Book:
     def __init__(self, half_life_s: float) -> None:
         self.tree = Tree()
         self.fair = Fair(self.tree, half_life_s)
+        self.windows = Windows(self.tree)
         self.capacity = Capacity()
         self.finders = Finders(self.capacity)
         self.soonest = Soonest(self.capacity)

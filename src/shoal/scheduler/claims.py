@@ -1,21 +1,31 @@
 """Nodes that are spoken for from some moment on, and who may still use them before or beside that.
 
 A claim of a waiting job is its promise: whoever starts on a claimed node must be gone in time by its own
-limit, or fit beside what the claim will take. So nobody who starts delays it.
+limit, or fit beside what the claim will take. So nobody who starts delays it. A window that was declared
+claims whole nodes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from math import inf
+from typing import NamedTuple
 
 from shoal.model.attempt import NodeShare
 from shoal.scheduler.amounts import Amounts, Need, less
 from shoal.scheduler.capacity import Capacity
 from shoal.scheduler.fit import fits
 from shoal.scheduler.snapshot import Candidate
+from shoal.scheduler.windows import Numbers, Windows
 
 NOBODY: frozenset[str] = frozenset()
+
+
+class Bars(NamedTuple):
+    """Claims that do not admit a job, by their place in `Claims.all`, and windows that are shut to it."""
+
+    closed: Numbers
+    shut: Numbers
 
 
 class Claim:
@@ -33,31 +43,34 @@ class Claim:
 
 
 class Claims:
-    """Those of one cycle, in the order they were made."""
+    """Those of one cycle, in the order they were made, and the windows."""
 
-    def __init__(self, capacity: Capacity) -> None:
+    def __init__(self, capacity: Capacity, windows: Windows) -> None:
         self._capacity = capacity
+        self._windows = windows
         self.all: list[Claim] = []
         self.nodes: set[str] = set()
         """Claimed by anybody."""
-        self._barred: dict[tuple[Need, tuple[int, ...]], frozenset[str]] = {}
+        self._barred: dict[tuple[Need, Bars], frozenset[str]] = {}
 
     def add(self, claim: Claim) -> None:
         self.all.append(claim)
         self.nodes.update(claim.spare)
 
-    def closed(self, ends_at: float) -> tuple[int, ...]:
-        """The numbers of those that do not admit somebody who ends then."""
-        return tuple([number for number, claim in enumerate(self.all) if not claim.admits(ends_at)])
+    def bars(self, project: str, now: float, ends_at: float) -> Bars:
+        """What is in the way of a job of the project that would start now and may last until `ends_at`."""
+        closed = tuple([number for number, claim in enumerate(self.all) if not claim.admits(ends_at)])
+        return Bars(closed, self._windows.shut(project, now, ends_at))
 
-    def barred(self, need: Need, closed: tuple[int, ...]) -> frozenset[str]:
-        """Nodes on which a start that those claims do not admit would delay one of them."""
+    def barred(self, need: Need, bars: Bars) -> frozenset[str]:
+        """Nodes on which a start would delay one of those claims or meet one of those windows."""
+        closed, shut = bars
         if not closed:
-            return NOBODY
-        key = need, closed
+            return self._windows.nodes_of(shut) if shut else NOBODY
+        key = need, bars
         found = self._barred.get(key)
         if found is None:
-            found = self._barred[key] = frozenset(
+            found = self._barred[key] = self._windows.nodes_of(shut).union(
                 name
                 for number in closed
                 for name, spare in self.all[number].spare.items()

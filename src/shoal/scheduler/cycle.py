@@ -14,7 +14,7 @@ from math import inf
 
 from shoal.scheduler.amounts import Demand, less
 from shoal.scheduler.book import Book
-from shoal.scheduler.claims import Claim, Claims
+from shoal.scheduler.claims import Bars, Claim, Claims
 from shoal.scheduler.fit import share_of
 from shoal.scheduler.gang import choose
 from shoal.scheduler.policy import Policy
@@ -31,7 +31,7 @@ class Cycle:
         self._book = book
         self._policy = policy
         self.now = now
-        self.claims = Claims(book.capacity)
+        self.claims = Claims(book.capacity, book.windows)
         self.heads: dict[str, Candidate] = {}
         """Per queue, the first that could run here and does not fit now."""
         self.starts: list[Start] = []
@@ -39,13 +39,14 @@ class Cycle:
         """From then on another pass may differ though nothing has happened."""
         self.look_again_at = inf
         """When such a pass may start somebody."""
-        self._hopeless: set[tuple[Demand, tuple[int, ...]]] = set()
-        """Demands that found no nodes, and the claims that did not admit them. While a cycle lasts nodes only
-        fill up, so they find none again."""
+        self._hopeless: set[tuple[Demand, Bars]] = set()
+        """Demands that found no nodes, and what was in their way. While a cycle lasts nodes only fill up, so
+        they find none again."""
 
     def run(self) -> None:
         self._book.rows.come_to(self.now)
-        self.good_until = self._book.rows.next_due()
+        self.look_again_at = self._book.windows.next_change(self.now)
+        self.good_until = min(self._book.rows.next_due(), self.look_again_at)
         for lines in self._book.ranks(self.now):
             self._start_heads(lines)
             self._start_shortest([row for line in lines for row in line.rows.values()])
@@ -111,20 +112,21 @@ class Cycle:
 
     def _start(self, row: Row, attempt_id: str) -> bool:
         book, (demand, limit_s, array_id, at_once) = self._book, row.key
+        project = row.line.key.project
         if at_once is not None and book.num_of_array(array_id) >= at_once:
             return False
-        if book.refusal(row.line.key.project, demand, demand.min_nodes) is not None:
+        if book.refusal(project, demand, demand.min_nodes) is not None:
             return False
         ends_at = self.now + limit_s
-        closed = self.claims.closed(ends_at)
-        if (demand, closed) in self._hopeless:
+        bars = self.claims.bars(project, self.now, ends_at)
+        if (demand, bars) in self._hopeless:
             return False
-        barred = self.claims.barred(demand.need, closed)
+        barred = self.claims.barred(demand.need, bars)
         names = choose(demand, book.finders.of(demand.need), book.capacity, barred)
         if not names:
-            self._hopeless.add((demand, closed))
+            self._hopeless.add((demand, bars))
             return False
-        while len(names) > demand.min_nodes and book.refusal(row.line.key.project, demand, len(names)):
+        while len(names) > demand.min_nodes and book.refusal(project, demand, len(names)):
             names.pop()
         shares = tuple(share_of(demand.need, book.capacity.nodes[name]) for name in names)
         self.claims.take(demand.need, shares, ends_at)
@@ -146,7 +148,8 @@ class Cycle:
         """The nodes that serve it soonest; where nobody knows when, only once its patience has ended."""
         self.heads[head.queue] = head
         demand, capacity = row.key.demand, self._book.capacity
-        turn = self._book.soonest.turn(demand, self.claims.nodes, self.now)
+        hours = self._book.windows.hours(head.project, row.key.limit_s, self.now)
+        turn = self._book.soonest.turn(demand, self.claims.nodes, self.now, hours)
         if turn is None:
             return
         if turn.at == inf:
@@ -154,7 +157,7 @@ class Cycle:
             patient_until = waits_since + self._policy.patience_of(head.expected_s)
             if self.now < patient_until:
                 self.good_until = min(self.good_until, patient_until)
-                self.look_again_at = patient_until
+                self.look_again_at = min(self.look_again_at, patient_until)
                 return
             self.claims.add(Claim(head, inf, dict.fromkeys(turn.nodes)))
             return

@@ -6,7 +6,7 @@ project: an explanation is read by people who may not know that the other projec
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from heapq import nsmallest
 from math import floor, inf
 
@@ -15,7 +15,8 @@ import msgspec
 from shoal.scheduler.amounts import Demand, Need
 from shoal.scheduler.book import Book
 from shoal.scheduler.capacity import NodeUse
-from shoal.scheduler.claims import Claim
+from shoal.scheduler.claims import Claim, Claims
+from shoal.scheduler.deadline import with_deadline
 from shoal.scheduler.eligible import explain_array, explain_backoff, explain_unmet
 from shoal.scheduler.fit import SHORT_OF, fits, shortages
 from shoal.scheduler.gang import choose
@@ -25,6 +26,7 @@ from shoal.scheduler.release import free_at
 from shoal.scheduler.rows import RowKey, row_key
 from shoal.scheduler.scarce import less_memory, memory_held, short_of_memory
 from shoal.scheduler.sharing import explain_refusal
+from shoal.scheduler.shut import explain_windows
 from shoal.scheduler.snapshot import Candidate
 from shoal.scheduler.types import Explanation, Why
 from shoal.scheduler.words import amounts, are, clock_time, duration, listed, num_nodes
@@ -38,7 +40,7 @@ NUM_LOOKED_AT = 8
 class Explainer:
     """Answers for whole rows, remembered: ten thousand equal jobs cost one explanation."""
 
-    def __init__(self, book: Book, claims: Sequence[Claim], now: float) -> None:
+    def __init__(self, book: Book, claims: Claims, now: float) -> None:
         """`claims` are those of the last plan."""
         self._book = book
         self._capacity = book.capacity
@@ -53,7 +55,10 @@ class Explainer:
     def explain(self, candidate: Candidate) -> Explanation:
         """Why it waits."""
         said = self._explain(candidate)
-        return msgspec.structs.replace(said, attempt_id=candidate.attempt_id, job_id=candidate.job_id)
+        told = msgspec.structs.replace(said, attempt_id=candidate.attempt_id, job_id=candidate.job_id)
+        own = (claim.at for claim in self._claims.all if claim.head.attempt_id == candidate.attempt_id)
+        promised_at = next((at for at in own if at < inf), None)
+        return with_deadline(told, candidate, promised_at, self._now)
 
     def _explain(self, candidate: Candidate) -> Explanation:
         if candidate.unmet:
@@ -169,7 +174,7 @@ class Explainer:
         """What would let a gang start on the nodes that are free and kept for nobody."""
         if demand.is_close_required:
             return None
-        kept = frozenset().union(*(claim.spare for claim in self._claims))
+        kept = self._claims.nodes.union(*(window.nodes for window in self._book.windows.all))
         num_free = len(self._finders.of(demand.need).ranked(demand.excluded | kept))
         return f"`nodes: {num_free}..{demand.max_nodes}` could start on what is free" if num_free else None
 
@@ -204,6 +209,9 @@ class Explainer:
         return tuple(f"{', '.join(names)} busy {told}" for told, names in by_time.items())
 
     def _of_order(self, candidate: Candidate, key: RowKey) -> Explanation:
+        window = explain_windows(candidate, key, self._book, self._claims, self._now)
+        if window is not None:
+            return window
         claim = self._keeper(key)
         if claim is None:
             return _said(Why.BEHIND, "is about to be looked at: there is room for it since the last plan")
@@ -229,7 +237,7 @@ class Explainer:
         """The first claim on a node that the row could start on."""
         usable = set(self._finders.of(key.demand.need).ranked(key.demand.excluded))
         ends_at = self._now + key.limit_s
-        closed = (claim for claim in self._claims if not claim.admits(ends_at))
+        closed = (claim for claim in self._claims.all if not claim.admits(ends_at))
         return next((claim for claim in closed if not usable.isdisjoint(claim.spare)), None)
 
 

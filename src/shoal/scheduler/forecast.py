@@ -126,6 +126,10 @@ class Forecast:
 
     def spread(self, ask: Ask) -> Spread:
         """Quantiles of the run. Takes longer than `expect`: for those who ask, not for every submission."""
+        return Spread(expected_s=self.expect(ask).expected_s, limit_s=ask.limit_s, runs=self.runs(ask))
+
+    def runs(self, ask: Ask) -> tuple[float, ...]:
+        """Lengths of runs alike, the nearest several times. Changes nothing: any thread may ask."""
         runs: tuple[float, ...] = ()
         for key in _wide(ask.limit_s):
             kind = self._kinds.get(key)
@@ -134,7 +138,7 @@ class Forecast:
             kind = self._kinds.get(key)
             if kind is not None:
                 runs += tuple(kind.values)
-        return Spread(expected_s=self.expect(ask).expected_s, limit_s=ask.limit_s, runs=runs)
+        return runs
 
     @property
     def num_kinds(self) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 from math import inf
 
+from shoal.model.window import Window
 from shoal.scheduler.book import Book
 from shoal.scheduler.cycle import Cycle
 from shoal.scheduler.devices import ProjectView
@@ -17,7 +18,7 @@ from shoal.scheduler.explain import Explainer
 from shoal.scheduler.fair import Usage
 from shoal.scheduler.policy import Policy
 from shoal.scheduler.snapshot import Candidate, Holding, NodeView, Snapshot
-from shoal.scheduler.types import Explanation, Plan
+from shoal.scheduler.types import Explanation, Plan, Promise
 
 
 class Planner:
@@ -41,6 +42,7 @@ class Planner:
     def of(cls, snapshot: Snapshot, policy: Policy) -> Planner:
         planner = cls(policy)
         planner.set_projects(snapshot.projects, snapshot.usages)
+        planner.set_windows(snapshot.windows)
         for view in snapshot.nodes:
             planner.set_node(view)
         for holding in snapshot.holdings:
@@ -57,13 +59,13 @@ class Planner:
     def snapshot(self) -> Snapshot:
         """The facts: a planner made of them plans the same."""
         book = self._book
-        waiting = [*book.rows.candidates.values(), *book.kept_back.values()]
         return Snapshot(
             nodes=tuple(node.view for _, node in sorted(book.capacity.nodes.items())),
             holdings=tuple(holding for _, holding in sorted(book.holdings.items())),
-            candidates=tuple(sorted(waiting, key=lambda one: one.attempt_id)),
+            candidates=tuple(sorted(self.waiting, key=lambda one: one.attempt_id)),
             projects=self._projects,
             usages=book.fair.usages(),
+            windows=book.windows.all,
         )
 
     def set_projects(self, views: Iterable[ProjectView], usages: Iterable[Usage] = ()) -> None:
@@ -72,6 +74,11 @@ class Planner:
         self._book.tree.change(self._projects)
         self._book.fair.tell(usages)
         self._disturb()
+
+    def set_windows(self, windows: Iterable[Window]) -> None:
+        """All that are declared, in any order. Those that are over may be left out."""
+        if self._book.windows.change(windows):
+            self._disturb()
 
     def set_node(self, view: NodeView) -> None:
         """A new node, or one that changed."""
@@ -146,6 +153,16 @@ class Planner:
         starts, cycle.starts = tuple(cycle.starts), []
         return Plan(starts=starts, promises=cycle.promises(), look_again_at=None if again == inf else again)
 
+    @property
+    def waiting(self) -> list[Candidate]:
+        """Everybody who waits, for whatever reason, in no order."""
+        return [*self._book.rows.candidates.values(), *self._book.kept_back.values()]
+
+    @property
+    def promises(self) -> tuple[Promise, ...]:
+        """Those of the last plan."""
+        return self._cycle.promises()
+
     def explain(self, attempt_id: str, now: float) -> Explanation | None:
         """Why it has not started, as of the last plan; None when it does not wait."""
         book = self._book
@@ -153,7 +170,7 @@ class Planner:
         if kept_back is None and attempt_id not in book.rows.candidates:
             return None
         if self._explainer is None:
-            self._explainer = Explainer(book, self._cycle.claims.all, now)
+            self._explainer = Explainer(book, self._cycle.claims, now)
         return self._explainer.explain(kept_back or book.rows.candidates[attempt_id])
 
     def _queue(self, candidate: Candidate) -> None:

@@ -7,6 +7,7 @@ import msgspec
 from shoal.model.attempt import Allocation
 from shoal.model.job import DependencyKind
 from shoal.model.request import Request
+from shoal.model.window import Window
 from shoal.scheduler.devices import ProjectView
 from shoal.scheduler.fair import Usage
 
@@ -79,6 +80,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """From then on it goes before all who came later. None: it is due."""
     score: float | None = None
     """Until then those with less go first. None: last."""
+    deadline_at: float | None = None
+    """When it should have ended."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,3 +91,4 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     projects: tuple[ProjectView, ...] = ()
     usages: tuple[Usage, ...] = ()
     """What each project had lately, what it holds now included up to each one's date."""
+    windows: tuple[Window, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from math import inf
 from typing import NamedTuple
@@ -12,7 +13,9 @@ from numpy.typing import NDArray
 from shoal.scheduler.amounts import Demand, Need
 from shoal.scheduler.capacity import Capacity, NodeUse
 from shoal.scheduler.fit import fits
+from shoal.scheduler.openings import first_opening
 from shoal.scheduler.release import free_at
+from shoal.scheduler.windows import Hours
 
 MAX_CALENDARS = 64
 """Needs that stand at the head of a queue now or did lately."""
@@ -66,18 +69,31 @@ class Soonest:
         self._capacity = capacity
         self._calendars: dict[Need, Calendar] = {}
 
-    def turn(self, demand: Demand, barred: AbstractSet[str], now: float) -> Turn | None:
+    def turn(
+        self, demand: Demand, barred: AbstractSet[str], now: float, hours: Hours | None = None
+    ) -> Turn | None:
         """None when the open nodes that are not barred cannot hold it even when empty."""
-        calendar = self._calendar(demand.need)
-        times = calendar.times()
-        order = np.argsort(times, kind="stable") if len(times) > 1 else range(len(times))
         out = barred | demand.excluded if demand.excluded else barred
-        waits = ((float(times[place]), calendar.names[place]) for place in order)
-        usable = ((at, name) for at, name in waits if name not in out) if out else waits
+        if hours is not None:
+            waits = list(self._waits(demand.need, out))
+            opening = first_opening(demand, waits, hours, self._capacity, now)
+            if opening is not None:
+                return Turn(*opening)
+            # Nobody knows when: no node is kept for somebody who may find it shut then.
+            out = out | hours.names
+        usable = self._waits(demand.need, out)
         if demand.within is not None and demand.is_close_required:
             return self._inside_one(demand, list(usable), now)
         chosen = [wait for wait, _ in zip(usable, range(demand.min_nodes), strict=False)]
-        return self._turn(demand, chosen, calendar, out, now)
+        return self._turn(demand, chosen, self._calendar(demand.need), out, now)
+
+    def _waits(self, need: Need, out: AbstractSet[str]) -> Iterator[tuple[float, str]]:
+        """When each node that is not `out` could hold the need, and its name; the soonest first."""
+        calendar = self._calendar(need)
+        times = calendar.times()
+        order = np.argsort(times, kind="stable") if len(times) > 1 else range(len(times))
+        waits = ((float(times[place]), calendar.names[place]) for place in order)
+        return ((at, name) for at, name in waits if name not in out) if out else waits
 
     def _turn(
         self,

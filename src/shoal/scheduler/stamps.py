@@ -11,10 +11,11 @@ from collections.abc import Iterable
 
 import msgspec
 
-from shoal.model.request import Request
+from shoal.model.request import GpuRequest, Request
+from shoal.scheduler.deadline import due_for_deadline, latest_start
 from shoal.scheduler.due import due_at, is_changed, score
 from shoal.scheduler.expectation import Spread
-from shoal.scheduler.forecast import Ask, Forecast
+from shoal.scheduler.forecast import UNKNOWN_S, Ask, Forecast
 from shoal.scheduler.snapshot import Candidate, Holding, NodeView
 
 Kind = tuple[str, object, str]
@@ -67,17 +68,25 @@ class Stamps:
                 changed.append(again)
         return changed
 
-    def spread(self, of: Candidate | Holding, request: Request) -> Spread:
-        """How long its run may take."""
-        return self.forecast.spread(ask_of(of, request))
+    def spread(self, of: Candidate | Holding) -> Spread:
+        """How long its run may take. Changes nothing: any thread may ask."""
+        request = of.request if isinstance(of, Candidate) else _request_of(of)
+        runs, limit_s = self.forecast.runs(ask_of(of, request)), request.time_limit_s
+        expected_s = limit_s or (runs[-1] if runs else UNKNOWN_S)
+        return Spread(expected_s=expected_s, limit_s=limit_s, runs=runs)
 
     def _stamped(self, candidate: Candidate) -> Candidate:
         expectation = self.forecast.expect(ask_of(candidate, candidate.request))
         share = self._share(candidate.request)
+        due = due_at(candidate.submitted_at, expectation, share)
+        if candidate.deadline_at is not None:
+            limit_s = candidate.request.time_limit_s
+            start_by = latest_start(candidate.deadline_at, limit_s, expectation.expected_s)
+            due = min(due, due_for_deadline(candidate.submitted_at, start_by))
         return msgspec.structs.replace(
             candidate,
             expected_s=expectation.expected_s,
-            due_at=due_at(candidate.submitted_at, expectation, share),
+            due_at=due,
             score=score(expectation.expected_s, share),
         )
 
@@ -96,6 +105,17 @@ def ask_of(of: Candidate | Holding, request: Request) -> Ask:
         name=of.name or None,
         shape=_shape(request),
         limit_s=request.time_limit_s,
+    )
+
+
+def _request_of(holding: Holding) -> Request:
+    """What it must have asked for, as far as that tells anything about its length."""
+    share = holding.allocation[0]
+    return Request(
+        min_nodes=len(holding.allocation),
+        cpus=share.cpus,
+        gpus=GpuRequest(count=len(share.gpu_ids)) if share.gpu_ids else None,
+        time_limit_s=holding.time_limit_s,
     )
 
 

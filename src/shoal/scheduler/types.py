@@ -41,6 +41,8 @@ class Why(StrEnum):
     """It was placed, and its engine has not begun it. Said by the control plane, not by a plan."""
     ORPHANED = "orphaned"
     """Its supervisor is dead and what that left is not. Said by the control plane, not by a plan."""
+    WINDOW = "window"
+    """What it needs is free, but in maintenance or reserved, or will be before it must have ended."""
     TOPOLOGY = "topology"
     """Enough nodes are free, but not close enough together."""
 

@@ -22,11 +22,13 @@ ENDINGS = (".png", ".svg")
 NUM_POINTS = 500
 MAX_PROJECTS = 6
 """Curves that an eye can tell apart; the projects that hold most."""
-DAY_S = 86400.0
+UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
+NUM_SHOWN = 3
+"""A time axis is in the largest unit of which it shows so many."""
 COLOURS = ("#1f77b4", "#d9822b", "#2e8b57", "#b5457a", "#6b5bb5", "#7a6a4f")
 BEFORE, AFTER = "#8a8a8a", "#0b5cad"
 TICKS = {
-    1: "none",
+    1: "1 s",
     10: "10 s",
     60: "1 m",
     600: "10 m",
@@ -50,10 +52,11 @@ def draw(outcomes: Mapping[str, Outcome], path: Path, title: str) -> None:
         queue, use, waits = figure.subplots(3, 1)
         figure.suptitle(title)
         styles = _styles(list(outcomes))
+        unit_s, unit = _unit(outcomes)
         for name, outcome in outcomes.items():
-            _over_time(queue, use, name, outcome, styles[name])
+            _over_time(queue, use, name, outcome, styles[name], unit_s)
         _waits(waits, outcomes, styles)
-        _dress(queue, use, next(iter(outcomes.values())))
+        _dress(queue, use, next(iter(outcomes.values())), unit)
         metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {"Software": None}
         figure.savefig(path, dpi=120, metadata=metadata)
 
@@ -65,51 +68,68 @@ def _styles(names: list[str]) -> dict[str, dict[str, Any]]:
     return {name: last if name == names[-1] else first for name in names}
 
 
-def _over_time(queue: Axes, use: Axes, name: str, outcome: Outcome, style: dict[str, Any]) -> None:
+def _unit(outcomes: Mapping[str, Outcome]) -> tuple[float, str]:
+    span_s = max(outcome.timeline.at[-1] - outcome.timeline.at[0] for outcome in outcomes.values())
+    return next((unit for unit in UNITS if span_s >= NUM_SHOWN * unit[0]), UNITS[-1])
+
+
+def _over_time(
+    queue: Axes, use: Axes, name: str, outcome: Outcome, style: dict[str, Any], unit_s: float
+) -> None:
     line = outcome.timeline
     at = np.array(line.at)
-    days, queued = _means(at, np.array(line.queued))
+    middles, queued = _means(at, np.array(line.queued))
     _, used = _means(at, np.array(line.used))
-    queue.plot(days, queued, label=name, **style)
-    use.plot(days, used, label=name, **style)
+    passed = middles / unit_s
+    queue.plot(passed, queued, label=name, **style)
+    use.plot(passed, used, label=name, **style)
     use.axhline(outcome.workload.capacity, color=style["color"], linewidth=0.6, linestyle=":")
 
 
 def _means(at: Floats, values: Floats) -> tuple[Floats, Floats]:
-    """Of a step function: its mean in each of `NUM_POINTS` slices, and their middles in days."""
+    """Of a step function: its mean in each of `NUM_POINTS` slices, and their middles in seconds."""
     edges = np.linspace(at[0], at[-1], NUM_POINTS + 1)
     area = np.concatenate([[0.0], np.cumsum(values[:-1] * np.diff(at))])
     upto = np.interp(edges, at, area)
     width = max(edges[1] - edges[0], 1e-9)
-    return ((edges[:-1] + edges[1:]) / 2 - at[0]) / DAY_S, np.diff(upto) / width
+    return (edges[:-1] + edges[1:]) / 2 - at[0], np.diff(upto) / width
 
 
 def _waits(axes: Axes, outcomes: Mapping[str, Outcome], styles: dict[str, dict[str, Any]]) -> None:
     """How large a share of each project's jobs had waited no longer than that."""
     projects = _largest(list(outcomes.values())[-1])
     colours = dict(zip(projects, COLOURS, strict=False))
+    all_waits = {name: _waited(outcome) for name, outcome in outcomes.items()}
+    longest_s = max(float(np.nanmax(waits, initial=0.0)) for waits in all_waits.values())
+    least_s = 1.0 if longest_s >= 60 else 0.1
     for name, outcome in outcomes.items():
-        waits = np.array(outcome.starts) - np.array([job.submitted_at for job in outcome.workload.jobs])
+        waits = all_waits[name]
         of_project = np.array([job.project for job in outcome.workload.jobs])
         for project in projects:
             chosen = waits[(of_project == project) & ~np.isnan(waits)]
             if len(chosen):
                 style = {**styles[name], "color": colours[project]}
                 share = np.linspace(1 / len(chosen), 1.0, min(len(chosen), NUM_POINTS))
-                at = np.maximum(np.quantile(chosen, share, method="inverted_cdf"), 1.0)
+                at = np.maximum(np.quantile(chosen, share, method="inverted_cdf"), least_s)
                 label = project if style["linestyle"] == "-" else None
                 axes.step(at, share, where="post", label=label, **style)
     axes.set_xscale("log")
-    highest = max(axes.get_xlim()[1], 60.0)
-    shown = {at: text for at, text in TICKS.items() if at <= highest}
-    axes.set_xticks(list(shown), list(shown.values()))
+    highest = max(axes.get_xlim()[1], 60 * least_s)
+    shown = [at for at in TICKS if least_s < at <= highest]
+    axes.set_xticks([least_s, *shown], ["none", *(TICKS[at] for at in shown)])
     axes.minorticks_off()
-    axes.set_xlim(1, highest)
+    axes.set_xlim(least_s, highest)
     axes.set_ylim(0, 1.01)
     axes.set_xlabel("waited no longer than")
     axes.set_ylabel("share of jobs")
     axes.grid(visible=True, alpha=0.25)
     _legend(axes, None if len(outcomes) == 1 else "dashed: before")
+
+
+def _waited(outcome: Outcome) -> Floats:
+    submitted = np.array([job.submitted_at for job in outcome.workload.jobs])
+    waits: Floats = np.array(outcome.starts) - submitted
+    return waits
 
 
 def _largest(outcome: Outcome) -> list[str]:
@@ -121,10 +141,10 @@ def _largest(outcome: Outcome) -> list[str]:
     return sorted(held, key=lambda name: (-held[name], name))[:MAX_PROJECTS]
 
 
-def _dress(queue: Axes, use: Axes, outcome: Outcome) -> None:
+def _dress(queue: Axes, use: Axes, outcome: Outcome, unit: str) -> None:
     queue.set_ylabel("jobs waiting")
     use.set_ylabel(f"{outcome.workload.device}s in use")
-    use.set_xlabel("days since the first submission")
+    use.set_xlabel(f"{unit} since the first submission")
     for axes in (queue, use):
         axes.set_ylim(bottom=0)
         axes.margins(x=0)

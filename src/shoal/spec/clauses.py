@@ -10,6 +10,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import AfterValidator, BaseModel, Field
 
 from shoal.spec.human import Human, OrName, text
+from shoal.spec.moments import parse_moment
 from shoal.spec.quantity import SECONDS_PATTERN, parse_seconds, parse_whole, spoken_seconds
 from shoal.spec.resources import FROZEN
 from shoal.spec.text import AbsolutePath, Path, absolute_path, writable
@@ -60,6 +61,25 @@ Fence = Annotated[
 ]
 Backoff = Annotated[float, Field(strict=True, ge=0, le=3600, allow_inf_nan=False), seconds_between(0, 3600)]
 
+
+def _read_deadline(value: object) -> object:
+    """The text as it was written: only the submission knows what it counts from."""
+    if value is None:
+        return None
+    parse_moment(value, 0.0)
+    if isinstance(value, str):
+        return value.strip()
+    seconds = parse_seconds(value)
+    if not 1 <= seconds <= MAX_SECONDS:
+        raise ValueError(f"{show(value)} is not between 1 second and {spoken_seconds(MAX_SECONDS)}")
+    return f"{seconds:.0f}" if seconds == int(seconds) else f"{seconds:.3f}"
+
+
+Deadline = Annotated[
+    str,
+    Field(strict=True, max_length=64),
+    Human(_read_deadline, ({"type": "number", "minimum": 1, "maximum": MAX_SECONDS},)),
+]
 
 MAX_PRIORITY = 1000
 Priority = Annotated[

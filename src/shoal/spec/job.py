@@ -11,6 +11,7 @@ from shoal.spec.array import Array
 from shoal.spec.clauses import (
     Afters,
     Checkpoint,
+    Deadline,
     Fence,
     Grace,
     LogRules,
@@ -70,6 +71,10 @@ class JobSpec(BaseModel):
     )
     time_limit: TimeLimit | None = Field(
         default=None, description="Stopped after this long: seconds, `90m`, `1h30m`."
+    )
+    deadline: Deadline | None = Field(
+        default=None,
+        description="To have ended by: `2026-11-16T08:00` or `14:00`, in UTC, or `6h` after submission.",
     )
     resources: Resources = Resources.model_construct()
     ranks_per_node: Annotated[int, Field(strict=True, ge=1, le=MAX_RANKS)] | None = Field(

@@ -193,6 +193,15 @@ secrets = Table(
     Column("sealed", LargeBinary, nullable=False),
 )
 
+windows = Table(
+    "windows",
+    metadata,
+    Column("window_id", Words, primary_key=True),
+    Column("from_at", Double, nullable=False),
+    Column("until_at", Double, nullable=False),
+    Column("body", Words, nullable=False),
+)
+
 meta = Table(
     "meta",
     metadata,

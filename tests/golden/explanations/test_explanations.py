@@ -28,6 +28,7 @@ from tests.support.clusters import (
     planned,
     reason,
     request,
+    window,
     within,
 )
 
@@ -73,6 +74,10 @@ def _never(asked: Request) -> Explanation:
     said = impossible(asked, cluster)
     assert said is not None
     return said
+
+
+REPAIR = window(("node-01", "node-02"), 7200.0, 14_400.0, because="new NIC")
+SPOKEN_FOR = window(("node-02", "node-03"), 20_000.0, 30_000.0, project="secret", because="for secret")
 
 
 def _refused(asked: int) -> Explanation:
@@ -137,6 +142,17 @@ CASES = {
     "quota_never": lambda: _refused(17),
     "limit": lambda: _refused(5),
     "topology": lambda: _one(_racks()),
+    "window": lambda: _one(planned(nodes(1), job(1, request(gpus=1)), windows=(REPAIR,))),
+    "window_of_others": lambda: _one(
+        planned(
+            nodes(3),
+            job(1, request(gpus=8, nodes=2, time_limit_s=40_000.0)),
+            windows=(REPAIR, SPOKEN_FOR),
+        )
+    ),
+    "window_now": lambda: _one(
+        planned(nodes(2), job(1, request(gpus=1)), windows=(window(("node-01", "node-02"), -60.0, 3600.0),))
+    ),
     "behind": lambda: _one(_behind("vision"), "att-2"),
     "behind_another_project": lambda: _one(_behind("secret"), "att-2"),
     "behind_a_promise": lambda: _one(_behind("vision", time_limit_s=90_000.0), "att-2"),

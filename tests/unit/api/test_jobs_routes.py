@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -232,6 +233,23 @@ def test_a_job_that_cannot_start_yet_is_explained(world: World) -> None:
     waiting = world.submit("member", "vision", after=[first])
     told = world.call("GET", f"/v1/jobs/{waiting}/why", role="viewer").json()
     assert (told["status"], bool(told["sentence"])) == ("queued", True)
+
+
+def test_a_waiting_job_has_an_outlook_where_it_is_asked_for(world: World) -> None:
+    world.submit("member", "vision", resources={"gpus": 3, "nodes": 2}, time_limit="1h")
+    waiting = world.submit("member", "vision", resources={"gpus": 3, "nodes": 2})
+    eventually(lambda: bool(world.plane.core.planner.promises))
+    plain = world.call("GET", f"/v1/jobs/{waiting}/why", role="viewer").json()
+    assert "outlook" not in plain
+    told = world.call("GET", f"/v1/jobs/{waiting}/why?predict=true", role="viewer").json()
+    checked: object = TypeAdapter(views.WhyView).validate_python(told)
+    assert checked == told
+    assert told["outlook"]["basis"] == "scenarios"
+    assert told["outlook"]["coverage"] == 0.9
+    page = world.call("GET", "/v1/jobs?predict=true", role="viewer").json()
+    by_id = {job["job_id"]: job["outlook"] for job in page["items"]}
+    assert by_id[waiting]["latest"] > time.time()
+    assert by_id[world.jobs["vision"]] is None
 
 
 def test_a_job_that_can_never_fit_is_refused_at_submit(world: World) -> None:

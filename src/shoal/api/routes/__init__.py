@@ -1,6 +1,18 @@
 """One file per noun. Each declares its routes with their permissions; none decides what a role may do."""
 
-from shoal.api.routes import archives, events, jobs, logs, me, nodes, projects, supervisor, tokens, users
+from shoal.api.routes import (
+    archives,
+    events,
+    jobs,
+    logs,
+    me,
+    nodes,
+    projects,
+    supervisor,
+    tokens,
+    users,
+    windows,
+)
 
 ALL = (
     me.routes,
@@ -8,6 +20,7 @@ ALL = (
     logs.routes,
     archives.routes,
     nodes.routes,
+    windows.routes,
     events.routes,
     users.routes,
     projects.routes,

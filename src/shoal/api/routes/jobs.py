@@ -10,8 +10,15 @@ from fastapi import Query, Request, Response
 from shoal.api import views
 from shoal.api.bodies import read_model, read_raw_json
 from shoal.api.call import Call, answer, call_of, idempotency_key
-from shoal.api.queries import JobQuery, NoQuery
-from shoal.api.render import render_attempt, render_detail, render_explanation, render_job, status_of
+from shoal.api.queries import JobQuery, NoQuery, WhyQuery
+from shoal.api.render import (
+    render_attempt,
+    render_detail,
+    render_explanation,
+    render_job,
+    render_outlook,
+    status_of,
+)
 from shoal.api.requests import NoBody, SubmitBody
 from shoal.api.routes.archives import archives_of
 from shoal.api.routing import Routes
@@ -19,7 +26,7 @@ from shoal.control.find import Named, find_named
 from shoal.control.orders import checkpoint_dir
 from shoal.errors import ArchiveMissing, NotFound, SpecError
 from shoal.identity import Permission
-from shoal.model.attempt import Attempt
+from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
 from shoal.spec import JobSpec
 from shoal.store import JobFilter, Tx
@@ -87,11 +94,23 @@ async def list_jobs(request: Request, query: Annotated[JobQuery, Query()]) -> Re
     before = _parse_cursor(query.cursor) if query.cursor else None
     page = await call.plane.core.store.read(lambda tx: _page(tx, query, projects, before))
     shown = page[: query.limit]
+    items = [render_job(job, attempt) for job, attempt in shown]
+    if query.predict:
+        await _add_outlooks(call, items, shown)
     view: views.JobPageView = {
-        "items": [render_job(job, attempt) for job, attempt in shown],
+        "items": items,
         "next_cursor": _cursor(shown[-1][0]) if len(page) > query.limit else None,
     }
     return answer(view)
+
+
+async def _add_outlooks(call: Call, items: list[views.JobView], shown: Sequence[tuple[Job, Attempt]]) -> None:
+    """All from the same futures: a page costs about as much as its last job alone."""
+    queued = {attempt.attempt_id for _, attempt in shown if attempt.state is AttemptState.QUEUED}
+    found = await call.plane.look_ahead(queued) if queued else {}
+    for item, (_, attempt) in zip(items, shown, strict=True):
+        outlook = found.get(attempt.attempt_id)
+        item["outlook"] = render_outlook(outlook) if outlook else None
 
 
 def _page(
@@ -137,13 +156,13 @@ async def show_job(request: Request, job_id: str, query: Annotated[NoQuery, Quer
 
 
 @routes.add("GET", "/v1/jobs/{job_id}/why", Permission.JOB_READ, answers=views.WhyView)
-async def explain_job(request: Request, job_id: str, query: Annotated[NoQuery, Query()]) -> Response:
-    """Why a job is where it is, in one sentence."""
+async def explain_job(request: Request, job_id: str, query: Annotated[WhyQuery, Query()]) -> Response:
+    """Why a job is where it is, in one sentence; if asked, also when it starts and what would start it."""
     call = call_of(request)
     job, attempts = await load_job(call, job_id)
     call.allow(job.project, job_id=job.job_id)
     newest = attempts[-1]
-    explanation = call.plane.explain(job, attempts)
+    explanation = call.plane.explain(job, attempts, has_outlook=query.predict)
     status = status_of(job, newest)
     view: views.WhyView = {
         "job": render_job(job, newest),
@@ -154,6 +173,9 @@ async def explain_job(request: Request, job_id: str, query: Annotated[NoQuery, Q
         "max_failures": job.retry.max_retries + 1,
         "checkpoint_dir": checkpoint_dir(job, call.plane.settings.home) if attempts[0].allocation else None,
     }
+    if query.predict:
+        outlook = await call.plane.look_ahead_and_around(newest.attempt_id)
+        view["outlook"] = render_outlook(outlook) if outlook else None
     return answer(view)
 
 

@@ -17,6 +17,7 @@ from shoal.model.from_spec import request_of
 from shoal.model.job import ArrayPlace, Dependency, Job, JobOutcome
 from shoal.model.node import Node, NodeFacts, NodeState
 from shoal.model.people import Project
+from shoal.model.window import Window
 from shoal.scheduler import Candidate, NodeView, Policy, Start
 from shoal.scheduler.devices import ProjectView
 from shoal.spec import JobSpec
@@ -63,6 +64,10 @@ class ProjectsAre(msgspec.Struct, frozen=True):
     views: tuple[ProjectView, ...]
 
 
+class WindowsAre(msgspec.Struct, frozen=True):
+    windows: tuple[Window, ...]
+
+
 class PolicyIs(msgspec.Struct, frozen=True):
     policy: Policy
 
@@ -82,7 +87,7 @@ class Decision(msgspec.Struct, frozen=True):
     """Of attempts that were stamped since the last one: expected run time, when it is due, its score."""
 
 
-Fact = Queued | Placed | Over | JobOver | NodeIs | NodeGone | ProjectsAre | PolicyIs | Decision
+Fact = Queued | Placed | Over | JobOver | NodeIs | NodeGone | ProjectsAre | WindowsAre | PolicyIs | Decision
 
 
 def facts_of(events: Iterable[Event]) -> Iterator[tuple[int, Fact]]:
@@ -104,6 +109,7 @@ class _Reader:
         self._jobs: dict[str, Job] = {}
         self._nodes: dict[str, Node] = {}
         self._projects: dict[str, Project] = {}
+        self._windows: dict[str, Window] = {}
 
     def submitted(self, event: Event) -> Fact:
         data, project = event["data"], str(event["project"])
@@ -131,6 +137,7 @@ class _Reader:
             ),
             array=array,
             submitted_at=event["at"],
+            deadline_at=data.get("deadline_at"),
         )
         self._jobs[job.job_id] = job
         return self._queued(job, event, 0.0)
@@ -198,6 +205,16 @@ class _Reader:
         self._projects[name] = msgspec.convert(fields, Project)
         return ProjectsAre(tuple(project_view(one) for one in self._projects.values()))
 
+    def window(self, event: Event) -> Fact:
+        window = msgspec.convert(event["data"], Window)
+        if event["kind"] == "window.added":
+            # Whoever declares one throws away those that are over, and a clock may be set back after that.
+            kept = {key: one for key, one in self._windows.items() if one.until_at > event["at"]}
+            self._windows = {**kept, window.window_id: window}
+        else:
+            self._windows.pop(window.window_id, None)
+        return WindowsAre(tuple(self._windows.values()))
+
     def policy(self, event: Event) -> Fact:
         return PolicyIs(msgspec.convert(event["data"], Policy))
 
@@ -230,6 +247,8 @@ READERS: dict[str, Callable[[_Reader, Event], Fact | None]] = {
     "node.removed": _Reader.node_gone,
     "project.created": _Reader.project,
     "project.updated": _Reader.project,
+    "window.added": _Reader.window,
+    "window.cancelled": _Reader.window,
     "policy.set": _Reader.policy,
     "plan.made": _Reader.decision,
     **{f"node.{state}": _Reader.node_state for state in NodeState},

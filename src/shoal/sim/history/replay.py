@@ -25,6 +25,7 @@ from shoal.sim.history.facts import (
     PolicyIs,
     ProjectsAre,
     Queued,
+    WindowsAre,
 )
 
 
@@ -80,7 +81,7 @@ class Replay:
         match fact:
             case Queued(candidate=candidate, after=after):
                 self._waiting[candidate.attempt_id] = fact
-                self._outcomes[candidate.job_id] = None
+                self._ended(candidate.job_id, None)  # one that is tried again has not ended any more
                 for dep in after:
                     self._dependents.setdefault(dep.job_id, set()).add(candidate.attempt_id)
                 self._judge(candidate.attempt_id)
@@ -93,20 +94,26 @@ class Replay:
                 planner.drop(fact.attempt_id)
                 planner.release(fact.attempt_id, fact.at)
             case JobOver():
-                self._outcomes[fact.job_id] = fact.outcome
-                for attempt_id in sorted(self._dependents.get(fact.job_id, ())):
-                    self._judge(attempt_id)
+                self._ended(fact.job_id, fact.outcome)
             case NodeIs():
                 planner.set_node(fact.view)
             case NodeGone():
                 planner.drop_node(fact.name)
             case ProjectsAre():
                 planner.set_projects(fact.views)
+            case WindowsAre():
+                planner.set_windows(fact.windows)
             case PolicyIs():
                 if not self._is_policy_given:
                     self.planner = Planner.of(planner.snapshot(), fact.policy)
             case Decision():
                 pass
+
+    def _ended(self, job_id: str, outcome: JobOutcome | None) -> None:
+        """Those who wait for it may start, or may not any more."""
+        self._outcomes[job_id] = outcome
+        for attempt_id in sorted(self._dependents.get(job_id, ())):
+            self._judge(attempt_id)
 
     def _stamp(
         self, attempt_id: str, expected_s: float | None, due_at: float | None, score: float | None

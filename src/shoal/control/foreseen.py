@@ -1,0 +1,43 @@
+"""What was said of starts that are yet to come, and what is learned of it when they do. Only in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+from shoal.scheduler.calibration import Calibration, Interval
+from shoal.scheduler.predict import Span
+
+MAX_PENDING = 10_000
+"""Outlooks that are remembered until their jobs start; of more, the oldest are forgotten."""
+
+
+class _Said(NamedTuple):
+    at: float
+    span: Span
+    interval: Interval
+
+
+class Foreseen:
+    """A job counts once, by what was said of it first: who asks every second learns no more than others."""
+
+    def __init__(self) -> None:
+        self.calibration = Calibration()
+        self.one_at_a_time = asyncio.Lock()
+        """Around whatever takes a thread for itself."""
+        self._said: dict[str, _Said] = {}
+
+    def __contains__(self, attempt_id: str) -> bool:
+        return attempt_id in self._said
+
+    def say(self, attempt_id: str, span: Span, interval: Interval, now: float) -> None:
+        if attempt_id in self._said:
+            return
+        if len(self._said) >= MAX_PENDING:
+            del self._said[next(iter(self._said))]
+        self._said[attempt_id] = _Said(now, span, interval)
+
+    def started(self, attempt_id: str, now: float) -> None:
+        said = self._said.pop(attempt_id, None)
+        if said is not None:
+            self.calibration.note(said.span, said.interval, now - said.at)

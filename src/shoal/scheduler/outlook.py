@@ -1,0 +1,129 @@
+"""When a waiting job will start, as far as anybody can say, and what could be asked for so that it does now.
+
+Names no job: an outlook is read by people who may not know that the others exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from enum import StrEnum
+
+import msgspec
+
+from shoal.scheduler.calibration import COVERAGE, Calibration, Interval
+from shoal.scheduler.changes import Change
+from shoal.scheduler.predict import Span
+from shoal.scheduler.snapshot import Candidate, Snapshot
+from shoal.scheduler.types import Promise
+from shoal.scheduler.words import clock_time
+
+MINUTE_S = 60.0
+
+
+class Basis(StrEnum):
+    """What a start time rests on. Stable: `--json` and dashboards rely on it."""
+
+    SCENARIOS = "scenarios"
+    """Futures that the planner itself made, widened by what was learned from earlier starts."""
+    PROMISE = "promise"
+    """The time limits of what runs, and nothing else: the queue is too long to play its futures."""
+    NOTHING = "nothing"
+    """It waits for what has no time, or is too far back in the queue."""
+
+
+class Outlook(msgspec.Struct, frozen=True, kw_only=True):
+    """Times are None where nobody can say."""
+
+    attempt_id: str
+    basis: Basis
+    earliest: float | None = None
+    likely: float | None = None
+    latest: float | None = None
+    coverage: float | None = None
+    """How often the start is between `earliest` and `latest`; None: always, unless somebody comes first."""
+    promised_at: float | None = None
+    sentence: str
+    changes: tuple[Change, ...] = ()
+
+
+def outlooks(
+    snapshot: Snapshot,
+    now: float,
+    wanted: Collection[str],
+    spans: Mapping[str, Span],
+    promises: Collection[Promise],
+    calibration: Calibration,
+) -> dict[str, Outlook]:
+    """Of each of the wanted that waits."""
+    promised = {promise.attempt_id: promise.at for promise in promises}
+    return {
+        one.attempt_id: _outlook(
+            one, now, spans.get(one.attempt_id), promised.get(one.attempt_id), calibration
+        )
+        for one in snapshot.candidates
+        if one.attempt_id in wanted
+    }
+
+
+def _outlook(
+    waiting: Candidate, now: float, span: Span | None, promised_at: float | None, calibration: Calibration
+) -> Outlook:
+    attempt_id = waiting.attempt_id
+    if waiting.unmet:
+        return Outlook(attempt_id=attempt_id, basis=Basis.NOTHING, sentence=_UNMET)
+    if span is None and promised_at is None:
+        return Outlook(attempt_id=attempt_id, basis=Basis.NOTHING, sentence=_UNKNOWN)
+    if span is None:
+        return Outlook(
+            attempt_id=attempt_id,
+            basis=Basis.PROMISE,
+            earliest=now,
+            latest=promised_at,
+            promised_at=promised_at,
+            sentence=_promise_only(promised_at or now, now),
+        )
+    interval = within_promise(calibration.interval(span), promised_at, now)
+    earliest, latest = now + interval.low_s, now + interval.high_s
+    likely = min(max(now + span.middle_s, earliest), latest)
+    return Outlook(
+        attempt_id=attempt_id,
+        basis=Basis.SCENARIOS,
+        earliest=earliest,
+        likely=likely,
+        latest=latest,
+        coverage=COVERAGE,
+        promised_at=promised_at,
+        sentence=_between(earliest, likely, latest, promised_at, now),
+    )
+
+
+def within_promise(interval: Interval, promised_at: float | None, now: float) -> Interval:
+    """Nobody is told of a start later than they are promised."""
+    if promised_at is None:
+        return interval
+    high_s = min(interval.high_s, max(promised_at - now, 0.0))
+    return Interval(min(interval.low_s, high_s), high_s)
+
+
+_UNMET = "nobody can say when it starts: it waits for other jobs to end first"
+_UNKNOWN = (
+    "nobody can say when it starts: what it waits for has no known end, or is too far ahead in the queue"
+)
+
+
+def _promise_only(at: float, now: float) -> str:
+    told = clock_time(at, now)
+    by = f"by {told}" if told else "more than a year from now"
+    return f"starts {by} at the latest, by the time limits of what runs; the queue is too long to say more"
+
+
+def _between(earliest: float, likely: float, latest: float, promised_at: float | None, now: float) -> str:
+    first = clock_time(earliest - MINUTE_S + 1.0, now) if earliest - now >= MINUTE_S else None
+    about, last = clock_time(likely, now), clock_time(latest, now)
+    if last is None or about is None:
+        return "starts later than anybody plans by the clock"
+    share = f"{COVERAGE:.0%}".replace("%", " %")
+    when = f"between {first} and {last}" if first not in (None, last) else f"by {last}"
+    told = f"starts {when} ({share} sure), about {about}"
+    promised = None if promised_at is None else clock_time(promised_at, now)
+    return told if promised is None else f"{told}; {promised} at the latest, by the time limits of what runs"

@@ -1,0 +1,91 @@
+"""Why a job does not start on nodes that are free: a window is in the way, and what would get it past."""
+
+from __future__ import annotations
+
+from math import floor, inf
+
+from shoal.model.window import Window, WindowKind
+from shoal.scheduler.book import Book
+from shoal.scheduler.claims import Claims
+from shoal.scheduler.gang import choose
+from shoal.scheduler.rows import RowKey
+from shoal.scheduler.snapshot import Candidate
+from shoal.scheduler.types import Explanation, Why
+from shoal.scheduler.words import clock_time, duration, listed, num_nodes
+
+NUM_TOLD = 4
+IS_THEN = {WindowKind.MAINTENANCE: "in maintenance", WindowKind.RESERVATION: "reserved"}
+
+
+def explain_windows(
+    candidate: Candidate, key: RowKey, book: Book, claims: Claims, now: float
+) -> Explanation | None:
+    """None when it could start now if no job were promised anything."""
+    shut = book.windows.shut(candidate.project, now, now + key.limit_s)
+    demand, finder = key.demand, book.finders.of(key.demand.need)
+    if not shut or choose(demand, finder, book.capacity, book.windows.nodes_of(shut)):
+        return None
+    free = set(finder.ranked(demand.excluded))
+    windows = (book.windows.all[number] for number in shut)
+    met = [window for window in windows if not free.isdisjoint(window.nodes)]
+    told = [_told(window, free, now) for window in met]
+    return Explanation(
+        attempt_id="",
+        job_id="",
+        why=Why.WINDOW,
+        sentence=f"{_asks(key, met, now)}; {told[0]}",
+        details=tuple(told[1:NUM_TOLD]),
+        hint=_shorter(candidate, key, book, claims, met, now),
+        facts={
+            "nodes_needed": demand.min_nodes,
+            "nodes_free": len(free),
+            "nodes_open": len(free - book.windows.nodes_of(shut)),
+            "time_limit_s": None if key.limit_s == inf else key.limit_s,
+            "windows": [_fact(window, free) for window in met],
+        },
+    )
+
+
+def _asks(key: RowKey, met: list[Window], now: float) -> str:
+    """What about it the windows are in the way of."""
+    if all(window.from_at <= now for window in met):
+        return f"needs {num_nodes(key.demand)}"
+    return "has no time limit" if key.limit_s == inf else f"may run {duration(key.limit_s)} by its time limit"
+
+
+def _told(window: Window, free: set[str], now: float) -> str:
+    """Says nothing of whom a reservation is for: the reader may not know that the project exists."""
+    names = [name for name in window.nodes if name in free]
+    verb = "is" if len(names) == 1 else "are"
+    when = f"until {_time(window.until_at, now)}"
+    if window.from_at > now:
+        when = f"from {_time(window.from_at, now)} {when}"
+    because = f' ("{window.because}")' if window.because and window.kind is WindowKind.MAINTENANCE else ""
+    return f"{listed(names)} {verb} {IS_THEN[window.kind]} {when}{because}"
+
+
+def _time(at: float, now: float) -> str:
+    return clock_time(at, now) or "a day in more than a year"
+
+
+def _fact(window: Window, free: set[str]) -> dict[str, object]:
+    return {
+        "kind": str(window.kind),
+        "from_at": window.from_at,
+        "until_at": window.until_at,
+        "nodes": [name for name in window.nodes if name in free],
+    }
+
+
+def _shorter(
+    candidate: Candidate, key: RowKey, book: Book, claims: Claims, met: list[Window], now: float
+) -> str | None:
+    """The longest time limit, in whole minutes, with which it could start this moment."""
+    demand, finder = key.demand, book.finders.of(key.demand.need)
+    for begins in sorted({window.from_at for window in met if window.from_at > now}, reverse=True):
+        minutes = floor((begins - now) / 60)
+        bars = claims.bars(candidate.project, now, now + minutes * 60)
+        barred = claims.barred(demand.need, bars)
+        if minutes and choose(demand, finder, book.capacity, barred):
+            return f"`time_limit: {minutes}m` or less could start now"
+    return None

@@ -1,0 +1,80 @@
+"""Outlooks are worked out from the planner's own facts, and every start teaches the next."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from shoal.control.outlook import learn, look_ahead, look_ahead_and_around
+from shoal.scheduler import Basis, Outlook
+from tests.support.lab import Lab
+
+WHOLE = {"cpus": 8}
+
+
+@pytest.fixture
+def full() -> Lab:
+    """One node, all of it taken for at most an hour, and whoever comes waits."""
+    lab = Lab(num_nodes=1)
+    lab.running(resources=WHOLE, time_limit="1h")
+    return lab
+
+
+def waiting(lab: Lab, **spec: object) -> str:
+    job = lab.submit(**spec)
+    lab.place()
+    return lab.attempt(job).attempt_id
+
+
+def around(lab: Lab, attempt_id: str) -> Outlook:
+    found = anyio.run(look_ahead_and_around, lab.core, attempt_id)
+    assert found is not None
+    return found
+
+
+def test_waiting_job_has_an_interval_within_its_promise(full: Lab) -> None:
+    attempt_id = waiting(full, resources=WHOLE)
+    now = full.clock.now()
+    said = around(full, attempt_id)
+    assert said.basis is Basis.SCENARIOS
+    assert said.earliest is not None
+    assert said.likely is not None
+    assert said.latest is not None
+    assert said.promised_at is not None
+    assert now <= said.earliest <= said.likely <= said.latest <= said.promised_at <= now + 3600.0
+
+
+def test_gang_is_told_what_would_start_it_now() -> None:
+    lab = Lab(num_nodes=3)
+    lab.running(resources=WHOLE)
+    attempt_id = waiting(lab, resources={**WHOLE, "nodes": 3})
+    assert [change.setting for change in around(lab, attempt_id).changes] == ["nodes: 2..3", "nodes: 2"]
+
+
+def test_job_that_runs_or_is_not_there_has_no_outlook(full: Lab) -> None:
+    (held,) = full.core.planner.snapshot().holdings
+    assert anyio.run(look_ahead_and_around, full.core, held.attempt_id) is None
+    assert anyio.run(look_ahead, full.core, ["nobody"]) == {}
+
+
+def test_start_of_a_job_that_was_asked_about_is_learned_from_once() -> None:
+    """By what was said first: a minute passes before it is asked about again."""
+    lab, learned = Lab(num_nodes=1), []
+    first = lab.running(resources=WHOLE, time_limit="1h")
+    attempt_id = waiting(lab, resources=WHOLE)
+    lab.core.foreseen.calibration.note = lambda *noted: learned.append(noted)  # type: ignore[method-assign]
+    around(lab, attempt_id)
+    lab.clock.advance(60.0)
+    around(lab, attempt_id)
+    lab.stop(first)
+    while lab.core.planner.waiting:
+        lab.clock.advance(1.0)
+        lab.turn()
+    assert attempt_id not in lab.core.foreseen
+    assert [waited_s >= 60.0 for _, _, waited_s in learned] == [True]
+
+
+def test_some_of_those_who_wait_are_learned_from_though_nobody_asks(full: Lab) -> None:
+    attempt_ids = [waiting(full, resources=WHOLE) for _ in range(3)]
+    anyio.run(learn, full.core)
+    assert all(attempt_id in full.core.foreseen for attempt_id in attempt_ids)

@@ -1,0 +1,56 @@
+"""What is said about a start: times, a promise, or that nobody can say."""
+
+from __future__ import annotations
+
+from shoal.model.job import DependencyKind
+from shoal.scheduler import Basis, Candidate, Outlook, Promise, UnmetDependency
+from shoal.scheduler.calibration import COVERAGE, Calibration
+from shoal.scheduler.outlook import outlooks
+from shoal.scheduler.predict import Span
+from tests.support.clusters import NOW, job, nodes, request, snapshot
+
+
+def told(waiting: Candidate, span: Span | None = None, promised_at: float | None = None) -> Outlook:
+    promise = Promise(attempt_id="att-1", job_id="job-1", at=promised_at, nodes=("node-01",))
+    spans = {} if span is None else {"att-1": span}
+    promises = [] if promised_at is None else [promise]
+    found = outlooks(snapshot(nodes(1), (waiting,)), NOW, ["att-1"], spans, promises, Calibration())
+    return found["att-1"]
+
+
+WAITING = job(1, request(gpus=8))
+
+
+def test_scenarios_give_an_interval_with_its_coverage() -> None:
+    said = told(WAITING, Span(1020.0, 3600.0, 3600.0))
+    assert said.sentence == "starts between 08:16 UTC and 09:49 UTC (90 % sure), about 09:00 UTC"
+    assert (said.basis, said.coverage, said.likely) == (Basis.SCENARIOS, COVERAGE, NOW + 3600)
+
+
+def test_start_that_may_be_now_has_only_an_end() -> None:
+    said = told(WAITING, Span(0.0, 0.0, 540.0))
+    assert said.sentence == "starts by 08:18 UTC (90 % sure), about 08:00 UTC"
+    assert said.earliest == NOW
+
+
+def test_nobody_is_told_of_a_start_later_than_they_are_promised() -> None:
+    said = told(WAITING, Span(1020.0, 3600.0, 3600.0), promised_at=NOW + 4800)
+    assert said.latest == said.promised_at == NOW + 4800
+    assert said.sentence.endswith("; 09:20 UTC at the latest, by the time limits of what runs")
+
+
+def test_queue_that_is_too_long_to_play_leaves_the_promise() -> None:
+    said = told(WAITING, promised_at=NOW + 4800)
+    assert (said.basis, said.earliest, said.latest) == (Basis.PROMISE, NOW, NOW + 4800)
+    assert said.coverage is None
+    assert "by 09:20 UTC at the latest" in said.sentence
+    assert "too long to say more" in said.sentence
+
+
+def test_nobody_can_say_when_a_job_starts_that_waits_for_others_or_is_far_back() -> None:
+    unmet = (UnmetDependency(label="vision/3 prepare", on=DependencyKind.SUCCEEDED),)
+    after = told(job(1, request(), unmet=unmet), Span(0.0, 0.0, 0.0))
+    far = told(WAITING)
+    assert {after.basis, far.basis} == {Basis.NOTHING}
+    assert after.latest is far.latest is None
+    assert "waits for other jobs" in after.sentence
