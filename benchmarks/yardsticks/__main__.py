@@ -15,6 +15,7 @@ from pathlib import Path
 from benchmarks.yardsticks import (
     clusters,
     coverage,
+    kueue,
     logs,
     packing,
     policy_itp,
@@ -37,6 +38,7 @@ SECTIONS = (
     policy_itp.SECTION,
     coverage.SECTION,
     speed.SECTION,
+    kueue.SECTION,
 )
 
 

@@ -7,6 +7,7 @@ from shoal.control.frozen import spec_of
 from shoal.errors import StateError
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.moves import AttemptEvent, NodeEnded, Started
+from shoal.store import Tx
 from shoal.wire import Renewal, RenewalAnswer
 
 
@@ -21,18 +22,26 @@ async def renew(core: Core, renewal: Renewal) -> RenewalAnswer:
 
     An outcome is on disk here when this returns. Repeating any renewal is harmless.
     """
-    attempt = await core.store.read(lambda tx: tx.attempts.get(renewal.attempt_id))
-    attempt = _current(attempt, renewal)
+    is_news = renewal.outcome is not None or not core.leases.knows(renewal.attempt_id, renewal.node)
+    if not is_news:
+        attempt = await core.store.read(lambda tx: _current(tx.attempts.get(renewal.attempt_id), renewal))
+        is_news = _news(attempt, renewal) is not None
+    # Whoever surely has news is looked at where it is written down: a transaction, and no read before it.
+    if is_news:
+        attempt = await core.store.write(lambda tx: _record(core, tx, renewal))
     core.leases.heard(renewal.attempt_id, renewal.node)
-    event = _news(attempt, renewal)
-    if event is not None:
-        after = await core.store.write(lambda tx: core.recorder.advance(tx, renewal.attempt_id, event))
-        attempt = after or attempt
     if attempt.state is not AttemptState.STOPPING:
         return RenewalAnswer()
     job = await core.store.read(lambda tx: tx.jobs.get(attempt.job_id))
     assert job is not None
     return RenewalAnswer(should_stop=True, grace_s=spec_of(job).grace, because=attempt.message)
+
+
+def _record(core: Core, tx: Tx, renewal: Renewal) -> Attempt:
+    """The attempt with what the renewal tells."""
+    attempt = _current(tx.attempts.get(renewal.attempt_id), renewal)
+    event = _news(attempt, renewal)
+    return attempt if event is None else core.recorder.advance(tx, renewal.attempt_id, event) or attempt
 
 
 def _current(attempt: Attempt | None, renewal: Renewal) -> Attempt:
