@@ -11,6 +11,7 @@ from shoal.control.core import Core
 from shoal.control.queue import look
 from shoal.control.record import note
 from shoal.control.relearn import last_runs, relearn
+from shoal.control.stopwatch import Stopwatch
 from shoal.control.usage import recall
 from shoal.model.attempt import AttemptState, EndReason
 from shoal.model.moves import Placed, StopAsked
@@ -28,24 +29,26 @@ class Cycle(NamedTuple):
     next_look_s: float | None
     """When to look again if nothing happens before."""
     planning_s: float
-    """Until the plan was on disk."""
+    """What it worked, in all threads; waiting for one of them or for the disk is not counted."""
 
 
 async def place(core: Core) -> Cycle:
     """Plan once and record it. What it starts is on disk, and nobody has told the engine yet."""
-    began, now = core.clock.monotonic(), core.clock.now()
+    work, now = Stopwatch(core.clock), core.clock.now()
     await _look_around(core)
-    changes = await core.store.read(lambda tx: look(tx, core.queue.seen))
-    if core.nodes.tell(core.planner, changes.nodes, now):
-        core.stamps.see(core.nodes.views(now))
-    core.planner.set_windows(changes.windows)
-    core.queue.take_in(changes)
-    resting_s = core.queue.wake(now)
-    made, doomed = core.planner.plan(now), core.queue.doomed
+    changes = await core.store.read(work.of(lambda tx: look(tx, core.queue.seen)))
+    with work:
+        if core.nodes.tell(core.planner, changes.nodes, now):
+            core.stamps.see(core.nodes.views(now))
+        core.planner.set_windows(changes.windows)
+        core.queue.take_in(changes)
+        resting_s = core.queue.wake(now)
+        made, doomed = core.planner.plan(now), core.queue.doomed
     placed: list[str] = []
     try:
         if made.starts or doomed:
-            placed = await core.store.write(lambda tx: _record(core, tx, made, doomed, now, changes.seen))
+            record = work.of(lambda tx: _record(core, tx, made, doomed, now, changes.seen))
+            placed = await core.store.write(record)
             if made.starts:
                 core.queue.fresh.clear()
     finally:
@@ -57,7 +60,7 @@ async def place(core: Core) -> Cycle:
         core.foreseen.started(attempt_id, now)
     again_s = None if made.look_again_at is None else max(made.look_again_at - now, 0.0)
     waits = [wait for wait in (resting_s, again_s) if wait is not None]
-    return Cycle(tuple(placed), min(waits, default=None), core.clock.monotonic() - began)
+    return Cycle(tuple(placed), min(waits, default=None), work.spent_s)
 
 
 async def _look_around(core: Core) -> None:

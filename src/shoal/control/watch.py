@@ -49,8 +49,8 @@ async def watch(core: Core) -> None:
         recorded = (
             await core.store.read(lambda tx: [tx.attempts.get(one) for one in others]) if others else []
         )
-        for attempt_id, attempt in zip(others, recorded, strict=True):
-            await _tidy(core, attempt_id, attempt, seen[attempt_id])
+        for attempt_id, known in zip(others, recorded, strict=True):
+            await _tidy(core, attempt_id, known, seen[attempt_id])
     if failed is not None:
         raise failed
 
