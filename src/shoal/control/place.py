@@ -47,8 +47,11 @@ async def place(core: Core) -> Cycle:
     placed: list[str] = []
     try:
         if made.starts or doomed:
-            record = work.of(lambda tx: _record(core, tx, made, doomed, now, changes.seen))
-            placed = await core.store.write(record)
+
+            def record(tx: Tx) -> list[str]:
+                return _record(core, tx, made, doomed, now, changes.seen)
+
+            placed = await core.store.write(work.of(record))
             if made.starts:
                 core.queue.fresh.clear()
     finally:

@@ -22,19 +22,24 @@ async def renew(core: Core, renewal: Renewal) -> RenewalAnswer:
 
     An outcome is on disk here when this returns. Repeating any renewal is harmless.
     """
-    is_news = renewal.outcome is not None or not core.leases.knows(renewal.attempt_id, renewal.node)
-    if not is_news:
-        attempt = await core.store.read(lambda tx: _current(tx.attempts.get(renewal.attempt_id), renewal))
-        is_news = _news(attempt, renewal) is not None
-    # Whoever surely has news is looked at where it is written down: a transaction, and no read before it.
-    if is_news:
-        attempt = await core.store.write(lambda tx: _record(core, tx, renewal))
+    attempt = await _noted(core, renewal)
     core.leases.heard(renewal.attempt_id, renewal.node)
     if attempt.state is not AttemptState.STOPPING:
         return RenewalAnswer()
     job = await core.store.read(lambda tx: tx.jobs.get(attempt.job_id))
     assert job is not None
     return RenewalAnswer(should_stop=True, grace_s=spec_of(job).grace, because=attempt.message)
+
+
+async def _noted(core: Core, renewal: Renewal) -> Attempt:
+    """The attempt with what the renewal tells. Whoever surely has news is looked at where it is written down:
+    one transaction, and no read before it.
+    """
+    if renewal.outcome is None and core.leases.knows(renewal.attempt_id, renewal.node):
+        attempt = await core.store.read(lambda tx: _current(tx.attempts.get(renewal.attempt_id), renewal))
+        if _news(attempt, renewal) is None:
+            return attempt
+    return await core.store.write(lambda tx: _record(core, tx, renewal))
 
 
 def _record(core: Core, tx: Tx, renewal: Renewal) -> Attempt:
