@@ -174,6 +174,8 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float | None = None
     outcome: NodeOutcome | None = None
     """Set once, with phase `ended`; the control plane's answer means it is safely recorded."""
+    saved_s: float | None = None
+    """How long ago the job last saved its work, as seen on this node; None: nobody has seen it."""
     nonce: str = ""
     """New in every message: an answer to another message proves nothing about this one."""
 

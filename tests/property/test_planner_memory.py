@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 
 from shoal.model.window import Window, WindowKind
 from shoal.scheduler import Candidate, Holding, NodeView, Plan, Planner, Policy, Promise, Snapshot
+from shoal.scheduler.classes import CLASSES, PriorityClass
 from tests.property.test_scheduler_plans import NOW, candidates, node_views, snapshots
 
 Change = tuple[str, int]
 CHANGES = st.lists(
     st.tuples(
-        st.sampled_from(["add", "drop", "end", "node", "lose", "wait", "plan", "undo", "windows"]),
+        st.sampled_from(
+            ["add", "drop", "end", "node", "lose", "wait", "plan", "undo", "leave", "save", "windows"]
+        ),
         st.integers(0, 9),
     ),
     max_size=40,
@@ -78,6 +81,11 @@ class Life:
             planner.drop_node(f"n{which % 5}")
         elif what == "wait":
             self.now += self.draw(st.sampled_from([0.5, 40.0, 700.0, -300.0]))
+        elif what == "leave" and snapshot.holdings:
+            one = snapshot.holdings[which % len(snapshot.holdings)]
+            planner.hold(msgspec.structs.replace(one, is_leaving=True))
+        elif what == "save" and snapshot.holdings:
+            planner.save(snapshot.holdings[which % len(snapshot.holdings)].attempt_id, self.now - which)
         elif what == "undo" and snapshot.holdings:
             planner.undo(snapshot.holdings[which % len(snapshot.holdings)].attempt_id)
         elif what == "windows":
@@ -87,7 +95,8 @@ class Life:
 @st.composite
 def lives(draw: st.DrawFn) -> tuple[Life, list[Change]]:
     patience_s = draw(st.sampled_from([0.0, 600.0, inf]))
-    life = Life(draw, Policy(patience_s=patience_s))
+    classes = draw(st.sampled_from([CLASSES, (PriorityClass(name="all", value=-1, can_preempt=True),)]))
+    life = Life(draw, Policy(patience_s=patience_s, classes=classes))
     for number in range(draw(st.integers(1, 4))):
         life.planner.set_node(draw(node_views(f"n{number}")))
     return life, draw(CHANGES)
@@ -110,7 +119,7 @@ def test_planner_that_followed_every_change_plans_like_one_that_did_not(
     life, changes = case
     for fresh, made in _plans(life, changes):
         again = fresh.plan(life.now)
-        assert (made.starts, made.promises) == (again.starts, again.promises)
+        assert (made.starts, made.promises, made.evictions) == (again.starts, again.promises, again.evictions)
         for waiting in life.planner.snapshot().candidates:
             told = life.planner.explain(waiting.attempt_id, life.now)
             assert told == fresh.explain(waiting.attempt_id, life.now)

@@ -31,7 +31,7 @@ class Auditor:
         self.world = world
         self._epochs: dict[str, int] = {}
         self._ended: dict[str, Attempt] = {}
-        self._numbers: dict[int, str] = {}
+        self._numbers: dict[str, str] = {}
         self._begun: set[str] = set()
         self._outcomes: dict[str, set[str]] = defaultdict(set)
         """By job: every way it ever ended. A job that is tried again unmakes no plan made before."""
@@ -106,8 +106,8 @@ class Auditor:
         assert not doubled, f"one key, several jobs: {doubled}"
 
     def _job_is_sound(self, job: Job, tries: list[Attempt]) -> None:
-        seen = self._numbers.setdefault(job.number, job.job_id)
-        assert seen == job.job_id, f"number {job.number} was {seen} and is {job.job_id}"
+        seen = self._numbers.setdefault(job.reference, job.job_id)
+        assert seen == job.job_id, f"number {job.reference} was {seen} and is {job.job_id}"
         epochs = [a.epoch for a in tries]
         assert epochs == list(range(1, job.epoch + 1)), f"{job.job_id}: epochs {epochs}, newest {job.epoch}"
         assert job.epoch >= self._epochs.get(job.job_id, 0), f"{job.job_id}: its epoch went back"

@@ -292,6 +292,8 @@ def summary(world: World) -> Counter[str]:
     for event in run_now(world.disk.inner.read(lambda tx: tx.events.page(0, limit=100_000))):
         if event.kind == "job.ended":
             seen[f"jobs {event.data['outcome']}"] += 1
+        elif event.kind == "job.evicted":
+            seen[f"evictions by {event.data['ground']}"] += 1
         elif event.kind == "attempt.ended":
             seen["attempts ended"] += 1
             seen["fences passed"] += event.data["event"]["type"] == "FencePassed"

@@ -25,6 +25,8 @@ MUST_HAPPEN = (
     "clock jumps",
     "crashes",
     "drains",
+    "evictions by priority",
+    "evictions by quota",
     "failing disks",
     "fences passed",
     "full disks",

@@ -11,6 +11,7 @@ from shoal.control.frozen import freeze
 from shoal.control.heal import heal
 from shoal.control.jobs import retry_job, stop_job
 from shoal.control.nodes import set_node_state
+from shoal.control.record import note
 from shoal.control.reports import renew
 from shoal.control.submit import Asked, SubmitResult, submit
 from shoal.control.watch import watch
@@ -19,7 +20,7 @@ from shoal.engines.fake import FakeCluster, FakeEngine, SentRenewal, VirtualCloc
 from shoal.errors import EngineUnreachable, ShoalError, SpecError, StateError, StoreUnavailable
 from shoal.ids import id_factory
 from shoal.model.node import Gpu, NodeFacts, NodeState
-from shoal.model.people import Project, User
+from shoal.model.people import Devices, Project, User
 from shoal.model.window import WindowKind
 from shoal.settings import Settings
 from shoal.spec import parse_job
@@ -43,6 +44,8 @@ class World:
         self.clock = VirtualClock()
         self.driver = Driver(self.dice)
         self.disk = SimStore(open_memory_store(), self.dice)
+        self.projects = ("lab",) if seed % 2 else ("lab", "lab", "vision")
+        """In every other life a project has a quota, and takes back what the other borrowed."""
         self.nodes = [f"n{i}" for i in range(1, num_nodes + 1)]
         self.cluster = FakeCluster(
             [_node(name) for name in self.nodes], clock=self.clock, script=seeded(seed, mean_run_s=30)
@@ -113,7 +116,7 @@ class World:
             "retry": {"max": dice.choice([0, 1, 3]), "backoff": "2s"},
             "fence": f"{dice.choice([60, 120])}s",
             "grace": "5s",
-            "priority": dice.choice([0, 0, 5]),
+            "priority": dice.choice([0, 0, 0, 5, 50, 80]),
             "workdir": None,
         }
         if dice.random() < 0.3:
@@ -121,10 +124,12 @@ class World:
         if dice.random() < 0.2:
             spec["array"] = {"indices": [0, 1, 2], "at_once": dice.choice([1, 2])}
         elif self.accepted and dice.random() < 0.3:
+            key = dice.choice(sorted(self.accepted))
             spec["after"] = [
-                {"job": dice.choice(self.known_jobs()), "on": dice.choice(["succeeded", "ended"])}
+                {"job": dice.choice(self.accepted[key]), "on": dice.choice(["succeeded", "ended"])}
             ]
-        return Asked(spec=parse_job(spec), project="lab", owner=USER)
+            return Asked(spec=parse_job(spec), project=self.asked[key].project, owner=USER)
+        return Asked(spec=parse_job(spec), project=dice.choice(self.projects), owner=USER)
 
     def known_jobs(self) -> list[str]:
         return [job_id for ids in self.accepted.values() for job_id in ids]
@@ -200,3 +205,6 @@ def _node(name: str) -> NodeFacts:
 def _people(tx: Tx) -> None:
     tx.people.add_user(USER)
     tx.people.add_project(Project(name="lab", uid=200_000))
+    tx.people.add_project(Project(name="vision", uid=200_001, quota=Devices(gpus=4)))
+    told = {"project": "vision", "quota": {"gpus": 4}}
+    note(tx, "project.created", 0.0, ANA, project="vision", data=told)

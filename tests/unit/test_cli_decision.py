@@ -93,3 +93,17 @@ def test_who_sees_a_part_of_the_log_is_told_so(server: Server) -> None:
     del server.log[0]
     with pytest.raises(Denied, match="only a part of it"):
         cli.explain_decision("second")
+
+
+def test_decision_that_stops_somebody_says_whom_and_for_whom(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab = Lab(num_nodes=1)
+    lab.running(name="slow", resources={"cpus": 8})
+    lab.submit(name="urgent", resources={"cpus": 8}, priority="production")
+    lab.place()
+    server = Server(lab)
+    monkeypatch.setattr(cli, "connect", lambda: server)
+    made = [event for event in server.log if event["kind"] == "plan.made"][-1]
+    assert cli.explain_decision(str(made["seq"])) == 0
+    assert " stops for " in capsys.readouterr().out

@@ -97,6 +97,8 @@ def _told(verdict: Any, names: dict[str, str]) -> dict[str, Any]:
         "reproduces": verdict.is_equal,
         "recorded": _starts(decision.starts, names),
         "made_again": _starts(verdict.starts, names),
+        "stops": _stops(decision.evictions, names),
+        "stops_made_again": _stops(verdict.evictions, names),
         "not_carried_out": [names.get(s.attempt_id, s.attempt_id) for s in decision.starts
                             if s.attempt_id not in decision.placed],
     }  # fmt: skip
@@ -109,6 +111,17 @@ def _starts(starts: Any, names: dict[str, str]) -> list[dict[str, Any]]:
             "nodes": {share.node: list(share.gpu_ids) for share in start.allocation},
         }
         for start in starts
+    ]
+
+
+def _stops(evictions: Any, names: dict[str, str]) -> list[dict[str, Any]]:
+    return [
+        {
+            "job": names.get(one.attempt_id, one.attempt_id),
+            "for": names.get(one.for_attempt_id, one.for_attempt_id),
+            "lost_device_s": one.lost_device_s,
+        }
+        for one in evictions
     ]
 
 
@@ -125,14 +138,21 @@ def _lines(told: dict[str, Any]) -> list[str]:
     count = len(told["recorded"])
     found = [f"decision {told['decision']} of {when}: {count} {'job' if count == 1 else 'jobs'} to start"]
     found += [f"  {_start(start)}" for start in told["recorded"]]
+    found += [f"  {_stop(stop)}" for stop in told["stops"]]
     for job in told["not_carried_out"]:
         found.append(f"  not carried out: {job} (it, or a node, had changed meanwhile)")
     if told["reproduces"]:
         found.append(f"reproduces: from the log up to event {told['seen']} the same follows again")
     else:
         found.append(f"differs: from the log up to event {told['seen']} now follows")
-        found += [f"  {_start(start)}" for start in told["made_again"]] or ["  nothing"]
+        again = [_start(start) for start in told["made_again"]]
+        again += [_stop(stop) for stop in told["stops_made_again"]]
+        found += [f"  {line}" for line in again or ["nothing"]]
     return [*found, f"why not: {told['why']}"] if "why" in told else found
+
+
+def _stop(stop: dict[str, Any]) -> str:
+    return f"{stop['job']} stops for {stop['for']}"
 
 
 def _start(start: dict[str, Any]) -> str:

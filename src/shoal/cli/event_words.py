@@ -65,7 +65,15 @@ def _of_others(kind: str, data: dict[str, Any]) -> tuple[str, str]:
         reason, pause = str(data.get("reason")).replace("_", " "), duration(data.get("backoff_s"))
         return f"queued again after {reason}, attempt {data.get('epoch')} in {pause}", ""
     if kind == "plan.made":
-        return f"plan made: {len(data.get('placed') or ())} placed, {data.get('waiting')} waiting", ""
+        evicted = len(data.get("evicted") or ())
+        also = f", {evicted} evicted" if evicted else ""
+        return f"plan made: {len(data.get('placed') or ())} placed{also}, {data.get('waiting')} waiting", ""
+    if kind == "job.evicted":
+        return f"gives way to {data.get('for') or 'a job of another project'}", ""
+    if kind == "job.grows":
+        return f"goes on with {data.get('num_nodes')} nodes instead of {data.get('has_nodes')}", ""
+    if kind == "job.preempted_for":
+        return f"has others stop for it: {data.get('num_jobs')}", ""
     if kind.startswith("window."):
         verb = "cancelled" if kind == "window.cancelled" else "declared"
         what = f"{data.get('kind')} of {', '.join(data.get('nodes') or ())}"

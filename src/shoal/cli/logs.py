@@ -123,6 +123,8 @@ def ending_of(attempt: dict[str, Any]) -> str:
     because = next(iter(lines_of(attempt.get("message") or "")), "")
     if not because and attempt.get("exit_code"):
         because = f"exit code {attempt['exit_code']}"
+    if because.startswith(word):
+        return because  # `gave way to ...` says it already
     return f"{word}: {because}" if because else word
 
 

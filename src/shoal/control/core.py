@@ -8,6 +8,7 @@ from pathlib import Path
 
 from shoal.clock import Clock
 from shoal.control.backoff import Backoff
+from shoal.control.checkpoints import Checkpoints
 from shoal.control.foreseen import Foreseen
 from shoal.control.known_nodes import KnownNodes
 from shoal.control.known_projects import KnownProjects
@@ -54,6 +55,7 @@ class Core:
         """Attempts being handed to the engine at this moment."""
         self.control_url: str | None = None
         self.planner = Planner(policy or Policy())
+        self.checkpoints = Checkpoints(self.planner)
         self.projects = KnownProjects()
         self.stamps = Stamps()
         self.queue = Queue(self.planner, self.backoff, self.stamps)

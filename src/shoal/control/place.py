@@ -8,6 +8,7 @@ import msgspec
 
 from shoal.control.actor import SHOAL
 from shoal.control.core import Core
+from shoal.control.evict import evict
 from shoal.control.queue import look
 from shoal.control.record import note
 from shoal.control.relearn import last_runs, relearn
@@ -32,6 +33,18 @@ class Cycle(NamedTuple):
     """What it worked, in all threads; waiting for one of them or for the disk is not counted."""
 
 
+class Basis(NamedTuple):
+    """What a plan was made of."""
+
+    at: float
+    seen: int
+    """The newest event."""
+    saved: dict[str, float]
+    """Checkpoints heard of since the last plan that stopped somebody, by attempt; empty if this does not."""
+    usages: tuple[Usage, ...]
+    """What projects had, where that decided between them."""
+
+
 async def place(core: Core) -> Cycle:
     """Plan once and record it. What it starts is on disk, and nobody has told the engine yet."""
     work, now = Stopwatch(core.clock), core.clock.now()
@@ -43,17 +56,21 @@ async def place(core: Core) -> Cycle:
         core.planner.set_windows(changes.windows)
         core.queue.take_in(changes)
         resting_s = core.queue.wake(now)
+        saved, usages = dict(core.checkpoints.fresh), core.planner.rivals()
         made, doomed = core.planner.plan(now), core.queue.doomed
     placed: list[str] = []
     try:
-        if made.starts or doomed:
+        if made.starts or made.evictions or doomed:
+            basis = Basis(now, changes.seen, saved if made.evictions else {}, usages)
 
             def record(tx: Tx) -> list[str]:
-                return _record(core, tx, made, doomed, now, changes.seen)
+                return _record(core, tx, made, doomed, basis)
 
             placed = await core.store.write(work.of(record))
-            if made.starts:
+            if made.starts or made.evictions:
                 core.queue.fresh.clear()
+            if made.evictions:
+                core.checkpoints.recorded(saved)
     finally:
         # Also when the store is away or we are cancelled: what is not known to be on disk waits again.
         for start in made.starts:
@@ -85,10 +102,9 @@ async def _look_around(core: Core) -> None:
         raise
 
 
-def _record(
-    core: Core, tx: Tx, made: Plan, doomed: list[tuple[str, str]], now: float, seen: int
-) -> list[str]:
+def _record(core: Core, tx: Tx, made: Plan, doomed: list[tuple[str, str]], basis: Basis) -> list[str]:
     """Write the plan down. What changed since the look is left for the next cycle."""
+    now = basis.at
     open_nodes = {node.name for node in tx.nodes.all() if node.takes_work}
     placed = []
     for start in made.starts:
@@ -102,12 +118,15 @@ def _record(
     for attempt_id, because in doomed:
         stop = StopAsked(reason=EndReason.DEPENDENCY, by=str(SHOAL), because=because)
         core.recorder.advance(tx, attempt_id, stop)
-    if made.starts:
-        _record_decision(core, tx, made, placed, now, seen)
+    evicted = evict(core, tx, made.evictions, now)
+    if made.starts or made.evictions:
+        _record_decision(core, tx, made, placed, evicted, basis)
     return placed
 
 
-def _record_decision(core: Core, tx: Tx, made: Plan, placed: list[str], now: float, seen: int) -> None:
+def _record_decision(
+    core: Core, tx: Tx, made: Plan, placed: list[str], evicted: list[str], basis: Basis
+) -> None:
     """What was decided, from the log up to which event, and what of it was still possible.
 
     Whoever reads the log to `seen` can make the same decision again: `shoal explain-decision`.
@@ -116,9 +135,13 @@ def _record_decision(core: Core, tx: Tx, made: Plan, placed: list[str], now: flo
     data = {
         "starts": msgspec.to_builtins(made.starts),
         "placed": placed,
+        "evictions": msgspec.to_builtins(made.evictions),
+        "evicted": evicted,
         "waiting": core.planner.num_waiting,
-        "seen": seen,
+        "seen": basis.seen,
+        "saved": basis.saved,
+        "usages": msgspec.to_builtins(basis.usages),
         "resting": core.queue.resting,
         "stamps": {one.attempt_id: (one.expected_s, one.due_at, one.score) for one in fresh},
     }
-    note(tx, "plan.made", now, SHOAL, data=data)
+    note(tx, "plan.made", basis.at, SHOAL, data=data)

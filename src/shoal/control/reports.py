@@ -24,6 +24,8 @@ async def renew(core: Core, renewal: Renewal) -> RenewalAnswer:
     """
     attempt = await _noted(core, renewal)
     core.leases.heard(renewal.attempt_id, renewal.node)
+    if renewal.saved_s is not None and renewal.saved_s >= 0:
+        core.checkpoints.heard(renewal.attempt_id, core.clock.now() - renewal.saved_s)
     if attempt.state is not AttemptState.STOPPING:
         return RenewalAnswer()
     job = await core.store.read(lambda tx: tx.jobs.get(attempt.job_id))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from shoal.model.attempt import Attempt
+from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Dependency, DependencyKind, Job, JobOutcome
 from shoal.model.node import Node, NodeState
 from shoal.scheduler import Candidate, GpuView, Holding, NodeView, UnmetDependency
@@ -78,6 +78,8 @@ def holding(job: Job, attempt: Attempt) -> Holding:
         label=label(job),
         owner=job.owner,
         name=job.name,
+        is_leaving=attempt.state is AttemptState.STOPPING,
+        request=job.request,
     )
 
 

@@ -15,6 +15,7 @@ import threading
 import msgspec
 
 from shoal.clock import Clock
+from shoal.runtime.saves import Saves
 from shoal.wire import Credentials, NodeOutcome, Order, Phase, Renewal, RenewalAnswer
 
 TIMEOUT_S = 10.0
@@ -47,6 +48,7 @@ class Renewer:
         self._outcome: NodeOutcome | None = None
         self._is_due = True
         self._thread: threading.Thread | None = None
+        self._saves = Saves(order.checkpoint_dir, clock) if order.checkpoint_dir is not None else None
         self.answered_at = born_at
         """When the control plane last accepted a renewal, or when this supervisor was made."""
         self.order_to_stop: RenewalAnswer | None = None
@@ -80,6 +82,8 @@ class Renewer:
         connections = importlib.import_module("shoal.runtime.http")  # 25 ms the ranks need not wait for
         if self._url.startswith("https:"):
             self._find_server()  # the certificate to trust stands beside the address
+        if self._saves is not None:
+            self._saves.start()
         while True:
             with self._changed:
                 renewal = self._message()
@@ -107,6 +111,7 @@ class Renewer:
             phase=self._phase,
             started_at=self._started_at,
             outcome=self._outcome,
+            saved_s=None if self._saves is None else self._saves.age_s,
         )
 
     def _take(self, answer: RenewalAnswer, asked_at: float) -> None:

@@ -3,6 +3,7 @@
 Pure and deterministic: never talks to an engine, never reads a clock, never changes the snapshot.
 A `planner` follows the facts in its `book`: `capacity` of the nodes, `rows` of those who wait. A `cycle` asks
 `gang` and `fit` where somebody fits and `soonest` when, and keeps `claims` for whoever is promised a start.
+`preempt` makes room for those who have the `rights` to it, from `victims` by what their end loses.
 When somebody will start is asked of futures that the planner makes: `ahead` is one of them, `predict` has
 several, `calibration` makes an interval of them, and `changes` rehearses what could be asked for instead.
 """
@@ -14,13 +15,15 @@ from shoal.scheduler.planner import Planner, plan
 from shoal.scheduler.policy import Policy
 from shoal.scheduler.snapshot import Candidate, GpuView, Holding, NodeView, Snapshot, UnmetDependency
 from shoal.scheduler.stamps import Stamps
-from shoal.scheduler.types import Explanation, Plan, Promise, Start, Why
+from shoal.scheduler.types import Eviction, Explanation, Ground, Plan, Promise, Start, Why
 
 __all__ = [
     "Basis",
     "Candidate",
+    "Eviction",
     "Explanation",
     "GpuView",
+    "Ground",
     "Holding",
     "NodeView",
     "Outlook",

@@ -53,6 +53,8 @@ def look_ahead(
             if start.attempt_id in missing:
                 missing.discard(start.attempt_id)
                 found[start.attempt_id] = at
+        for eviction in made.evictions:
+            heappush(ends, (at, eviction.attempt_id))  # gone at once; where it goes on is left out
         again_at = made.look_again_at
         again_at = inf if again_at is None or again_at <= at else again_at
         following = min(ends[0][0] if ends else inf, again_at)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from itertools import groupby
 
+import msgspec
+
 from shoal.model.attempt import Allocation
 from shoal.scheduler.amounts import MILLI, Demand
 from shoal.scheduler.capacity import Capacity
@@ -19,6 +21,7 @@ from shoal.scheduler.possible import Possible
 from shoal.scheduler.rows import Line, LineKey, Place, Rows, Turn, place_by_score
 from shoal.scheduler.snapshot import Candidate, Holding, NodeView
 from shoal.scheduler.soonest import Soonest
+from shoal.scheduler.stakes import Stakes
 from shoal.scheduler.tree import Refusal, Tree
 from shoal.scheduler.windows import Windows
 
@@ -36,6 +39,9 @@ class Book:
         self.finders = Finders(self.capacity)
         self.soonest = Soonest(self.capacity)
         self.rows = Rows()
+        self.stakes = Stakes()
+        self.elastic: set[str] = set()
+        """Attempts that could use more nodes than they hold."""
         self.holdings: dict[str, Holding] = {}
         self.kept_back: dict[str, Candidate] = {}
         """Wait for a dependency or a moment, not for room."""
@@ -88,9 +94,16 @@ class Book:
         """Whether anything was given back."""
         self.unconfirmed.pop(holding.attempt_id, None)
         was = self.holdings.get(holding.attempt_id)
+        if was is not None and holding.checkpoint_at is None:
+            holding = msgspec.structs.replace(holding, checkpoint_at=was.checkpoint_at)
         if was == holding:
             return False
         if was is not None and was.allocation == holding.allocation and was.array_id == holding.array_id:
+            self.stakes.remove(was)
+            self.stakes.add(holding)
+            if msgspec.structs.replace(was, checkpoint_at=holding.checkpoint_at) == holding:
+                self.holdings[holding.attempt_id] = holding
+                return False  # where its work is safe until decides who is evicted, and not whether
             self.capacity.retime(holding, was)
             held = held_by(holding.allocation)
             self.fair.release(was.project, held, was.placed_at)
@@ -101,6 +114,16 @@ class Book:
             self._give(holding.attempt_id, holding.placed_at)
         self._take(holding)
         return was is not None
+
+    def save(self, attempt_id: str, at: float) -> bool:
+        """It has a checkpoint of that time; what is said of it without one takes none away."""
+        holding = self.holdings.get(attempt_id)
+        if holding is None:
+            return False
+        self.stakes.remove(holding)
+        saved = self.holdings[attempt_id] = msgspec.structs.replace(holding, checkpoint_at=at)
+        self.stakes.add(saved)
+        return True
 
     def release(self, attempt_id: str, at: float) -> bool:
         """Whether it held anything."""
@@ -128,6 +151,11 @@ class Book:
             self._stand = {project: self._standing(project, now) for project in projects}
         lines = sorted(self.rows.lines.values(), key=lambda line: (self.rank(line.key), line.key))
         return [list(equal) for _, equal in groupby(lines, key=lambda line: self.rank(line.key))]
+
+    @property
+    def has_rivals(self) -> bool:
+        """Whether jobs of more than one project wait."""
+        return len(self._projects()) > 1
 
     def is_order_as_before(self, now: float) -> bool:
         """Whether projects that wait stand to each other as they did when `ranks` was asked."""
@@ -162,6 +190,9 @@ class Book:
 
     def _take(self, holding: Holding) -> None:
         self.holdings[holding.attempt_id] = holding
+        self.stakes.add(holding)
+        if holding.request is not None and len(holding.allocation) < holding.request.max_nodes:
+            self.elastic.add(holding.attempt_id)
         self.capacity.hold(holding)
         held = held_by(holding.allocation)
         self.tree.take(holding.project, held)
@@ -171,6 +202,8 @@ class Book:
 
     def _give(self, attempt_id: str, at: float) -> None:
         holding = self.holdings.pop(attempt_id)
+        self.stakes.remove(holding)
+        self.elastic.discard(attempt_id)
         self.capacity.release(holding)
         held = held_by(holding.allocation)
         self.tree.give(holding.project, held)
@@ -203,4 +236,5 @@ def holding_of(candidate: Candidate, allocation: Allocation, now: float) -> Hold
         label=candidate.label,
         owner=candidate.owner,
         name=candidate.name,
+        request=candidate.request,
     )

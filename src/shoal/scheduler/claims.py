@@ -31,8 +31,16 @@ class Bars(NamedTuple):
 class Claim:
     """`spare`: on each claimed node, what is left beside it once it is served; None when `at` is unknown."""
 
-    def __init__(self, head: Candidate, at: float, spare: Mapping[str, Amounts | None]) -> None:
+    def __init__(
+        self,
+        head: Candidate,
+        at: float,
+        spare: Mapping[str, Amounts | None],
+        stopping: tuple[str, ...] = (),
+    ) -> None:
         self.head = head
+        self.stopping = stopping
+        """Attempts that give way to it, or leave anyway, and are not gone."""
         self.at = at
         """Infinity: nobody knows when, so nobody is gone in time."""
         self.spare = dict(spare)

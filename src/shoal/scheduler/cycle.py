@@ -9,17 +9,21 @@ and `now`, and nothing else.
 from __future__ import annotations
 
 from collections.abc import Collection
-from heapq import heapify, heappop, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import groupby
 from math import inf
 
 from shoal.scheduler.amounts import Demand, less
 from shoal.scheduler.book import Book
 from shoal.scheduler.claims import Bars, Claim, Claims
+from shoal.scheduler.devices import asked_by
 from shoal.scheduler.fit import share_of
 from shoal.scheduler.gang import choose
 from shoal.scheduler.policy import Policy
+from shoal.scheduler.preempt import Preemption
 from shoal.scheduler.release import free_by
-from shoal.scheduler.rows import Line, Row
+from shoal.scheduler.rights import ClaimOrder, claim_order
+from shoal.scheduler.rows import Line, Row, Turn
 from shoal.scheduler.snapshot import Candidate
 from shoal.scheduler.types import Promise, Start
 
@@ -35,6 +39,9 @@ class Cycle:
         self.heads: dict[str, Candidate] = {}
         """Per queue, the first that could run here and does not fit now."""
         self.starts: list[Start] = []
+        self.preemption = Preemption(book, policy, now)
+        self._rooms: set[Row] = set()
+        """Whose first have others stop for them."""
         self.good_until = inf
         """From then on another pass may differ though nothing has happened."""
         self.look_again_at = inf
@@ -47,9 +54,12 @@ class Cycle:
         self._book.rows.come_to(self.now)
         self.look_again_at = self._book.windows.next_change(self.now)
         self.good_until = min(self._book.rows.next_due(), self.look_again_at)
-        for lines in self._book.ranks(self.now):
-            self._start_heads(lines)
-            self._start_shortest([row for line in lines for row in line.rows.values()])
+        for _, ranks in groupby(self._book.ranks(self.now), key=lambda lines: lines[0].key.priority):
+            equal = list(ranks)
+            self._serve_privileged([line for lines in equal for line in lines])
+            for lines in equal:
+                self._start_heads(lines)
+                self._start_shortest([row for line in lines for row in line.rows.values()])
 
     def run_newcomers(self, newcomers: Collection[Candidate], now: float) -> bool:
         """Look at newcomers alone: nothing was given back since `run`. False: only a whole run can tell."""
@@ -59,6 +69,10 @@ class Cycle:
         for candidate in newcomers:
             head = self.heads.get(candidate.queue)
             if head is None or book.comes_before(candidate, head):
+                return False
+            if self.preemption.is_privileged(
+                candidate, asked_by(book.rows.row_of(candidate.attempt_id).key.demand)
+            ):
                 return False
         for candidate in sorted(newcomers, key=book.place_beside):
             self._start(book.rows.row_of(candidate.attempt_id), candidate.attempt_id)
@@ -74,6 +88,58 @@ class Cycle:
             )
             for claim in self.claims.all
         )
+
+    def _serve_privileged(self, lines: list[Line]) -> None:
+        """Lines of one priority, as far as their first may evict others: each starts, or room is made.
+
+        Before anybody else of that priority, so that who gave way does not take back what it gave.
+        """
+        queue = [turn for line in lines if (turn := self._claim(line, 0)) is not None]
+        heapify(queue)
+        while queue:
+            _, (_, (_, _, attempt_id)), place, line = heappop(queue)
+            row = self._book.rows.row_of(attempt_id)
+            if not self._start(row, attempt_id):
+                if not self._waits_for_room(row) or not self._make_room(attempt_id, row):
+                    continue
+                place += 1
+            following = self._claim(line, place)
+            if following is not None:
+                heappush(queue, following)
+
+    def _claim(self, line: Line, place: int) -> tuple[ClaimOrder, Turn, int, Line] | None:
+        """Whose turn it is of those who may evict others; None: nobody of this line."""
+        if not self.preemption.may_serve(line.key):
+            return None
+        turn, rows = self._book.rows.nth(line, place), self._book.rows
+        if turn is None:
+            return None
+        attempt_id = turn[1][2]
+        asked = asked_by(rows.row_of(attempt_id).key.demand)
+        if not self.preemption.is_privileged(rows.candidates[attempt_id], asked):
+            return None
+        order = claim_order(line.key.project, asked, self._book.tree, self._book.fair, self.now)
+        return order, turn, place, line
+
+    def _make_room(self, attempt_id: str, row: Row) -> bool:
+        head = self._book.rows.candidates[attempt_id]
+        if row.key.at_once is not None and row in self._rooms:
+            return False  # those who start count against the limit only then
+        windows = self._book.windows
+        shut = windows.nodes_of(windows.shut(head.project, self.now, self.now + row.key.limit_s))
+        barred = (self.claims.nodes - self.preemption.nodes) | shut
+        room = self.preemption.make_room(head, row.key.demand, barred)
+        if room is None:
+            return False
+        # From then on a job that starts on a node with a window may not be gone in time.
+        moments = (window.from_at - row.key.limit_s for window in windows.all)
+        self.good_until = min(
+            (at for at in moments if self.now <= at < self.good_until), default=self.good_until
+        )
+        self._rooms.add(row)
+        self.heads.setdefault(head.queue, head)
+        self.claims.add(Claim(head, inf, room.spare, room.stopping))
+        return True
 
     def _start_heads(self, lines: list[Line]) -> None:
         """Of each queue, until the first that does not fit; one that waits for no room holds nobody up."""

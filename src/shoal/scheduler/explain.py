@@ -47,6 +47,7 @@ class Explainer:
         self._possible = book.possible
         self._finders = book.finders
         self._claims = claims
+        self._rooms = {claim.head.attempt_id: claim for claim in claims.all if claim.stopping}
         self._now = now
         self._said: dict[Demand, Explanation | None] = {}
         self._behind: dict[tuple[RowKey, str], Explanation] = {}
@@ -73,6 +74,8 @@ class Explainer:
         refusal = self._book.refusal(candidate.project, demand, demand.min_nodes)
         if refusal is not None:
             return explain_refusal(candidate, refusal)
+        if candidate.attempt_id in self._rooms:
+            return _making_room(self._rooms[candidate.attempt_id])
         if demand not in self._said:
             self._said[demand] = self._of_cluster(demand)
         said = self._said[demand]
@@ -246,6 +249,18 @@ def _said(
 ) -> Explanation:
     return Explanation(
         attempt_id="", job_id="", why=why, sentence=sentence, details=details, hint=hint, facts=facts
+    )
+
+
+def _making_room(claim: Claim) -> Explanation:
+    count, names = len(claim.stopping), sorted(claim.spare)
+    who = "1 job is stopping" if count == 1 else f"{count} jobs are stopping"
+    return _said(
+        Why.MAKING_ROOM,
+        f"is making room: {who}, and what they leave on {listed(names)} is kept for it",
+        details=("each has its `grace` to save its work and end",),
+        stopping=count,
+        nodes=names,
     )
 
 

@@ -74,6 +74,13 @@ class Fair:
             for project, account in sorted(self._accounts.items())
         )
 
+    def correct(self, usages: Iterable[Usage]) -> None:
+        """Usage is what was recorded, whatever was reckoned here; what is held stays held."""
+        for usage in usages:
+            account = self._account(usage.project, usage.at)
+            account.value, account.at = usage.value, usage.at
+        self._totals_of = None
+
     def hold(self, project: str, held: Amount, since: float) -> None:
         """It holds so much more, since a time that may have passed; what was told counts only once."""
         self._move(project, held, since, 1)

@@ -10,12 +10,15 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 from math import inf
 
+import msgspec
+
 from shoal.model.window import Window
 from shoal.scheduler.book import Book
 from shoal.scheduler.cycle import Cycle
 from shoal.scheduler.devices import ProjectView
 from shoal.scheduler.explain import Explainer
 from shoal.scheduler.fair import Usage
+from shoal.scheduler.growth import growth
 from shoal.scheduler.policy import Policy
 from shoal.scheduler.snapshot import Candidate, Holding, NodeView, Snapshot
 from shoal.scheduler.types import Explanation, Plan, Promise
@@ -80,6 +83,15 @@ class Planner:
         if self._book.windows.change(windows):
             self._disturb()
 
+    def rivals(self) -> tuple[Usage, ...]:
+        """What projects had, where several wait and it decides between them; else nothing."""
+        return self._book.fair.usages() if self._book.has_rivals else ()
+
+    def correct_usage(self, usages: Iterable[Usage]) -> None:
+        """Projects had what was recorded with a decision, so that it can be made again."""
+        self._book.fair.correct(usages)
+        self._disturb()
+
     def set_node(self, view: NodeView) -> None:
         """A new node, or one that changed."""
         if self._book.set_node(view):
@@ -116,6 +128,15 @@ class Planner:
             self._disturb()
         self._explainer = None
 
+    def holds(self, attempt_id: str) -> bool:
+        return attempt_id in self._book.holdings
+
+    def save(self, attempt_id: str, at: float) -> bool:
+        """Its work up to then is safe. Decides who is evicted, and not whether anybody is. False: it is not
+        known to hold anything yet.
+        """
+        return self._book.save(attempt_id, at)
+
     def release(self, attempt_id: str, at: float) -> None:
         """It holds nothing any more, since `at`."""
         if self._book.release(attempt_id, at):
@@ -147,11 +168,18 @@ class Planner:
         if not (self._is_calm and is_later and cycle.run_newcomers(newcomers, now)):
             cycle = self._cycle = Cycle(self._book, self.policy, now)
             cycle.run()
-            self._is_calm = True
+            # Until it is told that they stop, another plan asks again.
+            self._is_calm = not cycle.preemption.evictions
         self.planned_at = now
         again = min(cycle.look_again_at, self._moments[0][0] if self._moments else inf)
         starts, cycle.starts = tuple(cycle.starts), []
-        return Plan(starts=starts, promises=cycle.promises(), look_again_at=None if again == inf else again)
+        grows = None if starts or cycle.preemption.evictions else growth(self._book, cycle.claims, now)
+        return Plan(
+            starts=starts,
+            promises=cycle.promises(),
+            evictions=(grows,) if grows else tuple(cycle.preemption.evictions),
+            look_again_at=None if again == inf else again,
+        )
 
     @property
     def waiting(self) -> list[Candidate]:
@@ -198,6 +226,4 @@ def plan(snapshot: Snapshot, policy: Policy, now: float) -> Plan:
     starting = {start.attempt_id for start in made.starts}
     waiting = sorted(one.attempt_id for one in snapshot.candidates if one.attempt_id not in starting)
     told = tuple(said for said in (planner.explain(one, now) for one in waiting) if said is not None)
-    return Plan(
-        starts=made.starts, promises=made.promises, explanations=told, look_again_at=made.look_again_at
-    )
+    return msgspec.structs.replace(made, explanations=told)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import inf
 
-from shoal.scheduler.amounts import Amounts, Need
+from shoal.model.attempt import NodeShare
+from shoal.scheduler.amounts import Amounts, Need, millicpus_needed
 from shoal.scheduler.capacity import NodeUse, by_kind
 from shoal.scheduler.fit import fits
 
@@ -62,6 +64,21 @@ def _taken(node: NodeUse) -> set[int]:
     """Numbers of its GPUs that are not free."""
     free = {gpu.index for gpu in node.free_gpus}
     return {gpu.index for gpu in node.view.gpus if gpu.index not in free}
+
+
+def free_without(node: NodeUse, shares: Iterable[NodeShare]) -> Amounts:
+    """What is free once those are given back."""
+    millicpus, memory, disk = node.free[:3]
+    back: set[int] = set()
+    for share in shares:
+        millicpus += millicpus_needed(share.cpus)
+        memory += share.memory_bytes
+        disk += share.disk_bytes
+        back.update(share.gpu_ids)
+    if not back:
+        return node.free._replace(millicpus=millicpus, memory_bytes=memory, disk_bytes=disk)
+    gpus = {gpu for gpu in node.view.gpus if gpu.index in back}.union(node.free_gpus)
+    return Amounts(millicpus, memory, disk, len(gpus), by_kind(gpus))
 
 
 def _steps(node: NodeUse) -> list[tuple[float, Amounts]]:

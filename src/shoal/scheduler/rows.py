@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from heapq import heappop, heappush
+from itertools import islice
 from math import inf
 from typing import NamedTuple
 
@@ -106,6 +107,14 @@ class Rows:
         if candidate.attempt_id in self._due:
             return False, place_by_age(candidate)
         return True, place_by_score(candidate)
+
+    def nth(self, line: Line, place: int) -> Turn | None:
+        """Of the one so many places behind the line's first; None when it is not that long."""
+        if place < len(line.due):
+            return False, line.due[place]
+        others = (one for one in line.by_score if one[2] not in self._due)
+        found = next(islice(others, place - len(line.due), None), None)
+        return None if found is None else (True, found)
 
     def next_due(self) -> float:
         """When somebody is due who is not yet; infinity if nobody is."""

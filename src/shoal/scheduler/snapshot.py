@@ -46,6 +46,12 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How people name the job: `vision/17 train-7b`."""
     owner: str = ""
     name: str = ""
+    is_leaving: bool = False
+    """It was asked to stop and is not gone yet."""
+    checkpoint_at: float | None = None
+    """When it last saved what it had done, as far as anybody knows."""
+    request: Request | None = None
+    """What it asked for; None: nobody knows."""
 
 
 class UnmetDependency(msgspec.Struct, frozen=True, kw_only=True, gc=False):

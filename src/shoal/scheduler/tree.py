@@ -171,6 +171,18 @@ class Tree:
             return False
         return all(over.num_gpus > 0 if asked.num_gpus else over.millicpus > 0 for over in others)
 
+    def has_quota(self, project: str) -> bool:
+        """Whether anything is guaranteed to it, or to a project above it."""
+        return bool(self._node(project).quotas)
+
+    def covered(self, project: str, asked: Amount) -> tuple[bool, ...]:
+        """At each level from the top, whether a quota from there down to the project guarantees so much."""
+        found, levels = False, []
+        for node in self._node(project).line:
+            found = found or node.guarantees(asked)
+            levels.append(found)
+        return tuple(reversed(levels))
+
     def line(self, project: str) -> tuple[ProjectView, ...]:
         """The project and those above it, to the top of the tree."""
         return self._node(project).views

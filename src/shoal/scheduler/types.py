@@ -41,6 +41,8 @@ class Why(StrEnum):
     """It was placed, and its engine has not begun it. Said by the control plane, not by a plan."""
     ORPHANED = "orphaned"
     """Its supervisor is dead and what that left is not. Said by the control plane, not by a plan."""
+    MAKING_ROOM = "making_room"
+    """Jobs that give way to it are stopping."""
     WINDOW = "window"
     """What it needs is free, but in maintenance or reserved, or will be before it must have ended."""
     TOPOLOGY = "topology"
@@ -74,9 +76,38 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...]
 
 
+class Ground(StrEnum):
+    """By what right a job is evicted."""
+
+    PRIORITY = "priority"
+    """A class that preempts, over a lesser priority."""
+    QUOTA = "quota"
+    """Devices guaranteed to the one project, borrowed by the other."""
+    GROWTH = "growth"
+    """Nobody else's: it goes on with more nodes, which stand idle."""
+
+
+class Eviction(msgspec.Struct, frozen=True, kw_only=True):
+    """A running attempt that is asked to stop, so that another can start."""
+
+    attempt_id: str
+    for_attempt_id: str
+    ground: Ground
+    lost_s: float
+    """Seconds of its run that are done again, at most."""
+    lost_device_s: float
+    """The same on all it holds; CPUs count as parts of a GPU."""
+    saved_at: float | None
+    """Its last checkpoint that anybody knows of."""
+    num_nodes: int | None = None
+    """How many nodes it goes on with, where it makes room for itself."""
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     starts: tuple[Start, ...] = ()
     promises: tuple[Promise, ...] = ()
+    evictions: tuple[Eviction, ...] = ()
+    """Asked to stop; they hold what they have until they are gone, and then it is kept for whom it was."""
     explanations: tuple[Explanation, ...] = ()
     look_again_at: float | None = None
     """When another plan may differ from this one though nothing has happened."""

@@ -41,6 +41,13 @@ class Checkpoints(msgspec.Struct, frozen=True, kw_only=True):
         written = max(0, ceil(work_s / self.interval_s) - 1)
         return written * self.cost_s + (self.restart_s if is_restart else 0.0)
 
+    def last_s(self, ran_s: float, *, is_restart: bool) -> float | None:
+        """How long after its start an attempt that has run so long had its last one written; None: none."""
+        restart_s = self.restart_s if is_restart else 0.0
+        step_s = self.interval_s + self.cost_s
+        written = max(ran_s - restart_s, 0.0) // step_s
+        return restart_s + written * step_s if written else None
+
     def cut_short(self, ran_s: float, *, is_restart: bool) -> Progress:
         """What an attempt that is stopped after `ran_s` has to show for it."""
         restart_s = min(ran_s, self.restart_s) if is_restart else 0.0

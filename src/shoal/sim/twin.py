@@ -15,7 +15,7 @@ import msgspec
 from shoal.errors import Bug, SpecError
 from shoal.model.attempt import Allocation
 from shoal.model.request import Request
-from shoal.scheduler import Candidate, Holding, NodeView, Planner, Policy, Stamps, impossible
+from shoal.scheduler import Candidate, Holding, NodeView, Plan, Planner, Policy, Stamps, impossible
 from shoal.scheduler.amounts import demand_of
 from shoal.scheduler.devices import asked_by
 from shoal.scheduler.tree import Tree
@@ -37,12 +37,15 @@ def replay(
     stamper: Stamper | None = None,
     failures: Failures | None = None,
     checkpoints: Checkpoints | None = None,
+    sees_checkpoints: bool = True,
 ) -> Outcome:
     """Run every job to its end and say what happened. The same arguments give the same outcome.
 
+    `sees_checkpoints`: whether the planner is told of them, or takes what runs to be lost from its start on.
     Jobs that the nodes could never hold are refused, as at a submission. `Bug`: a job waits for ever.
     """
-    return _Twin(workload, policy, stamper or Stamps(), failures, checkpoints or Checkpoints()).run()
+    twin = _Twin(workload, policy, stamper or Stamps(), failures, checkpoints or Checkpoints())
+    return twin.run(sees_checkpoints=sees_checkpoints)
 
 
 class _Running(NamedTuple):
@@ -85,6 +88,7 @@ class _Twin:
         self._left: dict[int, tuple[float, int]] = {}
         """Work that is left of jobs that were cut short, and how often they were."""
         self._used = 0.0
+        self._sees_checkpoints = True
         self._nodes: dict[str, NodeView] = {}
         self._luck: dict[str, NodeLuck] = {}
         self._is_possible: dict[tuple[str, Request], bool] = {}
@@ -98,7 +102,8 @@ class _Twin:
             self._set_node(node.name, node, begin)
         self._count_nodes()
 
-    def run(self) -> Outcome:
+    def run(self, *, sees_checkpoints: bool = True) -> Outcome:
+        self._sees_checkpoints = sees_checkpoints
         jobs, ends, timeline = self._jobs, self._ends, self._outcome.timeline
         count, again_at = len(jobs), inf
         while self._num_open:
@@ -288,11 +293,31 @@ class _Twin:
         """Let the planner decide and do as it says; when it wants to look again without an event."""
         if not self._queued:
             return inf
+        plan = self._plan(now)
+        has_told = not self._sees_checkpoints
+        while plan.evictions:
+            if has_told:
+                for eviction in plan.evictions:
+                    self._cut_short(eviction.attempt_id, now)
+            else:
+                self._tell_checkpoints(now)
+                has_told = True
+            plan = self._plan(now)
+        again_at = plan.look_again_at
+        return inf if again_at is None or again_at <= now or not self._queued else again_at
+
+    def _plan(self, now: float) -> Plan:
         plan = self._planner.plan(now)
         for start in plan.starts:
             self._start(start.attempt_id, start.allocation, now)
-        again_at = plan.look_again_at
-        return inf if again_at is None or again_at <= now or not self._queued else again_at
+        return plan
+
+    def _tell_checkpoints(self, now: float) -> None:
+        """What supervisors would have said by now. Only asked for when somebody is about to be evicted."""
+        for attempt_id, was in self._running.items():
+            last_s = self._checkpoints.last_s(now - was.began_at, is_restart=was.job in self._left)
+            if last_s is not None:
+                self._planner.save(attempt_id, was.began_at + last_s)
 
     def _start(self, attempt_id: str, allocation: Allocation, now: float) -> None:
         index = self._queued.pop(attempt_id)

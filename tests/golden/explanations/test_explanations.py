@@ -141,6 +141,13 @@ CASES = {
     "quota": lambda: _refused(9),
     "quota_never": lambda: _refused(17),
     "limit": lambda: _refused(5),
+    "making_room": lambda: _one(
+        planned(
+            nodes(1),
+            job(1, request(gpus=8), priority=50),
+            held=(holding(1, {"node-01": (0, 1)}), holding(2, {"node-01": (2, 3)})),
+        )
+    ),
     "topology": lambda: _one(_racks()),
     "window": lambda: _one(planned(nodes(1), job(1, request(gpus=1)), windows=(REPAIR,))),
     "window_of_others": lambda: _one(

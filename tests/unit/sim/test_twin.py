@@ -59,8 +59,9 @@ def test_a_project_holds_no_more_than_its_limit_and_what_never_fits_that_is_refu
 
 def test_a_project_within_its_quota_goes_before_one_that_borrows() -> None:
     jobs = [work(0, 100, 8), *(work(at, 100, 8, project="a") for at in (1, 2)), work(3, 100, 8, project="b")]
-    guaranteed = ProjectView(name="b", quota=Devices(gpus=8))
-    workload = msgspec.structs.replace(gpu_cluster(*jobs), projects=(guaranteed,))
+    # What runs at first is within its quota too, so that nobody takes it back.
+    guaranteed = tuple(ProjectView(name=name, quota=Devices(gpus=8)) for name in ("b", "default"))
+    workload = msgspec.structs.replace(gpu_cluster(*jobs), projects=guaranteed)
     assert starts(workload) == [0, 200, 300, 100]
 
 
@@ -176,3 +177,23 @@ def test_a_stamper_learns_of_an_end_before_the_submissions_of_that_moment() -> N
     notebook = Notebook()
     replay(gpu_cluster(work(0, 100, 8), work(100, 1, 8)), Policy(), stamper=notebook)
     assert notebook.told == [("submitted", 0), ("ended", 100), ("submitted", 100), ("ended", 101)]
+
+
+def test_production_job_starts_at_once_and_what_it_stops_goes_on_from_its_checkpoint() -> None:
+    urgent = msgspec.structs.replace(work(500, 100, 8), priority=50)
+    every = Checkpoints(interval_s=200.0)
+    outcome = replay(gpu_cluster(work(0, 1000, 8), urgent), Policy(), checkpoints=every)
+    assert list(outcome.starts) == [0, 500]
+    # 400 of 500 s were saved: it goes on at 600 with 600 s left.
+    assert list(outcome.ends) == [1200, 600]
+    assert outcome.lost == 100 * 8
+    assert outcome.num_interrupted == 1
+
+
+def test_who_saved_last_is_stopped_where_that_is_seen_and_the_newest_where_not() -> None:
+    urgent = msgspec.structs.replace(work(990, 10, 8), priority=50)
+    jobs = (work(0, 5000, 8), work(500, 5000, 8), urgent)
+    every = Checkpoints(interval_s=320.0)  # the first saved at 960, the second at 820
+    seen = replay(gpu_cluster(*jobs, nodes=2), Policy(), checkpoints=every)
+    unseen = replay(gpu_cluster(*jobs, nodes=2), Policy(), checkpoints=every, sees_checkpoints=False)
+    assert (seen.lost, unseen.lost) == (30 * 8, 170 * 8)

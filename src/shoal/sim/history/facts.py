@@ -18,8 +18,9 @@ from shoal.model.job import ArrayPlace, Dependency, Job, JobOutcome
 from shoal.model.node import Node, NodeFacts, NodeState
 from shoal.model.people import Project
 from shoal.model.window import Window
-from shoal.scheduler import Candidate, NodeView, Policy, Start
+from shoal.scheduler import Candidate, Eviction, NodeView, Policy, Start
 from shoal.scheduler.devices import ProjectView
+from shoal.scheduler.fair import Usage
 from shoal.spec import JobSpec
 
 Event = Mapping[str, Any]
@@ -38,6 +39,12 @@ class Placed(msgspec.Struct, frozen=True):
     attempt_id: str
     allocation: Allocation
     at: float
+
+
+class Leaving(msgspec.Struct, frozen=True):
+    """An attempt that holds resources was asked to stop."""
+
+    attempt_id: str
 
 
 class Over(msgspec.Struct, frozen=True):
@@ -73,7 +80,7 @@ class PolicyIs(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """A plan that started somebody, as it is recorded."""
+    """A plan that started or stopped somebody, as it is recorded."""
 
     seq: int
     at: float
@@ -82,12 +89,29 @@ class Decision(msgspec.Struct, frozen=True):
     starts: tuple[Start, ...]
     placed: tuple[str, ...]
     """The starts that were still possible when it was written down."""
+    evictions: tuple[Eviction, ...]
+    saved: dict[str, float]
+    """Checkpoints heard of since the last one that stopped somebody."""
+    usages: tuple[Usage, ...]
+    """What projects had, where several waited."""
     resting: frozenset[str]
     stamps: dict[str, tuple[float | None, float | None, float | None]]
     """Of attempts that were stamped since the last one: expected run time, when it is due, its score."""
 
 
-Fact = Queued | Placed | Over | JobOver | NodeIs | NodeGone | ProjectsAre | WindowsAre | PolicyIs | Decision
+Fact = (
+    Queued
+    | Placed
+    | Leaving
+    | Over
+    | JobOver
+    | NodeIs
+    | NodeGone
+    | ProjectsAre
+    | WindowsAre
+    | PolicyIs
+    | Decision
+)
 
 
 def facts_of(events: Iterable[Event]) -> Iterator[tuple[int, Fact]]:
@@ -164,6 +188,9 @@ class _Reader:
         allocation = msgspec.convert(event["data"]["event"]["allocation"], Allocation)
         return Placed(str(event["attempt_id"]), allocation, event["at"])
 
+    def leaving(self, event: Event) -> Fact:
+        return Leaving(str(event["attempt_id"]))
+
     def over(self, event: Event) -> Fact:
         return Over(str(event["attempt_id"]), event["at"])
 
@@ -228,6 +255,9 @@ class _Reader:
             seen=data["seen"],
             starts=msgspec.convert(data["starts"], tuple[Start, ...]),
             placed=tuple(data["placed"]),
+            evictions=msgspec.convert(data.get("evictions", ()), tuple[Eviction, ...]),
+            saved=data.get("saved", {}),
+            usages=msgspec.convert(data.get("usages", ()), tuple[Usage, ...]),
             resting=frozenset(data["resting"]),
             stamps={attempt_id: tuple(stamps) for attempt_id, stamps in data["stamps"].items()},
         )
@@ -239,6 +269,7 @@ READERS: dict[str, Callable[[_Reader, Event], Fact | None]] = {
     "job.retried": _Reader.tried_again,
     "job.ended": _Reader.job_over,
     "attempt.placed": _Reader.placed,
+    "attempt.stopping": _Reader.leaving,
     "attempt.ended": _Reader.over,
     "node.added": _Reader.node_facts,
     "node.changed": _Reader.node_facts,

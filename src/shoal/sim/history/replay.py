@@ -12,12 +12,13 @@ import msgspec
 
 from shoal.control.snapshot import broken, unmet
 from shoal.model.job import JobOutcome
-from shoal.scheduler import Candidate, Planner, Policy, Start
+from shoal.scheduler import Eviction, Holding, Planner, Policy, Start
 from shoal.scheduler.book import holding_of
 from shoal.sim.history.facts import (
     Decision,
     Fact,
     JobOver,
+    Leaving,
     NodeGone,
     NodeIs,
     Over,
@@ -33,10 +34,12 @@ class Verdict(msgspec.Struct, frozen=True):
     decision: Decision
     starts: tuple[Start, ...]
     """What the planner starts now, from the same facts."""
+    evictions: tuple[Eviction, ...]
+    """And whom it asks to stop."""
 
     @property
     def is_equal(self) -> bool:
-        return self.starts == self.decision.starts
+        return (self.starts, self.evictions) == (self.decision.starts, self.decision.evictions)
 
 
 class Replay:
@@ -47,7 +50,7 @@ class Replay:
         self._is_policy_given = policy is not None
         self._waiting: dict[str, Queued] = {}
         """By attempt."""
-        self._held: dict[str, Candidate] = {}
+        self._held: dict[str, Holding] = {}
         self._outcomes: dict[str, JobOutcome | None] = {}
         self._dependents: dict[str, set[str]] = {}
         """Attempts, by the job they wait for."""
@@ -71,10 +74,13 @@ class Replay:
         for attempt_id, queued in self._waiting.items():
             if queued.backoff_s > 0:
                 self._judge(attempt_id, is_resting=attempt_id in decision.resting)
-        starts = self.planner.plan(decision.at).starts
-        for start in starts:
+        for attempt_id, at in decision.saved.items():
+            self.planner.save(attempt_id, at)
+        self.planner.correct_usage(decision.usages)
+        made = self.planner.plan(decision.at)
+        for start in made.starts:
             self.planner.undo(start.attempt_id)  # the log tells what became of it
-        return Verdict(decision, starts)
+        return Verdict(decision, made.starts, made.evictions)
 
     def tell(self, fact: Fact) -> None:
         planner = self.planner
@@ -86,8 +92,11 @@ class Replay:
                     self._dependents.setdefault(dep.job_id, set()).add(candidate.attempt_id)
                 self._judge(candidate.attempt_id)
             case Placed():
-                candidate = self._held[fact.attempt_id] = self._waiting.pop(fact.attempt_id).candidate
-                planner.hold(holding_of(candidate, fact.allocation, fact.at))
+                candidate = self._waiting.pop(fact.attempt_id).candidate
+                held = self._held[fact.attempt_id] = holding_of(candidate, fact.allocation, fact.at)
+                planner.hold(held)
+            case Leaving():
+                planner.hold(msgspec.structs.replace(self._held[fact.attempt_id], is_leaving=True))
             case Over():
                 self._waiting.pop(fact.attempt_id, None)
                 self._held.pop(fact.attempt_id, None)

@@ -1,0 +1,57 @@
+"""Evictions over Microsoft's ITP: what stops for every tenth job, with checkpoints seen and not."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+import msgspec
+
+from benchmarks.yardsticks.beat import Beat, report
+from benchmarks.yardsticks.policy_itp import JOBS, MACHINE
+from benchmarks.yardsticks.section import Report, Section, Traces
+from shoal.scheduler import Policy
+from shoal.sim.checkpoints import Checkpoints
+from shoal.sim.from_trace import workload_of
+from shoal.sim.machines import nodes_of
+from shoal.sim.outcome import Outcome
+from shoal.sim.traces.table import ITP, read_table
+from shoal.sim.twin import replay
+
+EVERY, PRODUCTION = 10, 50
+MODELLED = Checkpoints(interval_s=3600.0, cost_s=30.0, restart_s=120.0)
+BLIND = "losses counted from the start"
+
+
+def run(traces: Traces) -> Report:
+    jobs = [msgspec.structs.replace(job, project=None) for job in read_table(traces.path(JOBS), ITP)]
+    whole = workload_of(jobs, nodes_of(MACHINE))
+    urgent = tuple(
+        msgspec.structs.replace(job, priority=PRODUCTION) if index % EVERY == 0 else job
+        for index, job in enumerate(whole.jobs)
+    )
+    workload = msgspec.structs.replace(whole, jobs=urgent)
+    blind = replay(workload, Policy(), checkpoints=MODELLED, sees_checkpoints=False)
+    ours = replay(workload, Policy(), checkpoints=MODELLED)
+    rows = [
+        Beat("ITP", "device-hours lost", BLIND, blind.lost / 3600, ours.lost / 3600),
+        Beat("ITP", "evictions", BLIND, blind.num_interrupted, ours.num_interrupted),
+        Beat("ITP", "mean queue s of the others", BLIND, _wait(blind), _wait(ours)),
+    ]
+    notes = [
+        f"every {EVERY}th job is `production`; all save hourly, for 30 s, and need 2 min to go on (modelled)",
+        f"`production` queues {_wait(ours, is_urgent=True):.1f} s in the mean",
+    ]
+    return report(SECTION.title, rows, notes)
+
+
+def _wait(outcome: Outcome, *, is_urgent: bool = False) -> float:
+    jobs = zip(outcome.workload.jobs, outcome.starts, strict=True)
+    return fmean(at - job.submitted_at for job, at in jobs if (job.priority > 0) == is_urgent)
+
+
+SECTION = Section(
+    name="preemption",
+    title="Preemption, ITP pooled on 160 nodes of 8 GPUs: what is lost to evictions",
+    needs=(JOBS,),
+    run=run,
+)

@@ -1,0 +1,232 @@
+"""What every eviction keeps to, whatever runs and whoever waits."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import msgspec
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from shoal.model.people import Devices
+from shoal.model.request import GpuRequest, Request, TopologyRequest
+from shoal.scheduler import (
+    Candidate,
+    Eviction,
+    GpuView,
+    Ground,
+    Holding,
+    NodeView,
+    Plan,
+    Planner,
+    Policy,
+    Snapshot,
+    plan,
+)
+from shoal.scheduler.amounts import demand_of
+from shoal.scheduler.classes import PriorityClass
+from shoal.scheduler.devices import ProjectView, asked_by, held_by
+from shoal.scheduler.loss import lost
+from shoal.scheduler.tree import Tree
+
+NOW = 10_000.0
+
+
+def _asked(nodes: int, gpus: int, **fields: Any) -> Request:
+    asked = GpuRequest(count=gpus, kind=None) if gpus else None
+    return Request(min_nodes=nodes, max_nodes=nodes, cpus=1.0, gpus=asked, **fields)
+
+
+CLASSES = (
+    PriorityClass(name="batch", value=-1),
+    PriorityClass(name="sacred", value=0, is_preemptible=False),
+    PriorityClass(name="urgent", value=1, can_preempt=True),
+    PriorityClass(name="urgent too", value=2, can_preempt=True),
+)
+POLICY = Policy(classes=CLASSES, patience_s=inf)
+TWISTS: tuple[dict[str, Any], ...] = ({}, {}, {}, {"array_id": "arr", "array_at_once": 2})
+QUOTAS = st.one_of(
+    st.none(), st.builds(Devices, gpus=st.integers(0, 9), cpus=st.sampled_from([None, 2.0, 9.0]))
+)
+PARENTS = ((None, None), ("lab", "lab"), (None, "vision"))
+NEAR = TopologyRequest(within="rack")
+REQUESTS = (
+    *(_asked(1, gpus) for gpus in (1, 1, 2, 3, 4)),
+    *(_asked(2, gpus) for gpus in (1, 2, 4)),
+    _asked(3, 1),
+    _asked(1, 0),
+    _asked(2, 0),
+    _asked(2, 2, topology=NEAR),
+)
+
+
+@st.composite
+def jobs(draw: st.DrawFn, number: int) -> Candidate:
+    return Candidate(
+        attempt_id=f"att-{number}",
+        job_id=f"job-{number}",
+        project=draw(st.sampled_from(["vision", "speech"])),
+        priority=draw(st.sampled_from([-1, -1, -1, 0, 1, 2])),
+        order=number,
+        submitted_at=NOW - number,
+        request=draw(st.sampled_from(REQUESTS)),
+        **draw(st.sampled_from(TWISTS)),
+    )
+
+
+@st.composite
+def contested(draw: st.DrawFn) -> Snapshot:
+    """A small cluster, as full as it gets, in two projects with quotas or without."""
+    gpus = tuple(GpuView(index, "A100") for index in range(4))
+    racks = draw(st.lists(st.sampled_from(["r1", "r2"]), min_size=1, max_size=4))
+    views = tuple(
+        NodeView(name=f"n{number}", cpus=4.0, memory_bytes=64, gpus=gpus, labels={"rack": rack})
+        for number, rack in enumerate(racks)
+    )
+    running = tuple(draw(jobs(number)) for number in range(draw(st.integers(2, 12))))
+    first = Planner.of(Snapshot(nodes=views, holdings=(), candidates=running), Policy())
+    first.plan(NOW)
+    holdings = tuple(
+        msgspec.structs.replace(
+            one,
+            placed_at=NOW - draw(st.sampled_from([0.0, 100.0, 5000.0])),
+            checkpoint_at=draw(st.sampled_from([None, NOW - 5.0, NOW - 90.0])),
+            is_leaving=draw(st.sampled_from([False] * 7 + [True])),
+        )
+        for one in first.snapshot().holdings
+    )
+    waiting = tuple(draw(jobs(number)) for number in range(20, 20 + draw(st.integers(1, 6))))
+    projects = tuple(
+        ProjectView(name=name, parent=parent, quota=draw(QUOTAS))
+        for name, parent in zip(("vision", "speech"), draw(st.sampled_from(PARENTS)), strict=True)
+    )
+    above = tuple(ProjectView(name="lab", quota=draw(QUOTAS)) for one in projects[:1] if one.parent)
+    return Snapshot(nodes=views, holdings=holdings, candidates=waiting, projects=(*projects, *above))
+
+
+def by_head(told: Plan) -> dict[str, list[Eviction]]:
+    heads: dict[str, list[Eviction]] = {}
+    for eviction in told.evictions:
+        heads.setdefault(eviction.for_attempt_id, []).append(eviction)
+    return heads
+
+
+def starts_without(snapshot: Snapshot, head: Candidate, gone: set[str]) -> bool:
+    """Whether it starts at once where nobody else waits and those do not run."""
+    left = tuple(one for one in snapshot.holdings if one.attempt_id not in gone)
+    alone = msgspec.structs.replace(snapshot, holdings=left, candidates=(head,))
+    return bool(plan(alone, POLICY, NOW).starts)
+
+
+@given(contested())
+def test_who_stops_is_enough_and_nobody_of_them_could_be_spared(snapshot: Snapshot) -> None:
+    """For one head alone: others who wait may be in its way for good reason."""
+    leaving = {one.attempt_id for one in snapshot.holdings if one.is_leaving}
+    for head in snapshot.candidates:
+        alone = msgspec.structs.replace(snapshot, candidates=(head,))
+        victims = {eviction.attempt_id for eviction in plan(alone, POLICY, NOW).evictions}
+        if not victims:
+            continue
+        event("somebody is evicted")
+        assert starts_without(snapshot, head, leaving | victims)
+        for one in victims:
+            assert not starts_without(snapshot, head, leaving | victims - {one})
+
+
+@given(contested())
+def test_everybody_has_a_bill_and_it_says_all_that_is_lost(snapshot: Snapshot) -> None:
+    told = plan(snapshot, POLICY, NOW)
+    held = {one.attempt_id: one for one in snapshot.holdings}
+    ids = [eviction.attempt_id for eviction in told.evictions]
+    assert len(set(ids)) == len(ids)
+    for eviction in told.evictions:
+        victim = held[eviction.attempt_id]
+        assert not victim.is_leaving
+        assert eviction.lost_device_s == lost(victim, NOW) > 0
+        assert eviction.for_attempt_id not in {start.attempt_id for start in told.starts}
+
+
+@given(contested())
+def test_nobody_is_evicted_without_a_right_to_it(snapshot: Snapshot) -> None:
+    told = plan(snapshot, POLICY, NOW)
+    held = {one.attempt_id: one for one in snapshot.holdings}
+    waiting = {one.attempt_id: one for one in snapshot.candidates}
+    for eviction in told.evictions:
+        victim, head = held[eviction.attempt_id], waiting[eviction.for_attempt_id]
+        assert victim.priority != 0, "a class that is not preemptible"
+        if eviction.ground is Ground.PRIORITY:
+            assert head.priority > victim.priority
+            assert head.priority >= 1
+        else:
+            event("something is taken back")
+            assert head.priority >= victim.priority
+            assert head.project != victim.project
+
+
+def _tree(snapshot: Snapshot, without: set[str]) -> Tree:
+    tree = Tree(snapshot.projects)
+    for one in snapshot.holdings:
+        if one.attempt_id not in without and not one.is_leaving:
+            tree.take(one.project, held_by(one.allocation))
+    return tree
+
+
+@given(contested())
+def test_quotas_hold_when_all_of_it_is_done(snapshot: Snapshot) -> None:
+    """Who takes back stays within a quota, and the last of those who give was above theirs until then."""
+    told = plan(snapshot, POLICY, NOW)
+    waiting = {one.attempt_id: one for one in snapshot.candidates}
+    held = {one.attempt_id: one for one in snapshot.holdings}
+    for head_id, evictions in by_head(told).items():
+        head = waiting[head_id]
+        reclaimed = [eviction.attempt_id for eviction in evictions if eviction.ground is Ground.QUOTA]
+        asked = asked_by(demand_of(head.request))
+        if reclaimed:
+            after = _tree(snapshot, {eviction.attempt_id for eviction in told.evictions})
+            assert any(after.covered(head.project, asked))
+        for project in {held[one].project for one in reclaimed}:
+            largest = max((held[o] for o in reclaimed if held[o].project == project), key=_size)
+            before = _tree(snapshot, {one for one in reclaimed if one != largest.attempt_id})
+            over = before.over_quota(project)
+            assert over.num_gpus > 0 if asked.num_gpus else over.millicpus > 0
+
+
+def _size(one: Holding) -> tuple[object, str]:
+    return held_by(one.allocation), one.attempt_id
+
+
+@given(contested())
+def test_evictions_come_to_an_end(snapshot: Snapshot) -> None:
+    """Whoever stops waits again, and nothing else happens: soon nobody is evicted any more."""
+    planner = Planner.of(snapshot, POLICY)
+    asked = {one.attempt_id: one for one in snapshot.candidates}
+    now, rounds = NOW, 0
+    while True:
+        told = planner.plan(now)
+        if not told.evictions:
+            break
+        rounds += 1
+        assert rounds <= len(snapshot.holdings) + len(snapshot.candidates), "back and forth"
+        held = {one.attempt_id: one for one in planner.snapshot().holdings}
+        for eviction in told.evictions:
+            planner.release(eviction.attempt_id, now)
+            again = _again(held[eviction.attempt_id], asked.get(eviction.attempt_id))
+            planner.add(again)
+            asked[again.attempt_id] = again
+        now += 1.0
+    event(f"{rounds} rounds")
+
+
+def _again(one: Holding, was: Candidate | None) -> Candidate:
+    """Asks for what it held, due before everybody else."""
+    if was is None:
+        first = one.allocation[0]
+        request = {"min_nodes": len(one.allocation), "max_nodes": len(one.allocation), "cpus": first.cpus,
+                   "memory_bytes": first.memory_bytes,
+                   "gpus": {"count": len(first.gpu_ids)} if first.gpu_ids else None}  # fmt: skip
+        from_holding = {"job_id": one.job_id, "project": one.project, "priority": one.priority, "order": 0}
+        was = msgspec.convert(
+            {"attempt_id": one.attempt_id, "submitted_at": 0.0, "request": request, **from_holding}, Candidate
+        )
+    return msgspec.structs.replace(was, attempt_id=f"{one.attempt_id}+", due_at=0.0)

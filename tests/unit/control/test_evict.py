@@ -1,0 +1,167 @@
+"""A job that gives way: who is asked, what both sides read, and what is true while it stops."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.control.reports import renew
+from shoal.engines.fake import Act, always
+from shoal.model.attempt import AttemptState, EndReason
+from shoal.model.people import Devices, Project
+from shoal.scheduler import Why
+from shoal.sim.history.facts import facts_of
+from shoal.sim.history.replay import Replay
+from shoal.spec import parse_job
+from shoal.store import Tx
+from tests.support.lab import ANA, SPEC, USER, Lab, now
+
+SLOW_TO_STOP = always(Act(run_s=None, stop_s=20.0))
+WHOLE = {"gpus": 4, "cpus": 4}
+
+
+def test_production_job_has_a_batch_job_stop_and_starts_in_its_place() -> None:
+    lab = Lab(num_nodes=1, script=SLOW_TO_STOP)
+    batch = lab.running(resources=WHOLE, grace="60s")
+    lab.clock.advance(600)
+    urgent = lab.submit(resources=WHOLE, priority="production")
+    later = lab.submit(resources=WHOLE)
+    lab.turn()
+    assert [lab.status(job) for job in (batch, urgent, later)] == ["stopping", "queued", "queued"]
+    told = lab.plane.explain(lab.job(urgent), lab.attempts(urgent))
+    assert told is not None
+    assert told.why is Why.MAKING_ROOM
+    lab.clock.advance(20)
+    lab.turn()
+    assert [lab.status(job) for job in (batch, urgent, later)] == ["queued", "running", "queued"]
+    assert lab.attempts(batch)[0].reason is EndReason.PREEMPTED
+    assert lab.job(batch).failures == 0
+
+
+def test_both_sides_are_told_the_bill() -> None:
+    lab = Lab(num_nodes=1)
+    batch = lab.running(name="slow", resources=WHOLE)
+    lab.clock.advance(3600)
+    urgent = lab.submit(name="fast", resources=WHOLE, priority="production")
+    lab.place()
+    (evicted,) = lab.events("job.evicted")
+    (gained,) = lab.events("job.preempted_for")
+    assert (evicted.job_id, gained.job_id) == (batch.job_id, urgent.job_id)
+    assert evicted.data["for"] == f"{urgent.reference} fast"
+    assert gained.data["num_jobs"] == 1
+    assert gained.data["lost_device_s"] == evicted.data["lost_device_s"]
+    assert 3600 <= evicted.data["lost_s"] < 3800
+    assert lab.attempt(batch).message == (
+        f"gave way to {urgent.reference} fast (priority 50 over 0), at a loss of at most 4.1 GPU-hours; "
+        "no checkpoint of it is known"
+    )
+    lab.turn()
+    lab.turn()
+    told = lab.plane.explain(lab.job(batch), lab.attempts(batch))
+    assert told is not None
+    assert any("gave way to" in line for line in told.details)
+
+
+def test_another_project_is_not_named() -> None:
+    lab = Lab(num_nodes=1)
+    lab.running(resources={"gpus": 2, "cpus": 2})
+    borrower = lab.running(resources={"gpus": 2, "cpus": 2})
+
+    def people(tx: Tx) -> None:
+        project = tx.people.get_project("lab")
+        assert project is not None
+        tx.people.update_project(msgspec.structs.replace(project, quota=Devices(gpus=2)))
+        tx.people.add_project(Project(name="hush", uid=tx.people.next_uid(), quota=Devices(gpus=2)))
+
+    now(lab.store.write(people))
+    lab.core.projects.are_old = True
+    wanted = parse_job({**SPEC, "resources": {"gpus": 2, "cpus": 2}})
+    (gains,) = now(lab.plane.submit(ANA, wanted, project="hush", owner=USER)).jobs
+    lab.place()
+    assert lab.status(borrower) == "stopping"
+    assert "hush" not in lab.attempt(borrower).message
+    assert lab.attempt(borrower).message.startswith("gave way to a job of another project (its quota")
+    (evicted,) = lab.events("job.evicted")
+    assert evicted.data["for"] is None
+    (gained,) = lab.events("job.preempted_for")
+    assert gained.data["jobs"] == []
+    lab.turn()
+    lab.turn()
+    assert (lab.status(gains), lab.status(borrower)) == ("running", "queued")
+
+
+def test_nobody_stops_for_a_job_that_was_cancelled_meanwhile() -> None:
+    lab = Lab(num_nodes=1)
+    batch = lab.running(resources=WHOLE)
+    urgent = lab.submit(resources=WHOLE, priority="production")
+    lab.store.meanwhile("before write", lambda: lab.stop(urgent))
+    lab.place()
+    assert lab.status(batch) == "running"
+    assert not lab.events("job.evicted")
+
+
+def test_nobody_else_stops_where_one_has_ended_meanwhile() -> None:
+    lab = Lab(num_nodes=2)
+    first, second = lab.running(resources=WHOLE), lab.running(resources=WHOLE)
+    urgent = lab.submit(resources={**WHOLE, "nodes": 2}, priority="production")
+    lab.store.meanwhile("before write", lambda: lab.stop(first))
+    lab.place()
+    assert lab.attempt(second).state is AttemptState.RUNNING
+    lab.turn()
+    lab.turn()
+    assert (lab.status(urgent), lab.status(second)) == ("running", "queued")
+
+
+def test_restarted_control_plane_asks_nobody_again() -> None:
+    lab = Lab(num_nodes=2, script=SLOW_TO_STOP)
+    jobs = [lab.running(resources=WHOLE, grace="60s") for _ in range(2)]
+    urgent = lab.submit(resources=WHOLE, priority="production")
+    lab.place()
+    lab.restart()
+    lab.turn()
+    lab.turn()
+    assert sorted(lab.status(job) for job in jobs) == ["running", "stopping"]
+    lab.clock.advance(20)
+    lab.turn()
+    assert lab.status(urgent) == "running"
+    assert len(lab.events("job.evicted")) == 1
+
+
+def test_job_that_saved_is_chosen_before_one_that_did_not_and_told_so() -> None:
+    lab = Lab(num_nodes=2)
+    silent = lab.running(name="silent", resources=WHOLE)
+    lab.clock.advance(600)
+    saver = lab.running(name="saver", resources=WHOLE)
+    lab.clock.advance(1000)
+    for sent in lab.cluster.renewals():
+        if sent.renewal.attempt_id == lab.attempt(silent).attempt_id:
+            now(renew(lab.core, msgspec.structs.replace(sent.renewal, saved_s=30.0)))
+    lab.submit(resources=WHOLE, priority="production")
+    lab.place()
+    assert (lab.status(silent), lab.status(saver)) == ("stopping", "running")
+    assert lab.attempt(silent).message.endswith("at a loss of at most 0.17 GPU-hours, saved 30 s before")
+    log = lab.read(lambda tx: tx.events.page(0, limit=10_000))
+    verdicts = list(Replay().verdicts(facts_of(msgspec.to_builtins(log))))
+    assert verdicts[-1].evictions
+    assert all(verdict.is_equal for verdict in verdicts)
+
+
+def test_elastic_job_that_saves_goes_on_with_nodes_that_fell_idle() -> None:
+    lab = Lab(num_nodes=3)
+    small = [lab.running(resources=WHOLE) for _ in range(2)]
+    elastic = lab.running(resources={**WHOLE, "nodes": "1..3"})
+    assert len(lab.attempt(elastic).allocation) == 1
+    for job in small:
+        lab.stop(job)
+    lab.turn()
+    lab.clock.advance(7200)
+    lab.core.checkpoints.heard(lab.attempt(elastic).attempt_id, lab.clock.now() - 30)
+    lab.place()
+    (grows,) = lab.events("job.grows")
+    assert (grows.data["has_nodes"], grows.data["num_nodes"]) == (1, 3)
+    assert lab.attempt(elastic).message.startswith("stopped to go on with 3 nodes instead of 1")
+    for _ in range(3):
+        lab.turn()
+    assert (lab.status(elastic), len(lab.attempt(elastic).allocation)) == ("running", 3)
+    assert lab.job(elastic).failures == 0
+    events = msgspec.to_builtins(lab.events())
+    assert all(verdict.is_equal for verdict in Replay().verdicts(facts_of(events)))
