@@ -36,7 +36,7 @@ from shoal.store import open_store
 
 KUEUE_S = 351.0
 """Documented by Kueue for the whole case."""
-CLIENTS = 32
+CLIENTS = 8
 """Who submit at once, each its next job when the last one is on disk."""
 LATE_S = 0.2
 """Renewals that are due and not sent are looked for at least this often."""
