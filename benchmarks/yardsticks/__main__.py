@@ -15,6 +15,7 @@ from pathlib import Path
 from benchmarks.yardsticks import (
     clusters,
     coverage,
+    kueue,
     logs,
     packing,
     policy_itp,
@@ -22,6 +23,7 @@ from benchmarks.yardsticks import (
     policy_packing,
     policy_windows,
     preemption,
+    speed,
     twin,
     windows,
 )
@@ -39,6 +41,8 @@ SECTIONS = (
     policy_packing.SECTION,
     preemption.SECTION,
     coverage.SECTION,
+    speed.SECTION,
+    kueue.SECTION,
 )
 
 

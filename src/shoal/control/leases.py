@@ -33,6 +33,10 @@ class Leases:
         """A supervisor renewed, or its engine saw it alive."""
         self._heard[attempt_id, node] = self._clock.monotonic()
 
+    def knows(self, attempt_id: str, node: str) -> bool:
+        """Whether there was a sign of life, or silence was asked about."""
+        return (attempt_id, node) in self._heard
+
     def sent(self, attempt_id: str) -> None:
         """It was handed to its engine, perhaps in vain: what starts of it now is silent at first."""
         self._sent[attempt_id] = self._clock.monotonic()

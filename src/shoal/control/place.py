@@ -12,6 +12,7 @@ from shoal.control.evict import evict
 from shoal.control.queue import look
 from shoal.control.record import note
 from shoal.control.relearn import last_runs, relearn
+from shoal.control.stopwatch import Stopwatch
 from shoal.control.usage import recall
 from shoal.model.attempt import AttemptState, EndReason
 from shoal.model.moves import Placed, StopAsked
@@ -29,7 +30,7 @@ class Cycle(NamedTuple):
     next_look_s: float | None
     """When to look again if nothing happens before."""
     planning_s: float
-    """Until the plan was on disk."""
+    """What it worked, in all threads; waiting for one of them or for the disk is not counted."""
 
 
 class Basis(NamedTuple):
@@ -46,21 +47,26 @@ class Basis(NamedTuple):
 
 async def place(core: Core) -> Cycle:
     """Plan once and record it. What it starts is on disk, and nobody has told the engine yet."""
-    began, now = core.clock.monotonic(), core.clock.now()
+    work, now = Stopwatch(core.clock), core.clock.now()
     await _look_around(core)
-    changes = await core.store.read(lambda tx: look(tx, core.queue.seen))
-    if core.nodes.tell(core.planner, changes.nodes, now):
-        core.stamps.see(core.nodes.views(now))
-    core.planner.set_windows(changes.windows)
-    core.queue.take_in(changes)
-    resting_s = core.queue.wake(now)
-    saved, usages = dict(core.checkpoints.fresh), core.planner.rivals()
-    made, doomed = core.planner.plan(now), core.queue.doomed
+    changes = await core.store.read(work.of(lambda tx: look(tx, core.queue.seen)))
+    with work:
+        if core.nodes.tell(core.planner, changes.nodes, now):
+            core.stamps.see(core.nodes.views(now))
+        core.planner.set_windows(changes.windows)
+        core.queue.take_in(changes)
+        resting_s = core.queue.wake(now)
+        saved, usages = dict(core.checkpoints.fresh), core.planner.rivals()
+        made, doomed = core.planner.plan(now), core.queue.doomed
     placed: list[str] = []
     try:
         if made.starts or made.evictions or doomed:
             basis = Basis(now, changes.seen, saved if made.evictions else {}, usages)
-            placed = await core.store.write(lambda tx: _record(core, tx, made, doomed, basis))
+
+            def record(tx: Tx) -> list[str]:
+                return _record(core, tx, made, doomed, basis)
+
+            placed = await core.store.write(work.of(record))
             if made.starts or made.evictions:
                 core.queue.fresh.clear()
             if made.evictions:
@@ -74,7 +80,7 @@ async def place(core: Core) -> Cycle:
         core.foreseen.started(attempt_id, now)
     again_s = None if made.look_again_at is None else max(made.look_again_at - now, 0.0)
     waits = [wait for wait in (resting_s, again_s) if wait is not None]
-    return Cycle(tuple(placed), min(waits, default=None), core.clock.monotonic() - began)
+    return Cycle(tuple(placed), min(waits, default=None), work.spent_s)
 
 
 async def _look_around(core: Core) -> None:

@@ -7,6 +7,7 @@ from shoal.control.frozen import spec_of
 from shoal.errors import StateError
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.moves import AttemptEvent, NodeEnded, Started
+from shoal.store import Tx
 from shoal.wire import Renewal, RenewalAnswer
 
 
@@ -21,20 +22,33 @@ async def renew(core: Core, renewal: Renewal) -> RenewalAnswer:
 
     An outcome is on disk here when this returns. Repeating any renewal is harmless.
     """
-    attempt = await core.store.read(lambda tx: tx.attempts.get(renewal.attempt_id))
-    attempt = _current(attempt, renewal)
+    attempt = await _noted(core, renewal)
     core.leases.heard(renewal.attempt_id, renewal.node)
     if renewal.saved_s is not None and renewal.saved_s >= 0:
         core.checkpoints.heard(renewal.attempt_id, core.clock.now() - renewal.saved_s)
-    event = _news(attempt, renewal)
-    if event is not None:
-        after = await core.store.write(lambda tx: core.recorder.advance(tx, renewal.attempt_id, event))
-        attempt = after or attempt
     if attempt.state is not AttemptState.STOPPING:
         return RenewalAnswer()
     job = await core.store.read(lambda tx: tx.jobs.get(attempt.job_id))
     assert job is not None
     return RenewalAnswer(should_stop=True, grace_s=spec_of(job).grace, because=attempt.message)
+
+
+async def _noted(core: Core, renewal: Renewal) -> Attempt:
+    """The attempt with what the renewal tells. Whoever surely has news is looked at where it is written down:
+    one transaction, and no read before it.
+    """
+    if renewal.outcome is None and core.leases.knows(renewal.attempt_id, renewal.node):
+        attempt = await core.store.read(lambda tx: _current(tx.attempts.get(renewal.attempt_id), renewal))
+        if _news(attempt, renewal) is None:
+            return attempt
+    return await core.store.write(lambda tx: _record(core, tx, renewal))
+
+
+def _record(core: Core, tx: Tx, renewal: Renewal) -> Attempt:
+    """The attempt with what the renewal tells."""
+    attempt = _current(tx.attempts.get(renewal.attempt_id), renewal)
+    event = _news(attempt, renewal)
+    return attempt if event is None else core.recorder.advance(tx, renewal.attempt_id, event) or attempt
 
 
 def _current(attempt: Attempt | None, renewal: Renewal) -> Attempt:

@@ -46,9 +46,12 @@ async def watch(core: Core) -> None:
             log.exception("watch.failed", attempt=attempt.attempt_id)
             failed = failed or error
     if seen is not None:
-        held = {attempt.attempt_id for _, attempt in holding}
-        for attempt_id in sorted(seen.keys() - held):
-            await _tidy(core, attempt_id, seen[attempt_id])
+        others = sorted(seen.keys() - {attempt.attempt_id for _, attempt in holding})
+        recorded = (
+            await core.store.read(lambda tx: [tx.attempts.get(one) for one in others]) if others else []
+        )
+        for attempt_id, known in zip(others, recorded, strict=True):
+            await _tidy(core, attempt_id, known, seen[attempt_id])
     if failed is not None:
         raise failed
 
@@ -208,9 +211,10 @@ async def _stop(core: Core, attempt: Attempt, grace_s: float) -> None:
         log.warning("cancel.later", attempt=attempt.attempt_id, error=error.message)
 
 
-async def _tidy(core: Core, attempt_id: str, observed: dict[str, Observation]) -> None:
-    """The engine has something that holds nothing in our records."""
-    attempt = await core.store.read(lambda tx: tx.attempts.get(attempt_id))
+async def _tidy(
+    core: Core, attempt_id: str, attempt: Attempt | None, observed: dict[str, Observation]
+) -> None:
+    """The engine has something that holds nothing in our records. `attempt`: as they said after that."""
     if attempt is None:
         # Started by a control plane whose database this is not, or not any more: not ours to stop.
         log.error("engine.unknown_attempt", attempt=attempt_id, nodes=sorted(observed))

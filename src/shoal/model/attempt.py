@@ -54,7 +54,7 @@ CLUSTER_REASONS = frozenset({EndReason.PREEMPTED, EndReason.LOST, EndReason.FENC
 """Ends that are not the program's fault: repeated without counting against the job's `retry`."""
 
 
-class NodeShare(msgspec.Struct, frozen=True, kw_only=True):
+class NodeShare(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What an attempt holds on one node."""
 
     node: str

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import inf
+from typing import NamedTuple
 
 from shoal.model.attempt import NodeShare
 from shoal.scheduler.amounts import Amounts, Need, less
@@ -18,6 +19,13 @@ from shoal.scheduler.snapshot import Candidate
 from shoal.scheduler.windows import Numbers, Windows
 
 NOBODY: frozenset[str] = frozenset()
+
+
+class Bars(NamedTuple):
+    """Claims that do not admit a job, by their place in `Claims.all`, and windows that are shut to it."""
+
+    closed: Numbers
+    shut: Numbers
 
 
 class Claim:
@@ -51,19 +59,23 @@ class Claims:
         self.all: list[Claim] = []
         self.nodes: set[str] = set()
         """Claimed by anybody."""
-        self._barred: dict[tuple[Need, tuple[int, ...], Numbers], frozenset[str]] = {}
+        self._barred: dict[tuple[Need, Bars], frozenset[str]] = {}
 
     def add(self, claim: Claim) -> None:
         self.all.append(claim)
         self.nodes.update(claim.spare)
 
-    def barred(self, need: Need, project: str, now: float, ends_at: float) -> frozenset[str]:
-        """Nodes on which a start now that lasts until `ends_at` would delay a claim or meet a window."""
-        closed = tuple(number for number, claim in enumerate(self.all) if not claim.admits(ends_at))
-        shut = self._windows.shut(project, now, ends_at)
+    def bars(self, project: str, now: float, ends_at: float) -> Bars:
+        """What is in the way of a job of the project that would start now and may last until `ends_at`."""
+        closed = tuple([number for number, claim in enumerate(self.all) if not claim.admits(ends_at)])
+        return Bars(closed, self._windows.shut(project, now, ends_at))
+
+    def barred(self, need: Need, bars: Bars) -> frozenset[str]:
+        """Nodes on which a start would delay one of those claims or meet one of those windows."""
+        closed, shut = bars
         if not closed:
             return self._windows.nodes_of(shut) if shut else NOBODY
-        key = need, closed, shut
+        key = need, bars
         found = self._barred.get(key)
         if found is None:
             found = self._barred[key] = self._windows.nodes_of(shut).union(

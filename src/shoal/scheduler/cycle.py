@@ -13,9 +13,9 @@ from heapq import heapify, heappop, heappush, heapreplace
 from itertools import groupby
 from math import inf
 
-from shoal.scheduler.amounts import less
+from shoal.scheduler.amounts import Demand, less
 from shoal.scheduler.book import Book
-from shoal.scheduler.claims import Claim, Claims
+from shoal.scheduler.claims import Bars, Claim, Claims
 from shoal.scheduler.devices import asked_by, held_by
 from shoal.scheduler.fit import share_of
 from shoal.scheduler.gang import choose
@@ -46,6 +46,9 @@ class Cycle:
         """From then on another pass may differ though nothing has happened."""
         self.look_again_at = inf
         """When such a pass may start somebody."""
+        self._hopeless: set[tuple[Demand, Bars]] = set()
+        """Demands that found no nodes, and what was in their way. While a cycle lasts nodes only fill up, so
+        they find none again."""
 
     def run(self) -> None:
         self._book.rows.come_to(self.now)
@@ -183,9 +186,13 @@ class Cycle:
             return False
         demand = book.allowed(project, demand)
         ends_at = self.now + limit_s
-        barred = self.claims.barred(demand.need, project, self.now, ends_at)
+        bars = self.claims.bars(project, self.now, ends_at)
+        if (demand, bars) in self._hopeless:
+            return False
+        barred = self.claims.barred(demand.need, bars)
         names = choose(demand, book.finders.of(demand.need), book.capacity, barred)
         if not names:
+            self._hopeless.add((demand, bars))
             return False
         shares = tuple(share_of(demand.need, book.capacity.nodes[name]) for name in names)
         while len(shares) > demand.min_nodes and book.tree.refusal(project, held_by(shares)):

@@ -62,7 +62,8 @@ def _nodes_after(book: Book, claims: Claims, one: Holding, now: float) -> int:
     demand = demand_of(request, one.excluded_nodes)
     ends_at = now + (inf if one.time_limit_s is None else one.time_limit_s)
     own = {share.node for share in one.allocation}
-    barred = claims.barred(demand.need, one.project, now, ends_at) | own | demand.excluded
+    bars = claims.bars(one.project, now, ends_at)
+    barred = claims.barred(demand.need, bars) | own | demand.excluded
     more = book.finders.of(demand.need).ranked(barred, request.max_nodes - has)
     while more and book.refusal(one.project, demand._replace(min_nodes=len(more))) is not None:
         more.pop()

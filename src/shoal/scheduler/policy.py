@@ -14,12 +14,16 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     patience_s: float = 600.0
     """Where time limits are missing, so that no start can be promised, the first job of a queue keeps the
     nodes it needs from later ones once it has waited this long,"""
-    patience_factor: float = 8.0
-    """or this many times its expected run time, if that is longer."""
+    patience_factor: float = 24.0
+    """or this many times its expected run time, if that is longer,"""
+    patience_most_s: float = 2 * 86_400.0
+    """but never more than this. Nodes that are kept drain for as long as the longest run on them: the less
+    often that is done, the shorter everybody waits but the one it is done for."""
     half_life_s: float = HALF_LIFE_S
     """How long until what a project had counts half. Longer: fairness over weeks; shorter: over hours."""
     classes: tuple[PriorityClass, ...] = CLASSES
     """Priorities that have a name, and what jobs of each may do to others."""
 
     def patience_of(self, expected_s: float | None) -> float:
-        return max(self.patience_s, self.patience_factor * (expected_s or 0.0))
+        wished_s = max(self.patience_s, self.patience_factor * (expected_s or 0.0))
+        return min(wished_s, max(self.patience_s, self.patience_most_s))

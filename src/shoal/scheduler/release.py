@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from math import inf
 
 from shoal.model.attempt import NodeShare
-from shoal.scheduler.amounts import Amounts, Need, millicpus_needed
+from shoal.scheduler.amounts import MILLI, Amounts, Need, millicpus_needed
 from shoal.scheduler.capacity import NodeUse
 from shoal.scheduler.fit import fits
 
@@ -18,16 +18,25 @@ def free_at(need: Need, node: NodeUse) -> float:
     """
     if fits(need, node.whole, node.free):
         return -inf
-    if need.num_gpus or need.is_exclusive:
+    if need.is_exclusive or (need.num_gpus and not _is_plain(need, node)):
         return next((ends_at for ends_at, free in _steps(node) if fits(need, node.whole, free)), inf)
-    # Most of a log without GPUs is spent here: plain integers, and nothing built on the way.
+    # Asked of every node when a new need waits at the head: plain integers, and nothing built on the way.
     millicpus, memory, disk = node.free[:3]
     memory_needed = need.memory_on(node.whole)
+    taken = _taken(node) if need.num_gpus else set()
+    most_taken = node.whole.num_gpus - need.num_gpus
     for ends_at, share_millicpus, share in node.ends:
         millicpus += share_millicpus
         memory += share.memory_bytes
         disk += share.disk_bytes
-        if millicpus >= need.millicpus and memory >= memory_needed and disk >= need.disk_bytes:
+        if taken:
+            taken.difference_update(share.gpu_ids)
+        if (
+            millicpus >= need.millicpus
+            and memory >= memory_needed
+            and disk >= need.disk_bytes
+            and len(taken) <= most_taken
+        ):
             return ends_at
     return inf
 
@@ -49,6 +58,22 @@ def free_by(node: NodeUse, at: float) -> Amounts:
             break
         free = after
     return free
+
+
+def _is_plain(need: Need, node: NodeUse) -> bool:
+    """Whether counting whole GPUs will do: no kind is asked for, nobody holds a part, there are no slices."""
+    return (
+        need.gpu_kind is None
+        and need.gpu_milli == MILLI
+        and sum(count for _, count in node.whole.gpus) == node.whole.num_gpus
+        and all(share.gpu_milli == MILLI for _, _, share in node.ends)
+    )
+
+
+def _taken(node: NodeUse) -> set[int]:
+    """Numbers of its GPUs that are not free."""
+    free = {gpu.index for gpu in node.devices.unused}
+    return {gpu.index for gpu in node.view.gpus if gpu.index not in free}
 
 
 def free_without(node: NodeUse, shares: Iterable[NodeShare]) -> Amounts:

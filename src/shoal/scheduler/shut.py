@@ -84,7 +84,8 @@ def _shorter(
     demand, finder = key.demand, book.finders.of(key.demand.need)
     for begins in sorted({window.from_at for window in met if window.from_at > now}, reverse=True):
         minutes = floor((begins - now) / 60)
-        barred = claims.barred(demand.need, candidate.project, now, now + minutes * 60)
+        bars = claims.bars(candidate.project, now, now + minutes * 60)
+        barred = claims.barred(demand.need, bars)
         if minutes and choose(demand, finder, book.capacity, barred):
             return f"`time_limit: {minutes}m` or less could start now"
     return None

@@ -12,7 +12,7 @@ from shoal.scheduler.devices import ProjectView
 from shoal.scheduler.fair import Usage
 
 
-class GpuView(msgspec.Struct, frozen=True):
+class GpuView(msgspec.Struct, frozen=True, gc=False):
     index: int
     kind: str
 
@@ -31,7 +31,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     """Why it takes no work (`drained by ana 2 h ago ("bad NVLink")`); None: it does."""
 
 
-class Holding(msgspec.Struct, frozen=True, kw_only=True):
+class Holding(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An attempt that holds resources now."""
 
     attempt_id: str
@@ -55,14 +55,14 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     excluded_nodes: tuple[str, ...] = ()
 
 
-class UnmetDependency(msgspec.Struct, frozen=True, kw_only=True):
+class UnmetDependency(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A job that has not ended yet and must, in the way named."""
 
     label: str
     on: DependencyKind
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A queued attempt. `order` is its place among equals: lower was first."""
 
     attempt_id: str

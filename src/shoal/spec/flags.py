@@ -6,7 +6,7 @@ A flag that is None was not given. Mistakes are named by their flag, `--time-lim
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -124,8 +124,10 @@ def _read(flag: str, value: Any) -> dict[Loc, Any]:
 def _pairs(value: Any) -> dict[str, Any]:
     if isinstance(value, Mapping):
         return dict(value)
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise ValueError(f"{show(value)} is not a list of `NAME=value`")
     found = {}
-    for pair in value:
+    for pair in map(str, value):
         name, equals, text = pair.partition("=")
         if not equals:
             raise ValueError(f"{show(pair)} has no `=`; write `{escape(name[:20])}=value`")

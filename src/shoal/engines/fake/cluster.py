@@ -35,6 +35,11 @@ class FakeCluster:
         self.native_ids: dict[str, str] = {}
         """Every attempt ever taken, forgotten ones too."""
         self._shares: dict[tuple[str, str], Share] = {}
+        self._nodes_of: dict[str, tuple[str, ...]] = {}
+        self._awake: dict[tuple[str, str], Share] = {}
+        """Those that may do something by themselves: what ended long ago costs nothing."""
+        self._quiet_until = NEVER
+        """Before this moment nobody enters another stage by itself."""
         self._kept: dict[tuple[str, str], Share] = {}
         self._cut: set[str] = set()
         self._off: set[str] = set()
@@ -42,12 +47,15 @@ class FakeCluster:
     def settle(self) -> None:
         """Let everything happen that is due by now, each share by itself."""
         now, ahead = self._times()
-        for share in self._shares.values():
+        if now < self._quiet_until:
+            return
+        for share in self._awake.values():
             share.live_until(now, ahead)
+        self._quiet_until = min((share.changes_at() for share in self._awake.values()), default=NEVER)
 
     def next_event_at(self) -> float | None:
         """The next monotonic reading at which a share does something by itself, or None."""
-        at = min((share.next_at() for share in self._shares.values()), default=NEVER)
+        at = min((share.next_at() for share in self._awake.values()), default=NEVER)
         return None if at == NEVER else at
 
     def running(self) -> list[Order]:
@@ -60,28 +68,34 @@ class FakeCluster:
         self.settle()
         known = self.native_ids.get(submission.attempt_id)
         if known is not None:
-            for share in self.shares(submission.attempt_id):
+            for share in self._told(submission.attempt_id):
                 share.send_again(self.clock.monotonic() + delay_s)
             return known
         native_id = self.native_ids[submission.attempt_id] = f"fake-{len(self.native_ids) + 1}"
+        self._nodes_of[submission.attempt_id] = tuple(order.node for order in submission.orders)
         now, ahead = self._times()
         for order in submission.orders:
             share = Share(order, self.script(order), native_id, NEVER if is_stillborn else now + delay_s)
-            self._shares[order.attempt_id, order.node] = share
+            key = order.attempt_id, order.node
+            self._shares[key] = self._awake[key] = share
             if order.node in self._off:
                 share.end(now, ahead, share.lost(now + ahead, f"node {order.node} is powered off"))
+            self._quiet_until = min(self._quiet_until, share.changes_at())
         self.settle()
         return native_id
 
     def shares(self, attempt_id: str | None = None) -> list[Share]:
         """Shares not forgotten, oldest first."""
         self.settle()
-        return [s for (owner, _), s in self._shares.items() if attempt_id in (None, owner)]
+        if attempt_id is None:
+            return list(self._shares.values())
+        keys = [(attempt_id, node) for node in self._nodes_of.get(attempt_id, ())]
+        return [self._shares[key] for key in keys if key in self._shares]
 
     def stop(self, attempt_id: str, grace_s: float, delay_s: float = 0.0) -> None:
         """Reaches the shares on nodes that are not cut off."""
         now = self.clock.monotonic()
-        for share in self.shares(attempt_id):
+        for share in self._told(attempt_id):
             if share.order.node not in self._cut:
                 share.stop(now + delay_s, grace_s)
         self.settle()
@@ -93,6 +107,7 @@ class FakeCluster:
             for share in shares:
                 key = (attempt_id, share.order.node)
                 self._kept[key] = self._shares.pop(key)
+                self._awake.pop(key, None)
 
     def log(self, attempt_id: str, node: str) -> tuple[bytes, bool]:
         """The log so far, and whether it is complete."""
@@ -136,7 +151,7 @@ class FakeCluster:
 
     def orphan(self, attempt_id: str, node: str, lives_s: float) -> None:
         """The supervisor dies and its ranks do not, for so long; said again, for so long from now on."""
-        for share in self.shares(attempt_id):
+        for share in self._told(attempt_id):
             if share.order.node == node and share.stage in (Stage.STARTED, Stage.ORPHANED):
                 share.orphan(self.clock.monotonic() + lives_s)
 
@@ -157,7 +172,9 @@ class FakeCluster:
         self.settle()
         now = self.clock.monotonic()
         sent = []
-        for share in self._shares.values():
+        for key in [key for key, share in self._awake.items() if share.is_asleep]:
+            del self._awake[key]
+        for share in self._awake.values():
             renewal = share.renewal(now)
             if renewal is not None and share.order.node not in self._cut:
                 sent.append(SentRenewal(renewal=renewal, sent_at=now))
@@ -170,6 +187,7 @@ class FakeCluster:
             share.renewed(sent.sent_at)
             if answer.should_stop:
                 share.stop(self.clock.monotonic(), answer.grace_s)
+                self._wake()
                 self.settle()
 
     def reject(self, sent: SentRenewal) -> None:
@@ -178,7 +196,17 @@ class FakeCluster:
         if share is not None:
             share.renewed(sent.sent_at)
             share.fence(self.clock.monotonic())
+            self._wake()
             self.settle()
+
+    def _told(self, attempt_id: str) -> list[Share]:
+        """Its shares, which are about to be told something: none of them is quiet from now on."""
+        shares = self.shares(attempt_id)
+        self._wake()
+        return shares
+
+    def _wake(self) -> None:
+        self._quiet_until = -NEVER
 
     def _asker(self, sent: SentRenewal) -> Share | None:
         self.settle()

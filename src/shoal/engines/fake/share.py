@@ -39,7 +39,8 @@ class Share:
         self.renew_at = NEVER
         self.claim_at = arrives_at + act.claim_s
         self._start_at = NEVER
-        self._ends: list[tuple[float, EndKind]] = []
+        self._first_end = (NEVER, EndKind.LOST)
+        """Of the ends that are certain by now: the run's own, its limit's, a fence's."""
         self._asked_at = NEVER
         self._stop_at = NEVER
         self._answered_at = NEVER
@@ -51,15 +52,24 @@ class Share:
         if self.stage is Stage.SENT and self.claim_at == NEVER:
             self.claim_at = arrives_at + self.act.claim_s
 
+    @property
+    def is_asleep(self) -> bool:
+        """It does nothing by itself any more, not even tell of its end."""
+        return self.stage is Stage.ENDED and self.renew_at == NEVER
+
     def next_at(self) -> float:
         """When it does something next by itself."""
+        return min(self.changes_at(), self.renew_at)
+
+    def changes_at(self) -> float:
+        """When it enters its next stage by itself: later if an answer comes, sooner only if it is told."""
         if self.stage is Stage.ENDED:
-            return self.renew_at
+            return NEVER
         if self.stage is Stage.SENT:
             return min(self.claim_at, self._asked_at)
         if self.stage is Stage.ORPHANED:
             return self._gone_at
-        return min(self._start_at, self._end()[0], self.renew_at)
+        return min(self._start_at, self._end()[0])
 
     def live_until(self, now: float, ahead: float) -> None:
         """Pass every stage due by `now`; `ahead` turns a monotonic reading into a date."""
@@ -88,7 +98,7 @@ class Share:
 
     def fence(self, at: float) -> None:
         """The control plane called it stale at `at`: it ends there and then."""
-        self._ends.append((at, EndKind.FENCED))
+        self._will_end(at, EndKind.FENCED)
 
     def end(self, at: float, ahead: float, outcome: NodeOutcome) -> None:
         """Nothing of it runs from `at` on. The first end counts."""
@@ -134,7 +144,7 @@ class Share:
         self.stage = Stage.CLAIMED
         self._start_at = self.claim_at + self.act.prepare_s
         if self.order.time_limit_s is not None:
-            self._ends.append((self.claim_at + self.order.time_limit_s, EndKind.TIME_LIMIT))
+            self._will_end(self.claim_at + self.order.time_limit_s, EndKind.TIME_LIMIT)
         if self.order.control_url is not None:
             self._answered_at = self.claim_at
 
@@ -144,15 +154,23 @@ class Share:
         self._start_at = NEVER
         self.started_at = at + ahead
         if self.act.run_s is not None:
-            self._ends.append((at + self.act.run_s, self.act.kind))
+            self._will_end(at + self.act.run_s, self.act.kind)
         if self.order.control_url is not None:
             self.renew_at = at
         rank = self.order.node_rank * self.order.ranks_per_node
         self.log += b"".join(_line(at + ahead, rank, text) for text in self.act.lines)
 
+    def _will_end(self, at: float, kind: EndKind) -> None:
+        if at < self._first_end[0]:
+            self._first_end = at, kind
+
     def _end(self) -> tuple[float, EndKind]:
-        fence = (self._answered_at + self.order.fence_s, EndKind.FENCED)
-        return min([*self._ends, (self._stop_at, EndKind.STOPPED), fence], key=lambda end: end[0])
+        """The first; of two at the same moment, as they are tried here."""
+        end = self._first_end
+        if self._stop_at < end[0]:
+            end = self._stop_at, EndKind.STOPPED
+        fenced_at = self._answered_at + self.order.fence_s
+        return (fenced_at, EndKind.FENCED) if fenced_at < end[0] else end
 
     def _told(self, kind: EndKind, ended_at: float) -> NodeOutcome:
         """The outcome in the supervisor's words; its own script's where it ends as scripted."""
