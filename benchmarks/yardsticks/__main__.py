@@ -19,6 +19,7 @@ from benchmarks.yardsticks import (
     packing,
     policy_itp,
     policy_logs,
+    policy_packing,
     policy_windows,
     preemption,
     twin,
@@ -35,6 +36,7 @@ SECTIONS = (
     policy_windows.SECTION,
     policy_logs.SECTION,
     policy_itp.SECTION,
+    policy_packing.SECTION,
     preemption.SECTION,
     coverage.SECTION,
 )

@@ -72,6 +72,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     gpu_ids: tuple[int, ...] = ()
     gpus: tuple[GpuHandle, ...] = ()
     """The same devices as `gpu_ids`, with the names the kernel and CUDA know them by."""
+    gpu_milli: int = 1000
+    """Thousandths of its one GPU that are its own; below 1000 others use the device beside it."""
     are_gpus_simulated: bool = False
     run: str
     setup: str | None = None

@@ -126,9 +126,9 @@ MUTANTS = (
     ),
     Mutant(
         "gpus_counted_not_named",
-        "scheduler/capacity.py",
-        "self.free_gpus = tuple(gpu for gpu in devices if gpu.index not in held)",
-        "self.free_gpus = tuple(devices[: len(devices) - len(held)])",
+        "scheduler/gpu_use.py",
+        "self.unused = tuple(gpu for gpu in self.all if gpu.index not in self._used)",
+        "self.unused = self.all[len(self._used) :]",
         "nothing is given twice",
         ("sim",),
     ),

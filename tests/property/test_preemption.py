@@ -189,7 +189,7 @@ def test_quotas_hold_when_all_of_it_is_done(snapshot: Snapshot) -> None:
             largest = max((held[o] for o in reclaimed if held[o].project == project), key=_size)
             before = _tree(snapshot, {one for one in reclaimed if one != largest.attempt_id})
             over = before.over_quota(project)
-            assert over.num_gpus > 0 if asked.num_gpus else over.millicpus > 0
+            assert over.milligpus > 0 if asked.milligpus else over.millicpus > 0
 
 
 def _size(one: Holding) -> tuple[object, str]:

@@ -16,7 +16,7 @@ from shoal.scheduler.fair import Fair, Usage
 from shoal.scheduler.tree import Tree
 
 NAMES = tuple("abcdef")
-AMOUNTS = st.builds(Amount, st.integers(0, 4), st.integers(0, 8000))
+AMOUNTS = st.builds(Amount, st.sampled_from([0, 10, 500, 1000, 4000]), st.integers(0, 8000))
 HALF = 1000.0
 
 
@@ -60,21 +60,21 @@ def above(views: list[ProjectView], name: str) -> list[ProjectView]:
 
 def total(views: list[ProjectView], held: Holdings, of: str) -> Amount:
     inside = [amount for name, amount in held if of in [view.name for view in above(views, name)]]
-    return Amount(sum(one.num_gpus for one in inside), sum(one.millicpus for one in inside))
+    return Amount(sum(one.milligpus for one in inside), sum(one.millicpus for one in inside))
 
 
-def allows(view: ProjectView, gpus: int | None, millicpus: int | None) -> bool:
+def allows(view: ProjectView, milligpus: int | None, millicpus: int | None) -> bool:
     """By the definition: at most the limit, and at most the quota and what it may borrow. None: not asked."""
-    for amount, unit, scale in ((gpus, "gpus", 1), (millicpus, "cpus", 1000)):
+    for amount, unit in ((milligpus, "gpus"), (millicpus, "cpus")):
         limit, quota, borrow = (
             getattr(bound, unit) if bound is not None else None
             for bound in (view.limit, view.quota, view.borrow)
         )
         if amount is None:
             continue
-        if limit is not None and amount > limit * scale:
+        if limit is not None and amount > limit * 1000:
             return False
-        if quota is not None and borrow is not None and amount > (quota + borrow) * scale:
+        if quota is not None and borrow is not None and amount > (quota + borrow) * 1000:
             return False
     return True
 
@@ -110,7 +110,7 @@ def test_a_project_is_refused_exactly_where_some_ceiling_would_be_passed(
         for view in above(views, name)
         if not allows(
             view,
-            total(views, held, view.name).num_gpus + asked.num_gpus if asked.num_gpus else None,
+            total(views, held, view.name).milligpus + asked.milligpus if asked.milligpus else None,
             total(views, held, view.name).millicpus + asked.millicpus if asked.millicpus else None,
         )
     ]

@@ -154,7 +154,7 @@ class Auditor:
         assert not twice, f"running twice at once: {twice}"
 
     def _nothing_is_overcommitted(self, pairs: Pairs) -> None:
-        gpus: dict[tuple[str, int], str] = {}
+        gpus: dict[tuple[str, int], int] = defaultdict(int)
         cpus: dict[str, float] = defaultdict(float)
         memory: dict[str, int] = defaultdict(int)
         elements: dict[str, int] = defaultdict(int)
@@ -167,8 +167,8 @@ class Auditor:
                 cpus[share.node] += share.cpus
                 memory[share.node] += share.memory_bytes
                 for gpu in share.gpu_ids:
-                    holder = gpus.setdefault((share.node, gpu), attempt.attempt_id)
-                    assert holder == attempt.attempt_id, f"GPU {gpu} of {share.node} is held twice"
+                    gpus[share.node, gpu] += share.gpu_milli
+                    assert gpus[share.node, gpu] <= 1000, f"GPU {gpu} of {share.node} is given twice"
         for node, facts in self.world.cluster.facts.items():
             assert cpus[node] <= facts.cpus, f"{node} gives {cpus[node]} CPUs"
             assert memory[node] <= facts.memory_bytes, f"{node} gives {memory[node]} bytes"

@@ -110,7 +110,8 @@ class World:
             "run": "train",
             "resources": {
                 "nodes": dice.choice([1, 1, 2, "1..3"]),
-                "gpus": dice.choice([1, 1, 2, 4]),
+                "gpus": dice.choice([0.4, 0.5, 1, 1, 2, 4]),
+                "exclusive": dice.random() < 0.1,
                 "cpus": dice.choice([1, 3, 5]),
             },
             "retry": {"max": dice.choice([0, 1, 3]), "backoff": "2s"},

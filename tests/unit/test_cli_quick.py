@@ -15,7 +15,7 @@ from shoal.cli.quick import ONCE, REPEATED, SHORT, Typed, read_run
 
 APP = build_app("run")
 PROGRAM = ("--", "python", "train.py", "--lr", "1")
-SPELLINGS = (*ONCE, *REPEATED, *SHORT, "--detach", "--json")
+SPELLINGS = (*ONCE, *REPEATED, *SHORT, "--detach", "--json", "--exclusive")
 VALUES = st.sampled_from(["8", "2..4", "A=b c", "", "x,y", "=", "a=--b", "é", "H100:8", "0-9%2", "True"])
 ODD_WORDS = st.sampled_from(
     [*SPELLINGS, "-x", "-5", "--name=a", "-nb", "-dx", "--no-json", "--help", "--gpu", "-", "run", "job.yaml"]
@@ -36,7 +36,9 @@ def agrees(typed: Typed, head: list[str]) -> bool:
 
 
 def test_the_quick_way_knows_every_flag_of_a_job() -> None:
-    assert {*ONCE.values(), *REPEATED.values()} == {field.name for field in dataclasses.fields(JobFlags)}
+    assert {*ONCE.values(), *REPEATED.values(), "exclusive"} == {
+        field.name for field in dataclasses.fields(JobFlags)
+    }
     repeated = {field.name for field in dataclasses.fields(JobFlags) if field.default == ()}
     assert set(REPEATED.values()) == repeated
 
@@ -47,6 +49,13 @@ def test_every_flag_with_a_value_is_read_the_quick_way(flag: str) -> None:
     assert typed is not None
     assert agrees(typed, ["run", flag, "3", "-d"])
     assert typed.program == PROGRAM[1:]
+
+
+def test_a_switch_takes_no_value() -> None:
+    typed = read_run(["run", "--exclusive", "--gpus", "1", *PROGRAM])
+    assert typed is not None
+    assert typed.flags == {"exclusive": True, "gpus": "1"}
+    assert agrees(typed, ["run", "--exclusive", "--gpus", "1"])
 
 
 @settings(max_examples=200, deadline=None)

@@ -12,7 +12,7 @@ from shoal.model.attempt import Attempt
 from shoal.model.job import Job
 from shoal.model.node import Node
 from shoal.model.people import Devices, Membership, Project, Role, Token, User
-from shoal.model.request import Request
+from shoal.model.request import Request, TopologyRequest
 from shoal.model.window import Window
 from shoal.scheduler import Explanation, Outlook
 from shoal.store import Event
@@ -62,11 +62,18 @@ def render_request(request: Request) -> views.RequestView:
         "cpus": request.cpus,
         "memory_bytes": request.memory_bytes,
         "disk_bytes": request.disk_bytes,
-        "gpus": {"count": gpus.count, "kind": gpus.kind} if gpus else None,
+        "gpus": {"count": gpus.count, "kind": gpus.kind, "share": gpus.milli / 1000} if gpus else None,
         "ranks_per_node": request.ranks_per_node,
-        "topology": {"within": topology.within, "is_required": topology.is_required} if topology else None,
+        "is_exclusive": request.is_exclusive,
+        "exclude": list(request.exclude),
+        "require": dict(request.require),
+        "topology": render_topology(topology) if topology else None,
         "time_limit_s": request.time_limit_s,
     }
+
+
+def render_topology(asked: TopologyRequest) -> views.TopologyView:
+    return {"within": asked.within, "is_required": asked.is_required, "spread": asked.spread}
 
 
 def render_attempt(attempt: Attempt) -> views.AttemptView:
@@ -157,7 +164,7 @@ def render_node(
         "memory_bytes": facts.memory_bytes,
         "disk_bytes": facts.disk_bytes,
         "gpus": [{"index": gpu.index, "kind": gpu.kind} for gpu in facts.gpus],
-        "gpus_used": sum(len(share.gpu_ids) for share in shares),
+        "gpus_used": sum(share.num_gpus for share in shares),
         "cpus_used": sum(share.cpus for share in shares),
         "memory_used_bytes": sum(share.memory_bytes for share in shares),
         "is_simulated": facts.is_simulated,
@@ -207,7 +214,7 @@ def render_project(project: Project, role: Role | None, open_jobs: int, share: S
         "borrow": _amounts(project.borrow),
         "limit": _amounts(project.limit),
         "weight": project.weight,
-        "held": {"gpus": share.held.num_gpus, "cpus": share.held.millicpus / 1000},
+        "held": {"gpus": share.held.milligpus / 1000, "cpus": share.held.millicpus / 1000},
         "standing": share.standing,
         "max_open_jobs": project.max_open_jobs,
         "max_priority": project.max_priority,

@@ -10,11 +10,13 @@ from typing_extensions import TypedDict
 class GpuView(TypedDict):
     count: int
     kind: str | None
+    share: float
 
 
 class TopologyView(TypedDict):
-    within: str
+    within: str | None
     is_required: bool
+    spread: str | None
 
 
 class RequestView(TypedDict):
@@ -28,6 +30,9 @@ class RequestView(TypedDict):
     disk_bytes: int
     gpus: GpuView | None
     ranks_per_node: int
+    is_exclusive: bool
+    exclude: list[str]
+    require: dict[str, str]
     topology: TopologyView | None
     time_limit_s: float | None
 
@@ -195,7 +200,7 @@ class NodeView(TypedDict):
     memory_bytes: int
     disk_bytes: int
     gpus: list[NodeGpuView]
-    gpus_used: int
+    gpus_used: float
     cpus_used: float
     memory_used_bytes: int
     is_simulated: bool
@@ -264,7 +269,7 @@ class UserPageView(TypedDict):
 class AmountsView(TypedDict):
     """null: nothing is said about that device."""
 
-    gpus: int | None
+    gpus: float | None
     cpus: float | None
 
 
@@ -381,7 +386,7 @@ class NodeCountsView(TypedDict):
 
 class DevicesView(TypedDict):
     gpus_total: int
-    gpus_used: int
+    gpus_used: float
     cpus_total: float
     cpus_used: float
 

@@ -70,6 +70,8 @@ def _of_others(kind: str, data: dict[str, Any]) -> tuple[str, str]:
         return f"plan made: {len(data.get('placed') or ())} placed{also}, {data.get('waiting')} waiting", ""
     if kind == "job.evicted":
         return f"gives way to {data.get('for') or 'a job of another project'}", ""
+    if kind == "job.grows":
+        return f"goes on with {data.get('num_nodes')} nodes instead of {data.get('has_nodes')}", ""
     if kind == "job.preempted_for":
         return f"has others stop for it: {data.get('num_jobs')}", ""
     if kind.startswith("window."):

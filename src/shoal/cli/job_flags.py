@@ -41,7 +41,7 @@ class JobFlags:
         Many, Parameter(name="--after", negative="", help="Start after this job, or array, has succeeded.")
     ] = ()
     array: Annotated[Text, Parameter(help="Many jobs: `0..99`, `0-99%10`.")] = None
-    gpus: Annotated[Text, Parameter(group=NEEDS, help="`8`, `H100` or `H100:8`.")] = None
+    gpus: Annotated[Text, Parameter(group=NEEDS, help="`8`, `H100`, `H100:8`, or `0.5` of one.")] = None
     nodes: Annotated[Text, Parameter(group=NEEDS, help="How many nodes: `2` or `2..4`.")] = None
     cpus: Annotated[Text, Parameter(group=NEEDS, help="`4`, `0.5` or `4+`.")] = None
     memory: Annotated[Text, Parameter(group=NEEDS, help="`32GB` or `32GB..`.")] = None
@@ -49,9 +49,18 @@ class JobFlags:
     ranks_per_node: Annotated[
         Text, Parameter(group=NEEDS, help="Processes; one for each GPU if not given.")
     ] = None
-    topology: Annotated[Text, Parameter(group=NEEDS, help="All nodes within one of these, e.g. `rack`.")] = (
-        None
-    )
+    exclusive: Annotated[
+        bool | None, Parameter(negative="", group=NEEDS, help="Whole nodes, shared with nobody.")
+    ] = None
+    exclude: Annotated[
+        Many, Parameter(name="--exclude", negative="", group=NEEDS, help="A node it must not run on.")
+    ] = ()
+    require: Annotated[
+        Many, Parameter(name="--require", negative="", group=NEEDS, help="LABEL=VALUE its nodes must have.")
+    ] = ()
+    topology: Annotated[
+        Text, Parameter(group=NEEDS, help="All nodes within one `rack`, or `spread:rack`: each in another.")
+    ] = None
     retry: Annotated[Text, Parameter(group=AGAIN, help="How often to try again.")] = None
     retry_on: Annotated[
         Many, Parameter(name="--retry-on", negative="", help="exit signal oom setup time_limit.", group=AGAIN)

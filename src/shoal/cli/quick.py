@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 SHORT = {"-n": "--name", "-p": "--project", "-e": "--env", "-d": "--detach"}
-SWITCHES = frozenset({"--detach", "--json"})
+SWITCHES = frozenset({"--detach", "--json", "--exclusive"})
 REPEATED = {
     "--env": "env",
     "--secret": "secrets",
@@ -18,6 +18,8 @@ REPEATED = {
     "--after": "after",
     "--retry-on": "retry_on",
     "--log-rule": "log_rules",
+    "--exclude": "exclude",
+    "--require": "require",
 }
 ONCE = {
     "--" + name.replace("_", "-"): name
@@ -34,7 +36,7 @@ STDIN = "/dev/stdin"
 
 
 class Typed(NamedTuple):
-    """A `shoal run` without a job file: flags by the spec's names, as text, and the program's words."""
+    """A `shoal run` without a job file: flags by the spec's names, as typed, and the program's words."""
 
     flags: dict[str, Any]
     program: tuple[str, ...]
@@ -64,6 +66,8 @@ def read_run(argv: list[str]) -> Typed | None:
             flags[ONCE[flag]] = value
         else:
             return None
+    if "--exclusive" in switches:
+        flags["exclusive"] = True
     return Typed(flags, tuple(argv[end + 1 :]), "--detach" in switches, "--json" in switches)
 
 

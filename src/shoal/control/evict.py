@@ -31,6 +31,8 @@ def evict(core: Core, tx: Tx, evictions: Sequence[Eviction], now: float) -> list
     job: another plan is made of what is true now.
     """
     asked: list[str] = []
+    if evictions and evictions[0].ground is Ground.GROWTH:
+        return _grow(core, tx, evictions[0], now)
     for for_id, equal in groupby(evictions, key=lambda one: one.for_attempt_id):
         head = tx.attempts.get(for_id)
         victims = [_load(tx, eviction) for eviction in equal]
@@ -41,6 +43,24 @@ def evict(core: Core, tx: Tx, evictions: Sequence[Eviction], now: float) -> list
             _stop_all(core, tx, head, running, now)
             asked += [attempt.attempt_id for _, _, attempt in running]
     return asked
+
+
+def _grow(core: Core, tx: Tx, eviction: Eviction, now: float) -> list[str]:
+    """It stops for itself: what it is queued again with finds more nodes."""
+    loaded = _load(tx, eviction)
+    if loaded is None:
+        return []
+    _, job, attempt = loaded
+    has, gets = len(attempt.allocation), eviction.num_nodes
+    because = (
+        f"stopped to go on with {gets} nodes instead of {has}: they stand idle, and at most "
+        f"{_work(attempt, eviction.lost_s)} are done again"
+    )
+    stop = StopAsked(reason=EndReason.PREEMPTED, by=str(SHOAL), because=because)
+    core.recorder.advance(tx, attempt.attempt_id, stop, now=now)
+    data = {**_bill(eviction), "has_nodes": has, "num_nodes": gets}
+    note(tx, "job.grows", now, SHOAL, job=job, attempt=attempt, data=data)
+    return [attempt.attempt_id]
 
 
 def _load(tx: Tx, eviction: Eviction) -> Victim | None:
@@ -93,7 +113,7 @@ def reason(eviction: Eviction, job: Job, gains: Job, attempt: Attempt, now: floa
 
 def _work(attempt: Attempt, lost_s: float) -> str:
     """`3.2 GPU-hours`; of a job without GPUs, of its CPUs."""
-    num_gpus: float = sum(len(share.gpu_ids) for share in attempt.allocation)
+    num_gpus: float = sum(share.num_gpus for share in attempt.allocation)
     count = num_gpus or sum(share.cpus for share in attempt.allocation)
     hours = lost_s / 3600 * count
     return f"{hours:.2g} {'GPU' if num_gpus else 'CPU'}-hours"

@@ -46,6 +46,7 @@ def orders_for(
             ranks_per_node=job.request.ranks_per_node,
             gpu_ids=share.gpu_ids,
             gpus=_handles(share.gpu_ids, nodes[share.node]),
+            gpu_milli=share.gpu_milli,
             are_gpus_simulated=nodes[share.node].facts.is_simulated,
             run=spec.run,
             setup=spec.setup,

@@ -80,6 +80,8 @@ def holding(job: Job, attempt: Attempt) -> Holding:
         owner=job.owner,
         name=job.name,
         is_leaving=attempt.state is AttemptState.STOPPING,
+        request=job.request,
+        excluded_nodes=job.excluded_nodes,
     )
 
 

@@ -99,6 +99,8 @@ def _order_problems(submission: Submission, order: Order, rank: int) -> Iterator
         yield f"the node's name {order.node!r} is not a plain name"
     if len(set(order.gpu_ids)) < len(order.gpu_ids):
         yield f"a GPU twice in {order.gpu_ids}"
+    if order.gpu_milli != 1000 and not (0 < order.gpu_milli < 1000 and len(order.gpu_ids) == 1):
+        yield f"{order.gpu_milli} thousandths of {len(order.gpu_ids)} GPUs"
 
 
 def _differences(first: Order, order: Order) -> Iterator[str]:

@@ -62,6 +62,13 @@ class NodeShare(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     disk_bytes: int = 0
     gpu_ids: tuple[int, ...] = ()
+    gpu_milli: int = 1000
+    """Thousandths of its one GPU, which others may share; 1000 whenever there are several."""
+
+    @property
+    def num_gpus(self) -> float:
+        """Parts count as parts."""
+        return len(self.gpu_ids) * self.gpu_milli / 1000
 
 
 Allocation = tuple[NodeShare, ...]

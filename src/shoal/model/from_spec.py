@@ -8,14 +8,18 @@ from __future__ import annotations
 from shoal.model.job import RetryPolicy
 from shoal.model.request import GpuRequest, Request, TopologyRequest
 from shoal.spec import JobSpec
+from shoal.spec.clauses import TopologySpec
+from shoal.spec.resources import GpuSpec
 from shoal.wire import LogRule, Mount, RuleAction
+
+WHOLE = 1000
+"""Parts of one GPU."""
 
 
 def request_of(spec: JobSpec) -> Request:
     asked = spec.resources
-    gpus = GpuRequest(count=asked.gpus.count, kind=asked.gpus.kind) if asked.gpus else None
+    gpus = _gpus_of(asked.gpus) if asked.gpus else None
     ranks = spec.ranks_per_node or (gpus.count if gpus else 1)
-    near = spec.topology
     return Request(
         min_nodes=asked.nodes.min,
         max_nodes=asked.nodes.max,
@@ -24,9 +28,22 @@ def request_of(spec: JobSpec) -> Request:
         disk_bytes=asked.disk.min if asked.disk else 0,
         gpus=gpus,
         ranks_per_node=ranks,
-        topology=TopologyRequest(within=near.within, is_required=near.mode == "required") if near else None,
+        is_exclusive=asked.exclusive,
+        exclude=tuple(sorted(set(asked.exclude))),
+        require=tuple(sorted(asked.require.items())),
+        topology=_topology_of(spec.topology) if spec.topology else None,
         time_limit_s=spec.time_limit,
     )
+
+
+def _gpus_of(asked: GpuSpec) -> GpuRequest:
+    milli = WHOLE if asked.share is None else round(asked.share * WHOLE)
+    return GpuRequest(count=asked.count, kind=asked.kind, milli=milli)
+
+
+def _topology_of(asked: TopologySpec) -> TopologyRequest:
+    is_required = asked.within is not None and asked.mode == "required"
+    return TopologyRequest(within=asked.within, is_required=is_required, spread=asked.spread)
 
 
 def retry_of(spec: JobSpec) -> RetryPolicy:

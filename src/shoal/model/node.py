@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
+from functools import cache
 
 import msgspec
 
+SLICE = re.compile(r"[0-9]+g\.[0-9]+gb")
+"""How NVIDIA names the profile of a MIG slice: `1g.10gb`."""
+
+
+@cache
+def kinds_of(asked: str) -> frozenset[str]:
+    """The kinds that `A100|H100` names: devices of any of them will do."""
+    return frozenset(asked.split("|"))
+
+
+@cache
+def is_slice(kind: str) -> bool:
+    """Whether devices of this kind are parts of a GPU: given only to those who ask for them by kind."""
+    return SLICE.search(kind) is not None
+
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One device. `index` is the driver's own numbering, by which people and the scheduler name it.
+    """One device, or one MIG slice of one, whose kind is `H100-1g.10gb`.
+
+    `index` is the driver's own numbering, by which people and the scheduler name it; slices come after.
 
     Neither the device file nor CUDA need count alike: the first goes by `minor`, the second by `uuid`.
     """
@@ -39,6 +58,10 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Topology levels among them: `zone`, `fabric`, `rack`, `nvlink`."""
     remarks: tuple[str, ...] = ()
     """What one might expect there and the engine did not find, and why."""
+
+
+LEVELS = ("zone", "fabric", "rack", "nvlink")
+"""Of the topology, from the widest to the closest. Other labels are levels that lie inside nothing."""
 
 
 class NodeState(StrEnum):

@@ -6,17 +6,28 @@ import msgspec
 
 
 class GpuRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """GPUs per node. `kind` None takes any."""
+    """GPUs per node. `kind` None takes any whole device, and never a MIG slice."""
 
     count: int
     kind: str | None = None
+    milli: int = 1000
+    """Thousandths of its one GPU; 1000 whenever there are several."""
+
+    @property
+    def amount(self) -> float:
+        """As it is written: how many, or the part of one."""
+        return self.count * self.milli / 1000
 
 
 class TopologyRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """All nodes inside one domain of the named level; preferred closeness never delays a start."""
+    """All nodes inside one domain of the level `within`; preferred closeness never delays a start.
 
-    within: str
+    `spread`: no two nodes in the same domain of that level.
+    """
+
+    within: str | None = None
     is_required: bool = True
+    spread: str | None = None
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,5 +40,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     disk_bytes: int = 0
     gpus: GpuRequest | None = None
     ranks_per_node: int = 1
+    is_exclusive: bool = False
+    """Takes all that each of its nodes has, and shares them with nobody."""
+    exclude: tuple[str, ...] = ()
+    """Names of nodes it must not run on."""
+    require: tuple[tuple[str, str], ...] = ()
+    """Labels that each of its nodes must have, sorted."""
     topology: TopologyRequest | None = None
     time_limit_s: float | None = None

@@ -135,6 +135,8 @@ def _shoal(order: Order, credentials: Credentials) -> dict[str, str]:
         "SHOAL_PROJECT": order.project,
         "SHOAL_GPUS": ",".join(map(str, order.gpu_ids)),
     }
+    if order.gpu_milli < 1000:
+        values["SHOAL_GPU_SHARE"] = f"{order.gpu_milli / 1000:g}"
     if order.array_index is not None:
         values["SHOAL_ARRAY_INDEX"] = str(order.array_index)
     if order.checkpoint_dir is not None:

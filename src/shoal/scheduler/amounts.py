@@ -1,7 +1,7 @@
 """Resources as exact integers: what a node has, and what a request needs of each node.
 
-CPUs are counted in thousandths. Needs round up and capacities round down, so that no sum of shares
-can pass what a node has, whatever fractions people write.
+CPUs, and GPUs that are shared, are counted in thousandths. Needs round up and capacities round down, so that
+no sum of shares can pass what a node has, whatever fractions people write.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from math import ceil, floor
 from typing import NamedTuple
 
+from shoal.model.node import is_slice, kinds_of
 from shoal.model.request import Request
 
 MILLI = 1000
@@ -25,19 +26,40 @@ def millicpus_there(cpus: float) -> int:
 
 
 class Amounts(NamedTuple):
-    """Of one node: all it has, or what is free. `gpus` counts each kind, sorted by kind."""
+    """Of one node: all it has, or what is free of it.
+
+    `num_gpus` counts GPUs nobody uses, MIG slices not among them; `gpus` counts devices of each kind that
+    nobody uses, slices too, sorted by kind.
+    """
 
     millicpus: int
     memory_bytes: int
     disk_bytes: int
     num_gpus: int
     gpus: tuple[tuple[str, int], ...]
+    parts: tuple[tuple[str, int], ...] = ()
+    """Of each GPU that is shared, its kind and the thousandths that are free; sorted."""
+
+    @property
+    def gpu_millis(self) -> int:
+        """Thousandths of GPUs, slices not among them."""
+        return self.num_gpus * MILLI + sum([left for _, left in self.parts])
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of any kind, slices and shared ones too."""
+        return sum([count for _, count in self.gpus]) + len(self.parts) if self.gpus else len(self.parts)
 
     def gpus_of(self, kind: str | None) -> int:
-        """How many of the kind; None counts all."""
+        """How many of the kind; None counts all but slices."""
         if kind is None:
             return self.num_gpus
-        return next((count for name, count in self.gpus if name == kind), 0)
+        asked = kinds_of(kind)
+        return sum(count for name, count in self.gpus if name in asked)
+
+    def has_part(self, milli: int, kind: str | None) -> bool:
+        """Whether a GPU of the kind that is shared has so much left."""
+        return any(left >= milli and (kind is None or name in kinds_of(kind)) for name, left in self.parts)
 
 
 def lowest(first: Amounts, second: Amounts) -> Amounts:
@@ -49,24 +71,34 @@ def lowest(first: Amounts, second: Amounts) -> Amounts:
         min(first.disk_bytes, second.disk_bytes),
         min(first.num_gpus, second.num_gpus),
         tuple((kind, min(count, kinds[kind])) for kind, count in first.gpus if kind in kinds),
+        first.parts if first.parts == second.parts else (),
     )
 
 
 class Need(NamedTuple):
-    """What one node must give. `memory_bytes` None: in proportion to the larger share of CPUs or GPUs."""
+    """What one node must give. `memory_bytes` None: in proportion to the larger share of CPUs or GPUs.
+
+    `gpu_milli` below 1000: that much of a single GPU, which others may share. `is_exclusive`: all that the
+    node has, of which the rest must be there; nobody else may hold any of it. `labels`: those it must have.
+    """
 
     millicpus: int
     memory_bytes: int | None
     disk_bytes: int
     num_gpus: int
     gpu_kind: str | None
+    gpu_milli: int = MILLI
+    is_exclusive: bool = False
+    labels: tuple[tuple[str, str], ...] = ()
 
     def memory_on(self, whole: Amounts) -> int:
         """Bytes it takes of a node that has `whole` in all."""
         if self.memory_bytes is not None:
             return self.memory_bytes
         by_cpu = whole.memory_bytes * self.millicpus // whole.millicpus if whole.millicpus > 0 else 0
-        by_gpu = whole.memory_bytes * self.num_gpus // whole.num_gpus if whole.num_gpus else 0
+        has_slices = self.gpu_kind is not None and is_slice(self.gpu_kind)
+        devices = sum(count for _, count in whole.gpus) if has_slices else whole.num_gpus
+        by_gpu = whole.memory_bytes * self.num_gpus * self.gpu_milli // (devices * MILLI) if devices else 0
         return max(by_cpu, by_gpu)
 
     def asks_no_more_than(self, other: Need) -> bool:
@@ -81,21 +113,29 @@ class Need(NamedTuple):
             and self.num_gpus <= other.num_gpus
             and self.disk_bytes <= other.disk_bytes
             and self.gpu_kind in (None, other.gpu_kind)
+            and self.gpu_milli <= other.gpu_milli
+            and self.is_exclusive <= other.is_exclusive
+            and set(self.labels) <= set(other.labels)
         )
 
 
 def less(free: Amounts, need: Need, whole: Amounts) -> Amounts:
     """What is surely left of `free` on a node that has `whole`, whichever GPUs `need` will take."""
-    num_gpus = free.num_gpus - need.num_gpus
+    if need.is_exclusive:
+        return Amounts(0, 0, 0, 0, ())
+    asked = kinds_of(need.gpu_kind) if need.gpu_kind is not None else frozenset()
+    num_gpus = free.num_gpus - (0 if any(map(is_slice, asked)) else need.num_gpus)
     return Amounts(
         free.millicpus - need.millicpus,
         free.memory_bytes - need.memory_on(whole),
         free.disk_bytes - need.disk_bytes,
         num_gpus,
         tuple(
-            (kind, min(count - need.num_gpus if kind == need.gpu_kind else count, num_gpus))
+            (kind, left if is_slice(kind) else min(left, num_gpus))
             for kind, count in free.gpus
+            for left in [count - need.num_gpus if kind in asked else count]
         ),
+        free.parts if need.gpu_milli == MILLI else (),
     )
 
 
@@ -108,6 +148,8 @@ class Demand(NamedTuple):
     within: str | None
     is_close_required: bool
     excluded: frozenset[str]
+    spread: str | None = None
+    """A level: no two of the nodes in the same domain of it."""
 
 
 def need_of(request: Request) -> Need:
@@ -118,6 +160,9 @@ def need_of(request: Request) -> Need:
         disk_bytes=request.disk_bytes,
         num_gpus=gpus.count if gpus else 0,
         gpu_kind=gpus.kind if gpus and gpus.count else None,
+        gpu_milli=gpus.milli if gpus else MILLI,
+        is_exclusive=request.is_exclusive,
+        labels=request.require,
     )
 
 
@@ -129,5 +174,6 @@ def demand_of(request: Request, excluded_nodes: tuple[str, ...] = ()) -> Demand:
         max_nodes=request.max_nodes,
         within=topology.within if topology else None,
         is_close_required=topology.is_required if topology else False,
-        excluded=frozenset(excluded_nodes),
+        excluded=frozenset(excluded_nodes).union(request.exclude),
+        spread=topology.spread if topology else None,
     )

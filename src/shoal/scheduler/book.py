@@ -14,7 +14,7 @@ import msgspec
 from shoal.model.attempt import Allocation
 from shoal.scheduler.amounts import MILLI, Demand
 from shoal.scheduler.capacity import Capacity
-from shoal.scheduler.devices import Amount, held_by
+from shoal.scheduler.devices import Amount, asked_by, held_by
 from shoal.scheduler.fair import Fair
 from shoal.scheduler.fit import Finders
 from shoal.scheduler.possible import Possible
@@ -23,11 +23,12 @@ from shoal.scheduler.snapshot import Candidate, Holding, NodeView
 from shoal.scheduler.soonest import Soonest
 from shoal.scheduler.stakes import Stakes
 from shoal.scheduler.tree import Refusal, Tree
+from shoal.scheduler.whole_nodes import WholeNodes
 from shoal.scheduler.windows import Windows
 
 Rank = tuple[float, ...]
 """Priority, whether only borrowed devices are left, standing: the least comes first."""
-ANY_GPU, ANY_CPU = Amount(1, 0), Amount(0, MILLI)
+ANY_GPU, ANY_CPU = Amount(MILLI, 0), Amount(0, MILLI)
 
 
 class Book:
@@ -38,8 +39,10 @@ class Book:
         self.capacity = Capacity()
         self.finders = Finders(self.capacity)
         self.soonest = Soonest(self.capacity)
-        self.rows = Rows()
+        self.rows = Rows(self.capacity.typical)
         self.stakes = Stakes()
+        self.elastic: set[str] = set()
+        """Attempts that could use more nodes than they hold."""
         self.holdings: dict[str, Holding] = {}
         self.kept_back: dict[str, Candidate] = {}
         """Wait for a dependency or a moment, not for room."""
@@ -66,12 +69,22 @@ class Book:
         self.capacity.set_node(view)
         return True
 
-    def refusal(self, project: str, demand: Demand, num_nodes: int) -> Refusal | None:
-        """Who up the tree of projects does not allow it so many nodes."""
+    def refusal(self, project: str, demand: Demand) -> Refusal | None:
+        """Who up the tree of projects does not allow the least it can start with."""
         if not self.tree.has_ceilings:
             return None
-        need = demand.need
-        return self.tree.refusal(project, Amount(need.num_gpus * num_nodes, need.millicpus * num_nodes))
+        if demand.need.is_exclusive:
+            return self._whole_nodes(project, demand).refusal()
+        return self.tree.refusal(project, asked_by(demand))
+
+    def allowed(self, project: str, demand: Demand) -> Demand:
+        """The demand as its project may have it: of whole nodes, not those that have too much."""
+        if not demand.need.is_exclusive or not self.tree.has_ceilings:
+            return demand
+        return self._whole_nodes(project, demand).allowed()
+
+    def _whole_nodes(self, project: str, demand: Demand) -> WholeNodes:
+        return WholeNodes(self.tree, project, demand, self.possible.suitable(demand.need))
 
     def num_of_array(self, array_id: str | None) -> int:
         return self._num_of_array[array_id] if array_id is not None else 0
@@ -188,6 +201,8 @@ class Book:
     def _take(self, holding: Holding) -> None:
         self.holdings[holding.attempt_id] = holding
         self.stakes.add(holding)
+        if holding.request is not None and len(holding.allocation) < holding.request.max_nodes:
+            self.elastic.add(holding.attempt_id)
         self.capacity.hold(holding)
         held = held_by(holding.allocation)
         self.tree.take(holding.project, held)
@@ -198,6 +213,7 @@ class Book:
     def _give(self, attempt_id: str, at: float) -> None:
         holding = self.holdings.pop(attempt_id)
         self.stakes.remove(holding)
+        self.elastic.discard(attempt_id)
         self.capacity.release(holding)
         held = held_by(holding.allocation)
         self.tree.give(holding.project, held)
@@ -230,4 +246,6 @@ def holding_of(candidate: Candidate, allocation: Allocation, now: float) -> Hold
         label=candidate.label,
         owner=candidate.owner,
         name=candidate.name,
+        request=candidate.request,
+        excluded_nodes=candidate.excluded_nodes,
     )

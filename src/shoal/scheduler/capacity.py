@@ -8,15 +8,17 @@ not one a node. Readers that remember answers read two logs: `born`, the groups 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from math import inf
 from operator import itemgetter
 
 from shoal.model.attempt import NodeShare
 from shoal.scheduler.amounts import Amounts, lowest, millicpus_needed, millicpus_there
+from shoal.scheduler.gpu_use import GpuUse
 from shoal.scheduler.journal import Journal
-from shoal.scheduler.snapshot import GpuView, Holding, NodeView
+from shoal.scheduler.packing import Packing, look_of
+from shoal.scheduler.snapshot import Holding, NodeView
+from shoal.scheduler.typical import Typical, shape_held
 
 End = tuple[float, int, NodeShare]
 """When a share is given back at the latest (infinity where nobody knows), its thousandths of CPUs, itself."""
@@ -26,18 +28,13 @@ _when = itemgetter(0)
 class NodeUse:
     """A node and what is used of it."""
 
-    __slots__ = ("ends", "free", "free_gpus", "view", "whole")
+    __slots__ = ("devices", "ends", "free", "view", "whole")
 
     def __init__(self, view: NodeView) -> None:
         self.view = view
-        self.free_gpus = tuple(sorted(view.gpus, key=lambda gpu: gpu.index))
-        self.whole = Amounts(
-            millicpus_there(view.cpus),
-            view.memory_bytes,
-            view.disk_bytes,
-            len(self.free_gpus),
-            by_kind(self.free_gpus),
-        )
+        self.devices = GpuUse(view.gpus)
+        cpus = millicpus_there(view.cpus)
+        self.whole = Amounts(cpus, view.memory_bytes, view.disk_bytes, *self.devices.free)
         self.free = self.whole
         self.ends: list[End] = []
         """What is held here, the first to end first."""
@@ -45,6 +42,13 @@ class NodeUse:
     @property
     def name(self) -> str:
         return self.view.name
+
+    def label(self, name: str) -> str | None:
+        """Its value here; every node has its pool as the label `pool`."""
+        return self.view.labels.get(name) or (self.view.pool if name == "pool" else None)
+
+    def has(self, labels: tuple[tuple[str, str], ...]) -> bool:
+        return all(self.label(name) == value for name, value in labels)
 
     @property
     def is_open(self) -> bool:
@@ -72,20 +76,27 @@ class NodeUse:
         _, millicpus, _ = self.ends.pop(place)
         insort(self.ends, (to, millicpus, share), key=_when)
 
+    def freed(self, shares: Iterable[NodeShare]) -> Iterator[Amounts]:
+        """What would be free after each of these that are held here were given back, one after the other."""
+        free, devices = self.free, self.devices.copy()
+        for share in shares:
+            free = _changed(free, devices, share, millicpus_needed(share.cpus), 1)
+            yield free
+
     def _change(self, share: NodeShare, millicpus: int, sign: int) -> None:
-        gpus = self.free.gpus
-        if share.gpu_ids:
-            held = {index for _, _, other in self.ends for index in other.gpu_ids}
-            devices = sorted(self.view.gpus, key=lambda gpu: gpu.index)
-            self.free_gpus = tuple(gpu for gpu in devices if gpu.index not in held)
-            gpus = by_kind(self.free_gpus)
-        self.free = Amounts(
-            self.free.millicpus + millicpus,
-            self.free.memory_bytes + sign * share.memory_bytes,
-            self.free.disk_bytes + sign * share.disk_bytes,
-            len(self.free_gpus),
-            gpus,
-        )
+        self.free = _changed(self.free, self.devices, share, millicpus, sign)
+
+
+def _changed(free: Amounts, devices: GpuUse, share: NodeShare, millicpus: int, sign: int) -> Amounts:
+    """`free` with a share given back (1) or taken (-1); `devices` change with it."""
+    if share.gpu_ids:
+        devices.use(share, -sign)
+    return Amounts(
+        free.millicpus + millicpus,
+        free.memory_bytes + sign * share.memory_bytes,
+        free.disk_bytes + sign * share.disk_bytes,
+        *devices.free,
+    )
 
 
 class Group:
@@ -94,12 +105,14 @@ class Group:
     A group that lost its last member stays empty for ever: nodes that look so again form a new one.
     """
 
-    __slots__ = ("free", "names", "number", "whole")
+    __slots__ = ("free", "gpu_millis", "look", "names", "number", "whole")
 
     def __init__(self, number: int, whole: Amounts, free: Amounts) -> None:
         self.number = number
         self.whole = whole
         self.free = free
+        self.gpu_millis = free.gpu_millis
+        self.look = look_of(free)
         self.names: list[str] = []
 
 
@@ -115,6 +128,8 @@ class Capacity:
         """Grows whenever a node comes, goes or changes: what is known of empty nodes is old then."""
         self.born: Journal[Group] = Journal()
         self.touched: Journal[str] = Journal()
+        self.typical = Typical()
+        self.packing = Packing()
         self._groups: dict[tuple[Amounts, Amounts], Group] = {}
         self._num_born = 0
         self._most, self._most_as_of = (0, 0), -1
@@ -172,6 +187,7 @@ class Capacity:
 
     def take(self, share: NodeShare, until: float) -> None:
         """Hand out a share of a node."""
+        self.typical.count(shape_held(share), 1)
         node = self.nodes.get(share.node)
         if node is None:
             away = self._absent.setdefault(share.node, [])
@@ -183,6 +199,7 @@ class Capacity:
 
     def give(self, share: NodeShare, until: float) -> None:
         """Take a share back that was handed out with the same end."""
+        self.typical.count(shape_held(share), -1)
         node = self.nodes.get(share.node)
         if node is None:
             self._absent[share.node].remove((until, millicpus_needed(share.cpus), share))
@@ -192,11 +209,11 @@ class Capacity:
         self._join(node)
 
     def most_free(self) -> tuple[int, int]:
-        """The most thousandths of CPUs and the most GPUs that are free on any open node."""
+        """The most thousandths of CPUs and the most GPUs of which anything is free, on any open node."""
         if self._most_as_of != self.touched.end:
             frees = [group.free for group in self.groups]
             cpus = max((free.millicpus for free in frees), default=0)
-            self._most = cpus, max((free.num_gpus for free in frees), default=0)
+            self._most = cpus, max((free.num_devices for free in frees), default=0)
             self._most_as_of = self.touched.end
         return self._most
 
@@ -243,7 +260,3 @@ class Capacity:
 def ends_at(holding: Holding) -> float:
     """When it gives back what it holds at the latest; infinity where nobody knows."""
     return inf if holding.time_limit_s is None else holding.placed_at + holding.time_limit_s
-
-
-def by_kind(gpus: Iterable[GpuView]) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted(Counter(gpu.kind for gpu in gpus).items()))

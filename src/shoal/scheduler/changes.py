@@ -74,7 +74,7 @@ def _first_that_works(waiting: Candidate, ideas: Iterator[Idea], rehearsal: Rehe
 
 def _looser(asked: Request) -> Iterator[Idea]:
     """Close together if possible, instead of close together or not at all."""
-    if asked.topology is not None and asked.topology.is_required:
+    if asked.topology is not None and asked.topology.within and asked.topology.is_required:
         topology = msgspec.structs.replace(asked.topology, is_required=False)
         yield _with(asked, topology=topology), _always(("topology.mode: preferred", ""))
 
@@ -88,7 +88,7 @@ def _other_gpus(asked: Request, snapshot: Snapshot) -> Iterator[Idea]:
 
     def tell(given: Allocation) -> Told:
         taken = sorted({kinds[share.node][index] for share in given for index in share.gpu_ids})
-        return f"gpus: {gpus.count}", f"any kind; now {joined(taken)}"
+        return f"gpus: {gpus.amount:g}", f"any kind; now {joined(taken)}"
 
     yield _with(asked, gpus=msgspec.structs.replace(gpus, kind=None)), tell
 

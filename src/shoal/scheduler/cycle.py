@@ -16,7 +16,7 @@ from math import inf
 from shoal.scheduler.amounts import less
 from shoal.scheduler.book import Book
 from shoal.scheduler.claims import Claim, Claims
-from shoal.scheduler.devices import asked_by
+from shoal.scheduler.devices import asked_by, held_by
 from shoal.scheduler.fit import share_of
 from shoal.scheduler.gang import choose
 from shoal.scheduler.policy import Policy
@@ -119,13 +119,15 @@ class Cycle:
         return order, turn, place, line
 
     def _make_room(self, attempt_id: str, row: Row) -> bool:
-        head = self._book.rows.candidates[attempt_id]
+        head, demand = self._book.rows.candidates[attempt_id], row.key.demand
+        if demand.need.is_exclusive or demand.spread is not None:
+            return False  # nobody is stopped for those: what is free then may be too much, or too close
         if row.key.at_once is not None and row in self._rooms:
             return False  # those who start count against the limit only then
         windows = self._book.windows
         shut = windows.nodes_of(windows.shut(head.project, self.now, self.now + row.key.limit_s))
         barred = (self.claims.nodes - self.preemption.nodes) | shut
-        room = self.preemption.make_room(head, row.key.demand, barred)
+        room = self.preemption.make_room(head, demand, barred)
         if room is None:
             return False
         # From then on a job that starts on a node with a window may not be gone in time.
@@ -174,20 +176,20 @@ class Cycle:
                 heappop(queue)
 
     def _start(self, row: Row, attempt_id: str) -> bool:
-        book, (demand, limit_s, array_id, at_once) = self._book, row.key
-        project = row.line.key.project
+        book, project, (demand, limit_s, array_id, at_once) = self._book, row.line.key.project, row.key
         if at_once is not None and book.num_of_array(array_id) >= at_once:
             return False
-        if book.refusal(project, demand, demand.min_nodes) is not None:
+        if book.refusal(project, demand) is not None:
             return False
+        demand = book.allowed(project, demand)
         ends_at = self.now + limit_s
         barred = self.claims.barred(demand.need, project, self.now, ends_at)
         names = choose(demand, book.finders.of(demand.need), book.capacity, barred)
         if not names:
             return False
-        while len(names) > demand.min_nodes and book.refusal(project, demand, len(names)):
-            names.pop()
         shares = tuple(share_of(demand.need, book.capacity.nodes[name]) for name in names)
+        while len(shares) > demand.min_nodes and book.tree.refusal(project, held_by(shares)):
+            shares = shares[:-1]
         self.claims.take(demand.need, shares, ends_at)
         book.start(attempt_id, shares, self.now)
         self.starts.append(Start(attempt_id=attempt_id, allocation=shares))
@@ -198,15 +200,15 @@ class Cycle:
         _, _, array_id, at_once = row.key
         if at_once is not None and self._book.num_of_array(array_id) >= at_once:
             return False
-        demand = row.key.demand
-        if self._book.refusal(row.line.key.project, demand, demand.min_nodes) is not None:
+        demand, project = row.key.demand, row.line.key.project
+        if self._book.refusal(project, demand) is not None:
             return False
-        return self._book.possible.is_open_for(demand)
+        return self._book.possible.is_open_for(self._book.allowed(project, demand))
 
     def _promise(self, head: Candidate, row: Row) -> None:
         """The nodes that serve it soonest; where nobody knows when, only once its patience has ended."""
         self.heads[head.queue] = head
-        demand, capacity = row.key.demand, self._book.capacity
+        demand, capacity = self._book.allowed(head.project, row.key.demand), self._book.capacity
         hours = self._book.windows.hours(head.project, row.key.limit_s, self.now)
         turn = self._book.soonest.turn(demand, self.claims.nodes, self.now, hours)
         if turn is None:

@@ -1,4 +1,4 @@
-"""What a project holds or asks for, and what it is guaranteed and allowed: GPUs and thousandths of CPUs."""
+"""What a project holds or asks for, and what it is guaranteed and allowed: in thousandths of devices."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import msgspec
 
 from shoal.model.attempt import Allocation
 from shoal.model.people import Devices
-from shoal.scheduler.amounts import Demand, millicpus_needed
+from shoal.scheduler.amounts import MILLI, Amounts, Demand, millicpus_needed
 
 
 class Amount(NamedTuple):
-    """Over all nodes together."""
+    """Over all nodes together. A MIG slice counts as one GPU."""
 
-    num_gpus: int
+    milligpus: int
     millicpus: int
 
 
@@ -30,13 +30,18 @@ class ProjectView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def asked_by(demand: Demand) -> Amount:
-    """The least it can start with."""
+    """The least it can start with; whole nodes may have more than that, as `taken_whole` tells."""
     need = demand.need
-    return Amount(need.num_gpus * demand.min_nodes, need.millicpus * demand.min_nodes)
+    return Amount(need.num_gpus * need.gpu_milli * demand.min_nodes, need.millicpus * demand.min_nodes)
+
+
+def taken_whole(whole: Amounts, num_nodes: int) -> Amount:
+    """By somebody to whom so many nodes are given that have `whole`, and all of it."""
+    return Amount(whole.num_devices * MILLI * num_nodes, whole.millicpus * num_nodes)
 
 
 def held_by(allocation: Allocation) -> Amount:
     return Amount(
-        sum(len(share.gpu_ids) for share in allocation),
+        sum(len(share.gpu_ids) * share.gpu_milli for share in allocation),
         sum(millicpus_needed(share.cpus) for share in allocation),
     )

@@ -21,7 +21,7 @@ from shoal.scheduler.eligible import explain_array, explain_backoff, explain_unm
 from shoal.scheduler.fit import SHORT_OF, fits, shortages
 from shoal.scheduler.gang import choose
 from shoal.scheduler.impossible import LOOK, never_fits
-from shoal.scheduler.possible import Suitable, by_domain, can_hold
+from shoal.scheduler.possible import Suitable, by_domain, can_hold, most_together
 from shoal.scheduler.release import free_at
 from shoal.scheduler.rows import RowKey, row_key
 from shoal.scheduler.scarce import less_memory, memory_held, short_of_memory
@@ -29,7 +29,7 @@ from shoal.scheduler.sharing import explain_refusal
 from shoal.scheduler.shut import explain_windows
 from shoal.scheduler.snapshot import Candidate, NodeView
 from shoal.scheduler.types import Explanation, Why
-from shoal.scheduler.words import age, amounts, are, clock_time, duration, listed, num_nodes
+from shoal.scheduler.words import age, amounts, are, clock_time, duration, listed, num_nodes, together
 
 NUM_TOLD = 4
 """So many nodes are named; the facts count them all."""
@@ -71,11 +71,12 @@ class Explainer:
         if key.at_once is not None and num_holding >= key.at_once:
             return explain_array(candidate, num_holding, key.at_once)
         demand = key.demand
-        refusal = self._book.refusal(candidate.project, demand, demand.min_nodes)
+        refusal = self._book.refusal(candidate.project, demand)
         if refusal is not None:
             return explain_refusal(candidate, refusal)
         if candidate.attempt_id in self._rooms:
             return _making_room(self._rooms[candidate.attempt_id])
+        demand = self._book.allowed(candidate.project, demand)
         if demand not in self._said:
             self._said[demand] = self._of_cluster(demand)
         said = self._said[demand]
@@ -112,9 +113,9 @@ class Explainer:
         names = [node.name for node in all_nodes if node.name in demand.excluded]
         return _said(
             Why.NODES_EXCLUDED,
-            f"needs {num_nodes(demand)} with {such}{_together(demand)}; its log rules excluded "
-            f"{listed(names)}, and {are(len(left.nodes), 'left')}",
-            hint="a new job excludes no node: submit it again with `shoal run`",
+            f"needs {num_nodes(demand)} with {such}{together(demand)}; its `exclude` or log rules "
+            f"leave {listed(names)} out, and {are(len(left.nodes), 'left')}",
+            hint="log rules leave nothing out for a new job: `shoal run` it again, without `exclude`",
             nodes_needed=demand.min_nodes,
             nodes_left=len(left.nodes),
             excluded=names,
@@ -124,7 +125,7 @@ class Explainer:
         such = amounts(demand.need, self._possible.telling(demand.need))
         return _said(
             Why.NODES_CLOSED,
-            f"needs {num_nodes(demand)} with {such}{_together(demand)}; "
+            f"needs {num_nodes(demand)} with {such}{together(demand)}; "
             f"{are(len(suitable.open), 'open')}{_in_pool(suitable)}",
             details=_why_closed(suitable.closed, self._now),
             hint=f"an operator reopens a node with `shoal resume {suitable.closed[0].name}`",
@@ -134,18 +135,20 @@ class Explainer:
         )
 
     def _scattered(self, demand: Demand, free: list[NodeUse]) -> Explanation:
-        label = demand.within or ""
+        label = (demand.within if demand.is_close_required else demand.spread) or ""
         domains = sorted(by_domain(label, free).items(), key=lambda item: (-item[1], item[0]))
-        most = domains[0][1] if domains else 0
+        most = most_together(demand, free)
         such = amounts(demand.need, self._possible.telling(demand.need), free=True)
         return _said(
             Why.TOPOLOGY,
-            f"needs {num_nodes(demand)} with {such} in one `{label}`; {are(len(free), 'free')}, "
-            f"at most {most} of them in one",
+            f"needs {num_nodes(demand)} with {such}{together(demand)}; {are(len(free), 'free')}, "
+            f"at most {most} of them {'so' if demand.spread else 'in one'}",
             details=(f"free: {listed([f'{count} in {domain}' for domain, count in domains])}",)
             if domains
             else (),
-            hint="to start without waiting for closeness set `topology.mode: preferred`",
+            hint="to start without waiting for closeness set `topology.mode: preferred`"
+            if demand.is_close_required
+            else f"`nodes: {most}..{demand.max_nodes}` could start on what is free",
             nodes_needed=demand.min_nodes,
             nodes_free=len(free),
             within=label,
@@ -187,6 +190,8 @@ class Explainer:
 
     def _short_of(self, need: Need) -> tuple[str, ...]:
         """What the nodes that could give `need` lack now."""
+        if need.is_exclusive:
+            return ("alone",)
         short = {
             name
             for whole, free in self._lowest_free.items()
@@ -266,10 +271,6 @@ def _making_room(claim: Claim) -> Explanation:
         stopping=count,
         nodes=names,
     )
-
-
-def _together(demand: Demand) -> str:
-    return f" in one `{demand.within}`" if demand.is_close_required else ""
 
 
 def _in_pool(suitable: Suitable) -> str:

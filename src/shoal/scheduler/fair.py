@@ -37,14 +37,14 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 class _Account:
     """`told_at`: holdings since before then are in the value already, up to it."""
 
-    __slots__ = ("at", "millicpus", "num_gpus", "told_at", "value")
+    __slots__ = ("at", "millicpus", "milligpus", "told_at", "value")
 
     def __init__(self, at: float) -> None:
         self.value = 0.0
         self.at = at
         self.told_at = -inf
         # Whole numbers, so that what is given back leaves exactly nothing behind.
-        self.num_gpus = 0
+        self.milligpus = 0
         self.millicpus = 0
 
 
@@ -129,7 +129,7 @@ class Fair:
             # Settled later than that already: add, or take back, what this had until then.
             missed_s = account.at - max(at, account.told_at)
             account.value = max(account.value + sign * self._accrued(devices(held), missed_s), 0.0)
-        account.num_gpus += sign * held.num_gpus
+        account.milligpus += sign * held.milligpus
         account.millicpus += sign * held.millicpus
 
     def _account(self, project: str, at: float) -> _Account:
@@ -146,7 +146,7 @@ class Fair:
 
     def _value(self, account: _Account, now: float) -> float:
         elapsed_s = max(now - account.at, 0.0)
-        rate = devices(Amount(account.num_gpus, account.millicpus))
+        rate = devices(Amount(account.milligpus, account.millicpus))
         return account.value * self._left(elapsed_s) + self._accrued(rate, elapsed_s)
 
     def _left(self, seconds: float) -> float:
@@ -169,4 +169,4 @@ class Fair:
 
 def devices(held: Amount) -> float:
     """GPUs, and CPUs as parts of one."""
-    return held.num_gpus + held.millicpus / (1000 * CPUS_PER_GPU)
+    return held.milligpus / 1000 + held.millicpus / (1000 * CPUS_PER_GPU)

@@ -1,7 +1,8 @@
 """Which nodes can hold a need now, the tightest first, and what each of them takes.
 
-Best fit: the fewest GPUs left over, then the fewest CPUs, then the name. Broken nodes fill up and
-whole ones stay whole for those that need them whole.
+Where it costs those least that are typical here (`packing`); among equals best fit: the fewest GPUs left
+over, then the fewest CPUs, then the name. Broken nodes fill up and whole ones stay whole for those that need
+them whole.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from itertools import islice
 from shoal.model.attempt import NodeShare
 from shoal.scheduler.amounts import MILLI, Amounts, Need
 from shoal.scheduler.capacity import Capacity, Group, NodeUse
+from shoal.scheduler.gpu_use import GpuUse, is_of
 
-SHORT_OF = ("gpus", "cpus", "memory", "disk")
+SHORT_OF = ("gpus", "cpus", "memory", "disk", "alone")
 """What a node may be short of, in the order people are told."""
 
 
@@ -23,39 +25,67 @@ def fits(need: Need, whole: Amounts, free: Amounts) -> bool:
     """Whether a node that has `whole` in all can give `need` out of `free`."""
     return (
         need.millicpus <= free.millicpus
-        and (need.num_gpus == 0 or need.num_gpus <= free.gpus_of(need.gpu_kind))
+        and (need.num_gpus == 0 or _has_gpus(need, free))
         and need.memory_on(whole) <= free.memory_bytes
         and need.disk_bytes <= free.disk_bytes
+        and (not need.is_exclusive or free == whole)
+    )
+
+
+def _has_gpus(need: Need, free: Amounts) -> bool:
+    return need.num_gpus <= free.gpus_of(need.gpu_kind) or (
+        need.gpu_milli < MILLI and free.has_part(need.gpu_milli, need.gpu_kind)
     )
 
 
 def shortages(need: Need, whole: Amounts, free: Amounts) -> tuple[str, ...]:
     """What is missing, of `SHORT_OF`; empty exactly when it fits."""
     is_short = (
-        need.num_gpus > 0 and need.num_gpus > free.gpus_of(need.gpu_kind),
+        need.num_gpus > 0 and not _has_gpus(need, free),
         need.millicpus > free.millicpus,
         need.memory_on(whole) > free.memory_bytes,
         need.disk_bytes > free.disk_bytes,
+        need.is_exclusive and free != whole,
     )
     return tuple(name for name, short in zip(SHORT_OF, is_short, strict=True) if short)
 
 
 def share_of(need: Need, node: NodeUse) -> NodeShare:
-    """What `need` takes of a node it fits on: the GPUs with the lowest numbers."""
-    usable = (gpu.index for gpu in node.free_gpus if need.gpu_kind in (None, gpu.kind))
+    """What `need` takes of a node it fits on: the first free GPUs, or the fullest that is shared."""
+    if need.is_exclusive:
+        return _all_of(node)
     return NodeShare(
         node=node.name,
         cpus=need.millicpus / MILLI,
         memory_bytes=need.memory_on(node.whole),
         disk_bytes=need.disk_bytes,
-        gpu_ids=tuple(islice(usable, need.num_gpus)),
+        gpu_ids=_gpu_ids(need, node.devices),
+        gpu_milli=need.gpu_milli,
     )
+
+
+def _all_of(node: NodeUse) -> NodeShare:
+    return NodeShare(
+        node=node.name,
+        cpus=node.whole.millicpus / MILLI,
+        memory_bytes=node.whole.memory_bytes,
+        disk_bytes=node.whole.disk_bytes,
+        gpu_ids=tuple(gpu.index for gpu in node.devices.all),
+    )
+
+
+def _gpu_ids(need: Need, devices: GpuUse) -> tuple[int, ...]:
+    if need.gpu_milli < MILLI:
+        shared = devices.part(need.gpu_milli, need.gpu_kind)
+        return () if shared is None else (shared,)
+    usable = (gpu.index for gpu in devices.unused if is_of(gpu, need.gpu_kind))
+    return tuple(islice(usable, need.num_gpus))
 
 
 MAX_FINDERS = 4096
 
-Entry = tuple[int, int, int, Group]
-"""GPUs left over, CPUs left over, the group's number, the group."""
+Entry = tuple[int, int, int, int, Group]
+"""What the placement costs others, free GPUs, free CPUs, the group's number, the group."""
 
 
 class Finder:
@@ -69,12 +99,15 @@ class Finder:
         self._need = need
         self._capacity = capacity
         self._read = -1
+        self._learned = -1
         self._queue: list[Entry] = []
 
     def fits_anywhere(self) -> bool:
         """Whether any open node fits now."""
+        if self._need.labels:
+            return bool(self.ranked(frozenset(), 1))
         self._catch_up()
-        while self._queue and not self._queue[0][3].names:
+        while self._queue and not self._queue[0][-1].names:
             heappop(self._queue)
         return bool(self._queue)
 
@@ -86,17 +119,26 @@ class Finder:
         while self._queue and (limit is None or len(found) < limit):
             alike = self._pop_equals()
             looked_at += alike
-            names = _merged([entry[3] for entry in alike], barred)
+            names = self._allowed([entry[-1] for entry in alike], barred)
             found += islice(names, None if limit is None else limit - len(found))
         for entry in looked_at:
             heappush(self._queue, entry)
         return found
 
+    def _allowed(self, groups: list[Group], barred: AbstractSet[str]) -> Iterator[str]:
+        """Names of their nodes that are not barred and have the labels that are needed."""
+        names = iter(groups[0].names) if len(groups) == 1 else merge(*(group.names for group in groups))
+        if barred:
+            names = (name for name in names if name not in barred)
+        labels = self._need.labels
+        return (name for name in names if self._capacity.nodes[name].has(labels)) if labels else names
+
     def _catch_up(self) -> None:
-        born = self._capacity.born
-        if self._read == born.end:
+        born, packing = self._capacity.born, self._capacity.packing
+        if self._read == born.end and self._learned == packing.version:
             return
-        new = born.since(self._read)
+        new = born.since(self._read) if self._learned == packing.version else None
+        self._learned = packing.version
         # A group that was born and died since is cheap to skip, but not for nothing.
         # Groups that died far behind the first are never popped: once they outnumber the living, start anew.
         most = 2 * self._capacity.num_groups + 64
@@ -109,18 +151,20 @@ class Finder:
 
     def _add(self, groups: Iterable[Group]) -> None:
         need = self._need
-        for group in groups:
-            if group.names and fits(need, group.whole, group.free):
-                gpus_left = group.free.num_gpus - need.num_gpus
-                cpus_left = group.free.millicpus - need.millicpus
-                heappush(self._queue, (gpus_left, cpus_left, group.number, group))
+        fitting = [group for group in groups if group.names and fits(need, group.whole, group.free)]
+        if not fitting:
+            return
+        looks = [group.look for group in fitting]
+        losses = self._capacity.packing.losses(need, [group.free for group in fitting], looks)
+        for loss, group in zip(losses, fitting, strict=True):
+            heappush(self._queue, (loss, group.gpu_millis, group.look[0], group.number, group))
 
     def _pop_equals(self) -> list[Entry]:
         """The groups that are equally good; empty ones are dropped for good."""
         equals: list[Entry] = []
-        while self._queue and (not equals or self._queue[0][:2] == equals[0][:2]):
+        while self._queue and (not equals or self._queue[0][:3] == equals[0][:3]):
             entry = heappop(self._queue)
-            if entry[3].names:
+            if entry[-1].names:
                 equals.append(entry)
         return equals
 
@@ -139,8 +183,3 @@ class Finders:
                 self._by_need.clear()
             finder = self._by_need[need] = Finder(need, self._capacity)
         return finder
-
-
-def _merged(groups: list[Group], barred: AbstractSet[str]) -> Iterator[str]:
-    names = iter(groups[0].names) if len(groups) == 1 else merge(*(group.names for group in groups))
-    return (name for name in names if name not in barred) if barred else names

@@ -9,13 +9,23 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 from shoal.model.request import Request
-from shoal.scheduler.amounts import Amounts, Demand, Need, demand_of
+from shoal.scheduler.amounts import MILLI, Amounts, Demand, Need, demand_of
 from shoal.scheduler.capacity import Capacity, NodeUse
 from shoal.scheduler.fit import SHORT_OF, shortages
-from shoal.scheduler.possible import Possible, by_domain, can_hold
+from shoal.scheduler.possible import Possible, can_hold, most_together
 from shoal.scheduler.snapshot import NodeView
 from shoal.scheduler.types import Explanation, Why
-from shoal.scheduler.words import amounts, cpus, joined, num_nodes, number_of, quoted, size
+from shoal.scheduler.words import (
+    amounts,
+    joined,
+    listed,
+    num_nodes,
+    number_of,
+    quoted,
+    size,
+    thousandths,
+    together,
+)
 
 LOOK = "see what there is with `shoal nodes`"
 
@@ -36,6 +46,8 @@ def never_fits(demand: Demand, possible: Possible) -> Explanation | None:
     nodes = possible.suitable(demand.need).nodes
     if can_hold(demand, nodes):
         return None
+    if not nodes and demand.need.labels and possible.suitable(demand.need._replace(labels=())).nodes:
+        return _no_such_label(demand, possible)
     if not nodes:
         return _too_large(demand, possible)
     if len(nodes) < demand.min_nodes:
@@ -73,7 +85,12 @@ def _too_much(demand: Demand, possible: Possible, what: str) -> Explanation:
     largest = max(counts.values())
     pools = set().union(*(possible.pools(whole) for whole, count in counts.items() if count == largest))
     where = f"the largest node in pool `{min(pools)}` has" if len(pools) == 1 else "the largest node has"
-    told = {"gpus": str(largest), "cpus": cpus(largest), "memory": size(largest), "disk": size(largest)}
+    told = {
+        "gpus": str(largest),
+        "cpus": thousandths(largest),
+        "memory": size(largest),
+        "disk": size(largest),
+    }
     has = f"{where} {told[what]}" if largest else f"no node has {'a GPU' if what == 'gpus' else 'any'}"
     hint = None
     if what == "gpus" and largest:
@@ -117,11 +134,14 @@ def _gpus(need: Need, count: int) -> str:
 def _unknown_kind(demand: Demand, possible: Possible) -> Explanation:
     kind, count = demand.need.gpu_kind or "", demand.need.num_gpus
     kinds = sorted({name for whole in possible.wholes() for name, _ in whole.gpus})
+    asked = f"{number_of(count, 'GPU')} of kind `{kind}`"
+    if demand.need.gpu_milli < MILLI:
+        asked = amounts(demand.need, ["gpus"])
     by_folded = {name.casefold(): name for name in kinds}
     near = [by_folded[name] for name in get_close_matches(kind.casefold(), by_folded, n=1)]
     there = f"this cluster has {joined(quoted(kinds))}" if kinds else "no node has a GPU"
     return _said(
-        f"asks for {number_of(count, 'GPU')} of kind `{kind}`; {there}",
+        f"asks for {asked}; {there}",
         f"set `gpus: {near[0]}:{count}`, or {LOOK}" if near else LOOK,
         asked=["gpus"],
         kinds=kinds,
@@ -139,15 +159,42 @@ def _too_many(demand: Demand, possible: Possible, there: int) -> Explanation:
     )
 
 
-def _too_close(demand: Demand, possible: Possible, nodes: list[NodeUse]) -> Explanation:
-    label = demand.within or ""
-    largest = max(by_domain(label, nodes).values(), default=0)
-    such = amounts(demand.need, possible.telling(demand.need))
-    there = f"the largest has {largest}" if largest else f"no such node has the label `{label}`"
-    fewer = f"`nodes: {largest}` or " if largest else ""
+def _no_such_label(demand: Demand, possible: Possible) -> Explanation:
+    need = demand.need
+    others = possible.suitable(need._replace(labels=())).nodes
+    told = []
+    for name, value in need.labels:
+        there = sorted({label for node in others if (label := node.label(name)) is not None})
+        if value not in there:
+            has = f"they have {listed(quoted(there))}" if there else "none has that label"
+            told.append(f"of `{name}: {value}` there is none: {has}")
+    such = amounts(need._replace(labels=()), possible.telling(need))
     return _said(
-        f"asks for {num_nodes(demand)} with {such} in one `{label}`; {there}",
-        f"set {fewer}`topology.mode: preferred`",
+        f"asks for nodes with {such} that have {joined(_labels(need))}; "
+        f"{'; '.join(told) or 'no node has all of that'}",
+        f"change `require`, or {LOOK}",
+        asked=["require"],
+        require=dict(need.labels),
+    )
+
+
+def _labels(need: Need) -> list[str]:
+    return [f"`{name}: {value}`" for name, value in need.labels]
+
+
+def _too_close(demand: Demand, possible: Possible, nodes: list[NodeUse]) -> Explanation:
+    label = (demand.within if demand.is_close_required else demand.spread) or ""
+    largest = most_together(demand, nodes)
+    such = amounts(demand.need, possible.telling(demand.need))
+    most = f"at most {largest} are so" if demand.spread else f"the largest has {largest}"
+    there = most if largest else f"no such node has the label `{label}`"
+    fewer = [f"`nodes: {largest}`"] if largest else []
+    looser = ["`topology.mode: preferred`"] if demand.is_close_required else []
+    return _said(
+        f"asks for {num_nodes(demand)} with {such}{together(demand)}; {there}",
+        f"set {' or '.join(fewer + looser)}"
+        if fewer or looser
+        else f"leave `topology.spread` out, or {LOOK}",
         asked=["topology"],
         nodes_needed=demand.min_nodes,
         largest=largest,

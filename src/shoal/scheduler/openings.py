@@ -26,7 +26,7 @@ def first_opening(
         return _first(demand.min_nodes, known, hours, now)
     domains: dict[str, list[Wait]] = {}
     for at, name in known:
-        domain = capacity.nodes[name].view.labels.get(demand.within)
+        domain = capacity.nodes[name].label(demand.within)
         if domain is not None:
             domains.setdefault(domain, []).append((at, name))
     openings = (_first(demand.min_nodes, domains[domain], hours, now) for domain in sorted(domains))

@@ -18,6 +18,7 @@ from shoal.scheduler.cycle import Cycle
 from shoal.scheduler.devices import ProjectView
 from shoal.scheduler.explain import Explainer
 from shoal.scheduler.fair import Usage
+from shoal.scheduler.growth import growth
 from shoal.scheduler.policy import Policy
 from shoal.scheduler.snapshot import Candidate, Holding, NodeView, Snapshot
 from shoal.scheduler.types import Explanation, Plan, Promise
@@ -165,6 +166,7 @@ class Planner:
         """Who starts; they hold what they are given when this returns. Says nothing about the others."""
         self._wake(now)
         newcomers, self._newcomers, self._explainer = list(self._newcomers.values()), {}, None
+        self._book.capacity.packing.learn(self._book.capacity.typical.profile())
         cycle = self._cycle
         # A clock that was set back makes times mean something else.
         is_later = self.planned_at <= now < cycle.good_until
@@ -183,10 +185,11 @@ class Planner:
         self.planned_at = now
         again = min(cycle.look_again_at, self._moments[0][0] if self._moments else inf)
         starts, cycle.starts = tuple(cycle.starts), []
+        grows = None if starts or cycle.preemption.evictions else growth(self._book, cycle.claims, now)
         return Plan(
             starts=starts,
             promises=cycle.promises(),
-            evictions=tuple(cycle.preemption.evictions),
+            evictions=(grows,) if grows else tuple(cycle.preemption.evictions),
             look_again_at=None if again == inf else again,
         )
 

@@ -37,11 +37,18 @@ class Possible:
         """Closed nodes too. Needs that the same nodes can give share one answer."""
         if need not in self._by_need:
             wholes = tuple(whole for whole in self._stock if fits(need, whole, whole))
+            if need.labels:
+                return self._labelled(need, wholes)
             if wholes not in self._by_wholes:
                 self._by_wholes[wholes] = Suitable(
                     node for whole in wholes for node in self._stock[whole].values()
                 )
             self._by_need[need] = self._by_wholes[wholes]
+        return self._by_need[need]
+
+    def _labelled(self, need: Need, wholes: tuple[Amounts, ...]) -> Suitable:
+        nodes = (node for whole in wholes for node in self._stock[whole].values())
+        self._by_need[need] = Suitable(node for node in nodes if node.has(need.labels))
         return self._by_need[need]
 
     def is_open_for(self, demand: Demand) -> bool:
@@ -70,12 +77,27 @@ class Possible:
 
 
 def can_hold(demand: Demand, nodes: Collection[NodeUse]) -> bool:
-    """Whether `nodes`, each of which could give the need, are enough and close enough."""
-    if demand.within is None or not demand.is_close_required:
-        return len(nodes) >= demand.min_nodes
-    return max(by_domain(demand.within, nodes).values(), default=0) >= demand.min_nodes
+    """Whether `nodes`, each of which could give the need, are enough, and close enough or apart."""
+    return most_together(demand, nodes) >= demand.min_nodes
+
+
+def most_together(demand: Demand, nodes: Collection[NodeUse]) -> int:
+    """How many of `nodes` could serve as one gang."""
+    if demand.spread is None:
+        if demand.within is None or not demand.is_close_required:
+            return len(nodes)
+        return max(by_domain(demand.within, nodes).values(), default=0)
+    within = demand.within if demand.is_close_required else None
+    apart: dict[str | None, set[str]] = {}
+    for node in nodes:
+        around = node.label(within) if within else ""
+        domain = node.label(demand.spread)
+        if around is not None and domain is not None:
+            apart.setdefault(around, set()).add(domain)
+    return max(map(len, apart.values()), default=0)
 
 
 def by_domain(label: str, nodes: Collection[NodeUse]) -> Counter[str]:
     """How many of `nodes` each domain of the label has; nodes without the label are in none."""
-    return Counter(node.view.labels[label] for node in nodes if label in node.view.labels)
+    domains = (node.label(label) for node in nodes)
+    return Counter(domain for domain in domains if domain is not None)

@@ -7,7 +7,7 @@ from math import inf
 
 from shoal.model.attempt import NodeShare
 from shoal.scheduler.amounts import Amounts, Need, millicpus_needed
-from shoal.scheduler.capacity import NodeUse, by_kind
+from shoal.scheduler.capacity import NodeUse
 from shoal.scheduler.fit import fits
 
 
@@ -18,7 +18,7 @@ def free_at(need: Need, node: NodeUse) -> float:
     """
     if fits(need, node.whole, node.free):
         return -inf
-    if need.num_gpus:
+    if need.num_gpus or need.is_exclusive:
         return next((ends_at for ends_at, free in _steps(node) if fits(need, node.whole, free)), inf)
     # Most of a log without GPUs is spent here: plain integers, and nothing built on the way.
     millicpus, memory, disk = node.free[:3]
@@ -54,30 +54,18 @@ def free_by(node: NodeUse, at: float) -> Amounts:
 def free_without(node: NodeUse, shares: Iterable[NodeShare]) -> Amounts:
     """What is free once those are given back."""
     millicpus, memory, disk = node.free[:3]
-    back: set[int] = set()
+    back: list[NodeShare] = []
     for share in shares:
         millicpus += millicpus_needed(share.cpus)
         memory += share.memory_bytes
         disk += share.disk_bytes
-        back.update(share.gpu_ids)
-    if not back:
-        return node.free._replace(millicpus=millicpus, memory_bytes=memory, disk_bytes=disk)
-    gpus = {gpu for gpu in node.view.gpus if gpu.index in back}.union(node.free_gpus)
-    return Amounts(millicpus, memory, disk, len(gpus), by_kind(gpus))
+        if share.gpu_ids:
+            back.append(share)
+    devices = node.devices.without(back) if back else node.devices.free
+    return Amounts(millicpus, memory, disk, *devices)
 
 
 def _steps(node: NodeUse) -> list[tuple[float, Amounts]]:
     """What is free after each end."""
-    free, given_back, steps = node.free, set(node.free_gpus), []
-    devices = {gpu.index: gpu for gpu in node.view.gpus}
-    for ends_at, millicpus, share in node.ends:
-        given_back.update(devices[index] for index in share.gpu_ids if index in devices)
-        free = Amounts(
-            free.millicpus + millicpus,
-            free.memory_bytes + share.memory_bytes,
-            free.disk_bytes + share.disk_bytes,
-            len(given_back),
-            by_kind(given_back) if share.gpu_ids else free.gpus,
-        )
-        steps.append((ends_at, free))
-    return steps
+    shares = (share for _, _, share in node.ends)
+    return [(end[0], free) for end, free in zip(node.ends, node.freed(shares), strict=True)]

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from shoal.scheduler.amounts import Demand, demand_of
 from shoal.scheduler.snapshot import Candidate
+from shoal.scheduler.typical import Typical, shape_asked
 
 SOME = 64
 """Moments of those who have gone that are kept at least, besides as many as there are candidates."""
@@ -90,7 +91,9 @@ class Line(_Order):
 class Rows:
     """Everybody who may start as soon as there is room."""
 
-    def __init__(self) -> None:
+    def __init__(self, typical: Typical) -> None:
+        """`typical` counts what they ask for."""
+        self._typical = typical
         self.lines: dict[LineKey, Line] = {}
         self.candidates: dict[str, Candidate] = {}
         self._rows: dict[str, Row] = {}
@@ -148,6 +151,7 @@ class Rows:
         insort(line.by_score, place)
         self.candidates[candidate.attempt_id] = candidate
         self._rows[candidate.attempt_id] = row
+        self._typical.count(shape_asked(key.demand.need), key.demand.min_nodes)
         if _due_at(candidate) <= self._now:
             self._set_due(candidate.attempt_id, is_due=True)
         else:
@@ -161,6 +165,7 @@ class Rows:
         if attempt_id in self._due:
             self._set_due(attempt_id, is_due=False)
         candidate, row = self.candidates.pop(attempt_id), self._rows.pop(attempt_id)
+        self._typical.count(shape_asked(row.key.demand.need), -row.key.demand.min_nodes)
         line, place = row.line, place_by_score(candidate)
         del row.by_score[bisect_left(row.by_score, place)]
         del line.by_score[bisect_left(line.by_score, place)]

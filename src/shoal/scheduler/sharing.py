@@ -8,7 +8,7 @@ from shoal.scheduler.amounts import MILLI
 from shoal.scheduler.snapshot import Candidate
 from shoal.scheduler.tree import Device, Refusal
 from shoal.scheduler.types import Explanation, Why
-from shoal.scheduler.words import cpus
+from shoal.scheduler.words import thousandths
 
 
 def explain_refusal(candidate: Candidate, refusal: Refusal) -> Explanation:
@@ -29,7 +29,7 @@ def sentence(refusal: Refusal) -> str:
         who += f", which `{refusal.project}` is part of,"
     if refusal.asked > refusal.allowed:
         return f"needs {_told(refusal, refusal.asked)}; {who} may have at most {_ceiling(refusal)}"
-    in_use = _number(refusal, refusal.in_use) if refusal.in_use else "none"
+    in_use = thousandths(refusal.in_use) if refusal.in_use else "none"
     return f"needs {_told(refusal, refusal.asked)}; {who} holds {in_use} of {_ceiling(refusal)}"
 
 
@@ -42,8 +42,7 @@ def hint(refusal: Refusal) -> str:
 
 
 def facts(refusal: Refusal) -> dict[str, Any]:
-    """CPUs whole, as people write them."""
-    scale = 1 if refusal.device is Device.GPUS else MILLI
+    """In whole devices, as people write them."""
     numbers = {
         "asked": refusal.asked,
         "in_use": refusal.in_use,
@@ -51,24 +50,24 @@ def facts(refusal: Refusal) -> dict[str, Any]:
         "quota": refusal.quota,
         "borrow": refusal.borrow,
     }
-    scaled = {name: None if n is None else n / scale if scale > 1 else n for name, n in numbers.items()}
-    return {"project": refusal.by, "device": refusal.device.value, **scaled}
+    whole = {name: None if n is None else _whole(refusal.device, n) for name, n in numbers.items()}
+    return {"project": refusal.by, "device": refusal.device.value, **whole}
+
+
+def _whole(device: Device, amount: int) -> float:
+    """GPUs without decimals where they are whole."""
+    return amount // MILLI if device is Device.GPUS and amount % MILLI == 0 else amount / MILLI
 
 
 def _ceiling(refusal: Refusal) -> str:
-    allowed = _number(refusal, refusal.allowed)
+    allowed = thousandths(refusal.allowed)
     if refusal.is_by_limit:
         return f"{allowed}, its limit" if refusal.asked > refusal.allowed else f"its limit of {allowed}"
     if refusal.borrow == 0:
         return f"the {allowed} of its quota, and may borrow none"
-    quota, borrow = _number(refusal, refusal.quota or 0), _number(refusal, refusal.borrow or 0)
+    quota, borrow = thousandths(refusal.quota or 0), thousandths(refusal.borrow or 0)
     return f"{allowed}: its quota of {quota}, and {borrow} that it may borrow"
 
 
 def _told(refusal: Refusal, amount: int) -> str:
-    one = 1 if refusal.device is Device.GPUS else MILLI
-    return f"{_number(refusal, amount)} {refusal.device.value[:-1].upper()}{'' if amount == one else 's'}"
-
-
-def _number(refusal: Refusal, amount: int) -> str:
-    return str(amount) if refusal.device is Device.GPUS else cpus(amount)
+    return f"{thousandths(amount)} {refusal.device.value[:-1].upper()}{'' if amount == MILLI else 's'}"

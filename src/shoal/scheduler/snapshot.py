@@ -54,6 +54,9 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     """It was asked to stop and is not gone yet."""
     checkpoint_at: float | None = None
     """When it last saved what it had done, as far as anybody knows."""
+    request: Request | None = None
+    """What it asked for; None: nobody knows."""
+    excluded_nodes: tuple[str, ...] = ()
 
 
 class UnmetDependency(msgspec.Struct, frozen=True, kw_only=True):

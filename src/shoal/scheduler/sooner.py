@@ -65,7 +65,7 @@ def _ideas(asked: Request) -> Iterator[tuple[str, Request]]:
     if asked.topology is not None and asked.topology.is_required:
         yield "topology.mode: preferred", replace(asked, topology=replace(asked.topology, is_required=False))
     if asked.gpus is not None and asked.gpus.kind is not None:
-        yield f"gpus: {asked.gpus.count}", replace(asked, gpus=replace(asked.gpus, kind=None))
+        yield f"gpus: {asked.gpus.amount:g}", replace(asked, gpus=replace(asked.gpus, kind=None))
     if asked.min_nodes > 1:
         half = asked.min_nodes // 2
         yield f"nodes: {half}..{asked.max_nodes}", replace(asked, min_nodes=half)

@@ -55,7 +55,7 @@ class Calendar:
 
     def _read_all(self) -> None:
         need, nodes = self._need, self._capacity.nodes
-        usable = (node for node in nodes.values() if node.is_open and fits(need, node.whole, node.whole))
+        usable = (node for node in nodes.values() if _could_hold(need, node))
         self.names = sorted(node.name for node in usable)
         self._places = {name: place for place, name in enumerate(self.names)}
         self._at = np.array([free_at(need, nodes[name]) for name in self.names], dtype=np.float64)
@@ -76,6 +76,8 @@ class Soonest:
         out = barred | demand.excluded if demand.excluded else barred
         if hours is not None:
             waits = list(self._waits(demand.need, out))
+            if demand.spread is not None:
+                waits = self._apart(demand.spread, waits)
             opening = first_opening(demand, waits, hours, self._capacity, now)
             if opening is not None:
                 return Turn(*opening)
@@ -84,6 +86,8 @@ class Soonest:
         usable = self._waits(demand.need, out)
         if demand.within is not None and demand.is_close_required:
             return self._inside_one(demand, list(usable), now)
+        if demand.spread is not None:
+            usable = iter(self._apart(demand.spread, list(usable)))
         chosen = [wait for wait, _ in zip(usable, range(demand.min_nodes), strict=False)]
         return self._turn(demand, chosen, self._calendar(demand.need), out, now)
 
@@ -117,9 +121,11 @@ class Soonest:
         """In the domain that is ready first; where nobody knows when, the one with the most nodes free."""
         domains: dict[str, list[tuple[float, str]]] = {}
         for at, name in waits:
-            domain = self._capacity.nodes[name].view.labels.get(demand.within or "")
+            domain = self._capacity.nodes[name].label(demand.within or "")
             if domain is not None:
                 domains.setdefault(domain, []).append((at, name))
+        if demand.spread is not None:
+            domains = {domain: self._apart(demand.spread, waits) for domain, waits in domains.items()}
         count = demand.min_nodes
         turns = [(members[count - 1][0], sum(at == inf for at, _ in members[:count]), domain)
                  for domain, members in domains.items() if len(members) >= count]  # fmt: skip
@@ -131,6 +137,15 @@ class Soonest:
         unknown = self._emptiest([name for time, name in members if time == inf])
         return Turn(max(at, now), (known + unknown)[:count])
 
+    def _apart(self, level: str, waits: list[tuple[float, str]]) -> list[tuple[float, str]]:
+        """The first of each domain of the level."""
+        firsts: dict[str, tuple[float, str]] = {}
+        for wait in waits:
+            domain = self._capacity.nodes[wait[1]].label(level)
+            if domain is not None:
+                firsts.setdefault(domain, wait)
+        return list(firsts.values())
+
     def _emptiest(self, names: list[str]) -> list[str]:
         return sorted(names, key=lambda name: _fullness(self._capacity.nodes[name]))
 
@@ -140,6 +155,10 @@ class Soonest:
             del self._calendars[next(iter(self._calendars))]
         self._calendars[need] = calendar
         return calendar
+
+
+def _could_hold(need: Need, node: NodeUse) -> bool:
+    return node.is_open and node.has(need.labels) and fits(need, node.whole, node.whole)
 
 
 def _fullness(node: NodeUse) -> tuple[int, int, str]:

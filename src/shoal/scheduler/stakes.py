@@ -29,13 +29,16 @@ class Side(NamedTuple):
     @classmethod
     def of(cls, holding: Holding) -> Side:
         first = holding.allocation[0]
-        on_first = Amount(len(first.gpu_ids), 0 if first.gpu_ids else millicpus_needed(first.cpus))
+        on_first = Amount(
+            len(first.gpu_ids) * first.gpu_milli, 0 if first.gpu_ids else millicpus_needed(first.cpus)
+        )
         return cls(holding.priority, holding.project, len(holding.allocation), on_first)
 
     def waste(self, need: Need) -> float:
         """How many devices stop for each that a node with this need has use for."""
         here = devices(self.on_first)
-        return self.num_nodes * here / max(min(here, devices(Amount(need.num_gpus, need.millicpus))), 1e-6)
+        asked = devices(Amount(need.num_gpus * need.gpu_milli, need.millicpus))
+        return self.num_nodes * here / max(min(here, asked), 1e-6)
 
 
 class Stakes:

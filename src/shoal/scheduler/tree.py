@@ -27,7 +27,7 @@ class Device(StrEnum):
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """Which project up the tree says no, and its numbers: GPUs, or thousandths of CPUs."""
+    """Which project up the tree says no, and its numbers, in thousandths."""
 
     project: str
     """The one that asked."""
@@ -87,15 +87,15 @@ class _Node:
         where none are or the quota names them.
         """
         cpus = self.held.millicpus + asked.millicpus
-        if not asked.num_gpus:
+        if not asked.milligpus:
             return self.cpus.has_quota_for(cpus)
-        if not self.gpus.has_quota_for(self.held.num_gpus + asked.num_gpus):
+        if not self.gpus.has_quota_for(self.held.milligpus + asked.milligpus):
             return False
         return self.cpus.quota is None or self.cpus.has_quota_for(cpus)
 
     def above_quota(self) -> Amount:
         return Amount(
-            max(self.held.num_gpus - (self.gpus.quota or 0), 0),
+            max(self.held.milligpus - (self.gpus.quota or 0), 0),
             max(self.held.millicpus - (self.cpus.quota or 0), 0),
         )
 
@@ -125,11 +125,11 @@ class Tree:
 
     def take(self, project: str, amount: Amount) -> None:
         """The project holds so much more."""
-        self._add(project, amount.num_gpus, amount.millicpus)
+        self._add(project, amount.milligpus, amount.millicpus)
 
     def give(self, project: str, amount: Amount) -> None:
         """The project gave so much back."""
-        self._add(project, -amount.num_gpus, -amount.millicpus)
+        self._add(project, -amount.milligpus, -amount.millicpus)
 
     def held(self, project: str) -> Amount:
         """By it and all below it."""
@@ -141,10 +141,10 @@ class Tree:
         A device that is not asked for refuses nothing, even where more than its ceiling is held.
         """
         for node in self._node(project).bounded:
-            gpus = node.held.num_gpus + asked.num_gpus
+            gpus = node.held.milligpus + asked.milligpus
             cpus = node.held.millicpus + asked.millicpus
-            if asked.num_gpus and gpus > node.gpus.ceiling:
-                return _refused(project, node, Device.GPUS, asked.num_gpus, node.held.num_gpus)
+            if asked.milligpus and gpus > node.gpus.ceiling:
+                return _refused(project, node, Device.GPUS, asked.milligpus, node.held.milligpus)
             if asked.millicpus and cpus > node.cpus.ceiling:
                 return _refused(project, node, Device.CPUS, asked.millicpus, node.held.millicpus)
         return None
@@ -169,7 +169,7 @@ class Tree:
         others = (node.above_quota() for node in theirs if node not in ours)
         if not any(node.guarantees(asked) for node in mine):
             return False
-        return all(over.num_gpus > 0 if asked.num_gpus else over.millicpus > 0 for over in others)
+        return all(over.milligpus > 0 if asked.milligpus else over.millicpus > 0 for over in others)
 
     def has_quota(self, project: str) -> bool:
         """Whether anything is guaranteed to it, or to a project above it."""
@@ -190,11 +190,11 @@ class Tree:
     def has_children(self, project: str) -> bool:
         return self._node(project).has_children
 
-    def _add(self, project: str, num_gpus: int, millicpus: int) -> None:
+    def _add(self, project: str, milligpus: int, millicpus: int) -> None:
         node = self._node(project)
-        node.own = Amount(node.own.num_gpus + num_gpus, node.own.millicpus + millicpus)
+        node.own = Amount(node.own.milligpus + milligpus, node.own.millicpus + millicpus)
         for above in node.line:
-            above.held = Amount(above.held.num_gpus + num_gpus, above.held.millicpus + millicpus)
+            above.held = Amount(above.held.milligpus + milligpus, above.held.millicpus + millicpus)
 
     def _node(self, project: str) -> _Node:
         node = self._nodes.get(project)
@@ -214,13 +214,13 @@ class Tree:
 def _bounds(view: ProjectView) -> tuple[_Bounds, _Bounds]:
     limit, quota, borrow = view.limit or NOTHING, view.quota or NOTHING, view.borrow or NOTHING
     return (
-        _Bounds(limit.gpus, quota.gpus, borrow.gpus),
+        _Bounds(_milli(limit.gpus), _milli(quota.gpus), _milli(borrow.gpus)),
         _Bounds(_milli(limit.cpus), _milli(quota.cpus), _milli(borrow.cpus)),
     )
 
 
-def _milli(cpus: float | None) -> int | None:
-    return None if cpus is None else millicpus_there(cpus)
+def _milli(devices: float | None) -> int | None:
+    return None if devices is None else millicpus_there(devices)
 
 
 def _ceiling(limit: int | None, quota: int | None, borrow: int | None) -> float:

@@ -83,6 +83,8 @@ class Ground(StrEnum):
     """A class that preempts, over a lesser priority."""
     QUOTA = "quota"
     """Devices guaranteed to the one project, borrowed by the other."""
+    GROWTH = "growth"
+    """Nobody else's: it goes on with more nodes, which stand idle."""
 
 
 class Eviction(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +99,8 @@ class Eviction(msgspec.Struct, frozen=True, kw_only=True):
     """The same on all it holds; CPUs count as parts of a GPU."""
     saved_at: float | None
     """Its last checkpoint that anybody knows of."""
+    num_nodes: int | None = None
+    """How many nodes it goes on with, where it makes room for itself."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

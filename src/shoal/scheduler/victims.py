@@ -125,7 +125,7 @@ class Search:
 
     def _may_fit(self, name: str, stopped: list[NodeShare], leaving: AbstractSet[str]) -> bool:
         """False: surely not. Most jobs that are looked at do not make room alone."""
-        free = self._book.capacity.nodes[name].free.num_gpus
+        free = self._book.capacity.nodes[name].free.num_devices
         return name in leaving or free + sum(len(share.gpu_ids) for share in stopped) >= self._need.num_gpus
 
     def _is_enough(self, num_nodes: int) -> bool:
@@ -135,7 +135,7 @@ class Search:
         """Nodes of one may serve together; None: with no others."""
         if not self._demand.is_close_required or self._demand.within is None:
             return ""
-        return self._book.capacity.nodes[name].view.labels.get(self._demand.within)
+        return self._book.capacity.nodes[name].label(self._demand.within)
 
     def _domains(self, names: Iterable[str]) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
@@ -148,6 +148,7 @@ class Search:
         if known is None:
             node = self._book.capacity.nodes.get(name)
             known = node is not None and node.is_open and name not in self._barred
+            known = known and node is not None and node.has(self._need.labels)
             known = known and node is not None and fits(self._need, node.whole, node.whole)
             self._usable[name] = known
         return known
@@ -230,7 +231,7 @@ class Search:
         """How much of what it holds there is of use."""
         (share,) = _shares(name, [one])
         if self._need.num_gpus:
-            return max(min(len(share.gpu_ids), self._need.num_gpus), 0.01)
+            return max(min(share.num_gpus, self._need.num_gpus * self._need.gpu_milli / 1000), 0.01)
         return max(min(share.cpus, self._need.millicpus / 1000), 0.01)
 
     # Which of them to take.

@@ -58,8 +58,9 @@ def size(num_bytes: int) -> str:
     return number_of(num_bytes, "byte")
 
 
-def cpus(millicpus: int) -> str:
-    return _decimals(millicpus / MILLI, places=3)
+def thousandths(amount: int) -> str:
+    """Of CPUs or GPUs, as a number of them."""
+    return _decimals(amount / MILLI, places=3)
 
 
 def duration(seconds: float) -> str:
@@ -93,19 +94,33 @@ def num_nodes(demand: Demand) -> str:
     return least if demand.min_nodes == demand.max_nodes else f"at least {least}"
 
 
+def together(demand: Demand) -> str:
+    """How close or apart its nodes must be: ` in one `rack``, or nothing."""
+    within = f" in one `{demand.within}`" if demand.is_close_required else ""
+    return f"{within}, each in another `{demand.spread}`" if demand.spread else within
+
+
 def amounts(need: Need, what: Iterable[str], *, free: bool = False) -> str:
     """The named amounts of a need: `8 free H100 GPUs and 64 GiB of free memory`."""
     mark = "free " if free else ""
     kind = f"{need.gpu_kind} " if need.gpu_kind else ""
     told = {
-        "gpus": f"{need.num_gpus} {mark}{kind}GPU{'' if need.num_gpus == 1 else 's'}",
-        "cpus": f"{cpus(need.millicpus)} {mark}CPU{'' if need.millicpus == MILLI else 's'}",
+        "gpus": gpus(need, f"{mark}{kind}"),
+        "cpus": f"{thousandths(need.millicpus)} {mark}CPU{'' if need.millicpus == MILLI else 's'}",
         "memory": f"{mark}memory in proportion to its {'GPUs' if need.num_gpus else 'CPUs'}"
         if need.memory_bytes is None
         else f"{size(need.memory_bytes)} of {mark}memory",
         "disk": f"{size(need.disk_bytes)} of {mark}disk",
+        "alone": "no other job on it",
     }
-    return joined([told[name] for name in what])
+    return joined([*(told[name] for name in what), *(f"`{name}: {value}`" for name, value in need.labels)])
+
+
+def gpus(need: Need, such: str) -> str:
+    """`8 H100 GPUs`, `0.5 of a free GPU`."""
+    if need.gpu_milli < MILLI:
+        return f"{_decimals(need.gpu_milli / MILLI)} of a {such}GPU"
+    return number_of(need.num_gpus, f"{such}GPU")
 
 
 def _decimals(value: float, places: int = 2) -> str:

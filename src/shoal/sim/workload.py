@@ -71,5 +71,5 @@ def devices_of_node(node: NodeView, device: Device) -> float:
 
 def devices_held(allocation: Allocation, device: Device) -> float:
     if device is Device.GPU:
-        return sum([len(share.gpu_ids) for share in allocation])
+        return sum([share.num_gpus for share in allocation])
     return sum([share.cpus for share in allocation])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, Self, get_args
 
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from shoal.spec.human import Human, OrName, text
 from shoal.spec.moments import parse_moment
@@ -313,26 +313,45 @@ LogRules = Annotated[
 ]
 
 
+Level = Annotated[str, Field(strict=True, min_length=1, max_length=63, pattern=LEVEL_PATTERN)]
+
+
 class TopologySpec(BaseModel):
-    """All nodes inside one domain of a level, such as `rack`."""
+    """All nodes `within` one domain of a level, such as `rack`, or `spread`: no two of them in the same."""
 
     model_config = FROZEN
 
-    within: Annotated[str, Field(strict=True, min_length=1, max_length=63, pattern=LEVEL_PATTERN)]
+    within: Level | None = None
     mode: Closeness = "required"
+    spread: Level | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.within is None and self.spread is None:
+            raise ValueError("has neither `within` nor `spread`; write a level, such as `within: rack`")
+        if self.within == self.spread:
+            raise ValueError(f"has {show(self.within)} as `within` and as `spread`; keep one of the two")
+        return self
 
 
 def _read_topology(value: object) -> object:
     if not isinstance(value, str):
         return value
-    within, colon, mode = value.partition(":")
-    return {"within": within, "mode": mode} if colon else {"within": within}
+    level, colon, mode = value.partition(":")
+    if colon and level == "spread":
+        return {"spread": mode}
+    return {"within": level, "mode": mode} if colon else {"within": level}
 
 
 Topology = Annotated[
     TopologySpec,
     Human(
         _read_topology,
-        (text("[A-Za-z][A-Za-z0-9._-]*(?::(?:required|preferred))?", "rack", "rack:preferred"),),
+        (
+            text(
+                "[A-Za-z][A-Za-z0-9._-]*(?::(?:required|preferred))?|spread:[A-Za-z][A-Za-z0-9._-]*",
+                *("rack", "rack:preferred", "spread:rack"),
+            ),
+        ),
     ),
 ]

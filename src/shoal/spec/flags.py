@@ -110,6 +110,8 @@ def _read(flag: str, value: Any) -> dict[Loc, Any]:
         raise ValueError("unknown flag" + (f"; did you mean `{spelled(meant)}`?" if meant else ""))
     if flag == "env":
         return {("env", name): text for name, text in _pairs(value).items()}
+    if flag == "require":
+        return {LOC_OF[flag]: _pairs(value)}
     if flag == "workdir" and value == "":
         return {("workdir",): None}
     if flag == "log_rules":

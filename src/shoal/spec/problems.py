@@ -22,7 +22,15 @@ from shoal.spec.clauses import (
     TopologySpec,
 )
 from shoal.spec.job import JobSpec
-from shoal.spec.resources import KIND_PATTERN, ByteRange, CpuRange, GpuSpec, NodeRange, Resources
+from shoal.spec.resources import (
+    KIND_PATTERN,
+    LABEL_PATTERN,
+    ByteRange,
+    CpuRange,
+    GpuSpec,
+    NodeRange,
+    Resources,
+)
 from shoal.spec.text import ENV_NAME_PATTERN, NAME_PATTERN
 from shoal.spec.wording import either, escape, nearest, plural, show
 
@@ -57,6 +65,7 @@ _OTHER_WORDS = {
     "cmd": "run",
     "command": "run",
     "cpu": "cpus",
+    "constraint": "require",
     "cwd": "workdir",
     "dependencies": "after",
     "depends_on": "after",
@@ -66,6 +75,7 @@ _OTHER_WORDS = {
     "partition": "queue",
     "processes": "ranks_per_node",
     "ram": "memory",
+    "node_selector": "require",
     "script": "run",
     "storage": "disk",
     "timeout": "time_limit",
@@ -92,6 +102,7 @@ _PATTERNS = {
     ENV_NAME_PATTERN: "made of letters, digits and `_`, the first no digit",
     JOB_PATTERN: "a job such as `17`, `vision/17` or `train`",
     LEVEL_PATTERN: "a level such as `rack`",
+    LABEL_PATTERN: "a label such as `gpu_memory`",
     f"^{KIND_PATTERN}$": "a kind of GPU such as `H100`",
 }
 

@@ -1,4 +1,4 @@
-"""What a job needs on each node, and how many nodes: GPUs, CPUs, memory, disk, as ranges.
+"""What a job needs on each node, and how many nodes: GPUs or a part of one, CPUs, memory, disk, as ranges.
 
 `4` is exactly 4, `2..4` between, `4+` or `4..` at least. Bounds are of this format, not of a cluster.
 """
@@ -7,19 +7,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from shoal.spec.human import Human, text
 from shoal.spec.quantity import BYTES_PATTERN, NUMBER, parse_bytes, parse_number, parse_whole, spoken_bytes
+from shoal.spec.text import NAME_PATTERN, writable
 from shoal.spec.wording import show
 
 MAX_NODES = 100_000
 MAX_GPUS = 1024
+MIN_SHARE, MAX_SHARE = 0.01, 0.99
+SHARES = tuple(hundredths / 100 for hundredths in range(1, 100))
+"""Parts of one GPU: in steps of a hundredth."""
 MIN_CPUS, MAX_CPUS = 0.01, 100_000.0
 MIN_BYTES, MAX_BYTES = 1 << 20, 1 << 60
-KIND_PATTERN = r"[A-Za-z][A-Za-z0-9._-]{0,62}"
+KIND_PATTERN = r"[A-Za-z][A-Za-z0-9._-]{0,62}(?:\|[A-Za-z][A-Za-z0-9._-]{0,62}){0,7}"
+"""One kind of GPU, or several of which any will do: `A100|H100`."""
 
 FROZEN = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 """For parts of a job: their validators are built when used alone, and otherwise only as part of the job's."""
@@ -162,28 +168,64 @@ Bytes = Annotated[
 ]
 
 
+def _hundredths(share: float) -> float:
+    return _read_share(share, str(share))
+
+
+_Share = Annotated[
+    float,
+    Field(strict=True, ge=MIN_SHARE, le=MAX_SHARE, json_schema_extra={"enum": list(SHARES)}),
+    AfterValidator(_hundredths),
+]
+
+
+_SLICE = re.compile(r"[0-9]+g\.[0-9]+gb")
+"""The profile in the name of a MIG slice, as NVIDIA writes it: `H100-1g.10gb`."""
+
+
 class GpuSpec(BaseModel):
-    """GPUs on each node; without `kind`, any."""
+    """GPUs on each node; without `kind`, any, `A100|H100` either. With `share`, that part of a single one."""
 
     model_config = FROZEN
 
     kind: Annotated[str, Field(strict=True, pattern=f"^{KIND_PATTERN}$")] | None = None
     count: Annotated[int, Field(strict=True, ge=1, le=MAX_GPUS)] = 1
+    share: _Share | None = None
+
+    @model_validator(mode="after")
+    def _shares_one(self) -> Self:
+        if self.share is not None and self.count > 1:
+            raise ValueError(f"has a `share` of {self.count} GPUs; only a single GPU can be shared")
+        kinds = self.kind.split("|") if self.kind else []
+        slices = [kind for kind in kinds if _SLICE.search(kind)]
+        if slices and self.share is not None:
+            raise ValueError(
+                f"has a `share` of {show(slices[0])}, a slice, which is given whole; leave it out"
+            )
+        if slices and len(slices) < len(kinds):
+            raise ValueError(f"has {show(slices[0])}, a slice, beside whole GPUs; ask for one or the other")
+        return self
 
 
-_GPUS = re.compile(rf"(?:(?P<kind>{KIND_PATTERN})(?::|$))?(?P<count>[0-9]{{1,18}})?")
+_GPUS = re.compile(
+    rf"(?:(?P<kind>{KIND_PATTERN})(?::|$))?(?:(?P<count>[0-9]{{1,18}})|(?P<share>[0-9]\.[0-9]{{1,18}}))?"
+)
 
 
 def _read_gpus(value: object) -> object:
-    """`H100:8`, `H100` (one), `8` (of any kind); `0` is none."""
+    """`H100:8`, `H100` (one), `8` (of any kind), `0.5` or `H100:0.5` (of one); `0` is none."""
     if value is None or isinstance(value, Mapping | GpuSpec):
         return value
     if isinstance(value, int) and not isinstance(value, bool):
         kind, count = None, value
+    elif isinstance(value, float):
+        return {"share": _read_share(value, str(value))}
     else:
         match = _GPUS.fullmatch(value.strip()) if isinstance(value, str) and value.strip() else None
         if match is None or (match["kind"] and str(value).strip().endswith(":")):
-            raise ValueError(f"{show(value)} is not GPUs such as `H100:8`, `H100` or `8`")
+            raise ValueError(f"{show(value)} is not GPUs such as `H100:8`, `H100`, `8` or `0.5`")
+        if match["share"]:
+            return {"kind": match["kind"], "share": _read_share(value, match["share"])}
         kind, count = match["kind"], int(match["count"] or 1)
     if count == 0 and kind is None:
         return None
@@ -191,15 +233,66 @@ def _read_gpus(value: object) -> object:
     return {"kind": kind, "count": count}
 
 
+def _read_share(value: object, written: str) -> float:
+    """A part of one GPU, as the decimals that were written: 0.29 * 100 is no whole number for a float."""
+    share = Decimal(written)
+    if not share.is_finite() or not 0 < share < 1:
+        raise ValueError(
+            f"{show(value)} is not GPUs: whole ones have no decimals, as in `2`, and a part is below 1"
+        )
+    if share * 100 % 1:
+        raise ValueError(f"{show(value)} is not in hundredths of a GPU; write `0.25` or `0.5`")
+    return float(share)
+
+
+_SHARE = r"0\.(?:0[1-9]|[1-9][0-9]?)"
+
 Gpus = Annotated[
     GpuSpec | None,
     Human(
         _read_gpus,
         (
             {"type": "integer", "minimum": 0, "maximum": MAX_GPUS},
-            text(rf"{KIND_PATTERN}(?::[1-9][0-9]*)?|[0-9]+", "H100:8", "H100", "8"),
+            {"type": "number", "enum": list(SHARES)},
+            text(
+                rf"{KIND_PATTERN}(?::(?:[1-9][0-9]*|{_SHARE}))?|[0-9]+|{_SHARE}",
+                *("H100:8", "H100", "8", "0.5", "H100:0.25"),
+            ),
         ),
     ),
+]
+
+
+def _read_switch(value: object) -> object:
+    """`true` and `false`, also as text."""
+    words = {"true": True, "false": False}
+    return words.get(value.strip().lower(), value) if isinstance(value, str) else value
+
+
+Switch = Annotated[bool, Field(strict=True), Human(_read_switch, (text("true|false", "true"),))]
+
+
+LABEL_PATTERN = r"^[A-Za-z][A-Za-z0-9._/-]*$"
+
+
+def _read_labels(value: object) -> object:
+    """Whole numbers as text: a label has no other kind of value."""
+    if not isinstance(value, Mapping):
+        return value
+    return {name: str(told) if type(told) is int else told for name, told in value.items()}
+
+
+NodeNames = Annotated[
+    tuple[Annotated[str, Field(strict=True, min_length=1, max_length=128, pattern=NAME_PATTERN)], ...],
+    Field(max_length=1000),
+]
+Labels = Annotated[
+    dict[
+        Annotated[str, Field(strict=True, max_length=63, pattern=LABEL_PATTERN)],
+        Annotated[str, Field(strict=True, min_length=1, max_length=255), AfterValidator(writable)],
+    ],
+    Field(max_length=16),
+    Human(_read_labels),
 ]
 
 
@@ -209,7 +302,8 @@ class Resources(BaseModel):
     model_config = FROZEN
 
     gpus: Gpus = Field(
-        default=None, description="GPUs on each node: `H100:8`, `8` of any kind, `H100` for one."
+        default=None,
+        description="GPUs on each node: `H100:8`, `8` of any kind, `H100` for one, `0.5` for half of one.",
     )
     nodes: Nodes = Field(
         default=NodeRange.model_construct(min=1, max=1),
@@ -230,4 +324,11 @@ class Resources(BaseModel):
         description=(
             "Disk on each node: counted when nodes are chosen, not enforced. Of a range the lower end."
         ),
+    )
+    exclusive: Switch = Field(
+        default=False, description="Whole nodes for this job alone: it is given all that they have."
+    )
+    exclude: NodeNames = Field(default=(), description="Nodes it must not run on, by name.")
+    require: Labels = Field(
+        default={}, description="Labels that its nodes must have: `{gpu_memory: 80GB}`, `{pool: a100}`."
     )

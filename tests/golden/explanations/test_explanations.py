@@ -88,9 +88,9 @@ def _refused(asked: int) -> Explanation:
             ProjectView(name="vision", parent="research", quota=Devices(gpus=8), borrow=Devices(gpus=8)),
         ]
     )
-    tree.take("vision", Amount(8, 0))
-    tree.take("research", Amount(52, 0))
-    refusal = tree.refusal("vision", Amount(asked, 0))
+    tree.take("vision", Amount(8_000, 0))
+    tree.take("research", Amount(52_000, 0))
+    refusal = tree.refusal("vision", Amount(asked * 1000, 0))
     assert refusal is not None
     return explain_refusal(job(1, request(gpus=asked)), refusal)
 

@@ -135,3 +135,25 @@ def test_job_that_saved_is_chosen_before_one_that_did_not_and_told_so() -> None:
     verdicts = list(Replay().verdicts(facts_of(msgspec.to_builtins(log))))
     assert verdicts[-1].evictions
     assert all(verdict.is_equal for verdict in verdicts)
+
+
+def test_elastic_job_that_saves_goes_on_with_nodes_that_fell_idle() -> None:
+    lab = Lab(num_nodes=3)
+    small = [lab.running(resources=WHOLE) for _ in range(2)]
+    elastic = lab.running(resources={**WHOLE, "nodes": "1..3"})
+    assert len(lab.attempt(elastic).allocation) == 1
+    for job in small:
+        lab.stop(job)
+    lab.turn()
+    lab.clock.advance(7200)
+    lab.core.checkpoints.heard(lab.attempt(elastic).attempt_id, lab.clock.now() - 30)
+    lab.place()
+    (grows,) = lab.events("job.grows")
+    assert (grows.data["has_nodes"], grows.data["num_nodes"]) == (1, 3)
+    assert lab.attempt(elastic).message.startswith("stopped to go on with 3 nodes instead of 1")
+    for _ in range(3):
+        lab.turn()
+    assert (lab.status(elastic), len(lab.attempt(elastic).allocation)) == ("running", 3)
+    assert lab.job(elastic).failures == 0
+    events = msgspec.to_builtins(lab.events())
+    assert all(verdict.is_equal for verdict in Replay().verdicts(facts_of(events)))

@@ -94,6 +94,7 @@ def test_simulated_nodes_stand_four_to_a_rack() -> None:
         ("Tesla V100-SXM2-16GB", "V100"),
         ("NVIDIA GeForce RTX 4090", "RTX-4090"),
         ("NVIDIA RTX A6000", "RTX-A6000"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "H100-1g.10gb"),
         ("NVIDIA", "NVIDIA"),
         ("", "unknown"),
     ],
@@ -138,6 +139,7 @@ def test_one_broken_gpu_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch
         "nvmlDeviceGetUUID": lambda index: f"GPU-{index}",
         "nvmlDeviceGetMinorNumber": lambda index: 7 - index,
         "nvmlDeviceGetMemoryInfo": lambda _: Memory,
+        "nvmlDeviceGetMigMode": lambda _: (0, 0),
     }.items():
         monkeypatch.setattr(pynvml, name, fake)
     gpus, remarks = inventory.find_gpus()
@@ -147,6 +149,37 @@ def test_one_broken_gpu_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch
     ]
     assert len(remarks) == 1
     assert "GPU 1" in remarks[0]
+
+
+def test_a_gpu_in_mig_mode_is_listed_as_its_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Memory:
+        total = 10 << 30
+
+    def cut(_: str, number: int) -> str:
+        if number == 1:
+            raise pynvml.NVMLError_NotFound
+        return f"slice-{number}"
+
+    for name, fake in {
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetCount": lambda: 1,
+        "nvmlDeviceGetHandleByIndex": lambda _: "whole",
+        "nvmlDeviceGetMigMode": lambda _: (1, 1),
+        "nvmlDeviceGetMaxMigDeviceCount": lambda _: 3,
+        "nvmlDeviceGetMigDeviceHandleByIndex": cut,
+        "nvmlDeviceGetName": lambda _: "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "nvmlDeviceGetUUID": lambda handle: f"MIG-{handle}",
+        "nvmlDeviceGetMinorNumber": lambda _: 4,
+        "nvmlDeviceGetMemoryInfo": lambda _: Memory,
+    }.items():
+        monkeypatch.setattr(pynvml, name, fake)
+    gpus, remarks = inventory.find_gpus()
+    assert remarks == ()
+    assert [(gpu.index, gpu.kind, gpu.uuid, gpu.minor) for gpu in gpus] == [
+        (100, "H100-1g.10gb", "MIG-slice-0", 4),
+        (102, "H100-1g.10gb", "MIG-slice-2", 4),
+    ]
 
 
 def test_a_supervisor_gets_nothing_of_our_environment_that_it_does_not_need() -> None:

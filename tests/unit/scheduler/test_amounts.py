@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.scheduler.amounts import millicpus_needed, millicpus_there, need_of
-from shoal.scheduler.words import clock_time, cpus, duration, listed, size
+from shoal.scheduler.words import clock_time, duration, listed, size, thousandths
 from tests.support.clusters import NOW, request
 
 
@@ -37,8 +37,8 @@ def test_a_need_asks_no_more_than_one_that_is_larger_in_every_way() -> None:
         (size(32 * 10**9), "32 GB"),
         (size(32_012 << 20), "31.26 GiB"),
         (size(64 << 30), "64 GiB"),
-        (cpus(500), "0.5"),
-        (cpus(100_000), "100"),
+        (thousandths(500), "0.5"),
+        (thousandths(100_000), "100"),
         (duration(0.2), "1 s"),
         (duration(119.5), "120 s"),
         (duration(130), "3 min"),

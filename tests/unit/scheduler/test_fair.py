@@ -12,7 +12,7 @@ from shoal.scheduler.fair import Fair, Usage
 from shoal.scheduler.tree import Tree
 
 HALF = 100.0
-ONE = Amount(1, 0)
+ONE = Amount(1_000, 0)
 
 
 def fair(*views: ProjectView) -> Fair:
@@ -29,7 +29,7 @@ def test_usage_halves_every_half_life() -> None:
 
 def test_devices_held_for_ever_come_to_a_bound() -> None:
     book = fair()
-    book.hold("a", Amount(3, 0), since=0.0)
+    book.hold("a", Amount(3_000, 0), since=0.0)
     assert book.used("a", 1e9) == pytest.approx(3 * HALF / log(2))
 
 
@@ -43,7 +43,7 @@ def test_a_charge_is_the_same_as_holding_for_that_long() -> None:
 
 def test_cpus_count_as_parts_of_a_gpu() -> None:
     book = fair()
-    book.hold("gpus", Amount(1, 0), since=0.0)
+    book.hold("gpus", Amount(1_000, 0), since=0.0)
     book.hold("cpus", Amount(0, 64_000), since=0.0)
     assert book.used("gpus", 50.0) == book.used("cpus", 50.0)
 

@@ -11,7 +11,6 @@ from shoal.scheduler.amounts import demand_of
 from shoal.scheduler.capacity import Capacity
 from shoal.scheduler.cycle import Cycle
 from shoal.scheduler.fit import Finders
-from shoal.scheduler.rows import Rows
 from tests.support.clusters import NOW, holding, job, node, request
 
 TIMES = 2000
@@ -42,7 +41,8 @@ def test_job_that_rests_is_told_of_before_every_plan_and_remembered_once() -> No
 
 
 def test_jobs_that_came_and_went_are_not_remembered_until_they_would_have_been_due() -> None:
-    rows = Rows()
+    planner = Planner(Policy())
+    rows = planner._book.rows
     rows.come_to(NOW)
     rows.add(job(0, request(), due_at=NOW + 10.0))
     for number in range(1, TIMES):

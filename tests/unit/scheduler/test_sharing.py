@@ -31,11 +31,11 @@ def refusal(project: str, asked: Amount, **held: Amount) -> Refusal:
     "found, said",
     [
         (
-            refusal("vision", Amount(2, 0), vision=Amount(7, 0)),
+            refusal("vision", Amount(2_000, 0), vision=Amount(7_000, 0)),
             "needs 2 GPUs; project `vision` holds 7 of 8: its quota of 4, and 4 that it may borrow",
         ),
         (
-            refusal("vision", Amount(1, 0), speech=Amount(16, 0)),
+            refusal("vision", Amount(1_000, 0), speech=Amount(16_000, 0)),
             "needs 1 GPU; project `research`, which `vision` is part of, holds 16 of its limit of 16",
         ),
         (
@@ -43,11 +43,11 @@ def refusal(project: str, asked: Amount, **held: Amount) -> Refusal:
             "needs 0.5 CPUs; project `speech` holds 31.6 of the 32 of its quota, and may borrow none",
         ),
         (
-            refusal("speech", Amount(17, 0)),
+            refusal("speech", Amount(17_000, 0)),
             "needs 17 GPUs; project `research`, which `speech` is part of, may have at most 16, its limit",
         ),
         (
-            refusal("vision", Amount(9, 0)),
+            refusal("vision", Amount(9_000, 0)),
             "needs 9 GPUs; project `vision` may have at most 8: its quota of 4, and 4 that it may borrow",
         ),
     ],
@@ -58,7 +58,7 @@ def test_a_refusal_says_whose_ceiling_it_is_and_what_is_held(found: Refusal, sai
 
 def test_an_explanation_carries_the_numbers_and_something_to_type() -> None:
     one = job(1, request(gpus=2))
-    told = explain_refusal(one, refusal("vision", Amount(2, 0), vision=Amount(7, 0)))
+    told = explain_refusal(one, refusal("vision", Amount(2_000, 0), vision=Amount(7_000, 0)))
     assert (told.attempt_id, told.job_id, told.why) == (one.attempt_id, one.job_id, Why.QUOTA)
     assert told.facts == {
         "project": "vision",
@@ -74,7 +74,9 @@ def test_an_explanation_carries_the_numbers_and_something_to_type() -> None:
 
 
 def test_a_limit_is_told_apart_from_a_quota_and_names_no_sibling() -> None:
-    told = explain_refusal(job(1, request(gpus=2)), refusal("vision", Amount(1, 0), speech=Amount(16, 0)))
+    told = explain_refusal(
+        job(1, request(gpus=2)), refusal("vision", Amount(1_000, 0), speech=Amount(16_000, 0))
+    )
     assert told.why is Why.LIMIT
     assert "speech" not in told.sentence
 

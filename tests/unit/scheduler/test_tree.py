@@ -14,7 +14,7 @@ from tests.support.clusters import request
 
 
 def gpus(count: int) -> Amount:
-    return Amount(count, 0)
+    return Amount(count * 1000, 0)
 
 
 def view(name: str, parent: str | None = None, **bounds: int) -> ProjectView:
@@ -36,8 +36,8 @@ def lab(**vision: int) -> Tree:
 
 def test_projects_without_settings_are_never_refused() -> None:
     tree = Tree()
-    tree.take("anybody", Amount(10**6, 10**9))
-    assert tree.refusal("anybody", Amount(10**6, 10**9)) is None
+    tree.take("anybody", Amount(10**9, 10**9))
+    assert tree.refusal("anybody", Amount(10**9, 10**9)) is None
     assert not tree.is_within_quota("anybody", gpus(1))
 
 
@@ -47,7 +47,12 @@ def test_above_its_quota_a_project_borrows_what_is_idle_up_to_its_parents_limit(
     assert tree.refusal("vision", gpus(1)) is None
     refused = tree.refusal("vision", gpus(2))
     assert refused is not None
-    assert (refused.by, refused.device, refused.in_use, refused.allowed) == ("research", Device.GPUS, 15, 16)
+    assert (refused.by, refused.device, refused.in_use, refused.allowed) == (
+        "research",
+        Device.GPUS,
+        15_000,
+        16_000,
+    )
     assert refused.is_by_limit
 
 
@@ -57,13 +62,13 @@ def test_a_project_borrows_no_more_than_it_may() -> None:
     assert tree.refusal("vision", gpus(2)) is None
     refused = tree.refusal("vision", gpus(3))
     assert refused is not None
-    assert (refused.by, refused.allowed, refused.is_by_limit) == ("vision", 6, False)
+    assert (refused.by, refused.allowed, refused.is_by_limit) == ("vision", 6000, False)
 
 
 def test_a_limit_below_quota_and_borrowing_is_the_one_that_refuses() -> None:
     refused = lab(borrow=8, limit=6).refusal("vision", gpus(7))
     assert refused is not None
-    assert (refused.allowed, refused.is_by_limit) == (6, True)
+    assert (refused.allowed, refused.is_by_limit) == (6000, True)
 
 
 def test_what_siblings_hold_counts_against_their_parents_limit() -> None:
@@ -77,7 +82,7 @@ def test_what_siblings_hold_counts_against_their_parents_limit() -> None:
 
 def test_a_device_that_is_not_asked_for_refuses_nothing() -> None:
     tree = Tree([ProjectView(name="a", limit=Devices(gpus=1, cpus=2.0))])
-    tree.take("a", Amount(5, 1000))
+    tree.take("a", Amount(5_000, 1000))
     assert tree.refusal("a", Amount(0, 1000)) is None
     refused = tree.refusal("a", Amount(0, 1001))
     assert refused is not None
@@ -86,8 +91,8 @@ def test_a_device_that_is_not_asked_for_refuses_nothing() -> None:
 
 def test_a_borrowing_bound_says_nothing_about_devices_that_the_quota_does_not_name() -> None:
     tree = Tree([ProjectView(name="a", quota=Devices(gpus=4), borrow=Devices(gpus=0, cpus=0.0))])
-    assert tree.refusal("a", Amount(4, 10**6)) is None
-    assert tree.refusal("a", Amount(5, 0)) is not None
+    assert tree.refusal("a", Amount(4_000, 10**6)) is None
+    assert tree.refusal("a", Amount(5_000, 0)) is not None
 
 
 def test_within_quota_are_those_whose_quota_or_parents_quota_covers_them() -> None:
@@ -101,11 +106,11 @@ def test_within_quota_are_those_whose_quota_or_parents_quota_covers_them() -> No
 
 def test_a_quota_of_gpus_covers_their_cpus_but_no_job_without_gpus() -> None:
     tree = lab()
-    assert tree.is_within_quota("vision", Amount(4, 10**6))
+    assert tree.is_within_quota("vision", Amount(4_000, 10**6))
     assert not tree.is_within_quota("vision", Amount(0, 1000))
     both = Tree([ProjectView(name="a", quota=Devices(gpus=4, cpus=8.0))])
-    assert both.is_within_quota("a", Amount(4, 8000))
-    assert not both.is_within_quota("a", Amount(4, 8001))
+    assert both.is_within_quota("a", Amount(4_000, 8000))
+    assert not both.is_within_quota("a", Amount(4_000, 8001))
     assert both.is_within_quota("a", Amount(0, 8000))
 
 
@@ -155,6 +160,15 @@ def test_a_circle_of_projects_is_our_own_mistake() -> None:
 
 def test_a_gang_asks_for_all_its_nodes_and_an_elastic_one_for_its_least() -> None:
     asked = asked_by(demand_of(request(nodes=(2, 4), gpus=8, cpus=1.5)))
-    assert asked == Amount(16, 3000)
+    assert asked == Amount(16_000, 3000)
     share = NodeShare(node="n", cpus=1.5, memory_bytes=0, gpu_ids=(0, 3))
-    assert held_by((share, share)) == Amount(4, 3000)
+    assert held_by((share, share)) == Amount(4_000, 3000)
+
+
+def test_a_part_of_a_gpu_counts_as_that_part() -> None:
+    share = NodeShare(node="n", cpus=1.0, memory_bytes=0, gpu_ids=(3,), gpu_milli=250)
+    assert held_by((share, share)) == Amount(500, 2000)
+    tree = Tree([view("a", limit=1)])
+    tree.take("a", held_by((share, share, share)))
+    assert tree.refusal("a", Amount(250, 0)) is None
+    assert tree.refusal("a", Amount(260, 0)) is not None

@@ -171,7 +171,7 @@ def test_mistakes_of_a_file_and_of_flags_are_told_together_each_by_its_own_name(
         "run: x\nresources: {nodes: 0}\nretry: many\n", gpus="x:y", env=["A"], retry_on="omo"
     ) == (
         "`--env`: `A` has no `=`; write `A=value`",
-        "`--gpus`: `x:y` is not GPUs such as `H100:8`, `H100` or `8`",
+        "`--gpus`: `x:y` is not GPUs such as `H100:8`, `H100`, `8` or `0.5`",
         "job.yaml:2: `resources.nodes`: `0` is below the least, 1",
         "job.yaml:3: `retry`: `many` is not a whole number",
     )

@@ -187,7 +187,10 @@ def test_an_array_of_one_index_is_not_read_back_as_a_count() -> None:
             {"log_rules": {"x": "exclude"}},
             "`exclude` is not `exclude_node` or `stop_retries`; did you mean `exclude_node`?",
         ),
-        ({"topology": {"mode": "required"}}, "`topology.within` is missing"),
+        (
+            {"topology": {"mode": "required"}},
+            "has neither `within` nor `spread`; write a level, such as `within: rack`",
+        ),
         ({"state": "running"}, "unknown key `state`"),
         ({"command": "x"}, "unknown key `command`; did you mean `run`?"),
         ({"gpus": 8}, "unknown key `gpus`; `gpus` belongs in `resources`"),

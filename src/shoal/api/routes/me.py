@@ -76,7 +76,7 @@ async def show_status(request: Request, query: Annotated[NoQuery, Query()]) -> R
         },
         "devices": {
             "gpus_total": sum(len(node.facts.gpus) for node in nodes),
-            "gpus_used": sum(len(share.gpu_ids) for share in shares),
+            "gpus_used": sum(share.num_gpus for share in shares),
             "cpus_total": sum(node.facts.cpus for node in nodes),
             "cpus_used": sum(share.cpus for share in shares),
         },

@@ -69,7 +69,7 @@ def find_gpus() -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
     except pynvml.NVMLError as error:
         return (), (f"no GPUs: NVML says {error}",)
     try:
-        found = [_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        found = [one for index in range(pynvml.nvmlDeviceGetCount()) for one in _gpus(index)]
     except pynvml.NVMLError as error:
         return (), (f"no GPUs: NVML says {error}",)
     finally:
@@ -79,19 +79,52 @@ def find_gpus() -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
     return gpus, remarks if gpus or remarks else ("no GPUs: the driver lists none",)
 
 
-def _gpu(index: int) -> Gpu | str:
-    """One device, or why it cannot be used: a broken one must not hide the others."""
+def _gpus(index: int) -> list[Gpu | str]:
+    """One device, or its MIG slices, or why it cannot be used: a broken one must not hide the others."""
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        return Gpu(
-            index=index,
-            kind=gpu_kind(_text(pynvml.nvmlDeviceGetName(handle))),
-            uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
-            minor=_told(lambda: int(pynvml.nvmlDeviceGetMinorNumber(handle))),
-            memory_bytes=_told(lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)) or 0,
-        )
+        minor = _told(lambda: int(pynvml.nvmlDeviceGetMinorNumber(handle)))
+        slices = _slices(handle)
+        if slices is None:
+            return [_gpu(handle, index, minor)]
+        if not slices:
+            return [f"GPU {index} left out: it is in MIG mode and has no slices"]
+        return [_gpu(one, slice_index(index, number), minor) for number, one in slices]
     except pynvml.NVMLError as error:
-        return f"GPU {index} left out: NVML says {error}"
+        return [f"GPU {index} left out: NVML says {error}"]
+
+
+def _gpu(handle: object, index: int, minor: int | None) -> Gpu:
+    return Gpu(
+        index=index,
+        kind=gpu_kind(_text(pynvml.nvmlDeviceGetName(handle))),
+        uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
+        minor=minor,
+        memory_bytes=_told(lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)) or 0,
+    )
+
+
+def _slices(handle: object) -> list[tuple[int, object]] | None:
+    """The slices of a GPU in MIG mode with their numbers; None where it is used whole."""
+    try:
+        mode, _ = pynvml.nvmlDeviceGetMigMode(handle)
+        if mode != pynvml.NVML_DEVICE_MIG_ENABLE:
+            return None
+        most = pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)
+    except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
+        return None
+    found = []
+    for number in range(most):
+        try:
+            found.append((number, pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)))
+        except pynvml.NVMLError_NotFound:
+            continue
+    return found
+
+
+def slice_index(gpu: int, number: int) -> int:
+    """How a slice is numbered: after all whole GPUs, the same as long as its GPU is cut up alike."""
+    return (gpu + 1) * 100 + number
 
 
 def _told(read: Callable[[], int]) -> int | None:
@@ -107,7 +140,13 @@ def _text(value: str | bytes) -> str:
 
 
 def gpu_kind(product: str) -> str:
-    """The short name people ask for: `NVIDIA H100 80GB HBM3` is `H100`, `GeForce RTX 4090` is `RTX-4090`."""
+    """The short name people ask for: `NVIDIA H100 80GB HBM3` is `H100`, `GeForce RTX 4090` is `RTX-4090`.
+
+    A MIG slice has its profile behind it: `NVIDIA H100 80GB HBM3 MIG 1g.10gb` is `H100-1g.10gb`.
+    """
+    product, _, profile = product.partition(" MIG ")
+    if profile:
+        return f"{gpu_kind(product)}-{profile.strip()}"
     words = [word for word in re.split(r"[\s-]+", product) if word and word.lower() not in MAKERS]
     if not words:
         return product or "unknown"

@@ -1,0 +1,80 @@
+"""An elastic job goes on with more nodes when they stand idle and it pays, and not otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from shoal.model.request import GpuRequest, Request
+from shoal.scheduler import Candidate, GpuView, NodeView, Plan, Planner, Policy
+from shoal.scheduler.types import Ground
+
+HOUR = 3600.0
+GPUS = tuple(GpuView(index, "H100") for index in range(8))
+
+
+def asked(least: int, most: int, **fields: Any) -> Request:
+    return Request(min_nodes=least, max_nodes=most, cpus=8.0, gpus=GpuRequest(count=8), **fields)
+
+
+def candidate(name: str, request: Request, at: float = 0.0) -> Candidate:
+    return Candidate(
+        attempt_id=name, job_id=name, project="vision", order=int(at), submitted_at=at, request=request
+    )
+
+
+def shrunken(request: Request) -> Planner:
+    """Four nodes, of which the job got two: the others were taken when it started, and are free since."""
+    planner = Planner(Policy())
+    for number in range(4):
+        planner.set_node(NodeView(name=f"n{number}", cpus=8.0, memory_bytes=64, gpus=GPUS))
+    planner.add(candidate("first", asked(2, 2)))
+    assert planner.plan(0.0).starts
+    planner.add(candidate("elastic", request, 1.0))
+    (start,) = planner.plan(1.0).starts
+    assert len(start.allocation) == 2
+    planner.release("first", 2.0)
+    return planner
+
+
+def grown(planner: Planner, saved_at: float | None, now: float) -> Plan:
+    if saved_at is not None:
+        planner.save("elastic", saved_at)
+    return planner.plan(now)
+
+
+def test_job_that_saved_goes_on_with_the_nodes_that_stand_idle() -> None:
+    (eviction,) = grown(shrunken(asked(1, 4)), 2 * HOUR - 60, 2 * HOUR).evictions
+    assert (eviction.ground, eviction.attempt_id, eviction.num_nodes) == (Ground.GROWTH, "elastic", 4)
+    assert eviction.lost_s == 60 + 120
+
+
+@pytest.mark.parametrize(
+    "why,request_,saved_at,now",
+    [
+        ("no checkpoint of it is known", asked(1, 4), None, 2 * HOUR),
+        ("it has all the nodes it can use", asked(1, 2), 2 * HOUR - 60, 2 * HOUR),
+        ("it has just begun", asked(1, 4), 500.0, 599.0),
+        ("more is done again than is won", asked(1, 4), HOUR, 2 * HOUR),
+        ("its limit ends it soon", asked(1, 4, time_limit_s=2 * HOUR + 300), 2 * HOUR - 60, 2 * HOUR),
+    ],
+)
+def test_job_is_left_alone_where(why: str, request_: Request, saved_at: float | None, now: float) -> None:
+    assert grown(shrunken(request_), saved_at, now).evictions == (), why
+
+
+def test_nobody_grows_while_somebody_waits() -> None:
+    planner = shrunken(asked(1, 4))
+    planner.add(candidate("wide", asked(3, 3), 3.0))
+    assert grown(planner, 2 * HOUR - 60, 2 * HOUR).evictions == ()
+
+
+def test_job_that_is_stopping_already_is_not_asked_twice() -> None:
+    planner = shrunken(asked(1, 4))
+    assert grown(planner, 2 * HOUR - 60, 2 * HOUR).evictions
+    held = next(one for one in planner.snapshot().holdings if one.attempt_id == "elastic")
+
+    planner.hold(msgspec.structs.replace(held, is_leaving=True))
+    assert planner.plan(2 * HOUR + 1).evictions == ()
