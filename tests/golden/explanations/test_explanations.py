@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,11 @@ from tests.support.clusters import (
 )
 
 HERE = Path(__file__).parent
-DRAINED = {"closed_because": "drained by ana", "closed_at": NOW - 7300.0, "closed_note": "bad NVLink"}
+DRAINED: dict[str, Any] = {
+    "closed_because": "drained by ana",
+    "closed_at": NOW - 7300.0,
+    "closed_note": "bad NVLink",
+}
 
 
 def _unmet(*labels: str) -> tuple[UnmetDependency, ...]:
