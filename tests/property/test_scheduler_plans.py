@@ -395,7 +395,7 @@ def _without_limit(asked: Request) -> Request:
 @given(snapshots())
 def test_plans_are_those_of_a_slow_and_obvious_scheduler(snapshot: Snapshot) -> None:
     plain = [
-        msgspec.structs.replace(c, request=_without_limit(c.request), project="vision")
+        msgspec.structs.replace(c, request=_without_limit(c.request), project="vision", queue="default")
         for c in snapshot.candidates
         if not c.unmet and c.not_before <= NOW and c.array_id is None
     ]

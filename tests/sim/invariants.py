@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 from shoal.control.known_nodes import KnownNodes
+from shoal.control.known_projects import KnownProjects
 from shoal.control.queue import Changes, Queue, look
 from shoal.model.attempt import Attempt
 from shoal.model.job import Job
@@ -79,7 +80,9 @@ class Auditor:
         planner = Planner(core.planner.policy)
         fresh = Queue(planner, core.backoff, Stamps())
         at = self.world.clock.now()
-        KnownNodes().tell(planner, now.nodes, at)
+        KnownNodes().tell(planner, now.nodes)
+        KnownProjects().tell(planner, now.projects or (), ())
+        planner.set_windows(now.windows)
         fresh.take_in(now)
         fresh.wake(at)
         core.queue.wake(at)
@@ -87,6 +90,9 @@ class Auditor:
         plain = [[_unstamped(one) for one in seen.candidates] for seen in (kept, read)]
         assert plain[0] == plain[1], "the planner forgot or kept a candidate"
         assert kept.holdings == read.holdings, "the planner forgot or kept a holding"
+        assert kept.nodes == read.nodes, "the planner knows a node otherwise than it is"
+        assert kept.projects == read.projects, "the planner knows a project otherwise than it is"
+        assert kept.windows == read.windows, "the planner forgot or kept a window"
         assert sorted(core.queue.doomed) == sorted(fresh.doomed), "the queue is wrong about who is doomed"
         if core.planner.is_settled and not any(one.not_before for one in read.candidates):
             # As of its own date: a clock that jumped back takes patience away from who had lost it.

@@ -14,11 +14,12 @@ from typing import Any
 from shoal.control.actor import SHOAL
 from shoal.control.core import Core
 from shoal.control.record import note
-from shoal.control.snapshot import age, label
+from shoal.control.snapshot import label
 from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.job import Job
 from shoal.model.moves import StopAsked
 from shoal.scheduler import Eviction, Ground
+from shoal.scheduler.words import age
 from shoal.store import Tx
 
 RUNS = (AttemptState.STARTING, AttemptState.RUNNING)

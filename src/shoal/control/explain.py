@@ -9,10 +9,10 @@ import msgspec
 from shoal.control.core import Core
 from shoal.control.frozen import spec_of
 from shoal.control.leases import FENCE_MARGIN_S, QUIET_S
-from shoal.control.snapshot import age
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
 from shoal.scheduler import Explanation, Why
+from shoal.scheduler.words import age
 
 
 def explain(core: Core, job: Job, attempts: Sequence[Attempt]) -> Explanation | None:

@@ -18,29 +18,29 @@ class KnownNodes:
         self._nodes: list[Node] = []
         self._possible: set[Request] = set()
 
-    def tell(self, planner: Planner, nodes: list[Node], now: float) -> bool:
+    def tell(self, planner: Planner, nodes: list[Node]) -> bool:
         """Tell the planner what is new about them. Whether anything is."""
         if nodes == self._nodes:
             return False
         before = {node.name: node for node in self._nodes}
         for node in nodes:
             if before.pop(node.name, None) != node:
-                planner.set_node(node_view(node, now))
+                planner.set_node(node_view(node))
         for name in before:
             planner.drop_node(name)
         self._nodes = nodes
         self._possible.clear()
         return True
 
-    def views(self, now: float) -> tuple[NodeView, ...]:
+    def views(self) -> tuple[NodeView, ...]:
         """By name."""
-        return tuple(node_view(node, now) for node in sorted(self._nodes, key=lambda node: node.name))
+        return tuple(node_view(node) for node in sorted(self._nodes, key=lambda node: node.name))
 
-    def never_fits(self, request: Request, now: float) -> Explanation | None:
+    def never_fits(self, request: Request) -> Explanation | None:
         """Why no set of these nodes could ever hold it; None when one could, or no node is known."""
         if request in self._possible:
             return None
-        never = impossible(request, self.views(now))
+        never = impossible(request, self.views())
         if never is None and len(self._possible) < MAX_KNOWN:
             self._possible.add(request)
         return never

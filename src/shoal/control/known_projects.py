@@ -14,8 +14,6 @@ class KnownProjects:
     """None yet, until the first look."""
 
     def __init__(self) -> None:
-        self.are_old = True
-        """Somebody has changed them since: read them before the next plan."""
         self._was_told = False
 
     def tell(self, planner: Planner, projects: Sequence[Project], usages: Sequence[Usage]) -> None:

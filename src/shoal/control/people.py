@@ -95,9 +95,7 @@ async def create_project(
         return project
 
     said = {"project": name, **msgspec.to_builtins(limits)}
-    made = (await _change(core, actor, key, "project.created", said, Project, make, name))[0]
-    core.projects.are_old = True
-    return made
+    return (await _change(core, actor, key, "project.created", said, Project, make, name))[0]
 
 
 async def update_project(
@@ -110,9 +108,7 @@ async def update_project(
         return updated
 
     said = {"project": name, **msgspec.to_builtins(limits)}
-    changed = (await _change(core, actor, key, "project.updated", said, Project, make, name))[0]
-    core.projects.are_old = True
-    return changed
+    return (await _change(core, actor, key, "project.updated", said, Project, make, name))[0]
 
 
 async def set_member(

@@ -9,14 +9,14 @@ import msgspec
 from shoal.control.actor import SHOAL
 from shoal.control.core import Core
 from shoal.control.evict import evict
-from shoal.control.queue import look
+from shoal.control.queue import Changes, have_projects_changed, look
 from shoal.control.record import note
 from shoal.control.relearn import last_runs, relearn
 from shoal.control.stopwatch import Stopwatch
 from shoal.control.usage import recall
 from shoal.model.attempt import AttemptState, EndReason
 from shoal.model.moves import Placed, StopAsked
-from shoal.model.people import Project
+from shoal.model.window import Window
 from shoal.scheduler import Plan
 from shoal.scheduler.fair import Usage
 from shoal.store import Tx
@@ -43,16 +43,16 @@ class Basis(NamedTuple):
     """Checkpoints heard of since the last plan that stopped somebody, by attempt; empty if this does not."""
     usages: tuple[Usage, ...]
     """What projects had, where that decided between them."""
+    windows: list[Window]
 
 
 async def place(core: Core) -> Cycle:
     """Plan once and record it. What it starts is on disk, and nobody has told the engine yet."""
     work, now = Stopwatch(core.clock), core.clock.now()
-    await _look_around(core)
-    changes = await core.store.read(work.of(lambda tx: look(tx, core.queue.seen)))
+    changes = await _look_around(core, work)
     with work:
-        if core.nodes.tell(core.planner, changes.nodes, now):
-            core.stamps.see(core.nodes.views(now))
+        if core.nodes.tell(core.planner, changes.nodes):
+            core.stamps.see(core.nodes.views())
         core.planner.set_windows(changes.windows)
         core.queue.take_in(changes)
         resting_s = core.queue.wake(now)
@@ -61,7 +61,7 @@ async def place(core: Core) -> Cycle:
     placed: list[str] = []
     try:
         if made.starts or made.evictions or doomed:
-            basis = Basis(now, changes.seen, saved if made.evictions else {}, usages)
+            basis = Basis(now, changes.seen, saved if made.evictions else {}, usages, changes.windows)
 
             def record(tx: Tx) -> list[str]:
                 return _record(core, tx, made, doomed, basis)
@@ -83,31 +83,29 @@ async def place(core: Core) -> Cycle:
     return Cycle(tuple(placed), min(waits, default=None), work.spent_s)
 
 
-async def _look_around(core: Core) -> None:
-    """Before the first plan, what runs took lately; and the projects, then and when somebody changed them."""
-    if core.queue.seen is None:
+async def _look_around(core: Core, work: Stopwatch) -> Changes:
+    """What is new, as of one moment; before the first plan everything, and what runs took lately."""
+    seen, half_life_s = core.queue.seen, core.planner.policy.half_life_s
+    if seen is None:
         relearn(core.stamps, await core.store.read(last_runs))
-    if not core.projects.are_old:
-        return
-    half_life_s, is_first = core.planner.policy.half_life_s, core.queue.seen is None
 
-    def read(tx: Tx) -> tuple[list[Project], tuple[Usage, ...]]:
-        return tx.people.projects(), recall(tx, half_life_s).usages if is_first else ()
+    def read(tx: Tx) -> tuple[Changes, tuple[Usage, ...]]:
+        return look(tx, seen), recall(tx, half_life_s).usages if seen is None else ()
 
-    core.projects.are_old = False  # before the read: a change during it is read next time
-    try:
-        core.projects.tell(core.planner, *await core.store.read(read))
-    except BaseException:
-        core.projects.are_old = True
-        raise
+    changes, usages = await core.store.read(work.of(read))
+    if changes.projects is not None:
+        core.projects.tell(core.planner, changes.projects, usages)
+    return changes
 
 
 def _record(core: Core, tx: Tx, made: Plan, doomed: list[tuple[str, str]], basis: Basis) -> list[str]:
     """Write the plan down. What changed since the look is left for the next cycle."""
     now = basis.at
     open_nodes = {node.name for node in tx.nodes.all() if node.takes_work}
+    # A window declared or a limit lowered since the look forbids what this plan gives away.
+    is_allowed = tx.windows.all() == basis.windows and not have_projects_changed(tx, basis.seen)
     placed = []
-    for start in made.starts:
+    for start in made.starts if is_allowed else ():
         attempt = tx.attempts.get(start.attempt_id)
         if attempt is None or attempt.state is not AttemptState.QUEUED:
             continue
@@ -118,7 +116,7 @@ def _record(core: Core, tx: Tx, made: Plan, doomed: list[tuple[str, str]], basis
     for attempt_id, because in doomed:
         stop = StopAsked(reason=EndReason.DEPENDENCY, by=str(SHOAL), because=because)
         core.recorder.advance(tx, attempt_id, stop)
-    evicted = evict(core, tx, made.evictions, now)
+    evicted = evict(core, tx, made.evictions if is_allowed else (), now)
     if made.starts or made.evictions:
         _record_decision(core, tx, made, placed, evicted, basis)
     return placed

@@ -14,12 +14,14 @@ from shoal.control.snapshot import broken, candidate, holding, unmet
 from shoal.model.attempt import HOLDING, Attempt, AttemptState
 from shoal.model.job import Dependency, Job, JobOutcome
 from shoal.model.node import Node
+from shoal.model.people import Project
 from shoal.model.request import Request
 from shoal.model.window import Window
 from shoal.scheduler import Candidate, Holding, Planner, Stamps
-from shoal.store import Tx
+from shoal.store import EventFilter, Tx
 
 EVERYTHING = 1 << 62
+PROJECTS = EventFilter(kinds_prefix="project.")
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -33,6 +35,8 @@ class Changes(msgspec.Struct, frozen=True):
     """Of the jobs that queued ones among them wait for."""
     nodes: list[Node]
     windows: list[Window]
+    projects: list[Project] | None
+    """None: none of them has changed."""
 
 
 def look(tx: Tx, after: int | None) -> Changes:
@@ -44,7 +48,13 @@ def look(tx: Tx, after: int | None) -> Changes:
         jobs = tx.jobs.changed_since(after)
     waited_for = {dep.job_id for job, own in jobs if own.state is AttemptState.QUEUED for dep in job.after}
     outcomes = tx.jobs.outcomes(sorted(waited_for)) if waited_for else {}
-    return Changes(seen, jobs, outcomes, tx.nodes.all(), tx.windows.all())
+    projects = tx.people.projects() if after is None or have_projects_changed(tx, after) else None
+    return Changes(seen, jobs, outcomes, tx.nodes.all(), tx.windows.all(), projects)
+
+
+def have_projects_changed(tx: Tx, after: int) -> bool:
+    """By the log, not by whoever changed them: a caller who is gone or hears of no answer may have, too."""
+    return bool(tx.events.page(after, PROJECTS, 1))
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -130,6 +140,7 @@ class Queue:
         before = self._waiting.pop(job.job_id, None)
         if before is not None:
             self._stamps.leave(before.attempt.attempt_id)
+            self.fresh.pop(before.attempt.attempt_id, None)  # no decision will use it, or one has
         self._resting.discard(job.job_id)
         self._doomed.pop(job.job_id, None)
         for dep in before.after if before else ():

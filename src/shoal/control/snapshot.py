@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Dependency, DependencyKind, Job, JobOutcome
@@ -84,7 +85,7 @@ def holding(job: Job, attempt: Attempt) -> Holding:
     )
 
 
-def node_view(node: Node, now: float) -> NodeView:
+def node_view(node: Node) -> NodeView:
     """A node as the scheduler sees it."""
     facts = node.facts
     return NodeView(
@@ -95,20 +96,13 @@ def node_view(node: Node, now: float) -> NodeView:
         disk_bytes=facts.disk_bytes,
         gpus=tuple(GpuView(gpu.index, gpu.kind) for gpu in facts.gpus),
         labels=facts.labels,
-        closed_because=_closed_because(node, now),
+        **_closed(node),
     )
 
 
-def _closed_because(node: Node, now: float) -> str | None:
+def _closed(node: Node) -> dict[str, Any]:
+    """No ages: a view is told once, and explained for as long as it is true."""
     if node.state is NodeState.READY:
-        return None if node.facts.is_alive else "not answering"
-    told = f"{WORDS[node.state]} by {node.by} {age(now - node.changed_at)} ago"
-    return f'{told} ("{node.because}")' if node.because else told
-
-
-def age(seconds: float) -> str:
-    """A duration as people say it."""
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{int(seconds // size)} {unit}"
-    return f"{max(int(seconds), 0)} s"
+        return {} if node.facts.is_alive else {"closed_because": "not answering"}
+    told = f"{WORDS[node.state]} by {node.by}"
+    return {"closed_because": told, "closed_at": node.changed_at, "closed_note": node.because}

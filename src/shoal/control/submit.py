@@ -15,13 +15,14 @@ from shoal.control.find import jobs_named
 from shoal.control.frozen import Frozen, freeze
 from shoal.control.once import fingerprint, once
 from shoal.control.record import note
-from shoal.control.snapshot import age, label
+from shoal.control.snapshot import label
 from shoal.control.tree import check_share
 from shoal.errors import Denied, LimitReached, NotFound, ShoalError, SpecError, TooLarge
 from shoal.identity import seal_secrets
 from shoal.model.job import ArrayPlace, Dependency, DependencyKind, Job
 from shoal.model.people import Project, User
 from shoal.scheduler.classes import value_of
+from shoal.scheduler.words import age
 from shoal.spec import JobSpec
 from shoal.spec.moments import parse_moment
 from shoal.spec.quantity import spoken_seconds
@@ -138,7 +139,7 @@ def check_mounts(core: Core, spec: JobSpec) -> None:
 
 def check_fit(core: Core, frozen: Frozen) -> None:
     """Refuse what no set of this cluster's nodes could ever hold; with no nodes known yet, wait."""
-    never = core.nodes.never_fits(frozen.request, core.clock.now())
+    never = core.nodes.never_fits(frozen.request)
     if never is not None:
         raise SpecError(f"{_who(frozen.spec)} {never.sentence}", hint=never.hint, **never.facts)
 

@@ -145,9 +145,8 @@ class Book:
         return True
 
     def drop(self, attempt_id: str) -> bool:
-        """Whether it waited."""
-        if self.kept_back.pop(attempt_id, None) is not None:
-            return True
+        """Whether it waited for room: whoever was kept back stood in nobody's way."""
+        self.kept_back.pop(attempt_id, None)
         if attempt_id not in self.rows.candidates:
             return False
         self.rows.remove(attempt_id)

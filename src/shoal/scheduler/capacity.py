@@ -145,6 +145,10 @@ class Capacity:
         """Those that have members."""
         return self._groups.values()
 
+    @property
+    def num_groups(self) -> int:
+        return len(self._groups)
+
     def set_node(self, view: NodeView) -> None:
         """A new node, or one that changed. What is held there stays held."""
         ends = self._absent.pop(view.name, []) if view.name not in self.nodes else self._forget(view.name)

@@ -82,9 +82,17 @@ class Claims:
                 name
                 for number in closed
                 for name, spare in self.all[number].spare.items()
-                if spare is None or not fits(need, self._capacity.nodes[name].whole, spare)
+                if spare is None or not self._fits_beside(need, name, spare, self.all[number])
             )
         return found
+
+    def _fits_beside(self, need: Need, name: str, spare: Amounts, claim: Claim) -> bool:
+        """Never where it could be given GPUs of the one kind, of several there, that the claim is for."""
+        node, kept = self._capacity.nodes[name], claim.head.request.gpus
+        takes_any = need.num_gpus > 0 and need.gpu_kind is None
+        if takes_any and kept is not None and kept.kind is not None and len(node.whole.gpus) > 1:
+            return False
+        return fits(need, node.whole, spare)
 
     @property
     def first_at(self) -> float:

@@ -27,9 +27,9 @@ from shoal.scheduler.rows import RowKey, row_key
 from shoal.scheduler.scarce import less_memory, memory_held, short_of_memory
 from shoal.scheduler.sharing import explain_refusal
 from shoal.scheduler.shut import explain_windows
-from shoal.scheduler.snapshot import Candidate
+from shoal.scheduler.snapshot import Candidate, NodeView
 from shoal.scheduler.types import Explanation, Why
-from shoal.scheduler.words import amounts, are, clock_time, duration, listed, num_nodes, together
+from shoal.scheduler.words import age, amounts, are, clock_time, duration, listed, num_nodes, together
 
 NUM_TOLD = 4
 """So many nodes are named; the facts count them all."""
@@ -127,7 +127,7 @@ class Explainer:
             Why.NODES_CLOSED,
             f"needs {num_nodes(demand)} with {such}{together(demand)}; "
             f"{are(len(suitable.open), 'open')}{_in_pool(suitable)}",
-            details=_why_closed(suitable.closed),
+            details=_why_closed(suitable.closed, self._now),
             hint=f"an operator reopens a node with `shoal resume {suitable.closed[0].name}`",
             nodes_needed=demand.min_nodes,
             nodes_open=len(suitable.open),
@@ -167,7 +167,11 @@ class Explainer:
             Why.RESOURCES,
             f"needs {num_nodes(demand)} with {amounts(demand.need, short, free=True)}; "
             f"{are(len(free), 'free')}{_in_pool(suitable)}",
-            details=(*held, *_why_closed(suitable.closed), *self._until(until, demand.min_nodes - len(free))),
+            details=(
+                *held,
+                *_why_closed(suitable.closed, self._now),
+                *self._until(until, demand.min_nodes - len(free)),
+            ),
             hint=hint,
             nodes_needed=demand.min_nodes,
             nodes_free=len(free),
@@ -280,9 +284,16 @@ def _quiet_at(node: NodeUse) -> tuple[float, str]:
     return node.ends[-1][0] if node.ends else -inf, node.name
 
 
-def _why_closed(nodes: Iterable[NodeUse]) -> tuple[str, ...]:
+def _why_closed(nodes: Iterable[NodeUse], now: float) -> tuple[str, ...]:
     by_reason: dict[str, list[str]] = {}
     for node in nodes:
-        by_reason.setdefault(node.view.closed_because or "", []).append(node.name)
+        by_reason.setdefault(_closed(node.view, now), []).append(node.name)
     told = [f"{listed(names)} {because}" for because, names in by_reason.items()]
     return tuple(told[:NUM_TOLD])
+
+
+def _closed(view: NodeView, now: float) -> str:
+    """`drained by ana 2 h ago ("bad NVLink")`."""
+    ago = "" if view.closed_at is None else f" {age(now - view.closed_at)} ago"
+    note = f' ("{view.closed_note}")' if view.closed_note else ""
+    return f"{view.closed_because or ''}{ago}{note}"

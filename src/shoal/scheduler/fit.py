@@ -140,7 +140,9 @@ class Finder:
         new = born.since(self._read) if self._learned == packing.version else None
         self._learned = packing.version
         # A group that was born and died since is cheap to skip, but not for nothing.
-        if new is None or len(new) > 2 * len(self._queue) + 64:
+        # Groups that died far behind the first are never popped: once they outnumber the living, start anew.
+        most = 2 * self._capacity.num_groups + 64
+        if new is None or len(new) > 2 * len(self._queue) + 64 or len(self._queue) + len(new) > most:
             self._queue.clear()
             self._add(self._capacity.groups)
         else:

@@ -7,7 +7,7 @@ long as nothing was given back, only newcomers can start.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import inf
 
 import msgspec
@@ -22,6 +22,9 @@ from shoal.scheduler.growth import growth
 from shoal.scheduler.policy import Policy
 from shoal.scheduler.snapshot import Candidate, Holding, NodeView, Snapshot
 from shoal.scheduler.types import Explanation, Plan, Promise
+
+SOME = 64
+"""Entries of a heap that may be out of date before it is made anew, besides as many as are not."""
 
 
 class Planner:
@@ -110,7 +113,7 @@ class Planner:
             self._book.kept_back[candidate.attempt_id] = candidate
         elif candidate.not_before > 0:
             self._book.kept_back[candidate.attempt_id] = candidate
-            heappush(self._moments, (candidate.not_before, candidate.attempt_id))
+            self._wait_until(candidate)
         else:
             self._queue(candidate)
         self._explainer = None
@@ -118,6 +121,7 @@ class Planner:
     def drop(self, attempt_id: str) -> None:
         """It is not queued any more."""
         self._newcomers.pop(attempt_id, None)
+        self._explainer = None
         if self._book.drop(attempt_id):
             self._disturb()
 
@@ -166,11 +170,18 @@ class Planner:
         cycle = self._cycle
         # A clock that was set back makes times mean something else.
         is_later = self.planned_at <= now < cycle.good_until
-        if not (self._is_calm and is_later and cycle.run_newcomers(newcomers, now)):
-            cycle = self._cycle = Cycle(self._book, self.policy, now)
-            cycle.run()
-            # Until it is told that they stop, another plan asks again.
-            self._is_calm = not cycle.preemption.evictions
+        try:
+            if not (self._is_calm and is_later and cycle.run_newcomers(newcomers, now)):
+                cycle = self._cycle = Cycle(self._book, self.policy, now)
+                cycle.run()
+                # Until it is told that they stop, another plan asks again.
+                self._is_calm = not cycle.preemption.evictions
+        except BaseException:
+            # Nobody will hear of these starts, so nobody could undo them later.
+            for start in cycle.starts:
+                self.undo(start.attempt_id)
+            self._disturb()
+            raise
         self.planned_at = now
         again = min(cycle.look_again_at, self._moments[0][0] if self._moments else inf)
         starts, cycle.starts = tuple(cycle.starts), []
@@ -205,6 +216,14 @@ class Planner:
     def _queue(self, candidate: Candidate) -> None:
         self._book.rows.add(candidate)
         self._newcomers[candidate.attempt_id] = candidate
+
+    def _wait_until(self, candidate: Candidate) -> None:
+        heappush(self._moments, (candidate.not_before, candidate.attempt_id))
+        kept_back = self._book.kept_back
+        if len(self._moments) > 2 * len(kept_back) + SOME:
+            # Whoever rests is told of before every plan, with a moment that differs in its last digits.
+            self._moments = [(one.not_before, one.attempt_id) for one in kept_back.values() if not one.unmet]
+            heapify(self._moments)
 
     def _wake(self, now: float) -> None:
         """Let those start whose moment has come."""

@@ -7,7 +7,7 @@ rows, however long they are.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import inf
 from typing import NamedTuple
@@ -16,6 +16,8 @@ from shoal.scheduler.amounts import Demand, demand_of
 from shoal.scheduler.snapshot import Candidate
 from shoal.scheduler.typical import Typical, shape_asked
 
+SOME = 64
+"""Moments of those who have gone that are kept at least, besides as many as there are candidates."""
 Place = tuple[float, int, str]
 """What it is ordered by, then who came first, then the attempt's id."""
 Turn = tuple[bool, Place]
@@ -154,6 +156,9 @@ class Rows:
             self._set_due(candidate.attempt_id, is_due=True)
         else:
             heappush(self._moments, (_due_at(candidate), candidate.attempt_id))
+            if len(self._moments) > 2 * len(self.candidates) + SOME:
+                self._moments = [one for one in set(self._moments) if self._waits_for(*one)]
+                heapify(self._moments)
         return row
 
     def remove(self, attempt_id: str) -> Candidate:

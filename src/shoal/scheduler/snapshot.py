@@ -28,7 +28,11 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[GpuView, ...] = ()
     labels: dict[str, str] = {}
     closed_because: str | None = None
-    """Why it takes no work (`drained by ana 2 h ago ("bad NVLink")`); None: it does."""
+    """Why it takes no work (`drained by ana`); None: it does."""
+    closed_at: float | None = None
+    """Since when, where that is known."""
+    closed_note: str = ""
+    """What whoever closed it said of it (`bad NVLink`)."""
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -72,6 +72,14 @@ def duration(seconds: float) -> str:
     return f"{ceil(seconds / 3600)} h" if seconds < 2 * DAY_S else f"{ceil(seconds / DAY_S)} days"
 
 
+def age(seconds: float) -> str:
+    """A duration that has passed, as people say it: never more than it was."""
+    for size_s, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size_s:
+            return f"{int(seconds // size_s)} {unit}"
+    return f"{max(int(seconds), 0)} s"
+
+
 def clock_time(at: float, now: float) -> str | None:
     """The time of day, with the date when it is not within a day; None when it is too far to say."""
     if not now - LONGEST_S < at < now + LONGEST_S:

@@ -125,7 +125,7 @@ def _pairs(value: Any) -> dict[str, Any]:
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, str) or not isinstance(value, Iterable):
-        raise ValueError(f"{show(value)} is not a list of `NAME=value`")
+        raise ValueError(f"{show(value)} is not a list of `NAME=value`")  # noqa: TRY004 - a mistake in a spec
     found = {}
     for pair in map(str, value):
         name, equals, text = pair.partition("=")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,11 @@ from tests.support.clusters import (
 )
 
 HERE = Path(__file__).parent
-DRAINED = 'drained by ana 2 h ago ("bad NVLink")'
+DRAINED: dict[str, Any] = {
+    "closed_because": "drained by ana",
+    "closed_at": NOW - 7300.0,
+    "closed_note": "bad NVLink",
+}
 
 
 def _unmet(*labels: str) -> tuple[UnmetDependency, ...]:
@@ -46,7 +51,7 @@ def _gang_of_four() -> Plan:
         holding(1, {"node-02": ALL_GPUS, "node-05": ALL_GPUS}, time_limit_s=23_400.0),
         holding(2, {"node-06": (0,)}),
     )
-    cluster = (*nodes(6), node("node-07", closed_because=DRAINED))
+    cluster = (*nodes(6), node("node-07", **DRAINED))
     return planned(cluster, job(1, request(gpus=8, nodes=4)), held=busy)
 
 
@@ -121,7 +126,7 @@ CASES = {
     "never_fits_topology": lambda: _never(request(gpus=8, nodes=3, topology=within("rack"))),
     "never_fits_label": lambda: _never(request(gpus=8, nodes=3, topology=within("zone"))),
     "nodes_closed": lambda: _one(
-        planned((*nodes(2), node("node-07", closed_because=DRAINED)), job(1, request(gpus=8, nodes=3)))
+        planned((*nodes(2), node("node-07", **DRAINED)), job(1, request(gpus=8, nodes=3)))
     ),
     "nodes_excluded": lambda: _one(
         planned(nodes(2), job(1, request(gpus=8, nodes=2), excluded_nodes=("node-02",)))

@@ -7,12 +7,11 @@ import msgspec
 from shoal.control.reports import renew
 from shoal.engines.fake import Act, always
 from shoal.model.attempt import AttemptState, EndReason
-from shoal.model.people import Devices, Project
+from shoal.model.people import Devices
 from shoal.scheduler import Why
 from shoal.sim.history.facts import facts_of
 from shoal.sim.history.replay import Replay
 from shoal.spec import parse_job
-from shoal.store import Tx
 from tests.support.lab import ANA, SPEC, USER, Lab, now
 
 SLOW_TO_STOP = always(Act(run_s=None, stop_s=20.0))
@@ -65,15 +64,8 @@ def test_another_project_is_not_named() -> None:
     lab = Lab(num_nodes=1)
     lab.running(resources={"gpus": 2, "cpus": 2})
     borrower = lab.running(resources={"gpus": 2, "cpus": 2})
-
-    def people(tx: Tx) -> None:
-        project = tx.people.get_project("lab")
-        assert project is not None
-        tx.people.update_project(msgspec.structs.replace(project, quota=Devices(gpus=2)))
-        tx.people.add_project(Project(name="hush", uid=tx.people.next_uid(), quota=Devices(gpus=2)))
-
-    now(lab.store.write(people))
-    lab.core.projects.are_old = True
+    now(lab.plane.update_project(ANA, "lab", {"quota": Devices(gpus=2)}))
+    now(lab.plane.create_project(ANA, "hush", {"quota": Devices(gpus=2)}))
     wanted = parse_job({**SPEC, "resources": {"gpus": 2, "cpus": 2}})
     (gains,) = now(lab.plane.submit(ANA, wanted, project="hush", owner=USER)).jobs
     lab.place()

@@ -133,3 +133,31 @@ def test_a_job_that_its_project_can_never_hold_is_refused_at_submit() -> None:
         "borrow": None,
     }
     assert lab.submit(resources={"cpus": 3}).project == "lab"
+
+
+def test_limit_lowered_while_a_plan_is_written_down_is_kept() -> None:
+    lab = Lab()
+    lab.heal()
+    lab.place()
+    job = lab.submit(resources={"cpus": 4})
+    lab.store.meanwhile("before write", lambda: change(lab, "lab", limit=Devices(cpus=3.0)))
+    lab.place()
+    lab.place()
+    assert lab.status(job) == "queued"
+
+
+def test_limit_that_somebody_set_without_hearing_of_it_is_kept() -> None:
+    """As when the caller is gone, or the database right after its commit."""
+    lab = Lab()
+    lab.heal()
+    lab.place()
+    job = lab.submit(resources={"cpus": 4})
+
+    def leave() -> None:
+        raise ConnectionError
+
+    lab.store.meanwhile("after write", leave)
+    with pytest.raises(ConnectionError):
+        change(lab, "lab", limit=Devices(cpus=3.0))
+    lab.place()
+    assert lab.status(job) == "queued"

@@ -145,3 +145,39 @@ def test_plan_that_could_not_be_recorded_is_made_again(plans: Plans) -> None:
     lab.place()
     assert plans.num == 2
     assert lab.status(job) == "starting"
+
+
+def test_one_that_rests_does_not_make_every_plan_a_whole_one(plans: Plans) -> None:
+    lab = Lab(num_nodes=1, script=always(Act(run_s=1.0, kind=EndKind.EXITED, exit_code=1)))
+    resting = lab.running(retry={"max": 3, "backoff": "10m"})
+    lab.clock.advance(1)
+    lab.watch()
+    lab.running(resources=WHOLE)
+    lab.submit(resources=WHOLE)
+    lab.place()
+    lab.place()
+    before = plans.num_whole
+    lab.submit(resources=WHOLE)
+    lab.place()
+    assert plans.num_whole == before
+    assert told(lab, resting).why is Why.BACKOFF
+
+
+def test_stamps_of_jobs_that_are_gone_are_recorded_with_no_decision(full: Lab) -> None:
+    for _ in range(5):
+        job = full.submit(resources=WHOLE)
+        full.place()
+        now(full.plane.stop_job(ANA, job.job_id))
+        full.place()
+    assert len(full.core.queue.fresh) == 1
+
+
+def test_how_long_a_node_is_closed_is_told_as_of_now() -> None:
+    lab = Lab(num_nodes=1)
+    lab.heal()
+    now(lab.plane.set_node_state(ANA, "n1", NodeState.CORDONED, "bad NVLink"))
+    job = lab.submit()
+    lab.place()
+    lab.clock.advance(7200)
+    lab.place()
+    assert told(lab, job).details == ('n1 cordoned by ana 2 h ago ("bad NVLink")',)

@@ -136,3 +136,12 @@ def test_window_that_cannot_be_is_refused(
         declare(lab, **fields)
     assert caught.value.hint
     assert lab.events("window.") == []
+
+
+def test_window_declared_while_a_plan_is_written_down_keeps_its_nodes(lab: Lab) -> None:
+    job = lab.submit()
+    lab.store.meanwhile("before write", lambda: declare(lab, nodes=("n1", "n2")))
+    lab.place()
+    assert lab.status(job) == "queued"
+    lab.place()
+    assert told(lab, job).why is Why.WINDOW

@@ -201,28 +201,28 @@ class _Reader:
         facts = msgspec.convert(event["data"], NodeFacts)
         known = self._nodes.get(facts.name)
         node = msgspec.structs.replace(known, facts=facts) if known else Node(facts=facts, engine="")
-        return self._node(node, event["at"])
+        return self._node(node)
 
     def node_state(self, event: Event) -> Fact | None:
         known = self._nodes.get(str(event["node"]))
         if known is None:
             return None
-        return self._node(msgspec.structs.replace(known, state=NodeState(event["data"]["to"])), event["at"])
+        return self._node(msgspec.structs.replace(known, state=NodeState(event["data"]["to"])))
 
     def node_alive(self, event: Event) -> Fact | None:
         known = self._nodes.get(str(event["node"]))
         if known is None:
             return None
         facts = msgspec.structs.replace(known.facts, is_alive=event["kind"] == "node.answers")
-        return self._node(msgspec.structs.replace(known, facts=facts), event["at"])
+        return self._node(msgspec.structs.replace(known, facts=facts))
 
     def node_gone(self, event: Event) -> Fact:
         self._nodes.pop(str(event["node"]), None)
         return NodeGone(str(event["node"]))
 
-    def _node(self, node: Node, at: float) -> NodeIs:
+    def _node(self, node: Node) -> NodeIs:
         self._nodes[node.name] = node
-        return NodeIs(node_view(node, at))
+        return NodeIs(node_view(node))
 
     def project(self, event: Event) -> Fact:
         data = dict(event["data"])
