@@ -33,6 +33,7 @@ def request_of(spec: JobSpec) -> Request:
         require=tuple(sorted(asked.require.items())),
         topology=_topology_of(spec.topology) if spec.topology else None,
         time_limit_s=spec.time_limit,
+        grace_s=spec.grace if spec.time_limit is not None else 0.0,
     )
 
 

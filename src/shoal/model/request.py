@@ -48,3 +48,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Labels that each of its nodes must have, sorted."""
     topology: TopologyRequest | None = None
     time_limit_s: float | None = None
+    grace_s: float = 0.0
+    """From the signal at its time limit to the kill."""
+
+    @property
+    def longest_s(self) -> float | None:
+        """After so long it holds nothing any more; None: nobody knows."""
+        return None if self.time_limit_s is None else self.time_limit_s + self.grace_s

@@ -132,7 +132,7 @@ class Capacity:
         self.packing = Packing()
         self._groups: dict[tuple[Amounts, Amounts], Group] = {}
         self._num_born = 0
-        self._most, self._most_as_of = (0, 0), -1
+        self._most, self._most_as_of = (0, 0, 0), -1
         self._absent: dict[str, list[End]] = {}
         """Held on nodes that are not there: they may come back."""
         for view in nodes:
@@ -208,12 +208,13 @@ class Capacity:
         node.give(share, until)
         self._join(node)
 
-    def most_free(self) -> tuple[int, int]:
-        """The most thousandths of CPUs and the most GPUs of which anything is free, on any open node."""
+    def most_free(self) -> tuple[int, int, int]:
+        """The most thousandths of CPUs, GPUs of which anything is free, and bytes free on any open node."""
         if self._most_as_of != self.touched.end:
             frees = [group.free for group in self.groups]
             cpus = max((free.millicpus for free in frees), default=0)
-            self._most = cpus, max((free.num_devices for free in frees), default=0)
+            gpus = max((free.num_devices for free in frees), default=0)
+            self._most = cpus, gpus, max((free.memory_bytes for free in frees), default=0)
             self._most_as_of = self.touched.end
         return self._most
 
@@ -259,4 +260,7 @@ class Capacity:
 
 def ends_at(holding: Holding) -> float:
     """When it gives back what it holds at the latest; infinity where nobody knows."""
-    return inf if holding.time_limit_s is None else holding.placed_at + holding.time_limit_s
+    if holding.time_limit_s is None:
+        return inf
+    grace_s = holding.request.grace_s if holding.request is not None else 0.0
+    return holding.placed_at + holding.time_limit_s + grace_s

@@ -103,7 +103,7 @@ def _shorter(waiting: Candidate, comings: set[float], now: float) -> Iterator[Id
     """Gone before its nodes are needed, unless it must be expected to take longer."""
     asked, least_s = waiting.request, max(_known_s(waiting), SHORTEST_S)
     for at in sorted(comings, reverse=True)[:NUM_COMINGS]:
-        limit_s = floor((at - now - TYPING_S) / 60) * 60.0
+        limit_s = floor((at - now - TYPING_S - asked.grace_s) / 60) * 60.0
         told_at = clock_time(at, now)
         is_shorter = asked.time_limit_s is None or limit_s < asked.time_limit_s
         if limit_s < least_s or not is_shorter or told_at is None:

@@ -99,17 +99,18 @@ class Claims:
         """Whoever ends before is admitted by all; infinity without claims."""
         return min((claim.at if claim.at < inf else -inf for claim in self.all), default=inf)
 
-    def most_free(self) -> tuple[int, int]:
-        """At most so many thousandths of CPUs, and of so many GPUs anything, are free on one node to those no
-        claim admits.
+    def most_free(self) -> tuple[int, int, int]:
+        """At most so many thousandths of CPUs, of so many GPUs anything, and so many bytes are free on one
+        node to those no claim admits.
         """
-        most_cpus, most_gpus = self._capacity.most_free()
+        most_cpus, most_gpus, most_bytes = self._capacity.most_free()
         if not self.nodes or len(self.nodes) < self._capacity.num_open:
-            return most_cpus, most_gpus
+            return most_cpus, most_gpus, most_bytes
         spares = [spare for claim in self.all for spare in claim.spare.values() if spare is not None]
         return (
             min(most_cpus, max((spare.millicpus for spare in spares), default=-1)),
             min(most_gpus, max((spare.num_devices for spare in spares), default=-1)),
+            min(most_bytes, max((spare.memory_bytes for spare in spares), default=-1)),
         )
 
     def take(self, need: Need, shares: tuple[NodeShare, ...], ends_at: float) -> None:

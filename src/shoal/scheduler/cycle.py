@@ -167,8 +167,8 @@ class Cycle:
         queue = []
         for row in rows:
             need = row.key.demand.need
-            cpus, gpus = most if row.key.limit_s <= gone_in_time else most_beside
-            if need.millicpus <= cpus and need.num_gpus <= gpus:
+            cpus, gpus, memory = most if row.key.limit_s <= gone_in_time else most_beside
+            if need.millicpus <= cpus and need.num_gpus <= gpus and (need.memory_bytes or 0) <= memory:
                 queue.append((row.by_score[0], row))
         heapify(queue)
         while queue:

@@ -15,14 +15,20 @@ SLACK_SHARE = 0.5
 """Of the time until it must start: then it is due. The rest is for those to end who hold what it needs."""
 
 
+LEAST_SHARE = 0.05
+"""Of the slack that a job like it has without a deadline: nobody buys the front of the queue with a date."""
+
+
 def latest_start(deadline_at: float, limit_s: float | None, expected_s: float | None) -> float:
     """By its time limit; without one, by what is expected of it."""
     return deadline_at - (limit_s if limit_s is not None else expected_s or 0.0)
 
 
-def due_for_deadline(submitted_at: float, start_by: float) -> float:
-    """Whole seconds, like every due time."""
-    return float(int(submitted_at + SLACK_SHARE * (start_by - submitted_at)))
+def due_for_deadline(submitted_at: float, start_by: float, due_at: float) -> float:
+    """`due_at`: when it is due without a deadline. Whole seconds, like every due time."""
+    wanted = submitted_at + SLACK_SHARE * (start_by - submitted_at)
+    least = submitted_at + LEAST_SHARE * (due_at - submitted_at)
+    return float(int(min(max(wanted, least), due_at)))
 
 
 def with_deadline(

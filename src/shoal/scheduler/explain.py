@@ -234,7 +234,7 @@ class Explainer:
         at = None if claim.at == inf else claim.at
         promised = None if at is None else clock_time(at, self._now)
         when = f" and is to start by {promised}" if promised else ""
-        minutes = 0 if at is None else floor((at - self._now) / 60)
+        minutes = 0 if at is None else max(floor((at - self._now - candidate.request.grace_s) / 60), 0)
         return _said(
             Why.BEHIND,
             f"waits behind {name}: what it needs is free, but kept for that job, which comes first",

@@ -177,9 +177,10 @@ class Finders:
         self._by_need: dict[Need, Finder] = {}
 
     def of(self, need: Need) -> Finder:
-        finder = self._by_need.get(need)
+        finder = self._by_need.pop(need, None)
         if finder is None:
             if len(self._by_need) >= MAX_FINDERS:
-                self._by_need.clear()
-            finder = self._by_need[need] = Finder(need, self._capacity)
+                del self._by_need[next(iter(self._by_need))]
+            finder = Finder(need, self._capacity)
+        self._by_need[need] = finder
         return finder

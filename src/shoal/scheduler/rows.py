@@ -191,7 +191,7 @@ class Rows:
 
 def row_key(candidate: Candidate) -> RowKey:
     request, at_once = candidate.request, candidate.array_at_once
-    limit_s = inf if request.time_limit_s is None else request.time_limit_s
+    limit_s = inf if request.longest_s is None else request.longest_s
     array_id = None if at_once is None else candidate.array_id
     return RowKey(demand_of(request, candidate.excluded_nodes), limit_s, array_id, at_once)
 

@@ -83,8 +83,9 @@ def _shorter(
     """The longest time limit, in whole minutes, with which it could start this moment."""
     demand, finder = key.demand, book.finders.of(key.demand.need)
     for begins in sorted({window.from_at for window in met if window.from_at > now}, reverse=True):
-        minutes = floor((begins - now) / 60)
-        bars = claims.bars(candidate.project, now, now + minutes * 60)
+        grace_s = candidate.request.grace_s
+        minutes = max(floor((begins - now - grace_s) / 60), 0)
+        bars = claims.bars(candidate.project, now, now + minutes * 60 + grace_s)
         barred = claims.barred(demand.need, bars)
         if minutes and choose(demand, finder, book.capacity, barred):
             return f"`time_limit: {minutes}m` or less could start now"

@@ -82,7 +82,7 @@ class Stamps:
         if candidate.deadline_at is not None:
             limit_s = candidate.request.time_limit_s
             start_by = latest_start(candidate.deadline_at, limit_s, expectation.expected_s)
-            due = min(due, due_for_deadline(candidate.submitted_at, start_by))
+            due = due_for_deadline(candidate.submitted_at, start_by, due)
         return msgspec.structs.replace(
             candidate,
             expected_s=expectation.expected_s,

@@ -18,7 +18,9 @@ def test_job_must_start_its_limit_before_its_deadline_or_what_is_expected_of_it(
 
 
 def test_job_with_a_deadline_is_due_when_half_of_its_slack_is_gone() -> None:
-    assert due_for_deadline(NOW, NOW + 4 * HOUR) == NOW + 2 * HOUR
+    assert due_for_deadline(NOW, NOW + 4 * HOUR, NOW + 6 * HOUR) == NOW + 2 * HOUR
+    assert due_for_deadline(NOW, NOW + 40 * HOUR, NOW + 6 * HOUR) == NOW + 6 * HOUR
+    assert due_for_deadline(NOW, NOW - 1, NOW + 10 * HOUR) == NOW + 0.5 * HOUR
     stamps = Stamps()
     stamps.see(nodes(2))
     plain = stamps.arrive(job(1, request(gpus=8, time_limit_s=HOUR), submitted_at=NOW))
