@@ -29,7 +29,7 @@ def explain_decision(decision: Which, /, *, why: Why = None, json: JsonFlag = Fa
     from shoal.sim.history.replay import Replay
 
     with connect() as shoal:
-        seq = int(decision) if decision.isdecimal() else _decision_of(shoal, one_job(shoal, decision))
+        seq = int(decision) if decision.isdecimal() else _decision_of(shoal, decision)
         asked = one_job(shoal, why) if why else None
         events = list(whole_log(shoal, seq))
     replay = Replay()
@@ -66,11 +66,12 @@ def whole_log(shoal: Any, until: int | None = None) -> Iterator[dict[str, Any]]:
             return
 
 
-def _decision_of(shoal: Any, job_id: str) -> int:
+def _decision_of(shoal: Any, job: str) -> int:
     """The newest decision that started the job."""
+    job_id = one_job(shoal, job)
     placed = [event for event in shoal.events(job=job_id, limit=PAGE) if event["kind"] == "attempt.placed"]
     if not placed:
-        raise NotFound("no decision has started this job yet", hint=f"shoal why {job_id}")
+        raise NotFound(f"no decision has started `{one_line(job)}` yet", hint=f"`shoal why {one_line(job)}`")
     # Written in the same transaction, after all that it placed.
     after = int(placed[-1]["seq"])
     made = shoal.events(after=after, limit=1, kind="plan.made")

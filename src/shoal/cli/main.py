@@ -32,7 +32,10 @@ COMMANDS = {
     "events": ("events:events", "What happened, in order."),
     "explain-decision": ("decision:explain_decision", "Make a recorded decision of the scheduler again."),
     "audit": ("events:audit", "Who changed what; `--verify` checks the chain."),
-    "whatif": ("whatif:whatif", "Simulate a trace with something changed: nodes, quotas, policy."),
+    "whatif": (
+        "whatif:whatif",
+        "Simulate the past, or a trace, with other nodes, quotas or policy.",
+    ),
     "plan": ("plan:plan", "Find the smallest cluster that meets a target, and what it costs."),
     "login": ("login:login", "Remember a server and a token."),
     "project": ("project:app", "Projects, their quotas and members."),

@@ -19,6 +19,9 @@ SENTENCES = (
     (r'Unknown command "(.*?)"\.(?: Did you mean "(.*?)"\?)?.*', r"unknown command `\1`"),
 )
 
+GROUPS = {"nodes", "project", "reservations", "token", "user"}  # commands of commands
+NEEDED_FLAGS = {("plan", "target"), ("plan", "nodes"), ("reserve", "for")}
+
 
 def plain(told: str, typed: Sequence[str]) -> str:
     """The parser's sentence about `typed` in ours; one that is not known stays as it is."""
@@ -38,5 +41,7 @@ def _missing(name: str, typed: Sequence[str]) -> str:
     """A flag that was typed lacks its value; one that was not stands for a word after the command."""
     if typed and typed[-1].startswith("-"):
         return f"`{typed[-1]}` needs a value"
-    command = " ".join(word for word in typed if not word.startswith("-"))
+    command = " ".join(typed[: 2 if typed[0] in GROUPS else 1])
+    if (typed[0], name) in NEEDED_FLAGS:
+        return f"`shoal {command}` needs `--{name}`"
     return f"`shoal {command}` needs {name.replace('-', '_').upper()}"

@@ -15,6 +15,7 @@ from shoal.spec.devices import UNITS, read_devices, write_devices
 from shoal.spec.wording import nearest
 
 Answer = dict[str, Any]
+LEAST_WEIGHT, MOST_WEIGHT = 0.001, 1e6  # as the API takes them
 
 app = App(name="project", help="Projects, their quotas and members.")
 Name = Annotated[str, Parameter(help="The project's name.")]
@@ -87,7 +88,7 @@ def create(
             quota=_devices("quota", quota),
             borrow=_devices("borrow", borrow),
             limit=_devices("limit", limit),
-            weight=weight,
+            weight=_weight(weight),
             max_open_jobs=max_open_jobs,
             max_priority=max_priority,
             max_upload_bytes=max_upload,
@@ -110,6 +111,9 @@ def update(
     json: JsonFlag = False,
 ) -> int:
     """Change a project's place, quotas and limits; what is not named stays."""
+    given = (parent, quota, borrow, limit, weight, max_open_jobs, max_priority, max_upload)
+    if all(value is None for value in given):
+        raise SpecError("nothing to change", hint=f"`shoal project update {one_line(name)} --quota 8`")
     with connect() as shoal:
         after = shoal.projects.update(
             name,
@@ -117,7 +121,7 @@ def update(
             quota=_devices("quota", quota),
             borrow=_devices("borrow", borrow),
             limit=_devices("limit", limit),
-            weight=weight,
+            weight=_weight(weight),
             max_open_jobs=max_open_jobs,
             max_priority=max_priority,
             max_upload_bytes=max_upload,
@@ -173,6 +177,12 @@ def _devices(flag: str, text: str | None) -> Answer | str | None:
         return read_devices(text)
     except ValueError as wrong:
         raise SpecError(f"`--{flag}`: {wrong}", hint="see `shoal project update --help`") from None
+
+
+def _weight(value: float | None) -> float | None:
+    if value is not None and not LEAST_WEIGHT <= value <= MOST_WEIGHT:
+        raise SpecError(f"`--weight` is from 0.001 to 1000000, not `{number(value)}`", hint="`--weight 2`")
+    return value
 
 
 def in_tree(found: Sequence[Answer]) -> Iterator[tuple[int, Answer]]:

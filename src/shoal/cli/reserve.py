@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 from shoal.cli.flags import Because, JsonFlag, connect
-from shoal.cli.show import note, print_json, print_table
+from shoal.cli.show import note, print_folded, print_json, print_table
 from shoal.cli.text import duration, one_line
 from shoal.errors import SpecError
 from shoal.spec.moments import parse_moment
@@ -48,7 +48,7 @@ def reserve(
     if json:
         print_json(made)
         return 0
-    print(told(made))
+    print_folded(told(made))
     for ref in made["still_there"][:NUM_NAMED]:
         note(f"note: {one_line(ref)} may still run there then; end it with `shoal stop {one_line(ref)}`")
     return 0
@@ -81,7 +81,7 @@ def cancel(
     if json:
         print_json(gone)
     else:
-        print(f"cancelled: {told(gone)}")
+        print_folded(f"cancelled: {told(gone)}")
     return 0
 
 

@@ -91,6 +91,11 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def print_folded(line: str) -> None:
+    """To standard output; on a terminal, wrapped at words."""
+    print(folded(line) if sys.stdout.isatty() else line)
+
+
 def folded(line: str) -> str:
     """One of our own lines as many as the screen needs. A program's words, far in, stay as they are."""
     return line if line.startswith("     ") else "\n".join(hanging(line, screen_columns()))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from shoal.cli.flags import JsonFlag, connect
-from shoal.cli.show import at_work, note, print_json, print_table
+from shoal.cli.show import at_work, note, print_folded, print_json, print_table
 from shoal.cli.sim_flags import (
     CheckpointFlag,
     MtbfFlag,
@@ -59,17 +59,23 @@ def whatif(
     plot: PlotFlag = None,
     json: JsonFlag = False,
 ) -> int:
-    """Simulate this cluster's own past, or a trace, with something changed: nodes, quotas, policy, failures.
+    """Simulate this cluster's own past, or a trace, with something changed.
 
-    Every decision is made by the scheduler that runs the cluster; run times come from
-    the past. Prints what there was, what there would be, and the change. Without a
-    trace every recorded decision is made again first, and those that differ are counted.
+    Every decision is made by the scheduler that runs the cluster; run times come
+    from the past. Prints what there was, what there would be, and the change.
+    Without a trace every recorded decision is made again first, and those that
+    differ are counted.
     """
     from shoal.sim.report import report
     from shoal.sim.scenario import play_all
 
     if plot:
-        _can_draw()
+        _can_draw(plot)
+    if nodes and not trace:
+        raise SpecError(
+            f"`--nodes {nodes}` says what a trace ran on; this cluster's own past knows its nodes",
+            hint=f"`shoal whatif --add {nodes}`, or `shoal whatif TRACE --nodes {nodes}`",
+        )
     before, again = (_of_trace(trace, nodes), None) if trace else _of_history()
     before = _with(before, failures_of(mtbf, repair), checkpoints_of(checkpoint))
     after, changes = _changed(before, add, remove, quota, policy, failures)
@@ -88,7 +94,7 @@ def whatif(
         print_json({**facts, **({"decisions": again} if again else {}), **found})
     else:
         if again:
-            print(_told_again(again))
+            print_folded(_told_again(again))
         print(f"simulated: {told}")
         _print(reports)
     if plot:
@@ -193,13 +199,17 @@ def _print(reports: list[Report]) -> None:
         print_table(heads, project_rows(*reports), elastic="PROJECT")
 
 
-def _can_draw() -> None:
+def _can_draw(path: Path) -> None:
+    """Asked first: a simulation may take minutes."""
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:
         raise SpecError(
             "`--plot` needs matplotlib, which is not installed", hint="pip install 'shoal[plots]'"
         )
+    from shoal.sim.plot import check_ending
+
+    check_ending(path)
 
 
 def _draw(outcomes: dict[str, Outcome], path: Path, title: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from difflib import get_close_matches
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -10,6 +12,16 @@ import msgspec
 from shoal.errors import SpecError
 from shoal.scheduler import Policy
 from shoal.spec.yaml_tree import Unreadable, plain, read_tree
+
+KINDS = {
+    "float": "a number",
+    "int": "a whole number",
+    "bool": "true or false",
+    "str": "text",
+    "array": "a list",
+    "object": "fields and values",
+    "null": "nothing",
+}
 
 
 def read_policy(path: Path) -> Policy:
@@ -30,14 +42,36 @@ def read_policy(path: Path) -> Policy:
     if problems:
         raise SpecError(problems[0], problems=tuple(problems), hint=_example())
     try:
-        return msgspec.convert(data, Policy)
+        policy = msgspec.convert(data, Policy)
     except msgspec.ValidationError as error:
-        raise SpecError(f"{path}: {error}", hint=_example()) from None
+        raise SpecError(f"{path}: {_plainly(str(error))}", hint=_example()) from None
+    _check(policy, path)
+    return policy
+
+
+def _check(policy: Policy, path: Path) -> None:
+    """What has the right kind and would stop the scheduler."""
+    for name, least in (("patience_s", 0.0), ("patience_factor", 0.0), ("half_life_s", 1.0)):
+        value = getattr(policy, name)
+        if not least <= value < inf:
+            told = f"`{name}` is a number from {least:g}, not `{value:g}`"
+            raise SpecError(f"{path}: {told}", hint=f"`{name}: {getattr(Policy(), name):g}` is the default")
+    if not policy.classes:
+        raise SpecError(f"{path}: `classes` is empty", hint="`classes: [{name: batch, value: 0}]`")
 
 
 def _unknown(name: str) -> str:
     near = get_close_matches(name, Policy.__struct_fields__, 1)
     return f"no policy field `{name}`" + (f"; did you mean `{near[0]}`?" if near else "")
+
+
+def _plainly(told: str) -> str:
+    """Msgspec's "Expected `float`, got `str` - at `$.half_life_s`" in words of the file."""
+    found = re.fullmatch(r"Expected `(\w+)`, got `(\w+)` - at `\$\.(.+)`", told)
+    if found is None:
+        return told
+    wanted, got = (KINDS.get(found[i], f"`{found[i]}`") for i in (1, 2))
+    return f"`{found[3]}` takes {wanted}, not {got}"
 
 
 def _example() -> str:

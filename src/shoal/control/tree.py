@@ -92,23 +92,23 @@ def _check_depth(by_name: Mapping[str, Project]) -> None:
 
 def _check_bounds(project: Project) -> None:
     quota, limit, borrow = (_amounts(bound) for bound in (project.quota, project.limit, project.borrow))
-    update = f"`shoal project update {project.name}"
     for unit in UNITS:
         if quota.get(unit, 0) > limit.get(unit, inf):
             raise SpecError(
                 f"project `{project.name}`: a quota of {_told(unit, quota[unit])} is above its limit of "
                 f"{_told(unit, limit[unit])}",
-                hint=f"raise the limit: {update} --limit {write_devices({unit: quota[unit]})}`",
+                hint=f"raise the limit: `--limit {write_devices({unit: quota[unit]})}`, or lower the quota",
             )
         if borrow.get(unit, 0) > 0 and unit not in quota:
             raise SpecError(
                 f"project `{project.name}` has no quota of {unit.upper()[:-1]}s to borrow above",
-                hint=f"bound all that it may have: {update} --limit {write_devices({unit: borrow[unit]})}`",
+                hint="give it one with `--quota`, or bound all that it may have: "
+                f"`--limit {write_devices({unit: borrow[unit]})}`",
             )
     if project.borrow is not None and project.quota is None:
         raise SpecError(
             f"project `{project.name}` has no quota to borrow above",
-            hint=f"set one: {update} --quota 8`, or take the bound away: {update} --borrow none`",
+            hint="set one: `--quota 8`, or take the bound away: `--borrow none`",
         )
 
 

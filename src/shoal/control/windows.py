@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -128,7 +129,11 @@ def _declare(core: Core, tx: Tx, actor: Actor, asked: AskedWindow, now: float) -
 
 def _check_times(window: Window, now: float) -> None:
     if window.until_at <= now:
-        raise SpecError("that is over already", hint='say when it begins: `--from "14:00"` or `--from 2h`')
+        ends = f"{datetime.fromtimestamp(window.until_at, UTC):%Y-%m-%d %H:%M} UTC"
+        raise SpecError(
+            f"that is over already: it would end {ends}",
+            hint="say when it begins: `--from 14:00` or `--from 2h`",
+        )
     if window.until_at > now + MAX_AHEAD_S:
         raise SpecError(
             "that is more than a year ahead", hint="declare it later; `shoal drain NODE` has no end"

@@ -41,12 +41,16 @@ TICKS = {
 Floats = NDArray[np.float64]
 
 
-def draw(outcomes: Mapping[str, Outcome], path: Path, title: str) -> None:
-    """Write the picture of one or two outcomes, by name, as PNG or SVG. The same outcomes, the same bytes."""
+def check_ending(path: Path) -> None:
     if path.suffix.lower() not in ENDINGS:
         raise SpecError(
             f"`{path.name}`: a plot is a .png or a .svg, not `{path.suffix}`", hint=f"--plot {path.stem}.png"
         )
+
+
+def draw(outcomes: Mapping[str, Outcome], path: Path, title: str) -> None:
+    """Write the picture of one or two outcomes, by name, as PNG or SVG. The same outcomes, the same bytes."""
+    check_ending(path)
     with mpl.rc_context({"svg.hashsalt": "shoal", "font.size": 9}):
         figure = Figure(figsize=(9, 9), layout="constrained")
         queue, use, waits = figure.subplots(3, 1)

@@ -56,11 +56,13 @@ def parse_target(text: str) -> Target:
     found = WORDS.fullmatch(text.strip())
     if found is None:
         raise SpecError(f"`--target {text}`: a target is STATISTIC MEASURE < BOUND", hint=EXAMPLE)
+    choices = f"a target is about {' '.join(Statistic)} of {' '.join(Measure)}"
+    for word, known in ((found["statistic"], Statistic), (found["measure"], Measure)):
+        if word not in set(known):
+            raise SpecError(f"`--target {text}`: no `{word}`; {choices}", hint=EXAMPLE)
+    statistic, measure = Statistic(found["statistic"]), Measure(found["measure"])
     try:
-        statistic = Statistic(found["statistic"])
-        measure = Measure(found["measure"])
         read = parse_number if measure is Measure.SLOWDOWN else parse_seconds
         return Target(statistic, measure, read(found["bound"]), " ".join(text.split()))
     except ValueError as error:
-        choices = f"{' '.join(Statistic)} of {' '.join(Measure)}"
-        raise SpecError(f"`--target {text}`: {error}; a target is about {choices}", hint=EXAMPLE) from None
+        raise SpecError(f"`--target {text}`: {error}; {choices}", hint=EXAMPLE) from None
