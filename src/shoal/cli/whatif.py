@@ -130,18 +130,18 @@ def _of_history() -> tuple[Scenario, dict[str, int]]:
     again = {
         "made": len(equal),
         "equal": sum(equal),
-        "never_ran": past.num_never_ran,
-        "running": past.num_running,
+        "given_up": past.num_given_up,
+        "open": past.num_open,
     }
     return Scenario(workload=past.workload, policy=past.policy), again
 
 
 def _told_again(again: dict[str, int]) -> str:
     told = f"made again: {again['equal']} of {again['made']} recorded decisions come out equal"
-    if again["never_ran"]:
-        told += f"; {again['never_ran']} jobs never ran and are left out"
-    if again["running"]:
-        told += f"; {again['running']} still run and are taken to end now"
+    if again["given_up"]:
+        told += f"; {again['given_up']} jobs given up before they ran are left out"
+    if again["open"]:
+        told += f"; {again['open']} run or wait now and are taken to run as long as is expected"
     return told
 
 

@@ -38,6 +38,12 @@ def read_workload(path: Path, shape: Shape | None = None) -> Workload:
     if shape is None:
         example = "160x8" if any(job.num_gpus for job in jobs) else "1024"
         raise TraceError(f"{path} does not say how large the cluster is", hint=f"--nodes {example}")
+    if shape.gpus and not any(job.num_gpus for job in jobs):
+        widest = max(job.num_processors for job in jobs)
+        raise TraceError(
+            f"no job of {path} asks for a GPU: on nodes of {shape.gpus} GPUs nothing would be in use",
+            hint=f"processors in one pool, at least {widest:,}: --nodes {widest}",
+        )
     return workload_of(jobs, nodes_of(shape), has_our_queues=columns is SHOAL)
 
 

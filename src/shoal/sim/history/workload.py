@@ -1,21 +1,25 @@
 """A cluster's log as a workload that can be simulated with something changed.
 
 What only the past knows is settled here: a job asks for what it asked for, runs as long as its last attempt
-did, and comes when it could first have started, that is when the jobs it waited for had ended. Jobs that
-never ran have no run time and are left out.
+did, and comes when it could first have started, that is when the jobs it waited for had ended. What still
+runs or waits is taken to run as long as was expected of it, or as the middle one of all runs. Jobs that were
+given up before they ran are left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from math import inf
+from statistics import median
 
 import msgspec
 
 from shoal.model.job import Dependency
 from shoal.scheduler import Candidate, NodeView, Policy
 from shoal.scheduler.devices import ProjectView
+from shoal.scheduler.forecast import UNKNOWN_S
 from shoal.sim.history.facts import (
+    Decision,
     Fact,
     JobOver,
     NodeGone,
@@ -35,9 +39,9 @@ MOMENT_S = 1e-3
 class Past(msgspec.Struct, frozen=True):
     workload: Workload
     policy: Policy
-    num_never_ran: int
-    num_running: int
-    """Taken to end where the log ends."""
+    num_given_up: int
+    num_open: int
+    """Running or waiting where the log ends."""
 
 
 class _Life:
@@ -50,6 +54,12 @@ class _Life:
         self.after = after
         self.placed_at: float | None = None
         self.ended_at: float | None = None
+
+
+def _ran_s(life: _Life) -> float:
+    assert life.placed_at is not None
+    assert life.ended_at is not None
+    return max(life.ended_at - life.placed_at, MOMENT_S)
 
 
 def past_of(facts: Iterable[tuple[int, Fact]]) -> Past:
@@ -70,6 +80,8 @@ class _Reader:
         self._changes: list[NodeChange] = []
         self._projects: tuple[ProjectView, ...] = ()
         self._policy = Policy()
+        self._expected: dict[str, float] = {}
+        """By attempt, as was recorded with decisions."""
         self._now = 0.0
 
     def read(self, fact: Fact) -> None:
@@ -87,6 +99,8 @@ class _Reader:
             case Over():
                 life = self._lives[self._job_of[fact.attempt_id]]
                 life.ended_at, self._now = fact.at, max(self._now, fact.at)
+            case Decision():
+                self._expected |= {one: said[0] for one, said in fact.stamps.items() if said[0] is not None}
             case JobOver():
                 self._job_ends[fact.job_id] = self._now
             case NodeIs():
@@ -107,21 +121,30 @@ class _Reader:
             self._changes.append(NodeChange(at=self._now, name=name, view=view))
 
     def past(self) -> Past:
-        ran = [life for life in self._lives.values() if life.placed_at is not None]
-        jobs = sorted((self._job(life) for life in ran), key=lambda job: (job.submitted_at, job.job_id))
+        lives = self._lives.values()
+        over = [life for life in lives if life.ended_at is not None and life.placed_at is not None]
+        still = [life for life in lives if life.ended_at is None]
+        typical_s = median([_ran_s(life) for life in over]) if over else UNKNOWN_S
+        jobs = [self._job(life, _ran_s(life)) for life in over]
+        jobs += [self._job(life, self._expected_s(life, typical_s)) for life in still]
+        jobs.sort(key=lambda job: (job.submitted_at, job.job_id))
         workload = Workload(
             nodes=self._first or tuple(self._nodes.values()),
             jobs=tuple(jobs),
             changes=tuple(self._changes),
             projects=self._projects,
         )
-        num_running = sum(life.ended_at is None for life in ran)
-        return Past(workload, self._policy, len(self._lives) - len(ran), num_running)
+        return Past(workload, self._policy, len(lives) - len(over) - len(still), len(still))
 
-    def _job(self, life: _Life) -> WorkJob:
+    def _expected_s(self, life: _Life, typical_s: float) -> float:
+        """Of one that runs or waits: as was expected, but not less than it has run."""
+        expected_s = self._expected.get(life.candidate.attempt_id, typical_s)
+        elapsed_s = self._now - life.placed_at if life.placed_at is not None else 0.0
+        return max(expected_s, elapsed_s, MOMENT_S)
+
+    def _job(self, life: _Life, run_s: float) -> WorkJob:
         one = life.candidate
         began = life.placed_at if life.placed_at is not None else inf
-        run_s = max((life.ended_at or self._now) - began, MOMENT_S)
         ready_at = max([one.submitted_at, *(self._job_ends.get(dep.job_id, 0.0) for dep in life.after)])
         limit_s = one.request.time_limit_s
         request = one.request
