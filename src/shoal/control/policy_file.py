@@ -51,7 +51,12 @@ def read_policy(path: Path) -> Policy:
 
 def _check(policy: Policy, path: Path) -> None:
     """What has the right kind and would stop the scheduler."""
-    for name, least in (("patience_s", 0.0), ("patience_factor", 0.0), ("half_life_s", 1.0)):
+    for name, least in (
+        ("patience_s", 0.0),
+        ("patience_factor", 0.0),
+        ("patience_most_s", 0.0),
+        ("half_life_s", 1.0),
+    ):
         value = getattr(policy, name)
         if not least <= value < inf:
             told = f"`{name}` is a number from {least:g}, not `{value:g}`"

@@ -17,7 +17,9 @@ from shoal.scheduler.capacity import Capacity
 from shoal.scheduler.devices import Amount, asked_by, held_by
 from shoal.scheduler.fair import Fair
 from shoal.scheduler.fit import Finders
+from shoal.scheduler.policy import Policy
 from shoal.scheduler.possible import Possible
+from shoal.scheduler.power import Power
 from shoal.scheduler.rows import Line, LineKey, Place, Rows, Turn, place_by_score
 from shoal.scheduler.snapshot import Candidate, Holding, NodeView
 from shoal.scheduler.soonest import Soonest
@@ -32,9 +34,11 @@ ANY_GPU, ANY_CPU = Amount(MILLI, 0), Amount(0, MILLI)
 
 
 class Book:
-    def __init__(self, half_life_s: float) -> None:
+    def __init__(self, policy: Policy) -> None:
         self.tree = Tree()
-        self.fair = Fair(self.tree, half_life_s)
+        self.fair = Fair(self.tree, policy.half_life_s)
+        self._power = Power(policy.power_caps)
+        self._power_as_of = -1
         self.windows = Windows(self.tree)
         self.capacity = Capacity()
         self.finders = Finders(self.capacity)
@@ -68,6 +72,15 @@ class Book:
             return False
         self.capacity.set_node(view)
         return True
+
+    @property
+    def power(self) -> Power:
+        """Reckons anew whenever a node has changed."""
+        if self._power.has_caps and self._power_as_of != self.capacity.num_node_changes:
+            views = (node.view for node in self.capacity.nodes.values())
+            self._power.rebuild(views, (one.allocation for one in self.holdings.values()))
+            self._power_as_of = self.capacity.num_node_changes
+        return self._power
 
     def refusal(self, project: str, demand: Demand) -> Refusal | None:
         """Who up the tree of projects does not allow the least it can start with."""
@@ -207,6 +220,8 @@ class Book:
         held = held_by(holding.allocation)
         self.tree.take(holding.project, held)
         self.fair.hold(holding.project, held, holding.placed_at)
+        if self._power.has_caps:
+            self._power.take(holding.allocation, 1)
         if holding.array_id is not None:
             self._num_of_array[holding.array_id] += 1
 
@@ -218,6 +233,8 @@ class Book:
         held = held_by(holding.allocation)
         self.tree.give(holding.project, held)
         self.fair.release(holding.project, held, at)
+        if self._power.has_caps:
+            self._power.take(holding.allocation, -1)
         if holding.array_id is not None:
             self._num_of_array[holding.array_id] -= 1
             if not self._num_of_array[holding.array_id]:

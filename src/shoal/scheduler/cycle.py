@@ -190,8 +190,12 @@ class Cycle:
         if (demand, bars) in self._hopeless:
             return False
         barred = self.claims.barred(demand.need, bars)
+        if book.power.has_caps:
+            barred = barred | book.power.full(demand.need)
         names = choose(demand, book.finders.of(demand.need), book.capacity, barred)
-        if not names:
+        if names and book.power.has_caps:
+            names = book.power.within(names, demand.need)
+        if len(names) < demand.min_nodes:
             self._hopeless.add((demand, bars))
             return False
         shares = tuple(share_of(demand.need, book.capacity.nodes[name]) for name in names)

@@ -82,6 +82,9 @@ class Explainer:
         said = self._said[demand]
         if said is not None:
             return said
+        no_power = self._out_of_power(demand)
+        if no_power is not None:
+            return no_power
         asked = key, candidate.project
         if asked not in self._behind:
             self._behind[asked] = self._of_order(candidate, key)
@@ -219,6 +222,26 @@ class Explainer:
             told = None if at == inf else clock_time(at, self._now)
             by_time.setdefault(f"until about {told}" if told else "with no known end", []).append(name)
         return tuple(f"{', '.join(names)} busy {told}" for told, names in by_time.items())
+
+    def _out_of_power(self, demand: Demand) -> Explanation | None:
+        """Where racks may not draw what the nodes that are free would."""
+        power = self._book.power
+        if not power.has_caps:
+            return None
+        free = self._finders.of(demand.need).ranked(demand.excluded)
+        over = power.over(demand.need, free)
+        if over is None or len(power.within(free, demand.need)) >= demand.min_nodes:
+            return None
+        return _said(
+            Why.POWER,
+            f"needs {num_nodes(demand)}, and {are(len(free), 'free')}, but rack `{over.rack}` may not draw "
+            f"more: {over.drawn_watts:,.0f} of {over.cap_watts:,.0f} W are taken",
+            hint="it starts when jobs in the rack end; an operator sets `power_caps` in the policy file",
+            rack=over.rack,
+            cap_watts=over.cap_watts,
+            drawn_watts=over.drawn_watts,
+            nodes_free=len(free),
+        )
 
     def _of_order(self, candidate: Candidate, key: RowKey) -> Explanation:
         window = explain_windows(candidate, key, self._book, self._claims, self._now)

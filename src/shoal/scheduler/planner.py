@@ -32,7 +32,7 @@ class Planner:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self._book = Book(policy.half_life_s)
+        self._book = Book(policy)
         self._projects: tuple[ProjectView, ...] = ()
         self._newcomers: dict[str, Candidate] = {}
         self._moments: list[tuple[float, str]] = []

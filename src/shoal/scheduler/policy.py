@@ -19,6 +19,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     patience_most_s: float = 2 * 86_400.0
     """but never more than this. Nodes that are kept drain for as long as the longest run on them: the less
     often that is done, the shorter everybody waits but the one it is done for."""
+    power_caps: dict[str, float] = {}
+    """Watts that a rack may draw, by the value of its nodes' label `rack`."""
     half_life_s: float = HALF_LIFE_S
     """How long until what a project had counts half. Longer: fairness over weeks; shorter: over hours."""
     classes: tuple[PriorityClass, ...] = CLASSES

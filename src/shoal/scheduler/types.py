@@ -45,6 +45,8 @@ class Why(StrEnum):
     """Jobs that give way to it are stopping."""
     WINDOW = "window"
     """What it needs is free, but in maintenance or reserved, or will be before it must have ended."""
+    POWER = "power"
+    """Nodes are free, but their rack may not draw more power."""
     TOPOLOGY = "topology"
     """Enough nodes are free, but not close enough together."""
 

@@ -14,7 +14,7 @@ import pytest
 from shoal.model.job import DependencyKind
 from shoal.model.people import Devices
 from shoal.model.request import Request
-from shoal.scheduler import Explanation, Plan, UnmetDependency, Why, impossible
+from shoal.scheduler import Explanation, Plan, Policy, UnmetDependency, Why, impossible
 from shoal.scheduler.devices import Amount, ProjectView
 from shoal.scheduler.sharing import explain_refusal
 from shoal.scheduler.tree import Tree
@@ -65,6 +65,13 @@ def _racks() -> Plan:
     cluster = tuple(node(f"node-{n}", rack=f"r{n // 3}") for n in range(6))
     busy = (holding(1, {"node-0": (0,)}), holding(2, {"node-4": (5,)}))
     return planned(cluster, job(1, request(gpus=8, nodes=3, topology=within("rack"))), held=busy)
+
+
+def _short_of_power() -> Plan:
+    labels = {"rack": "r1", "gpu_watts": "700", "idle_watts": "400"}
+    cluster = tuple(node(f"node-{n}", labels=labels) for n in range(2))
+    busy = (holding(1, {"node-0": ALL_GPUS}),)
+    return planned(cluster, job(1, request(gpus=8)), held=busy, policy=Policy(power_caps={"r1": 10_000.0}))
 
 
 def _one(told: Plan, attempt_id: str = "att-1") -> Explanation:
@@ -153,6 +160,7 @@ CASES = {
             held=(holding(1, {"node-01": (0, 1)}), holding(2, {"node-01": (2, 3)})),
         )
     ),
+    "power": lambda: _one(_short_of_power()),
     "topology": lambda: _one(_racks()),
     "window": lambda: _one(planned(nodes(1), job(1, request(gpus=1)), windows=(REPAIR,))),
     "window_of_others": lambda: _one(
