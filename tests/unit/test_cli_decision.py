@@ -85,7 +85,7 @@ def test_event_that_is_no_decision_is_refused(server: Server) -> None:
 
 
 def test_job_that_never_started_has_no_decision(server: Server) -> None:
-    with pytest.raises(NotFound, match="no decision has started this job"):
+    with pytest.raises(NotFound, match="no decision has started `third` yet"):
         cli.explain_decision("third")
 
 

@@ -6,6 +6,7 @@ moment at which anything did. It knows run times and failures; the planner learn
 
 from __future__ import annotations
 
+from enum import StrEnum
 from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
@@ -30,6 +31,14 @@ MAX_ATTEMPTS = 1000
 FAILED = "failed, and is being repaired"
 
 
+class Told(StrEnum):
+    """By what victims are chosen. What they lose is the checkpoints' business in any case."""
+
+    CHECKPOINTS = "checkpoints"  # as supervisors tell of them
+    NOTHING = "nothing"  # what runs counts as lost from its start on
+    AGE = "age"  # newest first: those that have run the shortest together, whatever they hold
+
+
 def replay(
     workload: Workload,
     policy: Policy,
@@ -37,15 +46,15 @@ def replay(
     stamper: Stamper | None = None,
     failures: Failures | None = None,
     checkpoints: Checkpoints | None = None,
-    sees_checkpoints: bool = True,
+    told: Told = Told.CHECKPOINTS,
 ) -> Outcome:
     """Run every job to its end and say what happened. The same arguments give the same outcome.
 
-    `sees_checkpoints`: whether the planner is told of them, or takes what runs to be lost from its start on.
+    `told`: what the planner goes by when somebody must be evicted.
     Jobs that the nodes could never hold are refused, as at a submission. `Bug`: a job waits for ever.
     """
     twin = _Twin(workload, policy, stamper or Stamps(), failures, checkpoints or Checkpoints())
-    return twin.run(sees_checkpoints=sees_checkpoints)
+    return twin.run(told)
 
 
 class _Running(NamedTuple):
@@ -88,7 +97,7 @@ class _Twin:
         self._left: dict[int, tuple[float, int]] = {}
         """Work that is left of jobs that were cut short, and how often they were."""
         self._used = 0.0
-        self._sees_checkpoints = True
+        self._told = Told.CHECKPOINTS
         self._nodes: dict[str, NodeView] = {}
         self._luck: dict[str, NodeLuck] = {}
         self._is_possible: dict[tuple[str, Request], bool] = {}
@@ -102,8 +111,8 @@ class _Twin:
             self._set_node(node.name, node, begin)
         self._count_nodes()
 
-    def run(self, *, sees_checkpoints: bool = True) -> Outcome:
-        self._sees_checkpoints = sees_checkpoints
+    def run(self, told: Told) -> Outcome:
+        self._told = told
         jobs, ends, timeline = self._jobs, self._ends, self._outcome.timeline
         count, again_at = len(jobs), inf
         while self._num_open:
@@ -294,7 +303,7 @@ class _Twin:
         if not self._queued:
             return inf
         plan = self._plan(now)
-        has_told = not self._sees_checkpoints
+        has_told = self._told is Told.NOTHING
         while plan.evictions:
             if has_told:
                 for eviction in plan.evictions:
@@ -315,6 +324,10 @@ class _Twin:
     def _tell_checkpoints(self, now: float) -> None:
         """What supervisors would have said by now. Only asked for when somebody is about to be evicted."""
         for attempt_id, was in self._running.items():
+            if self._told is Told.AGE:
+                age_s = (now - was.began_at) / max(was.devices, 1.0)
+                self._planner.save(attempt_id, now - age_s)
+                continue
             last_s = self._checkpoints.last_s(now - was.began_at, is_restart=was.job in self._left)
             if last_s is not None:
                 self._planner.save(attempt_id, was.began_at + last_s)

@@ -17,7 +17,7 @@ from shoal.sim.failures import Failures, NodeLuck
 from shoal.sim.machines import Shape, nodes_of
 from shoal.sim.outcome import Outcome
 from shoal.sim.stamp import LimitStamper
-from shoal.sim.twin import replay
+from shoal.sim.twin import Told, replay
 from shoal.sim.workload import NodeChange, Workload
 from tests.support.workloads import gpu_cluster, work
 
@@ -195,5 +195,5 @@ def test_who_saved_last_is_stopped_where_that_is_seen_and_the_newest_where_not()
     jobs = (work(0, 5000, 8), work(500, 5000, 8), urgent)
     every = Checkpoints(interval_s=320.0)  # the first saved at 960, the second at 820
     seen = replay(gpu_cluster(*jobs, nodes=2), Policy(), checkpoints=every)
-    unseen = replay(gpu_cluster(*jobs, nodes=2), Policy(), checkpoints=every, sees_checkpoints=False)
+    unseen = replay(gpu_cluster(*jobs, nodes=2), Policy(), checkpoints=every, told=Told.NOTHING)
     assert (seen.lost, unseen.lost) == (30 * 8, 170 * 8)
