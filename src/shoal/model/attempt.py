@@ -64,6 +64,8 @@ class NodeShare(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     gpu_ids: tuple[int, ...] = ()
     gpu_milli: int = 1000
     """Thousandths of its one GPU, which others may share; 1000 whenever there are several."""
+    charged_millicpus: int = 0
+    """Counted against its project where its memory keeps more CPUs from others than it asked for; else 0."""
 
     @property
     def num_gpus(self) -> float:

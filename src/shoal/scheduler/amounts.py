@@ -101,6 +101,16 @@ class Need(NamedTuple):
         by_gpu = whole.memory_bytes * self.num_gpus * self.gpu_milli // (devices * MILLI) if devices else 0
         return max(by_cpu, by_gpu)
 
+    def charged_on(self, whole: Amounts) -> int:
+        """Thousandths of CPUs that its memory keeps from others there, where those are more than it asks for.
+
+        Memory that goes with CPUs or GPUs is paid with them.
+        """
+        if self.memory_bytes is None or self.num_gpus or whole.memory_bytes <= 0:
+            return 0
+        kept = self.memory_bytes * whole.millicpus // whole.memory_bytes
+        return kept if kept > self.millicpus else 0
+
     def asks_no_more_than(self, other: Need) -> bool:
         """Whether every node that can give `other` can surely give this."""
         if self.memory_bytes is None or other.memory_bytes is None:

@@ -12,11 +12,11 @@ from itertools import groupby
 import msgspec
 
 from shoal.model.attempt import Allocation
-from shoal.scheduler.amounts import MILLI, Demand
+from shoal.scheduler.amounts import MILLI, Demand, Need
 from shoal.scheduler.capacity import Capacity
 from shoal.scheduler.devices import Amount, asked_by, held_by
 from shoal.scheduler.fair import Fair
-from shoal.scheduler.fit import Finders
+from shoal.scheduler.fit import Finders, fits
 from shoal.scheduler.policy import Policy
 from shoal.scheduler.possible import Possible
 from shoal.scheduler.power import Power
@@ -88,7 +88,16 @@ class Book:
             return None
         if demand.need.is_exclusive:
             return self._whole_nodes(project, demand).refusal()
-        return self.tree.refusal(project, asked_by(demand))
+        asked = asked_by(demand)
+        if demand.need.memory_bytes is not None and not demand.need.num_gpus:
+            charged = self._least_charged(demand.need) * demand.min_nodes
+            asked = asked._replace(millicpus=max(asked.millicpus, charged))
+        return self.tree.refusal(project, asked)
+
+    def _least_charged(self, need: Need) -> int:
+        """What its memory costs it on the node where that is least."""
+        wholes = (whole for whole in self.capacity.stock if fits(need, whole, whole))
+        return min((need.charged_on(whole) for whole in wholes), default=0)
 
     def allowed(self, project: str, demand: Demand) -> Demand:
         """The demand as its project may have it: of whole nodes, not those that have too much."""

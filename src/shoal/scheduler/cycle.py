@@ -199,8 +199,10 @@ class Cycle:
             self._hopeless.add((demand, bars))
             return False
         shares = tuple(share_of(demand.need, book.capacity.nodes[name]) for name in names)
-        while len(shares) > demand.min_nodes and book.tree.refusal(project, held_by(shares)):
+        while shares and book.tree.refusal(project, held_by(shares)):
             shares = shares[:-1]
+        if len(shares) < demand.min_nodes:
+            return False
         self.claims.take(demand.need, shares, ends_at)
         book.start(attempt_id, shares, self.now)
         self.starts.append(Start(attempt_id=attempt_id, allocation=shares))

@@ -43,5 +43,5 @@ def taken_whole(whole: Amounts, num_nodes: int) -> Amount:
 def held_by(allocation: Allocation) -> Amount:
     return Amount(
         sum(len(share.gpu_ids) * share.gpu_milli for share in allocation),
-        sum(millicpus_needed(share.cpus) for share in allocation),
+        sum(max(millicpus_needed(share.cpus), share.charged_millicpus) for share in allocation),
     )

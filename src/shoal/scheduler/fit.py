@@ -61,6 +61,7 @@ def share_of(need: Need, node: NodeUse) -> NodeShare:
         disk_bytes=need.disk_bytes,
         gpu_ids=_gpu_ids(need, node.devices),
         gpu_milli=need.gpu_milli,
+        charged_millicpus=need.charged_on(node.whole),
     )
 
 
