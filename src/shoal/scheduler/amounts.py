@@ -111,23 +111,6 @@ class Need(NamedTuple):
         kept = self.memory_bytes * whole.millicpus // whole.memory_bytes
         return kept if kept > self.millicpus else 0
 
-    def asks_no_more_than(self, other: Need) -> bool:
-        """Whether every node that can give `other` can surely give this."""
-        if self.memory_bytes is None or other.memory_bytes is None:
-            is_memory_less = self.memory_bytes is other.memory_bytes
-        else:
-            is_memory_less = self.memory_bytes <= other.memory_bytes
-        return (
-            is_memory_less
-            and self.millicpus <= other.millicpus
-            and self.num_gpus <= other.num_gpus
-            and self.disk_bytes <= other.disk_bytes
-            and self.gpu_kind in (None, other.gpu_kind)
-            and self.gpu_milli <= other.gpu_milli
-            and self.is_exclusive <= other.is_exclusive
-            and set(self.labels) <= set(other.labels)
-        )
-
 
 def less(free: Amounts, need: Need, whole: Amounts) -> Amounts:
     """What is surely left of `free` on a node that has `whole`, whichever GPUs `need` will take."""

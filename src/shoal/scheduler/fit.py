@@ -103,15 +103,6 @@ class Finder:
         self._learned = -1
         self._queue: list[Entry] = []
 
-    def fits_anywhere(self) -> bool:
-        """Whether any open node fits now."""
-        if self._need.labels:
-            return bool(self.ranked(frozenset(), 1))
-        self._catch_up()
-        while self._queue and not self._queue[0][-1].names:
-            heappop(self._queue)
-        return bool(self._queue)
-
     def ranked(self, barred: AbstractSet[str], limit: int | None = None) -> list[str]:
         """Names of nodes that fit now, the best first, at most `limit`, none of `barred`."""
         self._catch_up()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.scheduler.amounts import millicpus_needed, millicpus_there, need_of
+from shoal.scheduler.amounts import millicpus_needed, millicpus_there
 from shoal.scheduler.words import clock_time, duration, listed, size, thousandths
-from tests.support.clusters import NOW, request
+from tests.support.clusters import NOW
 
 
 @pytest.mark.parametrize("cpus", [0.1, 0.29, 0.57, 1.1, 2.3, 4.35, 64.0, 99_999.999])
@@ -17,15 +17,6 @@ def test_a_decimal_with_three_places_is_the_same_as_need_and_as_capacity(cpus: f
 def test_finer_fractions_round_against_the_one_who_asks() -> None:
     assert millicpus_needed(0.0004) == 1
     assert millicpus_there(1.9999) == 1999
-
-
-def test_a_need_asks_no_more_than_one_that_is_larger_in_every_way() -> None:
-    small = need_of(request(gpus=1, cpus=2.0))
-    assert small.asks_no_more_than(need_of(request(gpus=2, cpus=2.0, kind="H100")))
-    assert not need_of(request(gpus=1, kind="H100")).asks_no_more_than(need_of(request(gpus=2)))
-    assert not small.asks_no_more_than(need_of(request(gpus=2, cpus=1.0)))
-    assert not need_of(request(disk_bytes=2)).asks_no_more_than(need_of(request(disk_bytes=1)))
-    assert not small.asks_no_more_than(need_of(request(gpus=2, cpus=2.0, memory_bytes=1)))
 
 
 @pytest.mark.parametrize(
