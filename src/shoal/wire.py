@@ -96,6 +96,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     master_addr: str = "127.0.0.1"
     """Where rank 0 listens, as every node of the attempt can reach it; chosen by the engine."""
     master_port: int = 29500
+    max_restarts: int = 0
+    """How often ranks that failed may be started anew on the same nodes, before the attempt is over."""
     checkpoint_dir: str | None = None
     """The job's own directory on the node, there before the supervisor is and the same for every attempt."""
     checkpoint_path: str | None = None
@@ -155,6 +157,8 @@ class NodeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """When the ranks were started; None if they never were."""
     cpu_s: float | None = None
     """CPU seconds used by the whole tree, where the kernel counts them."""
+    restarts: int = 0
+    """How often the ranks were started anew in place."""
 
 
 class Phase(StrEnum):

@@ -24,7 +24,10 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 def judge(job: Job, attempt: Attempt, now: float) -> Verdict:
     """Decide after `attempt` (the job's newest, ended) whether the job ends or tries again."""
     assert attempt.reason is not None
-    job = msgspec.structs.replace(job, excluded_nodes=_excluded(job, attempt))
+    restarts = max((outcome.restarts for outcome in attempt.outcomes), default=0)
+    job = msgspec.structs.replace(
+        job, excluded_nodes=_excluded(job, attempt), failures=job.failures + restarts
+    )
     if attempt.reason is EndReason.SUCCEEDED:
         return _over(job, attempt, now, JobOutcome.SUCCEEDED, "")
     if job.stop_asked_by is not None or attempt.reason is EndReason.CANCELLED:

@@ -6,6 +6,8 @@ no job can choose for itself. Nothing of the supervisor's environment leaks in.
 
 from __future__ import annotations
 
+import msgspec
+
 from shoal.wire import Credentials, Order
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -13,8 +15,24 @@ DEVICE_NAMES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_
 """Set by us whatever the job says; other names of this kind can only narrow these."""
 
 
+class Generation(msgspec.Struct, frozen=True, kw_only=True):
+    """One group of ranks of an attempt: those that find each other. A restart in place makes the next."""
+
+    number: int = 0
+    master_port: int
+
+    def after(self, master_port: int) -> Generation:
+        return Generation(number=self.number + 1, master_port=master_port)
+
+
 def rank_environment(
-    order: Order, local_rank: int, *, work: str, path: str = DEFAULT_PATH, credentials: Credentials
+    order: Order,
+    local_rank: int,
+    generation: Generation,
+    *,
+    work: str,
+    path: str = DEFAULT_PATH,
+    credentials: Credentials,
 ) -> dict[str, str]:
     """The whole environment of one rank. `local_rank` counts the ranks of this node from 0."""
     threads = max(1, int(order.limits.cpus / order.ranks_per_node))
@@ -23,7 +41,7 @@ def rank_environment(
         "OMP_NUM_THREADS": str(threads),
         **order.env,
         **credentials.secrets,
-        **_torchrun(order, local_rank),
+        **_torchrun(order, local_rank, generation),
         **_slurm(order, local_rank, work),
         **_shoal(order, credentials),
         **_devices(order),
@@ -63,7 +81,7 @@ def _base(order: Order, work: str, path: str) -> dict[str, str]:
     }
 
 
-def _torchrun(order: Order, local_rank: int) -> dict[str, str]:
+def _torchrun(order: Order, local_rank: int, generation: Generation) -> dict[str, str]:
     rank = str(order.node_rank * order.ranks_per_node + local_rank)
     world = str(order.world_size)
     return {
@@ -77,9 +95,10 @@ def _torchrun(order: Order, local_rank: int) -> dict[str, str]:
         "ROLE_WORLD_SIZE": world,
         "ROLE_NAME": "default",
         "MASTER_ADDR": order.master_addr,
-        "MASTER_PORT": str(order.master_port),
+        "MASTER_PORT": str(generation.master_port),
         "TORCHELASTIC_RUN_ID": order.attempt_id,
-        "TORCHELASTIC_RESTART_COUNT": str(max(0, order.epoch - 1)),
+        "TORCHELASTIC_RESTART_COUNT": str(max(0, order.epoch - 1) + generation.number),
+        "SHOAL_GENERATION": str(generation.number),
         "TORCHELASTIC_MAX_RESTARTS": "0",
         # No agent serves a store at MASTER_PORT: rank 0 must open it itself.
         "TORCHELASTIC_USE_AGENT_STORE": "False",

@@ -14,12 +14,16 @@ from shoal.errors import ShoalError
 from shoal.runtime import ending, removal, spool
 from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.ending import Ending
-from shoal.runtime.environment import DEFAULT_PATH, rank_environment, setup_environment
+from shoal.runtime.environment import DEFAULT_PATH, Generation, rank_environment, setup_environment
 from shoal.runtime.launch import Launcher, Pipes
 from shoal.runtime.logs import LogFile
+from shoal.runtime.ports import free_port
 from shoal.runtime.reasons import Reasons
 from shoal.runtime.renewal import Renewer
+from shoal.runtime.restarts import Restarts
 from shoal.runtime.rules import LogRules
+from shoal.runtime.warm import install
+from shoal.runtime.warm.stand_in import find
 from shoal.runtime.watch import Process, Watcher
 from shoal.wire import Credentials, EndKind, NodeOutcome, Order, Phase
 
@@ -57,6 +61,8 @@ class ShareRun:
         self._running: list[Process] = []
         self._phase = Phase.PREPARING
         self._started_at: float | None = None
+        self._generation = Generation(master_port=order.master_port)
+        self._restarts = Restarts(order)
 
     def run(self) -> None:
         """Run the share to its end. Only what cannot be caught keeps it from writing an outcome."""
@@ -86,10 +92,9 @@ class ShareRun:
             or self._unpack(launcher)
             or self._link_checkpoint(launcher)
             or self._set_up(launcher)
+            or self._warm_up(launcher)
+            or self._run_ranks(launcher)
         )
-        if end is None:
-            self._start_ranks(launcher)
-            end = self._follow(launcher, "a rank")
         if end.kind is not EndKind.SUCCEEDED:
             self._stop(end)
         return end
@@ -145,6 +150,54 @@ class ShareRun:
         end = self._follow(launcher, what)
         return None if end.kind is EndKind.SUCCEEDED else end
 
+    def _warm_up(self, launcher: Launcher) -> Ending | None:
+        """Have later starts of the ranks cost no imports, where a failure would be followed by one."""
+        order, work = self._order, self._share.work
+        interpreter = find("python", self._path, "") or find("python3", self._path, "")
+        if interpreter is None or not install.is_python(order.run):
+            return None
+        environment = rank_environment(
+            order, 0, self._generation, work=work, path=self._path, credentials=self._credentials
+        )
+        zygote = environment if order.max_restarts > 0 else None
+        installing = launcher.start_function(
+            "shoal.runtime.warm.install", "install", (interpreter, zygote), keep=()
+        )
+        end = self._first(launcher, "preparing the start of Python", installing)
+        if end is not None:
+            return end
+        self._path = f"{work}/{install.FOLDER}/bin:{self._path}"
+        if zygote is not None:
+            script = install.zygote_script(work, interpreter, order.run)
+            pid, pipes = launcher.start_script(script, zygote)
+            self._watcher.add(Process(pid, None, is_needed=False), pipes)
+        return None
+
+    def _run_ranks(self, launcher: Launcher) -> Ending:
+        """Run one group of ranks after the other, until one ends well or nothing may follow it."""
+        while True:
+            began_at = self._clock.monotonic()
+            self._start_ranks(launcher)
+            end = self._follow(launcher, "a rank")
+            if not self._restarts.may_follow(end, self._clock.monotonic() - began_at):
+                return end
+            self._clear_ranks()
+            self._restarts.count += 1
+            port = free_port(self._order.master_addr, self._generation.master_port)
+            self._generation = self._generation.after(port)
+            self._log.say(
+                f"{end.message}; starting all ranks of this node anew, restart {self._restarts.count}"
+            )
+
+    def _clear_ranks(self) -> None:
+        """Kill what is left of the group: its next one must not meet it."""
+        self._watcher.forget(self._running)
+        for process in self._running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        while any(process.status is None for process in self._running):
+            self._watcher.turn(STOPPING_TURN_S)
+
     def _start_ranks(self, launcher: Launcher) -> None:
         order = self._order
         self._running = []
@@ -152,13 +205,18 @@ class ShareRun:
             self._confinement.begin_ranks()
         for local_rank in range(order.ranks_per_node):
             environment = rank_environment(
-                order, local_rank, work=self._share.work, path=self._path, credentials=self._credentials
+                order,
+                local_rank,
+                self._generation,
+                work=self._share.work,
+                path=self._path,
+                credentials=self._credentials,
             )
             pid, pipes = launcher.start_script(order.run, environment)
             process = Process(pid, order.node_rank * order.ranks_per_node + local_rank)
             self._running.append(process)
             self._watcher.add(process, pipes)
-        self._started_at = self._clock.now()
+        self._started_at = self._started_at or self._clock.now()
         pids = tuple(process.pid for process in self._running)
         cgroups = self._confinement.cgroups if self._confinement is not None else ()
         self._tell(Phase.RUNNING)
@@ -233,6 +291,7 @@ class ShareRun:
             rules_hit=tuple(self._rules.hits),
             started_at=self._started_at,
             cpu_s=self._confinement.cpu_seconds() if self._confinement is not None else None,
+            restarts=self._restarts.count,
         )
         if self._confinement is not None:
             self._confinement.remove()

@@ -21,11 +21,15 @@ SEARCHED_CHUNK = 1 << 16
 
 
 class Process:
-    """One started process of the share. `rank` None: it prepares the ranks' place."""
+    """One started process of the share. `rank` None: it prepares the ranks' place.
 
-    def __init__(self, pid: int, rank: int | None) -> None:
+    One that `is_needed` and ends badly ends the share.
+    """
+
+    def __init__(self, pid: int, rank: int | None, *, is_needed: bool = True) -> None:
         self.pid = pid
         self.rank = rank
+        self.is_needed = is_needed
         self.status: int | None = None
         """As `waitpid` gives it; None while it runs."""
         self.words = Tail()
@@ -93,8 +97,14 @@ class Watcher:
             process = self._processes.get(pid)
             if process is not None:
                 process.status = status
-                if status != 0 and self.first_failed is None:
+                if status != 0 and process.is_needed and self.first_failed is None:
                     self.first_failed = process
+
+    def forget(self, processes: list[Process]) -> None:
+        """What these do from now on, and how they ended, is nobody's business any more."""
+        for process in processes:
+            process.is_needed = False
+        self.first_failed = None
 
     def drain(self) -> None:
         """Take what is left in the pipes when everything of the share is dead.
