@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.runtime.environment import rank_environment, setup_environment
+from shoal.runtime.environment import Generation, rank_environment, setup_environment
 from shoal.wire import Credentials, GpuHandle, Limits, Order
 
 WORK = "/home/shoal/spool/live/att_1/node-b/work"
@@ -57,6 +57,7 @@ SHELL=/bin/sh
 SHOAL_ARRAY_INDEX=5
 SHOAL_ATTEMPT_ID=att_1
 SHOAL_EPOCH=3
+SHOAL_GENERATION=0
 SHOAL_GPUS=4,5,6,7
 SHOAL_JOB_ID=job_1
 SHOAL_JOB_NUMBER=42
@@ -102,8 +103,15 @@ WORLD_SIZE=4
 """
 
 
-def environment(order: Order, local_rank: int) -> dict[str, str]:
-    return rank_environment(order, local_rank, work=WORK, path="/opt/bin:/usr/bin", credentials=CREDENTIALS)
+def environment(order: Order, local_rank: int, generation: Generation | None = None) -> dict[str, str]:
+    return rank_environment(
+        order,
+        local_rank,
+        Generation(master_port=order.master_port) if generation is None else generation,
+        work=WORK,
+        path="/opt/bin:/usr/bin",
+        credentials=CREDENTIALS,
+    )
 
 
 def changed(**changes: object) -> Order:
@@ -114,6 +122,12 @@ def changed(**changes: object) -> Order:
 def test_a_rank_finds_torchruns_slurms_and_our_names_in_its_environment() -> None:
     found = environment(ORDER, 1)
     assert "".join(f"{name}={value}\n" for name, value in sorted(found.items())) == GOLDEN
+
+
+def test_restart_in_place_has_a_new_port_and_counts_as_a_restart() -> None:
+    found = environment(ORDER, 0, Generation(master_port=29501).after(30007))
+    assert (found["MASTER_PORT"], found["TORCHELASTIC_RESTART_COUNT"]) == ("30007", "3")
+    assert found["SHOAL_GENERATION"] == "1"
 
 
 def test_supervisors_key_is_never_given_to_a_rank() -> None:
