@@ -182,6 +182,15 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
     """Set once, with phase `ended`; the control plane's answer means it is safely recorded."""
     saved_s: float | None = None
     """How long ago the job last saved its work, as seen on this node; None: nobody has seen it."""
+    generation: int = 0
+    """Which group of ranks runs here."""
+    master_port: int | None = None
+    """Where that group meets, as far as this node knows; the first node alone decides it."""
+    failure: NodeOutcome | None = None
+    """How this group ended here: may another follow in the same place? From the only node of an attempt, how
+    the one before ended: it does not ask."""
+    wait_s: float = 0.0
+    """How long the answer may wait for something new to say."""
     nonce: str = ""
     """New in every message: an answer to another message proves nothing about this one."""
 
@@ -197,6 +206,10 @@ class RenewalAnswer(msgspec.Struct, frozen=True, kw_only=True):
     because: str = ""
     is_stale: bool = False
     """This attempt is not, or no longer, the one that may run: stop at once, whatever the grace."""
+    generation: int = 0
+    """The group of ranks there should be: a supervisor with an older one clears it and starts this."""
+    master_port: int | None = None
+    """Where that group meets; None: its first node has not said yet."""
     proof: str = ""
 
 

@@ -91,6 +91,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     placed_at: float | None = None
     started_nodes: tuple[str, ...] = ()
     started_at: float | None = None
+    generation: int = 0
+    """How often its ranks were started anew on the same nodes."""
     stop_reason: EndReason | None = None
     """Set while stopping: why we asked."""
     stop_asked_at: float | None = None

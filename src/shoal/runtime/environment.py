@@ -19,10 +19,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """One group of ranks of an attempt: those that find each other. A restart in place makes the next."""
 
     number: int = 0
-    master_port: int
-
-    def after(self, master_port: int) -> Generation:
-        return Generation(number=self.number + 1, master_port=master_port)
+    master_port: int = 0
+    """Where it meets; 0: not known yet."""
 
 
 def rank_environment(

@@ -14,13 +14,12 @@ from shoal.errors import ShoalError
 from shoal.runtime import ending, removal, spool
 from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.ending import Ending
-from shoal.runtime.environment import DEFAULT_PATH, Generation, rank_environment, setup_environment
+from shoal.runtime.environment import DEFAULT_PATH, rank_environment, setup_environment
 from shoal.runtime.launch import Launcher, Pipes
 from shoal.runtime.logs import LogFile
-from shoal.runtime.ports import free_port
 from shoal.runtime.reasons import Reasons
 from shoal.runtime.renewal import Renewer
-from shoal.runtime.restarts import Restarts
+from shoal.runtime.restarts import OTHERS_FAILED, Restarts
 from shoal.runtime.rules import LogRules
 from shoal.runtime.warm import install
 from shoal.runtime.warm.stand_in import find
@@ -61,8 +60,7 @@ class ShareRun:
         self._running: list[Process] = []
         self._phase = Phase.PREPARING
         self._started_at: float | None = None
-        self._generation = Generation(master_port=order.master_port)
-        self._restarts = Restarts(order)
+        self._restarts = Restarts(order, self._renewer)
 
     def run(self) -> None:
         """Run the share to its end. Only what cannot be caught keeps it from writing an outcome."""
@@ -157,7 +155,12 @@ class ShareRun:
         if interpreter is None or not install.is_python(order.run):
             return None
         environment = rank_environment(
-            order, 0, self._generation, work=work, path=self._path, credentials=self._credentials
+            order,
+            0,
+            self._restarts.generation,
+            work=work,
+            path=self._path,
+            credentials=self._credentials,
         )
         zygote = environment if order.max_restarts > 0 else None
         installing = launcher.start_function(
@@ -181,13 +184,25 @@ class ShareRun:
             end = self._follow(launcher, "a rank")
             if not self._restarts.may_follow(end, self._clock.monotonic() - began_at):
                 return end
+            self._log.say(f"{end.message}; asking whether all ranks may start anew where they are")
+            failure = None if end is OTHERS_FAILED else self._outcome_of(end)
             self._clear_ranks()
-            self._restarts.count += 1
-            port = free_port(self._order.master_addr, self._generation.master_port)
-            self._generation = self._generation.after(port)
-            self._log.say(
-                f"{end.message}; starting all ranks of this node anew, restart {self._restarts.count}"
-            )
+            last = self._regroup(end, failure)
+            if last is not None:
+                return last
+            self._log.say(f"starting group {self._restarts.generation.number} of all ranks")
+
+    def _regroup(self, end: Ending, failure: NodeOutcome | None) -> Ending | None:
+        """Wait for the next group. None: it may start; else why there is none."""
+        self._restarts.begin(failure)
+        while self._restarts.next(failure) is None:
+            reason = self._reasons.now()
+            if reason is not None:
+                return reason
+            if self._restarts.is_refused:
+                return end
+            self._watcher.turn(self._reasons.next_in(TURN_S))
+        return None
 
     def _clear_ranks(self) -> None:
         """Kill what is left of the group: its next one must not meet it."""
@@ -207,7 +222,7 @@ class ShareRun:
             environment = rank_environment(
                 order,
                 local_rank,
-                self._generation,
+                self._restarts.generation,
                 work=self._share.work,
                 path=self._path,
                 credentials=self._credentials,
@@ -234,6 +249,8 @@ class ShareRun:
             reason = self._reasons.now()
             if reason is not None:
                 return reason
+            if self._restarts.is_wanted:
+                return OTHERS_FAILED
             self._watcher.turn(self._reasons.next_in(TURN_S))
 
     def _failed(self, process: Process, status: int, failure: str | None, what: str) -> Ending:
@@ -270,6 +287,12 @@ class ShareRun:
         removal.remove(self._share.scratch, timeout_s=SCRATCH_S)
 
     def _outcome(self, end: Ending) -> NodeOutcome:
+        outcome = self._outcome_of(end)
+        if self._confinement is not None:
+            self._confinement.remove()
+        return outcome
+
+    def _outcome_of(self, end: Ending) -> NodeOutcome:
         failed = self._watcher.first_failed
         is_own_fault = end.kind in (
             EndKind.EXITED,
@@ -278,7 +301,7 @@ class ShareRun:
             EndKind.SETUP_FAILED,
         )
         words = failed.words.text() if failed is not None and is_own_fault else ""
-        outcome = NodeOutcome(
+        return NodeOutcome(
             attempt_id=self._order.attempt_id,
             epoch=self._order.epoch,
             node=self._order.node,
@@ -291,11 +314,8 @@ class ShareRun:
             rules_hit=tuple(self._rules.hits),
             started_at=self._started_at,
             cpu_s=self._confinement.cpu_seconds() if self._confinement is not None else None,
-            restarts=self._restarts.count,
+            restarts=self._restarts.generation.number,
         )
-        if self._confinement is not None:
-            self._confinement.remove()
-        return outcome
 
     def _report(self, outcome: NodeOutcome) -> None:
         """On disk above all, then to the control plane; a full disk delays the first, not the second."""

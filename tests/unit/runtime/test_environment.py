@@ -125,7 +125,7 @@ def test_a_rank_finds_torchruns_slurms_and_our_names_in_its_environment() -> Non
 
 
 def test_restart_in_place_has_a_new_port_and_counts_as_a_restart() -> None:
-    found = environment(ORDER, 0, Generation(master_port=29501).after(30007))
+    found = environment(ORDER, 0, Generation(number=1, master_port=30007))
     assert (found["MASTER_PORT"], found["TORCHELASTIC_RESTART_COUNT"]) == ("30007", "3")
     assert found["SHOAL_GENERATION"] == "1"
 
