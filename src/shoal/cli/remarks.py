@@ -13,7 +13,8 @@ from typing import Any
 from shoal.cli.text import one_line
 from shoal.client.credentials import read_server_file
 
-LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec")
+LAUNCHERS = ("mpirun", "mpiexec")
+"""That start ranks by themselves. Others that do (`torchrun`) are given the ranks that are there already."""
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 
