@@ -68,7 +68,7 @@ class Board:
     # --- the supervisor's part
 
     def assign(self, slot: int, place: Place) -> None:
-        """Say who the process of this slot is from now on. The generation is written last: it is the signal."""
+        """Say who the process of this slot is now. The generation is written last: it is the signal."""
         at = self._at(slot) + 4
         for offset, number in enumerate((place.rank, place.local_rank, place.master_port), start=1):
             self._words[at + offset] = number
