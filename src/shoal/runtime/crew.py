@@ -1,7 +1,8 @@
 """The ranks of one node: started, replaced one by one where the others can go on without them, or all anew.
 
 Those that say where they are on the board outlive the loss of a peer: they are told of the next group and
-join it in place. For such programs one more process waits on each node, as far as it can get without being a rank.
+join it in place. For such programs one more process waits on each node, as far as it can get without being a
+rank.
 """
 
 from __future__ import annotations
