@@ -46,6 +46,7 @@ def candidate(job: Job, attempt: Attempt) -> Candidate:
         owner=job.owner,
         name=job.name,
         deadline_at=job.deadline_at,
+        num_evicted=job.evictions,
     )
 
 
@@ -82,6 +83,7 @@ def holding(job: Job, attempt: Attempt) -> Holding:
         is_leaving=attempt.state is AttemptState.STOPPING,
         request=job.request,
         excluded_nodes=job.excluded_nodes,
+        num_evicted=job.evictions,
     )
 
 

@@ -100,7 +100,7 @@ class Cycle:
             _, (_, (_, _, attempt_id)), place, line = heappop(queue)
             row = self._book.rows.row_of(attempt_id)
             if not self._start(row, attempt_id):
-                if not self._waits_for_room(row) or not self._make_room(attempt_id, row):
+                if not self._is_possible(row) or not self._make_room(attempt_id, row):
                     continue
                 place += 1
             following = self._claim(line, place)
@@ -123,8 +123,6 @@ class Cycle:
 
     def _make_room(self, attempt_id: str, row: Row) -> bool:
         head, demand = self._book.rows.candidates[attempt_id], row.key.demand
-        if demand.need.is_exclusive or demand.spread is not None:
-            return False  # nobody is stopped for those: what is free then may be too much, or too close
         if row.key.at_once is not None and row in self._rooms:
             return False  # those who start count against the limit only then
         windows = self._book.windows
@@ -210,13 +208,15 @@ class Cycle:
 
     def _waits_for_room(self, row: Row) -> bool:
         """Only a job that the open nodes could hold makes others wait: one that cannot run blocks nobody."""
-        _, _, array_id, at_once = row.key
+        is_refused = self._book.refusal(row.line.key.project, row.key.demand) is not None
+        return not is_refused and self._is_possible(row)
+
+    def _is_possible(self, row: Row) -> bool:
+        """Whether the open nodes could hold it and its array is not at its limit."""
+        demand, _, array_id, at_once = row.key
         if at_once is not None and self._book.num_of_array(array_id) >= at_once:
             return False
-        demand, project = row.key.demand, row.line.key.project
-        if self._book.refusal(project, demand) is not None:
-            return False
-        return self._book.possible.is_open_for(self._book.allowed(project, demand))
+        return self._book.possible.is_open_for(self._book.allowed(row.line.key.project, demand))
 
     def _promise(self, head: Candidate, row: Row) -> None:
         """The nodes that serve it soonest; where nobody knows when, only once its patience has ended."""

@@ -71,11 +71,11 @@ class Explainer:
         if key.at_once is not None and num_holding >= key.at_once:
             return explain_array(candidate, num_holding, key.at_once)
         demand = key.demand
+        if candidate.attempt_id in self._rooms:
+            return _making_room(self._rooms[candidate.attempt_id])
         refusal = self._book.refusal(candidate.project, demand)
         if refusal is not None:
             return explain_refusal(candidate, refusal)
-        if candidate.attempt_id in self._rooms:
-            return _making_room(self._rooms[candidate.attempt_id])
         demand = self._book.allowed(candidate.project, demand)
         if demand not in self._said:
             self._said[demand] = self._of_cluster(demand)

@@ -49,6 +49,7 @@ def _worth(book: Book, claims: Claims, one: Holding, now: float) -> tuple[float,
         lost_s=lost_s(one, now),
         lost_device_s=lost(one, now),
         saved_at=one.checkpoint_at,
+        likely_device_s=lost(one, now),
         num_nodes=gets,
     )
     return won_s * has, eviction

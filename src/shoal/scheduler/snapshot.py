@@ -57,6 +57,8 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     request: Request | None = None
     """What it asked for; None: nobody knows."""
     excluded_nodes: tuple[str, ...] = ()
+    num_evicted: int = 0
+    """How often its job gave way to others."""
 
 
 class UnmetDependency(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -93,6 +95,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Until then those with less go first. None: last."""
     deadline_at: float | None = None
     """When it should have ended."""
+    num_evicted: int = 0
+    """How often its job gave way to others."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

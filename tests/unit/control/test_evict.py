@@ -50,8 +50,8 @@ def test_both_sides_are_told_the_bill() -> None:
     assert gained.data["lost_device_s"] == evicted.data["lost_device_s"]
     assert 3600 <= evicted.data["lost_s"] < 3800
     assert lab.attempt(batch).message == (
-        f"gave way to {urgent.reference} fast (priority 50 over 0), at a loss of at most 4.1 GPU-hours; "
-        "no checkpoint of it is known"
+        f"gave way to {urgent.reference} fast (priority 50 over 0), at a loss of at most 4.1 GPU-hours, "
+        "2 min to start again included; no checkpoint of it is known"
     )
     lab.turn()
     lab.turn()
@@ -130,7 +130,9 @@ def test_job_that_saved_is_chosen_before_one_that_did_not_and_told_so() -> None:
     lab.submit(resources=WHOLE, priority="production")
     lab.place()
     assert (lab.status(silent), lab.status(saver)) == ("stopping", "running")
-    assert lab.attempt(silent).message.endswith("at a loss of at most 0.17 GPU-hours, saved 30 s before")
+    assert lab.attempt(silent).message.endswith(
+        "at a loss of at most 0.17 GPU-hours, 2 min to start again included; saved 30 s before"
+    )
     log = lab.read(lambda tx: tx.events.page(0, limit=10_000))
     verdicts = list(Replay().verdicts(facts_of(msgspec.to_builtins(log))))
     assert verdicts[-1].evictions

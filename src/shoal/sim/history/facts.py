@@ -170,8 +170,15 @@ class _Reader:
         data, job = event["data"], self._jobs[str(event["job_id"])]
         if data.get("excluded_nodes"):
             job = msgspec.structs.replace(job, excluded_nodes=tuple(data["excluded_nodes"]))
-            self._jobs[job.job_id] = job
+        if event["kind"] == "job.retried":
+            job = msgspec.structs.replace(job, evictions=0)
+        self._jobs[job.job_id] = job
         return self._queued(job, event, data.get("backoff_s", 0.0))
+
+    def evicted(self, event: Event) -> None:
+        """Those who wait again after it count it."""
+        job = self._jobs[str(event["job_id"])]
+        self._jobs[job.job_id] = msgspec.structs.replace(job, evictions=job.evictions + 1)
 
     def _queued(self, job: Job, event: Event, backoff_s: float) -> Queued:
         attempt = Attempt(
@@ -268,6 +275,7 @@ READERS: dict[str, Callable[[_Reader, Event], Fact | None]] = {
     "job.retrying": _Reader.tried_again,
     "job.retried": _Reader.tried_again,
     "job.ended": _Reader.job_over,
+    "job.evicted": _Reader.evicted,
     "attempt.placed": _Reader.placed,
     "attempt.stopping": _Reader.leaving,
     "attempt.ended": _Reader.over,
