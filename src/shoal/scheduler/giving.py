@@ -8,7 +8,6 @@ others are not asked at all until it allows the job.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 
 from shoal.scheduler.devices import Amount, held_by
 from shoal.scheduler.policy import Policy
@@ -20,7 +19,7 @@ from shoal.scheduler.types import Ground
 
 
 class Giving:
-    """Leaves the tree as it was when it is closed; what it found out stays."""
+    """`undo` leaves the tree as it was; what it found out stays."""
 
     def __init__(self, head: Candidate, asked: Amount, tree: Tree, policy: Policy) -> None:
         self.asked = asked
@@ -32,14 +31,6 @@ class Giving:
         self._given: dict[str, Holding] = {}
         self._refusal = tree.refusal(head.project, asked)
         """The ceiling that was in the way before anybody gave way."""
-
-    def __enter__(self) -> Giving:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.undo()
 
     def may_ask(self, side: Side) -> bool:
         """Whether anybody of that side may be asked, as things are."""

@@ -75,9 +75,11 @@ class Preemption:
             sides = [side for side in book.stakes.sides if giving.may_ask(side)]
             if not sides and not self._gone:
                 return None
-            with giving:
-                search = Search(book, demand, barred, self._gone, self._taken, self._now)
+            search = Search(book, demand, barred, self._gone, self._taken, self._now)
+            try:
                 found = search.run(sides, giving)
+            finally:
+                giving.undo()
         if found is None:
             return None
         for one in found.victims:
