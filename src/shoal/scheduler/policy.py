@@ -25,7 +25,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """How long until what a project had counts half. Longer: fairness over weeks; shorter: over hours."""
     classes: tuple[PriorityClass, ...] = CLASSES
     """Priorities that have a name, and what jobs of each may do to others."""
-    max_evictions: int = 3
+    max_evictions: int = 5
     """A job that gave way to others this often runs on until it ends, whoever waits. 0: nobody gives way."""
 
     def patience_of(self, expected_s: float | None) -> float:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from shoal.control.reports import renew
 from shoal.engines.fake import Act, always
 from shoal.model.attempt import AttemptState, EndReason
 from shoal.model.people import Devices
-from shoal.scheduler import Why
+from shoal.scheduler import Policy, Why
 from shoal.sim.history.facts import facts_of
 from shoal.sim.history.replay import Replay
 from shoal.spec import parse_job
@@ -159,3 +160,54 @@ def test_elastic_job_that_saves_goes_on_with_nodes_that_fell_idle() -> None:
     assert lab.job(elastic).failures == 0
     events = msgspec.to_builtins(lab.events())
     assert all(verdict.is_equal for verdict in Replay().verdicts(facts_of(events)))
+
+
+def test_job_that_gave_way_as_often_as_anybody_may_runs_on_and_every_decision_is_made_again() -> None:
+    lab = Lab(num_nodes=1)
+    batch = lab.running(resources=WHOLE)
+    for times in range(1, 1 + Policy().max_evictions):
+        urgent = lab.submit(resources=WHOLE, priority="production")
+        for _ in range(3):
+            lab.turn()
+        assert (lab.status(batch), lab.status(urgent)) == ("queued", "running")
+        assert lab.job(batch).evictions == times
+        lab.stop(urgent)
+        lab.turn()
+        lab.turn()
+        assert lab.status(batch) == "running"
+    last = lab.submit(resources=WHOLE, priority="production")
+    lab.turn()
+    lab.turn()
+    assert (lab.status(batch), lab.status(last)) == ("running", "queued")
+    assert len(lab.events("job.evicted")) == Policy().max_evictions
+    assert _is_reproduced(lab)
+
+
+def test_bills_of_both_sides_add_up_over_several_evictions() -> None:
+    """Two jobs have others stop for them, one of them those of the other as well."""
+    lab = Lab(num_nodes=2)
+    for _ in range(4):
+        lab.running(resources={"gpus": 2, "cpus": 2})
+    lab.clock.advance(300)
+    first = lab.submit(resources=WHOLE, priority="production")
+    lab.turn()
+    lab.turn()
+    lab.clock.advance(900)
+    lab.submit(resources={**WHOLE, "nodes": 2}, priority="interactive")
+    for _ in range(3):
+        lab.turn()
+    lab.stop(first)
+    lab.turn()
+    evicted, gained = lab.events("job.evicted"), lab.events("job.preempted_for")
+    assert len(evicted) == sum(event.data["num_jobs"] for event in gained) >= 4
+    for figure in ("lost_device_s", "likely_device_s"):
+        lost = sum(event.data[figure] for event in evicted)
+        assert lost == pytest.approx(sum(event.data[figure] for event in gained))
+    counts = {event.job_id: sum(one.job_id == event.job_id for one in evicted) for event in evicted}
+    jobs = lab.read(lambda tx: {job_id: tx.jobs.get(job_id) for job_id in counts})
+    assert {job_id: job.evictions for job_id, job in jobs.items() if job} == counts
+
+
+def _is_reproduced(lab: Lab) -> bool:
+    log = lab.read(lambda tx: tx.events.page(0, limit=10_000))
+    return all(one.is_equal for one in Replay().verdicts(facts_of(msgspec.to_builtins(log))))
