@@ -92,7 +92,9 @@ def contested(draw: st.DrawFn) -> Snapshot:
     running = tuple(draw(jobs(number, RUNNING)) for number in range(draw(st.integers(3, 14))))
     filler = msgspec.structs.replace(draw(jobs(0, (-1,))), array_id=None, array_at_once=None)
     fillers = tuple(
-        msgspec.structs.replace(filler, attempt_id=f"fill-{n:02}", job_id=f"fill-{n:02}", request=_asked(1, 1))
+        msgspec.structs.replace(
+            filler, attempt_id=f"fill-{n:02}", job_id=f"fill-{n:02}", request=_asked(1, 1)
+        )
         for n in range(draw(st.sampled_from([16, 16, 3, 0])))
     )
     first = Planner.of(Snapshot(nodes=views, holdings=(), candidates=running + fillers), Policy())
