@@ -6,6 +6,7 @@ from math import inf
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
@@ -23,6 +24,7 @@ from shoal.scheduler import (
     Policy,
     Snapshot,
     plan,
+    victims,
 )
 from shoal.scheduler.amounts import demand_of
 from shoal.scheduler.classes import PriorityClass
@@ -134,19 +136,29 @@ def starts_without(snapshot: Snapshot, head: Candidate, gone: set[str]) -> bool:
     return bool(plan(alone, POLICY, NOW).starts)
 
 
-@given(contested())
-def test_who_stops_is_enough_and_nobody_of_them_could_be_spared(snapshot: Snapshot) -> None:
-    """For one head alone: others who wait may be in its way for good reason."""
+@given(contested(), st.booleans())
+def test_who_stops_is_enough_and_nobody_of_them_could_be_spared(snapshot: Snapshot, is_rough: bool) -> None:
+    """For one head alone: others who wait may be in its way for good reason.
+
+    Rough: as where so much was looked at already that whole nodes are emptied first.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if is_rough:
+            patch.setattr(victims, "NUM_SETS", 0)
+        _check_each_alone(snapshot)
+
+
+def _check_each_alone(snapshot: Snapshot) -> None:
     leaving = {one.attempt_id for one in snapshot.holdings if one.is_leaving}
     for head in snapshot.candidates:
         alone = msgspec.structs.replace(snapshot, candidates=(head,))
-        victims = {eviction.attempt_id for eviction in plan(alone, POLICY, NOW).evictions}
-        if not victims:
+        stops = {eviction.attempt_id for eviction in plan(alone, POLICY, NOW).evictions}
+        if not stops:
             continue
         event("somebody is evicted")
-        assert starts_without(snapshot, head, leaving | victims)
-        for one in victims:
-            assert not starts_without(snapshot, head, leaving | victims - {one})
+        assert starts_without(snapshot, head, leaving | stops)
+        for one in stops:
+            assert not starts_without(snapshot, head, leaving | stops - {one})
 
 
 @given(contested())

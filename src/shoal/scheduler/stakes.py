@@ -75,6 +75,10 @@ class _Weight:
         return 1000 * now * self.known - self.known_safe + unknown + restarts
 
 
+Party = tuple[int, str]
+"""A priority and a project: who may evict whom depends on nothing else."""
+
+
 class Stakes:
     def __init__(self, max_evictions: int) -> None:
         self._max_evictions = max_evictions
@@ -88,6 +92,8 @@ class Stakes:
         """Of the same, what they hold; CPUs count as parts of a GPU."""
         self._sides: dict[Side, list[tuple[float, str]]] = {}
         """The same. The one that saved last is first."""
+        self._held: dict[Party, dict[str, tuple[int, int]]] = {}
+        """By node, the thousandths of CPUs and the GPUs that the same hold there."""
         self._saves: list[float] = []
         """Up to when the work of those is safe who do not leave and whose checkpoints are known; sorted."""
         self._weights: dict[str, _Weight] = {}
@@ -116,6 +122,7 @@ class Stakes:
             side = self.side_of[holding.attempt_id] = Side.of(holding)
             insort(self._sides.setdefault(side, []), _place(holding))
             self.devices_of[holding.attempt_id] = devices(held_by(holding.allocation))
+            self._count(holding, 1)
         for share in holding.allocation:
             self._weights.setdefault(share.node, _Weight()).add(holding, 1)
 
@@ -146,11 +153,43 @@ class Stakes:
         losses = ((weight.loss(now, typical), name) for name, weight in self._weights.items())
         return [name for _, name in nsmallest(count, losses)]
 
+    def loss_on(self, name: str, now: float) -> float:
+        """What sorts a node among the emptiest."""
+        weight = self._weights.get(name)
+        return 0.0 if weight is None else weight.loss(now, self.typical)
+
+    def held_on(self, sides: Collection[Side]) -> Iterator[tuple[str, int, int]]:
+        """Nodes, and how many thousandths of CPUs and GPUs those of the sides' parties hold there."""
+        parties = sorted({(side.priority, side.project) for side in sides})
+        if len(parties) == 1:
+            return ((name, *held) for name, held in self._held[parties[0]].items())
+        total: dict[str, tuple[int, int]] = {}
+        for party in parties:
+            for name, (cpus, gpus) in self._held[party].items():
+                so_far = total.get(name, (0, 0))
+                total[name] = so_far[0] + cpus, so_far[1] + gpus
+        return ((name, *held) for name, held in total.items())
+
+    def _count(self, holding: Holding, sign: int) -> None:
+        party = holding.priority, holding.project
+        here = self._held.setdefault(party, {})
+        for share in holding.allocation:
+            cpus, gpus = here.get(share.node, (0, 0))
+            cpus += sign * millicpus_needed(share.cpus)
+            gpus += sign * len(share.gpu_ids)
+            if cpus or gpus:
+                here[share.node] = cpus, gpus
+            else:
+                del here[share.node]
+        if not here:
+            del self._held[party]
+
     def _leave_side(self, holding: Holding) -> None:
         side = self.side_of.pop(holding.attempt_id, None)
         if side is None:
             return
         del self.devices_of[holding.attempt_id]
+        self._count(holding, -1)
         equals = self._sides[side]
         del equals[bisect_left(equals, _place(holding))]
         if not equals:

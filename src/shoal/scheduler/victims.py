@@ -25,8 +25,10 @@ from shoal.scheduler.vacancy import Vacancy
 
 EXTRA_NODES = 16
 """So many more nodes than it needs are compared."""
-NUM_JOBS = 4096
-"""So many of the cheapest jobs are seen before whole nodes are compared."""
+NUM_JOBS = 512
+"""So many of the cheapest jobs are seen, and four more for each node, before whole nodes are compared."""
+NUM_DOMAINS = 4
+"""So many domains are compared where a gang must be close."""
 NUM_SETS = 4096
 """On so many nodes the cheapest set is looked for; on others everybody stops who is not spared in the end."""
 
@@ -90,6 +92,7 @@ class Search:
         self._now = now
         self._typical = book.stakes.typical
         self._usable: dict[str, bool] = {}
+        self._large: dict[Amounts, bool] = {}
         self._losses: dict[str, float] = {}
         self._vacancies: dict[str, Vacancy] = {}
         self._sides: frozenset[Side] = frozenset()
@@ -124,7 +127,9 @@ class Search:
     # Which nodes to compare.
 
     def _collect(self) -> None:
-        """Those that cost nothing first, then those on which the cheapest jobs run."""
+        """Those that cost nothing first, then those on which the cheapest jobs run, then those that could
+        serve at best: where none could, or too few together, nobody is looked at twice.
+        """
         stakes, spots, demand = self._book.stakes, self._spots, self._demand
         is_plain = not demand.is_close_required and demand.spread is None
         limit = demand.min_nodes + len(self._taken) if is_plain else None
@@ -135,21 +140,57 @@ class Search:
                 self._look_at(name)
         if not self._sides or spots.is_enough():
             return
-        cheapest = stakes.cheapest(self._sides, self._need, self._now)
-        if self._look_where_run(islice(cheapest, NUM_JOBS), leaving):
-            return
-        # Where small jobs fill all nodes, no node is free of dear ones, but some have few.
-        for name in stakes.emptiest(2 * demand.min_nodes + 4 * EXTRA_NODES, self._now):
-            if name not in self._costs and self._is_usable(name):
-                self._look_at(name)
+        if is_plain:
+            if self._look_where_run(leaving):
+                return
+            # Where small jobs fill all nodes, no node is free of dear ones, but some have few.
+            for name in stakes.emptiest(2 * demand.min_nodes + 4 * EXTRA_NODES, self._now):
+                if name not in self._costs and self._is_usable(name):
+                    self._look_at(name)
         if not spots.is_enough():
-            self._look_where_run(cheapest, leaving)
+            self._look_where_it_may_fit(leaving)
 
-    def _look_where_run(self, attempt_ids: Iterable[str], leaving: AbstractSet[str]) -> bool:
+    def _look_where_it_may_fit(self, leaving: AbstractSet[str]) -> None:
+        """Of the domains that could serve at best, those first that lose least, until there is a choice."""
+        hopeful, now, stakes = self._hopeful(leaving), self._now, self._book.stakes
+        losses = {name: stakes.loss_on(name, now) for names in hopeful for name in names}
+        by_loss = [sorted(names, key=lambda name: (losses[name], name)) for names in hopeful]
+        count = self._demand.min_nodes
+        by_loss.sort(key=lambda names: (sum(losses[name] for name in names[:count]), names))
+        for number, names in enumerate(by_loss):
+            if number >= NUM_DOMAINS and self._spots.is_enough():
+                return
+            for place, name in enumerate(names):
+                if place >= 2 * count + 4 * EXTRA_NODES and self._spots.is_enough():
+                    break
+                if name not in self._costs:
+                    self._look_at(name)
+
+    def _hopeful(self, leaving: AbstractSet[str]) -> list[list[str]]:
+        """Nodes that have enough GPUs and CPUs if all who may be asked stop, by domain, where those are
+        enough together.
+        """
+        need, nodes, found = self._need, self._book.capacity.nodes, self._spots.none()
+        for name in (*self._costs, *leaving):
+            if self._is_usable(name) and found.is_one(name):
+                found.add(name)
+        for name, cpus, gpus in self._book.stakes.held_on(self._sides):
+            node = nodes.get(name)
+            if node is None:
+                continue
+            few = node.whole.millicpus if need.is_exclusive else need.millicpus
+            if node.free.millicpus + cpus < few or node.free.num_devices + gpus < need.num_gpus:
+                continue
+            if self._is_usable(name) and found.is_one(name):
+                found.add(name)
+        return found.enough()
+
+    def _look_where_run(self, leaving: AbstractSet[str]) -> bool:
         """Look at a node once enough of those have been seen there; whether there is a choice of nodes."""
         wanted, needed = self._demand.min_nodes + EXTRA_NODES, self._need.num_gpus
         holdings, nodes = self._book.holdings, self._book.capacity.nodes
-        for attempt_id in attempt_ids:
+        cheapest = self._book.stakes.cheapest(self._sides, self._need, self._now)
+        for attempt_id in islice(cheapest, NUM_JOBS + 4 * self._demand.min_nodes):
             for share in holdings[attempt_id].allocation:
                 name = share.node
                 seen = self._seen.get(name)
@@ -172,14 +213,16 @@ class Search:
     def _is_usable(self, name: str) -> bool:
         known = self._usable.get(name)
         if known is None:
-            node = self._book.capacity.nodes.get(name)
-            known = self._usable[name] = (
-                node is not None
-                and node.is_open
-                and name not in self._barred
-                and node.has(self._need.labels)
-                and fits(self._need, node.whole, node.whole)
-            )
+            node, labels = self._book.capacity.nodes.get(name), self._need.labels
+            known = node is not None and node.is_open and name not in self._barred
+            known = known and node is not None and (not labels or node.has(labels))
+            known = self._usable[name] = known and node is not None and self._is_large_enough(node.whole)
+        return known
+
+    def _is_large_enough(self, whole: Amounts) -> bool:
+        known = self._large.get(whole)
+        if known is None:
+            known = self._large[whole] = fits(self._need, whole, whole)
         return known
 
     # What a node costs.

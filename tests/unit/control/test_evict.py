@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 import pytest
 
@@ -203,9 +205,9 @@ def test_bills_of_both_sides_add_up_over_several_evictions() -> None:
     for figure in ("lost_device_s", "likely_device_s"):
         lost = sum(event.data[figure] for event in evicted)
         assert lost == pytest.approx(sum(event.data[figure] for event in gained))
-    counts = {event.job_id: sum(one.job_id == event.job_id for one in evicted) for event in evicted}
-    jobs = lab.read(lambda tx: {job_id: tx.jobs.get(job_id) for job_id in counts})
-    assert {job_id: job.evictions for job_id, job in jobs.items() if job} == counts
+    counts = Counter(str(event.job_id) for event in evicted)
+    jobs = lab.read(lambda tx: [tx.jobs.get(job_id) for job_id in counts])
+    assert {job.job_id: job.evictions for job in jobs if job} == counts
 
 
 def _is_reproduced(lab: Lab) -> bool:
