@@ -23,8 +23,8 @@ from shoal.scheduler import (
     Planner,
     Policy,
     Snapshot,
+    offers,
     plan,
-    victims,
 )
 from shoal.scheduler.amounts import demand_of
 from shoal.scheduler.classes import PriorityClass
@@ -144,7 +144,7 @@ def test_who_stops_is_enough_and_nobody_of_them_could_be_spared(snapshot: Snapsh
     """
     with pytest.MonkeyPatch.context() as patch:
         if is_rough:
-            patch.setattr(victims, "NUM_SETS", 0)
+            patch.setattr(offers, "NUM_SETS", 0)
         _check_each_alone(snapshot)
 
 

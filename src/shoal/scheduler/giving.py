@@ -1,13 +1,13 @@
 """Who gives way to one job while a search for them goes on: by what right, and whether that is enough.
 
 Every right depends on what projects hold, so whoever is taken counts as gone for the next question. Where a
-ceiling is in the way, its own project's or one above it, what has to go first is held below that ceiling:
-others are not asked at all until it allows the job.
+ceiling is in the way, its own project's or one above it, so many below it stop that it allows the job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from shoal.scheduler.devices import Amount, held_by
 from shoal.scheduler.policy import Policy
@@ -19,8 +19,6 @@ from shoal.scheduler.types import Ground
 
 
 class Giving:
-    """`undo` leaves the tree as it was; what it found out stays."""
-
     def __init__(self, head: Candidate, asked: Amount, tree: Tree, policy: Policy) -> None:
         self.asked = asked
         self.grounds: dict[str, Ground] = {}
@@ -32,11 +30,21 @@ class Giving:
         self._refusal = tree.refusal(head.project, asked)
         """The ceiling that was in the way before anybody gave way."""
 
-    def may_ask(self, side: Side) -> bool:
-        """Whether anybody of that side may be asked, as things are."""
-        if self._refusal is not None and not self._counts(side.project, self._refusal):
-            return False
-        return self._ground(side.priority, side.project) is not None
+    def choices(self, sides: Iterable[Side]) -> list[list[Side]]:
+        """Who may be asked as things are: where a ceiling is in the way, at first those below it alone."""
+        may = [side for side in sides if self._ground(side.priority, side.project) is not None]
+        if self._refusal is None:
+            return [may]
+        below = [side for side in may if self._counts(side.project, self._refusal)]
+        return [below, may] if below else []
+
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """Afterwards the tree is as it was, and `grounds` tell what was found."""
+        try:
+            yield
+        finally:
+            self.undo()
 
     def take(self, victims: Sequence[Holding]) -> bool:
         """They stop, if all of them may be asked to, the smallest first."""

@@ -16,6 +16,7 @@ from shoal.scheduler.book import Book
 from shoal.scheduler.devices import Amount, held_by
 from shoal.scheduler.giving import Giving
 from shoal.scheduler.loss import lost, lost_s
+from shoal.scheduler.offers import Offers
 from shoal.scheduler.policy import Policy
 from shoal.scheduler.rights import can_preempt
 from shoal.scheduler.rows import LineKey
@@ -72,14 +73,12 @@ class Preemption:
         with self._as_if_done():
             demand = book.allowed(head.project, demand)
             giving = Giving(head, book.asked(demand), book.tree, self._policy)
-            sides = [side for side in book.stakes.sides if giving.may_ask(side)]
-            if not sides and not self._gone:
-                return None
-            search = Search(book, demand, barred, self._gone, self._taken, self._now)
-            try:
-                found = search.run(sides, giving)
-            finally:
-                giving.undo()
+            found = None
+            for sides in giving.choices(book.stakes.sides):
+                if found is None and (sides or self._gone):
+                    offers = Offers(book, demand, sides, barred, self._gone, self._taken, self._now)
+                    with giving.undone():
+                        found = Search(offers).run(giving)
         if found is None:
             return None
         for one in found.victims:
