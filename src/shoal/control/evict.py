@@ -50,7 +50,7 @@ def evict(core: Core, tx: Tx, evictions: Sequence[Eviction], now: float) -> list
 
 
 def _grow(core: Core, tx: Tx, eviction: Eviction, now: float) -> list[str]:
-    """It stops for itself: what it is queued again with finds more nodes."""
+    """It stops for itself: the nodes it goes on with are kept for it until it has stopped."""
     loaded = _load(tx, eviction)
     if loaded is None:
         return []
@@ -60,7 +60,7 @@ def _grow(core: Core, tx: Tx, eviction: Eviction, now: float) -> list[str]:
         f"stopped to go on with {gets} nodes instead of {has}: they stand idle, and at most "
         f"{_work(attempt, eviction.lost_s)} are done again, {RESTART} included"
     )
-    stop = StopAsked(reason=EndReason.PREEMPTED, by=str(SHOAL), because=because)
+    stop = StopAsked(reason=EndReason.PREEMPTED, by=str(SHOAL), because=because, grows_to=gets)
     core.recorder.advance(tx, attempt.attempt_id, stop, now=now)
     data = {**_bill(eviction), "has_nodes": has, "num_nodes": gets}
     note(tx, "job.grows", now, SHOAL, job=job, attempt=attempt, data=data)

@@ -81,6 +81,7 @@ def holding(job: Job, attempt: Attempt) -> Holding:
         owner=job.owner,
         name=job.name,
         is_leaving=attempt.state is AttemptState.STOPPING,
+        grows_to=attempt.grows_to,
         request=job.request,
         excluded_nodes=job.excluded_nodes,
         num_evicted=job.evictions,

@@ -19,6 +19,7 @@ from shoal.scheduler.claims import Bars, Claim, Claims
 from shoal.scheduler.devices import asked_by, held_by
 from shoal.scheduler.fit import share_of
 from shoal.scheduler.gang import choose
+from shoal.scheduler.growth import kept_to_grow
 from shoal.scheduler.policy import Policy
 from shoal.scheduler.preempt import Preemption
 from shoal.scheduler.release import free_by
@@ -54,12 +55,14 @@ class Cycle:
         self._book.rows.come_to(self.now)
         self.look_again_at = self._book.windows.next_change(self.now)
         self.good_until = min(self._book.rows.next_due(), self.look_again_at)
-        for _, ranks in groupby(self._book.ranks(self.now), key=lambda lines: lines[0].key.priority):
+        for priority, ranks in groupby(self._book.ranks(self.now), key=lambda lines: lines[0].key.priority):
             equal = list(ranks)
+            self._keep_to_grow(priority)
             self._serve_privileged([line for lines in equal for line in lines])
             for lines in equal:
                 self._start_heads(lines)
                 self._start_shortest([row for line in lines for row in line.rows.values()])
+        self._keep_to_grow(-inf)
 
     def run_newcomers(self, newcomers: Collection[Candidate], now: float) -> bool:
         """Look at newcomers alone: nothing was given back since `run`. False: only a whole run can tell."""
@@ -87,7 +90,18 @@ class Cycle:
                 nodes=tuple(sorted(claim.spare)),
             )
             for claim in self.claims.all
+            if claim.head.attempt_id not in self._book.stakes.leaving
         )
+
+    def _keep_to_grow(self, least: float) -> None:
+        """For those of at least this priority who are stopping to go on with more nodes."""
+        growing = [one for _, one in sorted(self._book.stakes.leaving.items()) if one.grows_to is not None]
+        kept = {claim.head.attempt_id for claim in self.claims.all}
+        for one in growing:
+            if one.priority >= least and one.attempt_id not in kept:
+                claim = kept_to_grow(self._book, self.claims, one, self.now)
+                if claim is not None:
+                    self.claims.add(claim)
 
     def _serve_privileged(self, lines: list[Line]) -> None:
         """Lines of one priority, as far as their first may evict others: each starts, or room is made.

@@ -253,7 +253,9 @@ class Explainer:
         head = claim.head
         is_ours = head.project == candidate.project
         name = f"`{head.label or head.job_id}`" if is_ours else "a job of another project"
-        waited = duration(self._now - max(head.submitted_at, head.not_before))
+        did = f"has waited {duration(self._now - max(head.submitted_at, head.not_before))}"
+        if head.attempt_id in self._book.stakes.leaving:
+            did = "is stopping, and goes on with more nodes"
         at = None if claim.at == inf else claim.at
         promised = None if at is None else clock_time(at, self._now)
         when = f" and is to start by {promised}" if promised else ""
@@ -261,7 +263,7 @@ class Explainer:
         return _said(
             Why.BEHIND,
             f"waits behind {name}: what it needs is free, but kept for that job, which comes first",
-            details=(f"{name if is_ours else 'that job'} has waited {waited}{when}",),
+            details=(f"{name if is_ours else 'that job'} {did}{when}",),
             hint=f"`time_limit: {minutes}m` or less could start now" if minutes else None,
             behind_job_id=head.job_id if is_ours else None,
             queue=candidate.queue,

@@ -52,6 +52,8 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     name: str = ""
     is_leaving: bool = False
     """It was asked to stop and is not gone yet."""
+    grows_to: int | None = None
+    """With how many nodes its job goes on then, where it was asked for that."""
     checkpoint_at: float | None = None
     """When it last saved what it had done, as far as anybody knows."""
     request: Request | None = None

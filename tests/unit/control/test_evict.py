@@ -164,6 +164,30 @@ def test_elastic_job_that_saves_goes_on_with_nodes_that_fell_idle() -> None:
     assert all(verdict.is_equal for verdict in Replay().verdicts(facts_of(events)))
 
 
+def test_nobody_takes_the_nodes_of_a_job_that_stops_to_grow() -> None:
+    lab = Lab(num_nodes=3, script=SLOW_TO_STOP)
+    small = [lab.running(resources=WHOLE, grace="60s") for _ in range(2)]
+    elastic = lab.running(resources={**WHOLE, "nodes": "1..3"}, grace="60s")
+    for job in small:
+        lab.stop(job)
+    lab.turn()
+    lab.clock.advance(20)
+    lab.turn()
+    lab.clock.advance(1200)
+    lab.core.checkpoints.heard(lab.attempt(elastic).attempt_id, lab.clock.now() - 30)
+    lab.place()
+    assert lab.status(elastic) == "stopping"
+    late = lab.submit(resources=WHOLE, time_limit="1m")
+    lab.turn()
+    assert lab.status(late) == "queued"
+    lab.clock.advance(20)
+    for _ in range(3):
+        lab.turn()
+    assert (lab.status(elastic), len(lab.attempt(elastic).allocation)) == ("running", 3)
+    assert lab.status(late) == "queued"
+    assert _is_reproduced(lab)
+
+
 def test_job_that_gave_way_as_often_as_anybody_may_runs_on_and_every_decision_is_made_again() -> None:
     lab = Lab(num_nodes=1)
     batch = lab.running(resources=WHOLE)

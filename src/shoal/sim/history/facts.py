@@ -45,6 +45,7 @@ class Leaving(msgspec.Struct, frozen=True):
     """An attempt that holds resources was asked to stop."""
 
     attempt_id: str
+    grows_to: int | None = None
 
 
 class Over(msgspec.Struct, frozen=True):
@@ -196,7 +197,8 @@ class _Reader:
         return Placed(str(event["attempt_id"]), allocation, event["at"])
 
     def leaving(self, event: Event) -> Fact:
-        return Leaving(str(event["attempt_id"]))
+        asked = event["data"].get("event") or {}
+        return Leaving(str(event["attempt_id"]), asked.get("grows_to"))
 
     def over(self, event: Event) -> Fact:
         return Over(str(event["attempt_id"]), event["at"])
