@@ -96,7 +96,7 @@ class Cycle:
     def _keep_to_grow(self, least: float) -> None:
         """For those of at least this priority who are stopping to go on with more nodes."""
         growing = [one for _, one in sorted(self._book.stakes.leaving.items()) if one.grows_to is not None]
-        kept = {claim.head.attempt_id for claim in self.claims.all}
+        kept = {claim.head.attempt_id for claim in self.claims.all} if growing else ()
         for one in growing:
             if one.priority >= least and one.attempt_id not in kept:
                 claim = kept_to_grow(self._book, self.claims, one, self.now)

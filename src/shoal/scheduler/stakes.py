@@ -56,16 +56,13 @@ class _Weight:
     def __init__(self) -> None:
         self.known = self.known_safe = self.unknown = self.unknown_safe = 0
 
-    def add(self, holding: Holding, sign: int) -> None:
-        held = held_by(holding.allocation)
-        amount = sign * (held.milligpus * int(CPUS_PER_GPU) + held.millicpus)
-        safe = amount * round(safe_until(holding) * 1000)
-        if holding.checkpoint_at is None:
-            self.unknown += amount
-            self.unknown_safe += safe
-        else:
+    def add(self, amount: int, safe: int, *, is_known: bool) -> None:
+        if is_known:
             self.known += amount
             self.known_safe += safe
+        else:
+            self.unknown += amount
+            self.unknown_safe += safe
 
     def loss(self, now: float, typical: float) -> float:
         """If all of them stop: sorts nodes, in no unit that means anything."""
@@ -118,13 +115,13 @@ class Stakes:
             return
         if holding.checkpoint_at is not None:
             insort(self._saves, safe_until(holding))
+        held = held_by(holding.allocation)
         if holding.num_evicted < self._max_evictions:
             side = self.side_of[holding.attempt_id] = Side.of(holding)
             insort(self._sides.setdefault(side, []), _place(holding))
-            self.devices_of[holding.attempt_id] = devices(held_by(holding.allocation))
+            self.devices_of[holding.attempt_id] = devices(held)
             self._count(holding, 1)
-        for share in holding.allocation:
-            self._weights.setdefault(share.node, _Weight()).add(holding, 1)
+        self._weigh(holding, held, 1)
 
     def remove(self, holding: Holding) -> None:
         for share in holding.allocation:
@@ -137,10 +134,7 @@ class Stakes:
         if holding.checkpoint_at is not None:
             del self._saves[bisect_left(self._saves, safe_until(holding))]
         self._leave_side(holding)
-        for share in holding.allocation:
-            self._weights[share.node].add(holding, -1)
-            if share.node not in self.on_node:
-                del self._weights[share.node]
+        self._weigh(holding, held_by(holding.allocation), -1)
 
     def cheapest(self, sides: Collection[Side], need: Need, now: float) -> Iterator[str]:
         """Attempts of those sides, by what they would lose for each device that `need` has use for."""
@@ -183,6 +177,17 @@ class Stakes:
                 del here[share.node]
         if not here:
             del self._held[party]
+
+    def _weigh(self, holding: Holding, held: Amount, sign: int) -> None:
+        amount = sign * (held.milligpus * int(CPUS_PER_GPU) + held.millicpus)
+        safe, is_known = amount * round(safe_until(holding) * 1000), holding.checkpoint_at is not None
+        for share in holding.allocation:
+            weight = self._weights.get(share.node)
+            if weight is None:
+                weight = self._weights[share.node] = _Weight()
+            weight.add(amount, safe, is_known=is_known)
+            if share.node not in self.on_node:
+                del self._weights[share.node]
 
     def _leave_side(self, holding: Holding) -> None:
         side = self.side_of.pop(holding.attempt_id, None)
