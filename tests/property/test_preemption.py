@@ -302,3 +302,41 @@ def test_nobody_gives_way_more_often_than_the_policy_says(
             planner.add(again)
         planner.plan(now)
         now += 60.0
+
+
+@given(st.data())
+def test_quota_below_a_limit_that_a_sibling_filled_is_served(data: st.DataObject) -> None:
+    """Quotas of siblings together are within the limit above them; nodes there are enough."""
+    limit = data.draw(st.integers(2, 12))
+    quota = data.draw(st.integers(1, limit))
+    rest = data.draw(st.integers(0, limit - quota))
+    views = (
+        ProjectView(name="lab", limit=Devices(gpus=limit)),
+        ProjectView(name="vision", parent="lab", quota=Devices(gpus=quota)),
+        ProjectView(name="speech", parent="lab", quota=Devices(gpus=rest)),
+    )
+    gpus = tuple(GpuView(index, "A100") for index in range(4))
+    nodes = tuple(NodeView(name=f"n{n:02}", cpus=4.0, memory_bytes=64, gpus=gpus) for n in range(16))
+    sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=12))
+    planner = Planner(POLICY)
+    planner.set_projects(views)
+    for view in nodes:
+        planner.set_node(view)
+    for number, size in enumerate(sizes):
+        planner.add(_of("speech", number, size))
+    planner.plan(NOW)
+    head = _of("vision", 99, data.draw(st.integers(1, min(quota, 4))))
+    planner.add(head)
+    told = planner.plan(NOW + 1)
+    for eviction in told.evictions:
+        event("a limit is taken back")
+        planner.release(eviction.attempt_id, NOW + 1)
+    starts = told.starts or planner.plan(NOW + 2).starts
+    assert head.attempt_id in {start.attempt_id for start in starts}
+
+
+def _of(project: str, number: int, num_gpus: int) -> Candidate:
+    return Candidate(
+        attempt_id=f"{project}-{number}", job_id=f"{project}-{number}", project=project, priority=-1,
+        order=number, submitted_at=NOW, request=_asked(1, num_gpus),
+    )  # fmt: skip
