@@ -170,7 +170,7 @@ def render_node(
         "is_simulated": facts.is_simulated,
         "is_alive": facts.is_alive,
         "confinement": facts.confinement,
-        "remarks": list(facts.remarks),
+        "remarks": [*facts.remarks, *([node.no_watts] if node.no_watts else [])],
         "labels": dict(facts.labels),
         "engine": node.engine,
         "jobs": sorted(job.reference for job, _ in held if visible is None or job.project in visible),

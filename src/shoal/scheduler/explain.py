@@ -22,6 +22,7 @@ from shoal.scheduler.fit import SHORT_OF, fits, shortages
 from shoal.scheduler.gang import choose
 from shoal.scheduler.impossible import LOOK, never_fits
 from shoal.scheduler.possible import Suitable, by_domain, can_hold, most_together
+from shoal.scheduler.powered import choose_powered
 from shoal.scheduler.release import free_at
 from shoal.scheduler.rows import RowKey, row_key
 from shoal.scheduler.scarce import less_memory, memory_held, short_of_memory
@@ -131,7 +132,7 @@ class Explainer:
             f"needs {num_nodes(demand)} with {such}{together(demand)}; "
             f"{are(len(suitable.open), 'open')}{_in_pool(suitable)}",
             details=_why_closed(suitable.closed, self._now),
-            hint=f"an operator reopens a node with `shoal resume {suitable.closed[0].name}`",
+            hint=_reopen(suitable.closed),
             nodes_needed=demand.min_nodes,
             nodes_open=len(suitable.open),
             closed=[node.name for node in suitable.closed],
@@ -230,13 +231,17 @@ class Explainer:
             return None
         free = self._finders.of(demand.need).ranked(demand.excluded)
         over = power.over(demand.need, free)
-        if over is None or len(power.within(free, demand.need)) >= demand.min_nodes:
+        nodes = self._capacity.nodes
+        if over is None or choose_powered(demand, free, nodes, power, power.left()):
             return None
+        hint = "it starts when jobs in the rack end; an operator sets `power_caps` in the policy file"
+        if not self._book.has_power_for(demand):
+            hint = "it never starts so: ask for less on each node, or an operator raises `power_caps`"
         return _said(
             Why.POWER,
             f"needs {num_nodes(demand)}, and {are(len(free), 'free')}, but rack `{over.rack}` may not draw "
             f"more: {over.drawn_watts:,.0f} of {over.cap_watts:,.0f} W are taken",
-            hint="it starts when jobs in the rack end; an operator sets `power_caps` in the policy file",
+            hint=hint,
             rack=over.rack,
             cap_watts=over.cap_watts,
             drawn_watts=over.drawn_watts,
@@ -273,7 +278,15 @@ class Explainer:
         usable = set(self._finders.of(key.demand.need).ranked(key.demand.excluded))
         ends_at = self._now + key.limit_s
         closed = (claim for claim in self._claims.all if not claim.admits(ends_at))
-        return next((claim for claim in closed if not usable.isdisjoint(claim.spare)), None)
+        racks = {self._book.power.racks.get(name) for name in usable}
+        return next(
+            (
+                claim
+                for claim in closed
+                if not usable.isdisjoint(claim.spare) or not racks.isdisjoint(claim.draw.watts)
+            ),
+            None,
+        )
 
 
 def _said(
@@ -305,6 +318,12 @@ def _in_pool(suitable: Suitable) -> str:
 def _quiet_at(node: NodeUse) -> tuple[float, str]:
     """When all that runs on a node has certainly ended."""
     return node.ends[-1][0] if node.ends else -inf, node.name
+
+
+def _reopen(nodes: Iterable[NodeUse]) -> str:
+    """What was not closed by a person is not opened by one."""
+    decided = next((node.name for node in nodes if node.view.closed_at is not None), None)
+    return f"an operator reopens a node with `shoal resume {decided}`" if decided else LOOK
 
 
 def _why_closed(nodes: Iterable[NodeUse], now: float) -> tuple[str, ...]:

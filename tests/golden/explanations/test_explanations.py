@@ -67,11 +67,11 @@ def _racks() -> Plan:
     return planned(cluster, job(1, request(gpus=8, nodes=3, topology=within("rack"))), held=busy)
 
 
-def _short_of_power() -> Plan:
+def _short_of_power(cap_watts: float = 10_000.0) -> Plan:
     labels = {"rack": "r1", "gpu_watts": "700", "idle_watts": "400"}
     cluster = tuple(node(f"node-{n}", labels=labels) for n in range(2))
     busy = (holding(1, {"node-0": ALL_GPUS}),)
-    return planned(cluster, job(1, request(gpus=8)), held=busy, policy=Policy(power_caps={"r1": 10_000.0}))
+    return planned(cluster, job(1, request(gpus=8)), held=busy, policy=Policy(power_caps={"r1": cap_watts}))
 
 
 def _one(told: Plan, attempt_id: str = "att-1") -> Explanation:
@@ -161,6 +161,7 @@ CASES = {
         )
     ),
     "power": lambda: _one(_short_of_power()),
+    "power_never": lambda: _one(_short_of_power(6_000.0)),
     "topology": lambda: _one(_racks()),
     "window": lambda: _one(planned(nodes(1), job(1, request(gpus=1)), windows=(REPAIR,))),
     "window_of_others": lambda: _one(
