@@ -109,12 +109,14 @@ def render_outlook(outlook: Outlook) -> views.OutlookView:
         "likely": outlook.likely,
         "latest": outlook.latest,
         "coverage": outlook.coverage,
+        "num_starts": outlook.num_starts,
         "promised_at": outlook.promised_at,
         "sentence": outlook.sentence,
         "changes": [
             {"setting": one.setting, "sentence": one.sentence, "starts_at": one.starts_at}
             for one in outlook.changes
         ],
+        "not_looked": outlook.not_looked,
     }
 
 

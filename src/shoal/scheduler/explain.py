@@ -1,7 +1,8 @@
 """Why a candidate that may start does not: the one dominant reason, with the facts behind it.
 
-Speaks about the cluster as it is after the plan's starts. Names another job only inside its own
-project: an explanation is read by people who may not know that the other project exists.
+Speaks about the cluster as it is after the plan's starts. Says anything of another job only inside its own
+project: an explanation is read by people who may not know that the other project exists. What they learn is
+from when on nodes are not for them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from shoal.scheduler.release import free_at
 from shoal.scheduler.rows import RowKey, row_key
 from shoal.scheduler.scarce import less_memory, memory_held, short_of_memory
 from shoal.scheduler.sharing import explain_refusal
-from shoal.scheduler.shut import explain_windows
+from shoal.scheduler.shut import explain_windows, with_windows
 from shoal.scheduler.snapshot import Candidate, NodeView
 from shoal.scheduler.types import Explanation, Why
 from shoal.scheduler.words import age, amounts, are, clock_time, duration, listed, num_nodes, together
@@ -36,6 +37,9 @@ NUM_TOLD = 4
 """So many nodes are named; the facts count them all."""
 NUM_LOOKED_AT = 8
 """Busy nodes that are asked when they come back: those on which everything ends first."""
+
+
+WAITS_FOR_NODES = frozenset({Why.RESOURCES, Why.TOPOLOGY})
 
 
 class Explainer:
@@ -81,6 +85,8 @@ class Explainer:
         if demand not in self._said:
             self._said[demand] = self._of_cluster(demand)
         said = self._said[demand]
+        if said is not None and said.why in WAITS_FOR_NODES and self._book.windows.all:
+            return self._before_windows(said, candidate, key)
         if said is not None:
             return said
         no_power = self._out_of_power(demand)
@@ -89,6 +95,14 @@ class Explainer:
         asked = key, candidate.project
         if asked not in self._behind:
             self._behind[asked] = self._of_order(candidate, key)
+        return self._behind[asked]
+
+    def _before_windows(self, said: Explanation, candidate: Candidate, key: RowKey) -> Explanation:
+        asked = key, candidate.project
+        if asked not in self._behind:
+            others = (one for one in self._claims.all if one.head.attempt_id != candidate.attempt_id)
+            taken = {name for claim in others for name in claim.spare}
+            self._behind[asked] = with_windows(said, candidate.project, key, self._book, taken, self._now)
         return self._behind[asked]
 
     def _of_cluster(self, demand: Demand) -> Explanation | None:
@@ -258,19 +272,21 @@ class Explainer:
         head = claim.head
         is_ours = head.project == candidate.project
         name = f"`{head.label or head.job_id}`" if is_ours else "a job of another project"
-        waited = duration(self._now - max(head.submitted_at, head.not_before))
         at = None if claim.at == inf else claim.at
-        promised = None if at is None else clock_time(at, self._now)
-        when = f" and is to start by {promised}" if promised else ""
+        told = None if at is None else clock_time(at, self._now)
+        kept = (f"it is kept from {told}",) if told else ()
+        if is_ours:
+            waited = duration(self._now - max(head.submitted_at, head.not_before))
+            kept = (f"{name} has waited {waited}" + (f" and is to start by {told}" if told else ""),)
         minutes = 0 if at is None else max(floor((at - self._now - candidate.request.grace_s) / 60), 0)
         return _said(
             Why.BEHIND,
             f"waits behind {name}: what it needs is free, but kept for that job, which comes first",
-            details=(f"{name if is_ours else 'that job'} has waited {waited}{when}",),
+            details=kept,
             hint=f"`time_limit: {minutes}m` or less could start now" if minutes else None,
             behind_job_id=head.job_id if is_ours else None,
             queue=candidate.queue,
-            promised_at=at,
+            kept_from=at,
         )
 
     def _keeper(self, key: RowKey) -> Claim | None:

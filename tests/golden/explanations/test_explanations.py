@@ -171,11 +171,20 @@ CASES = {
             windows=(REPAIR, SPOKEN_FOR),
         )
     ),
+    "resources_before_a_window": lambda: _one(
+        planned(
+            nodes(3),
+            job(1, request(gpus=8, nodes=3, time_limit_s=7200.0)),
+            held=(holding(1, {"node-03": ALL_GPUS}, time_limit_s=4200.0),),
+            windows=(REPAIR,),
+        )
+    ),
     "window_now": lambda: _one(
         planned(nodes(2), job(1, request(gpus=1)), windows=(window(("node-01", "node-02"), -60.0, 3600.0),))
     ),
     "behind": lambda: _one(_behind("vision"), "att-2"),
     "behind_another_project": lambda: _one(_behind("secret"), "att-2"),
+    "behind_a_promise_of_another_project": lambda: _one(_behind("secret", time_limit_s=90_000.0), "att-2"),
     "behind_a_promise": lambda: _one(_behind("vision", time_limit_s=90_000.0), "att-2"),
 }
 
@@ -205,4 +214,4 @@ def test_every_reason_a_plan_can_give_has_a_text() -> None:
 def test_a_job_of_another_project_is_not_named() -> None:
     said = CASES["behind_another_project"]()
     assert "vision/1" not in told(said)
-    assert said.facts["behind_job_id"] is None
+    assert said.facts == {"behind_job_id": None, "queue": "default", "kept_from": None}
