@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from shoal.model.attempt import NodeShare
 from shoal.model.request import GpuRequest, Request, TopologyRequest
+from shoal.model.window import Window, WindowKind
 from shoal.scheduler import Candidate, GpuView, NodeView, Planner, Policy, Why
 from shoal.scheduler.book import holding_of
 from shoal.scheduler.classes import PriorityClass
@@ -96,14 +97,27 @@ def test_no_rack_draws_more_than_its_cap(data: st.DataObject) -> None:
         assert _drawn(planner)["r0"] <= CAP
 
 
+WINDOWS = st.builds(
+    lambda node, begins, lasts: Window(
+        window_id=node, kind=WindowKind.MAINTENANCE, nodes=(node,), from_at=begins, until_at=begins + lasts
+    ),
+    st.sampled_from(["n0", "n1", "n2"]),
+    st.sampled_from([50.0, 160.0, 400.0]),
+    st.sampled_from([60.0, 900.0]),
+)
+
+
 @given(st.data())
 def test_promised_start_is_kept_under_caps(data: st.DataObject) -> None:
-    """Everybody runs to their limit, and nobody comes: who is promised first starts by then, or sooner."""
+    """Everybody runs to their limit, and nobody comes: who is promised first starts by then, or sooner,
+    though power, nodes and windows all stand in the way.
+    """
     policy = Policy(power_caps={"r0": CAP, "r1": CAP / 2}, classes=(PriorityClass(name="batch", value=0),))
     planner = Planner(policy)
     watts = data.draw(st.sampled_from([(GPU,), (GPU, GPU / 2)]))
     for number in range(data.draw(st.integers(1, 6))):
         planner.set_node(_node(f"n{number}", f"r{number % 3}", watts[number % len(watts)]))
+    planner.set_windows(data.draw(st.lists(WINDOWS, max_size=2, unique_by=lambda window: window.nodes)))
     for number in range(data.draw(st.integers(1, 12))):
         planner.add(data.draw(jobs(number, (50.0, 90.0, 1000.0))))
     now, promised = 100.0, dict[str, float]()
@@ -114,11 +128,13 @@ def test_promised_start_is_kept_under_caps(data: st.DataObject) -> None:
         for attempt_id, at in promised.items():
             assert attempt_id in started or now < at
         promised = {} if first is None or first.at is None else {first.attempt_id: first.at}
-        held = planner.snapshot().holdings
-        if not held:
+        ends = {
+            one.attempt_id: one.placed_at + (one.time_limit_s or 0.0) for one in planner.snapshot().holdings
+        }
+        moments = [*ends.values(), *promised.values(), *([made.look_again_at] if made.look_again_at else [])]
+        if not moments:
             return
-        ends = {one.attempt_id: one.placed_at + (one.time_limit_s or 0.0) for one in held}
-        now = min(ends.values())
+        now = min(moments)
         for attempt_id, at in ends.items():
             if at == now:
                 planner.release(attempt_id, now)

@@ -211,8 +211,14 @@ class Cycle:
         barred = self.claims.barred(demand.need, bars)
         if not book.power.has_caps:
             return choose(demand, finder, book.capacity, barred)
-        ranked = finder.ranked(barred | demand.excluded)
-        return choose_powered(demand, ranked, book.capacity.nodes, book.power, self.claims.power_left(bars))
+        power, left = book.power, self.claims.power_left(bars)
+        barred = barred | power.full(demand.need, left)
+        names = choose(demand, finder, book.capacity, barred)
+        if len(power.within(names, demand.need, left)) == len(names):
+            return names
+        return choose_powered(
+            demand, finder.ranked(barred | demand.excluded), book.capacity.nodes, power, left
+        )
 
     def _waits_for_room(self, row: Row) -> bool:
         """Only a job that the open nodes could hold makes others wait: one that cannot run blocks nobody."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from math import ceil
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,6 +24,23 @@ RACK = "rack"
 
 Watts = Mapping[str, int]
 """Thousandths of watts, by capped rack."""
+
+
+class Draws(NamedTuple):
+    """What a node draws for each GPU and CPU in use, in watts, and how many of them it has."""
+
+    gpu_watts: float
+    cpu_watts: float
+    num_gpus: int
+    cpus: float
+
+    def of(self, gpus: float, cpus: float) -> int:
+        return _milliwatts(self.gpu_watts * gpus) + _milliwatts(self.cpu_watts * cpus)
+
+    def of_need(self, need: Need) -> int:
+        if need.is_exclusive:
+            return self.of(float(self.num_gpus), self.cpus)
+        return self.of(need.num_gpus * need.gpu_milli / MILLI, need.millicpus / MILLI)
 
 
 class OverCap(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +58,9 @@ class Power:
         self._caps = {rack: int(watts * MILLI) for rack, watts in caps.items()}
         self.racks: dict[str, str] = {}
         """Of the nodes that are in a capped one."""
-        self._nodes: dict[str, NodeView] = {}
+        self._draws: dict[str, Draws] = {}
+        self._alike: dict[tuple[str, Draws], frozenset[str]] = {}
+        """Nodes of one rack that draw alike."""
         self._drawn: dict[str, int] = dict.fromkeys(caps, 0)
         self._idle: dict[str, int] = dict.fromkeys(caps, 0)
 
@@ -50,12 +70,16 @@ class Power:
 
     def rebuild(self, nodes: Iterable[NodeView], allocations: Iterable[Allocation]) -> None:
         """From what there is: when nodes came, went or changed."""
-        self.racks, self._nodes, self._idle = {}, {}, dict.fromkeys(self._caps, 0)
+        self.racks, self._draws, self._idle = {}, {}, dict.fromkeys(self._caps, 0)
+        alike: dict[tuple[str, Draws], list[str]] = {}
         for view in nodes:
             rack = view.labels.get(RACK)
             if rack in self._caps:
-                self.racks[view.name], self._nodes[view.name] = rack, view
-                self._idle[rack] += _milliwatts(view, "idle_watts", 1.0)
+                draws = _draws_of(view)
+                self.racks[view.name], self._draws[view.name] = rack, draws
+                self._idle[rack] += _milliwatts(_watts(view, "idle_watts"))
+                alike.setdefault((rack, draws), []).append(view.name)
+        self._alike = {key: frozenset(names) for key, names in alike.items()}
         self._drawn = dict(self._idle)
         for allocation in allocations:
             self.take(allocation, 1)
@@ -75,7 +99,8 @@ class Power:
 
     def full(self, need: Need, left: Watts) -> frozenset[str]:
         """Nodes of racks that have no power for one node more of it, if that is what is left."""
-        return frozenset(name for name, rack in self.racks.items() if self.of_need(need, name) > left[rack])
+        full = (names for (rack, draws), names in self._alike.items() if draws.of_need(need) > left[rack])
+        return frozenset().union(*full)
 
     def within(self, names: Iterable[str], need: Need, left: Watts) -> list[str]:
         """As many of them, the first first, as that is enough for together."""
@@ -117,21 +142,22 @@ class Power:
 
     def of_need(self, need: Need, name: str) -> int:
         """What it draws on a node; nothing where that has no cap."""
-        view = self._nodes.get(name)
-        if view is None:
-            return 0
-        if need.is_exclusive:
-            return self._draws(name, float(len(view.gpus)), view.cpus)
-        return self._draws(name, need.num_gpus * need.gpu_milli / MILLI, need.millicpus / MILLI)
+        draws = self._draws.get(name)
+        return 0 if draws is None else draws.of_need(need)
 
     def _of_share(self, share: NodeShare) -> int:
-        return self._draws(share.node, len(share.gpu_ids) * share.gpu_milli / MILLI, share.cpus)
-
-    def _draws(self, name: str, gpus: float, cpus: float) -> int:
-        view = self._nodes[name]
-        return _milliwatts(view, "gpu_watts", gpus) + _milliwatts(view, "cpu_watts", cpus)
+        return self._draws[share.node].of(len(share.gpu_ids) * share.gpu_milli / MILLI, share.cpus)
 
 
-def _milliwatts(view: NodeView, label: str, count: float) -> int:
-    """Rounded up. A label that is no number counts as nothing: its node is closed."""
-    return ceil((watts_of(view.labels, label) or 0.0) * count * MILLI)
+def _draws_of(view: NodeView) -> Draws:
+    return Draws(_watts(view, "gpu_watts"), _watts(view, "cpu_watts"), len(view.gpus), view.cpus)
+
+
+def _watts(view: NodeView, label: str) -> float:
+    """A label that is no number counts as nothing: its node is closed."""
+    return watts_of(view.labels, label) or 0.0
+
+
+def _milliwatts(watts: float) -> int:
+    """Rounded up."""
+    return ceil(watts * MILLI)
