@@ -171,6 +171,7 @@ def render_node(
         "memory_used_bytes": sum(share.memory_bytes for share in shares),
         "is_simulated": facts.is_simulated,
         "is_alive": facts.is_alive,
+        "takes_work": node.takes_work,
         "confinement": facts.confinement,
         "remarks": [*facts.remarks, *([node.no_watts] if node.no_watts else [])],
         "labels": dict(facts.labels),

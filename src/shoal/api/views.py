@@ -208,6 +208,7 @@ class NodeView(TypedDict):
     memory_used_bytes: int
     is_simulated: bool
     is_alive: bool
+    takes_work: bool
     confinement: str
     remarks: list[str]
     labels: dict[str, str]

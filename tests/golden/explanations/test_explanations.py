@@ -211,6 +211,11 @@ def test_every_reason_a_plan_can_give_has_a_text() -> None:
     assert {CASES[case]().why for case in CASES} == set(Why) - placed
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_names_a_project_that_the_reader_may_not_see(case: str) -> None:
+    assert "secret" not in str(CASES[case]())
+
+
 def test_a_job_of_another_project_is_not_named() -> None:
     said = CASES["behind_another_project"]()
     assert "vision/1" not in told(said)

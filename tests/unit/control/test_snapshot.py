@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from shoal.api.render import render_node
+from shoal.cli.nodes import state_of
 from shoal.control.leases import FENCE_MARGIN_S
 from shoal.control.queue import Queue, look
 from shoal.control.snapshot import node_view
@@ -157,7 +158,9 @@ def test_node_whose_power_label_is_no_number_of_watts_is_closed_and_says_so(said
     told = f"closed until its label `gpu_watts` is a number of watts, such as 700: it is `{said}`"
     assert node_view(node).closed_because == told
     assert not node.takes_work
-    assert told in render_node(node, (), None)["remarks"]
+    view = render_node(node, (), None)
+    assert told in view["remarks"]
+    assert state_of(dict(view)) == "closed"
 
 
 def test_node_whose_power_labels_are_numbers_takes_work() -> None:
