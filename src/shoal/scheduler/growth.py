@@ -12,7 +12,7 @@ from math import inf
 from shoal.model.request import Request
 from shoal.scheduler.amounts import Amounts, demand_of, less, need_of
 from shoal.scheduler.book import Book
-from shoal.scheduler.claims import Claim, Claims
+from shoal.scheduler.claims import Claim, Claims, Draw
 from shoal.scheduler.loss import lost, lost_s
 from shoal.scheduler.release import free_without
 from shoal.scheduler.snapshot import Candidate, Holding
@@ -71,9 +71,13 @@ def kept_to_grow(book: Book, claims: Claims, one: Holding, now: float) -> Claim 
         node = nodes.get(share.node)
         if node is not None:
             spare[share.node] = less(free_without(node, [share]), need, node.whole)
-    for name in _idle_nodes(book, claims, one, one.grows_to - len(one.allocation), now):
-        spare[name] = less(nodes[name].free, need, nodes[name].whole)
-    return Claim(_as_candidate(one, one.request), inf, spare, (one.attempt_id,))
+    more = _idle_nodes(book, claims, one, one.grows_to - len(one.allocation), now)
+    spare.update((name, less(nodes[name].free, need, nodes[name].whole)) for name in more)
+    draw = None
+    if book.power.has_caps:
+        left, kept, watts = book.power.left(), claims.watts(), book.power.of_nodes(need, more)
+        draw = Draw(watts, {rack: left[rack] - kept[rack] - watts[rack] for rack in watts})
+    return Claim(_as_candidate(one, one.request), inf, spare, (one.attempt_id,), draw)
 
 
 def _as_candidate(one: Holding, request: Request) -> Candidate:
@@ -100,6 +104,8 @@ def _idle_nodes(book: Book, claims: Claims, one: Holding, count: int, now: float
     bars = claims.bars(one.project, now, ends_at)
     barred = claims.barred(demand.need, bars) | own | demand.excluded
     more = book.finders.of(demand.need).ranked(barred, count)
+    if book.power.has_caps:
+        more = book.power.within(more, demand.need, claims.power_left(bars))
     while more and book.refusal(one.project, demand._replace(min_nodes=len(more))) is not None:
         more.pop()
     return more
