@@ -92,6 +92,9 @@ class _Twin:
         self._node_events: list[tuple[float, int, str, NodeView | None, bool]] = []
         """(when, number, name, what it is then, whether it failed): set out in advance or drawn."""
         self._num_events = 0
+        self._windows = workload.windows
+        self._num_declared = 0
+        """How many changes of windows the planner has been told of."""
         self._running: dict[str, _Running] = {}
         self._queued: dict[str, int] = {}
         self._left: dict[int, tuple[float, int]] = {}
@@ -107,6 +110,7 @@ class _Twin:
             if change.view is not None:
                 self._all_nodes.setdefault(change.name, change.view)
         begin = workload.jobs[0].submitted_at if workload.jobs else 0.0
+        self._declare(begin)
         for node in workload.nodes:
             self._set_node(node.name, node, begin)
         self._count_nodes()
@@ -117,25 +121,39 @@ class _Twin:
         count, again_at = len(jobs), inf
         while self._num_open:
             arrival = jobs[self._num_arrived].submitted_at if self._num_arrived < count else inf
+            declared = self._next_windows
             now = min(
                 arrival,
                 ends[0][0] if ends else inf,
                 self._node_events[0][0] if self._node_events else inf,
+                declared,
                 again_at,
             )
             if now == inf or not (
-                self._running or arrival < inf or again_at < inf or self._has_plans_for_nodes
+                self._running or min(arrival, declared, again_at) < inf or self._has_plans_for_nodes
             ):
                 raise self._stuck()
             while ends and ends[0][0] == now:
                 self._end(heappop(ends)[2], now)
             while self._node_events and self._node_events[0][0] == now:
                 self._turn_node(now)
+            if declared == now:
+                self._declare(now)
             if arrival == now:
                 self._arrive(now)
             again_at = self._decide(now)
             timeline.note(now, len(self._queued), self._used, self._open_devices)
         return self._outcome
+
+    @property
+    def _next_windows(self) -> float:
+        return self._windows[self._num_declared].at if self._num_declared < len(self._windows) else inf
+
+    def _declare(self, now: float) -> None:
+        """What maintenance and reservations are from now on."""
+        while self._next_windows <= now:
+            self._planner.set_windows(self._windows[self._num_declared].windows)
+            self._num_declared += 1
 
     @property
     def _has_plans_for_nodes(self) -> bool:
@@ -195,6 +213,9 @@ class _Twin:
             request=request,
             owner=job.user,
             name=job.name,
+            array_id=job.array_id,
+            array_at_once=job.array_at_once,
+            deadline_at=job.deadline_at,
         )
         self._planner.add(self._stamper.arrive(candidate))
 

@@ -29,8 +29,9 @@ from shoal.sim.history.facts import (
     PolicyIs,
     ProjectsAre,
     Queued,
+    WindowsAre,
 )
-from shoal.sim.workload import NodeChange, WorkJob, Workload
+from shoal.sim.workload import NodeChange, WindowsChange, WorkJob, Workload
 
 MOMENT_S = 1e-3
 """A run cannot take no time."""
@@ -78,6 +79,7 @@ class _Reader:
         self._nodes: dict[str, NodeView] = {}
         self._first: tuple[NodeView, ...] | None = None
         self._changes: list[NodeChange] = []
+        self._windows: list[WindowsChange] = []
         self._projects: tuple[ProjectView, ...] = ()
         self._policy = Policy()
         self._expected: dict[str, float] = {}
@@ -105,10 +107,13 @@ class _Reader:
                 self._job_ends[fact.job_id] = self._now
             case NodeIs():
                 self._nodes[fact.view.name] = fact.view
-                self._change(fact.view.name, fact.view)
+                self._change(fact.at, fact.view.name, fact.view)
             case NodeGone():
                 self._nodes.pop(fact.name, None)
-                self._change(fact.name, None)
+                self._change(fact.at, fact.name, None)
+            case WindowsAre():
+                self._now = max(self._now, fact.at)
+                self._windows.append(WindowsChange(at=self._now, windows=fact.windows))
             case ProjectsAre():
                 self._projects = fact.views
             case PolicyIs():
@@ -116,7 +121,8 @@ class _Reader:
             case _:
                 pass
 
-    def _change(self, name: str, view: NodeView | None) -> None:
+    def _change(self, at: float, name: str, view: NodeView | None) -> None:
+        self._now = max(self._now, at)
         if self._first is not None:
             self._changes.append(NodeChange(at=self._now, name=name, view=view))
 
@@ -132,6 +138,7 @@ class _Reader:
             nodes=self._first or tuple(self._nodes.values()),
             jobs=tuple(jobs),
             changes=tuple(self._changes),
+            windows=tuple(self._windows),
             projects=self._projects,
         )
         return Past(workload, self._policy, len(lives) - len(over) - len(still), len(still))
@@ -160,4 +167,7 @@ class _Reader:
             name=one.name,
             queue=one.queue,
             priority=one.priority,
+            array_id=one.array_id,
+            array_at_once=one.array_at_once,
+            deadline_at=one.deadline_at,
         )
