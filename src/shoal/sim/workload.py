@@ -48,6 +48,8 @@ class NodeChange(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     name: str
     view: NodeView | None
+    is_loss: bool = False
+    """It failed: nobody closed it or took it away on purpose."""
 
 
 class WindowsChange(msgspec.Struct, frozen=True, kw_only=True):

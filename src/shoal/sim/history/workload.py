@@ -39,6 +39,8 @@ MOMENT_S = 1e-3
 
 class Past(msgspec.Struct, frozen=True):
     workload: Workload
+    nodes: tuple[NodeView, ...]
+    """Where the log ends."""
     policy: Policy
     num_given_up: int
     num_open: int
@@ -107,7 +109,7 @@ class _Reader:
                 self._job_ends[fact.job_id] = self._now
             case NodeIs():
                 self._nodes[fact.view.name] = fact.view
-                self._change(fact.at, fact.view.name, fact.view)
+                self._change(fact.at, fact.view.name, fact.view, is_loss=fact.is_lost)
             case NodeGone():
                 self._nodes.pop(fact.name, None)
                 self._change(fact.at, fact.name, None)
@@ -121,10 +123,10 @@ class _Reader:
             case _:
                 pass
 
-    def _change(self, at: float, name: str, view: NodeView | None) -> None:
+    def _change(self, at: float, name: str, view: NodeView | None, *, is_loss: bool = False) -> None:
         self._now = max(self._now, at)
         if self._first is not None:
-            self._changes.append(NodeChange(at=self._now, name=name, view=view))
+            self._changes.append(NodeChange(at=self._now, name=name, view=view, is_loss=is_loss))
 
     def past(self) -> Past:
         lives = self._lives.values()
@@ -141,7 +143,8 @@ class _Reader:
             windows=tuple(self._windows),
             projects=self._projects,
         )
-        return Past(workload, self._policy, len(lives) - len(over) - len(still), len(still))
+        nodes = tuple(self._nodes.values())
+        return Past(workload, nodes, self._policy, len(lives) - len(over) - len(still), len(still))
 
     def _expected_s(self, life: _Life, typical_s: float) -> float:
         """Of one that runs or waits: as was expected, but not less than it has run."""
