@@ -40,7 +40,7 @@ def test_decision_of_a_job_reproduces_from_the_log(
     server: LogServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.explain_decision("second", why="third", json=True) == 0
-    told = json.loads(capsys.readouterr().out)
+    (told,) = json.loads(capsys.readouterr().out)["decisions"]
     assert told["reproduces"]
     assert told["recorded"] == told["made_again"]
     assert "needs 1 node with 8 free CPUs" in told["why"]
@@ -83,3 +83,29 @@ def test_decision_that_stops_somebody_says_whom_and_for_whom(
     made = [event for event in server.log if event["kind"] == "plan.made"][-1]
     assert cli.explain_decision(str(made["seq"])) == 0
     assert " stops for " in capsys.readouterr().out
+
+
+def test_decisions_of_a_job_are_told_in_order_with_evictions(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab = Lab(num_nodes=1)
+    slow = lab.running(name="slow", resources={"cpus": 8})
+    urgent = lab.submit(name="urgent", resources={"cpus": 8}, priority="production")
+    for _ in range(40):
+        lab.clock.advance(5.0)
+        lab.turn()
+    assert lab.status(urgent) == "running"
+    ids = {"slow": slow.job_id, "urgent": urgent.job_id}
+    monkeypatch.setattr(cli, "connect", lambda: LogServer(lab))
+    monkeypatch.setattr(cli, "one_job", lambda _, name: ids[name])
+    shapes = {}
+    for name in ids:
+        assert cli.explain_decision(name, json=True) == 0
+        told = json.loads(capsys.readouterr().out)["decisions"]
+        shapes[name] = [(len(one["recorded"]), len(one["stops"])) for one in told]
+    assert shapes == {"slow": [(1, 0), (0, 1)], "urgent": [(0, 1), (1, 0)]}
+    assert cli.explain_decision("urgent") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "1 to stop" in lines[0]
+    assert " stops for " in lines[1]
+    assert "1 job to start" in lines[3]
