@@ -61,6 +61,12 @@ def _check(policy: Policy, path: Path) -> None:
         if not least <= value < inf:
             told = f"`{name}` is a number from {least:g}, not `{value:g}`"
             raise SpecError(f"{path}: {told}", hint=f"`{name}: {getattr(Policy(), name):g}` is the default")
+    for rack, watts in policy.power_caps.items():
+        if not 0 <= watts < inf:
+            raise SpecError(
+                f"{path}: `power_caps.{rack}` is so many watts from 0, not `{watts:g}`",
+                hint=f"`power_caps: {{{rack}: 12000}}`",
+            )
     if not policy.classes:
         raise SpecError(f"{path}: `classes` is empty", hint="`classes: [{name: batch, value: 0}]`")
 
@@ -72,6 +78,9 @@ def _unknown(name: str) -> str:
 
 def _plainly(told: str) -> str:
     """Msgspec's "Expected `float`, got `str` - at `$.half_life_s`" in words of the file."""
+    lacking = re.fullmatch(r"Object missing required field `(\w+)` - at `\$\.(.+)`", told)
+    if lacking is not None:
+        return f"`{lacking[2]}` lacks `{lacking[1]}`"
     found = re.fullmatch(r"Expected `(\w+)`, got `(\w+)` - at `\$\.(.+)`", told)
     if found is None:
         return told
