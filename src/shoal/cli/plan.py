@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shoal.sim.fleet import Fleet
     from shoal.sim.machines import Shape
     from shoal.sim.scenario import Scenario
-    from shoal.sim.smallest import Answer
+    from shoal.sim.smallest import Answer, Trial
     from shoal.sim.target import Target
 
 HOURS = 720
@@ -170,7 +170,7 @@ def _print(answer: Answer, target: Target, today: int) -> None:
             f"{trial.num_nodes:,}" + (" (today)" if trial.num_nodes == today else ""),
             f"{answer.fleet.of(trial.num_nodes).devices:,}",
             shown(trial.value),
-            "met" if trial.is_met else "missed",
+            _verdict(trial),
         )
         for trial in answer.trials
     ]
@@ -181,6 +181,12 @@ def _print(answer: Answer, target: Target, today: int) -> None:
         f"{answer.fleet.count - today:+,} {counted}), {measure} {shown(target.value(what))}, "
         f"utilisation {what.utilisation:.0%}"
     )
+
+
+def _verdict(trial: Trial) -> str:
+    if trial.num_refused:
+        return f"missed: {trial.num_refused:,} jobs would fit nowhere"
+    return "met" if trial.is_met else "missed"
 
 
 def _print_bill(answer: Answer, bill: dict[str, float], price: float | None, watts: float | None) -> None:

@@ -63,24 +63,29 @@ class Fleet(msgspec.Struct, frozen=True):
 
 
 def fleet_of(nodes: Iterable[NodeView], shape: Shape | None) -> Fleet:
-    """Of a cluster's own nodes those that `shape` describes, or all where they are alike. `SpecError`: which?
+    """Of a cluster's own nodes those that `shape` describes; None: those with GPUs, or all if there are none.
 
-    Nodes of other kinds stay as they are, whatever closes them today is over, and racks are not planned.
+    The others stay as they are, whatever closes nodes today is over, and racks are not planned. `SpecError`:
+    there are no such nodes, or they are of several kinds.
     """
     whole = [msgspec.structs.replace(node, closed_because=None, labels={}) for node in nodes]
-    kinds = Counter(_shape(node) for node in whole)
+    kinds = Counter(_shape(node) for node in whole if node.gpus)
     names = ", ".join(str(kind.of(count)) for kind, count in kinds.most_common())
     if shape is None and len(kinds) > 1:
-        first, count = kinds.most_common(1)[0]
         raise SpecError(
             f"this cluster has nodes of {len(kinds)} kinds: {names}; which are to be counted?",
-            hint=f"--nodes {first.of(count)}",
+            hint=f"--nodes {names.partition(',')[0]}",
         )
-    chosen = [node for node in whole if shape is None or looks_like(node, shape)]
+    wanted = shape or next(iter(kinds), Shape(1))
+    chosen = [node for node in whole if looks_like(node, wanted)]
     if not chosen:
-        raise SpecError(f"`--nodes {shape}`: this cluster has none of those; there are {names or 'none'}")
+        raise SpecError(
+            f"`--nodes {shape}`: this cluster has none of those; with GPUs there are {names or 0}"
+        )
     others = tuple(node for node in whole if node not in chosen)
-    return Fleet(_shape(chosen[0]).of(len(chosen)), chosen[0], others)
+    size = Counter((node.cpus, node.memory_bytes) for node in chosen).most_common(1)[0][0]
+    model = next(node for node in chosen if (node.cpus, node.memory_bytes) == size)
+    return Fleet(_shape(model).of(len(chosen)), model, others)
 
 
 def _shape(node: NodeView) -> Shape:

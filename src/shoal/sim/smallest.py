@@ -26,6 +26,8 @@ class Trial(msgspec.Struct, frozen=True):
     value: float
     """Of the target's measure."""
     is_met: bool
+    num_refused: int = 0
+    """Jobs that fit nowhere: with any of them the target is missed."""
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -124,7 +126,7 @@ class _Search:
     def answer(self) -> Answer:
         size = self.meeting()[0]
         trials = [
-            Trial(tried, self._target.value(one), self._target.is_met(one))
+            Trial(tried, self._target.value(one), self._target.is_met(one), one.num_refused)
             for tried, one in sorted(self._reports.items())
         ]
         return Answer(self._fleet.of(size), self._reports[size], trials)
