@@ -195,7 +195,7 @@ def _with(scenario: Scenario, checkpoints: Checkpoints) -> Scenario:
 
 
 def _print(reports: list[Report]) -> None:
-    from shoal.sim.compare import overall_rows, project_rows, single_rows
+    from shoal.sim.compare import overall_rows, project_rows, single_rows, user_rows
 
     if len(reports) == 1:
         print_table(("", "SIMULATED"), single_rows(reports[0]), elastic="")
@@ -203,8 +203,22 @@ def _print(reports: list[Report]) -> None:
     print_table(("", "BEFORE", "AFTER", "CHANGE"), overall_rows(*reports), elastic="")
     if len(reports[0].projects) > 1:
         print()
-        heads = ("PROJECT", "JOBS", "MEAN WAIT", "AFTER", "CHANGE", "P95 WAIT", "AFTER", "CHANGE")
+        heads = (
+            "PROJECT",
+            "JOBS",
+            "MEAN WAIT",
+            "AFTER",
+            "CHANGE",
+            "P95 WAIT",
+            "AFTER",
+            "CHANGE",
+            "MISSED",
+            "AFTER",
+        )
         print_table(heads, project_rows(*reports), elastic="PROJECT")
+    if users := user_rows(*reports):
+        print()
+        print_table(("USER (WORST OFF)", "MISSED", "AFTER", "CHANGE"), users, elastic="USER (WORST OFF)")
 
 
 def _can_draw(path: Path) -> None:
