@@ -147,3 +147,11 @@ def test_what_users_missed_of_their_parts_is_told(shell: Shell, tmp_path: Path) 
     worst = told.out.split("USER (WORST OFF)")[1].splitlines()[1].split()
     assert worst[0] in ("bob", "cho")
     assert worst[2] == "0.0%"
+
+
+def test_pool_of_processors_cannot_fail(shell: Shell, tmp_path: Path) -> None:
+    path = tmp_path / "cpus.csv"
+    path.write_text("submitted_at,run_s,num_cpus\n0,60,4\n")
+    refused = shell("whatif", str(path), "--nodes", "16", "--mtbf", "1d")
+    assert refused.code == 2
+    assert "failures are of nodes" in refused.err

@@ -12,7 +12,7 @@ from shoal.errors import SpecError
 from shoal.model.people import Devices
 from shoal.scheduler.devices import ProjectView
 from shoal.scheduler.snapshot import NodeView
-from shoal.sim.machines import POOL, Shape, looks_like, nodes_of, parse_shape
+from shoal.sim.machines import Shape, is_pool, looks_like, nodes_of, parse_shape
 from shoal.sim.workload import Device, Workload
 
 ADDED = "added"
@@ -23,7 +23,7 @@ def with_nodes(workload: Workload, shapes: Iterable[Shape]) -> Workload:
     """More nodes, or more processors in the pool."""
     nodes = workload.nodes
     for shape in shapes:
-        nodes = _pool_of(nodes, shape, "--add", +1) if _is_pool(nodes) else _joined(nodes, shape)
+        nodes = _pool_of(nodes, shape, "--add", +1) if is_pool(nodes) else _joined(nodes, shape)
     return msgspec.structs.replace(workload, nodes=nodes)
 
 
@@ -33,7 +33,7 @@ def without_nodes(workload: Workload, removed: Iterable[str]) -> Workload:
     gone = set()
     later = {change.name for change in workload.changes if change.view is not None}
     for text in removed:
-        if _is_pool(nodes):
+        if is_pool(nodes):
             nodes = _pool_of(nodes, parse_shape(text, "--remove"), "--remove", -1)
         elif any(node.name == text for node in nodes):
             nodes = tuple(node for node in nodes if node.name != text)
@@ -81,10 +81,6 @@ def parse_quotas(texts: Iterable[str]) -> dict[str, float]:
             raise SpecError(f"`--quota {text}`: a quota is PROJECT=DEVICES", hint="--quota vision=64")
         quotas[name] = int(amount)
     return quotas
-
-
-def _is_pool(nodes: tuple[NodeView, ...]) -> bool:
-    return len(nodes) == 1 and nodes[0].name == POOL
 
 
 def _pool_of(nodes: tuple[NodeView, ...], shape: Shape, option: str, sign: int) -> tuple[NodeView, ...]:

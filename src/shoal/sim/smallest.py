@@ -104,8 +104,10 @@ class _Search:
         return ceil(work / span / self._fleet.each)
 
     def try_sizes(self, sizes: list[int]) -> None:
-        scenarios = [self._sized(size) for size in sizes]
-        self._reports.update(zip(sizes, self._simulate(scenarios), strict=True))
+        new = [size for size in sizes if size not in self._reports]
+        if new:
+            scenarios = [self._sized(size) for size in new]
+            self._reports.update(zip(new, self._simulate(scenarios), strict=True))
 
     @property
     def sizes(self) -> list[int]:

@@ -41,6 +41,17 @@ def test_the_smallest_cluster_that_meets_the_target_is_found(target: str, fewest
     assert 2 in tried
 
 
+def test_no_size_is_simulated_twice() -> None:
+    sizes: list[int] = []
+
+    def counted(scenarios: Sequence[Scenario]) -> list[Report]:
+        sizes.extend(len(one.workload.nodes) for one in scenarios)
+        return here(scenarios)
+
+    smallest(ten_at_once(), Fleet(Shape(4, 8)), parse_target("max wait < 1s"), counted, at_once=2)
+    assert len(sizes) == len(set(sizes))
+
+
 def test_a_cluster_is_never_smaller_than_its_largest_job() -> None:
     scenario = Scenario(workload=gpu_cluster(work(0, 60, 8, nodes=3), nodes=3))
     answer = smallest(scenario, Fleet(Shape(1, 8)), parse_target("max wait < 1d"), here, at_once=2)
