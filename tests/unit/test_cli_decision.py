@@ -7,6 +7,7 @@ import json
 import pytest
 
 from shoal.cli import decision as cli
+from shoal.cli.text import utc
 from shoal.errors import Denied, NotFound
 from tests.support.lab import Lab
 from tests.support.log_server import LogServer
@@ -82,7 +83,9 @@ def test_decision_that_stops_somebody_says_whom_and_for_whom(
     monkeypatch.setattr(cli, "connect", lambda: server)
     made = [event for event in server.log if event["kind"] == "plan.made"][-1]
     assert cli.explain_decision(str(made["seq"])) == 0
-    assert " stops for " in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert " stops for " in told
+    assert f" of {utc(made['at'])} UTC: " in told
 
 
 def test_decisions_of_a_job_are_told_in_order_with_evictions(
