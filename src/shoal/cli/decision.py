@@ -142,6 +142,7 @@ def _stops(evictions: Any, names: dict[str, str]) -> list[dict[str, Any]]:
             "job": names.get(one.attempt_id, one.attempt_id),
             "for": names.get(one.for_attempt_id, one.for_attempt_id),
             "lost_device_s": one.lost_device_s,
+            "likely_device_s": one.likely_device_s,
         }
         for one in evictions
     ]

@@ -59,6 +59,7 @@ def _check(policy: Policy, path: Path) -> None:
         ("patience_factor", 0.0),
         ("patience_most_s", 0.0),
         ("half_life_s", 1.0),
+        ("max_evictions", 0),
     ):
         value = getattr(policy, name)
         if not least <= value < inf:

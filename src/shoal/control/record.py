@@ -93,20 +93,24 @@ class Recorder:
             facts: dict[str, Any] = {"outcome": verdict.job.outcome, "because": verdict.job.because}
             note(tx, "job.ended", now, SHOAL, job=job, attempt=attempt, data=facts)
             return
-        again = self.next_attempt(tx, verdict.job, now, verdict.backoff_s)
+        again = self.next_attempt(
+            tx, verdict.job, now, verdict.backoff_s, goes_on=attempt.grows_to is not None
+        )
         facts = {"reason": attempt.reason, "epoch": again.epoch, "backoff_s": verdict.backoff_s}
         if verdict.job.excluded_nodes:
             facts["excluded_nodes"] = verdict.job.excluded_nodes
         note(tx, "job.retrying", now, SHOAL, job=job, attempt=again, data=facts)
 
-    def next_attempt(self, tx: Tx, job: Job, now: float, backoff_s: float = 0.0) -> Attempt:
+    def next_attempt(
+        self, tx: Tx, job: Job, now: float, backoff_s: float = 0.0, *, goes_on: bool = False
+    ) -> Attempt:
         """Queue the attempt with the job's current epoch."""
-        attempt = self.new_attempt(job, now, backoff_s)
+        attempt = self.new_attempt(job, now, backoff_s, goes_on=goes_on)
         tx.attempts.add(attempt)
         self._backoff.begin(attempt)
         return attempt
 
-    def new_attempt(self, job: Job, now: float, backoff_s: float = 0.0) -> Attempt:
+    def new_attempt(self, job: Job, now: float, backoff_s: float = 0.0, *, goes_on: bool = False) -> Attempt:
         """The attempt with the job's current epoch, not recorded yet."""
         return Attempt(
             attempt_id=self._new_id("att"),
@@ -115,6 +119,7 @@ class Recorder:
             epoch=job.epoch,
             queued_at=now,
             backoff_s=backoff_s,
+            goes_on=goes_on,
         )
 
 

@@ -46,6 +46,7 @@ def candidate(job: Job, attempt: Attempt) -> Candidate:
         owner=job.owner,
         name=job.name,
         deadline_at=job.deadline_at,
+        num_evicted=job.evictions,
     )
 
 
@@ -80,8 +81,10 @@ def holding(job: Job, attempt: Attempt) -> Holding:
         owner=job.owner,
         name=job.name,
         is_leaving=attempt.state is AttemptState.STOPPING,
+        grows_to=attempt.grows_to,
         request=job.request,
         excluded_nodes=job.excluded_nodes,
+        num_evicted=job.evictions,
     )
 
 

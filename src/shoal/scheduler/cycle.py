@@ -19,6 +19,7 @@ from shoal.scheduler.claims import Bars, Claim, Claims, Draw
 from shoal.scheduler.devices import asked_by, held_by
 from shoal.scheduler.fit import share_of
 from shoal.scheduler.gang import choose
+from shoal.scheduler.growth import kept_to_grow
 from shoal.scheduler.policy import Policy
 from shoal.scheduler.powered import PowerAhead, choose_powered
 from shoal.scheduler.preempt import Preemption
@@ -55,12 +56,14 @@ class Cycle:
         self._book.rows.come_to(self.now)
         self.look_again_at = self._book.windows.next_change(self.now)
         self.good_until = min(self._book.rows.next_due(), self.look_again_at)
-        for _, ranks in groupby(self._book.ranks(self.now), key=lambda lines: lines[0].key.priority):
+        for priority, ranks in groupby(self._book.ranks(self.now), key=lambda lines: lines[0].key.priority):
             equal = list(ranks)
+            self._keep_to_grow(priority)
             self._serve_privileged([line for lines in equal for line in lines])
             for lines in equal:
                 self._start_heads(lines)
                 self._start_shortest([row for line in lines for row in line.rows.values()])
+        self._keep_to_grow(-inf)
 
     def run_newcomers(self, newcomers: Collection[Candidate], now: float) -> bool:
         """Look at newcomers alone: nothing was given back since `run`. False: only a whole run can tell."""
@@ -88,7 +91,18 @@ class Cycle:
                 nodes=tuple(sorted(claim.spare)),
             )
             for claim in self.claims.all
+            if claim.head.attempt_id not in self._book.stakes.leaving
         )
+
+    def _keep_to_grow(self, least: float) -> None:
+        """For those of at least this priority who are stopping to go on with more nodes."""
+        growing = [one for _, one in sorted(self._book.stakes.leaving.items()) if one.grows_to is not None]
+        kept = {claim.head.attempt_id for claim in self.claims.all} if growing else ()
+        for one in growing:
+            if one.priority >= least and one.attempt_id not in kept:
+                claim = kept_to_grow(self._book, self.claims, one, self.now)
+                if claim is not None:
+                    self.claims.add(claim)
 
     def _serve_privileged(self, lines: list[Line]) -> None:
         """Lines of one priority, as far as their first may evict others: each starts, or room is made.
@@ -101,7 +115,7 @@ class Cycle:
             _, (_, (_, _, attempt_id)), place, line = heappop(queue)
             row = self._book.rows.row_of(attempt_id)
             if not self._start(row, attempt_id):
-                if not self._waits_for_room(row) or not self._make_room(attempt_id, row):
+                if not self._is_possible(row) or not self._make_room(attempt_id, row):
                     continue
                 place += 1
             following = self._claim(line, place)
@@ -124,8 +138,6 @@ class Cycle:
 
     def _make_room(self, attempt_id: str, row: Row) -> bool:
         head, demand = self._book.rows.candidates[attempt_id], row.key.demand
-        if demand.need.is_exclusive or demand.spread is not None:
-            return False  # nobody is stopped for those: what is free then may be too much, or too close
         if row.key.at_once is not None and row in self._rooms:
             return False  # those who start count against the limit only then
         windows = self._book.windows
@@ -222,13 +234,15 @@ class Cycle:
 
     def _waits_for_room(self, row: Row) -> bool:
         """Only a job that the open nodes could hold makes others wait: one that cannot run blocks nobody."""
-        _, _, array_id, at_once = row.key
+        is_refused = self._book.refusal(row.line.key.project, row.key.demand) is not None
+        return not is_refused and self._is_possible(row)
+
+    def _is_possible(self, row: Row) -> bool:
+        """Whether the open nodes could hold it and its array is not at its limit."""
+        demand, _, array_id, at_once = row.key
         if at_once is not None and self._book.num_of_array(array_id) >= at_once:
             return False
-        demand, project = row.key.demand, row.line.key.project
-        if self._book.refusal(project, demand) is not None:
-            return False
-        demand = self._book.allowed(project, demand)
+        demand = self._book.allowed(row.line.key.project, demand)
         return self._book.possible.is_open_for(demand) and self._book.has_power_for(demand)
 
     def _promise(self, head: Candidate, row: Row) -> None:

@@ -76,11 +76,11 @@ class Explainer:
         if key.at_once is not None and num_holding >= key.at_once:
             return explain_array(candidate, num_holding, key.at_once)
         demand = key.demand
+        if candidate.attempt_id in self._rooms:
+            return _making_room(self._rooms[candidate.attempt_id])
         refusal = self._book.refusal(candidate.project, demand)
         if refusal is not None:
             return explain_refusal(candidate, refusal)
-        if candidate.attempt_id in self._rooms:
-            return _making_room(self._rooms[candidate.attempt_id])
         demand = self._book.allowed(candidate.project, demand)
         if demand not in self._said:
             self._said[demand] = self._of_cluster(demand)
@@ -278,6 +278,8 @@ class Explainer:
         if is_ours:
             waited = duration(self._now - max(head.submitted_at, head.not_before))
             kept = (f"{name} has waited {waited}" + (f" and is to start by {told}" if told else ""),)
+        if is_ours and head.attempt_id in self._book.stakes.leaving:
+            kept = (f"{name} is stopping, and goes on with more nodes",)
         minutes = 0 if at is None else max(floor((at - self._now - candidate.request.grace_s) / 60), 0)
         return _said(
             Why.BEHIND,

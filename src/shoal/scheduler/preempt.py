@@ -15,18 +15,18 @@ from typing import NamedTuple
 from shoal.scheduler.amounts import Amounts, Demand, Need
 from shoal.scheduler.book import Book
 from shoal.scheduler.claims import Draw
-from shoal.scheduler.devices import Amount, asked_by, held_by
+from shoal.scheduler.devices import Amount, held_by
+from shoal.scheduler.giving import Giving
 from shoal.scheduler.loss import lost, lost_s
+from shoal.scheduler.offers import Offers
 from shoal.scheduler.policy import Policy
 from shoal.scheduler.power import Watts
-from shoal.scheduler.rights import can_preempt, ground
+from shoal.scheduler.rights import can_preempt
 from shoal.scheduler.rows import LineKey
 from shoal.scheduler.snapshot import Candidate, Holding
 from shoal.scheduler.types import Eviction, Ground
 from shoal.scheduler.victims import Found, Search
 
-Given = dict[str, tuple[Holding, Ground]]
-"""Who is to be evicted, by attempt, and by what right."""
 MAX_ROOMS = 16
 """Jobs for which others are stopping at once; more wait until those have started."""
 
@@ -82,33 +82,34 @@ class Preemption:
         if self.is_exhausted:
             return None
         for _ in repeat(None, MAX_TRIES):
-            found, given = self._search(head, demand, barred)
+            found, giving = self._search(head, demand, barred)
             if found is None:
                 return None
             draw, beyond = self._draw(found, demand, kept)
             if not beyond:
-                return self._make(head, demand, found, given, draw)
+                return self._make(head, demand, found, giving, draw)
             barred = barred | beyond
         return None
 
     def _search(
         self, head: Candidate, demand: Demand, barred: AbstractSet[str]
-    ) -> tuple[Found | None, Given]:
-        asked, stakes = asked_by(demand), self._book.stakes
-        with self._as_if_done() as given:
-            if self._book.tree.refusal(head.project, asked) is not None:
-                return None, {}
-            sides = [side for side in stakes.sides if self._ground(head, asked, side.priority, side.project)]
-            if not sides and not self._gone:
-                return None, {}
-            search = Search(self._book, demand, barred, self._gone, self._taken, self._now)
-            return search.run(sides, lambda victims: self._give(head, asked, victims, given)), given
+    ) -> tuple[Found | None, Giving]:
+        book, found = self._book, None
+        with self._as_if_done():
+            demand = book.allowed(head.project, demand)
+            giving = Giving(head, book.asked(demand), book.tree, self._policy)
+            for sides in giving.choices(book.stakes.sides):
+                if found is None and (sides or self._gone):
+                    offers = Offers(book, demand, sides, barred, self._gone, self._taken, self._now)
+                    with giving.undone():
+                        found = Search(offers).run(giving)
+        return found, giving
 
-    def _make(self, head: Candidate, demand: Demand, found: Found, given: Given, draw: Draw | None) -> Room:
+    def _make(self, head: Candidate, demand: Demand, found: Found, giving: Giving, draw: Draw | None) -> Room:
         for one in found.victims:
-            self.evictions.append(self._eviction(head, one, given[one.attempt_id][1]))
+            self.evictions.append(self._eviction(head, one, giving.grounds[one.attempt_id]))
             self._gone[one.attempt_id] = one
-        self._served.append((head.project, asked_by(demand)))
+        self._served.append((head.project, giving.asked))
         for name in found.spare:
             self._taken.setdefault(name, []).append(demand.need)
         return Room(found.spare, found.stopping, draw)
@@ -129,9 +130,6 @@ class Preemption:
         watts = power.of_nodes(demand.need, found.spare)
         return Draw(watts, {rack: left[rack] - watts[rack] for rack in watts}), beyond
 
-    def _ground(self, head: Candidate, asked: Amount, priority: int, project: str) -> Ground | None:
-        return ground(head, asked, priority, project, self._book.tree, self._policy)
-
     def _eviction(self, head: Candidate, one: Holding, why: Ground) -> Eviction:
         return Eviction(
             attempt_id=one.attempt_id,
@@ -140,36 +138,22 @@ class Preemption:
             lost_s=lost_s(one, self._now),
             lost_device_s=lost(one, self._now),
             saved_at=one.checkpoint_at,
+            likely_device_s=lost(one, self._now, self._book.stakes.typical),
         )
 
-    def _give(self, head: Candidate, asked: Amount, victims: list[Holding], given: Given) -> bool:
-        """Whether all of them may be evicted one after the other; then they count as gone."""
-        taken: list[Holding] = []
-        for one in sorted(victims, key=lambda one: (held_by(one.allocation), one.attempt_id)):
-            found = self._ground(head, asked, one.priority, one.project)
-            if found is None:
-                for back in taken:
-                    self._book.tree.take(back.project, held_by(back.allocation))
-                    del given[back.attempt_id]
-                return False
-            self._book.tree.give(one.project, held_by(one.allocation))
-            given[one.attempt_id] = one, found
-            taken.append(one)
-        return True
-
     @contextmanager
-    def _as_if_done(self) -> Iterator[Given]:
-        """Look at projects as they will be. What is put into the yielded dict is given back like the rest."""
+    def _as_if_done(self) -> Iterator[None]:
+        """Look at projects as they will be."""
         tree = self._book.tree
-        given: Given = {}
-        for one in self._gone.values():
+        gone, served = list(self._gone.values()), list(self._served)
+        for one in gone:
             tree.give(one.project, held_by(one.allocation))
-        for project, amount in self._served:
+        for project, amount in served:
             tree.take(project, amount)
         try:
-            yield given
+            yield
         finally:
-            for one in (*self._gone.values(), *(holding for holding, _ in given.values())):
+            for one in gone:
                 tree.take(one.project, held_by(one.allocation))
-            for project, amount in self._served:
+            for project, amount in served:
                 tree.give(project, amount)

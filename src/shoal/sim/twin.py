@@ -6,6 +6,7 @@ moment at which anything did. It knows run times and failures; the planner learn
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import StrEnum
 from heapq import heappop, heappush
 from math import inf
@@ -16,7 +17,7 @@ import msgspec
 from shoal.errors import Bug, SpecError
 from shoal.model.attempt import Allocation
 from shoal.model.request import Request
-from shoal.scheduler import Candidate, Holding, NodeView, Plan, Planner, Policy, Stamps, impossible
+from shoal.scheduler import Candidate, Ground, Holding, NodeView, Plan, Planner, Policy, Stamps, impossible
 from shoal.scheduler.amounts import demand_of
 from shoal.scheduler.devices import asked_by
 from shoal.scheduler.tree import Tree
@@ -107,6 +108,8 @@ class _Twin:
         self._queued: dict[str, int] = {}
         self._left: dict[int, tuple[float, int]] = {}
         """Work that is left of jobs that were cut short, and how often they were."""
+        self._evicted: Counter[int] = Counter()
+        """How often jobs gave way to others."""
         self._used = 0.0
         self._told = Told.CHECKPOINTS
         self._nodes: dict[str, NodeView] = {}
@@ -222,6 +225,7 @@ class _Twin:
             request=request,
             owner=job.user,
             name=job.name,
+            num_evicted=self._evicted[index],
             array_id=job.array_id,
             array_at_once=job.array_at_once,
             deadline_at=job.deadline_at,
@@ -339,6 +343,8 @@ class _Twin:
         while plan.evictions:
             if has_told:
                 for eviction in plan.evictions:
+                    if eviction.ground is not Ground.GROWTH:
+                        self._evicted[self._running[eviction.attempt_id].job] += 1
                     self._cut_short(eviction.attempt_id, now)
             else:
                 self._tell_checkpoints(now)

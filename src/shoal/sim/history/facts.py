@@ -45,6 +45,7 @@ class Leaving(msgspec.Struct, frozen=True):
     """An attempt that holds resources was asked to stop."""
 
     attempt_id: str
+    grows_to: int | None = None
 
 
 class Over(msgspec.Struct, frozen=True):
@@ -175,8 +176,15 @@ class _Reader:
         data, job = event["data"], self._jobs[str(event["job_id"])]
         if data.get("excluded_nodes"):
             job = msgspec.structs.replace(job, excluded_nodes=tuple(data["excluded_nodes"]))
-            self._jobs[job.job_id] = job
+        if event["kind"] == "job.retried":
+            job = msgspec.structs.replace(job, evictions=0)
+        self._jobs[job.job_id] = job
         return self._queued(job, event, data.get("backoff_s", 0.0))
+
+    def evicted(self, event: Event) -> None:
+        """Those who wait again after it count it."""
+        job = self._jobs[str(event["job_id"])]
+        self._jobs[job.job_id] = msgspec.structs.replace(job, evictions=job.evictions + 1)
 
     def _queued(self, job: Job, event: Event, backoff_s: float) -> Queued:
         attempt = Attempt(
@@ -194,7 +202,8 @@ class _Reader:
         return Placed(str(event["attempt_id"]), allocation, event["at"])
 
     def leaving(self, event: Event) -> Fact:
-        return Leaving(str(event["attempt_id"]))
+        asked = event["data"].get("event") or {}
+        return Leaving(str(event["attempt_id"]), asked.get("grows_to"))
 
     def over(self, event: Event) -> Fact:
         return Over(str(event["attempt_id"]), event["at"])
@@ -274,6 +283,7 @@ READERS: dict[str, Callable[[_Reader, Event], Fact | None]] = {
     "job.retrying": _Reader.tried_again,
     "job.retried": _Reader.tried_again,
     "job.ended": _Reader.job_over,
+    "job.evicted": _Reader.evicted,
     "attempt.placed": _Reader.placed,
     "attempt.stopping": _Reader.leaving,
     "attempt.ended": _Reader.over,
