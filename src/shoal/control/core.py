@@ -25,6 +25,10 @@ RENEW_S = 5.0
 """How often a supervisor renews its lease."""
 
 
+NEWS_PATIENCE_S = 0.05
+"""While the store is busy, word of a start lets ends and plans pass: they make room and use it."""
+
+
 class Core:
     """Nothing here that is not in the store or the engine matters after a crash."""
 

@@ -18,7 +18,7 @@ from shoal.control.anchor import drop_anchor
 from shoal.control.clean import clean
 from shoal.control.core import Core
 from shoal.control.heal import heal
-from shoal.control.launch import launch
+from shoal.control.launch import Starting, hand_over, take
 from shoal.control.outlook import learn
 from shoal.control.place import Cycle, place
 from shoal.control.watch import watch
@@ -34,8 +34,8 @@ CLEAN_EVERY_S = 600.0
 LEARN_EVERY_S = 60.0
 PLACE_AT_LEAST_EVERY_S = 30.0
 PLACE_SHARE = 0.2
-"""At most this share of a core goes to planning: the longer a cycle took, the longer the pause."""
-PLACE_PAUSE_S = 0.02
+"""At most this share of a core goes to looking and planning: the longer it took, the longer the pause."""
+PLACE_PAUSE_S = 0.01
 """Between two cycles at least: what commits within it is planned together. The first never waits."""
 LAUNCHES_AT_ONCE = 32
 """Attempts being handed to the engine while the next ones are planned."""
@@ -135,19 +135,29 @@ async def _placing(core: Core, changed: Changed) -> None:
         while True:
             await changed.placer.wait(next_look_s)
             cycle = await _turn("place", lambda: place(core)) or FAILED_CYCLE
-            for attempt_id in cycle.placed:
-                launches.start_soon(_launching, core, attempt_id, at_once)
+            if cycle.placed:
+                launches.start_soon(_launching, core, cycle.placed, at_once)
             next_look_s = min(cycle.next_look_s or PLACE_AT_LEAST_EVERY_S, PLACE_AT_LEAST_EVERY_S)
             await anyio.sleep(max(cycle.planning_s / PLACE_SHARE - cycle.planning_s, PLACE_PAUSE_S))
 
 
-async def _launching(core: Core, attempt_id: str, at_once: anyio.CapacityLimiter) -> None:
-    """One that fails is launched again by `watch`, as it would be after a crash."""
-    async with at_once:
-        try:
-            await launch(core, attempt_id)
-        except Exception:
-            log.exception("launch.failed", attempt=attempt_id)
+async def _launching(core: Core, attempt_ids: tuple[str, ...], at_once: anyio.CapacityLimiter) -> None:
+    """What fails is launched again by `watch`, as it would be after a crash."""
+    try:
+        taken = await take(core, attempt_ids)
+    except Exception:
+        log.exception("launch.failed", attempts=attempt_ids)
+        return
+    async with anyio.create_task_group() as launches:
+        for starting in taken:
+            launches.start_soon(_handing_over, core, starting, at_once)
+
+
+async def _handing_over(core: Core, starting: Starting, at_once: anyio.CapacityLimiter) -> None:
+    try:
+        await hand_over(core, starting, at_once)
+    except Exception:
+        log.exception("launch.failed", attempt=starting.attempt.attempt_id)
 
 
 async def _repeat(

@@ -79,10 +79,10 @@ async def test_a_disk_that_is_full_at_the_start_delays_the_loops_and_stops_nothi
     write = core.store.write
     failures = iter(range(2))
 
-    async def full(fn: Callable[[Tx], object]) -> object:
+    async def full(fn: Callable[[Tx], object], *, patience_s: float = 0.0) -> object:
         if next(failures, None) is not None:
             raise StoreUnavailable("no space left on device")
-        return await write(fn)
+        return await write(fn, patience_s=patience_s)
 
     monkeypatch.setattr(core.store, "write", full)
     monkeypatch.setattr("shoal.control.runner.FAILED_PAUSE_S", 0.01)
