@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from shoal.cli import decision as cli
+from shoal.cli.text import utc
 from shoal.errors import Denied, NotFound
 from shoal.store import EventFilter
 from tests.support.lab import Lab
@@ -106,4 +107,6 @@ def test_decision_that_stops_somebody_says_whom_and_for_whom(
     monkeypatch.setattr(cli, "connect", lambda: server)
     made = [event for event in server.log if event["kind"] == "plan.made"][-1]
     assert cli.explain_decision(str(made["seq"])) == 0
-    assert " stops for " in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert " stops for " in told
+    assert f" of {utc(made['at'])} UTC: " in told

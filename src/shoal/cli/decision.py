@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -10,7 +9,7 @@ from cyclopts import Parameter
 
 from shoal.cli.flags import JsonFlag, connect, one_job
 from shoal.cli.show import print_json
-from shoal.cli.text import one_line
+from shoal.cli.text import one_line, utc
 from shoal.errors import Denied, NotFound
 
 PAGE = 1000
@@ -135,7 +134,7 @@ def _why(replay: Any, events: list[dict[str, Any]], job_id: str, at: float) -> s
 
 
 def _lines(told: dict[str, Any]) -> list[str]:
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(told["at"]))
+    when = f"{utc(told['at'])} UTC"
     count = len(told["recorded"])
     found = [f"decision {told['decision']} of {when}: {count} {'job' if count == 1 else 'jobs'} to start"]
     found += [f"  {_start(start)}" for start in told["recorded"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from difflib import get_close_matches
 from math import inf
 from pathlib import Path
@@ -22,6 +23,8 @@ KINDS = {
     "object": "fields and values",
     "null": "nothing",
 }
+
+BATCH = "what a job is that names no priority: `classes: [{name: batch, value: 0}, ...]`"
 
 
 def read_policy(path: Path) -> Policy:
@@ -61,8 +64,26 @@ def _check(policy: Policy, path: Path) -> None:
         if not least <= value < inf:
             told = f"`{name}` is a number from {least:g}, not `{value:g}`"
             raise SpecError(f"{path}: {told}", hint=f"`{name}: {getattr(Policy(), name):g}` is the default")
-    if not policy.classes:
-        raise SpecError(f"{path}: `classes` is empty", hint="`classes: [{name: batch, value: 0}]`")
+    for rack, watts in policy.power_caps.items():
+        if not 0.0 <= watts < inf:
+            told = f"`power_caps.{rack}` is a number of watts from 0, not `{watts:g}`"
+            raise SpecError(f"{path}: {told}", hint="`power_caps: {r1: 40000}`")
+    _check_classes(policy, path)
+
+
+def _check_classes(policy: Policy, path: Path) -> None:
+    """A job that says nothing has priority 0 and is `batch`: in no other class may it find itself."""
+    for field in ("name", "value"):
+        counted = Counter(getattr(one, field) for one in policy.classes)
+        twice = next((value for value, count in counted.items() if count > 1), None)
+        if twice is not None:
+            raise SpecError(f"{path}: `classes` has {field} `{twice}` twice", hint=BATCH)
+    batch = next((one for one in policy.classes if one.name == "batch"), None)
+    if batch is None:
+        known = ", ".join(f"`{one.name}`" for one in policy.classes)
+        raise SpecError(f"{path}: `classes` is {known or 'empty'}, without `batch`", hint=BATCH)
+    if batch.value != 0:
+        raise SpecError(f"{path}: `batch` has value {batch.value}, not 0", hint=BATCH)
 
 
 def _unknown(name: str) -> str:

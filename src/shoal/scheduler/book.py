@@ -20,6 +20,7 @@ from shoal.scheduler.fit import Finders, fits
 from shoal.scheduler.policy import Policy
 from shoal.scheduler.possible import Possible
 from shoal.scheduler.power import Power
+from shoal.scheduler.powered import choose_powered
 from shoal.scheduler.rows import Line, LineKey, Place, Rows, Turn, place_by_score
 from shoal.scheduler.snapshot import Candidate, Holding, NodeView
 from shoal.scheduler.soonest import Soonest
@@ -81,6 +82,15 @@ class Book:
             self._power.rebuild(views, (one.allocation for one in self.holdings.values()))
             self._power_as_of = self.capacity.num_node_changes
         return self._power
+
+    def has_power_for(self, demand: Demand) -> bool:
+        """Whether the racks of the open nodes could draw it while nothing else runs."""
+        power = self.power
+        if not power.has_caps:
+            return True
+        names = [node.name for node in self.possible.suitable(demand.need).without(demand.excluded).open]
+        left = power.left_when_idle()
+        return bool(choose_powered(demand, names, self.capacity.nodes, power, left))
 
     def refusal(self, project: str, demand: Demand) -> Refusal | None:
         """Who up the tree of projects does not allow the least it can start with."""

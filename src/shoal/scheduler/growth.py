@@ -65,6 +65,8 @@ def _nodes_after(book: Book, claims: Claims, one: Holding, now: float) -> int:
     bars = claims.bars(one.project, now, ends_at)
     barred = claims.barred(demand.need, bars) | own | demand.excluded
     more = book.finders.of(demand.need).ranked(barred, request.max_nodes - has)
+    if book.power.has_caps:
+        more = book.power.within(more, demand.need, claims.power_left(bars))
     while more and book.refusal(one.project, demand._replace(min_nodes=len(more))) is not None:
         more.pop()
     return has + len(more)

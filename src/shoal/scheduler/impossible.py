@@ -83,6 +83,8 @@ def _too_much(demand: Demand, possible: Possible, what: str) -> Explanation:
     need = demand.need
     counts = {whole: _of(whole, what, need.gpu_kind) for whole in possible.wholes()}
     largest = max(counts.values())
+    if what == "gpus" and not largest and (kinds := _kinds(possible)):
+        return _only_slices(need, kinds)
     pools = set().union(*(possible.pools(whole) for whole, count in counts.items() if count == largest))
     where = f"the largest node in pool `{min(pools)}` has" if len(pools) == 1 else "the largest node has"
     told = {
@@ -131,9 +133,23 @@ def _gpus(need: Need, count: int) -> str:
     return f"{need.gpu_kind}:{count}" if need.gpu_kind else str(count)
 
 
+def _only_slices(need: Need, kinds: list[str]) -> Explanation:
+    return _said(
+        f"asks for {amounts(need, ['gpus'])} on one node; no node has a whole GPU, "
+        f"this cluster has the slices {joined(quoted(kinds))}",
+        f"set `gpus: {kinds[0]}`, or {LOOK}",
+        asked=["gpus"],
+        kinds=kinds,
+    )
+
+
+def _kinds(possible: Possible) -> list[str]:
+    return sorted({name for whole in possible.wholes() for name, _ in whole.gpus})
+
+
 def _unknown_kind(demand: Demand, possible: Possible) -> Explanation:
     kind, count = demand.need.gpu_kind or "", demand.need.num_gpus
-    kinds = sorted({name for whole in possible.wholes() for name, _ in whole.gpus})
+    kinds = _kinds(possible)
     asked = f"{number_of(count, 'GPU')} of kind `{kind}`"
     if demand.need.gpu_milli < MILLI:
         asked = amounts(demand.need, ["gpus"])

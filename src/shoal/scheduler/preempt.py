@@ -9,23 +9,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
+from itertools import repeat
 from typing import NamedTuple
 
 from shoal.scheduler.amounts import Amounts, Demand, Need
 from shoal.scheduler.book import Book
+from shoal.scheduler.claims import Draw
 from shoal.scheduler.devices import Amount, asked_by, held_by
 from shoal.scheduler.loss import lost, lost_s
 from shoal.scheduler.policy import Policy
+from shoal.scheduler.power import Watts
 from shoal.scheduler.rights import can_preempt, ground
 from shoal.scheduler.rows import LineKey
 from shoal.scheduler.snapshot import Candidate, Holding
 from shoal.scheduler.types import Eviction, Ground
-from shoal.scheduler.victims import Search
+from shoal.scheduler.victims import Found, Search
 
 Given = dict[str, tuple[Holding, Ground]]
 """Who is to be evicted, by attempt, and by what right."""
 MAX_ROOMS = 16
 """Jobs for which others are stopping at once; more wait until those have started."""
+
+MAX_TRIES = 8
+"""So many times other nodes are looked for where the cheapest have no power."""
 
 
 class Room(NamedTuple):
@@ -33,6 +39,8 @@ class Room(NamedTuple):
 
     spare: dict[str, Amounts]
     stopping: tuple[str, ...]
+    draw: Draw | None
+    """Where racks have caps."""
 
 
 class Preemption:
@@ -65,28 +73,61 @@ class Preemption:
             self._book.tree.covered(candidate.project, asked)
         )
 
-    def make_room(self, head: Candidate, demand: Demand, barred: AbstractSet[str]) -> Room | None:
-        """The cheapest room for it outside `barred`. None: whoever it may evict is not enough."""
+    def make_room(
+        self, head: Candidate, demand: Demand, barred: AbstractSet[str], kept: Watts
+    ) -> Room | None:
+        """The cheapest room for it outside `barred` and beside the power that is `kept` for others. None:
+        whoever it may evict is not enough. Nobody is evicted for power alone.
+        """
         if self.is_exhausted:
             return None
+        for _ in repeat(None, MAX_TRIES):
+            found, given = self._search(head, demand, barred)
+            if found is None:
+                return None
+            draw, beyond = self._draw(found, demand, kept)
+            if not beyond:
+                return self._make(head, demand, found, given, draw)
+            barred = barred | beyond
+        return None
+
+    def _search(
+        self, head: Candidate, demand: Demand, barred: AbstractSet[str]
+    ) -> tuple[Found | None, Given]:
         asked, stakes = asked_by(demand), self._book.stakes
         with self._as_if_done() as given:
             if self._book.tree.refusal(head.project, asked) is not None:
-                return None
+                return None, {}
             sides = [side for side in stakes.sides if self._ground(head, asked, side.priority, side.project)]
             if not sides and not self._gone:
-                return None
+                return None, {}
             search = Search(self._book, demand, barred, self._gone, self._taken, self._now)
-            found = search.run(sides, lambda victims: self._give(head, asked, victims, given))
-        if found is None:
-            return None
+            return search.run(sides, lambda victims: self._give(head, asked, victims, given)), given
+
+    def _make(self, head: Candidate, demand: Demand, found: Found, given: Given, draw: Draw | None) -> Room:
         for one in found.victims:
             self.evictions.append(self._eviction(head, one, given[one.attempt_id][1]))
             self._gone[one.attempt_id] = one
-        self._served.append((head.project, asked))
+        self._served.append((head.project, asked_by(demand)))
         for name in found.spare:
             self._taken.setdefault(name, []).append(demand.need)
-        return Room(found.spare, found.stopping)
+        return Room(found.spare, found.stopping, draw)
+
+    def _draw(self, found: Found, demand: Demand, kept: Watts) -> tuple[Draw | None, frozenset[str]]:
+        """What it takes of the power of its racks once everybody is gone who counts as gone, and leaves; and
+        the nodes of racks that have too little, but for as many of those found as they have enough for.
+        """
+        power = self._book.power
+        if not power.has_caps:
+            return None, frozenset()
+        gone = {one.attempt_id: one for one in (*self._gone.values(), *found.victims)}
+        back = power.of_shares(share for one in gone.values() for share in one.allocation)
+        left = {rack: left + back[rack] - kept.get(rack, 0) for rack, left in power.left().items()}
+        able = power.within(found.spare, demand.need, left)
+        short = {power.racks[name] for name in found.spare if name not in able}
+        beyond = frozenset(name for name, rack in power.racks.items() if rack in short and name not in able)
+        watts = power.of_nodes(demand.need, found.spare)
+        return Draw(watts, {rack: left[rack] - watts[rack] for rack in watts}), beyond
 
     def _ground(self, head: Candidate, asked: Amount, priority: int, project: str) -> Ground | None:
         return ground(head, asked, priority, project, self._book.tree, self._policy)

@@ -55,7 +55,10 @@ def test_slices_are_given_to_those_who_name_them_alone() -> None:
     cluster = (NodeView(name="n1", cpus=8.0, memory_bytes=8 * GIB, gpus=slices),)
     told = planned(cluster, job(1, request(gpus=1)), job(2, request(gpus=1, kind="H100-1g.10gb")))
     assert list(placed(told)) == ["att-2"]
-    assert reason(told, "att-1").why is Why.NEVER_FITS
+    refusal = reason(told, "att-1")
+    assert refusal.why is Why.NEVER_FITS
+    assert "no node has a whole GPU, this cluster has the slices `H100-1g.10gb`" in refusal.sentence
+    assert "set `gpus: H100-1g.10gb`" in (refusal.hint or "")
 
 
 def test_either_of_two_kinds_will_do() -> None:
