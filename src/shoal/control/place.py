@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import msgspec
-
 from shoal.control.actor import SHOAL
 from shoal.control.core import Core
+from shoal.control.decision import Basis, record_decision
 from shoal.control.evict import evict
 from shoal.control.queue import Changes, have_projects_changed, look
-from shoal.control.record import note
 from shoal.control.relearn import last_runs, relearn
 from shoal.control.stopwatch import Stopwatch
 from shoal.control.usage import recall
 from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.job import Job
 from shoal.model.moves import Placed, StopAsked
-from shoal.model.window import Window
 from shoal.scheduler import Plan
 from shoal.scheduler.fair import Usage
 from shoal.store import Tx
@@ -33,19 +30,6 @@ class Cycle(NamedTuple):
     planning_s: float
     """What looking and planning took, in all threads; waiting for one of them or for the disk is not counted,
     nor is recording: that takes its time for each start, however often one plans."""
-
-
-class Basis(NamedTuple):
-    """What a plan was made of."""
-
-    at: float
-    seen: int
-    """The newest event."""
-    saved: dict[str, float]
-    """Checkpoints heard of since the last plan that stopped somebody, by attempt; empty if this does not."""
-    usages: tuple[Usage, ...]
-    """What projects had, where that decided between them."""
-    windows: list[Window]
 
 
 class Look(NamedTuple):
@@ -132,28 +116,5 @@ def _record(core: Core, tx: Tx, made: Plan, doomed: list[tuple[str, str]], basis
         core.recorder.advance(tx, attempt_id, stop)
     evicted = evict(core, tx, made.evictions if is_allowed else (), now)
     if made.starts or made.evictions:
-        _record_decision(core, tx, made, placed, evicted, basis)
+        record_decision(core, tx, made, placed, evicted, basis)
     return placed
-
-
-def _record_decision(
-    core: Core, tx: Tx, made: Plan, placed: list[str], evicted: list[str], basis: Basis
-) -> None:
-    """What was decided, from the log up to which event, and what of it was still possible.
-
-    Whoever reads the log to `seen` can make the same decision again: `shoal explain-decision`.
-    """
-    fresh = list(core.queue.fresh.values())
-    data = {
-        "starts": msgspec.to_builtins(made.starts),
-        "placed": placed,
-        "evictions": msgspec.to_builtins(made.evictions),
-        "evicted": evicted,
-        "waiting": core.planner.num_waiting,
-        "seen": basis.seen,
-        "saved": basis.saved,
-        "usages": msgspec.to_builtins(basis.usages),
-        "resting": core.queue.resting,
-        "stamps": {one.attempt_id: (one.expected_s, one.due_at, one.score) for one in fresh},
-    }
-    note(tx, "plan.made", basis.at, SHOAL, data=data)
