@@ -113,15 +113,17 @@ async def run_loops(core: Core, changed: Changed) -> AsyncIterator[None]:
             loop.call_soon_threadsafe(changed.committed)
 
     core.store.on_commit(on_commit)
-    await _turn("heal", lambda: heal(core))
-    await _turn("watch", lambda: watch(core))
+    await _turn(core, "heal", lambda: heal(core))
+    await _turn(core, "watch", lambda: watch(core))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_placing, core, changed)
-        tasks.start_soon(_repeat, "watch", lambda: watch(core), lambda: anyio.sleep(WATCH_EVERY_S))
-        tasks.start_soon(_repeat, "heal", lambda: heal(core), lambda: changed.healer.wait(HEAL_EVERY_S))
-        tasks.start_soon(_repeat, "anchor", lambda: drop_anchor(core), lambda: anyio.sleep(ANCHOR_EVERY_S))
-        tasks.start_soon(_repeat, "learn", lambda: learn(core), lambda: anyio.sleep(LEARN_EVERY_S))
-        tasks.start_soon(_repeat, "clean", lambda: clean(core), lambda: anyio.sleep(CLEAN_EVERY_S))
+        tasks.start_soon(_repeat, core, "watch", lambda: watch(core), lambda: anyio.sleep(WATCH_EVERY_S))
+        tasks.start_soon(_repeat, core, "heal", lambda: heal(core), lambda: changed.healer.wait(HEAL_EVERY_S))
+        tasks.start_soon(
+            _repeat, core, "anchor", lambda: drop_anchor(core), lambda: anyio.sleep(ANCHOR_EVERY_S)
+        )
+        tasks.start_soon(_repeat, core, "learn", lambda: learn(core), lambda: anyio.sleep(LEARN_EVERY_S))
+        tasks.start_soon(_repeat, core, "clean", lambda: clean(core), lambda: anyio.sleep(CLEAN_EVERY_S))
         try:
             yield
         finally:
@@ -134,7 +136,7 @@ async def _placing(core: Core, changed: Changed) -> None:
     async with anyio.create_task_group() as launches:
         while True:
             await changed.placer.wait(next_look_s)
-            cycle = await _turn("place", lambda: place(core)) or FAILED_CYCLE
+            cycle = await _turn(core, "place", lambda: place(core)) or FAILED_CYCLE
             if cycle.placed:
                 launches.start_soon(_launching, core, cycle.placed, at_once)
             next_look_s = min(cycle.next_look_s or PLACE_AT_LEAST_EVERY_S, PLACE_AT_LEAST_EVERY_S)
@@ -161,19 +163,24 @@ async def _handing_over(core: Core, starting: Starting, at_once: anyio.CapacityL
 
 
 async def _repeat(
-    name: str, turn: Callable[[], Awaitable[None]], pause: Callable[[], Awaitable[None]]
+    core: Core, name: str, turn: Callable[[], Awaitable[None]], pause: Callable[[], Awaitable[None]]
 ) -> None:
     while True:
-        await _turn(name, turn)
+        await _turn(core, name, turn)
         await pause()
 
 
-async def _turn(name: str, turn: Callable[[], Awaitable[T]]) -> T | None:
+async def _turn(core: Core, name: str, turn: Callable[[], Awaitable[T]]) -> T | None:
     try:
-        return await turn()
+        done = await turn()
     except StoreUnavailable as error:
         log.warning("loop.store_unavailable", loop=name, error=error.message)
-    except Exception:
+        core.turns.failed(name, error)
+    except Exception as error:
         log.exception("loop.failed", loop=name)
+        core.turns.failed(name, error)
+    else:
+        core.turns.went_well(name)
+        return done
     await anyio.sleep(FAILED_PAUSE_S)
     return None
