@@ -93,6 +93,9 @@ def _unknown(name: str) -> str:
 
 def _plainly(told: str) -> str:
     """Msgspec's "Expected `float`, got `str` - at `$.half_life_s`" in words of the file."""
+    lacking = re.fullmatch(r"Object missing required field `(\w+)` - at `\$\.(.+)`", told)
+    if lacking is not None:
+        return f"`{lacking[2]}` lacks `{lacking[1]}`"
     found = re.fullmatch(r"Expected `(\w+)`, got `(\w+)` - at `\$\.(.+)`", told)
     if found is None:
         return told

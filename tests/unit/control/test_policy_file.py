@@ -29,6 +29,8 @@ def test_file_says_only_what_differs_from_the_default(tmp_path: Path) -> None:
         (f"classes: [{{name: batch, value: 10}}, {URGENT}]", "`batch` has value 10, not 0"),
         ("classes: [{name: batch, value: 0}, {name: odd, value: 0}]", "`classes` has value `0` twice"),
         (f"classes: [{{name: batch, value: 0}}, {URGENT}, {URGENT}]", "`classes` has name `urgent` twice"),
+        ("classes: [{value: 1}]", "`classes[0]` lacks `name`"),
+        ("half_life_s: week", "`half_life_s` takes a number, not text"),
         ("power_caps: {r1: -5}", "`power_caps.r1` is a number of watts from 0, not `-5`"),
         ("power_caps: {r1: .inf}", "`power_caps.r1` is a number of watts from 0, not `inf`"),
     ],

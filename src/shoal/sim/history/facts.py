@@ -61,10 +61,14 @@ class JobOver(msgspec.Struct, frozen=True):
 
 class NodeIs(msgspec.Struct, frozen=True):
     view: NodeView
+    at: float
+    is_lost: bool
+    """It does not answer, or was declared dead: nobody closed it on purpose."""
 
 
 class NodeGone(msgspec.Struct, frozen=True):
     name: str
+    at: float
 
 
 class ProjectsAre(msgspec.Struct, frozen=True):
@@ -73,6 +77,7 @@ class ProjectsAre(msgspec.Struct, frozen=True):
 
 class WindowsAre(msgspec.Struct, frozen=True):
     windows: tuple[Window, ...]
+    at: float
 
 
 class PolicyIs(msgspec.Struct, frozen=True):
@@ -203,28 +208,29 @@ class _Reader:
         facts = msgspec.convert(event["data"], NodeFacts)
         known = self._nodes.get(facts.name)
         node = msgspec.structs.replace(known, facts=facts) if known else Node(facts=facts, engine="")
-        return self._node(node)
+        return self._node(node, event)
 
     def node_state(self, event: Event) -> Fact | None:
         known = self._nodes.get(str(event["node"]))
         if known is None:
             return None
-        return self._node(msgspec.structs.replace(known, state=NodeState(event["data"]["to"])))
+        return self._node(msgspec.structs.replace(known, state=NodeState(event["data"]["to"])), event)
 
     def node_alive(self, event: Event) -> Fact | None:
         known = self._nodes.get(str(event["node"]))
         if known is None:
             return None
         facts = msgspec.structs.replace(known.facts, is_alive=event["kind"] == "node.answers")
-        return self._node(msgspec.structs.replace(known, facts=facts))
+        return self._node(msgspec.structs.replace(known, facts=facts), event)
 
     def node_gone(self, event: Event) -> Fact:
         self._nodes.pop(str(event["node"]), None)
-        return NodeGone(str(event["node"]))
+        return NodeGone(str(event["node"]), event["at"])
 
-    def _node(self, node: Node) -> NodeIs:
+    def _node(self, node: Node, event: Event) -> NodeIs:
         self._nodes[node.name] = node
-        return NodeIs(node_view(node))
+        is_lost = not node.facts.is_alive or node.state is NodeState.DEAD
+        return NodeIs(node_view(node), event["at"], is_lost)
 
     def project(self, event: Event) -> Fact:
         data = dict(event["data"])
@@ -242,7 +248,7 @@ class _Reader:
             self._windows = {**kept, window.window_id: window}
         else:
             self._windows.pop(window.window_id, None)
-        return WindowsAre(tuple(self._windows.values()))
+        return WindowsAre(tuple(self._windows.values()), event["at"])
 
     def policy(self, event: Event) -> Fact:
         return PolicyIs(msgspec.convert(event["data"], Policy))
