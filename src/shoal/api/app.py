@@ -44,6 +44,7 @@ def describe_api() -> dict[str, Any]:
 def _application(services: Services) -> FastAPI:
     app = _routed()
     route_table(app, OPEN)
+    app.state.turns = services.plane.core.turns  # for the one route that has no call
     _install_handlers(app, services)
     return app
 

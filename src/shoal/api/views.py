@@ -395,6 +395,15 @@ class DevicesView(TypedDict):
     cpus_used: float
 
 
+class FailingView(TypedDict):
+    """A loop of the control plane whose last turns failed; `why` is for operators."""
+
+    loop: str
+    since: float
+    times: int
+    why: str | None
+
+
 class StatusView(TypedDict):
     """`counts` covers the open jobs of projects that the caller may see; `events_head` is for operators."""
 
@@ -406,9 +415,12 @@ class StatusView(TypedDict):
     nodes: NodeCountsView
     devices: DevicesView
     events_head: HeadView | None
+    failing: list[FailingView]
 
 
 class HealthView(TypedDict):
+    """`ok`, or `degraded` while something that the control plane does by itself keeps failing."""
+
     status: str
 
 

@@ -109,6 +109,14 @@ def hanging(text: str, columns: int) -> list[str]:
     return [lead + head, *(" " * len(lead) + line for line in others)]
 
 
+def told_failing(failing: dict[str, Any]) -> str:
+    """What one loop of the control plane has come to."""
+    times, why = failing["times"], failing.get("why")
+    how_often = "once" if times == 1 else f"{times} times"
+    told = f"`{one_line(failing['loop'])}` has failed {how_often} since {utc(failing['since'])} UTC"
+    return f"{told}: {one_line(why)}" if why else told
+
+
 def utc(at: float, form: str = "%Y-%m-%d %H:%M:%S") -> str:
     """A moment as all of Shoal tells them, whatever clock hangs on the wall. Its screen says `UTC` or `Z`."""
     return time.strftime(form, time.gmtime(at))

@@ -33,13 +33,14 @@ def note(
     node: str | None = None,
     data: dict[str, Any] | None = None,
 ) -> None:
-    """Append one event to the log."""
+    """Append one event to the log. An attempt brings its job along."""
+    of = job or attempt
     tx.events.append(
         kind=kind,
         at=now,
         actor=str(actor),
-        project=job.project if job else project,
-        job_id=job.job_id if job else None,
+        project=of.project if of else project,
+        job_id=of.job_id if of else None,
         attempt_id=attempt.attempt_id if attempt else None,
         node=node,
         data=data or {},
@@ -76,12 +77,12 @@ class Recorder:
         after, effects = step(before, event, now)
         if after is before:
             return before
-        job = tx.jobs.get(before.job_id)
-        assert job is not None
         tx.attempts.update(after)
         data = {"event": msgspec.to_builtins(event), "from": before.state, "to": after.state}
-        note(tx, f"attempt.{_verb(before, after)}", now, actor, job=job, attempt=after, data=data)
+        note(tx, f"attempt.{_verb(before, after)}", now, actor, attempt=after, data=data)
         if Effect.CLOSE in effects:
+            job = tx.jobs.get(after.job_id)
+            assert job is not None
             self._close(tx, job, after, now)
         return after
 

@@ -140,6 +140,8 @@ class _Reader:
         self._nodes: dict[str, Node] = {}
         self._projects: dict[str, Project] = {}
         self._windows: dict[str, Window] = {}
+        self._parts: list[dict[str, Any]] = []
+        """Of the decision that is told next."""
 
     def submitted(self, event: Event) -> Fact:
         data, project = event["data"], str(event["project"])
@@ -260,8 +262,13 @@ class _Reader:
     def policy(self, event: Event) -> Fact:
         return PolicyIs(msgspec.convert(event["data"], Policy))
 
+    def part(self, event: Event) -> None:
+        self._parts.append(event["data"])
+
     def decision(self, event: Event) -> Fact | None:
         data = event["data"]
+        if self._parts:
+            data, self._parts = _together([*self._parts, data]), []
         if "stamps" not in data:
             return None  # older than decisions that can be made again
         return Decision(
@@ -276,6 +283,17 @@ class _Reader:
             resting=frozenset(data["resting"]),
             stamps={attempt_id: tuple(stamps) for attempt_id, stamps in data["stamps"].items()},
         )
+
+
+def _together(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """A decision whose lists and mappings were split."""
+    whole = dict(parts[-1])
+    for key, last in parts[-1].items():
+        if isinstance(last, list):
+            whole[key] = [entry for part in parts for entry in part[key]]
+        elif isinstance(last, dict):
+            whole[key] = {index: entry for part in parts for index, entry in part[key].items()}
+    return whole
 
 
 READERS: dict[str, Callable[[_Reader, Event], Fact | None]] = {
@@ -297,6 +315,7 @@ READERS: dict[str, Callable[[_Reader, Event], Fact | None]] = {
     "window.added": _Reader.window,
     "window.cancelled": _Reader.window,
     "policy.set": _Reader.policy,
+    "plan.part": _Reader.part,
     "plan.made": _Reader.decision,
     **{f"node.{state}": _Reader.node_state for state in NodeState},
 }
