@@ -82,7 +82,8 @@ async def _noted(core: Core, renewal: Renewal) -> Attempt:
         attempt = await core.store.read(lambda tx: _current(tx.attempts.get(renewal.attempt_id), renewal))
         if _news(attempt, renewal) is None:
             return attempt
-    patience_s = NEWS_PATIENCE_S if renewal.outcome is None else 0.0
+    is_urgent = renewal.outcome is not None or renewal.failure is not None
+    patience_s = 0.0 if is_urgent else NEWS_PATIENCE_S
     return await core.store.write(lambda tx: _record(core, tx, renewal), patience_s=patience_s)
 
 
