@@ -28,6 +28,8 @@ from shoal.wire import Order, Recovery
 TURN_S, LOOK_S = 0.03, 0.25
 SILENT_S = 60.0
 """A program that has said nothing by then is one that does not use `shoal.runtime`."""
+GONE_S = 5.0
+"""How long what was killed may take to be gone."""
 JOIN_S = 5.0
 """A survivor that has not joined the next group by then is stuck in the last one, and is replaced."""
 
@@ -113,12 +115,24 @@ class Crew:
         is_late = self._clock.monotonic() > self._formed_at + SILENT_S
         return formed if is_late else None
 
-    def clear(self) -> None:
-        """The group is over. Who cannot join another one is killed, and everybody if one of those lives."""
+    def clear(self) -> bool:
+        """The group is over. Who cannot join another one is killed, and everybody if one of those lives.
+
+        False: something of it may still live, and no other may begin beside it.
+        """
         self._watcher.forget(self.ranks)
         living = [process for process in self.ranks if process.status is None]
         if not all(self._can_go_on(process) for process in living):
-            self._kill(living)
+            living = []
+        gone = [process for process in self.ranks if process not in living]
+        for process in gone:
+            _kill_group(process)  # of one that is dead, what it left behind
+        until = self._clock.monotonic() + GONE_S
+        while not all(process.status is not None and self._watcher.is_silent(process) for process in gone):
+            if self._clock.monotonic() > until:
+                return False
+            self._watcher.turn(TURN_S)
+        return True
 
     def look_after(self) -> None:
         """Have a spare ready once the ranks are of the kind that can use one; end the survivors that hang."""
@@ -202,12 +216,6 @@ class Crew:
         if self._spare is not None:
             taken.add(self._spare.slot)
         return next(slot for slot in range(len(taken) + 1) if slot not in taken)
-
-    def _kill(self, processes: list[Process]) -> None:
-        for process in processes:
-            _kill_group(process)
-        while any(process.status is None for process in processes):
-            self._watcher.turn(TURN_S)
 
 
 def _kill_group(process: Process) -> None:

@@ -184,8 +184,7 @@ class ShareRun:
             self._failed = (self._clock.now(), time.monotonic_ns())
             self._log.say(f"{end.message}; asking whether all ranks may start anew where they are")
             failure = None if end is OTHERS_FAILED else self._outcome_of(end)
-            crew.clear()
-            last = self._regroup(end, failure)
+            last = self._regroup(end, failure) if crew.clear() else end
         return last
 
     def _tell_recovery(self, crew: Crew) -> None:
