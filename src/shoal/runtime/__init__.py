@@ -2,4 +2,24 @@
 
 Lives on workers without the control plane's dependencies: it imports leaves, the standard library and
 msgspec, and starts fast. It decides nothing about other attempts and never talks to an engine or a store.
+
+For programs: `from shoal import runtime`, then `runtime.train`. Those names need torch; it is loaded when
+they are used.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shoal.runtime.rank.loop import Run, train
+
+PUBLIC = {"train": "shoal.runtime.rank.loop", "Run": "shoal.runtime.rank.loop"}
+__all__ = ["Run", "train"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in PUBLIC:
+        raise AttributeError(f"module `shoal.runtime` has no attribute `{name}`")
+    return getattr(importlib.import_module(PUBLIC[name]), name)

@@ -25,22 +25,25 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 
 def rank_environment(
     order: Order,
-    local_rank: int,
+    local_rank: int | None,
     generation: Generation,
     *,
     work: str,
     path: str = DEFAULT_PATH,
     credentials: Credentials,
 ) -> dict[str, str]:
-    """The whole environment of one rank. `local_rank` counts the ranks of this node from 0."""
+    """The whole environment of one rank. `local_rank` counts the ranks of this node from 0; None: of one that
+    waits to be a rank, which has no number yet.
+    """
     threads = max(1, int(order.limits.cpus / order.ranks_per_node))
     return {
         **_base(order, work, path),
         "OMP_NUM_THREADS": str(threads),
         **order.env,
         **credentials.secrets,
-        **_torchrun(order, local_rank, generation),
-        **_slurm(order, local_rank, work),
+        **_torchrun(order, generation),
+        **_slurm(order, work),
+        **(_numbers(order, local_rank) if local_rank is not None else {}),
         **_shoal(order, credentials),
         **_devices(order),
     }
@@ -79,17 +82,24 @@ def _base(order: Order, work: str, path: str) -> dict[str, str]:
     }
 
 
-def _torchrun(order: Order, local_rank: int, generation: Generation) -> dict[str, str]:
+def _numbers(order: Order, local_rank: int) -> dict[str, str]:
     rank = str(order.node_rank * order.ranks_per_node + local_rank)
-    world = str(order.world_size)
     return {
         "RANK": rank,
-        "WORLD_SIZE": world,
         "LOCAL_RANK": str(local_rank),
+        "ROLE_RANK": rank,
+        "SLURM_PROCID": rank,
+        "SLURM_LOCALID": str(local_rank),
+    }
+
+
+def _torchrun(order: Order, generation: Generation) -> dict[str, str]:
+    world = str(order.world_size)
+    return {
+        "WORLD_SIZE": world,
         "LOCAL_WORLD_SIZE": str(order.ranks_per_node),
         "GROUP_RANK": str(order.node_rank),
         "GROUP_WORLD_SIZE": str(len(order.nodes)),
-        "ROLE_RANK": rank,
         "ROLE_WORLD_SIZE": world,
         "ROLE_NAME": "default",
         "MASTER_ADDR": order.master_addr,
@@ -103,15 +113,13 @@ def _torchrun(order: Order, local_rank: int, generation: Generation) -> dict[str
     }
 
 
-def _slurm(order: Order, local_rank: int, work: str) -> dict[str, str]:
+def _slurm(order: Order, work: str) -> dict[str, str]:
     nodes = len(order.nodes)
     node_list = ",".join(order.nodes)
     number = str(order.job_number)
     cpus = str(max(1, int(order.limits.cpus)))
     per_node = str(order.ranks_per_node)
     values = {
-        "SLURM_PROCID": str(order.node_rank * order.ranks_per_node + local_rank),
-        "SLURM_LOCALID": str(local_rank),
         "SLURM_NODEID": str(order.node_rank),
         "SLURM_NTASKS": str(order.world_size),
         "SLURM_NPROCS": str(order.world_size),

@@ -14,7 +14,8 @@ from shoal.runtime.renewal import Renewer
 from shoal.wire import EndKind, NodeOutcome, Order
 
 LIVED_S = 5.0
-"""Ranks that ran for less before they failed are not started again here: nothing says that it would help."""
+MAX_QUICK = 2
+"""So many groups in a row may fail before they ran for that long: more would not help."""
 RANK_FAILED = frozenset({EndKind.EXITED, EndKind.SIGNALED})
 OTHERS_FAILED = Ending(kind=EndKind.STOPPED, message="ranks of another node failed")
 
@@ -27,15 +28,17 @@ class Restarts:
         self._renewer = renewer
         self._is_alone = len(order.nodes) == 1
         self._answers = 0
+        self._quick = 0
         self.generation = Generation(master_port=order.master_port)
 
     def may_follow(self, end: Ending, ran_s: float) -> bool:
         """Whether a group that ended so after `ran_s` may be followed by another in the same place."""
         if end is OTHERS_FAILED:
             return True
+        self._quick = 0 if ran_s >= LIVED_S else self._quick + 1
         left = self._order.max_restarts - self.generation.number
         can_ask = self._is_alone or self._renewer is not None
-        return end.kind in RANK_FAILED and left > 0 and ran_s >= LIVED_S and can_ask
+        return end.kind in RANK_FAILED and left > 0 and self._quick <= MAX_QUICK and can_ask
 
     @property
     def is_wanted(self) -> bool:

@@ -13,8 +13,9 @@ from shoal.clock import Clock
 from shoal.errors import ShoalError
 from shoal.runtime import ending, removal, spool
 from shoal.runtime.confine.confinement import Confinement
+from shoal.runtime.crew import Crew
 from shoal.runtime.ending import Ending
-from shoal.runtime.environment import DEFAULT_PATH, rank_environment, setup_environment
+from shoal.runtime.environment import DEFAULT_PATH, Generation, rank_environment, setup_environment
 from shoal.runtime.launch import Launcher, Pipes
 from shoal.runtime.logs import LogFile
 from shoal.runtime.reasons import Reasons
@@ -90,7 +91,6 @@ class ShareRun:
             or self._unpack(launcher)
             or self._link_checkpoint(launcher)
             or self._set_up(launcher)
-            or self._warm_up(launcher)
             or self._run_ranks(launcher)
         )
         if end.kind is not EndKind.SUCCEEDED:
@@ -148,21 +148,13 @@ class ShareRun:
         end = self._follow(launcher, what)
         return None if end.kind is EndKind.SUCCEEDED else end
 
-    def _warm_up(self, launcher: Launcher) -> Ending | None:
+    def _warm_up(self, launcher: Launcher, crew: Crew) -> Ending | None:
         """Have later starts of the ranks cost no imports, where a failure would be followed by one."""
         order, work = self._order, self._share.work
         interpreter = find("python", self._path, "") or find("python3", self._path, "")
         if interpreter is None or not install.is_python(order.run):
             return None
-        environment = rank_environment(
-            order,
-            0,
-            self._restarts.generation,
-            work=work,
-            path=self._path,
-            credentials=self._credentials,
-        )
-        zygote = environment if order.max_restarts > 0 else None
+        zygote = self._environment(None, self._restarts.generation) if order.max_restarts > 0 else None
         installing = launcher.start_function(
             "shoal.runtime.warm.install", "install", (interpreter, zygote), keep=()
         )
@@ -172,25 +164,25 @@ class ShareRun:
         self._path = f"{work}/{install.FOLDER}/bin:{self._path}"
         if zygote is not None:
             script = install.zygote_script(work, interpreter, order.run)
-            pid, pipes = launcher.start_script(script, zygote)
+            pid, pipes = launcher.start_script(script, zygote, keep=(crew.board_fd,))
             self._watcher.add(Process(pid, None, is_needed=False), pipes)
         return None
 
     def _run_ranks(self, launcher: Launcher) -> Ending:
         """Run one group of ranks after the other, until one ends well or nothing may follow it."""
-        while True:
+        crew = Crew(self._order, launcher, self._watcher, self._clock, self._environment)
+        last = self._warm_up(launcher, crew)
+        while last is None:
             began_at = self._clock.monotonic()
-            self._start_ranks(launcher)
-            end = self._follow(launcher, "a rank")
+            self._start_ranks(crew)
+            end = self._follow(launcher, "a rank", crew)
             if not self._restarts.may_follow(end, self._clock.monotonic() - began_at):
                 return end
             self._log.say(f"{end.message}; asking whether all ranks may start anew where they are")
             failure = None if end is OTHERS_FAILED else self._outcome_of(end)
-            self._clear_ranks()
+            crew.clear()
             last = self._regroup(end, failure)
-            if last is not None:
-                return last
-            self._log.say(f"starting group {self._restarts.generation.number} of all ranks")
+        return last
 
     def _regroup(self, end: Ending, failure: NodeOutcome | None) -> Ending | None:
         """Wait for the next group. None: it may start; else why there is none."""
@@ -202,35 +194,14 @@ class ShareRun:
             if self._restarts.is_refused:
                 return end
             self._watcher.turn(self._reasons.next_in(TURN_S))
+        self._log.say(f"group {self._restarts.generation.number} of the ranks begins")
         return None
 
-    def _clear_ranks(self) -> None:
-        """Kill what is left of the group: its next one must not meet it."""
-        self._watcher.forget(self._running)
-        for process in self._running:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        while any(process.status is None for process in self._running):
-            self._watcher.turn(STOPPING_TURN_S)
-
-    def _start_ranks(self, launcher: Launcher) -> None:
-        order = self._order
-        self._running = []
+    def _start_ranks(self, crew: Crew) -> None:
         if self._confinement is not None:
             self._confinement.begin_ranks()
-        for local_rank in range(order.ranks_per_node):
-            environment = rank_environment(
-                order,
-                local_rank,
-                self._restarts.generation,
-                work=self._share.work,
-                path=self._path,
-                credentials=self._credentials,
-            )
-            pid, pipes = launcher.start_script(order.run, environment)
-            process = Process(pid, order.node_rank * order.ranks_per_node + local_rank)
-            self._running.append(process)
-            self._watcher.add(process, pipes)
+        crew.form(self._restarts.generation)
+        self._running = crew.ranks
         self._started_at = self._started_at or self._clock.now()
         pids = tuple(process.pid for process in self._running)
         cgroups = self._confinement.cgroups if self._confinement is not None else ()
@@ -238,7 +209,17 @@ class ShareRun:
         with contextlib.suppress(OSError):  # a full disk is no reason to end what runs
             spool.write_started(self._share, spool.Started(at=self._started_at, pids=pids, cgroups=cgroups))
 
-    def _follow(self, launcher: Launcher, what: str) -> Ending:
+    def _environment(self, local_rank: int | None, generation: Generation) -> dict[str, str]:
+        return rank_environment(
+            self._order,
+            local_rank,
+            generation,
+            work=self._share.work,
+            path=self._path,
+            credentials=self._credentials,
+        )
+
+    def _follow(self, launcher: Launcher, what: str, crew: Crew | None = None) -> Ending:
         """Wait until every running process ended well, one ended badly, or there is a reason to stop."""
         while True:
             failed = self._watcher.first_failed
@@ -251,6 +232,8 @@ class ShareRun:
                 return reason
             if self._restarts.is_wanted:
                 return OTHERS_FAILED
+            if crew is not None:
+                crew.look_after()
             self._watcher.turn(self._reasons.next_in(TURN_S))
 
     def _failed(self, process: Process, status: int, failure: str | None, what: str) -> Ending:

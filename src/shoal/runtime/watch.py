@@ -30,6 +30,8 @@ class Process:
         self.pid = pid
         self.rank = rank
         self.is_needed = is_needed
+        self.slot = 0
+        """Its place on the share's board."""
         self.status: int | None = None
         """As `waitpid` gives it; None while it runs."""
         self.words = Tail()
@@ -37,12 +39,18 @@ class Process:
 
 
 class _Stream:
-    def __init__(self, fd: int, process: Process, letter: str) -> None:
+    def __init__(self, fd: int, process: Process, *, is_error: bool) -> None:
         self.fd = fd
         self.process = process
-        self.letter = letter
-        self.is_error = False
+        self.is_error = is_error
         self.splitter = LineSplitter()
+
+    @property
+    def letter(self) -> str:
+        """As the log names it: of a rank, or of what is none yet."""
+        if self.process.rank is None:
+            return "s"
+        return "e" if self.is_error else "o"
 
 
 class Watcher:
@@ -64,10 +72,8 @@ class Watcher:
     def add(self, process: Process, pipes: Pipes) -> None:
         """Watch a process that was just started."""
         self._processes[process.pid] = process
-        out = _Stream(pipes.stdout, process, "s" if process.rank is None else "o")
-        error = _Stream(pipes.stderr, process, "s" if process.rank is None else "e")
-        error.is_error = True
-        for stream in (out, error):
+        for fd, is_error in ((pipes.stdout, False), (pipes.stderr, True)):
+            stream = _Stream(fd, process, is_error=is_error)
             os.set_blocking(stream.fd, False)
             self._streams[stream.fd] = stream
             self._epoll.register(stream.fd, select.EPOLLIN)
