@@ -1,0 +1,48 @@
+"""The ranks that save and load together, over a group of their own: training's collectives go on beside it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+TIMEOUT = timedelta(minutes=10)
+"""Ranks wait for the slowest writer."""
+
+Value = TypeVar("Value")
+
+
+class Peers:
+    """Alone where no group was made. Used by one thread at a time; every call is a collective."""
+
+    def __init__(self) -> None:
+        self.group: dist.ProcessGroup | None = None
+        self.world = _world()
+        self.rank, self.world_size = 0, 1
+        if self.world is not None:
+            self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+            self.group = dist.new_group(backend="gloo", timeout=TIMEOUT)
+
+    def is_current(self) -> bool:
+        """Whether the process is still in the group that these are the ranks of."""
+        return self.world is _world()
+
+    def all(self, value: Value) -> list[Value]:
+        """Everyone's value, by rank."""
+        values: list[Any] = [value] * self.world_size
+        if self.group is not None:
+            dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def from_first(self, value: Value | None) -> Value:
+        """Rank 0's value; what the others bring is ignored."""
+        values: list[Any] = [value]
+        if self.group is not None:
+            dist.broadcast_object_list(values, src=0, group=self.group)
+        result: Value = values[0]
+        return result
+
+
+def _world() -> dist.ProcessGroup | None:
+    return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
