@@ -67,9 +67,12 @@ def _of_others(kind: str, data: dict[str, Any]) -> tuple[str, str]:
         reason, pause = str(data.get("reason")).replace("_", " "), duration(data.get("backoff_s"))
         return f"queued again after {reason}, attempt {data.get('epoch')} in {pause}", ""
     if kind == "plan.made":
-        evicted = len(data.get("evicted") or ())
+        placed = data.get("num_placed", len(data.get("placed") or ()))
+        evicted = data.get("num_evicted", len(data.get("evicted") or ()))
         also = f", {evicted} evicted" if evicted else ""
-        return f"plan made: {len(data.get('placed') or ())} placed{also}, {data.get('waiting')} waiting", ""
+        return f"plan made: {placed} placed{also}, {data.get('waiting')} waiting", ""
+    if kind == "plan.part":
+        return "plan, a part of the next event", ""
     if kind == "job.evicted":
         return f"gives way to {data.get('for') or 'a job of another project'}", ""
     if kind == "job.grows":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.control.core import Core
+from shoal.control.core import NEWS_PATIENCE_S, Core
 from shoal.control.frozen import spec_of
 from shoal.errors import StateError
 from shoal.model.attempt import Attempt, AttemptState
@@ -82,7 +82,8 @@ async def _noted(core: Core, renewal: Renewal) -> Attempt:
         attempt = await core.store.read(lambda tx: _current(tx.attempts.get(renewal.attempt_id), renewal))
         if _news(attempt, renewal) is None:
             return attempt
-    return await core.store.write(lambda tx: _record(core, tx, renewal))
+    patience_s = NEWS_PATIENCE_S if renewal.outcome is None else 0.0
+    return await core.store.write(lambda tx: _record(core, tx, renewal), patience_s=patience_s)
 
 
 def _record(core: Core, tx: Tx, renewal: Renewal) -> Attempt:

@@ -86,6 +86,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     queued_at: float
     backoff_s: float = 0.0
     """How long after `queued_at` it may be placed."""
+    goes_on: bool = False
+    """The one before it stopped for nothing but to start again on more nodes."""
     allocation: Allocation = ()
     native_id: str | None = None
     placed_at: float | None = None
@@ -96,6 +98,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: EndReason | None = None
     """Set while stopping: why we asked."""
     stop_asked_at: float | None = None
+    grows_to: int | None = None
+    """With how many nodes its job goes on, where it stops for that."""
     outcomes: tuple[NodeOutcome, ...] = ()
     """What each node's supervisor reported, in order of arrival; at most one a node."""
     orphaned_nodes: tuple[str, ...] = ()

@@ -79,6 +79,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Attempts that ended by the program's own fault and were counted against `retry`."""
     losses: int = 0
     """Attempts that the cluster lost: not counted against `retry`."""
+    evictions: int = 0
+    """Attempts that gave way to other jobs: not counted against `retry` either."""
     excluded_nodes: tuple[str, ...] = ()
     stop_asked_by: str | None = None
     outcome: JobOutcome | None = None

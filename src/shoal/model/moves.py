@@ -71,6 +71,8 @@ class StopAsked(msgspec.Struct, frozen=True, tag=True):
     by: str
     because: str = ""
     """The whole sentence, where `stopped by ...` would not be the reason."""
+    grows_to: int | None = None
+    """With how many nodes it goes on, where that is what it stops for."""
 
 
 class FencePassed(msgspec.Struct, frozen=True, tag=True):
@@ -165,6 +167,7 @@ def _stop(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
         stop_reason=event.reason,
         stop_asked_at=now,
         message=event.because or f"stopped by {event.by}",
+        grows_to=event.grows_to,
     )
     return stopping, (Effect.CANCEL,)
 

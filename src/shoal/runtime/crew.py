@@ -13,13 +13,16 @@ import signal
 from collections.abc import Callable
 
 from shoal.clock import Clock
+from shoal.runtime import tree
 from shoal.runtime.board import VARIABLE, Board, Place, Standing
+from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.environment import Generation
+from shoal.runtime.hangs import Pace
 from shoal.runtime.launch import Launcher
 from shoal.runtime.watch import Process, Watcher
 from shoal.wire import Order
 
-TURN_S = 0.03
+TURN_S, LOOK_S = 0.03, 0.25
 JOIN_S = 5.0
 """A survivor that has not joined the next group by then is stuck in the last one, and is replaced."""
 
@@ -31,9 +34,16 @@ class Crew:
     """Main thread only. `ranks` are the processes of the current group, in rank order."""
 
     def __init__(
-        self, order: Order, launcher: Launcher, watcher: Watcher, clock: Clock, environments: Environments
+        self,
+        order: Order,
+        confinement: Confinement,
+        launcher: Launcher,
+        watcher: Watcher,
+        clock: Clock,
+        environments: Environments,
     ) -> None:
         self._order = order
+        self._confinement = confinement
         self._launcher = launcher
         self._watcher = watcher
         self._clock = clock
@@ -43,6 +53,9 @@ class Crew:
         self._formed_at = 0.0
         self._spare: Process | None = None
         self._survivors: list[Process] = []
+        self._pace = Pace()
+        self.hung: str | None = None
+        """Why ranks of this group were killed by us, if they were."""
         self.ranks: list[Process] = []
 
     @property
@@ -53,6 +66,7 @@ class Crew:
         """Have every rank of this node in this group: survivors are told, the others are started."""
         self._survivors, self._generation = self.ranks, generation
         self._formed_at = self._clock.monotonic()
+        self._pace, self.hung = Pace(), None
         self.ranks = []
         for local_rank in range(self._order.ranks_per_node):
             old = self._survivors[local_rank] if self._survivors else None
@@ -85,6 +99,31 @@ class Crew:
             stuck = [p for p, has in zip(self.ranks, joined, strict=True) if not has and self._can_go_on(p)]
             for process in stuck:
                 _kill_group(process)
+        if all(joined):
+            self._look_for_hang()
+
+    def _look_for_hang(self) -> None:
+        """End what hangs: the processes that are stopped, if that is why; else every rank of the node."""
+        now, cpu_s = self._clock.monotonic(), self._confinement.cpu_seconds()
+        if cpu_s is None:
+            return  # nobody can tell the idle from the busy here
+        self._pace.look(now, min(self._board.beat(process.slot).step for process in self.ranks), cpu_s)
+        silent_s = self._pace.silent_s(now, cpu_s)
+        if silent_s is None or self.hung is not None:
+            return
+        self.hung = f"no step for {silent_s:.1f} s after step {self._pace.step}; "
+        self.hung += f"the longest before took {self._pace.longest_s:.1f} s"
+        culprits = tree.stopped(self._confinement.processes())
+        for pid in culprits:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in self.ranks if not culprits else ():
+            _kill_group(process)
+
+    @property
+    def pause_s(self) -> float:
+        """How long to wait before the next look."""
+        return LOOK_S if self._pace.step >= 0 else TURN_S * 30
 
     def _can_go_on(self, process: Process) -> bool:
         return self._board.beat(process.slot).standing is not Standing.UNKNOWN

@@ -40,6 +40,11 @@ def of_rank(rank: int, status: int, *, is_out_of_memory: bool, grace_s: float) -
     return Ending(kind=kind, message=how, grace_s=grace_s, exit_code=code, signal=number, rank=rank)
 
 
+def of_hang(end: Ending, told: str) -> Ending:
+    """The ending of a rank that was killed because nothing moved."""
+    return msgspec.structs.replace(end, message=f"rank {end.rank} hung and was killed: {told}")
+
+
 def of_setup(what: str, status: int) -> Ending:
     """The ending of a share whose ranks were never started."""
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None

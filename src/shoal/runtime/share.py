@@ -170,7 +170,8 @@ class ShareRun:
 
     def _run_ranks(self, launcher: Launcher) -> Ending:
         """Run one group of ranks after the other, until one ends well or nothing may follow it."""
-        crew = Crew(self._order, launcher, self._watcher, self._clock, self._environment)
+        assert self._confinement is not None
+        crew = Crew(self._order, self._confinement, launcher, self._watcher, self._clock, self._environment)
         last = self._warm_up(launcher, crew)
         while last is None:
             began_at = self._clock.monotonic()
@@ -224,7 +225,8 @@ class ShareRun:
         while True:
             failed = self._watcher.first_failed
             if failed is not None and failed.status is not None:
-                return self._failed(failed, failed.status, launcher.failure(), what)
+                end = self._failed(failed, failed.status, launcher.failure(), what)
+                return ending.of_hang(end, crew.hung) if crew is not None and crew.hung else end
             if all(process.status == 0 for process in self._running):
                 return ending.SUCCEEDED
             reason = self._reasons.now()
@@ -234,7 +236,7 @@ class ShareRun:
                 return OTHERS_FAILED
             if crew is not None:
                 crew.look_after()
-            self._watcher.turn(self._reasons.next_in(TURN_S))
+            self._watcher.turn(self._reasons.next_in(TURN_S if crew is None else crew.pause_s))
 
     def _failed(self, process: Process, status: int, failure: str | None, what: str) -> Ending:
         if failure is not None:

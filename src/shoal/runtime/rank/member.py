@@ -7,7 +7,7 @@ import time
 
 from shoal.runtime.board import VARIABLE, Board, Place, Standing
 
-POLL_S = 0.002
+POLL_S, SPARE_POLL_S = 0.002, 0.02
 PEERS_S = 2.0
 """How long after an error of ours the supervisor may take to tell that it was a peer's end."""
 
@@ -37,7 +37,7 @@ class Member:
                 os.environ["MASTER_PORT"] = str(place.master_port)
                 os.environ["SHOAL_GENERATION"] = str(place.generation)
                 return place
-            time.sleep(POLL_S)
+            time.sleep(POLL_S if self.generation >= 0 else SPARE_POLL_S)
 
     def joined(self) -> None:
         self._say(Standing.JOINED)
