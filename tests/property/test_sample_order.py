@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from shoal.errors import SpecError
 from shoal.runtime.rank.permutation import permute
@@ -21,6 +21,19 @@ from shoal.runtime.rank.sampler import Sampler
 
 sizes = st.integers(1, 500)
 seeds = st.integers(0, 2**64 - 1)
+
+
+class Numbers(Dataset[int]):
+    """Each sample is its own index."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> int:
+        return index
 
 
 @contextmanager
@@ -38,7 +51,7 @@ def global_batches(make: Sampler, world: int, count: int) -> list[list[int]]:
         sampler = Sampler(make.size, global_batch=make.global_batch, seed=make.seed)
         sampler.load_state_dict(make.state_dict())
         with at(rank, world):
-            loader = DataLoader(range(make.size), batch_size=sampler.batch_size, sampler=sampler)
+            loader = DataLoader(Numbers(make.size), batch_size=sampler.batch_size, sampler=sampler)
             parts.append([batch.tolist() for batch in islice(sampler.batches(loader), count)])
     return [[index for part in parts for index in part[batch]] for batch in range(count)]
 
@@ -92,7 +105,7 @@ def test_batches_that_cross_the_end_of_an_epoch_repeat_and_miss_nothing(
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_position_counts_what_came_out_and_not_what_workers_fetched_ahead(workers: int) -> None:
     sampler = Sampler(100, global_batch=8, seed=3)
-    loader = DataLoader(range(100), batch_size=8, sampler=sampler, num_workers=workers)
+    loader = DataLoader(Numbers(100), batch_size=8, sampler=sampler, num_workers=workers)
     batches = sampler.batches(loader)
     first = [next(batches).tolist() for _ in range(15)]
     assert sampler.position == 15 * 8
@@ -102,7 +115,7 @@ def test_the_position_counts_what_came_out_and_not_what_workers_fetched_ahead(wo
 
 def test_a_plain_loop_over_epochs_has_as_many_batches_as_the_loader_says() -> None:
     sampler = Sampler(10, global_batch=4, seed=1)
-    loader = DataLoader(range(10), batch_size=sampler.batch_size, sampler=sampler)
+    loader = DataLoader(Numbers(10), batch_size=sampler.batch_size, sampler=sampler)
     lengths = []
     for epoch in range(3):
         sampler.set_epoch(epoch)

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import fully_shard
+from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from shoal.runtime.rank.checkpoint.checkpoints import Checkpoints
@@ -24,7 +24,7 @@ def launch(program: Callable[..., None], world: int, *args: object) -> None:
     """Run `program(rank, *args)` as so many ranks of a gloo group; raises what the first to fail raised."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    mp.spawn(_rank, (world, port, program, args), nprocs=world)
+    spawn(_rank, (world, port, program, args), nprocs=world)  # type: ignore[no-untyped-call]
 
 
 def _rank(rank: int, world: int, port: int, program: Callable[..., None], args: tuple[object, ...]) -> None:
@@ -67,9 +67,8 @@ def train(parts: Parts, begin: int, end: int) -> None:
 def whole(parts: Parts) -> dict[str, torch.Tensor]:
     """The model's full tensors, on every rank."""
     options = StateDictOptions(full_state_dict=True)
-    return {
-        key: value.clone() for key, value in get_model_state_dict(parts["model"], options=options).items()
-    }
+    state: dict[str, Any] = get_model_state_dict(parts["model"], options=options)
+    return {key: value.clone() for key, value in state.items()}
 
 
 def is_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:

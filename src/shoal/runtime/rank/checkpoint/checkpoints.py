@@ -98,7 +98,7 @@ class Checkpoints:
         for optimizer in set(optimizers_of(parts)) - set(self._guarded):
             optimizer.register_step_pre_hook(self._before_step)
             self._guarded.add(optimizer)
-        self._pace.set_due(peers.from_first(self._pace.next(step)))
+        self._pace.set_due(peers.from_first(lambda: self._pace.next(step)))
         writing = Writing(peers, self._tiers, Name(self._fence, step), run_s=self._pace.run_s)
         self._stage = self._stage or Stage()
         self._flight = Flight(step, self._stage, own, writing.land)
@@ -130,7 +130,7 @@ class Checkpoints:
         if error is None:
             self._saved = flight.step
         elif self._peers is None or self._peers.rank == 0:
-            print(f"shoal: step {flight.step} was not saved: {error}", file=sys.stderr)
+            sys.stderr.write(f"shoal: step {flight.step} was not saved: {error}\n")
         return self._saved
 
     def __enter__(self) -> Self:
@@ -152,8 +152,7 @@ class Checkpoints:
             return self._peers
         peers = self._peers = Peers()
         self._owners = None
-        claim = self._claim() if peers.rank == 0 else None
-        told: Fence | ShoalError = peers.from_first(claim)
+        told = peers.from_first(self._claim)
         if isinstance(told, ShoalError):
             self._peers = None
             raise told

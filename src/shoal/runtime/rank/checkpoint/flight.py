@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
@@ -40,8 +40,7 @@ class Stage:
     def copy(self, state: dict[str, Any]) -> dict[str, Any]:
         """The state in host memory. It stays as it is until the next call."""
         with self._on_stream():
-            copied: dict[str, Any] = self._stager.stage(state)
-        return copied
+            return cast("dict[str, Any]", self._stager.stage(state))
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:

@@ -89,8 +89,7 @@ class Objects:
             path = os.path.join(into, file)
             try:
                 with open(path, "wb") as opened:
-                    for piece in self._store.get(f"{name}/{file}").stream(min_chunk_size=PIECE_BYTES):
-                        opened.write(piece)
+                    opened.writelines(self._store.get(f"{name}/{file}").stream(min_chunk_size=PIECE_BYTES))
                     opened.flush()
                     os.fsync(opened.fileno())
             except FileNotFoundError:

@@ -12,7 +12,7 @@ FIRST_STEPS = 10
 
 
 class Pace:
-    """Kept by every rank; rank 0 alone decides `next`, and tells the others. `every`: so many steps, fixed."""
+    """Kept by every rank; rank 0 alone decides `next`, and tells the others. `every`: a fixed pace."""
 
     def __init__(self, every: int | None) -> None:
         self._every = every

@@ -1,7 +1,8 @@
-"""The ranks that save and load together, over a group of their own: training's collectives go on beside it."""
+"""The ranks that save and load together, in a group of their own beside training's."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -35,9 +36,9 @@ class Peers:
             dist.all_gather_object(values, value, group=self.group)
         return values
 
-    def from_first(self, value: Value | None) -> Value:
-        """Rank 0's value; what the others bring is ignored."""
-        values: list[Any] = [value]
+    def from_first(self, make: Callable[[], Value]) -> Value:
+        """What rank 0 makes; the others make nothing."""
+        values: list[Any] = [make() if self.rank == 0 else None]
         if self.group is not None:
             dist.broadcast_object_list(values, src=0, group=self.group)
         result: Value = values[0]

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
 
 from shoal.errors import SpecError
 from shoal.runtime.rank.checkpoint.manifest import Fence, FileRecord, Manifest
@@ -26,14 +27,13 @@ def find(peers: Peers, tiers: Tiers, fence: Fence) -> tuple[str, Manifest] | Non
     A collective with one answer: rank 0 says which to try, each rank checks a part of its files, and one that
     any rank finds damaged is passed over by all.
     """
-    candidates: list[Candidate] = peers.from_first(tiers.candidates() if peers.rank == 0 else None)
-    for one in candidates:
+    for one in peers.from_first(tiers.candidates):
         place = tiers.places[one.place]
         found = _checked(peers, tiers, one, fence)
         if isinstance(found, Manifest):
             return tiers.folder_for(place).where(one.name), found
         if peers.rank == 0:
-            print(f"shoal: passing over {one.name} at {place.title}: {found}", file=sys.stderr)
+            sys.stderr.write(f"shoal: passing over {one.name} at {place.title}: {found}\n")
     return None
 
 
@@ -41,12 +41,8 @@ def read(peers: Peers, parts: Mapping[str, Stateful], path: str, manifest: Manif
     """Fill the parts. `SpecError`: what was saved does not fit them."""
     state = capture(parts)
     try:
-        dcp.load(
-            state,
-            storage_reader=dcp.FileSystemReader(path),
-            process_group=peers.group,
-            no_dist=peers.group is None,
-        )
+        reader, group = FileSystemReader(path), peers.group
+        load(state, storage_reader=reader, process_group=group, no_dist=group is None)
     except CheckpointException as error:
         raise SpecError(
             f"the checkpoint of step {manifest.step} does not fit this program: {cause(error)}",
@@ -59,8 +55,7 @@ def _checked(peers: Peers, tiers: Tiers, one: Candidate, fence: Fence) -> Manife
     """It can be read from a folder now; or why not."""
     place = tiers.places[one.place]
     folder = tiers.folder_for(place)
-    told = _tried(lambda: place.manifest(one.name)) if peers.rank == 0 else None
-    manifest: Manifest | str = peers.from_first(told)
+    manifest = peers.from_first(lambda: _tried(lambda: place.manifest(one.name)))
     if isinstance(manifest, str):
         return manifest
     own = _share(manifest.files, peers)

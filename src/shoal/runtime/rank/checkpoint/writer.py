@@ -10,8 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.distributed.checkpoint import FileSystemWriter
-from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
@@ -23,7 +22,7 @@ METADATA = ".metadata"
 BUFFER_BYTES = 1 << 20
 
 
-class Writer(FileSystemWriter):  # type: ignore[misc]
+class Writer(FileSystemWriter):
     """Writes this rank's part into `path`; on rank 0, `finished` is called when all have written theirs.
 
     What `finished` raises fails the save on every rank. Copies to the host were made before: no stream of a
@@ -32,17 +31,17 @@ class Writer(FileSystemWriter):  # type: ignore[misc]
 
     def __init__(self, path: str, finished: Callable[[dict[str, FileRecord]], None]) -> None:
         super().__init__(path, single_file_per_rank=True, sync_files=False, per_thread_copy_ahead=0)
-        self.fs = HashedFiles()
+        self.fs = self._files = HashedFiles()
         self._finished = finished
 
     @property
     def own_files(self) -> list[str]:
         """What this rank has written so far."""
-        return [METADATA if name == f"{METADATA}.tmp" else name for name in self.fs.records]
+        return [METADATA if name == f"{METADATA}.tmp" else name for name in self._files.records]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         results = super().write_data(plan, planner).wait()
-        records = dict(self.fs.records)
+        records = dict(self._files.records)
         done: Future[list[WriteResult]] = Future()
         done.set_result(
             [dataclasses.replace(one, storage_data=(one.storage_data, records)) for one in results]
@@ -58,11 +57,11 @@ class Writer(FileSystemWriter):  # type: ignore[misc]
             for of_rank in results
         ]
         super().finish(metadata, plain)
-        files[METADATA] = self.fs.records[f"{METADATA}.tmp"]
+        files[METADATA] = self._files.records[f"{METADATA}.tmp"]
         self._finished(files)
 
 
-class HashedFiles(FileSystem):  # type: ignore[misc]
+class HashedFiles(FileSystem):
     """Files of one folder, each remembered with what was written into it."""
 
     def __init__(self) -> None:

@@ -7,8 +7,8 @@ import sys
 import warnings
 from typing import Any
 
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from shoal.errors import StateError
 from shoal.runtime.rank.checkpoint.manifest import FileRecord, Manifest, Name
@@ -35,7 +35,7 @@ class Writing:
         """Committed at the first place when it returns, and at the others as far as they took it."""
         writer = Writer(self._tiers.first.unfinished(self._name), self._commit)
         group = self._peers.group
-        dcp.save(state, storage_writer=writer, process_group=group, no_dist=group is None)
+        save(state, storage_writer=writer, process_group=group, no_dist=group is None)
         for place in self._tiers.copies():
             self._copy(place, writer.own_files)
 
@@ -64,7 +64,7 @@ class Writing:
         if problem is None:
             place.commit(self._manifest, self._name.fence)
         else:
-            print(f"shoal: step {self._name.step} is not at {place.title}: {problem}", file=sys.stderr)
+            sys.stderr.write(f"shoal: step {self._name.step} is not at {place.title}: {problem}\n")
 
 
 def cause(error: BaseException | None) -> BaseException | None:
