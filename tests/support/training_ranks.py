@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -15,23 +16,33 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from shoal.runtime.rank.checkpoint.checkpoints import Checkpoints
+from shoal.runtime.rank.checkpoint.folder import Folder
 from shoal.runtime.rank.sampler import Sampler
 
 Parts = dict[str, Any]
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
 def launch(program: Callable[..., None], world: int, *args: object) -> None:
     """Run `program(rank, *args)` as so many ranks of a gloo group; raises what the first to fail raised."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     spawn(_rank, (world, port, program, args), nprocs=world)  # type: ignore[no-untyped-call]
 
 
 def _rank(rank: int, world: int, port: int, program: Callable[..., None], args: tuple[object, ...]) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    meet(rank, world, port)
     program(rank, *args)
     dist.destroy_process_group()
+
+
+def meet(rank: int, world: int, port: int) -> None:
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
 
 
 def build(kind: str = "plain", seed: int = 0, *, has_means: bool = False) -> Parts:
@@ -115,3 +126,23 @@ def load_of_one_process(rank: int, folder: str) -> None:
     dist.barrier()
     assert Checkpoints(f"{folder}/plain").load(parts) == 3
     assert is_same(whole(parts), expected)
+
+
+def go_on_in_another_group(rank: int, folder: str, port: int) -> None:
+    """The group breaks with a save under way; the same processes form the next one, and save again."""
+    os.environ["SHOAL_EPOCH"], os.environ["SHOAL_GENERATION"] = "1", "0"
+    parts, checkpoints = build("ddp"), Checkpoints(folder)
+    checkpoints.load(parts)
+    train(parts, 0, 1)
+    checkpoints.save(parts, 1)
+    checkpoints.wait()
+    checkpoints.save(parts, 2)
+    dist.destroy_process_group()
+    os.environ["SHOAL_GENERATION"] = "1"
+    meet(rank, 2, port)
+    again = build("ddp", seed=1)
+    assert checkpoints.load(again) in {1, 2}
+    checkpoints.save(again, 3)
+    assert checkpoints.wait() == 3
+    names = Folder(folder, keep=3).names()
+    assert (names[0].step, names[0].fence.generation) == (3, 1)

@@ -68,6 +68,12 @@ def test_two_ranks_shard_what_one_saved_and_all_pass_over_a_damaged_one(home: Pa
     launch(training_ranks.load_of_one_process, 2, str(home))
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_processes_that_form_another_group_while_a_save_is_under_way_go_on_saving(home: Path) -> None:
+    launch(training_ranks.go_on_in_another_group, 2, str(home), training_ranks.free_port())
+
+
 def test_a_run_resumed_alone_ends_with_the_same_weights(home: Path) -> None:
     parts, _ = saved(home, 2, 4)
     again = build(seed=1)

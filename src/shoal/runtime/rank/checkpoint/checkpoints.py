@@ -119,13 +119,14 @@ class Checkpoints:
         flight, self._flight = self._flight, None
         if flight is None:
             return self._saved
-        if not flight.wait(None if self._peers is None or self._peers.is_current() else LEFT_S):
+        is_current = self._peers is not None and self._peers.is_current()
+        if not flight.wait(None if is_current else LEFT_S):
             # Still stuck with a group that is gone: it keeps its memory, the next save gets its own.
             self._stage = None
             return self._saved
         self._pace.written_s = flight.took_s
         error = cause(flight.error)
-        if isinstance(error, StateError):
+        if isinstance(error, StateError) and is_current:
             raise error
         if error is None:
             self._saved = flight.step

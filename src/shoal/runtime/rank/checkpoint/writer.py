@@ -29,9 +29,10 @@ class Writer(FileSystemWriter):
     device is used here.
     """
 
-    def __init__(self, path: str, finished: Callable[[dict[str, FileRecord]], None]) -> None:
+    def __init__(self, path: str, world_size: int, finished: Callable[[dict[str, FileRecord]], None]) -> None:
         super().__init__(path, single_file_per_rank=True, sync_files=False, per_thread_copy_ahead=0)
         self.fs = self._files = HashedFiles()
+        self._world_size = world_size
         self._finished = finished
 
     @property
@@ -49,6 +50,11 @@ class Writer(FileSystemWriter):
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        if len(results) != self._world_size:
+            # Where the process has left its group by now, DCP takes it for a program of one rank.
+            raise RuntimeError(
+                f"{len(results)} of {self._world_size} ranks have written: their group is gone"
+            )
         files: dict[str, FileRecord] = {}
         for one in (one for of_rank in results for one in of_rank):
             files.update(one.storage_data[1])

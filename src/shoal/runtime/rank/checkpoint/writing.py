@@ -33,7 +33,7 @@ class Writing:
 
     def land(self, state: dict[str, Any]) -> None:
         """Committed at the first place when it returns, and at the others as far as they took it."""
-        writer = Writer(self._tiers.first.unfinished(self._name), self._commit)
+        writer = Writer(self._tiers.first.unfinished(self._name), self._peers.world_size, self._commit)
         group = self._peers.group
         save(state, storage_writer=writer, process_group=group, no_dist=group is None)
         for place in self._tiers.copies():
