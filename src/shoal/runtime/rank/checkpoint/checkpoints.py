@@ -25,7 +25,7 @@ from shoal.runtime.rank.checkpoint.parts import capture, optimizers_of, replicat
 from shoal.runtime.rank.checkpoint.peers import Peers
 from shoal.runtime.rank.checkpoint.reading import find, read
 from shoal.runtime.rank.checkpoint.tiers import Tiers, is_on_one_node
-from shoal.runtime.rank.checkpoint.writing import Writing, cause
+from shoal.runtime.rank.checkpoint.writing import Writing
 from shoal.runtime.rank.state import Stateful
 
 LEFT_S = 1.0
@@ -125,7 +125,7 @@ class Checkpoints:
             self._stage = None
             return self._saved
         self._pace.written_s = flight.took_s
-        error = cause(flight.error)
+        error = flight.error
         if isinstance(error, StateError) and is_current:
             raise error
         if error is None:

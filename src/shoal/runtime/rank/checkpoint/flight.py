@@ -12,6 +12,8 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
+from shoal.runtime.rank.checkpoint.writing import cause
+
 
 class Stage:
     """Memory that every save is copied into first: allocated once, since fresh pages are what takes time.
@@ -83,7 +85,7 @@ class Flight:
             self._staged.set()
             self._land(copied)
         except (Exception, CheckpointException) as error:  # noqa: BLE001 - said by whoever waits
-            self.error = error
+            self.error = cause(error)
         finally:
             self._state = {}
             self.took_s = time.monotonic() - began

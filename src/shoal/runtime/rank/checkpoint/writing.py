@@ -68,10 +68,14 @@ class Writing:
 
 
 def cause(error: BaseException | None) -> BaseException | None:
-    """What went wrong where it did: another rank's error comes wrapped. Being fenced comes first."""
-    if not isinstance(error, CheckpointException):
-        return error
-    inner = [failure[0] for failure in error.failures.values()]
+    """What went wrong where it did: another rank's error comes wrapped. Being fenced comes first.
+
+    Without its traceback, whose frames would keep a group alive that the process has left.
+    """
+    inner = [one for one, _ in error.failures.values()] if isinstance(error, CheckpointException) else []
     fenced = [one for one in inner if isinstance(one, StateError)]
-    found: BaseException = (fenced or inner or [error])[0]
+    found: BaseException | None = (fenced or inner or [error])[0]
+    if found is not None:
+        found.__context__ = found.__cause__ = None
+        found.__traceback__ = None
     return found
