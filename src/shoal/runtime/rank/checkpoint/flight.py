@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from shoal.runtime.rank.checkpoint.writing import cause
+
+EXIT_S = 5.0
+"""A process that ends inside a collective aborts: one that forgot to wait gives its last save so long."""
+_flying: set[Flight] = set()
 
 
 class Stage:
@@ -68,6 +73,7 @@ class Flight:
         self._land = land
         self._staged, self._done = threading.Event(), threading.Event()
         stage.order()
+        _flying.add(self)
         threading.Thread(target=self._run, name=f"checkpoint-{step}", daemon=True).start()
 
     def wait_staged(self) -> None:
@@ -91,3 +97,11 @@ class Flight:
             self.took_s = time.monotonic() - began
             self._staged.set()
             self._done.set()
+            _flying.discard(self)
+
+
+@atexit.register
+def _wait_for_all() -> None:
+    until = time.monotonic() + EXIT_S
+    for flight in list(_flying):
+        flight.wait(max(0.0, until - time.monotonic()))
