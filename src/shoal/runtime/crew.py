@@ -10,7 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable
+
+import msgspec
 
 from shoal.clock import Clock
 from shoal.runtime import tree
@@ -20,9 +23,13 @@ from shoal.runtime.environment import Generation
 from shoal.runtime.hangs import Pace
 from shoal.runtime.launch import Launcher
 from shoal.runtime.watch import Process, Watcher
-from shoal.wire import Order
+from shoal.wire import Order, Recovery
 
 TURN_S, LOOK_S = 0.03, 0.25
+SILENT_S = 60.0
+"""A program that has said nothing by then is one that does not use `shoal.runtime`."""
+GONE_S = 5.0
+"""How long what was killed may take to be gone."""
 JOIN_S = 5.0
 """A survivor that has not joined the next group by then is stuck in the last one, and is replaced."""
 
@@ -50,9 +57,10 @@ class Crew:
         self._environments = environments
         self._board_fd, self._board = Board.make()
         self._generation = Generation()
-        self._formed_at = 0.0
+        self._formed_at, self._formed_ns = 0.0, 0
         self._spare: Process | None = None
         self._survivors: list[Process] = []
+        self._last_step = self._kept = self._spares = 0
         self._pace = Pace()
         self.hung: str | None = None
         """Why ranks of this group were killed by us, if they were."""
@@ -65,26 +73,66 @@ class Crew:
     def form(self, generation: Generation) -> None:
         """Have every rank of this node in this group: survivors are told, the others are started."""
         self._survivors, self._generation = self.ranks, generation
-        self._formed_at = self._clock.monotonic()
+        self._formed_at, self._formed_ns = self._clock.monotonic(), time.monotonic_ns()
+        self._last_step = max((self._board.beat(p.slot).step for p in self._survivors), default=0)
         self._pace, self.hung = Pace(), None
-        self.ranks = []
+        self.ranks, self._kept, self._spares = [], 0, 0
         for local_rank in range(self._order.ranks_per_node):
             old = self._survivors[local_rank] if self._survivors else None
             place = self._place(local_rank)
             if old is not None and old.status is None:
                 process = old
+                self._kept += 1
+            elif (spare := self._take_spare()) is not None:
+                process = spare
+                self._spares += 1
             else:
-                process = self._take_spare() or self._start(local_rank, place)
+                process = self._start(local_rank, place)
             process.rank, process.is_needed = place.rank, True
             self.ranks.append(process)
             self._board.assign(process.slot, place)
 
-    def clear(self) -> None:
-        """The group is over. Who cannot join another one is killed, and everybody if one of those lives."""
+    def recovery(self, failed_at: float, failed_ns: int) -> Recovery | None:
+        """How this node got into the group, once it has made a step or is known not to tell of any."""
+        beats = [self._board.beat(process.slot) for process in self.ranks]
+        formed = Recovery(
+            generation=self._generation.number,
+            node=self._order.node,
+            failed_at=failed_at,
+            kept=self._kept,
+            spares=self._spares,
+            formed_s=(self._formed_ns - failed_ns) / 1e9,
+        )
+        if all(self._has_joined(process) for process in self.ranks):
+            if not all(beat.stepped_ns for beat in beats):
+                return None
+            return msgspec.structs.replace(
+                formed,
+                joined_s=(max(beat.joined_ns for beat in beats) - failed_ns) / 1e9,
+                stepped_s=(max(beat.stepped_ns for beat in beats) - failed_ns) / 1e9,
+                steps_lost=max(0, self._last_step - min(beat.first_step for beat in beats) + 1),
+            )
+        is_late = self._clock.monotonic() > self._formed_at + SILENT_S
+        return formed if is_late else None
+
+    def clear(self) -> bool:
+        """The group is over. Who cannot join another one is killed, and everybody if one of those lives.
+
+        False: something of it may still live, and no other may begin beside it.
+        """
         self._watcher.forget(self.ranks)
         living = [process for process in self.ranks if process.status is None]
         if not all(self._can_go_on(process) for process in living):
-            self._kill(living)
+            living = []
+        gone = [process for process in self.ranks if process not in living]
+        for process in gone:
+            _kill_group(process)  # of one that is dead, what it left behind
+        until = self._clock.monotonic() + GONE_S
+        while not all(process.status is not None and self._watcher.is_silent(process) for process in gone):
+            if self._clock.monotonic() > until:
+                return False
+            self._watcher.turn(TURN_S)
+        return True
 
     def look_after(self) -> None:
         """Have a spare ready once the ranks are of the kind that can use one; end the survivors that hang."""
@@ -168,12 +216,6 @@ class Crew:
         if self._spare is not None:
             taken.add(self._spare.slot)
         return next(slot for slot in range(len(taken) + 1) if slot not in taken)
-
-    def _kill(self, processes: list[Process]) -> None:
-        for process in processes:
-            _kill_group(process)
-        while any(process.status is None for process in processes):
-            self._watcher.turn(TURN_S)
 
 
 def _kill_group(process: Process) -> None:

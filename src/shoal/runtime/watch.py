@@ -112,6 +112,10 @@ class Watcher:
             process.is_needed = False
         self.first_failed = None
 
+    def is_silent(self, process: Process) -> bool:
+        """Whether nobody is left who could write for it: it is gone, and so is all that it started."""
+        return not any(stream.process is process for stream in self._streams.values())
+
     def drain(self) -> None:
         """Take what is left in the pipes when everything of the share is dead.
 

@@ -24,6 +24,8 @@ class Member:
             self._board, self._slot = Board(int(fd)), int(slot)
         self.generation = -1
         self.step = -1
+        self._joined_ns = 0
+        self._has_stepped = False
 
     def next(self) -> Place:
         """Wait for a group that is newer than ours, and enter it. At once, the first time, for a rank."""
@@ -40,11 +42,16 @@ class Member:
             time.sleep(POLL_S if self.generation >= 0 else SPARE_POLL_S)
 
     def joined(self) -> None:
+        self._joined_ns, self._has_stepped = time.monotonic_ns(), False
+        self._mark(0)
         self._say(Standing.JOINED)
 
     def at_step(self, step: int) -> None:
         """A sign of life: this many steps are complete."""
         self.step = step
+        if not self._has_stepped:
+            self._has_stepped = True
+            self._mark(time.monotonic_ns())
         self._say(Standing.JOINED)
 
     def is_group_over(self) -> bool:
@@ -59,6 +66,12 @@ class Member:
                 return True
             time.sleep(POLL_S)
         return False
+
+    def _mark(self, stepped_ns: int) -> None:
+        if self._board is not None:
+            self._board.mark(
+                self._slot, joined_ns=self._joined_ns, stepped_ns=stepped_ns, first_step=self.step
+            )
 
     def _told(self) -> Place | None:
         if self._board is not None:

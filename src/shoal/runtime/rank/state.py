@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+
+from shoal.runtime.rank import copying
 
 
 class Stateful(Protocol):
@@ -49,39 +50,15 @@ def level(state: State) -> str:
         return "start"
     source, me = steps.index(newest), dist.get_rank()
     behind = [rank for rank, step in enumerate(steps) if step < newest]
-    if me == source:
-        _send(state, behind)
+    if me == source and behind:
+        copying.send(state.state_dict(), behind)
     elif me in behind:
-        _receive(state, source)
+        state.load_state_dict(copying.receive(source))
     return f"rank {source}" if behind else "here"
 
 
 def _told_by_all(step: int) -> list[int]:
-    mine = torch.tensor([step], dtype=torch.int64, device=_device())
+    mine = torch.tensor([step], dtype=torch.int64, device=copying.device())
     theirs = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(theirs, mine)
     return [int(one) for one in theirs]
-
-
-def _send(state: State, ranks: list[int]) -> None:
-    buffer = io.BytesIO()
-    torch.save(state.state_dict(), buffer)
-    data = torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8).to(_device())
-    size = torch.tensor([data.numel()], dtype=torch.int64, device=_device())
-    for rank in ranks:
-        dist.send(size, rank)
-        dist.send(data, rank)
-
-
-def _receive(state: State, source: int) -> None:
-    size = torch.zeros(1, dtype=torch.int64, device=_device())
-    dist.recv(size, source)
-    data = torch.empty(int(size), dtype=torch.uint8, device=_device())
-    dist.recv(data, source)
-    # Sent by a rank of this very job: its own code, its own user.
-    state.load_state_dict(torch.load(io.BytesIO(data.cpu().numpy().tobytes()), weights_only=True))
-
-
-def _device() -> torch.device:
-    """Where this group's collectives want their tensors."""
-    return torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")

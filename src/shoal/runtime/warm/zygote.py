@@ -125,6 +125,8 @@ class Zygote:
                 if pid == 0:
                     return
                 rank = self._ranks.pop(pid, None)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)  # what it had started must not outlive it
                 if rank is not None:
                     with contextlib.suppress(OSError), rank.connection:
                         rank.connection.sendall(STATUS.pack(status))
