@@ -13,10 +13,17 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from shoal.runtime.rank.checkpoint.checkpoints import Checkpoints
     from shoal.runtime.rank.loop import Run, train
+    from shoal.runtime.rank.sampler import Sampler
 
-PUBLIC = {"train": "shoal.runtime.rank.loop", "Run": "shoal.runtime.rank.loop"}
-__all__ = ["Run", "train"]
+PUBLIC = {
+    "Checkpoints": "shoal.runtime.rank.checkpoint.checkpoints",
+    "Run": "shoal.runtime.rank.loop",
+    "Sampler": "shoal.runtime.rank.sampler",
+    "train": "shoal.runtime.rank.loop",
+}
+__all__ = ["Checkpoints", "Run", "Sampler", "train"]
 
 
 def __getattr__(name: str) -> object:

@@ -130,7 +130,7 @@ class ShareRun:
         directory, path = self._order.checkpoint_dir, self._order.checkpoint_path
         if directory is None or path is None or path.startswith("/"):
             return None
-        child = launcher.start_function("shoal.runtime.checkpoint", "link", (directory, path), keep=())
+        child = launcher.start_function("shoal.runtime.checkpoint_folder", "link", (directory, path), keep=())
         return self._first(launcher, "linking the checkpoint directory", child)
 
     def _set_up(self, launcher: Launcher) -> Ending | None:

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable
 
 from shoal.errors import ShoalError
-from shoal.runtime import checkpoint, kernel, spool, tree
+from shoal.runtime import checkpoint_folder, kernel, spool, tree
 from shoal.runtime.confine import cgroup, cgroup1, cgroup2, rlimits, view
 from shoal.runtime.confine.detect import candidates, find_bubblewrap
 from shoal.runtime.confine.mounts import Mounts
@@ -94,7 +94,7 @@ class Confinement:
                 hint="give `checkpoint` a path without a leading `/`",
             )
         self._open_way(directory, "checkpoint")
-        os.close(checkpoint.open_directory(directory))
+        os.close(checkpoint_folder.open_directory(directory))
 
     def enter(self) -> None:
         """In a child that was just forked: take on every limit and leave every privilege. `OSError`: the
