@@ -89,6 +89,7 @@ def test_options_of_accelerate_become_the_variables_that_it_derives_itself(
         (folder / "accelerate" / name).mkdir(parents=True)
         (folder / "accelerate" / name / "launch.py").write_text(STUB)
     monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for _ in range(2):
         found = accelerate.variables(sys.executable, str(folder), ["launch", "--mixed_precision", "bf16"])
         assert found == {"ACCELERATE_MIXED_PRECISION": "bf16"}
@@ -102,4 +103,8 @@ def test_accelerate_is_not_asked_about_the_number_of_processes(
     monkeypatch.delenv("HF_HOME", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     words = ["launch", "--num_processes", "4", "--multi_gpu"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert accelerate.variables("/no/such/python", str(folder), words) == {}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    found = accelerate.variables("/no/such/python", str(folder), words)
+    assert found == {"ACCELERATE_USE_CPU": "true"}, "without it each process trains for itself"

@@ -1,7 +1,7 @@
 """What the options of `accelerate launch` mean to a program: variables, as Accelerate itself derives them.
 
 It tells its processes of precision, FSDP, DeepSpeed and the rest by environment alone. Accelerate is asked
-once on each node; where it is not installed, or its answer cannot be had, there is nothing to tell.
+once on each node; where it is not installed there is nothing to tell.
 """
 
 from __future__ import annotations
@@ -41,20 +41,21 @@ print("\\n" + json.dumps(found))
 def variables(python: str, folder: str, options: list[str]) -> dict[str, str]:
     """What a program behind these options finds in its environment. Takes seconds, the first time.
 
-    Says so on stderr where Accelerate refuses the options.
+    Ends the process with a sentence if Accelerate refuses the options: without them it is another training.
     """
+    # Its launcher says so where there is no GPU; without that word each process would train for itself.
+    base = {"ACCELERATE_USE_CPU": "true"} if os.environ.get("CUDA_VISIBLE_DEVICES") == "" else {}
     words = options[1:] if options[:1] == ["launch"] else options
     if not _has_settings(words):
-        return {}
+        return base
     digest = hashlib.sha256(repr([python, os.getcwd(), words]).encode()).hexdigest()[:16]
     known = os.path.join(folder, f"accelerate-{digest}.json")
     with contextlib.suppress(OSError, ValueError), open(known, encoding="utf-8") as file:
         return dict(json.load(file))
-    found = _ask(python, words)
-    if found:
-        with open(f"{known}.{os.getpid()}", "w", encoding="utf-8") as file:
-            json.dump(found, file)
-        os.replace(f"{known}.{os.getpid()}", known)
+    found = {**_ask(python, words), **base}
+    with open(f"{known}.{os.getpid()}", "w", encoding="utf-8") as file:
+        json.dump(found, file)
+    os.replace(f"{known}.{os.getpid()}", known)
     return found
 
 
@@ -72,10 +73,11 @@ def _ask(python: str, words: list[str]) -> dict[str, str]:
     done = subprocess.run(
         [python, "-c", CODE, *words, "program.py"], capture_output=True, text=True, check=False
     )
-    if done.returncode != 0:
-        if "No module named 'accelerate'" not in done.stderr:
-            reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-            sys.stderr.write(f"shoal: options of `accelerate launch` are not passed on: {reason}\n")
+    if "No module named 'accelerate'" in done.stderr:
         return {}
+    if done.returncode != 0:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        sys.stderr.write(f"shoal: `accelerate launch` refuses its options: {reason}\n")
+        os._exit(2)
     told = json.loads(done.stdout.strip().splitlines()[-1])
     return {name: value for name, value in told.items() if name.startswith(PREFIXES)}
