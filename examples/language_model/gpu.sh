@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Run every program of this folder on this machine's GPUs, without a cluster: one rank on each GPU, or, with
-# RANKS=2 on a machine with one, two that share it and talk over gloo. Prints the last loss of each.
+# Run every program of this folder on this machine's GPUs, without a cluster: one rank on each GPU. Prints the last
+# loss of each. With RANKS=2 on one GPU two ranks share it over gloo, which has only what DDP needs on GPUs.
 #   examples/language_model/gpu.sh [program...]
 set -uo pipefail
 cd "$(dirname "$0")"
@@ -18,7 +18,7 @@ for program in ${@:-ddp fsdp2 tp pp fsdp2_tp deepspeed_zero}; do
     printf '%-15s %s ranks  %s\n' "$program" "$ranks" "$(grep '^step' "$saved/out" | tail -n 1)"
   else
     failed=1
-    printf '%-15s %s ranks  failed: %s\n' "$program" "$ranks" "$(grep -E 'Error|needs' "$saved/out" | head -n 1)"
+    printf '%-15s %s ranks  failed: %s\n' "$program" "$ranks" "$(grep -E '^\[rank.*Error|needs' "$saved/out" | tail -n 1)"
   fi
 done
 exit "$failed"

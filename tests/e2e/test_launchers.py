@@ -77,6 +77,7 @@ def test_program_of_any_framework_reads_its_place_from_the_environment(start: St
 def jax_would_find(environment: dict[str, str]) -> tuple[str, int, int]:
     """As `jax.distributed.initialize()` without arguments: its own variable, and Slurm's if all are there."""
     assert "OMPI_MCA_orte_hnp_uri" not in environment, "JAX would take us for Open MPI's daemon"
+    assert int(environment["OMPI_VERSION"].partition(".")[0]) < 5, "JAX would call MPI"
     assert {"SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_LOCALID"} <= set(environment)
     count, number = int(environment["SLURM_NTASKS"]), int(environment["SLURM_PROCID"])
     return environment["JAX_COORDINATOR_ADDRESS"], count, number

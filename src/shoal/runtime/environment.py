@@ -171,6 +171,8 @@ def _mpi(order: Order) -> dict[str, str]:
     daemon: a program that is linked with MPI itself finds itself alone.
     """
     return {
+        # JAX 0.11 takes these names without an old version for Open MPI 5, and would call MPI.
+        "OMPI_VERSION": "4.1",
         "OMPI_COMM_WORLD_SIZE": str(order.world_size),
         "OMPI_COMM_WORLD_LOCAL_SIZE": str(order.ranks_per_node),
         "PMI_SIZE": str(order.world_size),
