@@ -20,6 +20,7 @@ import anyio
 
 from benchmarks.measure import table
 from benchmarks.yardsticks.section import Report, Section, Traces, say
+from shoal.cli.serve import BACKEND, tune
 from shoal.clock import SystemClock
 from shoal.control import Actor, ControlPlane
 from shoal.control.core import Core
@@ -263,7 +264,8 @@ def run(traces: Traces) -> Report:
     case = Case()
     say(f"{case.num_workloads:,} workloads in real time: {case.bound_s:.0f} s at least")
     with tempfile.TemporaryDirectory(prefix="shoal-kueue-") as home:
-        return report(case, asyncio.run(drive(Path(home), case)))
+        tune()  # as the server does
+        return report(case, anyio.run(drive, Path(home), case, backend_options=BACKEND))
 
 
 SECTION = Section(

@@ -161,6 +161,27 @@ class NodeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """How often the ranks were started anew in place."""
 
 
+class Recovery(msgspec.Struct, frozen=True, kw_only=True):
+    """How one node came from a failure to its next step. Seconds count from when it was noticed there."""
+
+    generation: int
+    """The group that followed."""
+    node: str
+    failed_at: float
+    kept: int
+    """Ranks that lived on."""
+    spares: int
+    """Ranks that a waiting process became; the rest were started."""
+    formed_s: float
+    """Until every rank of the node was told or started."""
+    joined_s: float | None = None
+    """Until all of them had met; None: the program does not say."""
+    stepped_s: float | None = None
+    """Until all of them had made a step."""
+    steps_lost: int | None = None
+    """Complete steps that were done again."""
+
+
 class Phase(StrEnum):
     """Where a living supervisor is."""
 
@@ -189,6 +210,8 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
     failure: NodeOutcome | None = None
     """How this group ended here: may another follow in the same place? From the only node of an attempt, how
     the one before ended: it does not ask."""
+    recovery: Recovery | None = None
+    """The newest one here."""
     wait_s: float = 0.0
     """How long the answer may wait for something new to say."""
     nonce: str = ""

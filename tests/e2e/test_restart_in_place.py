@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.runtime.restarts import MAX_QUICK
 from shoal.wire import EndKind, Order
 from tests.support.shares import RunningShare, Start, an_order, processes_with, shares_in, until
 
@@ -61,9 +62,10 @@ def test_rank_that_fails_is_followed_by_a_new_group_in_the_same_place(start: Sta
     assert share.texts().count("zygote ['5.5'] __main__") == 4
 
 
-def test_program_that_fails_at_once_is_not_started_again_here(start: Start) -> None:
-    outcome = start(order("os._exit(7)", lived_s=0.1)).run()
-    assert (outcome.kind, outcome.exit_code, outcome.rank, outcome.restarts) == (EndKind.EXITED, 7, 1, 0)
+def test_program_that_keeps_failing_at_once_is_soon_given_up_here(start: Start) -> None:
+    always = "python -c 'import sys; sys.exit(7)'"
+    outcome = start(order("", run=always, ranks_per_node=1, max_restarts=9)).run()
+    assert (outcome.kind, outcome.exit_code, outcome.restarts) == (EndKind.EXITED, 7, MAX_QUICK)
 
 
 def test_failure_of_a_forked_rank_reads_as_that_of_a_started_one(start: Start) -> None:
@@ -89,7 +91,7 @@ def test_zygote_that_is_killed_takes_its_ranks_with_it_and_the_next_ones_start_c
     share = start(order("pass", lived_s=6.0))
     share.spawn()
     until(lambda: len(begins(share)) == 2, describe=share.describe)
-    (zygote,) = processes_with("zygote.main")
+    (zygote,) = processes_with(f"zygote.main('{share.share.work}")
     time.sleep(5.2)
     os.kill(zygote, signal.SIGKILL)
     outcome = share.outcome(60)

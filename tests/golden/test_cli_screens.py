@@ -33,7 +33,9 @@ OUTLOOK = {
     "latest": NOW + 11_105,
     "coverage": 0.9,
     "promised_at": None,
-    "sentence": "starts between 10:17 UTC and 13:11 UTC (90 % sure), about 11:05 UTC",
+    "num_starts": 312,
+    "not_looked": None,
+    "sentence": "starts by 13:11 UTC, about 11:05 UTC (90 % sure, from 312 starts)",
     "changes": [
         {
             "setting": "nodes: 3..4",

@@ -71,8 +71,8 @@ MUTANTS = (
     Mutant(
         "launch_without_looking_again",
         "control/launch.py",
-        "if attempt is None or attempt.state is not AttemptState.STARTING:",
-        "if attempt is None:",
+        " if own.state is AttemptState.STARTING]",
+        "]",
         "P2: what was stopped meanwhile is not started",
         ("sim",),
     ),

@@ -60,7 +60,8 @@ def test_every_job_ends_on_a_cluster_that_is_never_over_committed(
     assert all(used <= there for used, there in zip(line.used, line.open, strict=True))
     work_done = 0.0
     for index, job in enumerate(outcome.workload.jobs):
-        assert job.submitted_at <= outcome.starts[index] <= outcome.ends[index] - job.run_s
+        # Failures are at odd moments: the end less the run may miss the start by a rounding.
+        assert job.submitted_at <= outcome.starts[index] <= outcome.ends[index] - job.run_s + 1e-6
         gpus = job.request.gpus.count if job.request.gpus else 0
         work_done += gpus * job.request.min_nodes * job.run_s
     held = sum(

@@ -27,7 +27,7 @@ class SimStore:
         """Chance that a commit fails, as on a full disk."""
         self.commits = 0
 
-    async def write(self, change: Callable[[Tx], Any]) -> Any:
+    async def write(self, change: Callable[[Tx], Any], *, patience_s: float = 0.0) -> Any:
         await Pause()
         if self._dice.random() < self.failing:
             raise StoreUnavailable("no space left on device")

@@ -113,7 +113,7 @@ class StagedStore:
         self.inner = open_memory_store()
         self.meanwhile = Meanwhile()
 
-    async def write(self, fn: Callable[[Tx], T]) -> T:
+    async def write(self, fn: Callable[[Tx], T], *, patience_s: float = 0.0) -> T:
         self.meanwhile.reach("before write")
         answer = await self.inner.write(fn)
         self.meanwhile.reach("after write")

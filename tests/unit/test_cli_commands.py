@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 import os
+import time
 from typing import Any
 
 import pytest
 
 from shoal.cli import follow
+from shoal.cli.logs import clock_text
 from shoal.client.credentials import Credentials
 from tests.support.cli import Shell
 from tests.support.fake_server import TOKEN, FakeServer, job_view, log_line, sse
@@ -90,7 +92,7 @@ def test_why_of_a_job_that_ended_shows_its_attempts(shell: Shell, fake: FakeServ
     fake.answers["GET", f"/v1/jobs/{JOB_ID}/why"] = answer
     assert shell("why", JOB_ID).out == (
         "vision/17 failed: oom\n"
-        "ATTEMPT  NODES  BEGAN           RAN    HOW IT ENDED\n"
+        "ATTEMPT  NODES  BEGAN (UTC)     RAN    HOW IT ENDED\n"
         "1        n1+1   01-15 08:01:40  12s    lost: its supervisor died on n2\n"
         "2        n1     01-15 08:02:00  1m10s  failed: n1: rank 0 ran out of memory\n"
         "took 3m10s from submit to end; exit code 137\n"
@@ -101,6 +103,60 @@ def test_why_of_a_job_that_ended_shows_its_attempts(shell: Shell, fake: FakeServ
     answer["status"] = "queued"
     answer["attempts"] = [{**failed, "ended_at": None, "started_at": None, "state": "queued"}]
     assert shell("why", JOB_ID).out == "vision/17 failed: oom\n"
+
+
+def test_why_is_told_also_where_the_server_has_no_time_to_look_ahead(shell: Shell, fake: FakeServer) -> None:
+    def why(request: Any) -> Any:
+        if "predict" in request.query:
+            return 429, {"detail": "8 questions wait", "code": "limit.reached", "hint": "ask again"}
+        return told
+
+    told = {"job": job_view(), "status": "queued", "explanation": {"why": "behind"}, "sentence": "waits"}
+    fake.answers["GET", f"/v1/jobs/{JOB_ID}/why"] = why
+    result = shell("why", JOB_ID)
+    assert (result.code, result.out) == (0, "waiting: waits\n")
+    assert result.err == "note: not when it starts: 8 questions wait; ask again\n"
+
+
+def test_why_says_what_was_not_looked_for(shell: Shell, fake: FakeServer) -> None:
+    outlook = {
+        "sentence": "starts by 08:18 UTC",
+        "changes": [],
+        "not_looked": "no changes were tried: too many",
+    }
+    told = {"job": job_view(), "status": "queued", "explanation": {"why": "behind"}, "sentence": "waits"}
+    fake.answers["GET", f"/v1/jobs/{JOB_ID}/why"] = {**told, "outlook": outlook}
+    assert shell("why", JOB_ID).out.splitlines()[1:] == [
+        "outlook: starts by 08:18 UTC",
+        "note: no changes were tried: too many",
+    ]
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "America/New_York"])
+def test_all_screens_tell_time_in_utc_wherever_they_are_read(
+    shell: Shell, fake: FakeServer, zone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = 1_800_000_100.0
+    event = {"seq": 1, "at": at, "kind": "node.ready", "actor": "user:ana", "project": None, "job_id": None,
+             "node": "n1", "data": {}, "hash": "cd"}  # fmt: skip
+    fake.answers["GET", "/v1/events"] = {"items": [event], "next_cursor": None}
+    ran = {"attempt_id": "att_1", "state": "running", "epoch": 2, "nodes": ["n1"], "started_at": at,
+           "ended_at": None}  # fmt: skip
+    told = {"job": job_view(), "status": "running", "sentence": "runs", "attempts": [ran], "max_failures": 1}
+    fake.answers["GET", f"/v1/jobs/{JOB_ID}/why"] = told
+    window = {"id": "win_1", "kind": "maintenance", "nodes": ["n1"], "from_at": at, "until_at": at + 60}
+    fake.answers["GET", "/v1/windows"] = {"items": [window], "next_cursor": None}
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        assert "01-15 08:01:40Z" in shell("events").out
+        assert "BEGAN (UTC)" in shell("why", JOB_ID).out
+        assert "01-15 08:01:40" in shell("why", JOB_ID).out
+        assert "15 Jan 08:01" in shell("reservations").out
+        assert clock_text(at) == "08:01:40.000Z"
+    finally:
+        monkeypatch.setenv("TZ", "UTC")
+        time.tzset()
 
 
 def test_events_show_the_newest_unless_told_from_where(shell: Shell, fake: FakeServer) -> None:
@@ -125,7 +181,7 @@ def test_logs_print_rank_and_text_and_neutralise_escapes(shell: Shell, fake: Fak
     items = [log_line("loss 1.0\x1b]0;x\x07"), log_line("setup", None), log_line("b\r30%\r100%", 11)]
     fake.answers["GET", LOGS] = {"items": items, "next_cursor": None, "is_complete": True}
     assert shell("logs", "17").out == "[0] loss 1.0\n[shoal] setup\n[11] 100%\n"
-    assert shell("logs", "17", "-t").out.startswith("08:00:00.250 [0] loss")
+    assert shell("logs", "17", "-t").out.startswith("08:00:00.250Z [0] loss")
     assert [json.loads(text)["rank"] for text in shell("logs", "17", "--json").out.splitlines()] == [
         0,
         None,

@@ -3,39 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Self
 
-import msgspec
 import pytest
 
 from shoal.cli import decision as cli
+from shoal.cli.text import utc
 from shoal.errors import Denied, NotFound
-from shoal.store import EventFilter
 from tests.support.lab import Lab
-
-
-class Server:
-    """Answers what the command asks, out of the lab's own log."""
-
-    def __init__(self, lab: Lab) -> None:
-        found = lab.read(lambda tx: tx.events.page(0, EventFilter(), 1 << 30))
-        self.log: list[dict[str, Any]] = msgspec.to_builtins(found)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def events(self, *, after: int = 0, limit: int, **wanted: str) -> list[dict[str, Any]]:
-        found = [
-            event
-            for event in self.log
-            if event["seq"] > after
-            and event["kind"].startswith(wanted.get("kind", ""))
-            and wanted.get("job", event["job_id"]) == event["job_id"]
-        ]
-        return found[:limit]
+from tests.support.log_server import LogServer
 
 
 @pytest.fixture
@@ -52,8 +27,8 @@ def lab() -> Lab:
 
 
 @pytest.fixture
-def server(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Server:
-    server = Server(lab)
+def server(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> LogServer:
+    server = LogServer(lab)
     monkeypatch.setattr(cli, "connect", lambda: server)
     names = {
         event["data"]["name"]: event["job_id"] for event in server.log if event["kind"] == "job.submitted"
@@ -63,33 +38,35 @@ def server(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Server:
 
 
 def test_decision_of_a_job_reproduces_from_the_log(
-    server: Server, capsys: pytest.CaptureFixture[str]
+    server: LogServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.explain_decision("second", why="third", json=True) == 0
-    told = json.loads(capsys.readouterr().out)
+    (told,) = json.loads(capsys.readouterr().out)["decisions"]
     assert told["reproduces"]
     assert told["recorded"] == told["made_again"]
     assert "needs 1 node with 8 free CPUs" in told["why"]
 
 
-def test_decision_that_was_tampered_with_differs(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_decision_that_was_tampered_with_differs(
+    server: LogServer, capsys: pytest.CaptureFixture[str]
+) -> None:
     made = [event for event in server.log if event["kind"] == "plan.made"][-1]
     made["data"]["starts"][0]["allocation"][0]["cpus"] = 7.0
     assert cli.explain_decision(str(made["seq"])) == 1
     assert "differs: from the log up to event" in capsys.readouterr().out
 
 
-def test_event_that_is_no_decision_is_refused(server: Server) -> None:
+def test_event_that_is_no_decision_is_refused(server: LogServer) -> None:
     with pytest.raises(NotFound, match="event 1 is no decision"):
         cli.explain_decision("1")
 
 
-def test_job_that_never_started_has_no_decision(server: Server) -> None:
+def test_job_that_never_started_has_no_decision(server: LogServer) -> None:
     with pytest.raises(NotFound, match="no decision has started `third` yet"):
         cli.explain_decision("third")
 
 
-def test_who_sees_a_part_of_the_log_is_told_so(server: Server) -> None:
+def test_who_sees_a_part_of_the_log_is_told_so(server: LogServer) -> None:
     del server.log[0]
     with pytest.raises(Denied, match="only a part of it"):
         cli.explain_decision("second")
@@ -102,8 +79,36 @@ def test_decision_that_stops_somebody_says_whom_and_for_whom(
     lab.running(name="slow", resources={"cpus": 8})
     lab.submit(name="urgent", resources={"cpus": 8}, priority="production")
     lab.place()
-    server = Server(lab)
+    server = LogServer(lab)
     monkeypatch.setattr(cli, "connect", lambda: server)
     made = [event for event in server.log if event["kind"] == "plan.made"][-1]
     assert cli.explain_decision(str(made["seq"])) == 0
-    assert " stops for " in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert " stops for " in told
+    assert f" of {utc(made['at'])} UTC: " in told
+
+
+def test_decisions_of_a_job_are_told_in_order_with_evictions(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab = Lab(num_nodes=1)
+    slow = lab.running(name="slow", resources={"cpus": 8})
+    urgent = lab.submit(name="urgent", resources={"cpus": 8}, priority="production")
+    for _ in range(40):
+        lab.clock.advance(5.0)
+        lab.turn()
+    assert lab.status(urgent) == "running"
+    ids = {"slow": slow.job_id, "urgent": urgent.job_id}
+    monkeypatch.setattr(cli, "connect", lambda: LogServer(lab))
+    monkeypatch.setattr(cli, "one_job", lambda _, name: ids[name])
+    shapes = {}
+    for name in ids:
+        assert cli.explain_decision(name, json=True) == 0
+        told = json.loads(capsys.readouterr().out)["decisions"]
+        shapes[name] = [(len(one["recorded"]), len(one["stops"])) for one in told]
+    assert shapes == {"slow": [(1, 0), (0, 1)], "urgent": [(0, 1), (1, 0)]}
+    assert cli.explain_decision("urgent") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "1 to stop" in lines[0]
+    assert " stops for " in lines[1]
+    assert "1 job to start" in lines[3]

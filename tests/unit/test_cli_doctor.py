@@ -9,7 +9,13 @@ import pytest
 
 from shoal.cli import checkup_machine, doctor
 from shoal.cli.checkup import Finding, Level
-from shoal.cli.checkup_server import check_credentials, check_database, check_nodes, check_server
+from shoal.cli.checkup_server import (
+    check_credentials,
+    check_database,
+    check_loops,
+    check_nodes,
+    check_server,
+)
 from shoal.client.credentials import LOCAL, Credentials
 from tests.support.cli import Shell
 from tests.support.fake_server import running_fake
@@ -134,3 +140,18 @@ def test_a_token_that_ends_soon_is_a_warning(shell: Shell) -> None:
         found = check_server()
     assert found.level is Level.WARN
     assert "token" in found.hint
+
+
+def test_a_server_that_answers_and_cannot_work_is_broken(shell: Shell) -> None:
+    failing = {"loop": "place", "since": 0.0, "times": 12, "why": "no space left on device"}
+    with running_fake() as fake:
+        shell.talk_to(fake)
+        fake.answers["GET", "/v1/status"] = {"failing": []}
+        assert check_loops().level is Level.OK
+        fake.answers["GET", "/v1/status"] = {"failing": [failing]}
+        found = check_loops()
+    assert found.level is Level.BROKEN
+    assert found.told == (
+        "`place` has failed 12 times since 1970-01-01 00:00:00 UTC: no space left on device"
+    )
+    assert "control.log" in found.hint

@@ -36,7 +36,8 @@ def test_more_nodes_are_compared_overall_and_for_each_project(shell: Shell, trac
     lines = [line.split() for line in told.out.splitlines()]
     assert told.out.startswith("simulated: jobs.csv, add 3x8\n")
     assert ["wait,", "max", "2.0h", "0s", "-100%"] in lines
-    assert ["vision", "2", "0s", "0s", "=", "0s", "0s", "="] in lines
+    assert ["vision", "2", "0s", "0s", "=", "0s", "0s", "=", "0.0%", "0.0%"] in lines
+    assert "USER" not in told.out, "the trace names none"
 
 
 def test_a_trace_with_nothing_changed_is_simulated_once(shell: Shell, trace: str) -> None:
@@ -133,3 +134,24 @@ def test_a_plan_is_json(shell: Shell, trace: str) -> None:
     assert told["num_devices"] == 8 * told["num_nodes"]
     assert told["money_per_month"] == told["num_devices"] * 720
     assert told["assumed"] == {"price": 1.0, "watts": None}
+
+
+def test_what_users_missed_of_their_parts_is_told(shell: Shell, tmp_path: Path) -> None:
+    path = tmp_path / "users.csv"
+    header, *rows = JOBS.splitlines()
+    users = ["ana", "ana", "bob", "cho"]
+    lines = [f"{header},user", *(f"{row},{user}" for row, user in zip(rows, users, strict=True))]
+    path.write_text("\n".join(lines))
+    told = shell("whatif", str(path), "--nodes", "2x8", "--add", "3x8")
+    assert told.code == 0, told.err
+    worst = told.out.split("USER (WORST OFF)")[1].splitlines()[1].split()
+    assert worst[0] in ("bob", "cho")
+    assert worst[2] == "0.0%"
+
+
+def test_pool_of_processors_cannot_fail(shell: Shell, tmp_path: Path) -> None:
+    path = tmp_path / "cpus.csv"
+    path.write_text("submitted_at,run_s,num_cpus\n0,60,4\n")
+    refused = shell("whatif", str(path), "--nodes", "16", "--mtbf", "1d")
+    assert refused.code == 2
+    assert "failures are of nodes" in refused.err

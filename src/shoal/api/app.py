@@ -11,12 +11,12 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from shoal.api.application import Application
-from shoal.api.bodies import describe
 from shoal.api.call import Services
 from shoal.api.denials import SCOPE_KEY
 from shoal.api.guard import OPEN, Guard
 from shoal.api.openapi import build_schema
 from shoal.api.problems import BadRequest, NoSuchMethod, problem_response
+from shoal.api.refusals import describe
 from shoal.api.routes import ALL
 from shoal.api.routing import Declared, route_table
 from shoal.control import ControlPlane
@@ -44,6 +44,7 @@ def describe_api() -> dict[str, Any]:
 def _application(services: Services) -> FastAPI:
     app = _routed()
     route_table(app, OPEN)
+    app.state.turns = services.plane.core.turns  # for the one route that has no call
     _install_handlers(app, services)
     return app
 

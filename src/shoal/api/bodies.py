@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive
 
 from shoal.api.problems import BadRequest, SlowRequest, WrongMediaType
+from shoal.api.refusals import describe
 from shoal.errors import SpecError, TooLarge
 
 MAX_IDLE_S = 20.0
@@ -107,19 +108,12 @@ def validate(model: type[Model], data: Any) -> Model:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        problems = tuple(describe(item) for item in error.errors(include_url=False, include_input=False))
+        problems = tuple(describe(item, model.model_fields) for item in error.errors(include_url=False))
         raise SpecError(
             f"the request is not valid: {problems[0]}"
             + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""),
             problems=problems,
         ) from error
-
-
-def describe(item: Any) -> str:
-    """One pydantic error as `path: sentence`, without quoting the value."""
-    path = ".".join(str(part) for part in item["loc"] if part not in ("body", "query", "path"))
-    told = "unknown field" if item["type"] == "extra_forbidden" else str(item["msg"])
-    return _printable(f"{path}: {told}" if path else told)[:500]
 
 
 def decode_strictly(raw: bytes) -> Any:

@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from shoal.api.requests import TEXT_PATTERN
 
 Short = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=TEXT_PATTERN)]
-Cursor = Annotated[str, StringConstraints(min_length=1, max_length=8000, pattern=r"^[A-Za-z0-9._:-]+$")]
+CURSOR_PATTERN = r"^[A-Za-z0-9._:-]+$"
+Cursor = Annotated[str, StringConstraints(min_length=1, max_length=8000, pattern=CURSOR_PATTERN)]
 Status = Literal["queued", "starting", "running", "stopping", "succeeded", "failed", "cancelled"]
 MAX_SEQ = 2**62
 

@@ -109,12 +109,14 @@ def render_outlook(outlook: Outlook) -> views.OutlookView:
         "likely": outlook.likely,
         "latest": outlook.latest,
         "coverage": outlook.coverage,
+        "num_starts": outlook.num_starts,
         "promised_at": outlook.promised_at,
         "sentence": outlook.sentence,
         "changes": [
             {"setting": one.setting, "sentence": one.sentence, "starts_at": one.starts_at}
             for one in outlook.changes
         ],
+        "not_looked": outlook.not_looked,
     }
 
 
@@ -169,8 +171,9 @@ def render_node(
         "memory_used_bytes": sum(share.memory_bytes for share in shares),
         "is_simulated": facts.is_simulated,
         "is_alive": facts.is_alive,
+        "takes_work": node.takes_work,
         "confinement": facts.confinement,
-        "remarks": list(facts.remarks),
+        "remarks": [*facts.remarks, *([node.no_watts] if node.no_watts else [])],
         "labels": dict(facts.labels),
         "engine": node.engine,
         "jobs": sorted(job.reference for job, _ in held if visible is None or job.project in visible),

@@ -148,6 +148,7 @@ class RenewalBody(BaseModel):
     generation: int = 0
     master_port: int | None = None
     failure: dict[str, Any] | None = None
+    recovery: dict[str, Any] | None = None
     wait_s: float = 0.0
     nonce: str = ""
 

@@ -55,7 +55,8 @@ class ChangeView(TypedDict):
 
 class OutlookView(TypedDict):
     """When a waiting job starts. `basis` is `scenarios`, `promise` or `nothing`; a time is null where nobody
-    can say. The start is between `earliest` and `latest` with the probability `coverage`.
+    can say. The start is between `earliest` and `latest` with the probability `coverage`, which rests on the
+    last `num_starts` foreseen starts; below 40 it is a guess. `not_looked`: changes that were not tried.
     """
 
     basis: str
@@ -63,9 +64,11 @@ class OutlookView(TypedDict):
     likely: float | None
     latest: float | None
     coverage: float | None
+    num_starts: int | None
     promised_at: float | None
     sentence: str
     changes: list[ChangeView]
+    not_looked: str | None
 
 
 class JobView(TypedDict):
@@ -205,6 +208,7 @@ class NodeView(TypedDict):
     memory_used_bytes: int
     is_simulated: bool
     is_alive: bool
+    takes_work: bool
     confinement: str
     remarks: list[str]
     labels: dict[str, str]
@@ -391,6 +395,15 @@ class DevicesView(TypedDict):
     cpus_used: float
 
 
+class FailingView(TypedDict):
+    """A loop of the control plane whose last turns failed; `why` is for operators."""
+
+    loop: str
+    since: float
+    times: int
+    why: str | None
+
+
 class StatusView(TypedDict):
     """`counts` covers the open jobs of projects that the caller may see; `events_head` is for operators."""
 
@@ -402,9 +415,12 @@ class StatusView(TypedDict):
     nodes: NodeCountsView
     devices: DevicesView
     events_head: HeadView | None
+    failing: list[FailingView]
 
 
 class HealthView(TypedDict):
+    """`ok`, or `degraded` while something that the control plane does by itself keeps failing."""
+
     status: str
 
 

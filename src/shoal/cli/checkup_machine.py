@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from shoal.cli.checkup import Finding, Level
-from shoal.cli.text import size
+from shoal.cli.text import size, utc
 from shoal.home import holder, home_from_env
 from shoal.settings import DEFAULT_PORT
 
@@ -86,7 +86,7 @@ def check_files() -> Finding:
 def check_clock() -> Finding:
     now, before = time.time(), time.monotonic()
     if now < RELEASED_AT:
-        stamp = time.strftime("%Y-%m-%d", time.gmtime(now))
+        stamp = utc(now, "%Y-%m-%d")
         return Finding(
             "clock", Level.BROKEN, f"this machine believes it is {stamp}", "`timedatectl set-ntp true`"
         )
@@ -94,7 +94,7 @@ def check_clock() -> Finding:
     if drift == "no":
         return Finding("clock", Level.WARN, "the clock is not synchronised", "`timedatectl set-ntp true`")
     is_sane = time.monotonic() >= before
-    return Finding("clock", Level.OK if is_sane else Level.BROKEN, time.strftime("%Y-%m-%d %H:%M:%S %Z"))
+    return Finding("clock", Level.OK if is_sane else Level.BROKEN, f"{utc(now)} UTC")
 
 
 def _sync_state() -> str:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from shoal.cli.checkup import Finding, Level
 from shoal.cli.home import load_remembered
-from shoal.cli.text import duration
+from shoal.cli.text import duration, told_failing
 from shoal.client.connection import Connection
 from shoal.client.credentials import Credentials, find_endpoint
 from shoal.errors import ServerUnreachable, ShoalError, Unauthenticated
@@ -90,6 +90,19 @@ def _about_token(told: str, token: dict[str, object]) -> Finding:
     return Finding("server", Level.OK, told)
 
 
+def check_loops() -> Finding:
+    """What the control plane does by itself: starting jobs, watching them, nodes, keeping house."""
+    try:
+        with Connection(patience_s=2.0) as shoal:
+            failing = shoal.status().get("failing") or []
+    except ShoalError:
+        return Finding("loops", Level.OK, "not asked: see `server`")
+    if not failing:
+        return Finding("loops", Level.OK, "none of them fails")
+    hint = f"see its log: `tail {home_from_env() / 'logs' / 'control.log'}` where it runs"
+    return Finding("loops", Level.BROKEN, "; ".join(map(told_failing, failing)), hint)
+
+
 def check_nodes() -> Finding:
     """What the control plane's engine has to say about its nodes."""
     try:
@@ -105,4 +118,4 @@ def check_nodes() -> Finding:
     return Finding("nodes", Level.OK, "; ".join((f"{len(nodes)} known", *told)))
 
 
-SERVER_CHECKS = (check_database, check_credentials, check_server, check_nodes)
+SERVER_CHECKS = (check_database, check_credentials, check_server, check_loops, check_nodes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -10,42 +9,53 @@ from cyclopts import Parameter
 
 from shoal.cli.flags import JsonFlag, connect, one_job
 from shoal.cli.show import print_json
-from shoal.cli.text import one_line
+from shoal.cli.text import one_line, utc
 from shoal.errors import Denied, NotFound
 
 PAGE = 1000
+ENDS = ("attempt_id", "for_attempt_id")
+"""Of an eviction: who stops, and for whom."""
 Which = Annotated[
-    str, Parameter(help="The number of a `plan.made` event, or a job: the decision that started it last.")
+    str, Parameter(help="The number of a `plan.made` event, or a job: all decisions about it, in order.")
 ]
-Why = Annotated[str | None, Parameter(name="--why", help="Also say why this job did not start in it.")]
+Why = Annotated[str | None, Parameter(name="--why", help="Also say why this job did not start in the last.")]
 
 
 def explain_decision(decision: Which, /, *, why: Why = None, json: JsonFlag = False) -> int:
-    """Make a recorded decision again from the log alone, and compare. Exit code 1 when it differs.
+    """Make recorded decisions again from the log alone, and compare. Exit code 1 when one differs.
 
+    Of a job: those that started it, stopped others for it, or stopped it for others.
     Needs the whole log: only those who may see every project can ask.
     """
     from shoal.sim.history.facts import facts_of
     from shoal.sim.history.replay import Replay
 
+    number = int(decision) if decision.isdecimal() else None
     with connect() as shoal:
-        seq = int(decision) if decision.isdecimal() else _decision_of(shoal, decision)
+        job_id = one_job(shoal, decision) if number is None else None
         asked = one_job(shoal, why) if why else None
-        events = list(whole_log(shoal, seq))
-    replay = Replay()
-    verdict = None
-    for verdict in replay.verdicts(facts_of(events)):  # noqa: B007 - the last one is the one asked for
-        pass
-    if verdict is None or verdict.decision.seq != seq:
-        raise NotFound(f"event {seq} is no decision of the scheduler", hint="shoal events --kind plan.made")
-    told = _told(verdict, _names(events))
+        events = list(whole_log(shoal, number))
+    about = _attempts(events, job_id) if job_id else None
+    wanted = _decisions_about(events, about) if about is not None else {number or 0}
+    if not wanted:
+        raise NotFound(f"no decision has started `{one_line(decision)}` yet", hint=f"`shoal why {decision}`")
+    events = [event for event in events if event["seq"] <= max(wanted)]
+    replay, names = Replay(), _names(events)
+    verdicts = replay.verdicts(facts_of(events))
+    found = [_told(verdict, names, about) for verdict in verdicts if verdict.decision.seq in wanted]
+    if len(found) != len(wanted):
+        missing = next(seq for seq in wanted if all(seq != told["decision"] for told in found))
+        raise NotFound(
+            f"event {missing} is no decision of the scheduler that can be made again",
+            hint="shoal events --kind plan.made",
+        )
     if asked:
-        told["why"] = _why(replay, events, asked, verdict.decision.at)
+        found[-1]["why"] = _why(replay, events, asked, found[-1]["at"])
     if json:
-        print_json(told)
+        print_json(found[0] if about is None else {"job_id": job_id, "decisions": found})
     else:
-        print("\n".join(_lines(told)))
-    return 0 if told["reproduces"] else 1
+        print("\n".join(line for told in found for line in _lines(told)))
+    return 0 if all(told["reproduces"] for told in found) else 1
 
 
 def whole_log(shoal: Any, until: int | None = None) -> Iterator[dict[str, Any]]:
@@ -66,18 +76,21 @@ def whole_log(shoal: Any, until: int | None = None) -> Iterator[dict[str, Any]]:
             return
 
 
-def _decision_of(shoal: Any, job: str) -> int:
-    """The newest decision that started the job."""
-    job_id = one_job(shoal, job)
-    placed = [event for event in shoal.events(job=job_id, limit=PAGE) if event["kind"] == "attempt.placed"]
-    if not placed:
-        raise NotFound(f"no decision has started `{one_line(job)}` yet", hint=f"`shoal why {one_line(job)}`")
-    # Written in the same transaction, after all that it placed.
-    after = int(placed[-1]["seq"])
-    made = shoal.events(after=after, limit=1, kind="plan.made")
-    if not made:
-        raise NotFound("the decision that started this job is not in the log", hint="shoal audit --verify")
-    return int(made[0]["seq"])
+def _attempts(events: list[dict[str, Any]], job_id: str) -> set[str]:
+    return {event["attempt_id"] for event in events if event["job_id"] == job_id and event["attempt_id"]}
+
+
+def _decisions_about(events: list[dict[str, Any]], attempts: set[str]) -> set[int]:
+    """Those that start one of them, stop one, or stop somebody for one."""
+    return {
+        int(event["seq"])
+        for event in events
+        if event["kind"] == "plan.made"
+        and not attempts.isdisjoint(
+            [start["attempt_id"] for start in event["data"]["starts"]]
+            + [one[end] for one in event["data"].get("evictions", ()) for end in ENDS]
+        )
+    }
 
 
 def _names(events: list[dict[str, Any]]) -> dict[str, str]:
@@ -89,18 +102,26 @@ def _names(events: list[dict[str, Any]]) -> dict[str, str]:
     }
 
 
-def _told(verdict: Any, names: dict[str, str]) -> dict[str, Any]:
+def _told(verdict: Any, names: dict[str, str], about: set[str] | None) -> dict[str, Any]:
+    """What there is to say of a decision; only what concerns some attempts, if it is about those."""
     decision = verdict.decision
+    starts = [one for one in decision.starts if about is None or one.attempt_id in about]
+    stops = [
+        one
+        for one in decision.evictions
+        if about is None or one.attempt_id in about or one.for_attempt_id in about
+    ]
     return {
         "decision": decision.seq,
         "at": decision.at,
         "seen": decision.seen,
         "reproduces": verdict.is_equal,
-        "recorded": _starts(decision.starts, names),
+        "recorded": _starts(starts, names),
         "made_again": _starts(verdict.starts, names),
-        "stops": _stops(decision.evictions, names),
+        "stops": _stops(stops, names),
+        "num_others": len(decision.starts) - len(starts) + len(decision.evictions) - len(stops),
         "stops_made_again": _stops(verdict.evictions, names),
-        "not_carried_out": [names.get(s.attempt_id, s.attempt_id) for s in decision.starts
+        "not_carried_out": [names.get(s.attempt_id, s.attempt_id) for s in starts
                             if s.attempt_id not in decision.placed],
     }  # fmt: skip
 
@@ -121,6 +142,7 @@ def _stops(evictions: Any, names: dict[str, str]) -> list[dict[str, Any]]:
             "job": names.get(one.attempt_id, one.attempt_id),
             "for": names.get(one.for_attempt_id, one.for_attempt_id),
             "lost_device_s": one.lost_device_s,
+            "likely_device_s": one.likely_device_s,
         }
         for one in evictions
     ]
@@ -135,9 +157,8 @@ def _why(replay: Any, events: list[dict[str, Any]], job_id: str, at: float) -> s
 
 
 def _lines(told: dict[str, Any]) -> list[str]:
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(told["at"]))
-    count = len(told["recorded"])
-    found = [f"decision {told['decision']} of {when}: {count} {'job' if count == 1 else 'jobs'} to start"]
+    when = f"{utc(told['at'])} UTC"
+    found = [f"decision {told['decision']} of {when}: {_counted(told)}"]
     found += [f"  {_start(start)}" for start in told["recorded"]]
     found += [f"  {_stop(stop)}" for stop in told["stops"]]
     for job in told["not_carried_out"]:
@@ -152,8 +173,17 @@ def _lines(told: dict[str, Any]) -> list[str]:
     return [*found, f"why not: {told['why']}"] if "why" in told else found
 
 
+def _counted(told: dict[str, Any]) -> str:
+    starts, stops, others = len(told["recorded"]), len(told["stops"]), told["num_others"]
+    jobs = "job" if starts == 1 else "jobs"
+    counts = [f"{starts} {jobs} to start"] if starts or not stops else []
+    counts += [f"{stops} to stop"] if stops else []
+    return ", ".join(counts) + (f" (and {others} others)" if others else "")
+
+
 def _stop(stop: dict[str, Any]) -> str:
-    return f"{stop['job']} stops for {stop['for']}"
+    hours = stop["lost_device_s"] / 3600
+    return f"{stop['job']} stops for {stop['for']}, at a loss of at most {hours:.2g} device-hours"
 
 
 def _start(start: dict[str, Any]) -> str:

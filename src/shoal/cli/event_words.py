@@ -48,6 +48,11 @@ def _of_attempt(kind: str, data: dict[str, Any]) -> tuple[str, str]:
             return f"{nth}ended on {outcome['node']}", outcome["message"] or how
         case "Regrouped":
             return f"all ranks start anew, group {inner['generation'] + 1}", inner["failure"]["message"]
+        case "Recovered":
+            told = inner["recovery"]
+            seconds, lost = told.get("stepped_s"), told.get("steps_lost")
+            how = f"first step after {seconds:.2f} s, {lost} lost" if seconds is not None else "ranks started"
+            return f"recovered on {told['node']}, group {told['generation']}", how
         case "StopAsked":
             verb = "attempt ended" if data.get("to") == "ended" else "stopping"
             return verb, inner.get("because") or str(inner["reason"]).replace("_", " ")
@@ -67,9 +72,12 @@ def _of_others(kind: str, data: dict[str, Any]) -> tuple[str, str]:
         reason, pause = str(data.get("reason")).replace("_", " "), duration(data.get("backoff_s"))
         return f"queued again after {reason}, attempt {data.get('epoch')} in {pause}", ""
     if kind == "plan.made":
-        evicted = len(data.get("evicted") or ())
+        placed = data.get("num_placed", len(data.get("placed") or ()))
+        evicted = data.get("num_evicted", len(data.get("evicted") or ()))
         also = f", {evicted} evicted" if evicted else ""
-        return f"plan made: {len(data.get('placed') or ())} placed{also}, {data.get('waiting')} waiting", ""
+        return f"plan made: {placed} placed{also}, {data.get('waiting')} waiting", ""
+    if kind == "plan.part":
+        return "plan, a part of the next event", ""
     if kind == "job.evicted":
         return f"gives way to {data.get('for') or 'a job of another project'}", ""
     if kind == "job.grows":

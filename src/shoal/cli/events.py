@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -10,7 +9,7 @@ from cyclopts import Parameter
 from shoal.cli.event_words import subject, told
 from shoal.cli.flags import JsonFlag, connect, one_job
 from shoal.cli.show import print_json, print_json_line, screen_columns
-from shoal.cli.text import one_line, shorten
+from shoal.cli.text import one_line, shorten, utc
 
 After = Annotated[int | None, Parameter(help="From this number on; the newest if not given.")]
 Limit = Annotated[int, Parameter(name=["--limit", "-n"], help="At most this many (50; up to 1000).")]
@@ -64,8 +63,8 @@ def audit(
 
 
 def line(event: dict[str, Any]) -> str:
-    """`NUMBER TIME SUBJECT WHAT: WHY` in one line that fits the screen."""
-    when = time.strftime("%m-%d %H:%M:%S", time.localtime(event["at"]))
+    """`NUMBER TIME SUBJECT WHAT: WHY` in one line that fits the screen; the time is UTC, as its `Z` says."""
+    when = utc(event["at"], "%m-%d %H:%M:%SZ")
     return shorten(f"{event['seq']:>4} {when}  {subject(event):<10} {told(event)}", screen_columns())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
@@ -10,7 +9,7 @@ from cyclopts import Parameter
 
 from shoal.cli.flags import JobRef, JsonFlag, connect, one_job
 from shoal.cli.show import note, print_json_line
-from shoal.cli.text import lines_of, log_text, one_line
+from shoal.cli.text import lines_of, log_text, one_line, utc
 from shoal.client.connection import Connection
 from shoal.client.stream import Reach, StreamEvent
 from shoal.errors import ServerUnreachable, SpecError
@@ -32,7 +31,9 @@ def logs(
     rank: Annotated[int | None, Parameter(name=["--rank", "-r"], help="Only this rank.")] = None,
     tail: Annotated[int | None, Parameter(name=["--tail", "-n"], help="Only the last lines.")] = None,
     attempt: Annotated[int | None, Parameter(help="An earlier attempt, 1 being the first.")] = None,
-    timestamps: Annotated[bool, Parameter(name=["--timestamps", "-t"], negative="", help="When.")] = False,
+    timestamps: Annotated[
+        bool, Parameter(name=["--timestamps", "-t"], negative="", help="When, in UTC.")
+    ] = False,
     json: JsonFlag = False,
 ) -> int:
     """Print a job's output, each line after the rank that wrote it. Escape sequences are removed.
@@ -138,5 +139,5 @@ def print_line(line: dict[str, Any], *, timestamps: bool, json: bool) -> None:
 
 
 def clock_text(at: float) -> str:
-    """Local time of day with milliseconds."""
-    return f"{time.strftime('%H:%M:%S', time.localtime(at))}.{int(at * 1000) % 1000:03d}"
+    """Time of day in UTC with milliseconds."""
+    return f"{utc(at, '%H:%M:%S')}.{int(at * 1000) % 1000:03d}Z"

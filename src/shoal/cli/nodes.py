@@ -47,8 +47,11 @@ def row(node: dict[str, Any]) -> tuple[str, ...]:
 
 
 def state_of(node: dict[str, Any]) -> str:
-    """What people decided, or that it does not answer."""
-    return str(node["state"]) if node.get("is_alive", True) else "silent"
+    """What people decided, or that it does not answer, or that a remark says why it takes no work."""
+    if not node.get("is_alive", True):
+        return "silent"
+    is_shut = node["state"] == "ready" and not node.get("takes_work", True)
+    return "closed" if is_shut else str(node["state"])
 
 
 def kinds(gpus: list[dict[str, Any]]) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from shoal.cli.bench import Bench
 from shoal.cli.flags import JsonFlag
+from shoal.cli.past import read_past
+from shoal.cli.progress import long_work
 from shoal.cli.show import print_json, print_table
 from shoal.cli.sim_flags import (
     CheckpointFlag,
@@ -20,11 +22,13 @@ from shoal.cli.sim_flags import (
     checkpoints_of,
     failures_of,
 )
+from shoal.errors import SpecError
 
 if TYPE_CHECKING:
-    from shoal.sim.report import Report
+    from shoal.sim.fleet import Fleet
+    from shoal.sim.machines import Shape
     from shoal.sim.scenario import Scenario
-    from shoal.sim.smallest import Answer
+    from shoal.sim.smallest import Answer, Trial
     from shoal.sim.target import Target
 
 HOURS = 720
@@ -32,8 +36,11 @@ HOURS = 720
 
 TargetFlag = Annotated[str, Parameter(help="What must hold: `p95 wait < 10m`, `mean slowdown < 5`.")]
 ShapeFlag = Annotated[
-    str,
-    Parameter(help="The nodes to count, with how many there are today: `8xH100:8`, or processors: `240`."),
+    str | None,
+    Parameter(
+        help="The nodes to count, with how many there are today: `8xH100:8`, or processors: `240`. "
+        "Default: this cluster's own."
+    ),
 ]
 GrowthFlag = Annotated[str, Parameter(help="More jobs by then: `30%/month`. Default: none.")]
 HorizonFlag = Annotated[float, Parameter(help="Months from now. Default 3.")]
@@ -43,60 +50,63 @@ ProcessesFlag = Annotated[int | None, Parameter(help="Simulations at a time. Def
 
 
 def plan(
-    trace: Trace,
+    trace: Trace | None = None,
     *,
     target: TargetFlag,
-    nodes: ShapeFlag,
+    nodes: ShapeFlag = None,
     growth: GrowthFlag = "0%",
     horizon: HorizonFlag = 3,
     price: PriceFlag = None,
     watts: WattsFlag = None,
     policy: PolicyFlag = None,
     mtbf: MtbfFlag = None,
-    repair: RepairFlag = "4h",
+    repair: RepairFlag = None,
     checkpoint: CheckpointFlag = None,
     processes: ProcessesFlag = None,
     json: JsonFlag = False,
 ) -> int:
     """Find the smallest cluster that meets a target, by simulating several sizes at a time.
 
-    Every decision is made by the scheduler that runs the cluster; the trace is what
-    people ask for today, and `--growth` how much more of the same they will.
+    Every decision is made by the scheduler that runs the cluster; its own history, or
+    the trace, is what people ask for today, and `--growth` how much more of it they will.
     """
+    import msgspec
+
     from shoal.control.policy_file import read_policy
-    from shoal.scheduler import Policy
-    from shoal.sim.from_trace import read_workload
     from shoal.sim.grow import grown
     from shoal.sim.grow import growth as growth_of
     from shoal.sim.machines import parse_shape
-    from shoal.sim.scenario import Scenario
     from shoal.sim.smallest import smallest
     from shoal.sim.target import parse_target
 
-    wanted, shape = parse_target(target), parse_shape(nodes, "--nodes")
+    wanted, shape = parse_target(target), parse_shape(nodes, "--nodes") if nodes else None
     times = growth_of(growth, horizon)
-    scenario = Scenario(
-        workload=grown(read_workload(trace, shape), times),
-        policy=read_policy(policy) if policy else Policy(),
-        failures=failures_of(mtbf, repair),
-        checkpoints=checkpoints_of(checkpoint),
+    rules = read_policy(policy) if policy else None
+    rate, written = failures_of(mtbf, repair), checkpoints_of(checkpoint)
+    if processes is not None and processes < 1:
+        raise SpecError(f"`--processes {processes}`: at least one", hint="--processes 2")
+    basis, fleet = _of_trace(trace, shape) if trace else _of_past(shape)
+    scenario = msgspec.structs.replace(
+        basis,
+        workload=grown(basis.workload, times),
+        policy=rules or basis.policy,
+        failures=rate,
+        checkpoints=written,
     )
     at_once = processes or os.cpu_count() or 1
-    with _Bench(at_once) as bench:
-        answer = smallest(scenario, shape, wanted, bench.simulate, at_once=at_once)
+    with Bench(at_once) as bench:
+        answer = smallest(scenario, fleet, wanted, bench.simulate, at_once=at_once)
     bill = bill_of(answer, price, watts)
     if json:
-        import msgspec
-
         print_json(
             {
                 "is_simulated": True,
-                "trace": str(trace),
+                "trace": str(trace) if trace else None,
                 "target": wanted.text,
                 "times_the_jobs": times,
-                "nodes": str(answer.shape),
-                "num_nodes": answer.shape.count,
-                "num_devices": answer.shape.devices,
+                "nodes": str(answer.fleet),
+                "num_nodes": answer.fleet.count,
+                "num_devices": answer.fleet.devices,
                 "assumed": {"price": price, "watts": watts},
                 **bill,
                 "trials": msgspec.to_builtins(answer.trials),
@@ -104,59 +114,39 @@ def plan(
             }
         )
         return 0
-    print(f"simulated: {len(scenario.workload.jobs):,} jobs, {times:.2f} times those of {trace.name}")
-    _print(answer, wanted, today=shape.count)
+    source = trace.name if trace else "this cluster's history"
+    print(f"simulated: {len(scenario.workload.jobs):,} jobs, {times:.2f} times those of {source}")
+    _print(answer, wanted, today=fleet.count)
     _print_bill(answer, bill, price, watts)
     return 0
 
 
-class _Bench:
-    """Processes that simulate, and a bar that says how many simulations are done."""
+def _of_trace(trace: Path, shape: Shape | None) -> tuple[Scenario, Fleet]:
+    from shoal.sim.fleet import Fleet
+    from shoal.sim.from_trace import read_workload
+    from shoal.sim.scenario import Scenario
 
-    def __init__(self, at_once: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        from shoal.sim.scenario import pool
-
-        self._pool = pool(at_once)
-        self._bar = Progress(
-            TextColumn("simulating"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.description}"),
-            TimeElapsedColumn(),
-            console=Console(file=sys.stderr),
-            transient=True,
-            disable=not sys.stderr.isatty(),
+    if shape is None:
+        raise SpecError(
+            f"a plan counts nodes: which, and how many are there today, on which {trace.name} ran?",
+            hint="--nodes 8xH100:8, or processors: --nodes 240",
         )
-        self._task = self._bar.add_task("", total=0)
+    with long_work(f"reading {trace.name}"):
+        return Scenario(workload=read_workload(trace, shape)), Fleet(shape)
 
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+def _of_past(shape: Shape | None) -> tuple[Scenario, Fleet]:
+    from shoal.sim.fleet import fleet_of
+    from shoal.sim.scenario import Scenario
 
-    def simulate(self, scenarios: Sequence[Scenario]) -> list[Report]:
-        from concurrent.futures import as_completed
-
-        from shoal.sim.smallest import simulated
-
-        sizes = ", ".join(str(len(one.workload.nodes)) for one in scenarios)
-        done = int(self._bar.tasks[0].completed)
-        self._bar.update(self._task, total=done + len(scenarios), description=f"{sizes} nodes")
-        futures = [self._pool.submit(simulated, one) for one in scenarios]
-        for _ in as_completed(futures):
-            self._bar.advance(self._task)
-        return [future.result() for future in futures]
+    with long_work("reading the history"):
+        _, past = read_past()
+    return Scenario(workload=past.workload, policy=past.policy), fleet_of(past.nodes, shape)
 
 
 def bill_of(answer: Answer, price: float | None, watts: float | None) -> dict[str, float]:
     """What the answer costs in a month, as far as prices were given."""
-    devices, used = answer.shape.devices, answer.report.utilisation
+    devices, used = answer.fleet.devices, answer.report.utilisation
     bill: dict[str, float] = {}
     if price is not None:
         bill["money_per_month"] = devices * price * HOURS
@@ -174,23 +164,29 @@ def _print(answer: Answer, target: Target, today: int) -> None:
         return f"{value:,.2f}" if target.measure is Measure.SLOWDOWN else seconds(value)
 
     measure = f"{target.statistic} {target.measure}"
-    counted = "NODES" if answer.shape.gpus else "PROCESSORS"
+    counted = answer.fleet.unit
     rows: list[tuple[Any, ...]] = [
         (
             f"{trial.num_nodes:,}" + (" (today)" if trial.num_nodes == today else ""),
-            f"{answer.shape.of(trial.num_nodes).devices:,}",
+            f"{answer.fleet.of(trial.num_nodes).devices:,}",
             shown(trial.value),
-            "met" if trial.is_met else "missed",
+            _verdict(trial),
         )
         for trial in answer.trials
     ]
-    print_table((counted, "DEVICES", measure.upper(), "TARGET"), rows, elastic="TARGET")
+    print_table((counted.upper(), "DEVICES", measure.upper(), "TARGET"), rows, elastic="TARGET")
     what = answer.report
     print(
-        f"smallest that meets `{target.text}`: {answer.shape} ({answer.shape.devices:,} {what.device}s, "
-        f"{answer.shape.count - today:+,} {counted.lower()}), {measure} {shown(target.value(what))}, "
+        f"smallest that meets `{target.text}`: {answer.fleet} ({answer.fleet.devices:,} {what.device}s, "
+        f"{answer.fleet.count - today:+,} {counted}), {measure} {shown(target.value(what))}, "
         f"utilisation {what.utilisation:.0%}"
     )
+
+
+def _verdict(trial: Trial) -> str:
+    if trial.num_refused:
+        return f"missed: {trial.num_refused:,} jobs would fit nowhere"
+    return "met" if trial.is_met else "missed"
 
 
 def _print_bill(answer: Answer, bill: dict[str, float], price: float | None, watts: float | None) -> None:

@@ -34,9 +34,7 @@ def queue(
         bool, Parameter(name=["--all", "-a"], negative="", help="Also jobs that have ended.")
     ] = False,
     limit: Annotated[int, Parameter(name=["--limit", "-n"], help="At most this many, the newest (50).")] = 50,
-    predict: Annotated[
-        bool, Parameter(negative="", help="In how long those that wait will start (90 % sure).")
-    ] = False,
+    predict: Annotated[bool, Parameter(negative="", help="In how long those that wait will start.")] = False,
     watch: Annotated[
         bool, Parameter(name=["--watch", "-w"], negative="", help="Keep it up to date.")
     ] = False,

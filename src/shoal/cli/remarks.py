@@ -15,7 +15,7 @@ from shoal.client.credentials import read_server_file
 
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec")
 MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
-"""That start ranks by themselves. By name alone they become their program, as one rank; by path they do not."""
+"""That start ranks by themselves, if they are named by path: by name alone they become their program."""
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
 from shoal.cli.flags import Because, JsonFlag, connect
 from shoal.cli.show import note, print_folded, print_json, print_table
-from shoal.cli.text import duration, one_line
+from shoal.cli.text import duration, one_line, utc
 from shoal.errors import SpecError
 from shoal.spec.moments import parse_moment
 from shoal.spec.quantity import parse_seconds
 
 app = App(name="reservations", help="List reservations and maintenance windows; cancel one.")
 NUM_NAMED = 3
+MINUTES = "%Y-%m-%d %H:%M"
 
 
 def reserve(
@@ -65,7 +65,7 @@ def reservations(*, json: JsonFlag = False) -> int:
         print("none; an operator makes one with `shoal reserve`")
     else:
         heads = ("ID", "FROM (UTC)", "FOR", "WHOM", "NODES")
-        print_table(heads, (row(window) for window in found), elastic="NODES")
+        print_table(heads, (row(window) for window in found), elastic="NODES", wraps=True)
     return 0
 
 
@@ -89,8 +89,8 @@ def told(window: dict[str, Any]) -> str:
     for_whom = f"reserved for {window['project']}" if window.get("project") else "in maintenance"
     names = ", ".join(window["nodes"])
     return one_line(
-        f"{window['id']}: {names} {for_whom} from {moment(window['from_at'])} "
-        f"until {moment(window['until_at'])} UTC"
+        f"{window['id']}: {names} {for_whom} from {utc(window['from_at'], MINUTES)} "
+        f"until {utc(window['until_at'], MINUTES)} UTC"
     )
 
 
@@ -101,16 +101,11 @@ def row(window: dict[str, Any]) -> tuple[str, ...]:
     whom = "nobody" if window["kind"] == "maintenance" else window.get("project") or "others"
     return (
         window["id"],
-        f"{datetime.fromtimestamp(window['from_at'], UTC):%d %b %H:%M}",
+        utc(window["from_at"], "%d %b %H:%M"),
         duration(window["until_at"] - window["from_at"]),
         whom,
         ", ".join(names[:NUM_NAMED]) + more + because,
     )
-
-
-def moment(at: float) -> str:
-    """To the minute, in UTC."""
-    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M}"
 
 
 def _read(flag: str, text: str) -> float:

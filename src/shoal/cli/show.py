@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from shoal.cli.text import hanging, one_line, shorten, width
+from shoal.cli.text import broken, hanging, one_line, shorten, width
 from shoal.errors import ShoalError, SpecError
 
 COLOURS = {
@@ -60,8 +60,12 @@ def print_json_line(data: Any) -> None:
     print(json.dumps(data, ensure_ascii=True, allow_nan=False), flush=True)
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, elastic: str) -> str:
-    """Rows under `heads`; only the `elastic` column is cut to make the table fit the screen."""
+def table(
+    heads: Sequence[str], rows: Iterable[Sequence[object]], *, elastic: str, wraps: bool = False
+) -> str:
+    """Rows under `heads`; only the `elastic` column is cut to make the table fit the screen, or, where it is
+    the last one and `wraps`, goes on below.
+    """
     cells = [[one_line(cell) for cell in row] for row in rows]
     widths = [max([width(head), *(width(row[i]) for row in cells)]) for i, head in enumerate(heads)]
     bend = list(heads).index(elastic)
@@ -69,6 +73,8 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, elastic: st
     over = sum(widths) + 2 * (len(widths) - 1) - columns
     if over > 0:
         widths[bend] = max(len(elastic), widths[bend] - over)
+    if wraps:
+        cells = [line for row in cells for line in _below(row, widths[-1])]
     lines = ["  ".join(head.ljust(widths[i]) for i, head in enumerate(heads)).rstrip()]
     for row in cells:
         padded = []
@@ -80,8 +86,18 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, elastic: st
     return "\n".join(shorten(line, columns) if "\x1b" not in line else line for line in lines)
 
 
-def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, elastic: str) -> None:
-    print(table(heads, rows, elastic=elastic))
+def _below(row: list[str], columns: int) -> Iterator[list[str]]:
+    """A row, and as many more as its last cell goes on for."""
+    *others, last = row
+    first, *more = broken(last, columns)
+    yield [*others, first]
+    yield from ([*("" for _ in others), line] for line in more)
+
+
+def print_table(
+    heads: Sequence[str], rows: Iterable[Sequence[object]], *, elastic: str, wraps: bool = False
+) -> None:
+    print(table(heads, rows, elastic=elastic, wraps=wraps))
 
 
 def note(text: str) -> None:

@@ -24,10 +24,12 @@ PolicyFlag = Annotated[
     Path | None, Parameter(help="Fields of the policy that differ from the default, YAML or JSON.")
 ]
 MtbfFlag = Annotated[str | None, Parameter(help="How long a node works between two failures: `60d`.")]
-RepairFlag = Annotated[str, Parameter(help="How long a failed node is away. Default 4h.")]
+RepairFlag = Annotated[str | None, Parameter(help="How long a failed node is away. Default 4h.")]
 CheckpointFlag = Annotated[
     str | None, Parameter(help="Modelled checkpoints: how often, cost of one, cost of going on: `1h,30s,2m`.")
 ]
+
+DEFAULT_REPAIR_S = 4 * 3600.0
 
 
 def seconds_of(text: str, option: str) -> float:
@@ -39,12 +41,11 @@ def seconds_of(text: str, option: str) -> float:
         raise SpecError(f"`{option}`: {error}", hint=f"{option} 4h") from None
 
 
-def failures_of(mtbf: str | None, repair: str) -> Failures | None:
+def failures_of(mtbf: str | None, repair: str | None) -> Failures | None:
     from shoal.sim.failures import Failures
 
-    if mtbf is None:
-        return None
-    return Failures(mtbf_s=seconds_of(mtbf, "--mtbf"), repair_s=seconds_of(repair, "--repair"))
+    repair_s = seconds_of(repair, "--repair") if repair else DEFAULT_REPAIR_S
+    return None if mtbf is None else Failures(mtbf_s=seconds_of(mtbf, "--mtbf"), repair_s=repair_s)
 
 
 def checkpoints_of(text: str | None) -> Checkpoints:

@@ -7,7 +7,7 @@ from typing import Any
 
 from shoal.cli.flags import JsonFlag, connect
 from shoal.cli.show import print_json
-from shoal.cli.text import duration, number, one_line
+from shoal.cli.text import duration, number, one_line, told_failing
 from shoal.client.credentials import Endpoint
 
 
@@ -41,6 +41,7 @@ def lines(there: Endpoint, told: dict[str, Any], now: float) -> list[str]:
         f"CPUs     {number(devices.get('cpus_used'))} of {number(devices.get('cpus_total'))} in use",
         f"jobs     {', '.join(counts) or 'none open'}",
     ]
+    found += [f"failing  {told_failing(one)}" for one in told.get("failing") or ()]
     head = told.get("events_head")
     if isinstance(head, dict):
         found.append(f"events   {head.get('seq')}, head {one_line(head.get('hash') or '')[:16]}")

@@ -7,6 +7,7 @@ that passes, in a pipe either.
 from __future__ import annotations
 
 import re
+import time
 import unicodedata
 from typing import Any
 
@@ -89,6 +90,15 @@ def wrapped(text: str, columns: int) -> list[str]:
     return lines or [""]
 
 
+def broken(text: str, columns: int) -> list[str]:
+    """`wrapped`, and what has no spaces is cut where it must be: for a narrow column."""
+    return [
+        line[start : start + columns]
+        for line in wrapped(text, columns)
+        for start in range(0, max(len(line), 1), columns)
+    ]
+
+
 def hanging(text: str, columns: int) -> list[str]:
     """`wrapped`, with what follows `error: `, `hint: `, `note: `, `-- ` or an indent under each other."""
     if width(text) <= columns:
@@ -97,6 +107,19 @@ def hanging(text: str, columns: int) -> list[str]:
     lead = first.group() if first else ""
     head, *others = wrapped(text[len(lead) :], columns - len(lead))
     return [lead + head, *(" " * len(lead) + line for line in others)]
+
+
+def told_failing(failing: dict[str, Any]) -> str:
+    """What one loop of the control plane has come to."""
+    times, why = failing["times"], failing.get("why")
+    how_often = "once" if times == 1 else f"{times} times"
+    told = f"`{one_line(failing['loop'])}` has failed {how_often} since {utc(failing['since'])} UTC"
+    return f"{told}: {one_line(why)}" if why else told
+
+
+def utc(at: float, form: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """A moment as all of Shoal tells them, whatever clock hangs on the wall. Its screen says `UTC` or `Z`."""
+    return time.strftime(form, time.gmtime(at))
 
 
 def duration(seconds: float | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -13,11 +14,11 @@ from shoal.cli import daemon
 from shoal.cli.flags import JsonFlag
 from shoal.cli.home import prepare_home, remember
 from shoal.cli.show import note, print_json
-from shoal.cli.text import one_line
+from shoal.cli.text import one_line, told_failing
 from shoal.client.connection import Connection
 from shoal.client.credentials import env_for_home, find_endpoint
 from shoal.client.handles import JobHandle
-from shoal.errors import StateError
+from shoal.errors import ShoalError, StateError
 from shoal.home import holder, home_from_env
 
 OPEN = ("queued", "starting", "running", "stopping")
@@ -103,12 +104,18 @@ def announce(running: daemon.Running) -> None:
 
 
 def remarks(running: daemon.Running) -> Iterator[str]:
-    """What may surprise: another port than the usual one, and commands that talk to another server."""
+    """What may surprise: another port than the usual one, commands that talk to another server, a server that
+    answers and cannot work.
+    """
     if running.taken_port is not None:
         port = urlsplit(running.url).port
         yield f"note: port {running.taken_port} was taken; this server has {port} instead"
     there = find_endpoint()
-    if there.url != running.url:
+    if there.url == running.url:
+        with suppress(ShoalError), Connection(patience_s=2.0) as shoal:
+            failing = shoal.status().get("failing") or ()
+            yield from (f"warning: {told_failing(one)}; see `shoal doctor`" for one in failing)
+    else:
         turn = "`unset SHOAL_URL`" if there.chosen_by == "SHOAL_URL" else "`shoal login local`"
         chosen = f"{one_line(there.url)}, chosen by {there.chosen_by}"
         yield f"note: commands talk to {chosen}; {turn} turns to this one"

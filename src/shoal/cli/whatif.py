@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 
-from shoal.cli.flags import JsonFlag, connect
-from shoal.cli.show import at_work, note, print_folded, print_json, print_table
+from shoal.cli.changes import Asked, changed, read_asked
+from shoal.cli.flags import JsonFlag
+from shoal.cli.past import read_past
+from shoal.cli.progress import long_work
+from shoal.cli.show import note, print_folded, print_json, print_table
 from shoal.cli.sim_flags import (
     CheckpointFlag,
     MtbfFlag,
@@ -18,13 +21,14 @@ from shoal.cli.sim_flags import (
     Trace,
     checkpoints_of,
     failures_of,
-    times_of,
+    seconds_of,
 )
 from shoal.errors import SpecError
 
 if TYPE_CHECKING:
     from shoal.sim.checkpoints import Checkpoints
     from shoal.sim.failures import Failures
+    from shoal.sim.history.losses import Losses
     from shoal.sim.outcome import Outcome
     from shoal.sim.report import Report
     from shoal.sim.scenario import Scenario
@@ -39,7 +43,8 @@ QuotaFlag = Annotated[
     tuple[str, ...], Parameter(negative="", help="With so many devices guaranteed to a project: `vision=64`.")
 ]
 FailuresFlag = Annotated[
-    str | None, Parameter(help="Nodes fail so many times as often as `--mtbf` says: `2x`.")
+    str | None,
+    Parameter(help="Nodes fail so many times as often as they did, or as `--mtbf` says: `2x`."),
 ]
 PlotFlag = Annotated[Path | None, Parameter(help="Draw queue, use and waits into this .png or .svg.")]
 
@@ -54,7 +59,7 @@ def whatif(
     policy: PolicyFlag = None,
     failures: FailuresFlag = None,
     mtbf: MtbfFlag = None,
-    repair: RepairFlag = "4h",
+    repair: RepairFlag = None,
     checkpoint: CheckpointFlag = None,
     plot: PlotFlag = None,
     json: JsonFlag = False,
@@ -76,25 +81,31 @@ def whatif(
             f"`--nodes {nodes}` says what a trace ran on; this cluster's own past knows its nodes",
             hint=f"`shoal whatif --add {nodes}`, or `shoal whatif TRACE --nodes {nodes}`",
         )
-    before, again = (_of_trace(trace, nodes), None) if trace else _of_history()
-    before = _with(before, failures_of(mtbf, repair), checkpoints_of(checkpoint))
-    after, changes = _changed(before, add, remove, quota, policy, failures)
-    scenarios = [before, after] if changes else [before]
-    with at_work(f"simulating {len(before.workload.jobs):,} jobs"):
+    asked = read_asked(add, remove, quota, policy, failures)
+    rate, written = failures_of(mtbf, repair), checkpoints_of(checkpoint)
+    if trace and failures and rate is None:
+        raise SpecError(
+            f"`--failures {failures}`: so many times as often as what? A trace records no failures",
+            hint=f"--mtbf 60d --failures {failures}",
+        )
+    basis = _of_trace(trace, nodes, rate) if trace else _of_past(asked, rate, repair)
+    before = _with(basis.scenario, written)
+    scenarios = [before, changed(before, asked)] if asked.words else [before]
+    with long_work(f"simulating {len(before.workload.jobs):,} jobs"):
         outcomes = play_all(scenarios)
     reports = [report(outcome) for outcome in outcomes]
     names = ("before", "after")[: len(reports)]
     source = trace.name if trace else "the history of this cluster"
-    told = f"{source}, {', '.join(changes) or 'nothing changed'}"
+    told = f"{source}, {', '.join(asked.words) or 'nothing changed'}"
     if json:
         import msgspec
 
         found = {name: msgspec.to_builtins(one) for name, one in zip(names, reports, strict=True)}
-        facts = {"is_simulated": True, "trace": str(trace) if trace else None, "changes": changes}
-        print_json({**facts, **({"decisions": again} if again else {}), **found})
+        facts = {"is_simulated": True, "trace": str(trace) if trace else None, "changes": asked.words}
+        print_json({**facts, **basis.facts, **found})
     else:
-        if again:
-            print_folded(_told_again(again))
+        for line in basis.lines:
+            print_folded(line)
         print(f"simulated: {told}")
         _print(reports)
     if plot:
@@ -102,30 +113,37 @@ def whatif(
     return 0
 
 
-def _of_trace(trace: Path, nodes: str | None) -> Scenario:
+class _Basis(NamedTuple):
+    """What is simulated, and what there is to say about it first."""
+
+    scenario: Scenario
+    lines: list[str]
+    facts: dict[str, Any]
+
+
+def _of_trace(trace: Path, nodes: str | None, rate: Failures | None) -> _Basis:
     from shoal.sim.from_trace import read_workload
     from shoal.sim.machines import parse_shape
     from shoal.sim.scenario import Scenario
 
-    return Scenario(workload=read_workload(trace, parse_shape(nodes, "--nodes") if nodes else None))
+    shape = parse_shape(nodes, "--nodes") if nodes else None
+    with long_work(f"reading {trace.name}"):
+        workload = read_workload(trace, shape)
+    return _Basis(Scenario(workload=workload, failures=rate), [], {})
 
 
-def _of_history() -> tuple[Scenario, dict[str, int]]:
-    """The cluster's past, and how many of its decisions come out equal when they are made again."""
-    from shoal.cli.decision import whole_log
-    from shoal.sim.history.facts import facts_of
+def _of_past(asked: Asked, rate: Failures | None, repair: str | None) -> _Basis:
+    """The cluster's past, how many of its decisions come out equal when they are made again, its failures."""
+    import msgspec
+
+    from shoal.sim.compare import seconds
+    from shoal.sim.history.losses import losses_in, without_losses
     from shoal.sim.history.replay import Replay
-    from shoal.sim.history.workload import past_of
     from shoal.sim.scenario import Scenario
 
-    with connect() as shoal:
-        facts = list(facts_of(whole_log(shoal)))
-    past = past_of(facts)
-    if not past.workload.jobs:
-        raise SpecError(
-            "this cluster has run nothing yet: there is no past to change", hint="shoal whatif TRACE"
-        )
-    with at_work("making its decisions again"):
+    with long_work("reading the history"):
+        facts, past = read_past()
+    with long_work("making its decisions again"):
         equal = [verdict.is_equal for verdict in Replay().verdicts(facts)]
     again = {
         "made": len(equal),
@@ -133,7 +151,32 @@ def _of_history() -> tuple[Scenario, dict[str, int]]:
         "given_up": past.num_given_up,
         "open": past.num_open,
     }
-    return Scenario(workload=past.workload, policy=past.policy), again
+    basis = _Basis(Scenario(workload=past.workload, policy=past.policy), [_told_again(again)], {})
+    basis.facts["decisions"] = again
+    if rate is None and asked.failures is None:
+        return basis
+    losses = losses_in(facts)
+    drawn = rate or losses.rate(seconds_of(repair, "--repair") if repair else None)
+    if drawn is None:
+        raise SpecError(
+            f"`--failures`: in {seconds(losses.service_s)} of node time that are recorded no node failed",
+            hint="say how often one does: --mtbf 60d",
+        )
+    recorded = msgspec.to_builtins(losses)
+    basis.facts["failures"] = {"mtbf_s": drawn.mtbf_s, "repair_s": drawn.repair_s, "recorded": recorded}
+    basis.lines.append(_told_failures(drawn, losses, is_learned=rate is None))
+    workload = without_losses(past.workload)
+    return basis._replace(scenario=msgspec.structs.replace(basis.scenario, workload=workload, failures=drawn))
+
+
+def _told_failures(drawn: Failures, losses: Losses, *, is_learned: bool) -> str:
+    from shoal.sim.compare import seconds
+
+    recorded = f"{losses.num_failures} that are recorded in {seconds(losses.service_s)} of node time"
+    told = (
+        f"failures: drawn, a node fails every {seconds(drawn.mtbf_s)} and is away {seconds(drawn.repair_s)}"
+    )
+    return f"{told}; {'learned from' if is_learned else 'instead of'} the {recorded}"
 
 
 def _told_again(again: dict[str, int]) -> str:
@@ -145,49 +188,14 @@ def _told_again(again: dict[str, int]) -> str:
     return told
 
 
-def _with(scenario: Scenario, failures: Failures | None, checkpoints: Checkpoints) -> Scenario:
+def _with(scenario: Scenario, checkpoints: Checkpoints) -> Scenario:
     import msgspec
 
-    return msgspec.structs.replace(scenario, failures=failures, checkpoints=checkpoints)
-
-
-def _changed(
-    before: Scenario,
-    add: tuple[str, ...],
-    remove: tuple[str, ...],
-    quota: tuple[str, ...],
-    policy: Path | None,
-    failures: str | None,
-) -> tuple[Scenario, list[str]]:
-    """The other scenario, and what is different about it in words."""
-    import msgspec
-
-    from shoal.control.policy_file import read_policy
-    from shoal.sim.change import parse_quotas, with_nodes, with_quotas, without_nodes
-    from shoal.sim.machines import parse_shape
-
-    words = {"add": add, "remove": remove, "quota": quota}
-    changes = [f"{word} {text}" for word, texts in words.items() for text in texts]
-    workload = with_nodes(before.workload, [parse_shape(text, "--add") for text in add])
-    workload = with_quotas(without_nodes(workload, remove), parse_quotas(quota))
-    after = msgspec.structs.replace(before, workload=workload)
-    if policy:
-        changes.append(f"policy {policy.name}")
-        after = msgspec.structs.replace(after, policy=read_policy(policy))
-    if failures:
-        if before.failures is None:
-            raise SpecError(
-                f"`--failures {failures}`: so many times as often as what? A trace records no failures",
-                hint=f"--mtbf 60d --failures {failures}",
-            )
-        changes.append(f"failures {failures}")
-        more = before.failures.more_often(times_of(failures, "--failures"))
-        after = msgspec.structs.replace(after, failures=more)
-    return after, changes
+    return msgspec.structs.replace(scenario, checkpoints=checkpoints)
 
 
 def _print(reports: list[Report]) -> None:
-    from shoal.sim.compare import overall_rows, project_rows, single_rows
+    from shoal.sim.compare import overall_rows, project_rows, single_rows, user_rows
 
     if len(reports) == 1:
         print_table(("", "SIMULATED"), single_rows(reports[0]), elastic="")
@@ -195,8 +203,22 @@ def _print(reports: list[Report]) -> None:
     print_table(("", "BEFORE", "AFTER", "CHANGE"), overall_rows(*reports), elastic="")
     if len(reports[0].projects) > 1:
         print()
-        heads = ("PROJECT", "JOBS", "MEAN WAIT", "AFTER", "CHANGE", "P95 WAIT", "AFTER", "CHANGE")
+        heads = (
+            "PROJECT",
+            "JOBS",
+            "MEAN WAIT",
+            "AFTER",
+            "CHANGE",
+            "P95 WAIT",
+            "AFTER",
+            "CHANGE",
+            "MISSED",
+            "AFTER",
+        )
         print_table(heads, project_rows(*reports), elastic="PROJECT")
+    if users := user_rows(*reports):
+        print()
+        print_table(("USER (WORST OFF)", "MISSED", "AFTER", "CHANGE"), users, elastic="USER (WORST OFF)")
 
 
 def _can_draw(path: Path) -> None:

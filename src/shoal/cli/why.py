@@ -9,8 +9,10 @@ from typing import Any
 from shoal.cli.flags import JobRef, JsonFlag, connect, one_job
 from shoal.cli.logs import ending_of
 from shoal.cli.queue import nodes_of
-from shoal.cli.show import folded, print_json, table
-from shoal.cli.text import duration, lines_of, one_line
+from shoal.cli.show import folded, note, print_json, table
+from shoal.cli.text import duration, lines_of, one_line, utc
+from shoal.client.connection import Connection
+from shoal.errors import LimitReached
 
 
 def why(job: JobRef, *, json: JsonFlag = False) -> int:
@@ -19,13 +21,22 @@ def why(job: JobRef, *, json: JsonFlag = False) -> int:
     The name of an array stands for its newest element.
     """
     with connect() as shoal:
-        told = shoal.why(one_job(shoal, job), predict=True)
+        told = _told(shoal, one_job(shoal, job))
     if json:
         print_json(told)
     else:
         found = [folded(line) if sys.stdout.isatty() else line for line in lines(told)]
         print("\n".join([*found, *history(told)]))
     return 0
+
+
+def _told(shoal: Connection, job_id: str) -> dict[str, Any]:
+    """Why it waits is told also where the server has no time to say when it starts."""
+    try:
+        return shoal.why(job_id, predict=True)
+    except LimitReached as busy:
+        note(f"note: not when it starts: {busy.message}; {busy.hint}")
+        return shoal.why(job_id)
 
 
 def lines(told: dict[str, Any]) -> list[str]:
@@ -39,6 +50,8 @@ def lines(told: dict[str, Any]) -> list[str]:
     if outlook:
         found.append(f"outlook: {one_line(outlook['sentence'])}")
     found += [f"change: {one_line(change['sentence'])}" for change in outlook.get("changes") or ()]
+    if outlook.get("not_looked"):
+        found.append(f"note: {one_line(outlook['not_looked'])}")
     if explanation.get("hint"):
         found.append(f"hint: {one_line(explanation['hint'])}")
     return found
@@ -49,7 +62,7 @@ def history(told: dict[str, Any]) -> list[str]:
     job, attempts = told.get("job") or {}, told.get("attempts") or []
     if not attempts or (told["status"] == "queued" and len(attempts) == 1):
         return []
-    heads = ("ATTEMPT", "NODES", "BEGAN", "RAN", "HOW IT ENDED")
+    heads = ("ATTEMPT", "NODES", "BEGAN (UTC)", "RAN", "HOW IT ENDED")
     found = table(heads, [_row(attempt) for attempt in attempts], elastic=heads[-1]).splitlines()
     if job.get("ended_at"):
         code = job.get("exit_code")
@@ -70,7 +83,7 @@ def _row(attempt: dict[str, Any]) -> tuple[str, ...]:
     return (
         str(attempt["epoch"]),
         nodes_of(attempt),
-        "-" if began is None else time.strftime("%m-%d %H:%M:%S", time.localtime(began)),
+        "-" if began is None else utc(began, "%m-%d %H:%M:%S"),
         "-" if began is None else duration(until - began),
         ending_of(attempt) if ended is not None else str(attempt["state"]),
     )

@@ -16,6 +16,7 @@ from shoal.control.leases import Leases
 from shoal.control.meetings import Meetings
 from shoal.control.queue import Queue
 from shoal.control.record import Recorder
+from shoal.control.turns import Turns
 from shoal.engines.base import Engine
 from shoal.ids import IdFactory
 from shoal.scheduler import Planner, Policy, Stamps
@@ -24,6 +25,10 @@ from shoal.store import Store
 
 RENEW_S = 5.0
 """How often a supervisor renews its lease."""
+
+
+NEWS_PATIENCE_S = 0.05
+"""While the store is busy, word of a start lets ends and plans pass: they make room and use it."""
 
 
 class Core:
@@ -65,6 +70,7 @@ class Core:
         self.anchored = 0
         """The newest event known to be written down outside the database."""
         self.nodes = KnownNodes()
+        self.turns = Turns(clock)
 
     def archive_path(self, digest: str) -> str:
         """Where the snapshot of a workdir is kept; the digest was checked when it came in."""

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
+import msgspec
+
 from shoal.control.actor import SHOAL
 from shoal.control.core import Core
 from shoal.control.record import note
@@ -19,9 +21,11 @@ from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.job import Job
 from shoal.model.moves import StopAsked
 from shoal.scheduler import Eviction, Ground
+from shoal.scheduler.loss import RESTART_S
 from shoal.scheduler.words import age
 from shoal.store import Tx
 
+RESTART = f"{RESTART_S / 60:.0f} min to start again"
 RUNS = (AttemptState.STARTING, AttemptState.RUNNING)
 Victim = tuple[Eviction, Job, Attempt]
 
@@ -46,7 +50,7 @@ def evict(core: Core, tx: Tx, evictions: Sequence[Eviction], now: float) -> list
 
 
 def _grow(core: Core, tx: Tx, eviction: Eviction, now: float) -> list[str]:
-    """It stops for itself: what it is queued again with finds more nodes."""
+    """It stops for itself: the nodes it goes on with are kept for it until it has stopped."""
     loaded = _load(tx, eviction)
     if loaded is None:
         return []
@@ -54,9 +58,9 @@ def _grow(core: Core, tx: Tx, eviction: Eviction, now: float) -> list[str]:
     has, gets = len(attempt.allocation), eviction.num_nodes
     because = (
         f"stopped to go on with {gets} nodes instead of {has}: they stand idle, and at most "
-        f"{_work(attempt, eviction.lost_s)} are done again"
+        f"{_work(attempt, eviction.lost_s)} are done again, {RESTART} included"
     )
-    stop = StopAsked(reason=EndReason.PREEMPTED, by=str(SHOAL), because=because)
+    stop = StopAsked(reason=EndReason.PREEMPTED, by=str(SHOAL), because=because, grows_to=gets)
     core.recorder.advance(tx, attempt.attempt_id, stop, now=now)
     data = {**_bill(eviction), "has_nodes": has, "num_nodes": gets}
     note(tx, "job.grows", now, SHOAL, job=job, attempt=attempt, data=data)
@@ -79,12 +83,15 @@ def _stop_all(core: Core, tx: Tx, head: Attempt, victims: Sequence[Victim], now:
     for eviction, job, attempt in victims:
         because = reason(eviction, job, gains, attempt, now)
         stop = StopAsked(reason=EndReason.PREEMPTED, by=str(SHOAL), because=because)
-        core.recorder.advance(tx, attempt.attempt_id, stop, now=now)
         data = {**_bill(eviction), "for": label(gains) if gains.project == job.project else None}
+        # Before the stop: one that has not begun is queued again by it, and counts from then on.
         note(tx, "job.evicted", now, SHOAL, job=job, attempt=attempt, data=data)
+        tx.jobs.update(msgspec.structs.replace(job, evictions=job.evictions + 1, version=job.version + 1))
+        core.recorder.advance(tx, attempt.attempt_id, stop, now=now)
     total: dict[str, Any] = {
         "num_jobs": len(victims),
         "lost_device_s": sum(eviction.lost_device_s for eviction, _, _ in victims),
+        "likely_device_s": sum(eviction.likely_device_s for eviction, _, _ in victims),
         "jobs": [label(job) for _, job, _ in victims if job.project == gains.project],
     }
     note(tx, "job.preempted_for", now, SHOAL, job=gains, attempt=head, data=total)
@@ -95,6 +102,7 @@ def _bill(eviction: Eviction) -> dict[str, Any]:
         "ground": eviction.ground,
         "lost_s": eviction.lost_s,
         "lost_device_s": eviction.lost_device_s,
+        "likely_device_s": eviction.likely_device_s,
         "saved_at": eviction.saved_at,
     }
 
@@ -106,9 +114,19 @@ def reason(eviction: Eviction, job: Job, gains: Job, attempt: Attempt, now: floa
         right = f"priority {gains.priority} over {job.priority}"
     else:
         right = "its quota, of which this job borrowed"
-    saved = eviction.saved_at
-    since = f", saved {age(now - saved)} before" if saved is not None else "; no checkpoint of it is known"
-    return f"gave way to {who} ({right}), at a loss of at most {_work(attempt, eviction.lost_s)}{since}"
+    most = f"at a loss of at most {_work(attempt, eviction.lost_s)}, {RESTART} included"
+    return f"gave way to {who} ({right}), {most}; {_since(eviction, attempt, now)}"
+
+
+def _since(eviction: Eviction, attempt: Attempt, now: float) -> str:
+    """From where it goes on, as far as anybody knows."""
+    if eviction.saved_at is not None:
+        return f"saved {age(now - eviction.saved_at)} before"
+    unknown = "no checkpoint of it is known"
+    if eviction.likely_device_s >= eviction.lost_device_s:
+        return unknown
+    likely_s = eviction.lost_s * eviction.likely_device_s / eviction.lost_device_s
+    return f"{unknown}, so it counted as {_work(attempt, likely_s)}, as the median of others"
 
 
 def _work(attempt: Attempt, lost_s: float) -> str:

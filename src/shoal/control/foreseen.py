@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
+from shoal.errors import LimitReached
 from shoal.scheduler.calibration import Calibration, Interval
 from shoal.scheduler.predict import Span
 
 MAX_PENDING = 10_000
 """Outlooks that are remembered until their jobs start; of more, the oldest are forgotten."""
+
+MAX_ASKING = 8
+"""Questions that wait for the one that is being answered: seconds. More are turned away."""
 
 
 class _Said(NamedTuple):
@@ -23,12 +29,31 @@ class Foreseen:
 
     def __init__(self) -> None:
         self.calibration = Calibration()
-        self.one_at_a_time = asyncio.Lock()
-        """Around whatever takes a thread for itself."""
+        self._turn = asyncio.Lock()
+        self._num_asking = 0
         self._said: dict[str, _Said] = {}
 
     def __contains__(self, attempt_id: str) -> bool:
         return attempt_id in self._said
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._num_asking
+
+    @asynccontextmanager
+    async def one_at_a_time(self) -> AsyncIterator[None]:
+        """Around whatever takes a thread for itself. `LimitReached` when too many wait for that already."""
+        if self._num_asking > MAX_ASKING:
+            raise LimitReached(
+                f"{MAX_ASKING} questions about starts wait to be answered; this one is too many",
+                hint="ask again in a few seconds",
+            )
+        self._num_asking += 1
+        try:
+            async with self._turn:
+                yield
+        finally:
+            self._num_asking -= 1
 
     def say(self, attempt_id: str, span: Span, interval: Interval, now: float) -> None:
         if attempt_id in self._said:

@@ -121,6 +121,7 @@ def _retry(core: Core, tx: Tx, actor: Actor, job_id: str, now: float, refusal: S
         epoch=job.epoch + 1,
         failures=0,
         losses=0,
+        evictions=0,
         stop_asked_by=None,
         outcome=None,
         because="",

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import NamedTuple
+
 import structlog
 
-from shoal.control.core import RENEW_S, Core
+from shoal.control.core import NEWS_PATIENCE_S, RENEW_S, Core
+from shoal.control.frozen import spec_of
 from shoal.control.orders import orders_for
 from shoal.engines.base import Submission
 from shoal.errors import EngineRefused, EngineUnreachable, NodeGone, StoreUnavailable
@@ -17,59 +22,101 @@ from shoal.store import Tx
 from shoal.wire import Credentials, EndKind, NodeOutcome
 
 log = structlog.get_logger()
+ALONE = nullcontext()
+"""For who submits one after the other."""
+
+
+class Starting(NamedTuple):
+    """A placed attempt, marked in `core.submitting`, with all that its submission is made of."""
+
+    job: Job
+    attempt: Attempt
+    nodes: dict[str, Node]
+    uid: int
+    sealed: bytes | None
 
 
 async def launch(core: Core, attempt_id: str) -> None:
-    """Submit the attempt if it is still starting.
+    """Submit the attempt if it is still starting."""
+    for starting in await take(core, [attempt_id]):
+        await hand_over(core, starting)
 
-    `core.submitting` is marked before the state is read: whoever sees the attempt unmarked and not
-    listed by the engine knows that no submission of it can still be on its way.
+
+async def take(core: Core, attempt_ids: Sequence[str]) -> list[Starting]:
+    """Those that are still starting and that nobody else submits; each has to be handed over.
+
+    They are marked in `core.submitting` before their states are read, all in one view: whoever sees an
+    attempt unmarked and not listed by the engine knows that no submission of it can still be on its way.
     """
-    if attempt_id in core.submitting:
-        return
-    core.submitting.add(attempt_id)
+    ours = [attempt_id for attempt_id in attempt_ids if attempt_id not in core.submitting]
+    core.submitting.update(ours)
+    taken: list[Starting] = []
     try:
-        await _launch(core, attempt_id)
+        taken = await core.store.read(lambda tx: _load(tx, ours)) if ours else []
+    except StoreUnavailable as error:
+        for attempt_id in ours:
+            _later(core, attempt_id, error)
+    finally:
+        core.submitting.difference_update(set(ours) - {one.attempt.attempt_id for one in taken})
+    return taken
+
+
+def _load(tx: Tx, attempt_ids: list[str]) -> list[Starting]:
+    """In few statements: each of them gives up the interpreter, and gets it back when others let go of it."""
+    recorded = tx.attempts.with_jobs(attempt_ids)
+    found = [(job, own) for job, own in recorded if own.state is AttemptState.STARTING]
+    used = sorted({name for _, attempt in found for name in attempt.node_names})
+    nodes = {node.name: node for node in map(tx.nodes.get, used) if node is not None}
+    uids = {project.name: project.uid for project in tx.people.projects()}
+    taken = []
+    for job, attempt in found:
+        own = {name: nodes[name] for name in attempt.node_names if name in nodes}
+        sealed = tx.secrets.get(job.job_id) if spec_of(job).secrets else None
+        taken.append(Starting(job, attempt, own, uids[attempt.project], sealed))
+    return taken
+
+
+async def hand_over(
+    core: Core, starting: Starting, at_once: AbstractAsyncContextManager[object] = ALONE
+) -> None:
+    """Submit what was taken, inside `at_once`, and record what the engine says."""
+    attempt_id = starting.attempt.attempt_id
+    try:
+        async with at_once:
+            answer = await _submit(core, starting)
+
+        def record(tx: Tx) -> None:
+            core.recorder.advance(tx, attempt_id, answer)
+
+        await core.store.write(record, patience_s=NEWS_PATIENCE_S)
         core.leases.trouble(attempt_id, "", None)
     except (EngineUnreachable, StoreUnavailable) as error:
-        core.leases.trouble(attempt_id, "", error.message)
-        log.warning("launch.later", attempt=attempt_id, error=error.message)
+        _later(core, attempt_id, error)
     finally:
         core.submitting.discard(attempt_id)
 
 
-async def _launch(core: Core, attempt_id: str) -> None:
-    def load(tx: Tx) -> tuple[Job, Attempt, dict[str, Node], int, bytes | None] | None:
-        attempt = tx.attempts.get(attempt_id)
-        if attempt is None or attempt.state is not AttemptState.STARTING:
-            return None
-        job = tx.jobs.get(attempt.job_id)
-        project = tx.people.get_project(attempt.project)
-        assert job is not None
-        assert project is not None
-        nodes = {node.name: node for node in tx.nodes.all() if node.name in attempt.node_names}
-        return job, attempt, nodes, project.uid, tx.secrets.get(job.job_id)
+def _later(core: Core, attempt_id: str, error: EngineUnreachable | StoreUnavailable) -> None:
+    core.leases.trouble(attempt_id, "", error.message)
+    log.warning("launch.later", attempt=attempt_id, error=error.message)
 
-    loaded = await core.store.read(load)
-    if loaded is None:
-        return
-    job, attempt, nodes, uid, sealed = loaded
+
+async def _submit(core: Core, starting: Starting) -> AttemptEvent:
+    """What the engine says."""
     try:
-        submission = _submission(core, job, attempt, nodes, uid, sealed)
+        submission = _submission(core, starting)
         try:
             native_id = await core.engine.submit(submission)
         finally:
             # Also when it failed: it may have begun at any moment until now, and its lease with it.
-            core.leases.sent(attempt_id)
+            core.leases.sent(starting.attempt.attempt_id)
     except NodeGone as error:
-        answer: AttemptEvent = NodeEnded(_gone(core, attempt, str(error.facts["node"]), error.message))
+        return NodeEnded(_gone(core, starting.attempt, str(error.facts["node"]), error.message))
     except EngineRefused as error:
-        answer = Refused(message=f"{core.engine.name} refused it: {error.message}")
+        return Refused(message=f"{core.engine.name} refused it: {error.message}")
     except SecretsUnreadable as error:
-        answer = Refused(message=error.message)
-    else:
-        answer = Accepted(native_id=native_id)
-    await core.store.write(lambda tx: core.recorder.advance(tx, attempt_id, answer))
+        return Refused(message=error.message)
+    return Accepted(native_id=native_id)
 
 
 def _gone(core: Core, attempt: Attempt, node: str, message: str) -> NodeOutcome:
@@ -84,9 +131,8 @@ def _gone(core: Core, attempt: Attempt, node: str, message: str) -> NodeOutcome:
     )
 
 
-def _submission(
-    core: Core, job: Job, attempt: Attempt, nodes: dict[str, Node], uid: int, sealed: bytes | None
-) -> Submission:
+def _submission(core: Core, starting: Starting) -> Submission:
+    job, attempt, nodes, uid, sealed = starting
     missing = [name for name in attempt.node_names if name not in nodes]
     if missing:
         raise NodeGone(f"node `{missing[0]}` is not part of the cluster any more", node=missing[0])

@@ -20,7 +20,7 @@ def checkpoint_dir(job: Job, home: Path) -> str | None:
 
 def max_restarts(job: Job) -> int:
     """How many of the job's retries may be spent without a new attempt."""
-    is_retried = {EndReason.EXIT, EndReason.SIGNAL} <= job.retry.on
+    is_retried = job.retry.in_place and {EndReason.EXIT, EndReason.SIGNAL} <= job.retry.on
     return max(0, job.retry.max_retries - job.failures) if is_retried else 0
 
 

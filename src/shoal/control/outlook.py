@@ -1,7 +1,8 @@
 """When waiting jobs will start: worked out beside the event loop, and learned from as they do.
 
 The facts are copied on the loop: 20 ms at 12,500 nodes and 50,000 waiting jobs, and less than one on clusters
-of ordinary size. Everything else is the business of a thread, one question at a time.
+of ordinary size. Everything else is the business of a thread, one question at a time, and each has a bound
+on its work.
 """
 
 from __future__ import annotations
@@ -13,28 +14,45 @@ import anyio
 import msgspec
 
 from shoal.control.core import Core
-from shoal.scheduler import Policy, Snapshot
 from shoal.scheduler.calibration import Interval
-from shoal.scheduler.changes import MOST_TOLD, Change, changes
 from shoal.scheduler.outlook import Basis, Outlook, outlooks
-from shoal.scheduler.predict import Expect, Span, predict
-from shoal.scheduler.sooner import sooner, without
+from shoal.scheduler.predict import Span, predict
+from shoal.scheduler.sooner import all_changes
 
 NUM_LEARNED_FROM = 8
 """Waiting jobs that nobody asked about, foreseen in one turn: intervals are right when somebody does."""
 
 
 async def look_ahead(core: Core, attempt_ids: Collection[str]) -> dict[str, Outlook]:
-    """Of each of them that waits, all from the same futures."""
-    async with core.foreseen.one_at_a_time:
+    """Of each of them that waits, all from the same futures. `LimitReached` when too many ask at once."""
+    async with core.foreseen.one_at_a_time():
+        return await _look_ahead(core, attempt_ids)
+
+
+async def look_ahead_and_around(core: Core, attempt_id: str) -> Outlook | None:
+    """One job's outlook with the changes that would start it now; None when it does not wait.
+
+    `LimitReached` when too many ask at once.
+    """
+    async with core.foreseen.one_at_a_time():
+        found = (await _look_ahead(core, (attempt_id,))).get(attempt_id)
+        if found is None:
+            return None
         now, snapshot, policy = core.clock.now(), core.planner.snapshot(), core.planner.policy
-        promises = core.planner.promises
+        spread = core.stamps.spread
+        tried = await anyio.to_thread.run_sync(lambda: all_changes(snapshot, policy, now, attempt_id, spread))
+    return msgspec.structs.replace(found, changes=tried.changes, not_looked=tried.not_looked)
 
-        def think() -> dict[str, Span]:
-            return predict(snapshot, policy, now, attempt_ids, core.stamps.spread)
 
-        spans = await anyio.to_thread.run_sync(think)
-        found = outlooks(snapshot, now, attempt_ids, spans, promises, core.foreseen.calibration)
+async def _look_ahead(core: Core, attempt_ids: Collection[str]) -> dict[str, Outlook]:
+    now, snapshot, policy = core.clock.now(), core.planner.snapshot(), core.planner.policy
+    promises = core.planner.promises
+
+    def think() -> dict[str, Span]:
+        return predict(snapshot, policy, now, attempt_ids, core.stamps.spread)
+
+    spans = await anyio.to_thread.run_sync(think)
+    found = outlooks(snapshot, now, attempt_ids, spans, promises, core.foreseen.calibration)
     for attempt_id, outlook in found.items():
         if outlook.basis is Basis.SCENARIOS:
             interval = Interval((outlook.earliest or now) - now, (outlook.latest or inf) - now)
@@ -42,33 +60,11 @@ async def look_ahead(core: Core, attempt_ids: Collection[str]) -> dict[str, Outl
     return found
 
 
-async def look_ahead_and_around(core: Core, attempt_id: str) -> Outlook | None:
-    """One job's outlook with the changes that would start it now; None when it does not wait."""
-    found = (await look_ahead(core, (attempt_id,))).get(attempt_id)
-    if found is None:
-        return None
-    async with core.foreseen.one_at_a_time:
-        now, snapshot, policy = core.clock.now(), core.planner.snapshot(), core.planner.policy
-        spread = core.stamps.spread
-        tried = await anyio.to_thread.run_sync(lambda: _changes(snapshot, policy, now, attempt_id, spread))
-    return msgspec.structs.replace(found, changes=tried)
-
-
-def _changes(
-    snapshot: Snapshot, policy: Policy, now: float, attempt_id: str, expect: Expect
-) -> tuple[Change, ...]:
-    """Those that start it now, and if they are few, those that start it sooner."""
-    at_once = changes(snapshot, policy, now, attempt_id)
-    waiting = next((one for one in snapshot.candidates if one.attempt_id == attempt_id), None)
-    if waiting is None or waiting.unmet or len(at_once) == MOST_TOLD:
-        return at_once
-    later = sooner(snapshot, policy, now, waiting, expect, MOST_TOLD)
-    return (*at_once, *without(later, at_once))[:MOST_TOLD]
-
-
 async def learn(core: Core) -> None:
-    """Foresee some of those who came last, unless they were already. Costs nothing while nobody waits."""
+    """Foresee some of those who came last, unless they were already, or somebody asks about others: then
+    there is enough to do, and to learn from. Costs nothing while nobody waits.
+    """
     waiting = [one for one in core.planner.waiting if one.attempt_id not in core.foreseen and not one.unmet]
     newest = sorted(waiting, key=lambda one: (-one.submitted_at, one.attempt_id))[:NUM_LEARNED_FROM]
-    if newest:
+    if newest and core.foreseen.is_idle:
         await look_ahead(core, [one.attempt_id for one in newest])

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import msgspec
-
 from shoal.control.actor import SHOAL
 from shoal.control.core import Core
+from shoal.control.decision import Basis, record_decision
 from shoal.control.evict import evict
 from shoal.control.queue import Changes, have_projects_changed, look
-from shoal.control.record import note
 from shoal.control.relearn import last_runs, relearn
 from shoal.control.stopwatch import Stopwatch
 from shoal.control.usage import recall
-from shoal.model.attempt import AttemptState, EndReason
+from shoal.model.attempt import Attempt, AttemptState, EndReason
+from shoal.model.job import Job
 from shoal.model.moves import Placed, StopAsked
-from shoal.model.window import Window
 from shoal.scheduler import Plan
 from shoal.scheduler.fair import Usage
 from shoal.store import Tx
@@ -30,20 +28,17 @@ class Cycle(NamedTuple):
     next_look_s: float | None
     """When to look again if nothing happens before."""
     planning_s: float
-    """What it worked, in all threads; waiting for one of them or for the disk is not counted."""
+    """What looking and planning took, in all threads; waiting for one of them or for the disk is not counted,
+    nor is recording: that takes its time for each start, however often one plans."""
 
 
-class Basis(NamedTuple):
-    """What a plan was made of."""
+class Look(NamedTuple):
+    """What is read before a plan."""
 
-    at: float
-    seen: int
-    """The newest event."""
-    saved: dict[str, float]
-    """Checkpoints heard of since the last plan that stopped somebody, by attempt; empty if this does not."""
+    changes: Changes
     usages: tuple[Usage, ...]
-    """What projects had, where that decided between them."""
-    windows: list[Window]
+    runs: list[tuple[Job, Attempt]]
+    """Before the first plan only, like `usages`: learned from once, since nothing is before all is read."""
 
 
 async def place(core: Core) -> Cycle:
@@ -54,7 +49,8 @@ async def place(core: Core) -> Cycle:
         if core.nodes.tell(core.planner, changes.nodes):
             core.stamps.see(core.nodes.views())
         core.planner.set_windows(changes.windows)
-        core.queue.take_in(changes)
+    core.queue.take_in(changes)
+    with work:
         resting_s = core.queue.wake(now)
         saved, usages = dict(core.checkpoints.fresh), core.planner.rivals()
         made, doomed = core.planner.plan(now), core.queue.doomed
@@ -66,7 +62,7 @@ async def place(core: Core) -> Cycle:
             def record(tx: Tx) -> list[str]:
                 return _record(core, tx, made, doomed, basis)
 
-            placed = await core.store.write(work.of(record))
+            placed = await core.store.write(record)
             if made.starts or made.evictions:
                 core.queue.fresh.clear()
             if made.evictions:
@@ -86,13 +82,14 @@ async def place(core: Core) -> Cycle:
 async def _look_around(core: Core, work: Stopwatch) -> Changes:
     """What is new, as of one moment; before the first plan everything, and what runs took lately."""
     seen, half_life_s = core.queue.seen, core.planner.policy.half_life_s
-    if seen is None:
-        relearn(core.stamps, await core.store.read(last_runs))
 
-    def read(tx: Tx) -> tuple[Changes, tuple[Usage, ...]]:
-        return look(tx, seen), recall(tx, half_life_s).usages if seen is None else ()
+    def read(tx: Tx) -> Look:
+        if seen is not None:
+            return Look(look(tx, seen), (), [])
+        return Look(look(tx, None), recall(tx, half_life_s).usages, last_runs(tx))
 
-    changes, usages = await core.store.read(work.of(read))
+    changes, usages, runs = await core.store.read(work.of(read))
+    relearn(core.stamps, runs)
     if changes.projects is not None:
         core.projects.tell(core.planner, changes.projects, usages)
     return changes
@@ -101,7 +98,8 @@ async def _look_around(core: Core, work: Stopwatch) -> Changes:
 def _record(core: Core, tx: Tx, made: Plan, doomed: list[tuple[str, str]], basis: Basis) -> list[str]:
     """Write the plan down. What changed since the look is left for the next cycle."""
     now = basis.at
-    open_nodes = {node.name for node in tx.nodes.all() if node.takes_work}
+    used = sorted({share.node for start in made.starts for share in start.allocation})
+    open_nodes = {node.name for node in map(tx.nodes.get, used) if node is not None and node.takes_work}
     # A window declared or a limit lowered since the look forbids what this plan gives away.
     is_allowed = tx.windows.all() == basis.windows and not have_projects_changed(tx, basis.seen)
     placed = []
@@ -118,28 +116,5 @@ def _record(core: Core, tx: Tx, made: Plan, doomed: list[tuple[str, str]], basis
         core.recorder.advance(tx, attempt_id, stop)
     evicted = evict(core, tx, made.evictions if is_allowed else (), now)
     if made.starts or made.evictions:
-        _record_decision(core, tx, made, placed, evicted, basis)
+        record_decision(core, tx, made, placed, evicted, basis)
     return placed
-
-
-def _record_decision(
-    core: Core, tx: Tx, made: Plan, placed: list[str], evicted: list[str], basis: Basis
-) -> None:
-    """What was decided, from the log up to which event, and what of it was still possible.
-
-    Whoever reads the log to `seen` can make the same decision again: `shoal explain-decision`.
-    """
-    fresh = list(core.queue.fresh.values())
-    data = {
-        "starts": msgspec.to_builtins(made.starts),
-        "placed": placed,
-        "evictions": msgspec.to_builtins(made.evictions),
-        "evicted": evicted,
-        "waiting": core.planner.num_waiting,
-        "seen": basis.seen,
-        "saved": basis.saved,
-        "usages": msgspec.to_builtins(basis.usages),
-        "resting": core.queue.resting,
-        "stamps": {one.attempt_id: (one.expected_s, one.due_at, one.score) for one in fresh},
-    }
-    note(tx, "plan.made", basis.at, SHOAL, data=data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from difflib import get_close_matches
 from math import inf
 from pathlib import Path
@@ -22,6 +23,8 @@ KINDS = {
     "object": "fields and values",
     "null": "nothing",
 }
+
+BATCH = "what a job is that names no priority: `classes: [{name: batch, value: 0}, ...]`"
 
 
 def read_policy(path: Path) -> Policy:
@@ -56,13 +59,32 @@ def _check(policy: Policy, path: Path) -> None:
         ("patience_factor", 0.0),
         ("patience_most_s", 0.0),
         ("half_life_s", 1.0),
+        ("max_evictions", 0),
     ):
         value = getattr(policy, name)
         if not least <= value < inf:
             told = f"`{name}` is a number from {least:g}, not `{value:g}`"
             raise SpecError(f"{path}: {told}", hint=f"`{name}: {getattr(Policy(), name):g}` is the default")
-    if not policy.classes:
-        raise SpecError(f"{path}: `classes` is empty", hint="`classes: [{name: batch, value: 0}]`")
+    for rack, watts in policy.power_caps.items():
+        if not 0.0 <= watts < inf:
+            told = f"`power_caps.{rack}` is a number of watts from 0, not `{watts:g}`"
+            raise SpecError(f"{path}: {told}", hint="`power_caps: {r1: 40000}`")
+    _check_classes(policy, path)
+
+
+def _check_classes(policy: Policy, path: Path) -> None:
+    """A job that says nothing has priority 0 and is `batch`: in no other class may it find itself."""
+    for field in ("name", "value"):
+        counted = Counter(getattr(one, field) for one in policy.classes)
+        twice = next((value for value, count in counted.items() if count > 1), None)
+        if twice is not None:
+            raise SpecError(f"{path}: `classes` has {field} `{twice}` twice", hint=BATCH)
+    batch = next((one for one in policy.classes if one.name == "batch"), None)
+    if batch is None:
+        known = ", ".join(f"`{one.name}`" for one in policy.classes)
+        raise SpecError(f"{path}: `classes` is {known or 'empty'}, without `batch`", hint=BATCH)
+    if batch.value != 0:
+        raise SpecError(f"{path}: `batch` has value {batch.value}, not 0", hint=BATCH)
 
 
 def _unknown(name: str) -> str:
@@ -72,6 +94,9 @@ def _unknown(name: str) -> str:
 
 def _plainly(told: str) -> str:
     """Msgspec's "Expected `float`, got `str` - at `$.half_life_s`" in words of the file."""
+    lacking = re.fullmatch(r"Object missing required field `(\w+)` - at `\$\.(.+)`", told)
+    if lacking is not None:
+        return f"`{lacking[2]}` lacks `{lacking[1]}`"
     found = re.fullmatch(r"Expected `(\w+)`, got `(\w+)` - at `\$\.(.+)`", told)
     if found is None:
         return told

@@ -158,7 +158,11 @@ class Queue:
         if held is not None:
             self._look_at_end(held, attempt)
         if attempt.state is AttemptState.QUEUED:
-            stamped = self.fresh[attempt.attempt_id] = self._stamps.arrive(candidate(job, attempt))
+            stamped = self._stamps.arrive(candidate(job, attempt))
+            if attempt.goes_on:
+                # What was kept for it is not given to a shorter job now.
+                stamped = msgspec.structs.replace(stamped, due_at=None)
+            self.fresh[attempt.attempt_id] = stamped
             self._waiting[job.job_id] = Waiting(stamped, attempt, job.after)
             for dep in job.after:
                 self._dependents.setdefault(dep.job_id, set()).add(job.job_id)

@@ -33,13 +33,14 @@ def note(
     node: str | None = None,
     data: dict[str, Any] | None = None,
 ) -> None:
-    """Append one event to the log."""
+    """Append one event to the log. An attempt brings its job along."""
+    of = job or attempt
     tx.events.append(
         kind=kind,
         at=now,
         actor=str(actor),
-        project=job.project if job else project,
-        job_id=job.job_id if job else None,
+        project=of.project if of else project,
+        job_id=of.job_id if of else None,
         attempt_id=attempt.attempt_id if attempt else None,
         node=node,
         data=data or {},
@@ -76,12 +77,12 @@ class Recorder:
         after, effects = step(before, event, now)
         if after is before:
             return before
-        job = tx.jobs.get(before.job_id)
-        assert job is not None
         tx.attempts.update(after)
         data = {"event": msgspec.to_builtins(event), "from": before.state, "to": after.state}
-        note(tx, f"attempt.{_verb(before, after)}", now, actor, job=job, attempt=after, data=data)
+        note(tx, f"attempt.{_verb(before, after)}", now, actor, attempt=after, data=data)
         if Effect.CLOSE in effects:
+            job = tx.jobs.get(after.job_id)
+            assert job is not None
             self._close(tx, job, after, now)
         return after
 
@@ -93,20 +94,24 @@ class Recorder:
             facts: dict[str, Any] = {"outcome": verdict.job.outcome, "because": verdict.job.because}
             note(tx, "job.ended", now, SHOAL, job=job, attempt=attempt, data=facts)
             return
-        again = self.next_attempt(tx, verdict.job, now, verdict.backoff_s)
+        again = self.next_attempt(
+            tx, verdict.job, now, verdict.backoff_s, goes_on=attempt.grows_to is not None
+        )
         facts = {"reason": attempt.reason, "epoch": again.epoch, "backoff_s": verdict.backoff_s}
         if verdict.job.excluded_nodes:
             facts["excluded_nodes"] = verdict.job.excluded_nodes
         note(tx, "job.retrying", now, SHOAL, job=job, attempt=again, data=facts)
 
-    def next_attempt(self, tx: Tx, job: Job, now: float, backoff_s: float = 0.0) -> Attempt:
+    def next_attempt(
+        self, tx: Tx, job: Job, now: float, backoff_s: float = 0.0, *, goes_on: bool = False
+    ) -> Attempt:
         """Queue the attempt with the job's current epoch."""
-        attempt = self.new_attempt(job, now, backoff_s)
+        attempt = self.new_attempt(job, now, backoff_s, goes_on=goes_on)
         tx.attempts.add(attempt)
         self._backoff.begin(attempt)
         return attempt
 
-    def new_attempt(self, job: Job, now: float, backoff_s: float = 0.0) -> Attempt:
+    def new_attempt(self, job: Job, now: float, backoff_s: float = 0.0, *, goes_on: bool = False) -> Attempt:
         """The attempt with the job's current epoch, not recorded yet."""
         return Attempt(
             attempt_id=self._new_id("att"),
@@ -115,6 +120,7 @@ class Recorder:
             epoch=job.epoch,
             queued_at=now,
             backoff_s=backoff_s,
+            goes_on=goes_on,
         )
 
 
@@ -122,6 +128,8 @@ def _verb(before: Attempt, after: Attempt) -> str:
     """What happened, for the event's kind."""
     if after.generation > before.generation:
         return "regrouped"
+    if after.recoveries != before.recoveries:
+        return "recovered"
     if before.state is after.state:
         return "noted"
     return "placed" if after.state is AttemptState.STARTING else after.state.value

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from shoal.control.core import Core
+from shoal.control.core import NEWS_PATIENCE_S, Core
 from shoal.control.frozen import spec_of
 from shoal.errors import StateError
 from shoal.model.attempt import Attempt, AttemptState
-from shoal.model.moves import REASON_OF_KIND, AttemptEvent, NodeEnded, Regrouped, Started
+from shoal.model.moves import REASON_OF_KIND, AttemptEvent, NodeEnded, Recovered, Regrouped, Started
 from shoal.model.retry import may_regroup
 from shoal.store import Tx
 from shoal.wire import Renewal, RenewalAnswer
@@ -82,7 +82,9 @@ async def _noted(core: Core, renewal: Renewal) -> Attempt:
         attempt = await core.store.read(lambda tx: _current(tx.attempts.get(renewal.attempt_id), renewal))
         if _news(attempt, renewal) is None:
             return attempt
-    return await core.store.write(lambda tx: _record(core, tx, renewal))
+    is_urgent = renewal.outcome is not None or renewal.failure is not None
+    patience_s = 0.0 if is_urgent else NEWS_PATIENCE_S
+    return await core.store.write(lambda tx: _record(core, tx, renewal), patience_s=patience_s)
 
 
 def _record(core: Core, tx: Tx, renewal: Renewal) -> Attempt:
@@ -132,4 +134,12 @@ def _news(attempt: Attempt, renewal: Renewal) -> AttemptEvent | None:
         return NodeEnded(outcome)
     if renewal.started_at is not None and renewal.node not in attempt.started_nodes:
         return Started(renewal.node)
-    return None
+    return _recovery(attempt, renewal)
+
+
+def _recovery(attempt: Attempt, renewal: Renewal) -> AttemptEvent | None:
+    told = renewal.recovery
+    if told is None or (told.generation, told.node) != (attempt.generation, renewal.node):
+        return None
+    is_known = any((one.generation, one.node) == (told.generation, told.node) for one in attempt.recoveries)
+    return None if is_known else Recovered(told)

@@ -18,7 +18,7 @@ from shoal.control.anchor import drop_anchor
 from shoal.control.clean import clean
 from shoal.control.core import Core
 from shoal.control.heal import heal
-from shoal.control.launch import launch
+from shoal.control.launch import Starting, hand_over, take
 from shoal.control.outlook import learn
 from shoal.control.place import Cycle, place
 from shoal.control.watch import watch
@@ -34,8 +34,8 @@ CLEAN_EVERY_S = 600.0
 LEARN_EVERY_S = 60.0
 PLACE_AT_LEAST_EVERY_S = 30.0
 PLACE_SHARE = 0.2
-"""At most this share of a core goes to planning: the longer a cycle took, the longer the pause."""
-PLACE_PAUSE_S = 0.02
+"""At most this share of a core goes to looking and planning: the longer it took, the longer the pause."""
+PLACE_PAUSE_S = 0.01
 """Between two cycles at least: what commits within it is planned together. The first never waits."""
 LAUNCHES_AT_ONCE = 32
 """Attempts being handed to the engine while the next ones are planned."""
@@ -113,15 +113,17 @@ async def run_loops(core: Core, changed: Changed) -> AsyncIterator[None]:
             loop.call_soon_threadsafe(changed.committed)
 
     core.store.on_commit(on_commit)
-    await _turn("heal", lambda: heal(core))
-    await _turn("watch", lambda: watch(core))
+    await _turn(core, "heal", lambda: heal(core))
+    await _turn(core, "watch", lambda: watch(core))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_placing, core, changed)
-        tasks.start_soon(_repeat, "watch", lambda: watch(core), lambda: anyio.sleep(WATCH_EVERY_S))
-        tasks.start_soon(_repeat, "heal", lambda: heal(core), lambda: changed.healer.wait(HEAL_EVERY_S))
-        tasks.start_soon(_repeat, "anchor", lambda: drop_anchor(core), lambda: anyio.sleep(ANCHOR_EVERY_S))
-        tasks.start_soon(_repeat, "learn", lambda: learn(core), lambda: anyio.sleep(LEARN_EVERY_S))
-        tasks.start_soon(_repeat, "clean", lambda: clean(core), lambda: anyio.sleep(CLEAN_EVERY_S))
+        tasks.start_soon(_repeat, core, "watch", lambda: watch(core), lambda: anyio.sleep(WATCH_EVERY_S))
+        tasks.start_soon(_repeat, core, "heal", lambda: heal(core), lambda: changed.healer.wait(HEAL_EVERY_S))
+        tasks.start_soon(
+            _repeat, core, "anchor", lambda: drop_anchor(core), lambda: anyio.sleep(ANCHOR_EVERY_S)
+        )
+        tasks.start_soon(_repeat, core, "learn", lambda: learn(core), lambda: anyio.sleep(LEARN_EVERY_S))
+        tasks.start_soon(_repeat, core, "clean", lambda: clean(core), lambda: anyio.sleep(CLEAN_EVERY_S))
         try:
             yield
         finally:
@@ -134,36 +136,51 @@ async def _placing(core: Core, changed: Changed) -> None:
     async with anyio.create_task_group() as launches:
         while True:
             await changed.placer.wait(next_look_s)
-            cycle = await _turn("place", lambda: place(core)) or FAILED_CYCLE
-            for attempt_id in cycle.placed:
-                launches.start_soon(_launching, core, attempt_id, at_once)
+            cycle = await _turn(core, "place", lambda: place(core)) or FAILED_CYCLE
+            if cycle.placed:
+                launches.start_soon(_launching, core, cycle.placed, at_once)
             next_look_s = min(cycle.next_look_s or PLACE_AT_LEAST_EVERY_S, PLACE_AT_LEAST_EVERY_S)
             await anyio.sleep(max(cycle.planning_s / PLACE_SHARE - cycle.planning_s, PLACE_PAUSE_S))
 
 
-async def _launching(core: Core, attempt_id: str, at_once: anyio.CapacityLimiter) -> None:
-    """One that fails is launched again by `watch`, as it would be after a crash."""
-    async with at_once:
-        try:
-            await launch(core, attempt_id)
-        except Exception:
-            log.exception("launch.failed", attempt=attempt_id)
+async def _launching(core: Core, attempt_ids: tuple[str, ...], at_once: anyio.CapacityLimiter) -> None:
+    """What fails is launched again by `watch`, as it would be after a crash."""
+    try:
+        taken = await take(core, attempt_ids)
+    except Exception:
+        log.exception("launch.failed", attempts=attempt_ids)
+        return
+    async with anyio.create_task_group() as launches:
+        for starting in taken:
+            launches.start_soon(_handing_over, core, starting, at_once)
+
+
+async def _handing_over(core: Core, starting: Starting, at_once: anyio.CapacityLimiter) -> None:
+    try:
+        await hand_over(core, starting, at_once)
+    except Exception:
+        log.exception("launch.failed", attempt=starting.attempt.attempt_id)
 
 
 async def _repeat(
-    name: str, turn: Callable[[], Awaitable[None]], pause: Callable[[], Awaitable[None]]
+    core: Core, name: str, turn: Callable[[], Awaitable[None]], pause: Callable[[], Awaitable[None]]
 ) -> None:
     while True:
-        await _turn(name, turn)
+        await _turn(core, name, turn)
         await pause()
 
 
-async def _turn(name: str, turn: Callable[[], Awaitable[T]]) -> T | None:
+async def _turn(core: Core, name: str, turn: Callable[[], Awaitable[T]]) -> T | None:
     try:
-        return await turn()
+        done = await turn()
     except StoreUnavailable as error:
         log.warning("loop.store_unavailable", loop=name, error=error.message)
-    except Exception:
+        core.turns.failed(name, error)
+    except Exception as error:
         log.exception("loop.failed", loop=name)
+        core.turns.failed(name, error)
+    else:
+        core.turns.went_well(name)
+        return done
     await anyio.sleep(FAILED_PAUSE_S)
     return None

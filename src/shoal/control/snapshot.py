@@ -46,6 +46,7 @@ def candidate(job: Job, attempt: Attempt) -> Candidate:
         owner=job.owner,
         name=job.name,
         deadline_at=job.deadline_at,
+        num_evicted=job.evictions,
     )
 
 
@@ -80,8 +81,10 @@ def holding(job: Job, attempt: Attempt) -> Holding:
         owner=job.owner,
         name=job.name,
         is_leaving=attempt.state is AttemptState.STOPPING,
+        grows_to=attempt.grows_to,
         request=job.request,
         excluded_nodes=job.excluded_nodes,
+        num_evicted=job.evictions,
     )
 
 
@@ -103,6 +106,7 @@ def node_view(node: Node) -> NodeView:
 def _closed(node: Node) -> dict[str, Any]:
     """No ages: a view is told once, and explained for as long as it is true."""
     if node.state is NodeState.READY:
-        return {} if node.facts.is_alive else {"closed_because": "not answering"}
+        told = node.no_watts if node.facts.is_alive else "not answering"
+        return {} if told is None else {"closed_because": told}
     told = f"{WORDS[node.state]} by {node.by}"
     return {"closed_because": told, "closed_at": node.changed_at, "closed_note": node.because}

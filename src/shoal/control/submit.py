@@ -29,6 +29,8 @@ from shoal.spec.quantity import spoken_seconds
 from shoal.store import Tx
 
 MAX_RECORDED_BYTES = 64 << 20
+PATIENCE_S = 0.2
+"""While the store is busy, starts and ends go first: a job gains nothing by waiting for them elsewhere."""
 
 
 class SubmitResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +79,7 @@ async def submit(core: Core, actor: Actor, asked: Asked, key: str | None) -> Sub
         array = jobs[0].array
         return SubmitResult(jobs=jobs, array_id=array.array_id if array else None, was_repeated=repeated)
 
-    return await core.store.write(change)
+    return await core.store.write(change, patience_s=PATIENCE_S)
 
 
 def _said(core: Core, asked: Asked, frozen: Frozen) -> str:

@@ -13,10 +13,14 @@ from shoal.control.core import Core
 from shoal.control.nodes import find_node
 from shoal.control.once import fingerprint, once
 from shoal.control.record import note
+from shoal.control.tree import project_view
 from shoal.errors import NotFound, SpecError, StateError
 from shoal.model.attempt import Attempt
 from shoal.model.job import Job
+from shoal.model.people import Project
 from shoal.model.window import Window, WindowKind
+from shoal.scheduler.tree import Tree
+from shoal.scheduler.windows import Windows
 from shoal.spec.wording import nearest
 from shoal.store import Tx
 
@@ -63,16 +67,17 @@ async def cancel_window(core: Core, actor: Actor, window_id: str, key: str | Non
 
 
 def still_there(
-    window: Window, holding: Iterable[tuple[Job, Attempt]], now: float
+    window: Window, holding: Iterable[tuple[Job, Attempt]], projects: Iterable[Project], now: float
 ) -> list[tuple[Job, Attempt]]:
-    """Jobs that run on its nodes now and may still do so when it begins, by their time limits."""
+    """Jobs it is not for that run on its nodes now and may still do so when it begins, by their limits."""
     nodes, begins = set(window.nodes), max(window.from_at, now)
+    windows = Windows(Tree(map(project_view, projects)))
     return [
         (job, attempt)
         for job, attempt in holding
         if not nodes.isdisjoint(attempt.node_names)
         and _lasts_past(job, attempt, begins)
-        and (window.project is None or job.project != window.project)
+        and not windows.serves(window, job.project)
     ]
 
 
@@ -171,7 +176,7 @@ def _choose(
             f"{count} nodes are asked for; {len(free)}{where} take work and are spoken for by nobody then",
             hint=f"`--count {len(free)}` could be had; {LOOK}" if free else LOOK,
         )
-    there = still_there(trial, tx.attempts.holding(), now)
+    there = still_there(trial, tx.attempts.holding(), tx.people.projects(), now)
     in_the_way = Counter(name for _, attempt in there for name in attempt.node_names)
     return tuple(sorted(sorted(free, key=lambda name: (in_the_way[name], name))[:count]))
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
-from shoal.wire import NodeOutcome
+from shoal.wire import NodeOutcome, Recovery
 
 
 class AttemptState(StrEnum):
@@ -86,6 +86,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     queued_at: float
     backoff_s: float = 0.0
     """How long after `queued_at` it may be placed."""
+    goes_on: bool = False
+    """The one before it stopped for nothing but to start again on more nodes."""
     allocation: Allocation = ()
     native_id: str | None = None
     placed_at: float | None = None
@@ -93,9 +95,13 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float | None = None
     generation: int = 0
     """How often its ranks were started anew on the same nodes."""
+    recoveries: tuple[Recovery, ...] = ()
+    """How each node came through the newest of them, in order of arrival."""
     stop_reason: EndReason | None = None
     """Set while stopping: why we asked."""
     stop_asked_at: float | None = None
+    grows_to: int | None = None
+    """With how many nodes its job goes on, where it stops for that."""
     outcomes: tuple[NodeOutcome, ...] = ()
     """What each node's supervisor reported, in order of arrival; at most one a node."""
     orphaned_nodes: tuple[str, ...] = ()

@@ -63,7 +63,9 @@ def _topology_of(asked: TopologySpec) -> TopologyRequest:
 
 def retry_of(spec: JobSpec) -> RetryPolicy:
     retry = spec.retry
-    return RetryPolicy(max_retries=retry.max, on=frozenset(retry.on), backoff_s=retry.backoff)
+    return RetryPolicy(
+        max_retries=retry.max, on=frozenset(retry.on), backoff_s=retry.backoff, in_place=retry.in_place
+    )
 
 
 def mounts_of(spec: JobSpec) -> tuple[Mount, ...]:

@@ -50,6 +50,8 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Of `exit signal oom setup time_limit`."""
     backoff_s: float = 5.0
     """Before the first retry; doubles each time, up to an hour."""
+    in_place: bool = True
+    """Ranks that failed are first started anew where they are."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +81,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Attempts that ended by the program's own fault and were counted against `retry`."""
     losses: int = 0
     """Attempts that the cluster lost: not counted against `retry`."""
+    evictions: int = 0
+    """Attempts that gave way to other jobs: not counted against `retry` either."""
     excluded_nodes: tuple[str, ...] = ()
     stop_asked_by: str | None = None
     outcome: JobOutcome | None = None

@@ -14,7 +14,7 @@ import msgspec
 
 from shoal.errors import Bug
 from shoal.model.attempt import Allocation, Attempt, AttemptState, EndReason
-from shoal.wire import EndKind, NodeOutcome
+from shoal.wire import EndKind, NodeOutcome, Recovery
 
 QUEUED, STARTING, RUNNING, STOPPING, ENDED = AttemptState
 
@@ -56,6 +56,12 @@ class Regrouped(msgspec.Struct, frozen=True, tag=True):
     failure: NodeOutcome
 
 
+class Recovered(msgspec.Struct, frozen=True, tag=True):
+    """A node tells how its part of the newest group began."""
+
+    recovery: Recovery
+
+
 class Orphaned(msgspec.Struct, frozen=True, tag=True):
     """The supervisor on `node` is dead, and what it left is not known to be."""
 
@@ -71,6 +77,8 @@ class StopAsked(msgspec.Struct, frozen=True, tag=True):
     by: str
     because: str = ""
     """The whole sentence, where `stopped by ...` would not be the reason."""
+    grows_to: int | None = None
+    """With how many nodes it goes on, where that is what it stops for."""
 
 
 class FencePassed(msgspec.Struct, frozen=True, tag=True):
@@ -78,7 +86,16 @@ class FencePassed(msgspec.Struct, frozen=True, tag=True):
 
 
 AttemptEvent = (
-    Placed | Accepted | Refused | Started | NodeEnded | Regrouped | Orphaned | StopAsked | FencePassed
+    Placed
+    | Accepted
+    | Refused
+    | Started
+    | NodeEnded
+    | Regrouped
+    | Recovered
+    | Orphaned
+    | StopAsked
+    | FencePassed
 )
 
 
@@ -165,6 +182,7 @@ def _stop(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
         stop_reason=event.reason,
         stop_asked_at=now,
         message=event.because or f"stopped by {event.by}",
+        grows_to=event.grows_to,
     )
     return stopping, (Effect.CANCEL,)
 
@@ -192,6 +210,15 @@ def _regroup(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
     if event.generation != attempt.generation:
         return attempt, ()
     return _change(attempt, generation=attempt.generation + 1), ()
+
+
+def _recover(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
+    assert isinstance(event, Recovered)
+    told = event.recovery
+    known = [one for one in attempt.recoveries if one.generation == attempt.generation]
+    if told.generation != attempt.generation or any(one.node == told.node for one in known):
+        return attempt, ()
+    return _change(attempt, recoveries=(*known, told)), ()
 
 
 def _orphan(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
@@ -263,6 +290,7 @@ TABLE: dict[tuple[AttemptState, type], Handler | None] = {
     (QUEUED, Started): None,
     (QUEUED, NodeEnded): None,
     (QUEUED, Regrouped): None,
+    (QUEUED, Recovered): None,
     (QUEUED, Orphaned): None,
     (QUEUED, StopAsked): _stop_queued,
     (QUEUED, FencePassed): None,
@@ -272,6 +300,7 @@ TABLE: dict[tuple[AttemptState, type], Handler | None] = {
     (STARTING, Started): _start,
     (STARTING, NodeEnded): _node_ended,
     (STARTING, Regrouped): _ignore,
+    (STARTING, Recovered): _ignore,
     (STARTING, Orphaned): _orphan,
     (STARTING, StopAsked): _stop,
     (STARTING, FencePassed): _fence,
@@ -281,6 +310,7 @@ TABLE: dict[tuple[AttemptState, type], Handler | None] = {
     (RUNNING, Started): _ignore,
     (RUNNING, NodeEnded): _node_ended,
     (RUNNING, Regrouped): _regroup,
+    (RUNNING, Recovered): _recover,
     (RUNNING, Orphaned): _orphan,
     (RUNNING, StopAsked): _stop,
     (RUNNING, FencePassed): _fence,
@@ -290,6 +320,7 @@ TABLE: dict[tuple[AttemptState, type], Handler | None] = {
     (STOPPING, Started): _ignore,
     (STOPPING, NodeEnded): _node_ended,
     (STOPPING, Regrouped): _ignore,
+    (STOPPING, Recovered): _ignore,
     (STOPPING, Orphaned): _orphan,
     (STOPPING, StopAsked): _ignore,
     (STOPPING, FencePassed): _fence,
@@ -299,6 +330,7 @@ TABLE: dict[tuple[AttemptState, type], Handler | None] = {
     (ENDED, Started): _ignore,
     (ENDED, NodeEnded): _ignore,
     (ENDED, Regrouped): _ignore,
+    (ENDED, Recovered): _ignore,
     (ENDED, Orphaned): _ignore,
     (ENDED, StopAsked): _ignore,
     (ENDED, FencePassed): _ignore,

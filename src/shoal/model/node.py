@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from enum import StrEnum
 from functools import cache
+from math import inf
 
 import msgspec
 
@@ -64,6 +66,19 @@ LEVELS = ("zone", "fabric", "rack", "nvlink")
 """Of the topology, from the widest to the closest. Other labels are levels that lie inside nothing."""
 
 
+POWER_LABELS = ("idle_watts", "gpu_watts", "cpu_watts")
+"""What a node draws: at rest, and for each GPU and each CPU in use."""
+
+
+def watts_of(labels: Mapping[str, str], name: str) -> float | None:
+    """The number of watts that a label says, nothing where there is none; None: it says no such number."""
+    try:
+        watts = float(labels.get(name, "0"))
+    except ValueError:
+        return None
+    return watts if 0 <= watts < inf else None
+
+
 class NodeState(StrEnum):
     """What people, or health checks, decided about a node."""
 
@@ -96,4 +111,13 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def takes_work(self) -> bool:
-        return self.state is NodeState.READY and self.facts.is_alive
+        return self.state is NodeState.READY and self.facts.is_alive and self.no_watts is None
+
+    @property
+    def no_watts(self) -> str | None:
+        """Why it is closed, where its labels do not say what it draws: a cap on its rack means nothing."""
+        labels = self.facts.labels
+        wrong = next((name for name in POWER_LABELS if watts_of(labels, name) is None), None)
+        if wrong is None:
+            return None
+        return f"closed until its label `{wrong}` is a number of watts, such as 700: it is `{labels[wrong]}`"

@@ -46,7 +46,7 @@ def judge(job: Job, attempt: Attempt, now: float) -> Verdict:
 def may_regroup(job: Job, attempt: Attempt, reason: EndReason) -> bool:
     """Whether ranks that failed for this reason are started anew without a new attempt."""
     left = job.retry.max_retries - job.failures - attempt.generation
-    return reason in job.retry.on and left > 0 and job.stop_asked_by is None
+    return job.retry.in_place and reason in job.retry.on and left > 0 and job.stop_asked_by is None
 
 
 def _after_loss(job: Job, attempt: Attempt, now: float) -> Verdict:

@@ -17,7 +17,7 @@ import msgspec
 VARIABLE: Final = "SHOAL_BOARD"
 """`<descriptor>:<slot>`: how a rank finds the page, and its own place on it."""
 HEAD = 64
-SLOT = 64
+SLOT = 128
 WORD = 8
 SIZE = 1 << 16
 MAX_SLOTS = (SIZE - HEAD) // SLOT
@@ -44,12 +44,19 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a process was when it last said so."""
+    """Where a process was when it last said so. Times are readings of the monotonic clock."""
 
     standing: Standing
     generation: int
     step: int
+    """Complete steps."""
     at_ns: int
+    joined_ns: int = 0
+    """When it joined this generation; 0: not yet."""
+    stepped_ns: int = 0
+    """When its first step in this generation was complete."""
+    first_step: int = 0
+    """How many steps were complete then."""
 
 
 class Board:
@@ -81,9 +88,16 @@ class Board:
             self._words[at + offset] = 0
 
     def beat(self, slot: int) -> Beat:
-        standing, generation, step, at_ns = self._words[self._at(slot) : self._at(slot) + 4].tolist()
-        known = Standing(standing) if 0 <= standing < len(Standing) else Standing.UNKNOWN
-        return Beat(standing=known, generation=generation, step=step, at_ns=at_ns)
+        words = self._words[self._at(slot) : self._at(slot) + SLOT // WORD].tolist()
+        return Beat(
+            standing=Standing(words[0]) if 0 <= words[0] < len(Standing) else Standing.UNKNOWN,
+            generation=words[1],
+            step=words[2],
+            at_ns=words[3],
+            joined_ns=words[8],
+            stepped_ns=words[9],
+            first_step=words[10],
+        )
 
     # --- a rank's part
 
@@ -99,6 +113,11 @@ class Board:
         at = self._at(slot)
         self._words[at + 1], self._words[at + 2], self._words[at + 3] = generation, step, at_ns
         self._words[at] = standing
+
+    def mark(self, slot: int, *, joined_ns: int, stepped_ns: int, first_step: int) -> None:
+        """When it joined and made its first step; before it says that it has."""
+        at = self._at(slot)
+        self._words[at + 8], self._words[at + 10], self._words[at + 9] = joined_ns, first_step, stepped_ns
 
     @staticmethod
     def _at(slot: int) -> int:

@@ -10,16 +10,24 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable
 
+import msgspec
+
 from shoal.clock import Clock
+from shoal.runtime import tree
 from shoal.runtime.board import VARIABLE, Board, Place, Standing
+from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.environment import Generation
+from shoal.runtime.hangs import Pace
 from shoal.runtime.launch import Launcher
 from shoal.runtime.watch import Process, Watcher
-from shoal.wire import Order
+from shoal.wire import Order, Recovery
 
-TURN_S = 0.03
+TURN_S, LOOK_S = 0.03, 0.25
+SILENT_S = 60.0
+"""A program that has said nothing by then is one that does not use `shoal.runtime`."""
 JOIN_S = 5.0
 """A survivor that has not joined the next group by then is stuck in the last one, and is replaced."""
 
@@ -31,18 +39,29 @@ class Crew:
     """Main thread only. `ranks` are the processes of the current group, in rank order."""
 
     def __init__(
-        self, order: Order, launcher: Launcher, watcher: Watcher, clock: Clock, environments: Environments
+        self,
+        order: Order,
+        confinement: Confinement,
+        launcher: Launcher,
+        watcher: Watcher,
+        clock: Clock,
+        environments: Environments,
     ) -> None:
         self._order = order
+        self._confinement = confinement
         self._launcher = launcher
         self._watcher = watcher
         self._clock = clock
         self._environments = environments
         self._board_fd, self._board = Board.make()
         self._generation = Generation()
-        self._formed_at = 0.0
+        self._formed_at, self._formed_ns = 0.0, 0
         self._spare: Process | None = None
         self._survivors: list[Process] = []
+        self._last_step = self._kept = self._spares = 0
+        self._pace = Pace()
+        self.hung: str | None = None
+        """Why ranks of this group were killed by us, if they were."""
         self.ranks: list[Process] = []
 
     @property
@@ -52,18 +71,47 @@ class Crew:
     def form(self, generation: Generation) -> None:
         """Have every rank of this node in this group: survivors are told, the others are started."""
         self._survivors, self._generation = self.ranks, generation
-        self._formed_at = self._clock.monotonic()
-        self.ranks = []
+        self._formed_at, self._formed_ns = self._clock.monotonic(), time.monotonic_ns()
+        self._last_step = max((self._board.beat(p.slot).step for p in self._survivors), default=0)
+        self._pace, self.hung = Pace(), None
+        self.ranks, self._kept, self._spares = [], 0, 0
         for local_rank in range(self._order.ranks_per_node):
             old = self._survivors[local_rank] if self._survivors else None
             place = self._place(local_rank)
             if old is not None and old.status is None:
                 process = old
+                self._kept += 1
+            elif (spare := self._take_spare()) is not None:
+                process = spare
+                self._spares += 1
             else:
-                process = self._take_spare() or self._start(local_rank, place)
+                process = self._start(local_rank, place)
             process.rank, process.is_needed = place.rank, True
             self.ranks.append(process)
             self._board.assign(process.slot, place)
+
+    def recovery(self, failed_at: float, failed_ns: int) -> Recovery | None:
+        """How this node got into the group, once it has made a step or is known not to tell of any."""
+        beats = [self._board.beat(process.slot) for process in self.ranks]
+        formed = Recovery(
+            generation=self._generation.number,
+            node=self._order.node,
+            failed_at=failed_at,
+            kept=self._kept,
+            spares=self._spares,
+            formed_s=(self._formed_ns - failed_ns) / 1e9,
+        )
+        if all(self._has_joined(process) for process in self.ranks):
+            if not all(beat.stepped_ns for beat in beats):
+                return None
+            return msgspec.structs.replace(
+                formed,
+                joined_s=(max(beat.joined_ns for beat in beats) - failed_ns) / 1e9,
+                stepped_s=(max(beat.stepped_ns for beat in beats) - failed_ns) / 1e9,
+                steps_lost=max(0, self._last_step - min(beat.first_step for beat in beats) + 1),
+            )
+        is_late = self._clock.monotonic() > self._formed_at + SILENT_S
+        return formed if is_late else None
 
     def clear(self) -> None:
         """The group is over. Who cannot join another one is killed, and everybody if one of those lives."""
@@ -85,6 +133,31 @@ class Crew:
             stuck = [p for p, has in zip(self.ranks, joined, strict=True) if not has and self._can_go_on(p)]
             for process in stuck:
                 _kill_group(process)
+        if all(joined):
+            self._look_for_hang()
+
+    def _look_for_hang(self) -> None:
+        """End what hangs: the processes that are stopped, if that is why; else every rank of the node."""
+        now, cpu_s = self._clock.monotonic(), self._confinement.cpu_seconds()
+        if cpu_s is None:
+            return  # nobody can tell the idle from the busy here
+        self._pace.look(now, min(self._board.beat(process.slot).step for process in self.ranks), cpu_s)
+        silent_s = self._pace.silent_s(now, cpu_s)
+        if silent_s is None or self.hung is not None:
+            return
+        self.hung = f"no step for {silent_s:.1f} s after step {self._pace.step}; "
+        self.hung += f"the longest before took {self._pace.longest_s:.1f} s"
+        culprits = tree.stopped(self._confinement.processes())
+        for pid in culprits:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in self.ranks if not culprits else ():
+            _kill_group(process)
+
+    @property
+    def pause_s(self) -> float:
+        """How long to wait before the next look."""
+        return LOOK_S if self._pace.step >= 0 else TURN_S * 30
 
     def _can_go_on(self, process: Process) -> bool:
         return self._board.beat(process.slot).standing is not Standing.UNKNOWN

@@ -17,7 +17,7 @@ import msgspec
 from shoal.clock import Clock
 from shoal.runtime.environment import Generation
 from shoal.runtime.saves import Saves
-from shoal.wire import Credentials, NodeOutcome, Order, Phase, Renewal, RenewalAnswer
+from shoal.wire import Credentials, NodeOutcome, Order, Phase, Recovery, Renewal, RenewalAnswer
 
 TIMEOUT_S = 10.0
 FIRST_BACKOFF_S = 0.2
@@ -49,6 +49,7 @@ class Renewer:
         self._started_at: float | None = None
         self._outcome: NodeOutcome | None = None
         self._failure: NodeOutcome | None = None
+        self._recovery: Recovery | None = None
         self._generation = Generation(master_port=order.master_port)
         self._is_due = True
         self._thread: threading.Thread | None = None
@@ -87,6 +88,13 @@ class Renewer:
         with self._changed:
             self._generation = generation or self._generation
             self._failure = failure
+            self._is_due = True
+            self._changed.notify()
+
+    def tell_recovery(self, recovery: Recovery) -> None:
+        """Say how the newest group began here, with the next message."""
+        with self._changed:
+            self._recovery = recovery
             self._is_due = True
             self._changed.notify()
 
@@ -155,6 +163,7 @@ class Renewer:
             generation=self._generation.number,
             master_port=self._generation.master_port or None,
             failure=self._failure,
+            recovery=self._recovery,
             wait_s=wait_s,
         )
 

@@ -14,7 +14,7 @@ from shoal.errors import ShoalError
 from shoal.runtime import ending, network, removal, spool
 from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.crew import Crew
-from shoal.runtime.ending import Ending
+from shoal.runtime.ending import Ending, recovered
 from shoal.runtime.environment import DEFAULT_PATH, Generation, rank_environment, setup_environment
 from shoal.runtime.launch import Launcher, Pipes
 from shoal.runtime.logs import LogFile
@@ -63,6 +63,8 @@ class ShareRun:
         self._started_at: float | None = None
         self._restarts = Restarts(order, self._renewer)
         self._network: dict[str, str] = {}
+        self._failed: tuple[float, int] | None = None
+        """When the group before this one failed here, until it is told how this one began."""
 
     def run(self) -> None:
         """Run the share to its end. Only what cannot be caught keeps it from writing an outcome."""
@@ -174,7 +176,8 @@ class ShareRun:
         if len(self._order.nodes) > 1:
             has_gpus = bool(self._order.gpu_ids) and not self._order.are_gpus_simulated
             self._network = network.variables(self._order.master_addr, has_gpus=has_gpus)
-        crew = Crew(self._order, launcher, self._watcher, self._clock, self._environment)
+        assert self._confinement is not None
+        crew = Crew(self._order, self._confinement, launcher, self._watcher, self._clock, self._environment)
         last = self._warm_up(launcher, crew)
         while last is None:
             began_at = self._clock.monotonic()
@@ -182,11 +185,22 @@ class ShareRun:
             end = self._follow(launcher, "a rank", crew)
             if not self._restarts.may_follow(end, self._clock.monotonic() - began_at):
                 return end
+            self._failed = (self._clock.now(), time.monotonic_ns())
             self._log.say(f"{end.message}; asking whether all ranks may start anew where they are")
             failure = None if end is OTHERS_FAILED else self._outcome_of(end)
             crew.clear()
             last = self._regroup(end, failure)
         return last
+
+    def _tell_recovery(self, crew: Crew) -> None:
+        if self._failed is None:
+            return
+        recovery = crew.recovery(*self._failed)
+        if recovery is not None:
+            self._failed = None
+            self._log.say(recovered(recovery))
+            if self._renewer is not None:
+                self._renewer.tell_recovery(recovery)
 
     def _regroup(self, end: Ending, failure: NodeOutcome | None) -> Ending | None:
         """Wait for the next group. None: it may start; else why there is none."""
@@ -229,7 +243,8 @@ class ShareRun:
         while True:
             failed = self._watcher.first_failed
             if failed is not None and failed.status is not None:
-                return self._failed(failed, failed.status, launcher.failure(), what)
+                end = self._end_of(failed, failed.status, launcher.failure(), what)
+                return ending.of_hang(end, crew.hung) if crew is not None and crew.hung else end
             if all(process.status == 0 for process in self._running):
                 return ending.SUCCEEDED
             reason = self._reasons.now()
@@ -239,9 +254,10 @@ class ShareRun:
                 return OTHERS_FAILED
             if crew is not None:
                 crew.look_after()
-            self._watcher.turn(self._reasons.next_in(TURN_S))
+                self._tell_recovery(crew)
+            self._watcher.turn(self._reasons.next_in(TURN_S if crew is None else crew.pause_s))
 
-    def _failed(self, process: Process, status: int, failure: str | None, what: str) -> Ending:
+    def _end_of(self, process: Process, status: int, failure: str | None, what: str) -> Ending:
         if failure is not None:
             return Ending(kind=EndKind.SETUP_FAILED, message=f"{what} failed: {failure}")
         if process.rank is None:

@@ -14,12 +14,13 @@ import msgspec
 from shoal.model.attempt import Allocation
 from shoal.scheduler.amounts import MILLI, Demand, Need
 from shoal.scheduler.capacity import Capacity
-from shoal.scheduler.devices import Amount, asked_by, held_by
+from shoal.scheduler.devices import Amount, asked_by, held_by, taken_whole
 from shoal.scheduler.fair import Fair
 from shoal.scheduler.fit import Finders, fits
 from shoal.scheduler.policy import Policy
 from shoal.scheduler.possible import Possible
 from shoal.scheduler.power import Power
+from shoal.scheduler.powered import choose_powered
 from shoal.scheduler.rows import Line, LineKey, Place, Rows, Turn, place_by_score
 from shoal.scheduler.snapshot import Candidate, Holding, NodeView
 from shoal.scheduler.soonest import Soonest
@@ -44,7 +45,7 @@ class Book:
         self.finders = Finders(self.capacity)
         self.soonest = Soonest(self.capacity)
         self.rows = Rows(self.capacity.typical)
-        self.stakes = Stakes()
+        self.stakes = Stakes(policy.max_evictions)
         self.elastic: set[str] = set()
         """Attempts that could use more nodes than they hold."""
         self.holdings: dict[str, Holding] = {}
@@ -82,17 +83,34 @@ class Book:
             self._power_as_of = self.capacity.num_node_changes
         return self._power
 
+    def has_power_for(self, demand: Demand) -> bool:
+        """Whether the racks of the open nodes could draw it while nothing else runs."""
+        power = self.power
+        if not power.has_caps:
+            return True
+        names = [node.name for node in self.possible.suitable(demand.need).without(demand.excluded).open]
+        left = power.left_when_idle()
+        return bool(choose_powered(demand, names, self.capacity.nodes, power, left))
+
     def refusal(self, project: str, demand: Demand) -> Refusal | None:
         """Who up the tree of projects does not allow the least it can start with."""
         if not self.tree.has_ceilings:
             return None
         if demand.need.is_exclusive:
             return self._whole_nodes(project, demand).refusal()
+        return self.tree.refusal(project, self.asked(demand))
+
+    def asked(self, demand: Demand) -> Amount:
+        """The least that it takes: of whole nodes, where those differ, of the largest."""
         asked = asked_by(demand)
+        if demand.need.is_exclusive:
+            nodes = self.possible.suitable(demand.need).without(demand.excluded).nodes
+            taken = [taken_whole(whole, demand.min_nodes) for whole in {node.whole for node in nodes}]
+            return Amount(*(max(amounts) for amounts in zip(asked, *taken, strict=True)))
         if demand.need.memory_bytes is not None and not demand.need.num_gpus:
             charged = self._least_charged(demand.need) * demand.min_nodes
             asked = asked._replace(millicpus=max(asked.millicpus, charged))
-        return self.tree.refusal(project, asked)
+        return asked
 
     def _least_charged(self, need: Need) -> int:
         """What its memory costs it on the node where that is least."""
@@ -274,4 +292,5 @@ def holding_of(candidate: Candidate, allocation: Allocation, now: float) -> Hold
         name=candidate.name,
         request=candidate.request,
         excluded_nodes=candidate.excluded_nodes,
+        num_evicted=candidate.num_evicted,
     )

@@ -46,6 +46,11 @@ class Calibration:
         self._before = _Side(log(RATIO_BEFORE))
         self._after = _Side(log(RATIO_AFTER))
 
+    @property
+    def num_starts(self) -> int:
+        """Those that intervals go by now: the last few hundred at most."""
+        return len(self._after)
+
     def interval(self, span: Span) -> Interval:
         low_s = _waits(_scale(span.low_s) - self._before.margin())
         high_s = _waits(_scale(span.high_s) + self._after.margin())
@@ -68,6 +73,9 @@ class _Side:
         self._recent: deque[float] = deque()
         self._ordered: list[float] = []
         self._level = EACH
+
+    def __len__(self) -> int:
+        return len(self._ordered)
 
     def margin(self) -> float:
         count = len(self._ordered)

@@ -20,6 +20,9 @@ from shoal.scheduler.snapshot import Candidate, Snapshot
 from shoal.scheduler.words import clock_time, joined, number_of
 
 MOST_TOLD = 3
+MOST_FACTS = 30_000
+"""Nodes, holdings and candidates that are copied to try changes in: about half a second. The questions asked
+of the copy, at most a dozen, take milliseconds each."""
 TYPING_S = 120.0
 """A shorter limit must still be short enough when somebody has read about it and typed it."""
 SHORTEST_S = 60.0

@@ -1,12 +1,13 @@
 """Nodes that are spoken for from some moment on, and who may still use them before or beside that.
 
 A claim of a waiting job is its promise: whoever starts on a claimed node must be gone in time by its own
-limit, or fit beside what the claim will take. So nobody who starts delays it. A window that was declared
-claims whole nodes.
+limit, or fit beside what the claim will take, of the nodes and of their racks' power. So nobody who starts
+delays it. A window that was declared claims whole nodes.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from math import inf
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from shoal.model.attempt import NodeShare
 from shoal.scheduler.amounts import Amounts, Need, less
 from shoal.scheduler.capacity import Capacity
 from shoal.scheduler.fit import fits
+from shoal.scheduler.power import Power, Watts
 from shoal.scheduler.snapshot import Candidate
 from shoal.scheduler.windows import Numbers, Windows
 
@@ -28,6 +30,13 @@ class Bars(NamedTuple):
     shut: Numbers
 
 
+class Draw(NamedTuple):
+    """What a claim will draw in capped racks, and what these have left beside it then."""
+
+    watts: Watts
+    spare: dict[str, int]
+
+
 class Claim:
     """`spare`: on each claimed node, what is left beside it once it is served; None when `at` is unknown."""
 
@@ -37,6 +46,7 @@ class Claim:
         at: float,
         spare: Mapping[str, Amounts | None],
         stopping: tuple[str, ...] = (),
+        draw: Draw | None = None,
     ) -> None:
         self.head = head
         self.stopping = stopping
@@ -44,6 +54,7 @@ class Claim:
         self.at = at
         """Infinity: nobody knows when, so nobody is gone in time."""
         self.spare = dict(spare)
+        self.draw = draw or Draw({}, {})
 
     def admits(self, ends_at: float) -> bool:
         """Whether somebody who ends then at the latest may use its nodes until then."""
@@ -53,9 +64,10 @@ class Claim:
 class Claims:
     """Those of one cycle, in the order they were made, and the windows."""
 
-    def __init__(self, capacity: Capacity, windows: Windows) -> None:
+    def __init__(self, capacity: Capacity, windows: Windows, power: Power) -> None:
         self._capacity = capacity
         self._windows = windows
+        self._power = power
         self.all: list[Claim] = []
         self.nodes: set[str] = set()
         """Claimed by anybody."""
@@ -64,6 +76,21 @@ class Claims:
     def add(self, claim: Claim) -> None:
         self.all.append(claim)
         self.nodes.update(claim.spare)
+
+    def watts(self) -> Counter[str]:
+        """What all of them will draw in capped racks."""
+        kept: Counter[str] = Counter()
+        for claim in self.all:
+            kept.update(claim.draw.watts)
+        return kept
+
+    def power_left(self, bars: Bars) -> dict[str, int]:
+        """What racks may draw more now without delaying one of those claims."""
+        left = self._power.left()
+        for number in bars.closed:
+            for rack, spare in self.all[number].draw.spare.items():
+                left[rack] = min(left[rack], spare)
+        return left
 
     def bars(self, project: str, now: float, ends_at: float) -> Bars:
         """What is in the way of a job of the project that would start now and may last until `ends_at`."""
@@ -118,6 +145,9 @@ class Claims:
         for claim in self.all:
             if claim.admits(ends_at):
                 continue
+            for rack, drawn in self._power.of_shares(shares).items():
+                if rack in claim.draw.spare:
+                    claim.draw.spare[rack] -= drawn
             for share in shares:
                 spare = claim.spare.get(share.node)
                 if spare is not None:

@@ -15,11 +15,13 @@ from math import inf
 
 from shoal.scheduler.amounts import Demand, less
 from shoal.scheduler.book import Book
-from shoal.scheduler.claims import Bars, Claim, Claims
+from shoal.scheduler.claims import Bars, Claim, Claims, Draw
 from shoal.scheduler.devices import asked_by, held_by
 from shoal.scheduler.fit import share_of
 from shoal.scheduler.gang import choose
+from shoal.scheduler.growth import kept_to_grow
 from shoal.scheduler.policy import Policy
+from shoal.scheduler.powered import PowerAhead, choose_powered
 from shoal.scheduler.preempt import Preemption
 from shoal.scheduler.release import free_by
 from shoal.scheduler.rights import ClaimOrder, claim_order
@@ -35,7 +37,7 @@ class Cycle:
         self._book = book
         self._policy = policy
         self.now = now
-        self.claims = Claims(book.capacity, book.windows)
+        self.claims = Claims(book.capacity, book.windows, book.power)
         self.heads: dict[str, Candidate] = {}
         """Per queue, the first that could run here and does not fit now."""
         self.starts: list[Start] = []
@@ -54,12 +56,14 @@ class Cycle:
         self._book.rows.come_to(self.now)
         self.look_again_at = self._book.windows.next_change(self.now)
         self.good_until = min(self._book.rows.next_due(), self.look_again_at)
-        for _, ranks in groupby(self._book.ranks(self.now), key=lambda lines: lines[0].key.priority):
+        for priority, ranks in groupby(self._book.ranks(self.now), key=lambda lines: lines[0].key.priority):
             equal = list(ranks)
+            self._keep_to_grow(priority)
             self._serve_privileged([line for lines in equal for line in lines])
             for lines in equal:
                 self._start_heads(lines)
                 self._start_shortest([row for line in lines for row in line.rows.values()])
+        self._keep_to_grow(-inf)
 
     def run_newcomers(self, newcomers: Collection[Candidate], now: float) -> bool:
         """Look at newcomers alone: nothing was given back since `run`. False: only a whole run can tell."""
@@ -87,7 +91,18 @@ class Cycle:
                 nodes=tuple(sorted(claim.spare)),
             )
             for claim in self.claims.all
+            if claim.head.attempt_id not in self._book.stakes.leaving
         )
+
+    def _keep_to_grow(self, least: float) -> None:
+        """For those of at least this priority who are stopping to go on with more nodes."""
+        growing = [one for _, one in sorted(self._book.stakes.leaving.items()) if one.grows_to is not None]
+        kept = {claim.head.attempt_id for claim in self.claims.all} if growing else ()
+        for one in growing:
+            if one.priority >= least and one.attempt_id not in kept:
+                claim = kept_to_grow(self._book, self.claims, one, self.now)
+                if claim is not None:
+                    self.claims.add(claim)
 
     def _serve_privileged(self, lines: list[Line]) -> None:
         """Lines of one priority, as far as their first may evict others: each starts, or room is made.
@@ -100,7 +115,7 @@ class Cycle:
             _, (_, (_, _, attempt_id)), place, line = heappop(queue)
             row = self._book.rows.row_of(attempt_id)
             if not self._start(row, attempt_id):
-                if not self._waits_for_room(row) or not self._make_room(attempt_id, row):
+                if not self._is_possible(row) or not self._make_room(attempt_id, row):
                     continue
                 place += 1
             following = self._claim(line, place)
@@ -123,15 +138,15 @@ class Cycle:
 
     def _make_room(self, attempt_id: str, row: Row) -> bool:
         head, demand = self._book.rows.candidates[attempt_id], row.key.demand
-        if demand.need.is_exclusive or demand.spread is not None:
-            return False  # nobody is stopped for those: what is free then may be too much, or too close
         if row.key.at_once is not None and row in self._rooms:
             return False  # those who start count against the limit only then
         windows = self._book.windows
         shut = windows.nodes_of(windows.shut(head.project, self.now, self.now + row.key.limit_s))
         barred = (self.claims.nodes - self.preemption.nodes) | shut
-        room = self.preemption.make_room(head, demand, barred)
+        room = self.preemption.make_room(head, demand, barred, self.claims.watts())
         if room is None:
+            if self._book.power.has_caps:
+                self.good_until = self.now  # where power decided, who comes may be who could give way
             return False
         # From then on a job that starts on a node with a window may not be gone in time.
         moments = (window.from_at - row.key.limit_s for window in windows.all)
@@ -140,7 +155,7 @@ class Cycle:
         )
         self._rooms.add(row)
         self.heads.setdefault(head.queue, head)
-        self.claims.add(Claim(head, inf, room.spare, room.stopping))
+        self.claims.add(Claim(head, inf, room.spare, room.stopping, room.draw))
         return True
 
     def _start_heads(self, lines: list[Line]) -> None:
@@ -189,13 +204,8 @@ class Cycle:
         bars = self.claims.bars(project, self.now, ends_at)
         if (demand, bars) in self._hopeless:
             return False
-        barred = self.claims.barred(demand.need, bars)
-        if book.power.has_caps:
-            barred = barred | book.power.full(demand.need)
-        names = choose(demand, book.finders.of(demand.need), book.capacity, barred)
-        if names and book.power.has_caps:
-            names = book.power.within(names, demand.need)
-        if len(names) < demand.min_nodes:
+        names = self._choose(demand, bars)
+        if not names:
             self._hopeless.add((demand, bars))
             return False
         shares = tuple(share_of(demand.need, book.capacity.nodes[name]) for name in names)
@@ -208,22 +218,40 @@ class Cycle:
         self.starts.append(Start(attempt_id=attempt_id, allocation=shares))
         return True
 
+    def _choose(self, demand: Demand, bars: Bars) -> list[str]:
+        book, finder = self._book, self._book.finders.of(demand.need)
+        barred = self.claims.barred(demand.need, bars)
+        if not book.power.has_caps:
+            return choose(demand, finder, book.capacity, barred)
+        power, left = book.power, self.claims.power_left(bars)
+        barred = barred | power.full(demand.need, left)
+        names = choose(demand, finder, book.capacity, barred)
+        if len(power.within(names, demand.need, left)) == len(names):
+            return names
+        return choose_powered(
+            demand, finder.ranked(barred | demand.excluded), book.capacity.nodes, power, left
+        )
+
     def _waits_for_room(self, row: Row) -> bool:
         """Only a job that the open nodes could hold makes others wait: one that cannot run blocks nobody."""
-        _, _, array_id, at_once = row.key
+        is_refused = self._book.refusal(row.line.key.project, row.key.demand) is not None
+        return not is_refused and self._is_possible(row)
+
+    def _is_possible(self, row: Row) -> bool:
+        """Whether the open nodes could hold it and its array is not at its limit."""
+        demand, _, array_id, at_once = row.key
         if at_once is not None and self._book.num_of_array(array_id) >= at_once:
             return False
-        demand, project = row.key.demand, row.line.key.project
-        if self._book.refusal(project, demand) is not None:
-            return False
-        return self._book.possible.is_open_for(self._book.allowed(project, demand))
+        demand = self._book.allowed(row.line.key.project, demand)
+        return self._book.possible.is_open_for(demand) and self._book.has_power_for(demand)
 
     def _promise(self, head: Candidate, row: Row) -> None:
         """The nodes that serve it soonest; where nobody knows when, only once its patience has ended."""
         self.heads[head.queue] = head
         demand, capacity = self._book.allowed(head.project, row.key.demand), self._book.capacity
         hours = self._book.windows.hours(head.project, row.key.limit_s, self.now)
-        turn = self._book.soonest.turn(demand, self.claims.nodes, self.now, hours)
+        ahead = self._ahead()
+        turn = self._book.soonest.turn(demand, self.claims.nodes, self.now, hours, ahead)
         if turn is None:
             return
         if turn.at == inf:
@@ -233,9 +261,25 @@ class Cycle:
                 self.good_until = min(self.good_until, patient_until)
                 self.look_again_at = min(self.look_again_at, patient_until)
                 return
-            self.claims.add(Claim(head, inf, dict.fromkeys(turn.nodes)))
+            draw = _draw(demand, turn.nodes, ahead, -inf)
+            self.claims.add(Claim(head, inf, dict.fromkeys(turn.nodes), draw=draw))
             return
         nodes = [capacity.nodes[name] for name in turn.nodes]
         spare = {node.name: less(free_by(node, turn.at), demand.need, node.whole) for node in nodes}
-        self.claims.add(Claim(head, turn.at, spare))
+        self.claims.add(Claim(head, turn.at, spare, draw=_draw(demand, turn.nodes, ahead, turn.at)))
         self.good_until = min(self.good_until, turn.at)
+
+    def _ahead(self) -> PowerAhead | None:
+        """None where no rack has a cap."""
+        book = self._book
+        if not book.power.has_caps:
+            return None
+        return PowerAhead(book.power, book.capacity.nodes, self.claims.watts())
+
+
+def _draw(demand: Demand, names: list[str], ahead: PowerAhead | None, at: float) -> Draw | None:
+    """What it takes of their racks' power then, and leaves; at -infinity, with all that runs now."""
+    if ahead is None:
+        return None
+    watts, left = ahead.power.of_nodes(demand.need, names), ahead.left(at)
+    return Draw(watts, {rack: left[rack] - watts[rack] for rack in watts})

@@ -1,7 +1,8 @@
 """Why a candidate that may start does not: the one dominant reason, with the facts behind it.
 
-Speaks about the cluster as it is after the plan's starts. Names another job only inside its own
-project: an explanation is read by people who may not know that the other project exists.
+Speaks about the cluster as it is after the plan's starts. Says anything of another job only inside its own
+project: an explanation is read by people who may not know that the other project exists. What they learn is
+from when on nodes are not for them.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from shoal.scheduler.fit import SHORT_OF, fits, shortages
 from shoal.scheduler.gang import choose
 from shoal.scheduler.impossible import LOOK, never_fits
 from shoal.scheduler.possible import Suitable, by_domain, can_hold, most_together
+from shoal.scheduler.powered import choose_powered
 from shoal.scheduler.release import free_at
 from shoal.scheduler.rows import RowKey, row_key
 from shoal.scheduler.scarce import less_memory, memory_held, short_of_memory
 from shoal.scheduler.sharing import explain_refusal
-from shoal.scheduler.shut import explain_windows
+from shoal.scheduler.shut import explain_windows, with_windows
 from shoal.scheduler.snapshot import Candidate, NodeView
 from shoal.scheduler.types import Explanation, Why
 from shoal.scheduler.words import age, amounts, are, clock_time, duration, listed, num_nodes, together
@@ -35,6 +37,9 @@ NUM_TOLD = 4
 """So many nodes are named; the facts count them all."""
 NUM_LOOKED_AT = 8
 """Busy nodes that are asked when they come back: those on which everything ends first."""
+
+
+WAITS_FOR_NODES = frozenset({Why.RESOURCES, Why.TOPOLOGY})
 
 
 class Explainer:
@@ -71,15 +76,17 @@ class Explainer:
         if key.at_once is not None and num_holding >= key.at_once:
             return explain_array(candidate, num_holding, key.at_once)
         demand = key.demand
+        if candidate.attempt_id in self._rooms:
+            return _making_room(self._rooms[candidate.attempt_id])
         refusal = self._book.refusal(candidate.project, demand)
         if refusal is not None:
             return explain_refusal(candidate, refusal)
-        if candidate.attempt_id in self._rooms:
-            return _making_room(self._rooms[candidate.attempt_id])
         demand = self._book.allowed(candidate.project, demand)
         if demand not in self._said:
             self._said[demand] = self._of_cluster(demand)
         said = self._said[demand]
+        if said is not None and said.why in WAITS_FOR_NODES and self._book.windows.all:
+            return self._before_windows(said, candidate, key)
         if said is not None:
             return said
         no_power = self._out_of_power(demand)
@@ -88,6 +95,14 @@ class Explainer:
         asked = key, candidate.project
         if asked not in self._behind:
             self._behind[asked] = self._of_order(candidate, key)
+        return self._behind[asked]
+
+    def _before_windows(self, said: Explanation, candidate: Candidate, key: RowKey) -> Explanation:
+        asked = key, candidate.project
+        if asked not in self._behind:
+            others = (one for one in self._claims.all if one.head.attempt_id != candidate.attempt_id)
+            taken = {name for claim in others for name in claim.spare}
+            self._behind[asked] = with_windows(said, candidate.project, key, self._book, taken, self._now)
         return self._behind[asked]
 
     def _of_cluster(self, demand: Demand) -> Explanation | None:
@@ -131,7 +146,7 @@ class Explainer:
             f"needs {num_nodes(demand)} with {such}{together(demand)}; "
             f"{are(len(suitable.open), 'open')}{_in_pool(suitable)}",
             details=_why_closed(suitable.closed, self._now),
-            hint=f"an operator reopens a node with `shoal resume {suitable.closed[0].name}`",
+            hint=_reopen(suitable.closed),
             nodes_needed=demand.min_nodes,
             nodes_open=len(suitable.open),
             closed=[node.name for node in suitable.closed],
@@ -230,13 +245,17 @@ class Explainer:
             return None
         free = self._finders.of(demand.need).ranked(demand.excluded)
         over = power.over(demand.need, free)
-        if over is None or len(power.within(free, demand.need)) >= demand.min_nodes:
+        nodes = self._capacity.nodes
+        if over is None or choose_powered(demand, free, nodes, power, power.left()):
             return None
+        hint = "it starts when jobs in the rack end; an operator sets `power_caps` in the policy file"
+        if not self._book.has_power_for(demand):
+            hint = "it never starts so: ask for less on each node, or an operator raises `power_caps`"
         return _said(
             Why.POWER,
             f"needs {num_nodes(demand)}, and {are(len(free), 'free')}, but rack `{over.rack}` may not draw "
             f"more: {over.drawn_watts:,.0f} of {over.cap_watts:,.0f} W are taken",
-            hint="it starts when jobs in the rack end; an operator sets `power_caps` in the policy file",
+            hint=hint,
             rack=over.rack,
             cap_watts=over.cap_watts,
             drawn_watts=over.drawn_watts,
@@ -253,19 +272,23 @@ class Explainer:
         head = claim.head
         is_ours = head.project == candidate.project
         name = f"`{head.label or head.job_id}`" if is_ours else "a job of another project"
-        waited = duration(self._now - max(head.submitted_at, head.not_before))
         at = None if claim.at == inf else claim.at
-        promised = None if at is None else clock_time(at, self._now)
-        when = f" and is to start by {promised}" if promised else ""
+        told = None if at is None else clock_time(at, self._now)
+        kept = (f"it is kept from {told}",) if told else ()
+        if is_ours:
+            waited = duration(self._now - max(head.submitted_at, head.not_before))
+            kept = (f"{name} has waited {waited}" + (f" and is to start by {told}" if told else ""),)
+        if is_ours and head.attempt_id in self._book.stakes.leaving:
+            kept = (f"{name} is stopping, and goes on with more nodes",)
         minutes = 0 if at is None else max(floor((at - self._now - candidate.request.grace_s) / 60), 0)
         return _said(
             Why.BEHIND,
             f"waits behind {name}: what it needs is free, but kept for that job, which comes first",
-            details=(f"{name if is_ours else 'that job'} has waited {waited}{when}",),
+            details=kept,
             hint=f"`time_limit: {minutes}m` or less could start now" if minutes else None,
             behind_job_id=head.job_id if is_ours else None,
             queue=candidate.queue,
-            promised_at=at,
+            kept_from=at,
         )
 
     def _keeper(self, key: RowKey) -> Claim | None:
@@ -273,7 +296,15 @@ class Explainer:
         usable = set(self._finders.of(key.demand.need).ranked(key.demand.excluded))
         ends_at = self._now + key.limit_s
         closed = (claim for claim in self._claims.all if not claim.admits(ends_at))
-        return next((claim for claim in closed if not usable.isdisjoint(claim.spare)), None)
+        racks = {self._book.power.racks.get(name) for name in usable}
+        return next(
+            (
+                claim
+                for claim in closed
+                if not usable.isdisjoint(claim.spare) or not racks.isdisjoint(claim.draw.watts)
+            ),
+            None,
+        )
 
 
 def _said(
@@ -305,6 +336,12 @@ def _in_pool(suitable: Suitable) -> str:
 def _quiet_at(node: NodeUse) -> tuple[float, str]:
     """When all that runs on a node has certainly ended."""
     return node.ends[-1][0] if node.ends else -inf, node.name
+
+
+def _reopen(nodes: Iterable[NodeUse]) -> str:
+    """What was not closed by a person is not opened by one."""
+    decided = next((node.name for node in nodes if node.view.closed_at is not None), None)
+    return f"an operator reopens a node with `shoal resume {decided}`" if decided else LOOK
 
 
 def _why_closed(nodes: Iterable[NodeUse], now: float) -> tuple[str, ...]:

@@ -29,12 +29,12 @@ def choose(demand: Demand, finder: Finder, capacity: Capacity, barred: AbstractS
 def gathered(demand: Demand, names: list[str], nodes: Nodes) -> list[str]:
     """Of nodes that could all serve, the best first, those that do it together; empty when none do."""
     if demand.within is None:
-        apart = _apart(demand, names, nodes)
-        return apart[: demand.max_nodes] if len(apart) >= demand.min_nodes else []
+        found = apart(demand, names, nodes)
+        return found[: demand.max_nodes] if len(found) >= demand.min_nodes else []
     domains = split(names, demand.within, nodes)
     if not demand.is_close_required:
-        return _as_close_as_possible(demand, _apart(demand, names, nodes), nodes)
-    usable = [_apart(demand, members, nodes) for members in domains.values()]
+        return _as_close_as_possible(demand, apart(demand, names, nodes), nodes)
+    usable = [apart(demand, members, nodes) for members in domains.values()]
     count = min(max(map(len, usable), default=0), demand.max_nodes)
     if count < demand.min_nodes:
         return []
@@ -52,7 +52,7 @@ def split(names: Iterable[str], label: str, nodes: Nodes) -> dict[str, list[str]
     return domains
 
 
-def _apart(demand: Demand, names: list[str], nodes: Nodes) -> list[str]:
+def apart(demand: Demand, names: list[str], nodes: Nodes) -> list[str]:
     """The best node of each domain over which the gang is to spread; all of them when it is not."""
     if demand.spread is None:
         return names

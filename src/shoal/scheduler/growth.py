@@ -1,19 +1,21 @@
 """Let a job that took fewer nodes than it could use go on with more, where they would stand idle.
 
 It is stopped at its last checkpoint and started again, so it is asked for only while nobody waits for
-room, of a job whose checkpoints are seen, and where far more time is won than is done again. One job at a
-time: what it will take must not be promised to another as well.
+room, of a job whose checkpoints are seen, and where far more time is won than is done again. While it stops,
+what it will take is kept for it.
 """
 
 from __future__ import annotations
 
 from math import inf
 
-from shoal.scheduler.amounts import demand_of
+from shoal.model.request import Request
+from shoal.scheduler.amounts import Amounts, demand_of, less, need_of
 from shoal.scheduler.book import Book
-from shoal.scheduler.claims import Claims
+from shoal.scheduler.claims import Claim, Claims, Draw
 from shoal.scheduler.loss import lost, lost_s
-from shoal.scheduler.snapshot import Holding
+from shoal.scheduler.release import free_without
+from shoal.scheduler.snapshot import Candidate, Holding
 from shoal.scheduler.types import Eviction, Ground
 
 LEAST_S = 600.0
@@ -36,7 +38,8 @@ def _worth(book: Book, claims: Claims, one: Holding, now: float) -> tuple[float,
     elapsed_s = now - one.placed_at
     if one.checkpoint_at is None or one.is_leaving or elapsed_s < LEAST_S:
         return None
-    has, gets = len(one.allocation), _nodes_after(book, claims, one, now)
+    has = len(one.allocation)
+    gets = has + len(_idle_nodes(book, claims, one, one.request.max_nodes - has if one.request else 0, now))
     # What has run for so long is taken to run as long again, and to be as much faster as it gets more nodes.
     left_s = elapsed_s if one.time_limit_s is None else min(elapsed_s, one.time_limit_s - elapsed_s)
     won_s = left_s * (1 - has / gets)
@@ -49,22 +52,60 @@ def _worth(book: Book, claims: Claims, one: Holding, now: float) -> tuple[float,
         lost_s=lost_s(one, now),
         lost_device_s=lost(one, now),
         saved_at=one.checkpoint_at,
+        likely_device_s=lost(one, now),
         num_nodes=gets,
     )
     return won_s * has, eviction
 
 
-def _nodes_after(book: Book, claims: Claims, one: Holding, now: float) -> int:
-    """How many nodes it would have if it started now: its own, and those that are free."""
-    has, request = len(one.allocation), one.request
-    if request is None or request.topology is not None:
-        return has  # whether others are close enough is only known once it has left its own
+def kept_to_grow(book: Book, claims: Claims, one: Holding, now: float) -> Claim | None:
+    """The nodes on which one goes on that was asked to stop for that: its own, and those that are idle.
+
+    Until it has stopped nobody else is given them who is not before it.
+    """
+    if one.request is None or one.grows_to is None:
+        return None
+    need, nodes = need_of(one.request), book.capacity.nodes
+    spare: dict[str, Amounts | None] = {}
+    for share in one.allocation:
+        node = nodes.get(share.node)
+        if node is not None:
+            spare[share.node] = less(free_without(node, [share]), need, node.whole)
+    more = _idle_nodes(book, claims, one, one.grows_to - len(one.allocation), now)
+    spare.update((name, less(nodes[name].free, need, nodes[name].whole)) for name in more)
+    draw = None
+    if book.power.has_caps:
+        left, kept, watts = book.power.left(), claims.watts(), book.power.of_nodes(need, more)
+        draw = Draw(watts, {rack: left[rack] - kept[rack] - watts[rack] for rack in watts})
+    return Claim(_as_candidate(one, one.request), inf, spare, (one.attempt_id,), draw)
+
+
+def _as_candidate(one: Holding, request: Request) -> Candidate:
+    return Candidate(
+        attempt_id=one.attempt_id,
+        job_id=one.job_id,
+        project=one.project,
+        label=one.label,
+        priority=one.priority,
+        order=0,
+        submitted_at=one.placed_at,
+        request=request,
+    )
+
+
+def _idle_nodes(book: Book, claims: Claims, one: Holding, count: int, now: float) -> list[str]:
+    """Besides its own, up to so many that it could start on now."""
+    request = one.request
+    if request is None or request.topology is not None or count <= 0:
+        return []  # whether others are close enough is only known once it has left its own
     demand = demand_of(request, one.excluded_nodes)
     ends_at = now + (inf if one.time_limit_s is None else one.time_limit_s)
     own = {share.node for share in one.allocation}
     bars = claims.bars(one.project, now, ends_at)
     barred = claims.barred(demand.need, bars) | own | demand.excluded
-    more = book.finders.of(demand.need).ranked(barred, request.max_nodes - has)
+    more = book.finders.of(demand.need).ranked(barred, count)
+    if book.power.has_caps:
+        more = book.power.within(more, demand.need, claims.power_left(bars))
     while more and book.refusal(one.project, demand._replace(min_nodes=len(more))) is not None:
         more.pop()
-    return has + len(more)
+    return more

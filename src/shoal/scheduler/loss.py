@@ -1,11 +1,14 @@
 """What it costs to stop a job that runs: the work since its last durable checkpoint, and starting it again.
 
-A bill says the most that is lost, never less. So where nobody knows of a checkpoint it is the whole run,
-though half of it would be the better guess: who keeps checkpoints where Shoal sees them is evicted sooner,
-and loses little. What a job saves between the signal and its end makes the loss smaller than the bill.
+Two figures. A bill says the most that is lost, never less: where nobody knows of a checkpoint, the whole
+run. Victims are chosen by what is expected instead: of a job without a known checkpoint, what the median of
+those with one would lose, since it may well save where nobody sees it; and never more than its whole run.
+What a job saves between the signal and its end makes the loss smaller than both.
 """
 
 from __future__ import annotations
+
+from math import inf
 
 from shoal.scheduler.devices import held_by
 from shoal.scheduler.fair import devices
@@ -13,18 +16,27 @@ from shoal.scheduler.snapshot import Holding
 
 RESTART_S = 120.0
 """Until a job that was stopped is back where its checkpoint was: taking it down, starting, reading it."""
+UNKNOWN = -inf
+"""Where nobody's checkpoints are known: work that is nowhere safe."""
 
 
 def safe_until(holding: Holding) -> float:
-    """Up to when its work survives a stop. What earlier attempts left is where this one began."""
+    """Up to when its work surely survives a stop. What earlier attempts left is where this one began."""
     return max(holding.checkpoint_at or holding.placed_at, holding.placed_at)
 
 
-def lost_s(holding: Holding, now: float) -> float:
-    """Seconds of its run that are done again. Less for whoever saved later, whatever it holds."""
-    return max(now - safe_until(holding), 0.0) + RESTART_S
+def likely_until(holding: Holding, typical: float) -> float:
+    """Up to when its work is taken to survive. `typical`: the median of those whose checkpoints are known."""
+    return safe_until(holding) if holding.checkpoint_at is not None else max(holding.placed_at, typical)
 
 
-def lost(holding: Holding, now: float) -> float:
+def lost_s(holding: Holding, now: float, typical: float = UNKNOWN) -> float:
+    """Seconds of its run that are done again, the restart among them: at most, or by what is typical."""
+    return max(now - likely_until(holding, typical), 0.0) + RESTART_S
+
+
+def lost(holding: Holding, now: float, typical: float = UNKNOWN) -> float:
     """Device-seconds; CPUs count as parts of a GPU. Nothing for one that leaves anyway."""
-    return 0.0 if holding.is_leaving else lost_s(holding, now) * devices(held_by(holding.allocation))
+    if holding.is_leaving:
+        return 0.0
+    return lost_s(holding, now, typical) * devices(held_by(holding.allocation))

@@ -10,12 +10,12 @@ from enum import StrEnum
 
 import msgspec
 
-from shoal.scheduler.calibration import COVERAGE, Calibration, Interval
+from shoal.scheduler.calibration import COVERAGE, NUM_ENOUGH, Calibration, Interval
 from shoal.scheduler.changes import Change
-from shoal.scheduler.predict import Span
+from shoal.scheduler.predict import FACTS_A_START, MOST_WORK, Span, num_facts
 from shoal.scheduler.snapshot import Candidate, Snapshot
 from shoal.scheduler.types import Promise
-from shoal.scheduler.words import clock_time
+from shoal.scheduler.words import clock_time, number_of
 
 MINUTE_S = 60.0
 
@@ -43,7 +43,11 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
     """How often the start is between `earliest` and `latest`; None: always, unless somebody comes first."""
     promised_at: float | None = None
     sentence: str
+    num_starts: int | None = None
+    """How many starts were foreseen here and then seen, that `coverage` rests on."""
     changes: tuple[Change, ...] = ()
+    not_looked: str | None = None
+    """Which changes were not looked for, and why; None: all were."""
 
 
 def outlooks(
@@ -56,9 +60,11 @@ def outlooks(
 ) -> dict[str, Outlook]:
     """Of each of the wanted that waits."""
     promised = {promise.attempt_id: promise.at for promise in promises}
+    facts = num_facts(snapshot)
+    unknown = _UNKNOWN if facts // FACTS_A_START < MOST_WORK else _TOO_MANY.format(facts=facts)
     return {
         one.attempt_id: _outlook(
-            one, now, spans.get(one.attempt_id), promised.get(one.attempt_id), calibration
+            one, now, spans.get(one.attempt_id), promised.get(one.attempt_id), calibration, unknown
         )
         for one in snapshot.candidates
         if one.attempt_id in wanted
@@ -66,13 +72,18 @@ def outlooks(
 
 
 def _outlook(
-    waiting: Candidate, now: float, span: Span | None, promised_at: float | None, calibration: Calibration
+    waiting: Candidate,
+    now: float,
+    span: Span | None,
+    promised_at: float | None,
+    calibration: Calibration,
+    unknown: str,
 ) -> Outlook:
     attempt_id = waiting.attempt_id
     if waiting.unmet:
         return Outlook(attempt_id=attempt_id, basis=Basis.NOTHING, sentence=_UNMET)
     if span is None and promised_at is None:
-        return Outlook(attempt_id=attempt_id, basis=Basis.NOTHING, sentence=_UNKNOWN)
+        return Outlook(attempt_id=attempt_id, basis=Basis.NOTHING, sentence=unknown)
     if span is None:
         return Outlook(
             attempt_id=attempt_id,
@@ -92,8 +103,9 @@ def _outlook(
         likely=likely,
         latest=latest,
         coverage=COVERAGE,
+        num_starts=calibration.num_starts,
         promised_at=promised_at,
-        sentence=_between(earliest, likely, latest, promised_at, now),
+        sentence=_between(earliest, likely, latest, promised_at, now, _sure(calibration.num_starts)),
     )
 
 
@@ -110,6 +122,8 @@ _UNKNOWN = (
     "nobody can say when it starts: what it waits for has no known end, or is too far ahead in the queue"
 )
 
+_TOO_MANY = "nobody looked ahead: {facts:,} nodes, running and waiting jobs are too many to play futures of"
+
 
 def _promise_only(at: float, now: float) -> str:
     told = clock_time(at, now)
@@ -117,13 +131,22 @@ def _promise_only(at: float, now: float) -> str:
     return f"starts {by} at the latest, by the time limits of what runs; the queue is too long to say more"
 
 
-def _between(earliest: float, likely: float, latest: float, promised_at: float | None, now: float) -> str:
+def _sure(num_starts: int) -> str:
+    """How far to trust an interval: until enough starts were seen here, it goes by those of one old log."""
+    share = f"{COVERAGE:.0%} sure".replace("%", " %")
+    if num_starts < NUM_ENOUGH:
+        return f"a guess from {number_of(num_starts, 'start')}; {share} from {NUM_ENOUGH} on"
+    return f"{share}, from {num_starts} starts"
+
+
+def _between(
+    earliest: float, likely: float, latest: float, promised_at: float | None, now: float, sure: str
+) -> str:
     first = clock_time(earliest - MINUTE_S + 1.0, now) if earliest - now >= MINUTE_S else None
     about, last = clock_time(likely, now), clock_time(latest, now)
     if last is None or about is None:
         return "starts later than anybody plans by the clock"
-    share = f"{COVERAGE:.0%}".replace("%", " %")
     when = f"between {first} and {last}" if first not in (None, last) else f"by {last}"
-    told = f"starts {when} ({share} sure), about {about}"
+    told = f"starts {when}, about {about} ({sure})"
     promised = None if promised_at is None else clock_time(promised_at, now)
     return told if promised is None else f"{told}; {promised} at the latest, by the time limits of what runs"

@@ -25,6 +25,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """How long until what a project had counts half. Longer: fairness over weeks; shorter: over hours."""
     classes: tuple[PriorityClass, ...] = CLASSES
     """Priorities that have a name, and what jobs of each may do to others."""
+    max_evictions: int = 5
+    """A job that gave way to others this often runs on until it ends, whoever waits. 0: nobody gives way."""
 
     def patience_of(self, expected_s: float | None) -> float:
         wished_s = max(self.patience_s, self.patience_factor * (expected_s or 0.0))

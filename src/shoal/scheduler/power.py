@@ -2,22 +2,45 @@
 
 A node says what it draws in its labels: `idle_watts`, `gpu_watts` for each GPU in use and `cpu_watts` for
 each CPU; what it does not say counts as nothing. Caps come with the policy, by the value of the label
-`rack`. Idle draw counts whether a node is used or not, for it is drawn either way. Promised starts and
-rooms made by evictions do not look at power: a job may find its rack short of it then, and waits on.
+`rack`. Idle draw counts whether a node is used or not, for it is drawn either way. All amounts here are
+thousandths of watts, so that what is given back leaves exactly nothing behind.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from math import ceil, inf
+from math import ceil
+from typing import NamedTuple
 
 import msgspec
 
 from shoal.model.attempt import Allocation, NodeShare
+from shoal.model.node import watts_of
 from shoal.scheduler.amounts import MILLI, Need
 from shoal.scheduler.snapshot import NodeView
 
 RACK = "rack"
+
+Watts = Mapping[str, int]
+"""Thousandths of watts, by capped rack."""
+
+
+class Draws(NamedTuple):
+    """What a node draws for each GPU and CPU in use, in watts, and how many of them it has."""
+
+    gpu_watts: float
+    cpu_watts: float
+    num_gpus: int
+    cpus: float
+
+    def of(self, gpus: float, cpus: float) -> int:
+        return _milliwatts(self.gpu_watts * gpus) + _milliwatts(self.cpu_watts * cpus)
+
+    def of_need(self, need: Need) -> int:
+        if need.is_exclusive:
+            return self.of(float(self.num_gpus), self.cpus)
+        return self.of(need.num_gpus * need.gpu_milli / MILLI, need.millicpus / MILLI)
 
 
 class OverCap(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,10 +56,13 @@ class Power:
 
     def __init__(self, caps: Mapping[str, float]) -> None:
         self._caps = {rack: int(watts * MILLI) for rack, watts in caps.items()}
-        self._racks: dict[str, str] = {}
-        self._nodes: dict[str, NodeView] = {}
+        self.racks: dict[str, str] = {}
+        """Of the nodes that are in a capped one."""
+        self._draws: dict[str, Draws] = {}
+        self._alike: dict[tuple[str, Draws], frozenset[str]] = {}
+        """Nodes of one rack that draw alike."""
         self._drawn: dict[str, int] = dict.fromkeys(caps, 0)
-        """Thousandths of watts, so that what is given back leaves exactly nothing behind."""
+        self._idle: dict[str, int] = dict.fromkeys(caps, 0)
 
     @property
     def has_caps(self) -> bool:
@@ -44,69 +70,94 @@ class Power:
 
     def rebuild(self, nodes: Iterable[NodeView], allocations: Iterable[Allocation]) -> None:
         """From what there is: when nodes came, went or changed."""
-        self._racks, self._nodes, self._drawn = {}, {}, dict.fromkeys(self._caps, 0)
+        self.racks, self._draws, self._idle = {}, {}, dict.fromkeys(self._caps, 0)
+        alike: dict[tuple[str, Draws], list[str]] = {}
         for view in nodes:
             rack = view.labels.get(RACK)
             if rack in self._caps:
-                self._racks[view.name], self._nodes[view.name] = rack, view
-                self._drawn[rack] += _milliwatts(view, "idle_watts", 1.0)
+                draws = _draws_of(view)
+                self.racks[view.name], self._draws[view.name] = rack, draws
+                self._idle[rack] += _milliwatts(_watts(view, "idle_watts"))
+                alike.setdefault((rack, draws), []).append(view.name)
+        self._alike = {key: frozenset(names) for key, names in alike.items()}
+        self._drawn = dict(self._idle)
         for allocation in allocations:
             self.take(allocation, 1)
 
     def take(self, allocation: Allocation, sign: int) -> None:
         """Held (1) or given back (-1)."""
-        for share in allocation:
-            rack = self._racks.get(share.node)
-            if rack is not None:
-                self._drawn[rack] += sign * self._of_share(share)
+        for rack, drawn in self.of_shares(allocation).items():
+            self._drawn[rack] += sign * drawn
 
-    def full(self, need: Need) -> frozenset[str]:
-        """Nodes of racks that have no power for one node more of it."""
-        return frozenset(
-            name
-            for name, rack in self._racks.items()
-            if self._drawn[rack] + self._of_need(need, name) > self._caps[rack]
-        )
+    def left(self) -> dict[str, int]:
+        """What each rack may draw more now."""
+        return {rack: cap - self._drawn[rack] for rack, cap in self._caps.items()}
 
-    def within(self, names: list[str], need: Need) -> list[str]:
-        """As many of them, the first first, as the racks have power for together."""
-        drawn, kept = dict(self._drawn), []
+    def left_when_idle(self) -> dict[str, int]:
+        """What each rack may draw more while nothing runs."""
+        return {rack: cap - self._idle[rack] for rack, cap in self._caps.items()}
+
+    def full(self, need: Need, left: Watts) -> frozenset[str]:
+        """Nodes of racks that have no power for one node more of it, if that is what is left."""
+        full = (names for (rack, draws), names in self._alike.items() if draws.of_need(need) > left[rack])
+        return frozenset().union(*full)
+
+    def within(self, names: Iterable[str], need: Need, left: Watts) -> list[str]:
+        """As many of them, the first first, as that is enough for together."""
+        rest, kept = dict(left), []
         for name in names:
-            rack = self._racks.get(name)
+            rack = self.racks.get(name)
             if rack is not None:
-                if drawn[rack] + self._of_need(need, name) > self._caps[rack]:
+                rest[rack] -= self.of_need(need, name)
+                if rest[rack] < 0:
+                    rest[rack] += self.of_need(need, name)
                     continue
-                drawn[rack] += self._of_need(need, name)
             kept.append(name)
         return kept
 
     def over(self, need: Need, names: Iterable[str]) -> OverCap | None:
         """The first rack, by name, that keeps any of the nodes from it."""
-        full = self.full(need)
-        racks = sorted({self._racks[name] for name in names if name in full})
+        full = self.full(need, self.left())
+        racks = sorted({self.racks[name] for name in names if name in full})
         if not racks:
             return None
         rack = racks[0]
         return OverCap(rack=rack, cap_watts=self._caps[rack] / MILLI, drawn_watts=self._drawn[rack] / MILLI)
 
+    def of_shares(self, shares: Iterable[NodeShare]) -> Counter[str]:
+        """What they draw in each capped rack."""
+        drawn: Counter[str] = Counter()
+        for share in shares:
+            if share.node in self.racks:
+                drawn[self.racks[share.node]] += self._of_share(share)
+        return drawn
+
+    def of_nodes(self, need: Need, names: Iterable[str]) -> Counter[str]:
+        """What it draws in each capped rack on these nodes."""
+        drawn: Counter[str] = Counter()
+        for name in names:
+            if name in self.racks:
+                drawn[self.racks[name]] += self.of_need(need, name)
+        return drawn
+
+    def of_need(self, need: Need, name: str) -> int:
+        """What it draws on a node; nothing where that has no cap."""
+        draws = self._draws.get(name)
+        return 0 if draws is None else draws.of_need(need)
+
     def _of_share(self, share: NodeShare) -> int:
-        return self._draws(share.node, len(share.gpu_ids) * share.gpu_milli / MILLI, share.cpus)
-
-    def _of_need(self, need: Need, name: str) -> int:
-        view = self._nodes[name]
-        if need.is_exclusive:
-            return self._draws(name, float(len(view.gpus)), view.cpus)
-        return self._draws(name, need.num_gpus * need.gpu_milli / MILLI, need.millicpus / MILLI)
-
-    def _draws(self, name: str, gpus: float, cpus: float) -> int:
-        view = self._nodes[name]
-        return _milliwatts(view, "gpu_watts", gpus) + _milliwatts(view, "cpu_watts", cpus)
+        return self._draws[share.node].of(len(share.gpu_ids) * share.gpu_milli / MILLI, share.cpus)
 
 
-def _milliwatts(view: NodeView, label: str, count: float) -> int:
-    """A label that is no number counts as nothing."""
-    try:
-        watts = float(view.labels.get(label, "0"))
-    except ValueError:
-        return 0
-    return ceil(watts * count * MILLI) if 0 < watts < inf else 0
+def _draws_of(view: NodeView) -> Draws:
+    return Draws(_watts(view, "gpu_watts"), _watts(view, "cpu_watts"), len(view.gpus), view.cpus)
+
+
+def _watts(view: NodeView, label: str) -> float:
+    """A label that is no number counts as nothing: its node is closed."""
+    return watts_of(view.labels, label) or 0.0
+
+
+def _milliwatts(watts: float) -> int:
+    """Rounded up."""
+    return ceil(watts * MILLI)

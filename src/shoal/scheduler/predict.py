@@ -38,6 +38,11 @@ class Span(NamedTuple):
     high_s: float
 
 
+def num_facts(snapshot: Snapshot) -> int:
+    """What a copy of the planner is made of."""
+    return len(snapshot.nodes) + len(snapshot.holdings) + len(snapshot.candidates)
+
+
 def predict(
     snapshot: Snapshot, policy: Policy, now: float, wanted: Collection[str], expect: Expect
 ) -> dict[str, Span]:
@@ -46,7 +51,7 @@ def predict(
     The deeper in the queue the wanted are, the fewer scenarios are played: there, what one job does more and
     another less matters less.
     """
-    copying = (len(snapshot.nodes) + len(snapshot.holdings) + len(snapshot.candidates)) // FACTS_A_START
+    copying = num_facts(snapshot) // FACTS_A_START
     most = MOST_WORK - copying
     if most <= 0:
         return {}

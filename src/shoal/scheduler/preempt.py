@@ -9,23 +9,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
+from itertools import repeat
 from typing import NamedTuple
 
 from shoal.scheduler.amounts import Amounts, Demand, Need
 from shoal.scheduler.book import Book
-from shoal.scheduler.devices import Amount, asked_by, held_by
+from shoal.scheduler.claims import Draw
+from shoal.scheduler.devices import Amount, held_by
+from shoal.scheduler.giving import Giving
 from shoal.scheduler.loss import lost, lost_s
+from shoal.scheduler.offers import Offers
 from shoal.scheduler.policy import Policy
-from shoal.scheduler.rights import can_preempt, ground
+from shoal.scheduler.power import Watts
+from shoal.scheduler.rights import can_preempt
 from shoal.scheduler.rows import LineKey
 from shoal.scheduler.snapshot import Candidate, Holding
 from shoal.scheduler.types import Eviction, Ground
-from shoal.scheduler.victims import Search
+from shoal.scheduler.victims import Found, Search
 
-Given = dict[str, tuple[Holding, Ground]]
-"""Who is to be evicted, by attempt, and by what right."""
 MAX_ROOMS = 16
 """Jobs for which others are stopping at once; more wait until those have started."""
+
+MAX_TRIES = 8
+"""So many times other nodes are looked for where the cheapest have no power."""
 
 
 class Room(NamedTuple):
@@ -33,6 +39,8 @@ class Room(NamedTuple):
 
     spare: dict[str, Amounts]
     stopping: tuple[str, ...]
+    draw: Draw | None
+    """Where racks have caps."""
 
 
 class Preemption:
@@ -65,31 +73,62 @@ class Preemption:
             self._book.tree.covered(candidate.project, asked)
         )
 
-    def make_room(self, head: Candidate, demand: Demand, barred: AbstractSet[str]) -> Room | None:
-        """The cheapest room for it outside `barred`. None: whoever it may evict is not enough."""
+    def make_room(
+        self, head: Candidate, demand: Demand, barred: AbstractSet[str], kept: Watts
+    ) -> Room | None:
+        """The cheapest room for it outside `barred` and beside the power that is `kept` for others. None:
+        whoever it may evict is not enough. Nobody is evicted for power alone.
+        """
         if self.is_exhausted:
             return None
-        asked, stakes = asked_by(demand), self._book.stakes
-        with self._as_if_done() as given:
-            if self._book.tree.refusal(head.project, asked) is not None:
+        for _ in repeat(None, MAX_TRIES):
+            found, giving = self._search(head, demand, barred)
+            if found is None:
                 return None
-            sides = [side for side in stakes.sides if self._ground(head, asked, side.priority, side.project)]
-            if not sides and not self._gone:
-                return None
-            search = Search(self._book, demand, barred, self._gone, self._taken, self._now)
-            found = search.run(sides, lambda victims: self._give(head, asked, victims, given))
-        if found is None:
-            return None
+            draw, beyond = self._draw(found, demand, kept)
+            if not beyond:
+                return self._make(head, demand, found, giving, draw)
+            barred = barred | beyond
+        return None
+
+    def _search(
+        self, head: Candidate, demand: Demand, barred: AbstractSet[str]
+    ) -> tuple[Found | None, Giving]:
+        book, found = self._book, None
+        with self._as_if_done():
+            demand = book.allowed(head.project, demand)
+            giving = Giving(head, book.asked(demand), book.tree, self._policy)
+            for sides in giving.choices(book.stakes.sides):
+                if found is None and (sides or self._gone):
+                    offers = Offers(book, demand, sides, barred, self._gone, self._taken, self._now)
+                    with giving.undone():
+                        found = Search(offers).run(giving)
+        return found, giving
+
+    def _make(self, head: Candidate, demand: Demand, found: Found, giving: Giving, draw: Draw | None) -> Room:
         for one in found.victims:
-            self.evictions.append(self._eviction(head, one, given[one.attempt_id][1]))
+            self.evictions.append(self._eviction(head, one, giving.grounds[one.attempt_id]))
             self._gone[one.attempt_id] = one
-        self._served.append((head.project, asked))
+        self._served.append((head.project, giving.asked))
         for name in found.spare:
             self._taken.setdefault(name, []).append(demand.need)
-        return Room(found.spare, found.stopping)
+        return Room(found.spare, found.stopping, draw)
 
-    def _ground(self, head: Candidate, asked: Amount, priority: int, project: str) -> Ground | None:
-        return ground(head, asked, priority, project, self._book.tree, self._policy)
+    def _draw(self, found: Found, demand: Demand, kept: Watts) -> tuple[Draw | None, frozenset[str]]:
+        """What it takes of the power of its racks once everybody is gone who counts as gone, and leaves; and
+        the nodes of racks that have too little, but for as many of those found as they have enough for.
+        """
+        power = self._book.power
+        if not power.has_caps:
+            return None, frozenset()
+        gone = {one.attempt_id: one for one in (*self._gone.values(), *found.victims)}
+        back = power.of_shares(share for one in gone.values() for share in one.allocation)
+        left = {rack: left + back[rack] - kept.get(rack, 0) for rack, left in power.left().items()}
+        able = power.within(found.spare, demand.need, left)
+        short = {power.racks[name] for name in found.spare if name not in able}
+        beyond = frozenset(name for name, rack in power.racks.items() if rack in short and name not in able)
+        watts = power.of_nodes(demand.need, found.spare)
+        return Draw(watts, {rack: left[rack] - watts[rack] for rack in watts}), beyond
 
     def _eviction(self, head: Candidate, one: Holding, why: Ground) -> Eviction:
         return Eviction(
@@ -99,36 +138,22 @@ class Preemption:
             lost_s=lost_s(one, self._now),
             lost_device_s=lost(one, self._now),
             saved_at=one.checkpoint_at,
+            likely_device_s=lost(one, self._now, self._book.stakes.typical),
         )
 
-    def _give(self, head: Candidate, asked: Amount, victims: list[Holding], given: Given) -> bool:
-        """Whether all of them may be evicted one after the other; then they count as gone."""
-        taken: list[Holding] = []
-        for one in sorted(victims, key=lambda one: (held_by(one.allocation), one.attempt_id)):
-            found = self._ground(head, asked, one.priority, one.project)
-            if found is None:
-                for back in taken:
-                    self._book.tree.take(back.project, held_by(back.allocation))
-                    del given[back.attempt_id]
-                return False
-            self._book.tree.give(one.project, held_by(one.allocation))
-            given[one.attempt_id] = one, found
-            taken.append(one)
-        return True
-
     @contextmanager
-    def _as_if_done(self) -> Iterator[Given]:
-        """Look at projects as they will be. What is put into the yielded dict is given back like the rest."""
+    def _as_if_done(self) -> Iterator[None]:
+        """Look at projects as they will be."""
         tree = self._book.tree
-        given: Given = {}
-        for one in self._gone.values():
+        gone, served = list(self._gone.values()), list(self._served)
+        for one in gone:
             tree.give(one.project, held_by(one.allocation))
-        for project, amount in self._served:
+        for project, amount in served:
             tree.take(project, amount)
         try:
-            yield given
+            yield
         finally:
-            for one in (*self._gone.values(), *(holding for holding, _ in given.values())):
+            for one in gone:
                 tree.take(one.project, held_by(one.allocation))
-            for project, amount in self._served:
+            for project, amount in served:
                 tree.give(project, amount)

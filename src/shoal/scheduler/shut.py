@@ -1,8 +1,11 @@
-"""Why a job does not start on nodes that are free: a window is in the way, and what would get it past."""
+"""Windows in the way of a job: on nodes that are free, with what would get it past, and on those to come."""
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from math import floor, inf
+
+import msgspec
 
 from shoal.model.window import Window, WindowKind
 from shoal.scheduler.book import Book
@@ -46,6 +49,27 @@ def explain_windows(
     )
 
 
+def with_windows(
+    said: Explanation, project: str, key: RowKey, book: Book, taken: AbstractSet[str], now: float
+) -> Explanation:
+    """Names the windows that a job which waits for nodes would meet on those it could have first: they too
+    decide when it starts. `taken`: nodes that are kept for others.
+    """
+    turn = book.soonest.turn(book.allowed(project, key.demand), taken, now)
+    if turn is None:
+        return said
+    at, names = (now if turn.at == inf else turn.at), set(turn.nodes)
+    shut = (book.windows.all[number] for number in book.windows.shut(project, at, at + key.limit_s))
+    met = [window for window in shut if not names.isdisjoint(window.nodes)]
+    if not met:
+        return said
+    return msgspec.structs.replace(
+        said,
+        details=(*said.details, *(_told(window, names, now) for window in met[:NUM_TOLD])),
+        facts={**said.facts, "windows": [_fact(window, names) for window in met]},
+    )
+
+
 def _asks(key: RowKey, met: list[Window], now: float) -> str:
     """What about it the windows are in the way of."""
     if all(window.from_at <= now for window in met):
@@ -70,6 +94,7 @@ def _time(at: float, now: float) -> str:
 
 def _fact(window: Window, free: set[str]) -> dict[str, object]:
     return {
+        "id": window.window_id,
         "kind": str(window.kind),
         "from_at": window.from_at,
         "until_at": window.until_at,

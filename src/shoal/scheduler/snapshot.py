@@ -52,11 +52,15 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     name: str = ""
     is_leaving: bool = False
     """It was asked to stop and is not gone yet."""
+    grows_to: int | None = None
+    """With how many nodes its job goes on then, where it was asked for that."""
     checkpoint_at: float | None = None
     """When it last saved what it had done, as far as anybody knows."""
     request: Request | None = None
     """What it asked for; None: nobody knows."""
     excluded_nodes: tuple[str, ...] = ()
+    num_evicted: int = 0
+    """How often its job gave way to others."""
 
 
 class UnmetDependency(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -93,6 +97,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Until then those with less go first. None: last."""
     deadline_at: float | None = None
     """When it should have ended."""
+    num_evicted: int = 0
+    """How often its job gave way to others."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""What a waiting job could ask for so that it starts sooner, though not now: each is played in one future.
+"""What a waiting job could ask for so that it starts now or sooner; the latter is played in one future.
 
 In that future everybody runs for as long as half of the runs like theirs did. The job as it is and the job
 as it could be are both put into it, so that what differs is the change alone.
@@ -7,14 +7,15 @@ as it could be are both put into it, so that what differs is the change alone.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from typing import NamedTuple
 
 import msgspec
 
 from shoal.model.request import Request
 from shoal.scheduler.ahead import RunTime, look_ahead
-from shoal.scheduler.changes import Change
+from shoal.scheduler.changes import MOST_FACTS, MOST_TOLD, Change, changes
 from shoal.scheduler.policy import Policy
-from shoal.scheduler.predict import FACTS_A_START, MOST_WORK, Expect
+from shoal.scheduler.predict import FACTS_A_START, MOST_WORK, Expect, num_facts
 from shoal.scheduler.rehearsal import resubmitted
 from shoal.scheduler.snapshot import Candidate, Holding, Snapshot
 from shoal.scheduler.words import clock_time
@@ -26,12 +27,34 @@ MOST_PLAYED = 5
 """The job as it is, and at most four changes."""
 
 
+class Tried(NamedTuple):
+    changes: tuple[Change, ...]
+    not_looked: str | None = None
+    """Which changes were not looked for, and why; None: all were."""
+
+
+def all_changes(snapshot: Snapshot, policy: Policy, now: float, attempt_id: str, expect: Expect) -> Tried:
+    """Those that start it now, and if they are few, those that start it sooner."""
+    waiting = next((one for one in snapshot.candidates if one.attempt_id == attempt_id), None)
+    if waiting is None or waiting.unmet:
+        return Tried(())
+    facts = f"{num_facts(snapshot):,} nodes, running and waiting jobs are too many"
+    if num_facts(snapshot) > MOST_FACTS:
+        return Tried((), f"no changes were tried: {facts} to copy for it")
+    at_once = changes(snapshot, policy, now, attempt_id)
+    if len(at_once) == MOST_TOLD:
+        return Tried(at_once)
+    if _max_starts(snapshot) <= 0:
+        return Tried(at_once, f"only changes that would start it now were tried: {facts} to play a future of")
+    later = sooner(snapshot, policy, now, waiting, expect, MOST_TOLD)
+    return Tried((*at_once, *without(later, at_once))[:MOST_TOLD])
+
+
 def sooner(
     snapshot: Snapshot, policy: Policy, now: float, waiting: Candidate, expect: Expect, most: int
 ) -> tuple[Change, ...]:
     """At most `most`; none where the futures are too much work."""
-    copying = (len(snapshot.nodes) + len(snapshot.holdings) + len(snapshot.candidates)) // FACTS_A_START
-    max_starts = MOST_WORK // MOST_PLAYED - copying
+    max_starts = _max_starts(snapshot)
     if max_starts <= 0 or most <= 0:
         return ()
     run_time, attempt_id = _middle(expect, now), waiting.attempt_id
@@ -52,6 +75,11 @@ def sooner(
         if at is not None and at <= by_then:
             found.append(_change(setting, request, at, as_it_is, now))
     return tuple(sorted(found, key=lambda change: change.starts_at or now)[:most])
+
+
+def _max_starts(snapshot: Snapshot) -> int:
+    """That may be planned in one of the futures."""
+    return MOST_WORK // MOST_PLAYED - num_facts(snapshot) // FACTS_A_START
 
 
 def without(found: Collection[Change], told: Collection[Change]) -> tuple[Change, ...]:

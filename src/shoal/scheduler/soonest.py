@@ -14,6 +14,7 @@ from shoal.scheduler.amounts import Demand, Need
 from shoal.scheduler.capacity import Capacity, NodeUse
 from shoal.scheduler.fit import fits
 from shoal.scheduler.openings import first_opening
+from shoal.scheduler.powered import PowerAhead, first_powered, last_powered
 from shoal.scheduler.release import free_at
 from shoal.scheduler.windows import Hours
 
@@ -70,10 +71,19 @@ class Soonest:
         self._calendars: dict[Need, Calendar] = {}
 
     def turn(
-        self, demand: Demand, barred: AbstractSet[str], now: float, hours: Hours | None = None
+        self,
+        demand: Demand,
+        barred: AbstractSet[str],
+        now: float,
+        hours: Hours | None = None,
+        ahead: PowerAhead | None = None,
     ) -> Turn | None:
-        """None when the open nodes that are not barred cannot hold it even when empty."""
+        """None when the open nodes that are not barred cannot hold it even when empty. `ahead`: where racks
+        have caps.
+        """
         out = barred | demand.excluded if demand.excluded else barred
+        if ahead is not None:
+            return self._powered(demand, out, now, hours, ahead)
         if hours is not None:
             waits = list(self._waits(demand.need, out))
             if demand.spread is not None:
@@ -90,6 +100,20 @@ class Soonest:
             usable = iter(self._apart(demand.spread, list(usable)))
         chosen = [wait for wait, _ in zip(usable, range(demand.min_nodes), strict=False)]
         return self._turn(demand, chosen, self._calendar(demand.need), out, now)
+
+    def _powered(
+        self, demand: Demand, out: AbstractSet[str], now: float, hours: Hours | None, ahead: PowerAhead
+    ) -> Turn | None:
+        nodes = self._capacity.nodes
+        waits = list(self._waits(demand.need, out))
+        opening = first_powered(demand, waits, hours, nodes, ahead, now)
+        if opening is not None:
+            return Turn(*opening)
+        shut = hours.names if hours is not None else ()
+        known = [name for at, name in waits if at < inf and name not in shut]
+        unknown = self._emptiest([name for at, name in waits if at == inf and name not in shut])
+        kept = last_powered(demand, [*known, *unknown], nodes, ahead)
+        return Turn(inf, kept) if kept else None
 
     def _waits(self, need: Need, out: AbstractSet[str]) -> Iterator[tuple[float, str]]:
         """When each node that is not `out` could hold the need, and its name; the soonest first."""

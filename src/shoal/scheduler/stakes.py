@@ -1,7 +1,8 @@
 """Who holds what where, in the order of what stopping them costs: kept up to date, so that looking for the
 cheapest does not grow with the cluster.
 
-Seconds lost grow alike for everybody as time goes by, so an order made once stays true.
+Seconds lost grow alike for everybody as time goes by, so an order made once stays true. That holds for the
+median as well, by which those count whose checkpoints nobody knows.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from collections.abc import Collection, Iterator
 from heapq import merge, nsmallest
 from typing import NamedTuple
 
+from shoal.model.attempt import NodeShare
 from shoal.scheduler.amounts import Need, millicpus_needed
 from shoal.scheduler.devices import Amount, held_by
-from shoal.scheduler.fair import devices
-from shoal.scheduler.loss import RESTART_S, safe_until
+from shoal.scheduler.fair import CPUS_PER_GPU, devices
+from shoal.scheduler.loss import RESTART_S, UNKNOWN, safe_until
 from shoal.scheduler.snapshot import Holding
 
 
@@ -25,6 +27,8 @@ class Side(NamedTuple):
     project: str
     num_nodes: int
     on_first: Amount
+    is_known: bool
+    """Whether their checkpoints are."""
 
     @classmethod
     def of(cls, holding: Holding) -> Side:
@@ -32,7 +36,8 @@ class Side(NamedTuple):
         on_first = Amount(
             len(first.gpu_ids) * first.gpu_milli, 0 if first.gpu_ids else millicpus_needed(first.cpus)
         )
-        return cls(holding.priority, holding.project, len(holding.allocation), on_first)
+        is_known = holding.checkpoint_at is not None
+        return cls(holding.priority, holding.project, len(holding.allocation), on_first, is_known)
 
     def waste(self, need: Need) -> float:
         """How many devices stop for each that a node with this need has use for."""
@@ -41,28 +46,82 @@ class Side(NamedTuple):
         return self.num_nodes * here / max(min(here, asked), 1e-6)
 
 
-class Stakes:
+class _Weight:
+    """Of all who run on a node: devices, and those times when their work is safe, in whole numbers, so that
+    what has come and gone leaves nothing behind.
+    """
+
+    __slots__ = ("known", "known_safe", "unknown", "unknown_safe")
+
     def __init__(self) -> None:
-        self.on_node: dict[str, dict[str, Holding]] = {}
+        self.known = self.known_safe = self.unknown = self.unknown_safe = 0
+
+    def add(self, amount: int, safe: int, *, is_known: bool) -> None:
+        if is_known:
+            self.known += amount
+            self.known_safe += safe
+        else:
+            self.unknown += amount
+            self.unknown_safe += safe
+
+    def loss(self, now: float, typical: float) -> float:
+        """If all of them stop: sorts nodes, in no unit that means anything."""
+        whole_runs = 1000 * now * self.unknown - self.unknown_safe
+        unknown = whole_runs if typical == UNKNOWN else min(whole_runs, 1000 * (now - typical) * self.unknown)
+        restarts = 1000 * RESTART_S * (self.known + self.unknown)
+        return 1000 * now * self.known - self.known_safe + unknown + restarts
+
+
+Party = tuple[int, str]
+"""A priority and a project: who may evict whom depends on nothing else."""
+
+
+class Stakes:
+    def __init__(self, max_evictions: int) -> None:
+        self._max_evictions = max_evictions
+        self.on_node: dict[str, dict[str, NodeShare]] = {}
+        """What each attempt holds there."""
         self.leaving: dict[str, Holding] = {}
         """Asked to stop already: what they hold is free soon."""
+        self.side_of: dict[str, Side] = {}
+        """All others that were not evicted as often as anybody may be."""
+        self.devices_of: dict[str, float] = {}
+        """Of the same, what they hold; CPUs count as parts of a GPU."""
         self._sides: dict[Side, list[tuple[float, str]]] = {}
-        """All others. The one that saved last is first."""
-        self._whole: dict[str, tuple[float, float]] = {}
-        """By node, the devices of all others who run there, and for each of them up to when work is safe."""
+        """The same. The one that saved last is first."""
+        self._held: dict[Party, dict[str, tuple[int, int]]] = {}
+        """By node, the thousandths of CPUs and the GPUs that the same hold there."""
+        self._saves: list[float] = []
+        """Up to when the work of those is safe who do not leave and whose checkpoints are known; sorted."""
+        self._weights: dict[str, _Weight] = {}
+        """By node, of all who do not leave."""
 
     @property
     def sides(self) -> Collection[Side]:
         return self._sides.keys()
 
+    @property
+    def typical(self) -> float:
+        """Up to when the work of one without a known checkpoint is taken to be safe: as the median of those
+        with one; of an even number, of the two in the middle the one that loses more.
+        """
+        return self._saves[(len(self._saves) - 1) // 2] if self._saves else UNKNOWN
+
     def add(self, holding: Holding) -> None:
         for share in holding.allocation:
-            self.on_node.setdefault(share.node, {})[holding.attempt_id] = holding
+            self.on_node.setdefault(share.node, {})[holding.attempt_id] = share
         if holding.is_leaving:
             self.leaving[holding.attempt_id] = holding
-        else:
-            insort(self._sides.setdefault(Side.of(holding), []), _place(holding))
-            self._weigh(holding, 1)
+            return
+        if holding.checkpoint_at is not None:
+            insort(self._saves, safe_until(holding))
+        held = held_by(holding.allocation)
+        if holding.num_evicted < self._max_evictions:
+            side = self.side_of[holding.attempt_id] = Side.of(holding)
+            insort(self._sides.setdefault(side, []), _place(holding))
+            self.devices_of[holding.attempt_id] = devices(held)
+            self._count(holding, 1)
+        self._weigh(holding, held, 1)
 
     def remove(self, holding: Holding) -> None:
         for share in holding.allocation:
@@ -72,11 +131,10 @@ class Stakes:
                 self.on_node.pop(share.node, None)
         if self.leaving.pop(holding.attempt_id, None) is not None:
             return
-        side = self._sides[Side.of(holding)]
-        del side[bisect_left(side, _place(holding))]
-        if not side:
-            del self._sides[Side.of(holding)]
-        self._weigh(holding, -1)
+        if holding.checkpoint_at is not None:
+            del self._saves[bisect_left(self._saves, safe_until(holding))]
+        self._leave_side(holding)
+        self._weigh(holding, held_by(holding.allocation), -1)
 
     def cheapest(self, sides: Collection[Side], need: Need, now: float) -> Iterator[str]:
         """Attempts of those sides, by what they would lose for each device that `need` has use for."""
@@ -85,19 +143,69 @@ class Stakes:
 
     def emptiest(self, count: int, now: float) -> list[str]:
         """Nodes that lose least if all of them but those who leave stop, the first first."""
-        losses = ((held * (now + RESTART_S) - safe, name) for name, (held, safe) in self._whole.items())
+        typical = self.typical
+        losses = ((weight.loss(now, typical), name) for name, weight in self._weights.items())
         return [name for _, name in nsmallest(count, losses)]
 
-    def _weigh(self, holding: Holding, sign: int) -> None:
-        all_of_it = sign * devices(held_by(holding.allocation))
+    def loss_on(self, name: str, now: float) -> float:
+        """What sorts a node among the emptiest."""
+        weight = self._weights.get(name)
+        return 0.0 if weight is None else weight.loss(now, self.typical)
+
+    def held_on(self, sides: Collection[Side]) -> Iterator[tuple[str, int, int]]:
+        """Nodes, and how many thousandths of CPUs and GPUs those of the sides' parties hold there."""
+        parties = sorted({(side.priority, side.project) for side in sides})
+        if len(parties) == 1:
+            return ((name, *held) for name, held in self._held[parties[0]].items())
+        total: dict[str, tuple[int, int]] = {}
+        for party in parties:
+            for name, (cpus, gpus) in self._held[party].items():
+                so_far = total.get(name, (0, 0))
+                total[name] = so_far[0] + cpus, so_far[1] + gpus
+        return ((name, *held) for name, held in total.items())
+
+    def _count(self, holding: Holding, sign: int) -> None:
+        party = holding.priority, holding.project
+        here = self._held.setdefault(party, {})
         for share in holding.allocation:
-            held, safe = self._whole.get(share.node, (0.0, 0.0))
-            self._whole[share.node] = held + all_of_it, safe + all_of_it * safe_until(holding)
+            cpus, gpus = here.get(share.node, (0, 0))
+            cpus += sign * millicpus_needed(share.cpus)
+            gpus += sign * len(share.gpu_ids)
+            if cpus or gpus:
+                here[share.node] = cpus, gpus
+            else:
+                del here[share.node]
+        if not here:
+            del self._held[party]
+
+    def _weigh(self, holding: Holding, held: Amount, sign: int) -> None:
+        amount = sign * (held.milligpus * int(CPUS_PER_GPU) + held.millicpus)
+        safe, is_known = amount * round(safe_until(holding) * 1000), holding.checkpoint_at is not None
+        for share in holding.allocation:
+            weight = self._weights.get(share.node)
+            if weight is None:
+                weight = self._weights[share.node] = _Weight()
+            weight.add(amount, safe, is_known=is_known)
             if share.node not in self.on_node:
-                del self._whole[share.node]
+                del self._weights[share.node]
+
+    def _leave_side(self, holding: Holding) -> None:
+        side = self.side_of.pop(holding.attempt_id, None)
+        if side is None:
+            return
+        del self.devices_of[holding.attempt_id]
+        self._count(holding, -1)
+        equals = self._sides[side]
+        del equals[bisect_left(equals, _place(holding))]
+        if not equals:
+            del self._sides[side]
 
     def _by_loss(self, side: Side, waste: float, now: float) -> Iterator[tuple[float, str]]:
-        return ((max(now + since, 0.0) * waste + RESTART_S * waste, own) for since, own in self._sides[side])
+        typical = UNKNOWN if side.is_known else self.typical
+        return (
+            ((max(now - max(-since, typical), 0.0) + RESTART_S) * waste, own)
+            for since, own in self._sides[side]
+        )
 
 
 def _place(holding: Holding) -> tuple[float, str]:

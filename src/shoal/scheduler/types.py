@@ -96,11 +96,13 @@ class Eviction(msgspec.Struct, frozen=True, kw_only=True):
     for_attempt_id: str
     ground: Ground
     lost_s: float
-    """Seconds of its run that are done again, at most."""
+    """Seconds of its run that are done again, at most, with those that starting again takes."""
     lost_device_s: float
     """The same on all it holds; CPUs count as parts of a GPU."""
     saved_at: float | None
     """Its last checkpoint that anybody knows of."""
+    likely_device_s: float = 0.0
+    """What it was chosen by: less where no checkpoint of it is known, but those of others are."""
     num_nodes: int | None = None
     """How many nodes it goes on with, where it makes room for itself."""
 

@@ -28,6 +28,18 @@ class Hours:
         self._by_node = by_node
         self._limit_s = limit_s
         self.names = by_node.keys()
+        windows = [window for found in by_node.values() for window in found]
+        self.opens = sorted({window.until_at for window in windows})
+        """When starts become possible again somewhere."""
+        self.closes = sorted({window.from_at - limit_s for window in windows})
+        """After which moments they are not any more."""
+
+    def is_open(self, name: str, at: float) -> bool:
+        """Whether it may start there then."""
+        return all(
+            at + self._limit_s <= window.from_at or at >= window.until_at
+            for window in self._by_node.get(name, ())
+        )
 
     def spans(self, name: str, since: float) -> list[Span]:
         """From `since` on. The last one has no end."""

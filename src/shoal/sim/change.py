@@ -12,7 +12,7 @@ from shoal.errors import SpecError
 from shoal.model.people import Devices
 from shoal.scheduler.devices import ProjectView
 from shoal.scheduler.snapshot import NodeView
-from shoal.sim.machines import ANY_KIND, POOL, Shape, nodes_of, parse_shape
+from shoal.sim.machines import Shape, is_pool, looks_like, nodes_of, parse_shape
 from shoal.sim.workload import Device, Workload
 
 ADDED = "added"
@@ -23,18 +23,22 @@ def with_nodes(workload: Workload, shapes: Iterable[Shape]) -> Workload:
     """More nodes, or more processors in the pool."""
     nodes = workload.nodes
     for shape in shapes:
-        nodes = _pool_of(nodes, shape, "--add", +1) if _is_pool(nodes) else _joined(nodes, shape)
+        nodes = _pool_of(nodes, shape, "--add", +1) if is_pool(nodes) else _joined(nodes, shape)
     return msgspec.structs.replace(workload, nodes=nodes)
 
 
 def without_nodes(workload: Workload, removed: Iterable[str]) -> Workload:
     """Without the nodes of these names, or without so many that look like `4xH100:8`, the last by name."""
     nodes = workload.nodes
+    gone = set()
+    later = {change.name for change in workload.changes if change.view is not None}
     for text in removed:
-        if _is_pool(nodes):
+        if is_pool(nodes):
             nodes = _pool_of(nodes, parse_shape(text, "--remove"), "--remove", -1)
         elif any(node.name == text for node in nodes):
             nodes = tuple(node for node in nodes if node.name != text)
+        elif text in later:
+            gone.add(text)
         elif IS_SHAPE.fullmatch(text):
             nodes = _less(nodes, parse_shape(text, "--remove"))
         else:
@@ -43,7 +47,7 @@ def without_nodes(workload: Workload, removed: Iterable[str]) -> Workload:
             raise SpecError(f"`--remove {text}`: no node has that name; there are {len(nodes)}", hint=hint)
     if not nodes:
         raise SpecError("`--remove`: no node would be left", hint="remove fewer")
-    names = {node.name for node in workload.nodes} - {node.name for node in nodes}
+    names = gone | {node.name for node in workload.nodes} - {node.name for node in nodes}
     changes = [change for change in workload.changes if change.name not in names]
     return msgspec.structs.replace(workload, nodes=nodes, changes=changes)
 
@@ -79,10 +83,6 @@ def parse_quotas(texts: Iterable[str]) -> dict[str, float]:
     return quotas
 
 
-def _is_pool(nodes: tuple[NodeView, ...]) -> bool:
-    return len(nodes) == 1 and nodes[0].name == POOL
-
-
 def _pool_of(nodes: tuple[NodeView, ...], shape: Shape, option: str, sign: int) -> tuple[NodeView, ...]:
     (pool,) = nodes
     if shape.gpus:
@@ -99,21 +99,26 @@ def _pool_of(nodes: tuple[NodeView, ...], shape: Shape, option: str, sign: int) 
 
 
 def _joined(nodes: tuple[NodeView, ...], shape: Shape) -> tuple[NodeView, ...]:
-    """New nodes are like the ones of the same GPUs that are there, where there are any, but for the name."""
+    """New nodes are like the ones of the same GPUs that are there, where there are any, but for the name.
+
+    Of a kind that is not there yet they have the memory and disk of the largest that is.
+    """
     if not shape.gpus:
         raise SpecError(f"`--add {shape}`: how many GPUs has a node?", hint=f"--add {shape.count}x8")
     taken = sum(node.name.startswith(f"{ADDED}-") for node in nodes)
     new = nodes_of(shape, prefix=ADDED, first=taken + 1)
-    model = next((node for node in nodes if _looks_like(node, shape)), None)
+    model = next((node for node in nodes if looks_like(node, shape)), None)
     if model is not None:
-        new = tuple(
-            msgspec.structs.replace(model, name=node.name, closed_because=None, labels={}) for node in new
-        )
-    return (*nodes, *new)
+        model = msgspec.structs.replace(model, closed_because=None, labels={})
+        return (*nodes, *(msgspec.structs.replace(model, name=node.name) for node in new))
+    memory_bytes = max((node.memory_bytes for node in nodes), default=0)
+    disk_bytes = max((node.disk_bytes for node in nodes), default=0)
+    sized = (msgspec.structs.replace(node, memory_bytes=memory_bytes, disk_bytes=disk_bytes) for node in new)
+    return (*nodes, *sized)
 
 
 def _less(nodes: tuple[NodeView, ...], shape: Shape) -> tuple[NodeView, ...]:
-    alike = sorted(node.name for node in nodes if _looks_like(node, shape))
+    alike = sorted(node.name for node in nodes if looks_like(node, shape))
     if len(alike) < shape.count:
         raise SpecError(
             f"`--remove {shape}`: there are {len(alike)} such nodes",
@@ -121,7 +126,3 @@ def _less(nodes: tuple[NodeView, ...], shape: Shape) -> tuple[NodeView, ...]:
         )
     gone = set(alike[len(alike) - shape.count :])
     return tuple(node for node in nodes if node.name not in gone)
-
-
-def _looks_like(node: NodeView, shape: Shape) -> bool:
-    return len(node.gpus) == shape.gpus and all(shape.kind in (ANY_KIND, gpu.kind) for gpu in node.gpus)

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from shoal.sim.fairness import Fairness
 from shoal.sim.report import Report, Waits
 
 Row = tuple[str, str, str, str]
 DAY_S, HOUR_S, MINUTE_S = 86400, 3600, 60
+FAIR_TO_USERS = "unfairness to users"
+MOST_USERS = 5
+LEAST_TOLD = 0.001
+"""Of its part: less is nothing in a table."""
 
 
 class _Line(NamedTuple):
@@ -56,7 +61,7 @@ LINES = (
     _Line("lost work, device-hours", lambda one: one.lost_hours, _plain),
     _Line("node failures", lambda one: one.num_failures, _count),
     _Line("jobs cut short", lambda one: one.num_interrupted, _count),
-    _Line("unfairness to users", lambda one: one.user_fairness.error, _share, is_ratio=False),
+    _Line(FAIR_TO_USERS, lambda one: one.user_fairness.error, _share, is_ratio=False),
     _Line("unfairness to projects", lambda one: one.project_fairness.error, _share, is_ratio=False),
 )
 
@@ -72,7 +77,9 @@ def single_rows(only: Report) -> list[tuple[str, str]]:
 
 
 def project_rows(before: Report, after: Report) -> list[tuple[str, ...]]:
-    """For each project its jobs, then mean and 95th percentile of the wait: before, after, change."""
+    """For each project its jobs; mean and 95th percentile of the wait: before, after, change; then what it
+    missed of its part, before and after.
+    """
     rows = []
     for name in sorted(before.projects.keys() | after.projects.keys()):
         one, other = before.projects.get(name), after.projects.get(name)
@@ -82,8 +89,38 @@ def project_rows(before: Report, after: Report) -> list[tuple[str, ...]]:
         ]
         cells = [text for pair in waits for text in (*map(_seconds_or_none, pair), _change(*pair))]
         jobs = next(found.num_jobs for found in (other, one) if found)
-        rows.append((name, _count(jobs), *cells))
+        missed = [_missed(one.project_fairness, name) for one in (before, after)]
+        rows.append((name, _count(jobs), *cells, *map(_share, missed)))
     return rows
+
+
+def user_rows(before: Report, after: Report) -> list[tuple[str, str, str, str]]:
+    """The users who missed most of their parts, before or after: how much, and the change.
+
+    None where no users are known.
+    """
+    names = before.user_fairness.parts.keys() | after.user_fairness.parts.keys()
+    if not _has_users(before):
+        return []
+    pairs = {name: [_missed(one.user_fairness, name) for one in (before, after)] for name in names}
+    worst = sorted(
+        (name for name in names if max(pairs[name]) >= LEAST_TOLD), key=lambda n: (-max(pairs[n]), n)
+    )
+    return [
+        (name, _share(was), _share(would), _points(was, would))
+        for name in worst[:MOST_USERS]
+        for was, would in [pairs[name]]
+    ]
+
+
+def _has_users(told: Report) -> bool:
+    """Whether users are known; else projects stand for them."""
+    return not told.user_fairness.parts.keys() <= told.project_fairness.parts.keys()
+
+
+def _missed(fairness: Fairness, name: str) -> float:
+    part = fairness.parts.get(name)
+    return part.error if part else 0.0
 
 
 def _waits(found: Waits | None, field: str) -> float | None:
@@ -95,6 +132,8 @@ def _seconds_or_none(value: float | None) -> str:
 
 
 def _says_something(line: _Line, before: Report, after: Report) -> bool:
+    if line.name == FAIR_TO_USERS and not _has_users(before):
+        return False
     is_always_told = line.name.startswith(("jobs run", "wait", "utilisation", "goodput"))
     return is_always_told or bool(line.value(before)) or bool(line.value(after))
 
@@ -103,8 +142,12 @@ def _row(line: _Line, before: Report, after: Report) -> Row:
     was, would = line.value(before), line.value(after)
     if line.is_ratio:
         return line.name, line.show(was), line.show(would), _change(was, would)
+    return line.name, line.show(was), line.show(would), _points(was, would)
+
+
+def _points(was: float, would: float) -> str:
     points = 100 * (would - was)
-    return line.name, line.show(was), line.show(would), f"{points:+.1f} pt" if round(points, 1) else "="
+    return f"{points:+.1f} pt" if round(points, 1) else "="
 
 
 def _change(was: float | None, would: float | None) -> str:

@@ -29,6 +29,13 @@ class Part(msgspec.Struct, frozen=True):
 
     received: float
     entitled: float
+    missed: float
+    """Entitled to in some slice and not received then; more in another makes up for nothing."""
+
+    @property
+    def error(self) -> float:
+        """What it missed, of all it was entitled to."""
+        return self.missed / self.entitled if self.entitled else 0.0
 
 
 class Fairness(msgspec.Struct, frozen=True):
@@ -48,8 +55,9 @@ def fairness(
     entitled = max_min(wanted, held.sum(axis=1), heavy)
     total = float(held.sum())
     error = float(np.abs(held - entitled).sum()) / (2 * total) if total else 0.0
-    sums = zip(names, held.sum(axis=0), entitled.sum(axis=0), strict=True)
-    return Fairness(error, {name: Part(float(got), float(due)) for name, got, due in sums})
+    missed = np.maximum(entitled - held, 0.0)
+    sums = zip(names, held.sum(axis=0), entitled.sum(axis=0), missed.sum(axis=0), strict=True)
+    return Fairness(error, {name: Part(float(got), float(due), float(less)) for name, got, due, less in sums})
 
 
 def max_min(demands: Floats, supply: Floats, weights: Floats) -> Floats:

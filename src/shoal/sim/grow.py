@@ -46,6 +46,11 @@ def grown(workload: Workload, times: float, *, seed: int = 1) -> Workload:
 
 
 def _copy(job: WorkJob, number: int, random: Random) -> WorkJob:
+    later_s = random.uniform(0.0, JITTER_S)
     return msgspec.structs.replace(
-        job, job_id=f"{job.job_id}+{number}", submitted_at=job.submitted_at + random.uniform(0.0, JITTER_S)
+        job,
+        job_id=f"{job.job_id}+{number}",
+        submitted_at=job.submitted_at + later_s,
+        array_id=job.array_id and f"{job.array_id}+{number}",
+        deadline_at=None if job.deadline_at is None else job.deadline_at + later_s,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import msgspec
 
@@ -56,3 +57,12 @@ def nodes_of(shape: Shape, *, prefix: str = "node", first: int = 1) -> tuple[Nod
         NodeView(name=f"{prefix}-{number:05d}", cpus=CPUS_PER_GPU * shape.gpus, memory_bytes=0, gpus=gpus)
         for number in range(first, first + shape.count)
     )
+
+
+def looks_like(node: NodeView, shape: Shape) -> bool:
+    """Whether it has as many GPUs as the nodes of the shape, of the same kind or of any if none is named."""
+    return len(node.gpus) == shape.gpus and all(shape.kind in (ANY_KIND, gpu.kind) for gpu in node.gpus)
+
+
+def is_pool(nodes: Sequence[NodeView]) -> bool:
+    return len(nodes) == 1 and nodes[0].name == POOL

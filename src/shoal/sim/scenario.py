@@ -8,9 +8,11 @@ from multiprocessing import get_context
 
 import msgspec
 
+from shoal.errors import SpecError
 from shoal.scheduler import Policy
 from shoal.sim.checkpoints import Checkpoints
 from shoal.sim.failures import Failures
+from shoal.sim.machines import is_pool
 from shoal.sim.outcome import Outcome
 from shoal.sim.twin import replay
 from shoal.sim.workload import Workload
@@ -24,6 +26,13 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     policy: Policy = Policy()
     failures: Failures | None = None
     checkpoints: Checkpoints = Checkpoints()
+
+    def __post_init__(self) -> None:
+        if self.failures is not None and is_pool(self.workload.nodes):
+            raise SpecError(
+                "failures are of nodes; processors in one pool have none, and would all be gone at once",
+                hint="leave out `--mtbf`, or say what nodes there are: --nodes 160x8",
+            )
 
 
 def play(scenario: Scenario) -> Outcome:

@@ -12,7 +12,7 @@ from math import ceil
 import msgspec
 
 from shoal.errors import SpecError
-from shoal.sim.machines import Shape, nodes_of
+from shoal.sim.fleet import Fleet
 from shoal.sim.report import Report, report
 from shoal.sim.scenario import Scenario, play
 from shoal.sim.target import Target
@@ -26,10 +26,12 @@ class Trial(msgspec.Struct, frozen=True):
     value: float
     """Of the target's measure."""
     is_met: bool
+    num_refused: int = 0
+    """Jobs that fit nowhere: with any of them the target is missed."""
 
 
 class Answer(msgspec.Struct, frozen=True):
-    shape: Shape
+    fleet: Fleet
     report: Report
     trials: list[Trial]
     """By size."""
@@ -39,20 +41,20 @@ def simulated(scenario: Scenario) -> Report:
     return report(play(scenario))
 
 
-def smallest(scenario: Scenario, shape: Shape, target: Target, simulate: Simulate, *, at_once: int) -> Answer:
-    """The fewest nodes like those of `shape` on which the scenario meets the target.
+def smallest(scenario: Scenario, fleet: Fleet, target: Target, simulate: Simulate, *, at_once: int) -> Answer:
+    """The fewest nodes like those of the fleet on which the scenario meets the target.
 
     `SpecError`: no number of such nodes does.
     """
-    search = _Search(scenario, shape, target, simulate)
+    search = _Search(scenario, fleet, target, simulate)
     below, most = search.too_few(), search.enough()
-    if shape.count > below:
-        search.try_sizes([shape.count])  # people ask first how what they have would do
+    if fleet.count > below:
+        search.try_sizes([fleet.count])  # people ask first how what they have would do
     guess = max(below + 1, search.busy_nodes())
     while not search.meeting():
         if max(search.sizes, default=0) >= most:
             raise SpecError(
-                f"`{target.text}` is missed even where every job starts at once, on {most:,} nodes",
+                f"`{target.text}` is missed even on {most:,} nodes, where nobody waits for room",
                 hint='ask for what waiting decides: --target "p95 wait < 10m"',
             )
         search.try_sizes(sorted({min(guess << step, most) for step in range(at_once)}))
@@ -68,9 +70,9 @@ def _between(low: int, high: int, count: int) -> list[int]:
 
 
 class _Search:
-    def __init__(self, scenario: Scenario, shape: Shape, target: Target, simulate: Simulate) -> None:
+    def __init__(self, scenario: Scenario, fleet: Fleet, target: Target, simulate: Simulate) -> None:
         self._scenario = scenario
-        self._shape = shape
+        self._fleet = fleet
         self._target = target
         self._simulate = simulate
         self._reports: dict[int, Report] = {}
@@ -78,15 +80,15 @@ class _Search:
     def too_few(self) -> int:
         """A number of nodes on which the largest job cannot run."""
         jobs = self._scenario.workload.jobs
-        if self._shape.gpus:
-            return max(job.request.min_nodes for job in jobs) - 1
-        return ceil(max(job.request.cpus for job in jobs)) - 1
+        if self._fleet.is_pool:
+            return ceil(max(job.request.cpus for job in jobs)) - 1
+        return 0 if self._fleet.others else max(job.request.min_nodes for job in jobs) - 1
 
     def enough(self) -> int:
         """A number of nodes on which nobody ever waits: all jobs fit side by side."""
         jobs = self._scenario.workload.jobs
         return ceil(
-            sum(job.request.min_nodes * (1 if self._shape.gpus else job.request.cpus) for job in jobs)
+            sum(job.request.min_nodes * (job.request.cpus if self._fleet.is_pool else 1) for job in jobs)
         )
 
     def busy_nodes(self) -> int:
@@ -99,11 +101,13 @@ class _Search:
             for job in jobs
         )
         span = max(jobs[-1].submitted_at - jobs[0].submitted_at, 1.0)
-        return ceil(work / span / (self._shape.gpus or 1))
+        return ceil(work / span / self._fleet.each)
 
     def try_sizes(self, sizes: list[int]) -> None:
-        scenarios = [self._sized(size) for size in sizes]
-        self._reports.update(zip(sizes, self._simulate(scenarios), strict=True))
+        new = [size for size in sizes if size not in self._reports]
+        if new:
+            scenarios = [self._sized(size) for size in new]
+            self._reports.update(zip(new, self._simulate(scenarios), strict=True))
 
     @property
     def sizes(self) -> list[int]:
@@ -124,13 +128,13 @@ class _Search:
     def answer(self) -> Answer:
         size = self.meeting()[0]
         trials = [
-            Trial(tried, self._target.value(one), self._target.is_met(one))
+            Trial(tried, self._target.value(one), self._target.is_met(one), one.num_refused)
             for tried, one in sorted(self._reports.items())
         ]
-        return Answer(self._shape.of(size), self._reports[size], trials)
+        return Answer(self._fleet.of(size), self._reports[size], trials)
 
     def _sized(self, size: int) -> Scenario:
         workload = msgspec.structs.replace(
-            self._scenario.workload, nodes=nodes_of(self._shape.of(size)), changes=()
+            self._scenario.workload, nodes=self._fleet.of(size).nodes(), changes=(), windows=()
         )
         return msgspec.structs.replace(self._scenario, workload=workload)

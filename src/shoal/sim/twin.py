@@ -6,6 +6,7 @@ moment at which anything did. It knows run times and failures; the planner learn
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import StrEnum
 from heapq import heappop, heappush
 from math import inf
@@ -16,7 +17,7 @@ import msgspec
 from shoal.errors import Bug, SpecError
 from shoal.model.attempt import Allocation
 from shoal.model.request import Request
-from shoal.scheduler import Candidate, Holding, NodeView, Plan, Planner, Policy, Stamps, impossible
+from shoal.scheduler import Candidate, Ground, Holding, NodeView, Plan, Planner, Policy, Stamps, impossible
 from shoal.scheduler.amounts import demand_of
 from shoal.scheduler.devices import asked_by
 from shoal.scheduler.tree import Tree
@@ -29,6 +30,14 @@ from shoal.sim.workload import Workload, devices_held, devices_of_node
 MAX_ATTEMPTS = 1000
 """A job that is cut short more often than this makes no progress: no simulation of it would end."""
 FAILED = "failed, and is being repaired"
+
+
+class Turn(StrEnum):
+    """What happens to a node."""
+
+    CHANGE = "change"  # it is as the workload says from then on, or repaired
+    LOSS = "loss"  # the same, and what ran there is gone
+    FAILURE = "failure"  # drawn: it is gone until it is repaired, unless it is another node by then
 
 
 class Told(StrEnum):
@@ -89,13 +98,18 @@ class _Twin:
         self._num_open = len(workload.jobs)
         self._ends: list[tuple[float, int, str]] = []
         """(end, number of the start, attempt): of two that end together, the earlier goes first."""
-        self._node_events: list[tuple[float, int, str, NodeView | None, bool]] = []
-        """(when, number, name, what it is then, whether it failed): set out in advance or drawn."""
+        self._node_events: list[tuple[float, int, str, NodeView | None, Turn]] = []
+        """(when, number, name, what it is then, what happens): set out in advance or drawn."""
         self._num_events = 0
+        self._windows = workload.windows
+        self._num_declared = 0
+        """How many changes of windows the planner has been told of."""
         self._running: dict[str, _Running] = {}
         self._queued: dict[str, int] = {}
         self._left: dict[int, tuple[float, int]] = {}
         """Work that is left of jobs that were cut short, and how often they were."""
+        self._evicted: Counter[int] = Counter()
+        """How often jobs gave way to others."""
         self._used = 0.0
         self._told = Told.CHECKPOINTS
         self._nodes: dict[str, NodeView] = {}
@@ -103,10 +117,12 @@ class _Twin:
         self._is_possible: dict[tuple[str, Request], bool] = {}
         self._all_nodes = {node.name: node for node in workload.nodes}
         for change in workload.changes:
-            self._node_event(change.at, change.name, change.view, has_failed=False)
+            turn = Turn.LOSS if change.is_loss else Turn.CHANGE
+            self._node_event(change.at, change.name, change.view, turn)
             if change.view is not None:
                 self._all_nodes.setdefault(change.name, change.view)
         begin = workload.jobs[0].submitted_at if workload.jobs else 0.0
+        self._declare(begin)
         for node in workload.nodes:
             self._set_node(node.name, node, begin)
         self._count_nodes()
@@ -117,20 +133,24 @@ class _Twin:
         count, again_at = len(jobs), inf
         while self._num_open:
             arrival = jobs[self._num_arrived].submitted_at if self._num_arrived < count else inf
+            declared = self._next_windows
             now = min(
                 arrival,
                 ends[0][0] if ends else inf,
                 self._node_events[0][0] if self._node_events else inf,
+                declared,
                 again_at,
             )
             if now == inf or not (
-                self._running or arrival < inf or again_at < inf or self._has_plans_for_nodes
+                self._running or min(arrival, declared, again_at) < inf or self._has_plans_for_nodes
             ):
                 raise self._stuck()
             while ends and ends[0][0] == now:
                 self._end(heappop(ends)[2], now)
             while self._node_events and self._node_events[0][0] == now:
                 self._turn_node(now)
+            if declared == now:
+                self._declare(now)
             if arrival == now:
                 self._arrive(now)
             again_at = self._decide(now)
@@ -138,9 +158,19 @@ class _Twin:
         return self._outcome
 
     @property
+    def _next_windows(self) -> float:
+        return self._windows[self._num_declared].at if self._num_declared < len(self._windows) else inf
+
+    def _declare(self, now: float) -> None:
+        """What maintenance and reservations are from now on."""
+        while self._next_windows <= now:
+            self._planner.set_windows(self._windows[self._num_declared].windows)
+            self._num_declared += 1
+
+    @property
     def _has_plans_for_nodes(self) -> bool:
         """Whether a node will change, other than by failing: nobody can wait for that."""
-        return any(not has_failed for *_, has_failed in self._node_events)
+        return any(turn is Turn.CHANGE for *_, turn in self._node_events)
 
     def _stuck(self) -> Bug:
         index = next(iter(self._queued.values()))
@@ -195,6 +225,10 @@ class _Twin:
             request=request,
             owner=job.user,
             name=job.name,
+            num_evicted=self._evicted[index],
+            array_id=job.array_id,
+            array_at_once=job.array_at_once,
+            deadline_at=job.deadline_at,
         )
         self._planner.add(self._stamper.arrive(candidate))
 
@@ -255,9 +289,9 @@ class _Twin:
         self._enqueue(was.job, f"{was.job}.{cuts + 1}", left_s - told.kept_s, now)
 
     # --- nodes ------------------------------------------------------------------------------------------
-    def _node_event(self, at: float, name: str, view: NodeView | None, *, has_failed: bool) -> None:
+    def _node_event(self, at: float, name: str, view: NodeView | None, turn: Turn) -> None:
         self._num_events += 1
-        heappush(self._node_events, (at, self._num_events, name, view, has_failed))
+        heappush(self._node_events, (at, self._num_events, name, view, turn))
 
     def _set_node(self, name: str, view: NodeView | None, now: float) -> None:
         if view is None:
@@ -268,7 +302,7 @@ class _Twin:
             self._planner.set_node(view)
             if self._failures and view.closed_because is None:
                 luck = self._luck.setdefault(name, NodeLuck(self._failures, name))
-                self._node_event(now + luck.time_in_service(), name, view, has_failed=True)
+                self._node_event(now + luck.time_in_service(), name, view, Turn.FAILURE)
 
     def _count_nodes(self) -> None:
         self._stamper.see(self._nodes.values())
@@ -280,16 +314,18 @@ class _Twin:
 
     def _turn_node(self, now: float) -> None:
         """One node fails, is repaired, or changes as the workload says."""
-        _, _, name, view, has_failed = heappop(self._node_events)
-        if has_failed:
+        _, _, name, view, turn = heappop(self._node_events)
+        if turn is Turn.FAILURE:
             if self._nodes.get(name) is not view or self._failures is None or view is None:
                 return  # it is another node by now, or gone
-            self._outcome.num_failures += 1
-            self._node_event(now + self._failures.repair_s, name, view, has_failed=False)
+            self._node_event(now + self._failures.repair_s, name, view, Turn.CHANGE)
             view = msgspec.structs.replace(view, closed_because=FAILED)
+        if turn is not Turn.CHANGE:
+            # One that is lost and then declared dead failed once.
+            self._outcome.num_failures += name in self._nodes and self._nodes[name].closed_because is None
         self._set_node(name, view, now)
         self._count_nodes()
-        if view is None or has_failed:
+        if view is None or turn is not Turn.CHANGE:
             for attempt_id in [
                 attempt_id
                 for attempt_id, was in self._running.items()
@@ -307,6 +343,8 @@ class _Twin:
         while plan.evictions:
             if has_told:
                 for eviction in plan.evictions:
+                    if eviction.ground is not Ground.GROWTH:
+                        self._evicted[self._running[eviction.attempt_id].job] += 1
                     self._cut_short(eviction.attempt_id, now)
             else:
                 self._tell_checkpoints(now)

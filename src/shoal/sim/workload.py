@@ -12,6 +12,7 @@ import msgspec
 
 from shoal.model.attempt import Allocation
 from shoal.model.request import Request
+from shoal.model.window import Window
 from shoal.scheduler.devices import ProjectView
 from shoal.scheduler.snapshot import NodeView
 
@@ -35,6 +36,10 @@ class WorkJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     name: str = ""
     queue: str = "default"
     priority: int = 0
+    array_id: str | None = None
+    array_at_once: int | None = None
+    """Of the jobs with its `array_id`, so many run at the same time."""
+    deadline_at: float | None = None
 
 
 class NodeChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +48,15 @@ class NodeChange(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     name: str
     view: NodeView | None
+    is_loss: bool = False
+    """It failed: nobody closed it or took it away on purpose."""
+
+
+class WindowsChange(msgspec.Struct, frozen=True, kw_only=True):
+    """From `at` on these maintenance windows and reservations are declared, and no others."""
+
+    at: float
+    windows: tuple[Window, ...]
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +65,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     jobs: Sequence[WorkJob]
     """In order of submission."""
     changes: Sequence[NodeChange] = ()
+    """In order of time."""
+    windows: Sequence[WindowsChange] = ()
     """In order of time."""
     projects: tuple[ProjectView, ...] = ()
     """What projects are guaranteed and allowed; one that is not named has nothing of either."""

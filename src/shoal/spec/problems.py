@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -87,14 +87,20 @@ _OTHER_WORDS = {
 _KINDS = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "int_parsing_size": "a smaller number",
     "float_type": "a number",
+    "float_parsing": "a number",
     "finite_number": "a finite number",
     "string_type": "text",
     "bool_type": "`true` or `false`",
+    "bool_parsing": "`true` or `false`",
     "tuple_type": "a list",
+    "list_type": "a list",
     "dict_type": "a mapping",
     "mapping_type": "a mapping",
     "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
 }
 
 _PATTERNS = {
@@ -145,10 +151,11 @@ def _told(error: ErrorDetails, place: Place, spoken: Spoken) -> tuple[int, str]:
     line, prefix = place(loc)
     if error["type"] == "extra_forbidden":
         return line, f"{prefix}{_unknown_key(loc)}"
-    return line, f"{prefix}{_sentence(error, spoken(loc))}"
+    return line, f"{prefix}{sentence(error, spoken(loc))}"
 
 
-def _sentence(error: ErrorDetails, name: str) -> str:
+def sentence(error: ErrorDetails, name: str, patterns: Mapping[str, str] = _PATTERNS) -> str:
+    """What is wrong with the field of that name. `patterns`: what texts must be that match them."""
     kind, context, value = error["type"], error.get("ctx", {}), error["input"]
     if kind == "value_error":
         return _about(name, str(context["error"]))
@@ -159,7 +166,7 @@ def _sentence(error: ErrorDetails, name: str) -> str:
     if kind == "literal_error":
         return _not_a_choice(name, value, context["expected"])
     if kind == "string_pattern_mismatch":
-        return f"`{name}`: {show(value)} is not {_PATTERNS[context['pattern']]}"
+        return f"`{name}`: {show(value)} is not {patterns[context['pattern']]}"
     return _about(name, _outside(kind, context, value) or error["msg"])
 
 
@@ -180,6 +187,8 @@ def _wrong_kind(name: str, kind: str, value: object) -> str:
 def _outside(kind: str, context: dict[str, Any], value: Any) -> str | None:
     """Sentences for what is too small, too large or unreadable."""
     match kind:
+        case "greater_than":
+            return f"{show(value)} is not above {context['gt']:,}"
         case "greater_than_equal":
             return f"{show(value)} is below the least, {context['ge']:,}"
         case "less_than_equal":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import BindParameter, bindparam, case, insert, select, update
@@ -10,7 +11,7 @@ from shoal.model.attempt import HOLDING, Attempt, AttemptState
 from shoal.model.job import Job
 from shoal.store.base import Stale
 from shoal.store.codec import decode_attempt, decode_job, encode
-from shoal.store.jobs import WITH_NEWEST_ATTEMPT
+from shoal.store.jobs import WITH_NEWEST_ATTEMPT, chunks
 from shoal.store.prepared import Session
 from shoal.store.schema import attempts, jobs
 
@@ -48,12 +49,14 @@ QUEUED = (
     .limit(bindparam("limit"))
 )
 STATES: BindParameter[Any] = bindparam("states", expanding=True)
+IDS: BindParameter[Any] = bindparam("ids", expanding=True)
 WITH_JOB = (
     select(jobs.c.body, attempts.c.body.label("attempt_body"))
     .join_from(attempts, jobs, jobs.c.job_id == attempts.c.job_id)
-    .where(attempts.c.state.in_(STATES))
     .order_by(attempts.c.attempt_id)
 )
+IN_STATE = WITH_JOB.where(attempts.c.state.in_(STATES))
+THESE = WITH_JOB.where(attempts.c.attempt_id.in_(IDS))
 
 
 class Attempts:
@@ -77,6 +80,15 @@ class Attempts:
         """Oldest first."""
         return [decode_attempt(body) for (body,) in self._run(OLDEST_FIRST, {"of": job_id})]
 
+    def with_jobs(self, attempt_ids: Sequence[str]) -> list[tuple[Job, Attempt]]:
+        """Those of them that there are, in their order."""
+        found: dict[str, tuple[Job, Attempt]] = {}
+        for ids in chunks(attempt_ids):
+            for job, own in self._session.ask(THESE, {"ids": ids}):
+                attempt = decode_attempt(own)
+                found[attempt.attempt_id] = decode_job(job), attempt
+        return [found[attempt_id] for attempt_id in attempt_ids if attempt_id in found]
+
     def update(self, attempt: Attempt) -> None:
         """Replace the record whose version is one less; `Stale` if there is none such."""
         changes = {
@@ -97,7 +109,7 @@ class Attempts:
 
     def holding(self) -> list[tuple[Job, Attempt]]:
         """Every attempt that holds resources, by id."""
-        found = self._session.ask(WITH_JOB, {"states": list(HOLDING)})
+        found = self._session.ask(IN_STATE, {"states": list(HOLDING)})
         return [(decode_job(job), decode_attempt(own)) for job, own in found]
 
 

@@ -37,13 +37,14 @@ class KeyReused(StateError):
 class Store(Protocol):
     """What is remembered. SQLite, PostgreSQL and the in-memory store all pass one contract suite."""
 
-    async def write(self, fn: Callable[[Tx], T]) -> T:
+    async def write(self, fn: Callable[[Tx], T], *, patience_s: float = 0.0) -> T:
         """Run `fn` in a transaction and return its value once that is durable.
 
         `fn` runs on another thread, must be deterministic and must not block. What it raises undoes
         its own changes and nobody else's, and reaches the caller. `StoreUnavailable`: nothing was
         acknowledged; the change may still have happened if the database went away during its
         commit, so repeat it under the same idempotency key. A cancelled caller's change may happen.
+        `patience_s`: for how long it lets changes pass that come after it, while the store is busy.
         """
         ...
 

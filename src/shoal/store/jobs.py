@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -147,7 +147,7 @@ class Jobs:
         rows: list[Iterable[Any]] = (
             [self._run(OUTCOME_OF, {"id": job_id}) for job_id in wanted]
             if len(wanted) <= FEW
-            else [self._session.ask(OUTCOMES, {"ids": ids}) for ids in _chunks(wanted)]
+            else [self._session.ask(OUTCOMES, {"ids": ids}) for ids in chunks(wanted)]
         )
         return {
             job_id: JobOutcome(outcome) if outcome else None for found in rows for job_id, outcome in found
@@ -155,7 +155,7 @@ class Jobs:
 
     def references(self, job_ids: Iterable[str]) -> dict[str, str]:
         """How people name each of them; a job that does not exist is left out."""
-        rows = [self._session.ask(NUMBERS, {"ids": ids}) for ids in _chunks(sorted(set(job_ids)))]
+        rows = [self._session.ask(NUMBERS, {"ids": ids}) for ids in chunks(sorted(set(job_ids)))]
         return {job_id: f"{project}/{number}" for found in rows for job_id, project, number in found}
 
     def changed_since(self, seq: int) -> list[tuple[Job, Attempt]]:
@@ -179,7 +179,7 @@ class Jobs:
             places.extend((at, job_id) for at, job_id in self._session.ask(keys.limit(limit)))
         chosen = [job_id for _, job_id in heapq.nlargest(limit, places)]
         found: dict[str, tuple[Job, Attempt]] = {}
-        for ids in _chunks(chosen):
+        for ids in chunks(chosen):
             for job_body, attempt_body in self._session.ask(BY_IDS, {"ids": ids}):
                 job = decode_job(job_body)
                 found[job.job_id] = (job, decode_attempt(attempt_body))
@@ -214,7 +214,7 @@ def _one(body: str | None) -> Job | None:
     return None if body is None else decode_job(body)
 
 
-def _chunks(ids: list[str]) -> Iterator[list[str]]:
+def chunks(ids: Sequence[str]) -> Iterator[Sequence[str]]:
     for start in range(0, len(ids), CHUNK):
         yield ids[start : start + CHUNK]
 

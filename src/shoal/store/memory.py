@@ -37,7 +37,7 @@ class MemoryStore:
         self._callbacks: list[OnCommit] = []
         self._is_closed = False
 
-    async def write(self, fn: Callable[[Tx], T]) -> T:
+    async def write(self, fn: Callable[[Tx], T], *, patience_s: float = 0.0) -> T:
         self._check_open()
         self._committer.begin()
         answer = self._committer.apply(fn)

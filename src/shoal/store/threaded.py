@@ -13,9 +13,10 @@ from shoal.errors import StoreUnavailable
 from shoal.store.base import OnCommit, T
 from shoal.store.commit import Committer
 from shoal.store.database import Database
+from shoal.store.line import Change
 from shoal.store.readers import Readers
 from shoal.store.transaction import Tx
-from shoal.store.writer import Change, Writer
+from shoal.store.writer import Writer
 
 
 class ThreadedStore:
@@ -27,10 +28,10 @@ class ThreadedStore:
         self._writer = Writer(Committer(database, writer), clock)
         self._is_closed = False
 
-    async def write(self, fn: Callable[[Tx], T]) -> T:
+    async def write(self, fn: Callable[[Tx], T], *, patience_s: float = 0.0) -> T:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
-        self._writer.put(Change(fn, loop, answer))
+        self._writer.put(Change(fn, loop, answer), patience_s)
         return await answer
 
     async def read(self, fn: Callable[[Tx], T]) -> T:

@@ -10,79 +10,62 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
-from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 from shoal.clock import Clock
 from shoal.errors import StoreUnavailable
 from shoal.store.base import OnCommit
 from shoal.store.commit import Answer, Committer
-from shoal.store.transaction import Tx
+from shoal.store.line import Change, Line
 
 MAX_CHANGES = 256
 MAX_BATCH_S = 0.010
 """A batch takes what waits and closes after this: an early caller should not pay for a late one."""
 TIDY_EVERY = 200
-"""Changes between two checkpoints while busy: some 20 MiB of SQLite's log when each is a commit alone."""
+"""Changes between two checkpoints: some 20 MiB of SQLite's log when each is a commit alone."""
+TIDY_AT_LAST = 3 * TIDY_EVERY
+"""While somebody waits: a checkpoint takes as long as several commits."""
 IDLE_S = 1.0
 
 log = logging.getLogger("shoal.store")
-
-
-class Change(NamedTuple):
-    fn: Callable[[Tx], Any]
-    loop: asyncio.AbstractEventLoop
-    answer: asyncio.Future[Any]
 
 
 class Writer:
     def __init__(self, committer: Committer, clock: Clock) -> None:
         self._committer = committer
         self._clock = clock
-        self._waiting: SimpleQueue[Change | None] = SimpleQueue()
-        self._door = threading.Lock()
-        self._is_closed = False
+        self._line = Line(clock)
         self._untidy = 0
         self._callbacks: list[OnCommit] = []
         self._thread = threading.Thread(target=self._work, name="shoal-store-writer", daemon=True)
         self._thread.start()
 
-    def put(self, change: Change) -> None:
-        with self._door:
-            if self._is_closed:
-                raise StoreUnavailable("the store is closed")
-            self._waiting.put(change)
+    def put(self, change: Change, patience_s: float) -> None:
+        self._line.put(change, patience_s)
 
     def on_commit(self, callback: OnCommit) -> None:
         self._callbacks.append(callback)
 
     def close(self) -> None:
         """Finish what was put before, then end the thread. Blocks; may be repeated."""
-        with self._door:
-            if not self._is_closed:
-                self._is_closed = True
-                self._waiting.put(None)
+        self._line.close()
         self._thread.join()
 
     def _work(self) -> None:
-        is_open = True
-        while is_open:
-            try:
-                change = self._waiting.get(timeout=IDLE_S if self._untidy else None)
-            except Empty:
-                self._tidy()
-                continue
-            if change is None:
+        while True:
+            change = self._line.wait(IDLE_S if self._untidy else None)
+            if change is not None:
+                self._serve(change)
+            elif self._line.is_closed:
                 break
-            is_open = self._serve(change)
+            else:
+                self._tidy()
         self._committer.abandon()
 
-    def _serve(self, first: Change) -> bool:
-        """One batch, from its first change. False when the writer was asked to close meanwhile."""
+    def _serve(self, first: Change) -> None:
+        """One batch, from its first change."""
         taken: list[Change] = []
         answers: list[Answer] = []
-        is_open = True
         try:
             change: Change | None = first
             deadline = self._clock.monotonic() + MAX_BATCH_S
@@ -90,33 +73,27 @@ class Writer:
             while change is not None:
                 taken.append(change)
                 answers.append(self._committer.apply(change.fn))
-                change, is_open = self._next(len(taken), deadline)
+                change = self._next(len(taken), deadline)
             seq = self._committer.commit()
         except StoreUnavailable as error:
             _refuse(taken or [first], error.message, error.hint)
-            return is_open
+            return
         except Exception as error:
             # The thread must outlive even a mistake of ours.
             log.exception("the writer failed")
             self._committer.abandon()
             _refuse(taken or [first], f"the store's writer failed: {error!r}", None)
-            return is_open
+            return
         self._announce(seq)
         _settle(taken, answers)
         self._untidy += len(taken)
-        if self._untidy >= TIDY_EVERY:
+        if self._untidy >= (TIDY_EVERY if self._line.is_empty else TIDY_AT_LAST):
             self._tidy()
-        return is_open
 
-    def _next(self, num_taken: int, deadline: float) -> tuple[Change | None, bool]:
-        """The next change of this batch, if any; and whether more may come after it."""
-        if num_taken >= MAX_CHANGES or self._clock.monotonic() >= deadline:
-            return None, True
-        try:
-            change = self._waiting.get_nowait()
-        except Empty:
-            return None, True
-        return change, change is not None
+    def _next(self, num_taken: int, deadline: float) -> Change | None:
+        """The next change of this batch, if any."""
+        is_full = num_taken >= MAX_CHANGES or self._clock.monotonic() >= deadline
+        return None if is_full else self._line.take()
 
     def _announce(self, seq: int) -> None:
         for callback in self._callbacks:

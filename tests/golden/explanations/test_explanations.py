@@ -67,11 +67,11 @@ def _racks() -> Plan:
     return planned(cluster, job(1, request(gpus=8, nodes=3, topology=within("rack"))), held=busy)
 
 
-def _short_of_power() -> Plan:
+def _short_of_power(cap_watts: float = 10_000.0) -> Plan:
     labels = {"rack": "r1", "gpu_watts": "700", "idle_watts": "400"}
     cluster = tuple(node(f"node-{n}", labels=labels) for n in range(2))
     busy = (holding(1, {"node-0": ALL_GPUS}),)
-    return planned(cluster, job(1, request(gpus=8)), held=busy, policy=Policy(power_caps={"r1": 10_000.0}))
+    return planned(cluster, job(1, request(gpus=8)), held=busy, policy=Policy(power_caps={"r1": cap_watts}))
 
 
 def _one(told: Plan, attempt_id: str = "att-1") -> Explanation:
@@ -161,6 +161,7 @@ CASES = {
         )
     ),
     "power": lambda: _one(_short_of_power()),
+    "power_never": lambda: _one(_short_of_power(6_000.0)),
     "topology": lambda: _one(_racks()),
     "window": lambda: _one(planned(nodes(1), job(1, request(gpus=1)), windows=(REPAIR,))),
     "window_of_others": lambda: _one(
@@ -170,11 +171,20 @@ CASES = {
             windows=(REPAIR, SPOKEN_FOR),
         )
     ),
+    "resources_before_a_window": lambda: _one(
+        planned(
+            nodes(3),
+            job(1, request(gpus=8, nodes=3, time_limit_s=7200.0)),
+            held=(holding(1, {"node-03": ALL_GPUS}, time_limit_s=4200.0),),
+            windows=(REPAIR,),
+        )
+    ),
     "window_now": lambda: _one(
         planned(nodes(2), job(1, request(gpus=1)), windows=(window(("node-01", "node-02"), -60.0, 3600.0),))
     ),
     "behind": lambda: _one(_behind("vision"), "att-2"),
     "behind_another_project": lambda: _one(_behind("secret"), "att-2"),
+    "behind_a_promise_of_another_project": lambda: _one(_behind("secret", time_limit_s=90_000.0), "att-2"),
     "behind_a_promise": lambda: _one(_behind("vision", time_limit_s=90_000.0), "att-2"),
 }
 
@@ -201,7 +211,12 @@ def test_every_reason_a_plan_can_give_has_a_text() -> None:
     assert {CASES[case]().why for case in CASES} == set(Why) - placed
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_names_a_project_that_the_reader_may_not_see(case: str) -> None:
+    assert "secret" not in str(CASES[case]())
+
+
 def test_a_job_of_another_project_is_not_named() -> None:
     said = CASES["behind_another_project"]()
     assert "vision/1" not in told(said)
-    assert said.facts["behind_job_id"] is None
+    assert said.facts == {"behind_job_id": None, "queue": "default", "kept_from": None}

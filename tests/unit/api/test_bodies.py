@@ -59,7 +59,7 @@ def test_numbers_are_not_guessed(value: Any) -> None:
 def test_every_mistake_is_reported_together() -> None:
     with pytest.raises(SpecError) as caught:
         validate(SubmitBody, {"spec": 1, "project": "UPPER", "archive": "x", "color": "red"})
-    assert [problem.partition(":")[0] for problem in caught.value.problems] == [
+    assert [problem.split("`")[1] for problem in caught.value.problems] == [
         "spec",
         "project",
         "archive",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
+import pytest
 
 from shoal.control.reports import renew
 from shoal.engines.fake import Act, always
 from shoal.model.attempt import AttemptState, EndReason
 from shoal.model.people import Devices
-from shoal.scheduler import Why
+from shoal.scheduler import Policy, Why
 from shoal.sim.history.facts import facts_of
 from shoal.sim.history.replay import Replay
 from shoal.spec import parse_job
@@ -50,8 +53,8 @@ def test_both_sides_are_told_the_bill() -> None:
     assert gained.data["lost_device_s"] == evicted.data["lost_device_s"]
     assert 3600 <= evicted.data["lost_s"] < 3800
     assert lab.attempt(batch).message == (
-        f"gave way to {urgent.reference} fast (priority 50 over 0), at a loss of at most 4.1 GPU-hours; "
-        "no checkpoint of it is known"
+        f"gave way to {urgent.reference} fast (priority 50 over 0), at a loss of at most 4.1 GPU-hours, "
+        "2 min to start again included; no checkpoint of it is known"
     )
     lab.turn()
     lab.turn()
@@ -130,7 +133,9 @@ def test_job_that_saved_is_chosen_before_one_that_did_not_and_told_so() -> None:
     lab.submit(resources=WHOLE, priority="production")
     lab.place()
     assert (lab.status(silent), lab.status(saver)) == ("stopping", "running")
-    assert lab.attempt(silent).message.endswith("at a loss of at most 0.17 GPU-hours, saved 30 s before")
+    assert lab.attempt(silent).message.endswith(
+        "at a loss of at most 0.17 GPU-hours, 2 min to start again included; saved 30 s before"
+    )
     log = lab.read(lambda tx: tx.events.page(0, limit=10_000))
     verdicts = list(Replay().verdicts(facts_of(msgspec.to_builtins(log))))
     assert verdicts[-1].evictions
@@ -157,3 +162,78 @@ def test_elastic_job_that_saves_goes_on_with_nodes_that_fell_idle() -> None:
     assert lab.job(elastic).failures == 0
     events = msgspec.to_builtins(lab.events())
     assert all(verdict.is_equal for verdict in Replay().verdicts(facts_of(events)))
+
+
+def test_nobody_takes_the_nodes_of_a_job_that_stops_to_grow() -> None:
+    lab = Lab(num_nodes=3, script=SLOW_TO_STOP)
+    small = [lab.running(resources=WHOLE, grace="60s") for _ in range(2)]
+    elastic = lab.running(resources={**WHOLE, "nodes": "1..3"}, grace="60s")
+    for job in small:
+        lab.stop(job)
+    lab.turn()
+    lab.clock.advance(20)
+    lab.turn()
+    lab.clock.advance(1200)
+    lab.core.checkpoints.heard(lab.attempt(elastic).attempt_id, lab.clock.now() - 30)
+    lab.place()
+    assert lab.status(elastic) == "stopping"
+    late = lab.submit(resources=WHOLE, time_limit="1m")
+    lab.turn()
+    assert lab.status(late) == "queued"
+    lab.clock.advance(20)
+    for _ in range(3):
+        lab.turn()
+    assert (lab.status(elastic), len(lab.attempt(elastic).allocation)) == ("running", 3)
+    assert lab.status(late) == "queued"
+    assert _is_reproduced(lab)
+
+
+def test_job_that_gave_way_as_often_as_anybody_may_runs_on_and_every_decision_is_made_again() -> None:
+    lab = Lab(num_nodes=1)
+    batch = lab.running(resources=WHOLE)
+    for times in range(1, 1 + Policy().max_evictions):
+        urgent = lab.submit(resources=WHOLE, priority="production")
+        for _ in range(3):
+            lab.turn()
+        assert (lab.status(batch), lab.status(urgent)) == ("queued", "running")
+        assert lab.job(batch).evictions == times
+        lab.stop(urgent)
+        lab.turn()
+        lab.turn()
+        assert lab.status(batch) == "running"
+    last = lab.submit(resources=WHOLE, priority="production")
+    lab.turn()
+    lab.turn()
+    assert (lab.status(batch), lab.status(last)) == ("running", "queued")
+    assert len(lab.events("job.evicted")) == Policy().max_evictions
+    assert _is_reproduced(lab)
+
+
+def test_bills_of_both_sides_add_up_over_several_evictions() -> None:
+    """Two jobs have others stop for them, one of them those of the other as well."""
+    lab = Lab(num_nodes=2)
+    for _ in range(4):
+        lab.running(resources={"gpus": 2, "cpus": 2})
+    lab.clock.advance(300)
+    first = lab.submit(resources=WHOLE, priority="production")
+    lab.turn()
+    lab.turn()
+    lab.clock.advance(900)
+    lab.submit(resources={**WHOLE, "nodes": 2}, priority="interactive")
+    for _ in range(3):
+        lab.turn()
+    lab.stop(first)
+    lab.turn()
+    evicted, gained = lab.events("job.evicted"), lab.events("job.preempted_for")
+    assert len(evicted) == sum(event.data["num_jobs"] for event in gained) >= 4
+    for figure in ("lost_device_s", "likely_device_s"):
+        lost = sum(event.data[figure] for event in evicted)
+        assert lost == pytest.approx(sum(event.data[figure] for event in gained))
+    counts = Counter(str(event.job_id) for event in evicted)
+    jobs = lab.read(lambda tx: [tx.jobs.get(job_id) for job_id in counts])
+    assert {job.job_id: job.evictions for job in jobs if job} == counts
+
+
+def _is_reproduced(lab: Lab) -> bool:
+    log = lab.read(lambda tx: tx.events.page(0, limit=10_000))
+    return all(one.is_equal for one in Replay().verdicts(facts_of(msgspec.to_builtins(log))))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from shoal.control.launch import take
+from shoal.control.place import place
 from shoal.engines.base import Submission
 from shoal.engines.fake import Verb
-from shoal.errors import EngineRefused
+from shoal.errors import EngineRefused, StoreUnavailable
 from shoal.identity import job_token, proof_key
 from shoal.model.attempt import EndReason
 from shoal.model.job import Job
@@ -174,3 +176,41 @@ def test_a_cycle_that_starts_nothing_writes_nothing() -> None:
     lab.place()
     lab.place()
     assert len(lab.events()) == events
+
+
+def test_attempts_that_are_being_submitted_already_are_not_taken_again() -> None:
+    lab = Lab()
+    lab.heal()
+    lab.submit()
+    lab.submit()
+    placed = now(place(lab.core)).placed
+    first, second = placed
+    lab.core.submitting.add(first)
+    assert [one.attempt.attempt_id for one in now(take(lab.core, placed))] == [second]
+    assert lab.core.submitting == {first, second}
+
+
+def test_what_is_not_starting_any_more_is_neither_taken_nor_left_marked() -> None:
+    lab = Lab()
+    lab.heal()
+    job = lab.submit()
+    placed = now(place(lab.core)).placed
+    now(lab.plane.stop_job(ANA, job.job_id))
+    assert now(take(lab.core, [*placed, "att_nobody"])) == []
+    assert lab.core.submitting == set()
+
+
+def test_what_cannot_be_read_is_launched_later_and_says_so() -> None:
+    lab = Lab()
+    lab.heal()
+    job = lab.submit()
+    placed = now(place(lab.core)).placed
+
+    async def away(fn: object) -> None:
+        raise StoreUnavailable("the disk is full")
+
+    read, lab.core.store.read = lab.core.store.read, away  # type: ignore[assignment,method-assign]
+    assert now(take(lab.core, placed)) == []
+    lab.core.store.read = read  # type: ignore[method-assign]
+    assert lab.core.submitting == set()
+    assert lab.core.leases.troubles(lab.attempt(job).attempt_id) == ("the disk is full",)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from shoal.control.foreseen import MAX_ASKING
 from shoal.control.outlook import learn, look_ahead, look_ahead_and_around
+from shoal.errors import LimitReached
 from shoal.scheduler import Basis, Outlook
+from shoal.scheduler import sooner as sooner_module
 from tests.support.lab import Lab
 
 WHOLE = {"cpus": 8}
@@ -79,3 +82,56 @@ def test_some_of_those_who_wait_are_learned_from_though_nobody_asks(full: Lab) -
     attempt_ids = [waiting(full, resources=WHOLE) for _ in range(3)]
     anyio.run(learn, full.core)
     assert all(attempt_id in full.core.foreseen for attempt_id in attempt_ids)
+
+
+def test_more_questions_at_once_than_may_wait_are_turned_away(full: Lab) -> None:
+    """One is being answered, so many may wait for it; when they are answered, others may ask again."""
+    attempt_id = waiting(full, resources=WHOLE)
+    answered, refused = list[Outlook | None](), list[LimitReached]()
+
+    async def ask() -> None:
+        try:
+            answered.append(await look_ahead_and_around(full.core, attempt_id))
+        except LimitReached as busy:
+            refused.append(busy)
+
+    async def all_at_once() -> None:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(MAX_ASKING + 4):
+                tasks.start_soon(ask)
+        await ask()
+
+    anyio.run(all_at_once)
+    assert (len(answered), len(refused)) == (MAX_ASKING + 2, 3)
+    assert refused[0].message == "8 questions about starts wait to be answered; this one is too many"
+    assert refused[0].hint == "ask again in a few seconds"
+
+
+def test_nobody_is_learned_from_while_somebody_asks(full: Lab) -> None:
+    attempt_id = waiting(full, resources=WHOLE)
+
+    async def ask_and_learn() -> None:
+        async with full.core.foreseen.one_at_a_time():
+            with anyio.fail_after(1):
+                await learn(full.core)
+
+    anyio.run(ask_and_learn)
+    assert attempt_id not in full.core.foreseen
+
+
+@pytest.mark.parametrize(
+    "limit,told",
+    [("MOST_FACTS", "no changes were tried: "), ("MOST_WORK", "only changes that would start it now were ")],
+)
+def test_looking_for_changes_stops_where_it_is_too_much_work_and_says_so(
+    limit: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = Lab(num_nodes=3)
+    lab.running(resources=WHOLE)
+    attempt_id = waiting(lab, resources={**WHOLE, "nodes": 3})
+    monkeypatch.setattr(sooner_module, limit, 1)
+    said = around(lab, attempt_id)
+    assert bool(said.changes) == (limit == "MOST_WORK")
+    assert said.not_looked is not None
+    assert said.not_looked.startswith(told)
+    assert "5 nodes, running and waiting jobs are too many" in said.not_looked

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
+
 import pytest
 
 from shoal.control.explain import explain
 from shoal.control.queue import look
 from shoal.engines.fake import Act, always
+from shoal.errors import StoreUnavailable
 from shoal.model.job import Job
 from shoal.model.node import NodeState
 from shoal.scheduler import Explanation, Plan, Planner, Why
 from shoal.scheduler.cycle import Cycle
+from shoal.store import Tx
 from shoal.wire import EndKind
 from tests.support.lab import ANA, Lab, now
 
@@ -181,3 +186,26 @@ def test_how_long_a_node_is_closed_is_told_as_of_now() -> None:
     lab.clock.advance(7200)
     lab.place()
     assert told(lab, job).details == ('n1 cordoned by ana 2 h ago ("bad NVLink")',)
+
+
+def test_runs_are_learned_from_once_though_the_first_look_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab(script=always(Act(run_s=10.0)))
+    lab.running()
+    lab.clock.advance(20.0)
+    lab.watch()
+    lab.restart()
+    lab.heal()
+    learned: list[int] = []
+    monkeypatch.setattr("shoal.control.place.relearn", lambda _, runs: learned.append(len(runs)))
+    read, fails = lab.core.store.read, iter([False, True])
+
+    async def away(fn: Callable[[Tx], object]) -> object:
+        if next(fails, False):
+            raise StoreUnavailable("the server is away")
+        return await read(fn)
+
+    monkeypatch.setattr(lab.core.store, "read", away)
+    for _ in range(3):
+        with suppress(StoreUnavailable):
+            lab.place()
+    assert [count for count in learned if count] == [1]

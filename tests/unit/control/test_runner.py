@@ -13,6 +13,7 @@ from shoal.clock import SystemClock
 from shoal.control import ControlPlane
 from shoal.control.core import Core
 from shoal.control.runner import Changed
+from shoal.control.turns import Failing
 from shoal.engines.fake import Act, FakeCluster, FakeEngine, Script, always
 from shoal.errors import StoreUnavailable
 from shoal.ids import id_factory
@@ -79,10 +80,10 @@ async def test_a_disk_that_is_full_at_the_start_delays_the_loops_and_stops_nothi
     write = core.store.write
     failures = iter(range(2))
 
-    async def full(fn: Callable[[Tx], object]) -> object:
+    async def full(fn: Callable[[Tx], object], *, patience_s: float = 0.0) -> object:
         if next(failures, None) is not None:
             raise StoreUnavailable("no space left on device")
-        return await write(fn)
+        return await write(fn, patience_s=patience_s)
 
     monkeypatch.setattr(core.store, "write", full)
     monkeypatch.setattr("shoal.control.runner.FAILED_PAUSE_S", 0.01)
@@ -112,6 +113,39 @@ async def test_a_loop_that_raises_is_run_again(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(core.engine, "list_owned", list_owned)
     async with ControlPlane.running(core) as plane:
         await run_one(plane)
+
+
+async def test_a_loop_that_keeps_failing_is_named_with_its_reason_until_a_turn_goes_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core = core_for(always(Act(run_s=0.0)))
+    monkeypatch.setattr("shoal.control.runner.FAILED_PAUSE_S", 0.01)
+    monkeypatch.setattr("shoal.control.runner.WATCH_EVERY_S", 0.01)
+    look, is_broken = core.engine.list_owned, True
+
+    async def list_owned() -> object:
+        if is_broken:
+            raise RuntimeError("a bug")
+        return await look()
+
+    def watching() -> list[Failing]:
+        return [one for one in core.turns.failing if one.loop == "watch"]
+
+    async def has_failed_often() -> bool:
+        return any(one.times > 2 for one in watching())
+
+    async def is_well() -> bool:
+        return not watching()
+
+    monkeypatch.setattr(core.engine, "list_owned", list_owned)
+    before = core.clock.now()
+    async with ControlPlane.running(core):
+        await until(has_failed_often)
+        (failing,) = watching()
+        assert failing.why == "RuntimeError: a bug"
+        assert before <= failing.since <= core.clock.now()
+        is_broken = False
+        await until(is_well)
 
 
 async def test_waiting_for_a_change_ends_with_the_next_commit_or_with_the_time() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from shoal.api.render import render_node
+from shoal.cli.nodes import state_of
 from shoal.control.leases import FENCE_MARGIN_S
 from shoal.control.queue import Queue, look
 from shoal.control.snapshot import node_view
@@ -147,6 +149,23 @@ def test_a_closed_node_says_who_closed_it_when_and_why(
     assert view.closed_because == told
     is_closed = state is not NodeState.READY
     assert (view.closed_at, view.closed_note) == ((NOW - 7300, because) if is_closed else (None, ""))
+
+
+@pytest.mark.parametrize("said", ["lots", "-1", "inf", "nan", ""])
+def test_node_whose_power_label_is_no_number_of_watts_is_closed_and_says_so(said: str) -> None:
+    facts = msgspec.structs.replace(node_facts("n1"), labels={"rack": "r1", "gpu_watts": said})
+    node = Node(facts=facts, engine="fake")
+    told = f"closed until its label `gpu_watts` is a number of watts, such as 700: it is `{said}`"
+    assert node_view(node).closed_because == told
+    assert not node.takes_work
+    view = render_node(node, (), None)
+    assert told in view["remarks"]
+    assert state_of(dict(view)) == "closed"
+
+
+def test_node_whose_power_labels_are_numbers_takes_work() -> None:
+    facts = msgspec.structs.replace(node_facts("n1"), labels={"idle_watts": "400.5", "gpu_watts": "0"})
+    assert node_view(Node(facts=facts, engine="fake")).closed_because is None
 
 
 @pytest.mark.parametrize(

@@ -86,8 +86,21 @@ def test_so_many_nodes_are_those_with_the_fewest_jobs_in_the_way(lab: Lab) -> No
     other = declare(lab, nodes=(), count=1)
     assert other.nodes == (name,)
     holding = lab.read(lambda tx: tx.attempts.holding())
-    there = still_there(other, holding, lab.clock.now())
+    there = still_there(other, holding, (), lab.clock.now())
     assert [job.job_id for job, _ in there] == [busy.job_id]
+
+
+def test_jobs_below_the_project_of_a_reservation_are_not_in_its_way(lab: Lab) -> None:
+    job = lab.running()
+
+    def in_the_way() -> list[str]:
+        holding, projects = lab.read(lambda tx: (tx.attempts.holding(), tx.people.projects()))
+        return [job.job_id for job, _ in still_there(window, holding, projects, lab.clock.now())]
+
+    window = declare(lab, nodes=("n1", "n2"), kind=WindowKind.RESERVATION, project="vision")
+    assert in_the_way() == [job.job_id]
+    now(lab.plane.update_project(ANA, "lab", {"parent": "vision"}))
+    assert in_the_way() == []
 
 
 def test_window_that_overlaps_another_on_the_same_node_is_refused(lab: Lab) -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from shoal.model.request import GpuRequest, Request
-from shoal.scheduler import Candidate, GpuView, NodeView, Plan, Planner, Policy
+from shoal.scheduler import Candidate, GpuView, NodeView, Plan, Planner, Policy, Why
 from shoal.scheduler.types import Ground
 
 HOUR = 3600.0
@@ -77,4 +77,58 @@ def test_job_that_is_stopping_already_is_not_asked_twice() -> None:
     held = next(one for one in planner.snapshot().holdings if one.attempt_id == "elastic")
 
     planner.hold(msgspec.structs.replace(held, is_leaving=True))
+    assert planner.plan(2 * HOUR + 1).evictions == ()
+
+
+def stopping(planner: Planner, now: float) -> Planner:
+    """The plan's growth is carried out as far as that it was asked to stop."""
+    (eviction,) = planner.plan(now).evictions
+    held = next(one for one in planner.snapshot().holdings if one.attempt_id == eviction.attempt_id)
+    planner.hold(msgspec.structs.replace(held, is_leaving=True, grows_to=eviction.num_nodes))
+    return planner
+
+
+def test_nodes_it_goes_on_with_are_kept_until_it_has_stopped() -> None:
+    planner = shrunken(asked(1, 4))
+    planner.save("elastic", 2 * HOUR - 60)
+    stopping(planner, 2 * HOUR)
+    planner.add(candidate("late", asked(1, 1), 2 * HOUR + 1))
+    told = planner.plan(2 * HOUR + 2)
+    assert told.starts == ()
+    assert told.promises == ()
+    said = planner.explain("late", 2 * HOUR + 2)
+    assert said is not None
+    assert said.why is Why.BEHIND
+    assert said.details == ("`elastic` is stopping, and goes on with more nodes",)
+    planner.release("elastic", 2 * HOUR + 5)
+    planner.add(candidate("elastic again", asked(1, 4), 1.0))
+    starts = {start.attempt_id: len(start.allocation) for start in planner.plan(2 * HOUR + 5).starts}
+    assert starts == {"elastic again": 4}
+
+
+def test_higher_priority_does_not_wait_for_a_job_that_grows() -> None:
+    planner = shrunken(asked(1, 4))
+    planner.save("elastic", 2 * HOUR - 60)
+    stopping(planner, 2 * HOUR)
+    planner.add(msgspec.structs.replace(candidate("urgent", asked(1, 1), 2 * HOUR), priority=10))
+    assert [start.attempt_id for start in planner.plan(2 * HOUR + 2).starts] == ["urgent"]
+
+
+def test_two_jobs_do_not_stop_for_the_same_idle_nodes() -> None:
+    planner = Planner(Policy())
+    for number in range(4):
+        planner.set_node(NodeView(name=f"n{number}", cpus=8.0, memory_bytes=64, gpus=GPUS))
+    planner.add(candidate("first", asked(2, 2)))
+    planner.plan(0.0)
+    planner.add(candidate("filler", asked(1, 1)))
+    planner.plan(0.0)
+    planner.add(candidate("one", asked(1, 3), 1.0))
+    planner.plan(1.0)
+    planner.release("filler", 1.0)
+    planner.add(candidate("two", asked(1, 3), 1.0))
+    planner.plan(1.0)
+    planner.release("first", 2.0)
+    for name in ("one", "two"):
+        planner.save(name, 2 * HOUR - 60)
+    stopping(planner, 2 * HOUR)
     assert planner.plan(2 * HOUR + 1).evictions == ()

@@ -10,11 +10,18 @@ from shoal.scheduler.predict import Span
 from tests.support.clusters import NOW, job, nodes, request, snapshot
 
 
-def told(waiting: Candidate, span: Span | None = None, promised_at: float | None = None) -> Outlook:
+def told(
+    waiting: Candidate,
+    span: Span | None = None,
+    promised_at: float | None = None,
+    calibration: Calibration | None = None,
+) -> Outlook:
     promise = Promise(attempt_id="att-1", job_id="job-1", at=promised_at, nodes=("node-01",))
     spans = {} if span is None else {"att-1": span}
     promises = [] if promised_at is None else [promise]
-    found = outlooks(snapshot(nodes(1), (waiting,)), NOW, ["att-1"], spans, promises, Calibration())
+    found = outlooks(
+        snapshot(nodes(1), (waiting,)), NOW, ["att-1"], spans, promises, calibration or Calibration()
+    )
     return found["att-1"]
 
 
@@ -23,14 +30,36 @@ WAITING = job(1, request(gpus=8))
 
 def test_scenarios_give_an_interval_with_its_coverage() -> None:
     said = told(WAITING, Span(1020.0, 3600.0, 3600.0))
-    assert said.sentence == "starts between 08:16 UTC and 09:49 UTC (90 % sure), about 09:00 UTC"
+    assert said.sentence.startswith("starts between 08:16 UTC and 09:49 UTC, about 09:00 UTC (")
     assert (said.basis, said.coverage, said.likely) == (Basis.SCENARIOS, COVERAGE, NOW + 3600)
 
 
 def test_start_that_may_be_now_has_only_an_end() -> None:
     said = told(WAITING, Span(0.0, 0.0, 540.0))
-    assert said.sentence == "starts by 08:18 UTC (90 % sure), about 08:00 UTC"
+    assert said.sentence.startswith("starts by 08:18 UTC, about 08:00 UTC (")
     assert said.earliest == NOW
+
+
+def test_interval_says_how_many_starts_it_goes_by_and_that_it_is_a_guess_where_they_are_few() -> None:
+    calibration, span = Calibration(), Span(0.0, 0.0, 540.0)
+    for _ in range(39):
+        calibration.note(span, calibration.interval(span), 60.0)
+    few = told(WAITING, span, calibration=calibration)
+    calibration.note(span, calibration.interval(span), 60.0)
+    enough = told(WAITING, span, calibration=calibration)
+    assert few.sentence.endswith("(a guess from 39 starts; 90 % sure from 40 on)")
+    assert enough.sentence.endswith("(90 % sure, from 40 starts)")
+    assert (few.num_starts, enough.num_starts) == (39, 40)
+    assert few.coverage == enough.coverage == COVERAGE
+
+
+def test_cluster_that_is_too_large_to_look_ahead_in_says_so() -> None:
+    many = tuple(job(number, request()) for number in range(1, 18_001))
+    (said,) = outlooks(snapshot(nodes(1), many), NOW, ["att-1"], {}, [], Calibration()).values()
+    assert said.basis is Basis.NOTHING
+    assert said.sentence == (
+        "nobody looked ahead: 18,001 nodes, running and waiting jobs are too many to play futures of"
+    )
 
 
 def test_nobody_is_told_of_a_start_later_than_they_are_promised() -> None:

@@ -43,6 +43,9 @@ def test_one_that_waits_while_another_holds_all_is_owed_half() -> None:
     assert told.parts["a"].entitled == pytest.approx(4 * HOUR)
     assert told.parts["b"].entitled == pytest.approx(4 * HOUR + 8 * HOUR)
     assert told.error == pytest.approx((4 + 4) * HOUR / (2 * 16 * HOUR))
+    assert told.parts["a"].error == pytest.approx(0)
+    assert told.parts["b"].missed == pytest.approx(4 * HOUR)
+    assert told.parts["b"].error == pytest.approx(1 / 3)
 
 
 def test_a_job_that_was_cut_short_is_wanted_again_from_then_on() -> None:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal.control.windows import AskedWindow
 from shoal.engines.fake import Act, always
 from shoal.model.node import NodeState
+from shoal.model.window import WindowKind
+from shoal.sim.change import with_nodes
 from shoal.sim.history.facts import Fact, facts_of
+from shoal.sim.history.losses import losses_in, without_losses
 from shoal.sim.history.replay import Replay
-from shoal.sim.history.workload import past_of
+from shoal.sim.history.workload import Past, past_of
+from shoal.sim.machines import Shape
+from shoal.sim.twin import replay
+from shoal.sim.workload import Workload
 from shoal.store import EventFilter
 from shoal.wire import EndKind
 from tests.support.lab import ANA, Lab, now
@@ -82,3 +89,96 @@ def test_node_that_came_later_comes_later_in_the_workload() -> None:
     past = past_of(facts(lab))
     (change,) = past.workload.changes
     assert (change.name, change.view is not None and change.view.closed_because is not None) == ("n2", True)
+
+
+def limited_past() -> tuple[Lab, Past]:
+    """Two nodes, one in maintenance from the second minute on, and an array that runs two at a time."""
+    lab = Lab(num_nodes=2, script=always(Act(run_s=20.0)))
+    lab.heal()
+    asked = AskedWindow(
+        kind=WindowKind.MAINTENANCE, nodes=("n1",), from_at=lab.clock.now() + 60, duration_s=300
+    )
+    now(lab.plane.declare_window(ANA, asked))
+    lab.submit_all(name="array", array={"indices": "0-5", "at_once": 2}, resources={"cpus": 1})
+    lab.submit_all(name="wide", array={"indices": "0-5"}, resources={"cpus": 8}, time_limit="30s")
+    turns(lab, 100, 5.0)
+    return lab, past_of(facts(lab))
+
+
+def starts_and_ends(workload: Workload, past: Past, name: str) -> list[tuple[float, float]]:
+    outcome = replay(workload, past.policy)
+    times = zip(workload.jobs, outcome.starts, outcome.ends, strict=True)
+    return sorted((start, end) for job, start, end in times if job.name == name)
+
+
+def test_past_with_windows_and_limited_arrays_reproduces() -> None:
+    lab, past = limited_past()
+    verdicts = list(Replay().verdicts(facts(lab)))
+    assert len(verdicts) >= 6
+    assert all(verdict.is_equal for verdict in verdicts)
+    assert past.num_open == 0
+
+
+def test_array_runs_as_many_at_once_in_the_simulated_past_as_it_did() -> None:
+    _, past = limited_past()
+    more = with_nodes(past.workload, [Shape(4, 4, "fake")])
+    for workload in (past.workload, more):
+        times = starts_and_ends(workload, past, "array")
+        assert len(times) == 6
+        at_once = [sum(begin <= start < end for begin, end in times) for start, _ in times]
+        assert max(at_once) == 2
+
+
+def test_maintenance_of_the_past_keeps_its_node_free_in_the_simulation() -> None:
+    _, past = limited_past()
+    (declared,) = [change for change in past.workload.windows if change.windows]
+    (window,) = declared.windows
+    outcome = replay(past.workload, past.policy)
+    open_too = replay(msgspec.structs.replace(past.workload, windows=()), past.policy)
+    assert max(outcome.ends) > max(open_too.ends)
+    wide = starts_and_ends(past.workload, past, "wide")
+    in_it = [(start, end) for start, end in wide if start < window.until_at and end > window.from_at]
+    at_once = [sum(begin <= start < end for begin, end in in_it) for start, _ in in_it]
+    assert max(at_once, default=0) <= 1, "only one node is left in the window"
+
+
+def past_with_a_loss() -> Lab:
+    """Two nodes for 200 s, one of which is away for 50 of them."""
+    lab = Lab(num_nodes=2, script=always(Act(run_s=20.0)))
+    lab.heal()
+    lab.submit(resources={"cpus": 1})
+    turns(lab, 50)
+    lab.cluster.power_off("n2")
+    turns(lab, 50)
+    lab.cluster.power_on("n2")
+    turns(lab, 99)
+    lab.submit(resources={"cpus": 1})
+    turns(lab, 1)
+    return lab
+
+
+def test_rate_of_failures_is_learned_from_the_log() -> None:
+    seen = losses_in(facts(past_with_a_loss()))
+    assert seen.num_failures == 1
+    assert 348 <= seen.service_s <= 352
+    assert 49 <= seen.away_s <= 52
+    learned = seen.rate()
+    assert learned is not None
+    assert (learned.mtbf_s, learned.repair_s) == (seen.service_s, seen.away_s)
+    assert seen.rate(repair_s=7.0).repair_s == 7.0  # type: ignore[union-attr]
+
+
+def test_node_that_was_drained_did_not_fail() -> None:
+    lab = Lab(num_nodes=2, script=always(Act(run_s=5.0)))
+    lab.heal()
+    lab.submit()
+    now(lab.plane.set_node_state(ANA, "n1", NodeState.DRAINING, "repair"))
+    turns(lab, 10)
+    seen = losses_in(facts(lab))
+    assert (seen.num_failures, seen.rate()) == (0, None)
+
+
+def test_recorded_failures_give_way_to_drawn_ones() -> None:
+    past = past_of(facts(past_with_a_loss()))
+    assert [change.is_loss for change in past.workload.changes] == [True, False]
+    assert without_losses(past.workload).changes == ()

@@ -8,6 +8,7 @@ import pytest
 
 from shoal.errors import SpecError
 from shoal.scheduler import Policy
+from shoal.sim.fleet import Fleet
 from shoal.sim.grow import JITTER_S, grown, growth
 from shoal.sim.machines import Shape
 from shoal.sim.report import Report, report
@@ -32,24 +33,35 @@ def ten_at_once() -> Scenario:
     ("target", "fewest"), [("max wait < 1s", 10), ("max wait < 61m", 5), ("mean wait < 1d", 1)]
 )
 def test_the_smallest_cluster_that_meets_the_target_is_found(target: str, fewest: int, at_once: int) -> None:
-    answer = smallest(ten_at_once(), Shape(2, 8), parse_target(target), here, at_once=at_once)
-    assert answer.shape == Shape(fewest, 8)
+    answer = smallest(ten_at_once(), Fleet(Shape(2, 8)), parse_target(target), here, at_once=at_once)
+    assert answer.fleet.shape == Shape(fewest, 8)
     tried = {trial.num_nodes: trial.is_met for trial in answer.trials}
     assert tried[fewest]
     assert fewest == 1 or not tried[fewest - 1]
     assert 2 in tried
 
 
+def test_no_size_is_simulated_twice() -> None:
+    sizes: list[int] = []
+
+    def counted(scenarios: Sequence[Scenario]) -> list[Report]:
+        sizes.extend(len(one.workload.nodes) for one in scenarios)
+        return here(scenarios)
+
+    smallest(ten_at_once(), Fleet(Shape(4, 8)), parse_target("max wait < 1s"), counted, at_once=2)
+    assert len(sizes) == len(set(sizes))
+
+
 def test_a_cluster_is_never_smaller_than_its_largest_job() -> None:
     scenario = Scenario(workload=gpu_cluster(work(0, 60, 8, nodes=3), nodes=3))
-    answer = smallest(scenario, Shape(1, 8), parse_target("max wait < 1d"), here, at_once=2)
-    assert answer.shape.count == 3
+    answer = smallest(scenario, Fleet(Shape(1, 8)), parse_target("max wait < 1d"), here, at_once=2)
+    assert answer.fleet.shape.count == 3
     assert min(trial.num_nodes for trial in answer.trials) == 3
 
 
 def test_a_target_that_no_size_meets_is_said_to_be_one() -> None:
-    with pytest.raises(SpecError, match="missed even where every job starts at once, on 10 nodes"):
-        smallest(ten_at_once(), Shape(1, 8), parse_target("mean completion < 1s"), here, at_once=8)
+    with pytest.raises(SpecError, match="missed even on 10 nodes"):
+        smallest(ten_at_once(), Fleet(Shape(1, 8)), parse_target("mean completion < 1s"), here, at_once=8)
 
 
 def test_a_target_reads_its_measure_from_a_report() -> None:

@@ -145,6 +145,23 @@ def test_a_job_with_checkpoints_loses_only_what_came_after_the_last() -> None:
     assert outcome.ends[0] == pytest.approx(FAILS_AT + 60 + 20 + 400 + 15)
 
 
+def test_node_that_the_workload_loses_takes_its_jobs_with_it_and_fails_once() -> None:
+    (node,) = nodes_of(Shape(1, 8))
+    silent, dead = (msgspec.structs.replace(node, closed_because=why) for why in ("silent", "dead"))
+    workload = msgspec.structs.replace(
+        gpu_cluster(work(0, 100, 8)),
+        changes=[
+            NodeChange(at=40, name=node.name, view=silent, is_loss=True),
+            NodeChange(at=50, name=node.name, view=dead, is_loss=True),
+            NodeChange(at=60, name=node.name, view=node),
+        ],
+    )
+    outcome = replay(workload, Policy())
+    assert (outcome.num_failures, outcome.num_interrupted) == (1, 1)
+    assert list(outcome.ends) == [160]
+    assert outcome.lost == 8 * 40
+
+
 def test_failures_of_one_node_are_the_same_whatever_the_other_nodes_are() -> None:
     alone = failing(gpu_cluster(work(0, 5000, 8)), EVERY_MINUTE)
     jobs = work(0, 5000, 8), work(0, 5000, 8)

@@ -13,6 +13,7 @@ from shoal.api.call import answer, call_of
 from shoal.api.openapi import schema_bytes
 from shoal.api.queries import NoQuery
 from shoal.api.routing import Routes
+from shoal.control.turns import Failing, Turns
 from shoal.identity import Permission, is_at_least
 from shoal.model.attempt import Attempt
 from shoal.model.job import Job
@@ -26,8 +27,9 @@ Loaded = tuple[list[Node], list[tuple[Job, Attempt]], dict[str, int], Head]
 
 @routes.add("GET", "/healthz", None, answers=views.HealthView)
 async def check_health(request: Request) -> Response:
-    """Whether the server answers. Says nothing else to anybody."""
-    view: views.HealthView = {"status": "ok"}
+    """Whether the server answers, and does its work. Says nothing else to anybody."""
+    turns: Turns = request.app.state.turns
+    view: views.HealthView = {"status": "degraded" if turns.failing else "ok"}
     return answer(view)
 
 
@@ -81,8 +83,19 @@ async def show_status(request: Request, query: Annotated[NoQuery, Query()]) -> R
             "cpus_used": sum(share.cpus for share in shares),
         },
         "events_head": {"seq": head.seq, "hash": head.hash} if is_operator else None,
+        "failing": [_failing(one, is_operator=is_operator) for one in call.plane.core.turns.failing],
     }
     return answer(view)
+
+
+def _failing(failing: Failing, *, is_operator: bool) -> views.FailingView:
+    """What went wrong may name files and servers."""
+    return {
+        "loop": failing.loop,
+        "since": failing.since,
+        "times": failing.times,
+        "why": failing.why if is_operator else None,
+    }
 
 
 def _load(tx: Tx, visible: tuple[str, ...] | None) -> Loaded:

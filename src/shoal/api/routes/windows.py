@@ -63,8 +63,10 @@ async def cancel_window(request: Request, window_id: str, query: Annotated[NoQue
 async def _views(call: Call, windows: list[Window]) -> list[views.WindowView]:
     core, visible = call.plane.core, call.visible()
     now = core.clock.now()
-    holding = await core.store.read(lambda tx: tx.attempts.holding()) if windows else []
+    if not windows:
+        return []
+    holding, projects = await core.store.read(lambda tx: (tx.attempts.holding(), tx.people.projects()))
     return [
-        render_window(window, [job for job, _ in still_there(window, holding, now)], visible)
+        render_window(window, [job for job, _ in still_there(window, holding, projects, now)], visible)
         for window in windows
     ]

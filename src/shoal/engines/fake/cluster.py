@@ -80,8 +80,8 @@ class FakeCluster:
             self._shares[key] = self._awake[key] = share
             if order.node in self._off:
                 share.end(now, ahead, share.lost(now + ahead, f"node {order.node} is powered off"))
+            share.live_until(now, ahead)
             self._quiet_until = min(self._quiet_until, share.changes_at())
-        self.settle()
         return native_id
 
     def shares(self, attempt_id: str | None = None) -> list[Share]:

@@ -142,6 +142,10 @@ class Confinement:
             found |= tree.descendants(os.getpid())
         return found
 
+    def processes(self) -> set[int]:
+        """Every process of the share that can be seen now."""
+        return tree.pids_in(self.cgroups) if self.cgroups else tree.descendants(os.getpid())
+
     def begin_ranks(self) -> None:
         """What the kernel killed for memory until now was not a rank."""
         self._oom_kills_before = self._groups.oom_kills() if self._groups is not None else 0

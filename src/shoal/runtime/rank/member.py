@@ -8,7 +8,7 @@ import time
 from shoal.runtime.board import VARIABLE, Board, Place, Standing
 from shoal.runtime.environment import numbers
 
-POLL_S = 0.002
+POLL_S, SPARE_POLL_S = 0.002, 0.02
 PEERS_S = 2.0
 """How long after an error of ours the supervisor may take to tell that it was a peer's end."""
 
@@ -25,6 +25,8 @@ class Member:
             self._board, self._slot = Board(int(fd)), int(slot)
         self.generation = -1
         self.step = -1
+        self._joined_ns = 0
+        self._has_stepped = False
 
     def next(self) -> Place:
         """Wait for a group that is newer than ours, and enter it. At once, the first time, for a rank."""
@@ -37,14 +39,19 @@ class Member:
                 os.environ["MASTER_PORT"] = str(place.master_port)
                 os.environ["SHOAL_GENERATION"] = str(place.generation)
                 return place
-            time.sleep(POLL_S)
+            time.sleep(POLL_S if self.generation >= 0 else SPARE_POLL_S)
 
     def joined(self) -> None:
+        self._joined_ns, self._has_stepped = time.monotonic_ns(), False
+        self._mark(0)
         self._say(Standing.JOINED)
 
     def at_step(self, step: int) -> None:
         """A sign of life: this many steps are complete."""
         self.step = step
+        if not self._has_stepped:
+            self._has_stepped = True
+            self._mark(time.monotonic_ns())
         self._say(Standing.JOINED)
 
     def is_group_over(self) -> bool:
@@ -59,6 +66,12 @@ class Member:
                 return True
             time.sleep(POLL_S)
         return False
+
+    def _mark(self, stepped_ns: int) -> None:
+        if self._board is not None:
+            self._board.mark(
+                self._slot, joined_ns=self._joined_ns, stepped_ns=stepped_ns, first_step=self.step
+            )
 
     def _told(self) -> Place | None:
         if self._board is not None:

@@ -45,6 +45,7 @@ class Leaving(msgspec.Struct, frozen=True):
     """An attempt that holds resources was asked to stop."""
 
     attempt_id: str
+    grows_to: int | None = None
 
 
 class Over(msgspec.Struct, frozen=True):
@@ -61,10 +62,14 @@ class JobOver(msgspec.Struct, frozen=True):
 
 class NodeIs(msgspec.Struct, frozen=True):
     view: NodeView
+    at: float
+    is_lost: bool
+    """It does not answer, or was declared dead: nobody closed it on purpose."""
 
 
 class NodeGone(msgspec.Struct, frozen=True):
     name: str
+    at: float
 
 
 class ProjectsAre(msgspec.Struct, frozen=True):
@@ -73,6 +78,7 @@ class ProjectsAre(msgspec.Struct, frozen=True):
 
 class WindowsAre(msgspec.Struct, frozen=True):
     windows: tuple[Window, ...]
+    at: float
 
 
 class PolicyIs(msgspec.Struct, frozen=True):
@@ -134,6 +140,8 @@ class _Reader:
         self._nodes: dict[str, Node] = {}
         self._projects: dict[str, Project] = {}
         self._windows: dict[str, Window] = {}
+        self._parts: list[dict[str, Any]] = []
+        """Of the decision that is told next."""
 
     def submitted(self, event: Event) -> Fact:
         data, project = event["data"], str(event["project"])
@@ -170,8 +178,15 @@ class _Reader:
         data, job = event["data"], self._jobs[str(event["job_id"])]
         if data.get("excluded_nodes"):
             job = msgspec.structs.replace(job, excluded_nodes=tuple(data["excluded_nodes"]))
-            self._jobs[job.job_id] = job
+        if event["kind"] == "job.retried":
+            job = msgspec.structs.replace(job, evictions=0)
+        self._jobs[job.job_id] = job
         return self._queued(job, event, data.get("backoff_s", 0.0))
+
+    def evicted(self, event: Event) -> None:
+        """Those who wait again after it count it."""
+        job = self._jobs[str(event["job_id"])]
+        self._jobs[job.job_id] = msgspec.structs.replace(job, evictions=job.evictions + 1)
 
     def _queued(self, job: Job, event: Event, backoff_s: float) -> Queued:
         attempt = Attempt(
@@ -189,7 +204,8 @@ class _Reader:
         return Placed(str(event["attempt_id"]), allocation, event["at"])
 
     def leaving(self, event: Event) -> Fact:
-        return Leaving(str(event["attempt_id"]))
+        asked = event["data"].get("event") or {}
+        return Leaving(str(event["attempt_id"]), asked.get("grows_to"))
 
     def over(self, event: Event) -> Fact:
         return Over(str(event["attempt_id"]), event["at"])
@@ -201,28 +217,29 @@ class _Reader:
         facts = msgspec.convert(event["data"], NodeFacts)
         known = self._nodes.get(facts.name)
         node = msgspec.structs.replace(known, facts=facts) if known else Node(facts=facts, engine="")
-        return self._node(node)
+        return self._node(node, event)
 
     def node_state(self, event: Event) -> Fact | None:
         known = self._nodes.get(str(event["node"]))
         if known is None:
             return None
-        return self._node(msgspec.structs.replace(known, state=NodeState(event["data"]["to"])))
+        return self._node(msgspec.structs.replace(known, state=NodeState(event["data"]["to"])), event)
 
     def node_alive(self, event: Event) -> Fact | None:
         known = self._nodes.get(str(event["node"]))
         if known is None:
             return None
         facts = msgspec.structs.replace(known.facts, is_alive=event["kind"] == "node.answers")
-        return self._node(msgspec.structs.replace(known, facts=facts))
+        return self._node(msgspec.structs.replace(known, facts=facts), event)
 
     def node_gone(self, event: Event) -> Fact:
         self._nodes.pop(str(event["node"]), None)
-        return NodeGone(str(event["node"]))
+        return NodeGone(str(event["node"]), event["at"])
 
-    def _node(self, node: Node) -> NodeIs:
+    def _node(self, node: Node, event: Event) -> NodeIs:
         self._nodes[node.name] = node
-        return NodeIs(node_view(node))
+        is_lost = not node.facts.is_alive or node.state is NodeState.DEAD
+        return NodeIs(node_view(node), event["at"], is_lost)
 
     def project(self, event: Event) -> Fact:
         data = dict(event["data"])
@@ -240,13 +257,18 @@ class _Reader:
             self._windows = {**kept, window.window_id: window}
         else:
             self._windows.pop(window.window_id, None)
-        return WindowsAre(tuple(self._windows.values()))
+        return WindowsAre(tuple(self._windows.values()), event["at"])
 
     def policy(self, event: Event) -> Fact:
         return PolicyIs(msgspec.convert(event["data"], Policy))
 
+    def part(self, event: Event) -> None:
+        self._parts.append(event["data"])
+
     def decision(self, event: Event) -> Fact | None:
         data = event["data"]
+        if self._parts:
+            data, self._parts = _together([*self._parts, data]), []
         if "stamps" not in data:
             return None  # older than decisions that can be made again
         return Decision(
@@ -263,11 +285,23 @@ class _Reader:
         )
 
 
+def _together(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """A decision whose lists and mappings were split."""
+    whole = dict(parts[-1])
+    for key, last in parts[-1].items():
+        if isinstance(last, list):
+            whole[key] = [entry for part in parts for entry in part[key]]
+        elif isinstance(last, dict):
+            whole[key] = {index: entry for part in parts for index, entry in part[key].items()}
+    return whole
+
+
 READERS: dict[str, Callable[[_Reader, Event], Fact | None]] = {
     "job.submitted": _Reader.submitted,
     "job.retrying": _Reader.tried_again,
     "job.retried": _Reader.tried_again,
     "job.ended": _Reader.job_over,
+    "job.evicted": _Reader.evicted,
     "attempt.placed": _Reader.placed,
     "attempt.stopping": _Reader.leaving,
     "attempt.ended": _Reader.over,
@@ -281,6 +315,7 @@ READERS: dict[str, Callable[[_Reader, Event], Fact | None]] = {
     "window.added": _Reader.window,
     "window.cancelled": _Reader.window,
     "policy.set": _Reader.policy,
+    "plan.part": _Reader.part,
     "plan.made": _Reader.decision,
     **{f"node.{state}": _Reader.node_state for state in NodeState},
 }

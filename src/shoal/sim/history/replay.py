@@ -96,7 +96,8 @@ class Replay:
                 held = self._held[fact.attempt_id] = holding_of(candidate, fact.allocation, fact.at)
                 planner.hold(held)
             case Leaving():
-                planner.hold(msgspec.structs.replace(self._held[fact.attempt_id], is_leaving=True))
+                held = self._held[fact.attempt_id]
+                planner.hold(msgspec.structs.replace(held, is_leaving=True, grows_to=fact.grows_to))
             case Over():
                 self._waiting.pop(fact.attempt_id, None)
                 self._held.pop(fact.attempt_id, None)

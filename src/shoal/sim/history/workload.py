@@ -29,8 +29,9 @@ from shoal.sim.history.facts import (
     PolicyIs,
     ProjectsAre,
     Queued,
+    WindowsAre,
 )
-from shoal.sim.workload import NodeChange, WorkJob, Workload
+from shoal.sim.workload import NodeChange, WindowsChange, WorkJob, Workload
 
 MOMENT_S = 1e-3
 """A run cannot take no time."""
@@ -38,6 +39,8 @@ MOMENT_S = 1e-3
 
 class Past(msgspec.Struct, frozen=True):
     workload: Workload
+    nodes: tuple[NodeView, ...]
+    """Where the log ends."""
     policy: Policy
     num_given_up: int
     num_open: int
@@ -78,6 +81,7 @@ class _Reader:
         self._nodes: dict[str, NodeView] = {}
         self._first: tuple[NodeView, ...] | None = None
         self._changes: list[NodeChange] = []
+        self._windows: list[WindowsChange] = []
         self._projects: tuple[ProjectView, ...] = ()
         self._policy = Policy()
         self._expected: dict[str, float] = {}
@@ -105,10 +109,13 @@ class _Reader:
                 self._job_ends[fact.job_id] = self._now
             case NodeIs():
                 self._nodes[fact.view.name] = fact.view
-                self._change(fact.view.name, fact.view)
+                self._change(fact.at, fact.view.name, fact.view, is_loss=fact.is_lost)
             case NodeGone():
                 self._nodes.pop(fact.name, None)
-                self._change(fact.name, None)
+                self._change(fact.at, fact.name, None)
+            case WindowsAre():
+                self._now = max(self._now, fact.at)
+                self._windows.append(WindowsChange(at=self._now, windows=fact.windows))
             case ProjectsAre():
                 self._projects = fact.views
             case PolicyIs():
@@ -116,9 +123,10 @@ class _Reader:
             case _:
                 pass
 
-    def _change(self, name: str, view: NodeView | None) -> None:
+    def _change(self, at: float, name: str, view: NodeView | None, *, is_loss: bool = False) -> None:
+        self._now = max(self._now, at)
         if self._first is not None:
-            self._changes.append(NodeChange(at=self._now, name=name, view=view))
+            self._changes.append(NodeChange(at=self._now, name=name, view=view, is_loss=is_loss))
 
     def past(self) -> Past:
         lives = self._lives.values()
@@ -132,9 +140,11 @@ class _Reader:
             nodes=self._first or tuple(self._nodes.values()),
             jobs=tuple(jobs),
             changes=tuple(self._changes),
+            windows=tuple(self._windows),
             projects=self._projects,
         )
-        return Past(workload, self._policy, len(lives) - len(over) - len(still), len(still))
+        nodes = tuple(self._nodes.values())
+        return Past(workload, nodes, self._policy, len(lives) - len(over) - len(still), len(still))
 
     def _expected_s(self, life: _Life, typical_s: float) -> float:
         """Of one that runs or waits: as was expected, but not less than it has run."""
@@ -160,4 +170,7 @@ class _Reader:
             name=one.name,
             queue=one.queue,
             priority=one.priority,
+            array_id=one.array_id,
+            array_at_once=one.array_at_once,
+            deadline_at=one.deadline_at,
         )

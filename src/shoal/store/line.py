@@ -1,0 +1,67 @@
+"""Changes on their way to the writer: first come, first served, but for those whose callers have patience.
+
+Whoever submits jobs faster than they can be started gains nothing by it, and the ends that would make room
+and the plans that would use it would wait behind. So submissions let those pass, and what runs goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any, NamedTuple
+
+from shoal.clock import Clock
+from shoal.errors import StoreUnavailable
+from shoal.store.transaction import Tx
+
+
+class Change(NamedTuple):
+    fn: Callable[[Tx], Any]
+    loop: asyncio.AbstractEventLoop
+    answer: asyncio.Future[Any]
+
+
+class Line:
+    """Any thread puts, one takes."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._door = threading.Condition()
+        self._waiting: list[tuple[float, int, Change]] = []
+        """By the moment until which each lets others pass, then by arrival."""
+        self._arrivals = count()
+        self.is_closed = False
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._waiting
+
+    def put(self, change: Change, patience_s: float) -> None:
+        with self._door:
+            if self.is_closed:
+                raise StoreUnavailable("the store is closed")
+            heappush(self._waiting, (self._clock.monotonic() + patience_s, next(self._arrivals), change))
+            self._door.notify()
+
+    def close(self) -> None:
+        """Nothing comes in any more; what did is still taken out."""
+        with self._door:
+            self.is_closed = True
+            self._door.notify()
+
+    def wait(self, timeout_s: float | None) -> Change | None:
+        """The next, as soon as there is one; None when the time is over first, or it is closed and empty."""
+        with self._door:
+            self._door.wait_for(lambda: self._waiting or self.is_closed, timeout_s)
+            return self._take()
+
+    def take(self) -> Change | None:
+        """The next, if there is one."""
+        with self._door:
+            return self._take()
+
+    def _take(self) -> Change | None:
+        return heappop(self._waiting)[2] if self._waiting else None
