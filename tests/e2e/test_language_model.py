@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -14,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from tests.style.tree import ROOT
+from tests.support.shares import processes_with, until
 from tests.support.simulated import LIMIT_S, Cluster
 
 FOLDER = ROOT / "examples" / "language_model"
 RANKS = {"ddp": 2, "fsdp2": 2, "tp": 2, "pp": 2, "fsdp2_tp": 4}
-STEPS, MORE = 12, 15
+STEPS, MORE, LONG = 12, 15, 200
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
@@ -67,6 +69,31 @@ def test_ddp_under_shoal_ends_with_the_very_weights_of_torchrun(shoal: Cluster, 
     said = train(shoal, "ddp")
     assert len(weights(said)) == 1
     assert weights(said) == weights(torchrun(tmp_path, "ddp", STEPS))
+
+
+def test_ddp_that_lost_a_rank_ends_with_the_very_weights_of_one_that_did_not(
+    shoal: Cluster, tmp_path: Path
+) -> None:
+    job = "lm-ddp-killed"
+    told = ("-e", f"STEPS={LONG}", "-e", "SAVE_EVERY=1000", "--name", job)
+    shoal("run", "-d", *told, "examples/language_model/ddp.yaml")
+    until(lambda: 20 in losses(shoal("logs", job)), LIMIT_S)
+    os.kill(rank_of(job, 1), signal.SIGKILL)
+    said = shoal("logs", "-f", job)
+    assert "0 steps lost" in said
+    assert list(losses(said)) == list(range(1, LONG + 1))
+    assert weights(said) == weights(torchrun(tmp_path, "ddp", LONG))
+
+
+def rank_of(job: str, rank: int) -> int:
+    """The process of one rank of a job."""
+    mine = {f"RANK={rank}".encode(), f"SLURM_JOB_NAME={job}".encode()}
+    found = [
+        pid
+        for pid in processes_with("ddp.py")
+        if mine <= set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+    ]
+    return found[-1]
 
 
 def test_run_that_was_cut_in_two_ends_with_the_weights_of_one_that_was_not(tmp_path: Path) -> None:
