@@ -15,7 +15,10 @@ from shoal.spec.job import MAX_RANKS
 from shoal.spec.resources import GpuSpec
 from shoal.wire import LogRule, Mount, RuleAction
 
-_PER_NODE = re.compile(r"\btorchrun\b[^\n;&|]*--nproc[-_]per[-_]node[= ](\d{1,4})\b")
+_PER_NODE = re.compile(
+    r"\b(?:torchrun|torch\.distributed\.(?:run|launch)|deepspeed)\s[^\n;&|]*"
+    r"--(?:nproc[-_]per[-_]node|num_gpus)[= ](\d{1,4})\b"
+)
 WHOLE = 1000
 """Parts of one GPU."""
 
@@ -42,7 +45,7 @@ def request_of(spec: JobSpec) -> Request:
 
 
 def ranks_in(run: str) -> int | None:
-    """How many processes on a node a `torchrun` in the script asks for; Shoal starts them in its place."""
+    """How many processes on a node a launcher in the script asks for; Shoal starts them in its place."""
     match = _PER_NODE.search(run)
     count = int(match[1]) if match is not None else 0
     return count if 1 <= count <= MAX_RANKS else None

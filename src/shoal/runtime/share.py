@@ -11,7 +11,7 @@ from types import FrameType
 
 from shoal.clock import Clock
 from shoal.errors import ShoalError
-from shoal.runtime import ending, removal, spool
+from shoal.runtime import ending, network, removal, spool
 from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.crew import Crew
 from shoal.runtime.ending import Ending, recovered
@@ -62,6 +62,7 @@ class ShareRun:
         self._phase = Phase.PREPARING
         self._started_at: float | None = None
         self._restarts = Restarts(order, self._renewer)
+        self._network: dict[str, str] = {}
         self._failed: tuple[float, int] | None = None
         """When the group before this one failed here, until it is told how this one began."""
 
@@ -172,6 +173,9 @@ class ShareRun:
 
     def _run_ranks(self, launcher: Launcher) -> Ending:
         """Run one group of ranks after the other, until one ends well or nothing may follow it."""
+        if len(self._order.nodes) > 1:
+            has_gpus = bool(self._order.gpu_ids) and not self._order.are_gpus_simulated
+            self._network = network.variables(self._order.master_addr, has_gpus=has_gpus)
         assert self._confinement is not None
         crew = Crew(self._order, self._confinement, launcher, self._watcher, self._clock, self._environment)
         last = self._warm_up(launcher, crew)
@@ -230,6 +234,7 @@ class ShareRun:
             work=self._share.work,
             path=self._path,
             credentials=self._credentials,
+            network=self._network,
         )
 
     def _follow(self, launcher: Launcher, what: str, crew: Crew | None = None) -> Ending:

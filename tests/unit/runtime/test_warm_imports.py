@@ -1,4 +1,4 @@
-"""What a zygote imports before any rank exists, and what a launcher's words come down to."""
+"""What a zygote imports before any rank exists, and which commands it may run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.runtime.warm import imports, install, launchers, stand_in
+from shoal.runtime.warm import imports, install, stand_in
 
 
 def write(folder: Path, **files: str) -> str:
@@ -60,6 +60,7 @@ def test_module_that_cannot_be_imported_does_not_keep_the_others_from_it(
         ("python train.py", True),
         ("cd src && python3 -m pkg.train --lr $LR", True),
         ("torchrun --nproc-per-node 4 train.py", True),
+        ("mpirun -np 4 ./solver", True),
         ("/opt/env/bin/python train.py", True),
         ("bash train.sh", False),
         ("./pythonic --x", False),
@@ -67,24 +68,6 @@ def test_module_that_cannot_be_imported_does_not_keep_the_others_from_it(
 )
 def test_scripts_that_start_python_are_recognised(run: str, *, expected: bool) -> None:
     assert install.is_python(run) is expected
-
-
-@pytest.mark.parametrize(
-    ("name", "words", "expected"),
-    [
-        ("torchrun", "--nproc-per-node 2 --standalone train.py --lr 1", "train.py --lr 1"),
-        ("torchrun", "--nproc_per_node=2 -m pkg.train --lr 1", "-m pkg.train --lr 1"),
-        ("accelerate", "launch --multi_gpu --mixed_precision bf16 train.py", "train.py"),
-        ("deepspeed", "--num_gpus=2 train.py --deepspeed ds.json", "train.py --deepspeed ds.json"),
-    ],
-)
-def test_launcher_comes_down_to_its_program(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: str, expected: str
-) -> None:
-    write(tmp_path, train="")
-    monkeypatch.chdir(tmp_path)
-    environment = {"LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "0"}
-    assert launchers.program(name, words.split(), environment) == expected.split()
 
 
 def test_interpreter_and_early_variables_must_be_the_zygotes() -> None:

@@ -6,6 +6,7 @@ import os
 import time
 
 from shoal.runtime.board import VARIABLE, Board, Place, Standing
+from shoal.runtime.environment import numbers
 
 POLL_S, SPARE_POLL_S = 0.002, 0.02
 PEERS_S = 2.0
@@ -34,8 +35,7 @@ class Member:
             place = self._told()
             if place is not None and place.generation > self.generation:
                 self.generation = place.generation
-                os.environ["RANK"] = os.environ["SLURM_PROCID"] = str(place.rank)
-                os.environ["LOCAL_RANK"] = os.environ["SLURM_LOCALID"] = str(place.local_rank)
+                os.environ.update(numbers(place.rank, place.local_rank))
                 os.environ["MASTER_PORT"] = str(place.master_port)
                 os.environ["SHOAL_GENERATION"] = str(place.generation)
                 return place

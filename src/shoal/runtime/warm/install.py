@@ -9,13 +9,13 @@ import json
 import os
 import re
 
-from shoal.runtime.warm import launchers, stand_in
+from shoal.runtime.warm import launchers, mpirun, stand_in
 
 FOLDER = ".shoal"
-NAMES = ("python", "python3", *launchers.NAMES)
-_PARTS = ("imports", "launchers", "program", "stand_in", "zygote")
+NAMES = ("python", "python3", *launchers.NAMES, *mpirun.NAMES)
+_PARTS = ("accelerate", "imports", "launchers", "mpirun", "program", "stand_in", "zygote")
 _START = "import sys; sys.path[0:1] = [{lib!r}]; from shoal_warm import {part}; del sys.path[0]; "
-_PYTHON = re.compile(r"(?:^|[\s;&|/])(?:python3?|torchrun|accelerate|deepspeed)\s")
+_PYTHON = re.compile(r"(?:^|[\s;&|/])(?:python3?|torchrun|accelerate|deepspeed|mpirun|mpiexec)\s")
 _SCRIPT = re.compile(r"[^\s;&|'\"$]+\.py\b")
 
 
@@ -28,7 +28,7 @@ _SOURCES = {"__init__": "", **{name: _read(name) for name in _PARTS}}
 
 
 def is_python(run: str) -> bool:
-    """Whether a script seems to start a Python program; if it does not, nothing here would be used."""
+    """Whether a script seems to start a Python program, or ranks; if not, nothing here would be used."""
     return _PYTHON.search(run) is not None
 
 

@@ -1,4 +1,4 @@
-"""What a rank's script finds as `python`: hands the command to the zygote and ends as it ends.
+"""What a rank's script finds as `python` or as a launcher: hands the command to the zygote, ends as it ends.
 
 Anything that a fork cannot give faithfully (another interpreter, options of Python's own, variables that
 Python reads before the program) is executed as written.
@@ -7,6 +7,7 @@ Python reads before the program) is executed as written.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from . import launchers
+from . import launchers, mpirun
 
 HEADER = struct.Struct("!I")
 STATUS = struct.Struct("!i")
@@ -37,12 +38,21 @@ EARLY = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "LD_")
 
 def main(folder: str, name: str, arguments: list[str]) -> None:
     """Never returns."""
-    if name in launchers.NAMES:
-        name, arguments = "python", launchers.program(name, arguments, dict(os.environ))
-    real = find(name, os.environ.get("PATH", os.defpath), os.path.join(folder, "bin"))
+    path, ours = os.environ.get("PATH", os.defpath), os.path.join(folder, "bin")
+    if name in mpirun.NAMES:
+        mpirun.become(name, arguments, find(name, path, ours))
+    launcher, words = launchers.named(name, arguments)
+    if launcher is not None:
+        name = name if name.startswith("python") else "python"
+        arguments = launchers.program(launcher, words, dict(os.environ))
+    real = find(name, path, ours)
     if real is None:
         sys.stderr.write(f"{name}: command not found\n")
         os._exit(127)
+    if launcher == "accelerate":
+        # Loaded here: what it imports would cost every other start 10 ms.
+        accelerate = importlib.import_module(".accelerate", __package__)
+        os.environ.update(accelerate.variables(real, folder, launchers.options(words)))
     if is_plain(arguments) and known(real, dict(os.environ)) == _zygote(folder):
         status = ask(folder, arguments)
         if status is not None:
