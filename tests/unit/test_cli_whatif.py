@@ -99,6 +99,25 @@ def test_a_plot_of_another_kind_is_refused(shell: Shell, trace: str, tmp_path: P
     assert "hint: --plot a.png" in refused.err
 
 
+def test_a_plot_that_could_not_be_written_is_refused_first(shell: Shell, trace: str, tmp_path: Path) -> None:
+    for path, why in (
+        (tmp_path / "none" / "a.png", "there is no directory"),
+        (tmp_path / "d.png", "is a directory"),
+    ):
+        (tmp_path / "d.png").mkdir(exist_ok=True)
+        refused = shell("whatif", trace, "--nodes", "2x8", "--plot", str(path))
+        assert refused.code == 2
+        assert refused.out == ""
+        assert why in refused.err
+
+
+def test_a_table_without_any_size_says_which_column_has_the_gpus(shell: Shell, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("submitted_at,run_s,gpus\n0,60,8\n")
+    refused = shell("whatif", str(trace), "--nodes", "2x8")
+    assert "hint: the column is `num_gpus`; docs/guides/yardsticks.md says" in refused.err
+
+
 def test_without_matplotlib_it_says_what_to_install(
     shell: Shell, trace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

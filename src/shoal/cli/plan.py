@@ -65,10 +65,10 @@ def plan(
     processes: ProcessesFlag = None,
     json: JsonFlag = False,
 ) -> int:
-    """Find the smallest cluster that meets a target, by simulating several sizes at a time.
+    """Find the smallest cluster that meets a target, by simulating many sizes.
 
-    Every decision is made by the scheduler that runs the cluster; its own history, or
-    the trace, is what people ask for today, and `--growth` how much more of it they will.
+    Every decision is made by the scheduler that runs the cluster. Its history, or
+    the trace, is what people ask for today, `--growth` how much more they will.
     """
     import msgspec
 
