@@ -111,6 +111,18 @@ def test_a_plot_that_could_not_be_written_is_refused_first(shell: Shell, trace: 
         assert why in refused.err
 
 
+def test_what_cannot_be_simulated_is_refused_in_words(shell: Shell, trace: str, tmp_path: Path) -> None:
+    wide = tmp_path / "wide.csv"
+    wide.write_text("submitted_at,run_s,num_gpus\n0,60,100\n")
+    refused = shell("whatif", str(wide), "--nodes", "2x8")
+    assert "error: no job fits on these nodes, 16 GPUs in all" in refused.err
+    assert "Is a directory" in shell("whatif", str(tmp_path), "--nodes", "2x8").err
+    plan = ("plan", trace, "--nodes", "2x8", "--target", "p95 wait < 1h")
+    assert "error: `--price -1`: 0 or more" in shell(*plan, "--price", "-1").err
+    assert "`--horizon -1`: months from now" in shell(*plan, "--horizon", "-1").err
+    assert "more than 1,000 times the jobs" in shell(*plan, "--growth", "1000000%/month").err
+
+
 def test_a_table_without_any_size_says_which_column_has_the_gpus(shell: Shell, tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("submitted_at,run_s,gpus\n0,60,8\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -83,8 +84,7 @@ def plan(
     times = growth_of(growth, horizon)
     rules = read_policy(policy) if policy else None
     rate, written = failures_of(mtbf, repair), checkpoints_of(checkpoint)
-    if processes is not None and processes < 1:
-        raise SpecError(f"`--processes {processes}`: at least one", hint="--processes 2")
+    _check_amounts(processes, price, watts)
     basis, fleet = _of_trace(trace, shape) if trace else _of_past(shape)
     scenario = msgspec.structs.replace(
         basis,
@@ -119,6 +119,14 @@ def plan(
     _print(answer, wanted, today=fleet.count)
     _print_bill(answer, bill, price, watts)
     return 0
+
+
+def _check_amounts(processes: int | None, price: float | None, watts: float | None) -> None:
+    if processes is not None and processes < 1:
+        raise SpecError(f"`--processes {processes}`: at least one", hint="--processes 2")
+    for flag, amount in (("--price", price), ("--watts", watts)):
+        if amount is not None and not 0 <= amount < inf:
+            raise SpecError(f"`{flag} {amount:g}`: 0 or more", hint=f"{flag} 2.5")
 
 
 def _of_trace(trace: Path, shape: Shape | None) -> tuple[Scenario, Fleet]:
@@ -185,7 +193,7 @@ def _print(answer: Answer, target: Target, today: int) -> None:
 
 def _verdict(trial: Trial) -> str:
     if trial.num_refused:
-        return f"missed: {trial.num_refused:,} jobs would fit nowhere"
+        return f"missed: {trial.num_refused:,} job{'s' * (trial.num_refused > 1)} would fit nowhere"
     return "met" if trial.is_met else "missed"
 
 
