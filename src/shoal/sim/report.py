@@ -59,7 +59,8 @@ def report(outcome: Outcome) -> Report:
     if len(outcome.refused) == len(jobs):
         devices = f"{outcome.workload.capacity:,} {outcome.workload.device}s in all"
         raise SpecError(
-            f"no job fits on these nodes, {devices}", hint="take more or larger ones: see `shoal whatif --help`"
+            f"no job fits on these nodes, {devices}",
+            hint="take more or larger ones: see `shoal whatif --help`",
         )
     times = _Times(outcome)
     span_s = float(np.nanmax(times.ends) - jobs[0].submitted_at)
