@@ -13,7 +13,7 @@ from shoal.cli.bench import Bench
 from shoal.cli.flags import JsonFlag
 from shoal.cli.past import read_past
 from shoal.cli.progress import long_work
-from shoal.cli.show import print_json, print_table
+from shoal.cli.show import print_folded, print_json, print_table
 from shoal.cli.sim_flags import (
     CheckpointFlag,
     MtbfFlag,
@@ -115,7 +115,7 @@ def plan(
         )
         return 0
     source = trace.name if trace else "this cluster's history"
-    print(f"simulated: {len(scenario.workload.jobs):,} jobs, {times:.2f} times those of {source}")
+    print_folded(f"simulated: {len(scenario.workload.jobs):,} jobs, {times:.2f} times those of {source}")
     _print(answer, wanted, today=fleet.count)
     _print_bill(answer, bill, price, watts)
     return 0
@@ -184,7 +184,7 @@ def _print(answer: Answer, target: Target, today: int) -> None:
     ]
     print_table((counted.upper(), "DEVICES", measure.upper(), "TARGET"), rows, elastic="TARGET")
     what = answer.report
-    print(
+    print_folded(
         f"smallest that meets `{target.text}`: {answer.fleet} ({answer.fleet.devices:,} {what.device}s, "
         f"{answer.fleet.count - today:+,} {counted}), {measure} {shown(target.value(what))}, "
         f"utilisation {what.utilisation:.0%}"
@@ -200,12 +200,12 @@ def _verdict(trial: Trial) -> str:
 def _print_bill(answer: Answer, bill: dict[str, float], price: float | None, watts: float | None) -> None:
     device = answer.report.device
     if price is None:
-        print("money: not computed; say what a device costs with `--price`")
+        print_folded("money: not computed; say what a device costs with `--price`")
     else:
         told = f"{bill['money_per_month']:,.0f} a month"
-        print(f"money: {told} (assumed: {price:g} a {device}-hour, {HOURS} hours, used or not)")
+        print_folded(f"money: {told} (assumed: {price:g} a {device}-hour, {HOURS} hours, used or not)")
     if watts is None:
-        print("energy: not computed; say what a device draws with `--watts`")
+        print_folded("energy: not computed; say what a device draws with `--watts`")
     else:
         told = f"{bill['kwh_per_month']:,.0f} kWh a month, at most {bill['kw_at_most']:,.1f} kW"
-        print(f"energy: {told} (assumed: {watts:g} W a {device} in use, nothing while it is not)")
+        print_folded(f"energy: {told} (assumed: {watts:g} W a {device} in use, nothing while it is not)")
