@@ -50,5 +50,7 @@ def test_a_closed_line_takes_nothing_in_and_gives_out_what_it_has() -> None:
     line.close()
     with pytest.raises(StoreUnavailable):
         line.put(change("late"), 0.0)
+    assert not line.is_over
     assert line.wait(None) is not None
+    assert line.is_over
     assert line.wait(None) is None
