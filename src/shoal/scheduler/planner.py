@@ -135,9 +135,9 @@ class Planner:
     def holds(self, attempt_id: str) -> bool:
         return attempt_id in self._book.holdings
 
-    def save(self, attempt_id: str, at: float) -> bool:
-        """Its work up to then is safe. Decides who is evicted, and not whether anybody is. False: it is not
-        known to hold anything yet.
+    def save(self, attempt_id: str, at: float | None) -> bool:
+        """Its work up to then is safe; None: nobody knows up to when. Decides who is evicted, and not whether
+        anybody is. False: it is not known to hold anything yet.
         """
         return self._book.save(attempt_id, at)
 
