@@ -41,7 +41,7 @@ class Line:
 
     @property
     def is_over(self) -> bool:
-        """Nothing comes in any more, and nothing is left: it may have been closed right after a last one came."""
+        """Nothing comes in any more, and nothing is left: one may have come right before it was closed."""
         return self._is_closed and self.is_empty
 
     def put(self, change: Change, patience_s: float) -> None:
