@@ -28,7 +28,7 @@ class Basis(NamedTuple):
     saved: dict[str, float]
     """Checkpoints heard of since the last plan that stopped somebody, by attempt; empty if this does not."""
     is_all_saved: bool
-    """No others were known: what was recorded before was forgotten with the control plane that had heard it."""
+    """No others were known: what was recorded before was forgotten with the control plane that knew it."""
     usages: tuple[Usage, ...]
     """What projects had, where that decided between them."""
     windows: list[Window]
