@@ -169,7 +169,7 @@ class Planner:
         self._book.capacity.packing.learn(self._book.capacity.typical.profile())
         cycle = self._cycle
         # A clock that was set back makes times mean something else.
-        is_later = self.planned_at <= now < cycle.good_until
+        is_later = self.planned_at <= now < min(cycle.good_until, self._book.rows.next_due())
         try:
             if not (self._is_calm and is_later and cycle.run_newcomers(newcomers, now)):
                 cycle = self._cycle = Cycle(self._book, self.policy, now)
