@@ -56,6 +56,7 @@ class Cycle:
 
     def run(self) -> None:
         self._book.rows.come_to(self.now)
+        self._book.tree.keep_nothing()
         self.look_again_at = self._book.windows.next_change(self.now)
         self.good_until = min(self._book.rows.next_due(), self.look_again_at)
         for priority, ranks in groupby(self._book.ranks(self.now), key=lambda lines: lines[0].key.priority):
@@ -63,6 +64,7 @@ class Cycle:
             self._keep_to_grow(priority)
             self._serve_privileged([line for lines in equal for line in lines])
             for lines in equal:
+                self._keep_allowances(lines)
                 self._start_heads(lines)
                 self._start_shortest([row for line in lines for row in line.rows.values()])
         self._keep_to_grow(-inf)
@@ -182,6 +184,17 @@ class Cycle:
                 self._promise(self._book.rows.candidates[attempt_id], row)
             else:
                 passed.add(row)
+
+    def _keep_allowances(self, lines: list[Line]) -> None:
+        """For the first who are due and wait for their own project: nobody of it takes their turn."""
+        if not self._book.tree.has_ceilings:
+            return
+        for *_, attempt_id in sorted(line.due[0] for line in lines if line.due):
+            row = self._book.rows.row_of(attempt_id)
+            refusal = self._book.refusal(row.line.key.project, row.key.demand)
+            is_wanted = refusal is not None and not refusal.kept and refusal.asked <= refusal.allowed
+            if refusal is not None and is_wanted and self._is_possible(row):
+                self._book.tree.keep(refusal)
 
     def _start_shortest(self, rows: list[Row]) -> None:
         """Rows of equal rank. Whoever does not fit now is done for this pass, and their row with them."""
