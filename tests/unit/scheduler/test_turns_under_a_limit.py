@@ -26,6 +26,7 @@ def test_what_is_given_back_is_kept_for_the_one_who_is_due() -> None:
     planner.add(job(2, request(gpus=1), due_at=NOW + 3600))
     assert planner.plan(NOW).starts == ()
     told = planner.explain("att-2", NOW)
+    assert told is not None
     assert told.why is Why.LIMIT
     assert "holds 3 of its limit of 4, and keeps 4 for a job that is due" in told.sentence
     for number in range(3):
