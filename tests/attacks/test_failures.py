@@ -26,7 +26,7 @@ def test_a_broken_store_is_a_problem_document_without_insides(
     shot = aimed(world, row)
     world.call("GET", "/v1/me", role="admin")
 
-    async def broken(*_: Any) -> Any:
+    async def broken(*_: Any, **__: Any) -> Any:
         raise error
 
     store = world.plane.core.store

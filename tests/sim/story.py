@@ -186,6 +186,16 @@ def _orphan(world: World) -> None:
         world.cluster.orphan(order.attempt_id, order.node, 30)
 
 
+def _saves(world: World) -> None:
+    """Some of what runs is heard to have saved its work."""
+    holding = run_now(world.disk.inner.read(lambda tx: tx.attempts.holding()))
+    for _, attempt in holding:
+        if world.dice.random() < 0.5:
+            seconds = world.dice.choice([0, 5, 30])
+            world.tell(f"{attempt.attempt_id} has saved {seconds} s ago")
+            world.core.checkpoints.heard(attempt.attempt_id, world.clock.now() - seconds)
+
+
 def _disk(world: World) -> None:
     world.disk.failing = world.dice.choice([0.0, 0.0, 0.0, 0.3, 1.0])
     world.tell(f"the disk fails {world.disk.failing:.0%} of commits")
@@ -214,6 +224,7 @@ TROUBLES = {
     _window: 3,
     _kill: 4,
     _orphan: 4,
+    _saves: 6,
     _disk: 2,
     _jump: 1,
 }

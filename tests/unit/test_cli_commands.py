@@ -27,6 +27,7 @@ LOGS = f"/v1/jobs/{JOB_ID}/logs"
         ("logs a b", "`b` is one word too many"),
         ("logs a --tail x", "`--tail` takes a whole number, not `x`"),
         ("logs a --tail", "`--tail` needs a value"),
+        ("reserve --for -1h --maintenance", "`--for` needs a value; `-1h` is none"),
         ("run --gpsu 3", "unknown option `--gpsu`; did you mean `--gpus`?"),
         ("logs a -z", "unknown option `-z`"),
         ("logs a -r 1 -r 2", "`-r` is given more than once"),
@@ -79,7 +80,9 @@ def test_names_are_not_cut_in_a_pipe(shell: Shell, fake: FakeServer, monkeypatch
     assert name in shell("queue").out
 
 
-def test_why_of_a_job_that_ended_shows_its_attempts(shell: Shell, fake: FakeServer) -> None:
+def test_why_of_a_job_that_ended_shows_its_attempts(
+    shell: Shell, fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     began = 1_800_000_100.0
     tried = {"attempt_id": "att_1", "state": "ended", "queued_at": 0.0, "placed_at": 0.0, "exit_code": None}
     lost = {**tried, "epoch": 1, "nodes": ["n1", "n2"], "started_at": began, "ended_at": began + 12,
@@ -100,6 +103,8 @@ def test_why_of_a_job_that_ended_shows_its_attempts(shell: Shell, fake: FakeServ
         "checkpoint: /srv/ckpt\n"
     )
     assert shell("why", JOB_ID, "--json").json() == answer
+    monkeypatch.setenv("COLUMNS", "60")
+    assert "lost: its supervisor\n" + " " * 39 + "died on n2\n" in shell("why", JOB_ID).out, "nothing is cut"
     answer["status"] = "queued"
     answer["attempts"] = [{**failed, "ended_at": None, "started_at": None, "state": "queued"}]
     assert shell("why", JOB_ID).out == "vision/17 failed: oom\n"

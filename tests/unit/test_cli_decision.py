@@ -112,3 +112,22 @@ def test_decisions_of_a_job_are_told_in_order_with_evictions(
     assert "1 to stop" in lines[0]
     assert " stops for " in lines[1]
     assert "1 job to start" in lines[3]
+
+
+def test_decision_in_several_events_is_found_by_the_jobs_it_started(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("shoal.control.decision.MAX_EVENT_BYTES", 1024)
+    lab = Lab(num_nodes=2)
+    lab.heal()
+    jobs = [lab.submit(name=f"j{number}", resources={"cpus": 1}) for number in range(16)]
+    lab.place()
+    server = LogServer(lab)
+    assert [event for event in server.log if event["kind"] == "plan.part"]
+    monkeypatch.setattr(cli, "connect", lambda: server)
+    monkeypatch.setattr(cli, "one_job", lambda _, name: jobs[int(name[1:])].job_id)
+    for job in range(16):
+        assert cli.explain_decision(f"j{job}", json=True) == 0
+        (told,) = json.loads(capsys.readouterr().out)["decisions"]
+        assert len(told["recorded"]) == 1
+        assert told["num_others"] == 15

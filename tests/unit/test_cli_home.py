@@ -138,6 +138,15 @@ def test_up_with_other_options_than_those_of_the_running_one_is_refused(tmp_path
     assert homes.load_remembered(tmp_path) == {"keep_logs": "30d"}
 
 
+def test_a_policy_that_no_server_could_start_with_is_not_remembered(tmp_path: Path) -> None:
+    homes.remember(tmp_path, {"keep_logs": "30d"})
+    wrong = tmp_path / "policy.yaml"
+    wrong.write_text("max_evictions: -3")
+    with pytest.raises(SpecError, match="`max_evictions` is a number from 0"):
+        start({"policy": str(wrong)})
+    assert homes.load_remembered(tmp_path) == {"keep_logs": "30d"}
+
+
 def test_a_server_takes_back_only_its_own_address(tmp_path: Path) -> None:
     homes.write_server_file(tmp_path, {"url": "http://127.0.0.1:5", "pid": 5})
     homes.remove_server_file(tmp_path, 4)

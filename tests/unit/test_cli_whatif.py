@@ -99,6 +99,37 @@ def test_a_plot_of_another_kind_is_refused(shell: Shell, trace: str, tmp_path: P
     assert "hint: --plot a.png" in refused.err
 
 
+def test_a_plot_that_could_not_be_written_is_refused_first(shell: Shell, trace: str, tmp_path: Path) -> None:
+    for path, why in (
+        (tmp_path / "none" / "a.png", "there is no directory"),
+        (tmp_path / "d.png", "is a directory"),
+    ):
+        (tmp_path / "d.png").mkdir(exist_ok=True)
+        refused = shell("whatif", trace, "--nodes", "2x8", "--plot", str(path))
+        assert refused.code == 2
+        assert refused.out == ""
+        assert why in refused.err
+
+
+def test_what_cannot_be_simulated_is_refused_in_words(shell: Shell, trace: str, tmp_path: Path) -> None:
+    wide = tmp_path / "wide.csv"
+    wide.write_text("submitted_at,run_s,num_gpus\n0,60,100\n")
+    refused = shell("whatif", str(wide), "--nodes", "2x8")
+    assert "error: no job fits on these nodes, 16 GPUs in all" in refused.err
+    assert "Is a directory" in shell("whatif", str(tmp_path), "--nodes", "2x8").err
+    plan = ("plan", trace, "--nodes", "2x8", "--target", "p95 wait < 1h")
+    assert "error: `--price -1`: 0 or more" in shell(*plan, "--price", "-1").err
+    assert "`--horizon -1`: months from now" in shell(*plan, "--horizon", "-1").err
+    assert "more than 1,000 times the jobs" in shell(*plan, "--growth", "1000000%/month").err
+
+
+def test_a_table_without_any_size_says_which_column_has_the_gpus(shell: Shell, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("submitted_at,run_s,gpus\n0,60,8\n")
+    refused = shell("whatif", str(trace), "--nodes", "2x8")
+    assert "hint: the column is `num_gpus`; docs/guides/yardsticks.md says" in refused.err
+
+
 def test_without_matplotlib_it_says_what_to_install(
     shell: Shell, trace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,5 +50,5 @@ def test_a_closed_line_takes_nothing_in_and_gives_out_what_it_has() -> None:
     line.close()
     with pytest.raises(StoreUnavailable):
         line.put(change("late"), 0.0)
-    assert line.wait(None) is not None
-    assert line.wait(None) is None
+    told = [line.is_over, line.wait(None) is not None, line.is_over, line.wait(None)]
+    assert told == [False, True, True, None]

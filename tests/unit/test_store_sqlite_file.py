@@ -120,6 +120,7 @@ def _num_jobs_without_the_log(home: Path) -> int:
 
 async def test_log_is_checkpointed_while_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.store.writer.TIDY_EVERY", 5)
+    monkeypatch.setattr("shoal.store.writer.TIDY_AT_LAST", 10)
     store = open_store(_url(tmp_path / "shoal.db"), clock=SystemClock())
     sizes = []
     for number in range(60):

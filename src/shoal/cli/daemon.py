@@ -60,10 +60,22 @@ def start(flags: dict[str, str | None] | None = None) -> Running:
     if pid is not None:
         _refuse_other_options(settings.home, pid, flags or {})
     else:
-        remember(settings.home, options)
+        adopt(settings, options)
     with at_work("starting the control plane ..."):
         child = _spawn(settings, options) if pid is None else None
         return _wait_for(settings.home, child)
+
+
+def adopt(settings: Settings, options: dict[str, str]) -> None:
+    """Remember what this start is made with.
+
+    `SpecError` for a policy that no server could start with: it would hold up the next `shoal up` as well.
+    """
+    if settings.policy is not None:
+        from shoal.control.policy_file import read_policy
+
+        read_policy(settings.policy)
+    remember(settings.home, options)
 
 
 def _refuse_other_options(home: Path, pid: int, flags: dict[str, str | None]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -13,8 +13,6 @@ from shoal.cli.text import one_line, utc
 from shoal.errors import Denied, NotFound
 
 PAGE = 1000
-ENDS = ("attempt_id", "for_attempt_id")
-"""Of an eviction: who stops, and for whom."""
 Which = Annotated[
     str, Parameter(help="The number of a `plan.made` event, or a job: all decisions about it, in order.")
 ]
@@ -36,7 +34,7 @@ def explain_decision(decision: Which, /, *, why: Why = None, json: JsonFlag = Fa
         asked = one_job(shoal, why) if why else None
         events = list(whole_log(shoal, number))
     about = _attempts(events, job_id) if job_id else None
-    wanted = _decisions_about(events, about) if about is not None else {number or 0}
+    wanted = _decisions_about(facts_of(events), about) if about is not None else {number or 0}
     if not wanted:
         raise NotFound(f"no decision has started `{one_line(decision)}` yet", hint=f"`shoal why {decision}`")
     events = [event for event in events if event["seq"] <= max(wanted)]
@@ -80,16 +78,16 @@ def _attempts(events: list[dict[str, Any]], job_id: str) -> set[str]:
     return {event["attempt_id"] for event in events if event["job_id"] == job_id and event["attempt_id"]}
 
 
-def _decisions_about(events: list[dict[str, Any]], attempts: set[str]) -> set[int]:
+def _decisions_about(facts: Iterable[tuple[int, Any]], attempts: set[str]) -> set[int]:
     """Those that start one of them, stop one, or stop somebody for one."""
+    from shoal.sim.history.facts import Decision
+
+    decisions = (fact for _, fact in facts if isinstance(fact, Decision))
     return {
-        int(event["seq"])
-        for event in events
-        if event["kind"] == "plan.made"
-        and not attempts.isdisjoint(
-            [start["attempt_id"] for start in event["data"]["starts"]]
-            + [one[end] for one in event["data"].get("evictions", ()) for end in ENDS]
-        )
+        one.seq
+        for one in decisions
+        if not attempts.isdisjoint(start.attempt_id for start in one.starts)
+        or any(not attempts.isdisjoint((stop.attempt_id, stop.for_attempt_id)) for stop in one.evictions)
     }
 
 

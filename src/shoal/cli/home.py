@@ -111,8 +111,8 @@ def adopt_first_token(home: Path) -> str | None:
     waiting = home / "keys" / "first-token"
     try:
         token = waiting.read_text(encoding="ascii").strip()
-    except OSError:
-        return None
-    Credentials(home).save(LOCAL, token)
-    waiting.unlink(missing_ok=True)
+        Credentials(home).save(LOCAL, token)
+        waiting.unlink()
+    except FileNotFoundError:
+        return None  # of two that read it, one removes it
     return token

@@ -39,6 +39,9 @@ def plain(told: str, typed: Sequence[str]) -> str:
 
 def _missing(name: str, typed: Sequence[str]) -> str:
     """A flag that was typed lacks its value; one that was not stands for a word after the command."""
+    flag = f"--{name}"
+    if flag in typed[:-1]:
+        return f"`{flag}` needs a value; `{typed[typed.index(flag) + 1]}` is none"
     if typed and typed[-1].startswith("-"):
         return f"`{typed[-1]}` needs a value"
     command = " ".join(typed[: 2 if typed[0] in GROUPS else 1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ from shoal.cli.bench import Bench
 from shoal.cli.flags import JsonFlag
 from shoal.cli.past import read_past
 from shoal.cli.progress import long_work
-from shoal.cli.show import print_json, print_table
+from shoal.cli.show import print_folded, print_json, print_table
 from shoal.cli.sim_flags import (
     CheckpointFlag,
     MtbfFlag,
@@ -65,10 +66,10 @@ def plan(
     processes: ProcessesFlag = None,
     json: JsonFlag = False,
 ) -> int:
-    """Find the smallest cluster that meets a target, by simulating several sizes at a time.
+    """Find the smallest cluster that meets a target, by simulating many sizes.
 
-    Every decision is made by the scheduler that runs the cluster; its own history, or
-    the trace, is what people ask for today, and `--growth` how much more of it they will.
+    Every decision is made by the scheduler that runs the cluster. Its history, or
+    the trace, is what people ask for today, `--growth` how much more they will.
     """
     import msgspec
 
@@ -83,8 +84,7 @@ def plan(
     times = growth_of(growth, horizon)
     rules = read_policy(policy) if policy else None
     rate, written = failures_of(mtbf, repair), checkpoints_of(checkpoint)
-    if processes is not None and processes < 1:
-        raise SpecError(f"`--processes {processes}`: at least one", hint="--processes 2")
+    _check_amounts(processes, price, watts)
     basis, fleet = _of_trace(trace, shape) if trace else _of_past(shape)
     scenario = msgspec.structs.replace(
         basis,
@@ -115,10 +115,18 @@ def plan(
         )
         return 0
     source = trace.name if trace else "this cluster's history"
-    print(f"simulated: {len(scenario.workload.jobs):,} jobs, {times:.2f} times those of {source}")
+    print_folded(f"simulated: {len(scenario.workload.jobs):,} jobs, {times:.2f} times those of {source}")
     _print(answer, wanted, today=fleet.count)
     _print_bill(answer, bill, price, watts)
     return 0
+
+
+def _check_amounts(processes: int | None, price: float | None, watts: float | None) -> None:
+    if processes is not None and processes < 1:
+        raise SpecError(f"`--processes {processes}`: at least one", hint="--processes 2")
+    for flag, amount in (("--price", price), ("--watts", watts)):
+        if amount is not None and not 0 <= amount < inf:
+            raise SpecError(f"`{flag} {amount:g}`: 0 or more", hint=f"{flag} 2.5")
 
 
 def _of_trace(trace: Path, shape: Shape | None) -> tuple[Scenario, Fleet]:
@@ -176,7 +184,7 @@ def _print(answer: Answer, target: Target, today: int) -> None:
     ]
     print_table((counted.upper(), "DEVICES", measure.upper(), "TARGET"), rows, elastic="TARGET")
     what = answer.report
-    print(
+    print_folded(
         f"smallest that meets `{target.text}`: {answer.fleet} ({answer.fleet.devices:,} {what.device}s, "
         f"{answer.fleet.count - today:+,} {counted}), {measure} {shown(target.value(what))}, "
         f"utilisation {what.utilisation:.0%}"
@@ -185,19 +193,19 @@ def _print(answer: Answer, target: Target, today: int) -> None:
 
 def _verdict(trial: Trial) -> str:
     if trial.num_refused:
-        return f"missed: {trial.num_refused:,} jobs would fit nowhere"
+        return f"missed: {trial.num_refused:,} job{'s' * (trial.num_refused > 1)} would fit nowhere"
     return "met" if trial.is_met else "missed"
 
 
 def _print_bill(answer: Answer, bill: dict[str, float], price: float | None, watts: float | None) -> None:
     device = answer.report.device
     if price is None:
-        print("money: not computed; say what a device costs with `--price`")
+        print_folded("money: not computed; say what a device costs with `--price`")
     else:
         told = f"{bill['money_per_month']:,.0f} a month"
-        print(f"money: {told} (assumed: {price:g} a {device}-hour, {HOURS} hours, used or not)")
+        print_folded(f"money: {told} (assumed: {price:g} a {device}-hour, {HOURS} hours, used or not)")
     if watts is None:
-        print("energy: not computed; say what a device draws with `--watts`")
+        print_folded("energy: not computed; say what a device draws with `--watts`")
     else:
         told = f"{bill['kwh_per_month']:,.0f} kWh a month, at most {bill['kw_at_most']:,.1f} kW"
-        print(f"energy: {told} (assumed: {watts:g} W a {device} in use, nothing while it is not)")
+        print_folded(f"energy: {told} (assumed: {watts:g} W a {device} in use, nothing while it is not)")

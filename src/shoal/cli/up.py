@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from shoal.cli import daemon
 from shoal.cli.flags import JsonFlag
-from shoal.cli.home import prepare_home, remember
+from shoal.cli.home import prepare_home
 from shoal.cli.show import note, print_json
 from shoal.cli.text import one_line, told_failing
 from shoal.client.connection import Connection
@@ -131,7 +131,7 @@ def _stay(flags: dict[str, str | None]) -> int:
         raise StateError(
             f"a control plane is already running here (process {pid})", hint="`shoal down` first"
         )
-    remember(settings.home, options)
+    daemon.adopt(settings, options)
     os.environ.update(daemon.environment(options, settings.home))
     return serve.main(is_foreground=True)
 

@@ -229,9 +229,9 @@ def _can_draw(path: Path) -> None:
         raise SpecError(
             "`--plot` needs matplotlib, which is not installed", hint="pip install 'shoal[plots]'"
         )
-    from shoal.sim.plot import check_ending
+    from shoal.sim.plot import check_path
 
-    check_ending(path)
+    check_path(path)
 
 
 def _draw(outcomes: dict[str, Outcome], path: Path, title: str) -> None:

@@ -63,7 +63,8 @@ def history(told: dict[str, Any]) -> list[str]:
     if not attempts or (told["status"] == "queued" and len(attempts) == 1):
         return []
     heads = ("ATTEMPT", "NODES", "BEGAN (UTC)", "RAN", "HOW IT ENDED")
-    found = table(heads, [_row(attempt) for attempt in attempts], elastic=heads[-1]).splitlines()
+    rows = [_row(attempt) for attempt in attempts]
+    found = table(heads, rows, elastic=heads[-1], wraps=True).splitlines()  # the bill of an eviction is long
     if job.get("ended_at"):
         code = job.get("exit_code")
         took = duration(job["ended_at"] - job["submitted_at"])

@@ -18,6 +18,10 @@ class Checkpoints:
         self._at: dict[str, float] = {}
         self.fresh: dict[str, float] = {}
         """Heard of since the last decision that stopped somebody; recorded with the next."""
+        self.has_recorded = False
+        """Whether any decision was written down with them. Before the first, `fresh` is all that is known,
+        whatever a control plane before this one had heard and written down.
+        """
 
     def heard(self, attempt_id: str, at: float) -> None:
         """One of its nodes has seen its work saved then. A gang's last checkpoint is the newest seen."""
@@ -33,4 +37,5 @@ class Checkpoints:
 
     def recorded(self, told: Mapping[str, float]) -> None:
         """A decision was written down with those."""
+        self.has_recorded = True
         self.fresh = {one: at for one, at in self.fresh.items() if told.get(one) != at}

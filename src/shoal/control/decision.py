@@ -27,6 +27,8 @@ class Basis(NamedTuple):
     """The newest event."""
     saved: dict[str, float]
     """Checkpoints heard of since the last plan that stopped somebody, by attempt; empty if this does not."""
+    is_all_saved: bool
+    """No others were known: what was recorded before was forgotten with the control plane that knew it."""
     usages: tuple[Usage, ...]
     """What projects had, where that decided between them."""
     windows: list[Window]
@@ -55,6 +57,8 @@ def record_decision(
     for part in parts:
         note(tx, "plan.part", basis.at, SHOAL, data=part)
     facts = {"waiting": core.planner.num_waiting, "seen": basis.seen}
+    if basis.is_all_saved:
+        facts["is_all_saved"] = True
     if parts:
         facts |= {"num_placed": len(placed), "num_evicted": len(evicted)}
     note(tx, "plan.made", basis.at, SHOAL, data={**last, **facts})

@@ -84,7 +84,7 @@ def _stop_all(core: Core, tx: Tx, head: Attempt, victims: Sequence[Victim], now:
         because = reason(eviction, job, gains, attempt, now)
         stop = StopAsked(reason=EndReason.PREEMPTED, by=str(SHOAL), because=because)
         data = {**_bill(eviction), "for": label(gains) if gains.project == job.project else None}
-        # Before the stop: one that has not begun is queued again by it, and counts from then on.
+        # Before the stop: whoever reads the log has counted it when the job waits again.
         note(tx, "job.evicted", now, SHOAL, job=job, attempt=attempt, data=data)
         tx.jobs.update(msgspec.structs.replace(job, evictions=job.evictions + 1, version=job.version + 1))
         core.recorder.advance(tx, attempt.attempt_id, stop, now=now)

@@ -57,7 +57,14 @@ async def place(core: Core) -> Cycle:
     placed: list[str] = []
     try:
         if made.starts or made.evictions or doomed:
-            basis = Basis(now, changes.seen, saved if made.evictions else {}, usages, changes.windows)
+            basis = Basis(
+                at=now,
+                seen=changes.seen,
+                saved=saved if made.evictions else {},
+                is_all_saved=bool(made.evictions) and not core.checkpoints.has_recorded,
+                usages=usages,
+                windows=changes.windows,
+            )
 
             def record(tx: Tx) -> list[str]:
                 return _record(core, tx, made, doomed, basis)

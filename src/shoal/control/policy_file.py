@@ -36,7 +36,7 @@ def read_policy(path: Path) -> Policy:
     except UnicodeDecodeError as error:
         raise SpecError(f"{path}: not UTF-8", hint=f"file {path}") from error
     except Unreadable as wrong:
-        raise SpecError(f"{path}:{wrong.line}: {wrong.sentence}") from None
+        raise SpecError(f"{path}:{wrong.line}: {wrong.sentence}", hint=_example()) from None
     problems = [f"{path}:{line}: {sentence}" for line, sentence in repeated]
     data = {} if root is None else plain(root)
     if not isinstance(data, dict):

@@ -158,10 +158,7 @@ class Queue:
         if held is not None:
             self._look_at_end(held, attempt)
         if attempt.state is AttemptState.QUEUED:
-            stamped = self._stamps.arrive(candidate(job, attempt))
-            if attempt.goes_on:
-                # What was kept for it is not given to a shorter job now.
-                stamped = msgspec.structs.replace(stamped, due_at=None)
+            stamped = _first_if_it_goes_on(self._stamps.arrive(candidate(job, attempt)), attempt)
             self.fresh[attempt.attempt_id] = stamped
             self._waiting[job.job_id] = Waiting(stamped, attempt, job.after)
             for dep in job.after:
@@ -181,9 +178,9 @@ class Queue:
         if attempt_id != attempt.attempt_id or attempt.reason not in OWN_REASONS:
             return
         for changed in self._stamps.ended(held.holding, held.request, at - held.holding.placed_at, at):
-            self.fresh[changed.attempt_id] = changed
             waiting = self._waiting[changed.job_id]
-            self._waiting[changed.job_id] = msgspec.structs.replace(waiting, candidate=changed)
+            stamped = self.fresh[changed.attempt_id] = _first_if_it_goes_on(changed, waiting.attempt)
+            self._waiting[changed.job_id] = msgspec.structs.replace(waiting, candidate=stamped)
             self._judge(changed.job_id)
 
     def _judge(self, job_id: str) -> None:
@@ -204,3 +201,8 @@ class Queue:
             self._resting.add(job_id)
         else:
             self._planner.add(waiting.candidate)
+
+
+def _first_if_it_goes_on(stamped: Candidate, attempt: Attempt) -> Candidate:
+    """What was kept for one that stopped to grow is not given to a shorter job now."""
+    return msgspec.structs.replace(stamped, due_at=None) if attempt.goes_on else stamped

@@ -166,8 +166,10 @@ class Book:
         self._take(holding)
         return was is not None
 
-    def save(self, attempt_id: str, at: float) -> bool:
-        """It has a checkpoint of that time; what is said of it without one takes none away."""
+    def save(self, attempt_id: str, at: float | None) -> bool:
+        """It has a checkpoint of that time, or none that anybody knows; what else is said of it takes none
+        away.
+        """
         holding = self.holdings.get(attempt_id)
         if holding is None:
             return False

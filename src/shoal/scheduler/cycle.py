@@ -16,7 +16,7 @@ from math import inf
 from shoal.scheduler.amounts import Demand, less
 from shoal.scheduler.book import Book
 from shoal.scheduler.claims import Bars, Claim, Claims, Draw
-from shoal.scheduler.devices import asked_by, held_by
+from shoal.scheduler.devices import Amount, asked_by, held_by
 from shoal.scheduler.fit import share_of
 from shoal.scheduler.gang import choose
 from shoal.scheduler.growth import kept_to_grow
@@ -44,6 +44,8 @@ class Cycle:
         self.preemption = Preemption(book, policy, now)
         self._rooms: set[Row] = set()
         """Whose first have others stop for them."""
+        self._is_quota_unserved = False
+        """Nobody may be asked to stop for one within its quota; whoever starts now may borrow, and be."""
         self.good_until = inf
         """From then on another pass may differ though nothing has happened."""
         self.look_again_at = inf
@@ -54,6 +56,7 @@ class Cycle:
 
     def run(self) -> None:
         self._book.rows.come_to(self.now)
+        self._book.tree.keep_nothing()
         self.look_again_at = self._book.windows.next_change(self.now)
         self.good_until = min(self._book.rows.next_due(), self.look_again_at)
         for priority, ranks in groupby(self._book.ranks(self.now), key=lambda lines: lines[0].key.priority):
@@ -61,6 +64,7 @@ class Cycle:
             self._keep_to_grow(priority)
             self._serve_privileged([line for lines in equal for line in lines])
             for lines in equal:
+                self._keep_allowances(lines)
                 self._start_heads(lines)
                 self._start_shortest([row for line in lines for row in line.rows.values()])
         self._keep_to_grow(-inf)
@@ -68,7 +72,7 @@ class Cycle:
     def run_newcomers(self, newcomers: Collection[Candidate], now: float) -> bool:
         """Look at newcomers alone: nothing was given back since `run`. False: only a whole run can tell."""
         self.now, book = now, self._book
-        if not book.is_order_as_before(now):
+        if not book.is_order_as_before(now) or not self._do_heads_wait_for_room():
             return False
         for candidate in newcomers:
             head = self.heads.get(candidate.queue)
@@ -81,6 +85,11 @@ class Cycle:
         for candidate in sorted(newcomers, key=book.place_beside):
             self._start(book.rows.row_of(candidate.attempt_id), candidate.attempt_id)
         return True
+
+    def _do_heads_wait_for_room(self) -> bool:
+        """Else one who started after it has filled a limit of its project or array, and others are heads."""
+        rows = [self._book.rows.row_of(head.attempt_id) for head in self.heads.values()]
+        return all(row in self._rooms or self._waits_for_room(row) for row in rows)
 
     def promises(self) -> tuple[Promise, ...]:
         return tuple(
@@ -147,6 +156,7 @@ class Cycle:
         if room is None:
             if self._book.power.has_caps:
                 self.good_until = self.now  # where power decided, who comes may be who could give way
+            self._is_quota_unserved |= self._book.tree.has_quota(head.project)
             return False
         # From then on a job that starts on a node with a window may not be gone in time.
         moments = (window.from_at - row.key.limit_s for window in windows.all)
@@ -174,6 +184,17 @@ class Cycle:
                 self._promise(self._book.rows.candidates[attempt_id], row)
             else:
                 passed.add(row)
+
+    def _keep_allowances(self, lines: list[Line]) -> None:
+        """For the first who are due and wait for their own project: nobody of it takes their turn."""
+        if not self._book.tree.has_ceilings:
+            return
+        for *_, attempt_id in sorted(line.due[0] for line in lines if line.due):
+            row = self._book.rows.row_of(attempt_id)
+            refusal = self._book.refusal(row.line.key.project, row.key.demand)
+            is_wanted = refusal is not None and not refusal.kept and refusal.asked <= refusal.allowed
+            if refusal is not None and is_wanted and self._is_possible(row):
+                self._book.tree.keep(refusal)
 
     def _start_shortest(self, rows: list[Row]) -> None:
         """Rows of equal rank. Whoever does not fit now is done for this pass, and their row with them."""
@@ -209,14 +230,21 @@ class Cycle:
             self._hopeless.add((demand, bars))
             return False
         shares = tuple(share_of(demand.need, book.capacity.nodes[name]) for name in names)
-        while shares and book.tree.refusal(project, held_by(shares)):
+        while shares and not self._is_allowed(project, held_by(shares)):
             shares = shares[:-1]
         if len(shares) < demand.min_nodes:
             return False
         self.claims.take(demand.need, shares, ends_at)
         book.start(attempt_id, shares, self.now)
         self.starts.append(Start(attempt_id=attempt_id, allocation=shares))
+        if self._is_quota_unserved:
+            self.good_until = self.now
         return True
+
+    def _is_allowed(self, project: str, amount: Amount) -> bool:
+        """Now, and beside those for whom others are stopping."""
+        is_refused = self._book.tree.refusal(project, amount) is not None
+        return not is_refused and self.preemption.allows(project, amount)
 
     def _choose(self, demand: Demand, bars: Bars) -> list[str]:
         book, finder = self._book, self._book.finders.of(demand.need)

@@ -202,7 +202,7 @@ def _too_close(demand: Demand, possible: Possible, nodes: list[NodeUse]) -> Expl
     label = (demand.within if demand.is_close_required else demand.spread) or ""
     largest = most_together(demand, nodes)
     such = amounts(demand.need, possible.telling(demand.need))
-    most = f"at most {largest} are so" if demand.spread else f"the largest has {largest}"
+    most = f"at most {largest} can be so" if demand.spread else f"the largest has {largest}"
     there = most if largest else f"no such node has the label `{label}`"
     fewer = [f"`nodes: {largest}`"] if largest else []
     looser = ["`topology.mode: preferred`"] if demand.is_close_required else []

@@ -135,9 +135,9 @@ class Planner:
     def holds(self, attempt_id: str) -> bool:
         return attempt_id in self._book.holdings
 
-    def save(self, attempt_id: str, at: float) -> bool:
-        """Its work up to then is safe. Decides who is evicted, and not whether anybody is. False: it is not
-        known to hold anything yet.
+    def save(self, attempt_id: str, at: float | None) -> bool:
+        """Its work up to then is safe; None: nobody knows up to when. Decides who is evicted, and not whether
+        anybody is. False: it is not known to hold anything yet.
         """
         return self._book.save(attempt_id, at)
 
@@ -169,7 +169,7 @@ class Planner:
         self._book.capacity.packing.learn(self._book.capacity.typical.profile())
         cycle = self._cycle
         # A clock that was set back makes times mean something else.
-        is_later = self.planned_at <= now < cycle.good_until
+        is_later = self.planned_at <= now < min(cycle.good_until, self._book.rows.next_due())
         try:
             if not (self._is_calm and is_later and cycle.run_newcomers(newcomers, now)):
                 cycle = self._cycle = Cycle(self._book, self.policy, now)

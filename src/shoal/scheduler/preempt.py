@@ -73,6 +73,13 @@ class Preemption:
             self._book.tree.covered(candidate.project, asked)
         )
 
+    def allows(self, project: str, amount: Amount) -> bool:
+        """Whether a start of so much leaves to those it makes room for what their projects may hold."""
+        if not self._served or not self._book.tree.has_ceilings:
+            return True
+        with self._as_if_done():
+            return self._book.tree.refusal(project, amount) is None
+
     def make_room(
         self, head: Candidate, demand: Demand, barred: AbstractSet[str], kept: Watts
     ) -> Room | None:

@@ -30,7 +30,8 @@ def sentence(refusal: Refusal) -> str:
     if refusal.asked > refusal.allowed:
         return f"needs {_told(refusal, refusal.asked)}; {who} may have at most {_ceiling(refusal)}"
     in_use = thousandths(refusal.in_use) if refusal.in_use else "none"
-    return f"needs {_told(refusal, refusal.asked)}; {who} holds {in_use} of {_ceiling(refusal)}"
+    kept = f", and keeps {thousandths(refusal.kept)} for a job that is due" if refusal.kept else ""
+    return f"needs {_told(refusal, refusal.asked)}; {who} holds {in_use} of {_ceiling(refusal)}{kept}"
 
 
 def hint(refusal: Refusal) -> str:
@@ -51,7 +52,8 @@ def facts(refusal: Refusal) -> dict[str, Any]:
         "borrow": refusal.borrow,
     }
     whole = {name: None if n is None else _whole(refusal.device, n) for name, n in numbers.items()}
-    return {"project": refusal.by, "device": refusal.device.value, **whole}
+    kept = {"kept": _whole(refusal.device, refusal.kept)} if refusal.kept else {}
+    return {"project": refusal.by, "device": refusal.device.value, **whole, **kept}
 
 
 def _whole(device: Device, amount: int) -> float:

@@ -64,6 +64,11 @@ class _Weight:
             self.unknown += amount
             self.unknown_safe += safe
 
+    @property
+    def is_nothing(self) -> bool:
+        """Nobody is left who would lose anything."""
+        return not self.known and not self.unknown
+
     def loss(self, now: float, typical: float) -> float:
         """If all of them stop: sorts nodes, in no unit that means anything."""
         whole_runs = 1000 * now * self.unknown - self.unknown_safe
@@ -186,7 +191,7 @@ class Stakes:
             if weight is None:
                 weight = self._weights[share.node] = _Weight()
             weight.add(amount, safe, is_known=is_known)
-            if share.node not in self.on_node:
+            if weight.is_nothing:
                 del self._weights[share.node]
 
     def _leave_side(self, holding: Holding) -> None:

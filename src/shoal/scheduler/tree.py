@@ -39,6 +39,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     limit: int | None
     quota: int | None
     borrow: int | None
+    kept: int = 0
+    """Of what is left, so much is for one who is due."""
 
     @property
     def is_by_limit(self) -> bool:
@@ -109,6 +111,7 @@ class Tree:
         self.has_ceilings = False
         """Whether anybody can be refused anything."""
         self._nodes: dict[str, _Node] = {}
+        self._kept: dict[tuple[str, Device], int] = {}
         self.change(views)
 
     def change(self, views: Iterable[ProjectView]) -> None:
@@ -147,6 +150,30 @@ class Tree:
                 return _refused(project, node, Device.GPUS, asked.milligpus, node.held.milligpus)
             if asked.millicpus and cpus > node.cpus.ceiling:
                 return _refused(project, node, Device.CPUS, asked.millicpus, node.held.millicpus)
+        return self._kept_from(project, asked) if self._kept else None
+
+    def keep(self, refusal: Refusal) -> None:
+        """Leave as much below that ceiling as was refused, until `keep_nothing`, for the first who asks.
+
+        Else smaller jobs of the project would take whatever is given back, one after the other, without end.
+        """
+        self._kept.setdefault((refusal.by, refusal.device), refusal.asked)
+
+    def keep_nothing(self) -> None:
+        self._kept.clear()
+
+    def _kept_from(self, project: str, asked: Amount) -> Refusal | None:
+        """Who keeps so much for another; not from what is guaranteed further down, where that one is not."""
+        for node in self._node(project).line:
+            for device, more, bounds, held in (
+                (Device.GPUS, asked.milligpus, node.gpus, node.held.milligpus),
+                (Device.CPUS, asked.millicpus, node.cpus, node.held.millicpus),
+            ):
+                kept = self._kept.get((node.view.name, device), 0)
+                if more and kept and held + more + kept > bounds.ceiling:
+                    return msgspec.structs.replace(_refused(project, node, device, more, held), kept=kept)
+            if node.guarantees(asked):
+                return None
         return None
 
     def is_within_quota(self, project: str, asked: Amount) -> bool:

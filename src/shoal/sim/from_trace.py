@@ -20,6 +20,7 @@ from shoal.sim.workload import WorkJob, Workload
 
 SWF_RULES = SwfRules(missing_limit=MissingLimit.RUN, is_limit_raised_to_run=True)
 TABLES: tuple[Columns, ...] = (SHOAL, ITP, PHILLY)
+COLUMNS_HINT = "docs/guides/yardsticks.md says which columns a trace may have"
 
 
 def read_workload(path: Path, shape: Shape | None = None) -> Workload:
@@ -42,9 +43,13 @@ def read_workload(path: Path, shape: Shape | None = None) -> Workload:
         widest = max(job.num_processors for job in jobs)
         raise TraceError(
             f"no job of {path} asks for a GPU: on nodes of {shape.gpus} GPUs nothing would be in use",
-            hint=f"processors in one pool, at least {widest:,}: --nodes {widest}",
+            hint=_pool_of(widest) if widest else f"the column is `num_gpus`; {COLUMNS_HINT}",
         )
     return workload_of(jobs, nodes_of(shape), has_our_queues=columns is SHOAL)
+
+
+def _pool_of(num_processors: int) -> str:
+    return f"processors in one pool, at least {num_processors:,}: --nodes {num_processors}"
 
 
 def workload_of(
@@ -114,7 +119,7 @@ def _columns(path: Path) -> Columns | None:
             return columns
     raise TraceError(
         f"{path}: neither SWF nor a table with `submitted_at` and `run_s`: it begins `{header[:80]}`",
-        hint="docs/guides/yardsticks.md says which columns a trace may have",
+        hint=COLUMNS_HINT,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from random import Random
 
@@ -16,6 +17,11 @@ JITTER_S = 3600.0
 """A copy arrives up to so much later: bursts stay bursts, and no two jobs arrive together for ever."""
 
 
+MAX_TIMES = 1000.0
+MAX_JOBS = 2_000_000
+"""More are not simulated: they would fill the memory of most machines."""
+
+
 def growth(text: str, horizon_months: float) -> float:
     """`30%/month` over three months is 2.197 times."""
     found = WORDS.fullmatch(text.strip())
@@ -24,7 +30,15 @@ def growth(text: str, horizon_months: float) -> float:
         raise SpecError(
             f"`--growth {text}`: so many percent a {', '.join(MONTHS)}", hint="--growth 30%/month"
         )
-    return float((1 + float(found["percent"]) / 100) ** (horizon_months / MONTHS[unit]))
+    if not 0 <= horizon_months < math.inf:
+        raise SpecError(f"`--horizon {horizon_months:g}`: months from now, 0 or more", hint="--horizon 3")
+    share, units = float(found["percent"]) / 100, horizon_months / MONTHS[unit]
+    if math.log1p(share) * units > math.log(MAX_TIMES):
+        raise SpecError(
+            f"`--growth {text}` over {horizon_months:g} months is more than {MAX_TIMES:,.0f} times the jobs",
+            hint="--growth 30%/month --horizon 3",
+        )
+    return float((1 + share) ** units)
 
 
 def grown(workload: Workload, times: float, *, seed: int = 1) -> Workload:
@@ -34,6 +48,11 @@ def grown(workload: Workload, times: float, *, seed: int = 1) -> Workload:
     """
     if times == 1:
         return workload
+    if len(workload.jobs) * times > MAX_JOBS:
+        raise SpecError(
+            f"{len(workload.jobs) * times:,.0f} jobs are too many to simulate; at most {MAX_JOBS:,} are",
+            hint="say less `--growth`, or give a shorter part of the trace",
+        )
     random = Random(seed)
     jobs: list[WorkJob] = []
     due = 0.0

@@ -41,16 +41,20 @@ TICKS = {
 Floats = NDArray[np.float64]
 
 
-def check_ending(path: Path) -> None:
+def check_path(path: Path) -> None:
+    """`SpecError` where no plot could be written."""
     if path.suffix.lower() not in ENDINGS:
         raise SpecError(
             f"`{path.name}`: a plot is a .png or a .svg, not `{path.suffix}`", hint=f"--plot {path.stem}.png"
         )
+    if path.is_dir() or not path.parent.is_dir():
+        what = "is a directory" if path.is_dir() else f"there is no directory `{path.parent}`"
+        raise SpecError(f"`--plot {path}`: {what}", hint=f"--plot {path.name}")
 
 
 def draw(outcomes: Mapping[str, Outcome], path: Path, title: str) -> None:
     """Write the picture of one or two outcomes, by name, as PNG or SVG. The same outcomes, the same bytes."""
-    check_ending(path)
+    check_path(path)
     with mpl.rc_context({"svg.hashsalt": "shoal", "font.size": 9}):
         figure = Figure(figsize=(9, 9), layout="constrained")
         queue, use, waits = figure.subplots(3, 1)

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.errors import SpecError
 from shoal.sim.fairness import Fairness, fairness
 from shoal.sim.measure import Distribution, bounded_slowdowns
 from shoal.sim.outcome import Outcome
@@ -53,8 +54,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def report(outcome: Outcome) -> Report:
-    """Projects are entitled by their own weights, whatever is above them. At least one job must have run."""
+    """Projects are entitled by their own weights, whatever is above them. `SpecError`: no job could run."""
     jobs = outcome.workload.jobs
+    if len(outcome.refused) == len(jobs):
+        devices = f"{outcome.workload.capacity:,} {outcome.workload.device}s in all"
+        raise SpecError(
+            f"no job fits on these nodes, {devices}",
+            hint="take more or larger ones: see `shoal whatif --help`",
+        )
     times = _Times(outcome)
     span_s = float(np.nanmax(times.ends) - jobs[0].submitted_at)
     capacity = outcome.workload.capacity

@@ -281,8 +281,8 @@ class _Twin:
         if cuts >= MAX_ATTEMPTS:
             job = self._jobs[was.job]
             raise SpecError(
-                f"job {job.job_id} ({job.run_s:,.0f} s of work) was cut short {MAX_ATTEMPTS:,} times and "
-                "would never end at these failures",
+                f"job {job.name or job.job_id} of {job.project} ({job.run_s:,.0f} s of work) was cut short "
+                f"{MAX_ATTEMPTS:,} times and would never end at these failures",
                 hint="give it checkpoints: --checkpoint 1h,30s,2m",
             )
         self._left[was.job] = left_s - told.kept_s, cuts + 1

@@ -33,15 +33,20 @@ class Line:
         self._waiting: list[tuple[float, int, Change]] = []
         """By the moment until which each lets others pass, then by arrival."""
         self._arrivals = count()
-        self.is_closed = False
+        self._is_closed = False
 
     @property
     def is_empty(self) -> bool:
         return not self._waiting
 
+    @property
+    def is_over(self) -> bool:
+        """Nothing comes in any more, and nothing is left: one may have come right before it was closed."""
+        return self._is_closed and self.is_empty
+
     def put(self, change: Change, patience_s: float) -> None:
         with self._door:
-            if self.is_closed:
+            if self._is_closed:
                 raise StoreUnavailable("the store is closed")
             heappush(self._waiting, (self._clock.monotonic() + patience_s, next(self._arrivals), change))
             self._door.notify()
@@ -49,13 +54,13 @@ class Line:
     def close(self) -> None:
         """Nothing comes in any more; what did is still taken out."""
         with self._door:
-            self.is_closed = True
+            self._is_closed = True
             self._door.notify()
 
     def wait(self, timeout_s: float | None) -> Change | None:
         """The next, as soon as there is one; None when the time is over first, or it is closed and empty."""
         with self._door:
-            self._door.wait_for(lambda: self._waiting or self.is_closed, timeout_s)
+            self._door.wait_for(lambda: self._waiting or self._is_closed, timeout_s)
             return self._take()
 
     def take(self) -> Change | None:

@@ -56,7 +56,7 @@ class Writer:
             change = self._line.wait(IDLE_S if self._untidy else None)
             if change is not None:
                 self._serve(change)
-            elif self._line.is_closed:
+            elif self._line.is_over:
                 break
             else:
                 self._tidy()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
+import msgspec
 import pytest
 
 from shoal.control.explain import explain
@@ -209,3 +210,21 @@ def test_runs_are_learned_from_once_though_the_first_look_fails(monkeypatch: pyt
         with suppress(StoreUnavailable):
             lab.place()
     assert [count for count in learned if count] == [1]
+
+
+def test_job_that_goes_on_comes_first_whatever_is_learned_about_its_like() -> None:
+    lab = Lab(num_nodes=1, script=always(Act(run_s=1.0)))
+    lab.running(name="train", resources=WHOLE, time_limit="10h")
+    job = lab.submit(name="train", resources=WHOLE, time_limit="10h")
+    attempt = lab.attempt(job)
+    goes_on = msgspec.structs.replace(attempt, goes_on=True, version=attempt.version + 1)
+    now(lab.store.write(lambda tx: tx.attempts.update(goes_on)))
+    now(lab.plane.set_node_state(ANA, "n1", NodeState.CORDONED, "repair"))
+    lab.place()
+    (before,) = lab.core.planner.waiting
+    lab.clock.advance(1)
+    lab.watch()
+    lab.place()
+    (after,) = lab.core.planner.waiting
+    assert before.expected_s != after.expected_s
+    assert (before.due_at, after.due_at) == (None, None)

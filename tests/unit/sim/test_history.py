@@ -182,3 +182,17 @@ def test_recorded_failures_give_way_to_drawn_ones() -> None:
     past = past_of(facts(past_with_a_loss()))
     assert [change.is_loss for change in past.workload.changes] == [True, False]
     assert without_losses(past.workload).changes == ()
+
+
+def test_eviction_after_a_restart_forgets_the_checkpoints_that_were_known_before() -> None:
+    lab = Lab(num_nodes=3)
+    for seconds in (10.0, 20.0, 30.0):
+        job = lab.running(resources={"cpus": 8})
+        lab.clock.advance(100.0)
+        lab.core.checkpoints.heard(lab.attempt(job).attempt_id, lab.clock.now() - seconds)
+    for _ in range(2):
+        lab.submit(resources={"cpus": 8}, priority="production")
+        lab.place()
+        lab.restart()
+    assert len(lab.events("job.evicted")) == 2
+    assert all(verdict.is_equal for verdict in Replay().verdicts(facts(lab)))

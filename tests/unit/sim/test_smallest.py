@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -87,6 +88,14 @@ def test_growth_compounds() -> None:
     assert growth("0%", 3) == 1
     with pytest.raises(SpecError, match="so many percent"):
         growth("30 per month", 3)
+    for wrong, months in (
+        ("1000000%/month", 3),
+        ("9" * 400 + "%", 3),
+        ("30%/month", -1),
+        ("30%/month", math.nan),
+    ):
+        with pytest.raises(SpecError):
+            growth(wrong, months)
 
 
 def test_a_grown_workload_has_so_many_times_the_jobs_each_a_little_later() -> None:

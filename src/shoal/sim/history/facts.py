@@ -98,6 +98,8 @@ class Decision(msgspec.Struct, frozen=True):
     evictions: tuple[Eviction, ...]
     saved: dict[str, float]
     """Checkpoints heard of since the last one that stopped somebody."""
+    is_all_saved: bool
+    """No others were known, whatever was recorded before."""
     usages: tuple[Usage, ...]
     """What projects had, where several waited."""
     resting: frozenset[str]
@@ -279,6 +281,7 @@ class _Reader:
             placed=tuple(data["placed"]),
             evictions=msgspec.convert(data.get("evictions", ()), tuple[Eviction, ...]),
             saved=data.get("saved", {}),
+            is_all_saved=data.get("is_all_saved", False),
             usages=msgspec.convert(data.get("usages", ()), tuple[Usage, ...]),
             resting=frozenset(data["resting"]),
             stamps={attempt_id: tuple(stamps) for attempt_id, stamps in data["stamps"].items()},

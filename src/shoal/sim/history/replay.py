@@ -74,6 +74,8 @@ class Replay:
         for attempt_id, queued in self._waiting.items():
             if queued.backoff_s > 0:
                 self._judge(attempt_id, is_resting=attempt_id in decision.resting)
+        for attempt_id in self._held if decision.is_all_saved else ():
+            self.planner.save(attempt_id, None)
         for attempt_id, at in decision.saved.items():
             self.planner.save(attempt_id, at)
         self.planner.correct_usage(decision.usages)

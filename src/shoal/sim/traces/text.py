@@ -30,6 +30,8 @@ def open_text(path: Path) -> Iterator[TextIO]:
         raise TraceError(f"no trace at {path}", hint=f"ls {path.parent}") from None
     except (gzip.BadGzipFile, EOFError) as error:
         raise TraceError(f"{path}: damaged gzip file: {error}", hint=f"gzip --test {path}") from error
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror}", hint=f"ls -ld {path}") from error
 
 
 def tables_in(path: Path) -> Iterator[tuple[str, TextIO]]:
