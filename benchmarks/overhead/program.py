@@ -45,7 +45,8 @@ class Block(nn.Module):
         query, key, value = parts.permute(2, 0, 3, 1, 4)
         seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(seen.transpose(1, 2).reshape(batch, length, width))
-        return x + self.back(functional.gelu(self.wide(self.norms[1](x))))
+        grown: torch.Tensor = self.back(functional.gelu(self.wide(self.norms[1](x))))
+        return x + grown
 
 
 class Gpt(nn.Module):
@@ -81,7 +82,7 @@ class Trainer:
                 told = replica(self.batch[:, :-1])
                 loss = functional.cross_entropy(told.flatten(0, 1).float(), self.batch[:, 1:].flatten())
             self.optimizer.zero_grad()
-            loss.backward()
+            torch.autograd.backward(loss)
             self.optimizer.step()
             if self.device.type == "cuda":
                 torch.cuda.synchronize()
@@ -96,8 +97,10 @@ def main() -> None:
     torch.set_num_threads(1)
     trainer = Trainer(size, device)
     if how == "runtime":
-        parts = {"model": trainer.model, "optimizer": trainer.optimizer}
-        runtime.train(lambda run: trainer.train(run.steps(steps)), parts)
+        runtime.train(
+            lambda run: trainer.train(run.steps(steps)),
+            {"model": trainer.model, "optimizer": trainer.optimizer},
+        )
     else:
         for name, value in (
             ("RANK", "0"),
