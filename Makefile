@@ -4,7 +4,7 @@ KILLS ?= 1000
 SEEDS ?= 20000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench yardsticks soak sim faults mutants
+.PHONY: help setup demo test check format bench bench-recovery yardsticks soak sim faults mutants
 
 help: ## print these targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -37,6 +37,9 @@ bench: ## Shoal beside a real Slurm and a real Ray, in one run
 	@$(BIN)/python -m benchmarks.submit
 	@$(BIN)/python -m benchmarks.idle
 	@$(BIN)/python -m benchmarks.listing
+
+bench-recovery: setup ## how long training stands still when a rank is killed or hangs: Shoal beside torchrun
+	@$(BIN)/python -m benchmarks.recovery
 
 yardsticks: setup ## published numbers of the field and ours beside them; needs traces: SHOAL_TRACES=dir
 	@$(BIN)/python -m benchmarks.yardsticks

@@ -41,5 +41,6 @@ def is_proven(key: str, renewal: Renewal, answer: RenewalAnswer) -> bool:
 def _mac(key: str, renewal: Renewal, answer: RenewalAnswer) -> str:
     asked = (renewal.attempt_id, renewal.epoch, renewal.node, renewal.nonce)
     told = (answer.is_stale, answer.should_stop, float(answer.grace_s), answer.because)
-    text = msgspec.json.encode(("shoal-renewal", *asked, *told))
+    group = (answer.generation, answer.master_port)
+    text = msgspec.json.encode(("shoal-renewal", *asked, *told, *group))
     return hmac.new(key.encode(), text, hashlib.sha256).hexdigest()

@@ -96,6 +96,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     master_addr: str = "127.0.0.1"
     """Where rank 0 listens, as every node of the attempt can reach it; chosen by the engine."""
     master_port: int = 29500
+    max_restarts: int = 0
+    """How often ranks that failed may be started anew on the same nodes, before the attempt is over."""
     checkpoint_dir: str | None = None
     """The job's own directory on the node, there before the supervisor is and the same for every attempt."""
     checkpoint_path: str | None = None
@@ -155,6 +157,29 @@ class NodeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """When the ranks were started; None if they never were."""
     cpu_s: float | None = None
     """CPU seconds used by the whole tree, where the kernel counts them."""
+    restarts: int = 0
+    """How often the ranks were started anew in place."""
+
+
+class Recovery(msgspec.Struct, frozen=True, kw_only=True):
+    """How one node came from a failure to its next step. Seconds count from when it was noticed there."""
+
+    generation: int
+    """The group that followed."""
+    node: str
+    failed_at: float
+    kept: int
+    """Ranks that lived on."""
+    spares: int
+    """Ranks that a waiting process became; the rest were started."""
+    formed_s: float
+    """Until every rank of the node was told or started."""
+    joined_s: float | None = None
+    """Until all of them had met; None: the program does not say."""
+    stepped_s: float | None = None
+    """Until all of them had made a step."""
+    steps_lost: int | None = None
+    """Complete steps that were done again."""
 
 
 class Phase(StrEnum):
@@ -178,6 +203,17 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
     """Set once, with phase `ended`; the control plane's answer means it is safely recorded."""
     saved_s: float | None = None
     """How long ago the job last saved its work, as seen on this node; None: nobody has seen it."""
+    generation: int = 0
+    """Which group of ranks runs here."""
+    master_port: int | None = None
+    """Where that group meets, as far as this node knows; the first node alone decides it."""
+    failure: NodeOutcome | None = None
+    """How this group ended here: may another follow in the same place? From the only node of an attempt, how
+    the one before ended: it does not ask."""
+    recovery: Recovery | None = None
+    """The newest one here."""
+    wait_s: float = 0.0
+    """How long the answer may wait for something new to say."""
     nonce: str = ""
     """New in every message: an answer to another message proves nothing about this one."""
 
@@ -193,6 +229,10 @@ class RenewalAnswer(msgspec.Struct, frozen=True, kw_only=True):
     because: str = ""
     is_stale: bool = False
     """This attempt is not, or no longer, the one that may run: stop at once, whatever the grace."""
+    generation: int = 0
+    """The group of ranks there should be: a supervisor with an older one clears it and starts this."""
+    master_port: int | None = None
+    """Where that group meets; None: its first node has not said yet."""
     proof: str = ""
 
 

@@ -3,50 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.style.tree import ROOT
+from tests.support.simulated import Cluster
 
-TESTED = {"array", "data_parallel"}
-LIMIT_S = 110.0
+TESTED = {"array", "data_parallel", "language_model"}
+"""The last one by `test_language_model.py`."""
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="torch is not installed: pip install 'shoal[train]'"
 )
-
-
-class Cluster:
-    """Two simulated nodes of two GPUs in a home of their own, used through the command line."""
-
-    def __init__(self, home: Path) -> None:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")}
-        path = f"{Path(sys.executable).parent}:{kept['PATH']}"
-        self.env = {**kept, "SHOAL_HOME": str(home), "PATH": path}
-
-    def __call__(self, *argv: str) -> str:
-        """What the command prints; it must succeed."""
-        done = subprocess.run(
-            [sys.executable, "-m", "shoal.cli.main", *argv],
-            env=self.env,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    def jobs(self, name: str) -> list[dict[str, Any]]:
-        return list(json.loads(self("queue", "--all", "--name", name, "--json")))
 
 
 @pytest.fixture
@@ -58,7 +28,7 @@ def shoal(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def test_every_example_is_run_by_a_test() -> None:
-    assert {path.parent.name for path in (ROOT / "examples").glob("*/job.yaml")} == TESTED
+    assert {path.parent.name for path in (ROOT / "examples").glob("*/*.yaml")} == TESTED
 
 
 @needs_torch

@@ -53,25 +53,26 @@ def test_environments_are_nothing_to_another_machine_or_a_script(
 @pytest.mark.parametrize(
     ("run", "launcher"),
     [
-        ("torchrun --nproc-per-node 2 train.py", "torchrun"),
-        ("OMP_NUM_THREADS=1 exec /opt/bin/accelerate launch train.py", "accelerate"),
-        ("python3 -m torch.distributed.run train.py", "torch.distributed.run"),
-        ("mpirun -n 2 ./a.out\necho done", "mpirun"),
+        ("torchrun --nproc-per-node 2 train.py", None),
+        ("OMP_NUM_THREADS=1 exec /opt/bin/mpiexec -n 2 ./a.out", "/opt/bin/mpiexec"),
+        ("python3 -m torch.distributed.run train.py", None),
+        ("/e/python3 -m torch.distributed.run t.py", "/e/python3 -m torch.distributed.run"),
+        ("mpirun -n 2 ./a.out\necho done", None),
         ("python train.py", None),
         ("echo torchrun", None),
         ("echo 'open", None),
         ("", None),
     ],
 )
-def test_programs_that_start_ranks_themselves_are_known(run: str, launcher: str | None) -> None:
+def test_launchers_that_are_named_by_path_start_ranks_themselves(run: str, launcher: str | None) -> None:
     assert launcher_of(run) == launcher
 
 
 def test_a_launcher_that_would_run_once_for_each_rank_is_named() -> None:
     job = job_view()
     job["request"]["ranks_per_node"] = 2
-    (text,) = about("torchrun train.py", job, {}, None, {})
+    (text,) = about("/opt/bin/mpirun ./a.out", job, {}, None, {})
     assert "2 of it run on each node" in text
     assert "`--ranks-per-node 1`" in text
     job["request"]["ranks_per_node"] = 1
-    assert list(about("torchrun train.py", job, {}, None, {})) == []
+    assert list(about("/opt/bin/mpirun ./a.out", job, {}, None, {})) == []

@@ -145,6 +145,11 @@ class RenewalBody(BaseModel):
     phase: Literal["preparing", "running", "stopping", "ended"]
     started_at: float | None = None
     outcome: dict[str, Any] | None = None
+    generation: int = 0
+    master_port: int | None = None
+    failure: dict[str, Any] | None = None
+    recovery: dict[str, Any] | None = None
+    wait_s: float = 0.0
     nonce: str = ""
 
 

@@ -429,6 +429,8 @@ class RenewalView(TypedDict):
     grace_s: float
     because: str
     is_stale: bool
+    generation: int
+    master_port: int | None
     proof: str
 
 

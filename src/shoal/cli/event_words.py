@@ -46,6 +46,13 @@ def _of_attempt(kind: str, data: dict[str, Any]) -> tuple[str, str]:
             how = str(outcome["kind"]).replace("_", " ")
             nth = f"attempt {outcome['epoch']} " if outcome["epoch"] > 1 else ""
             return f"{nth}ended on {outcome['node']}", outcome["message"] or how
+        case "Regrouped":
+            return f"all ranks start anew, group {inner['generation'] + 1}", inner["failure"]["message"]
+        case "Recovered":
+            told = inner["recovery"]
+            seconds, lost = told.get("stepped_s"), told.get("steps_lost")
+            how = f"first step after {seconds:.2f} s, {lost} lost" if seconds is not None else "ranks started"
+            return f"recovered on {told['node']}, group {told['generation']}", how
         case "StopAsked":
             verb = "attempt ended" if data.get("to") == "ended" else "stopping"
             return verb, inner.get("because") or str(inner["reason"]).replace("_", " ")

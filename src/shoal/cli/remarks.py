@@ -14,6 +14,8 @@ from shoal.cli.text import one_line
 from shoal.client.credentials import read_server_file
 
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec")
+MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+"""That start ranks by themselves, if they are named by path: by name alone they become their program."""
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 
@@ -29,7 +31,7 @@ def about(
     if launcher and ranks > 1:
         yield (
             f"note: `{launcher}` starts processes itself, and {ranks} of it run on each node, one for each "
-            "rank; start one with `--ranks-per-node 1`"
+            "rank; write its name without the path, or start one with `--ranks-per-node 1`"
         )
     if home is not None and sys.stderr.isatty() and "PATH" not in own_env:
         place = unseen_environment(env, home)
@@ -42,17 +44,19 @@ def about(
 
 
 def launcher_of(run: str) -> str | None:
-    """The program that a line starts with, if it is one that starts ranks by itself."""
+    """The program that a line starts with, if it is one that starts ranks by itself: named by its path."""
     try:
         words = shlex.split(run.strip().partition("\n")[0], comments=True)
     except ValueError:
         return None
     while words and (words[0] == "exec" or ASSIGNMENT.match(words[0])):
         words.pop(0)
-    name = os.path.basename(words[0]) if words else ""  # noqa: PTH119 - a word, not a place
-    if name.startswith("python") and words[1:3] in (["-m", "torch.distributed.run"], ["-m", "deepspeed"]):
-        return words[2]
-    return name if name in LAUNCHERS else None
+    place, slash, name = words[0].rpartition("/") if words else ("", "", "")
+    if not slash:
+        return None
+    if name.startswith("python") and words[1:2] == ["-m"] and "".join(words[2:3]) in MODULES:
+        return f"{place}/{name} -m {words[2]}"
+    return words[0] if name in LAUNCHERS else None
 
 
 def unseen_environment(env: Mapping[str, str], home: Path) -> str | None:

@@ -13,6 +13,7 @@ from shoal.control.foreseen import Foreseen
 from shoal.control.known_nodes import KnownNodes
 from shoal.control.known_projects import KnownProjects
 from shoal.control.leases import Leases
+from shoal.control.meetings import Meetings
 from shoal.control.queue import Queue
 from shoal.control.record import Recorder
 from shoal.control.turns import Turns
@@ -56,6 +57,7 @@ class Core:
         self.backoff = Backoff(clock)
         self.recorder = Recorder(new_id, clock.now, self.backoff)
         self.leases = Leases(clock)
+        self.meetings = Meetings()
         self.submitting: set[str] = set()
         """Attempts being handed to the engine at this moment."""
         self.control_url: str | None = None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shoal.control.frozen import spec_of
-from shoal.model.attempt import Attempt
+from shoal.model.attempt import Attempt, EndReason
 from shoal.model.from_spec import log_rules_of, mounts_of
 from shoal.model.job import Job
 from shoal.model.node import Node
@@ -16,6 +16,12 @@ from shoal.wire import GpuHandle, Limits, Order
 def checkpoint_dir(job: Job, home: Path) -> str | None:
     """Where the job keeps its checkpoints, if it asked to keep any."""
     return str(home / "checkpoints" / job.job_id) if spec_of(job).checkpoint is not None else None
+
+
+def max_restarts(job: Job) -> int:
+    """How many of the job's retries may be spent without a new attempt."""
+    is_retried = job.retry.in_place and {EndReason.EXIT, EndReason.SIGNAL} <= job.retry.on
+    return max(0, job.retry.max_retries - job.failures) if is_retried else 0
 
 
 def orders_for(
@@ -57,6 +63,7 @@ def orders_for(
             limits=Limits(cpus=share.cpus, memory_bytes=share.memory_bytes),
             log_rules=log_rules_of(spec),
             time_limit_s=spec.time_limit,
+            max_restarts=max_restarts(job),
             grace_s=spec.grace,
             fence_s=spec.fence,
             renew_s=renew_s,

@@ -126,6 +126,10 @@ class Recorder:
 
 def _verb(before: Attempt, after: Attempt) -> str:
     """What happened, for the event's kind."""
+    if after.generation > before.generation:
+        return "regrouped"
+    if after.recoveries != before.recoveries:
+        return "recovered"
     if before.state is after.state:
         return "noted"
     return "placed" if after.state is AttemptState.STARTING else after.state.value

@@ -6,9 +6,13 @@ from shoal.control.core import NEWS_PATIENCE_S, Core
 from shoal.control.frozen import spec_of
 from shoal.errors import StateError
 from shoal.model.attempt import Attempt, AttemptState
-from shoal.model.moves import AttemptEvent, NodeEnded, Started
+from shoal.model.moves import REASON_OF_KIND, AttemptEvent, NodeEnded, Recovered, Regrouped, Started
+from shoal.model.retry import may_regroup
 from shoal.store import Tx
 from shoal.wire import Renewal, RenewalAnswer
+
+MAX_WAIT_S = 8.0
+"""Less than a supervisor waits for an answer."""
 
 
 class StaleRenewal(StateError):
@@ -22,34 +26,89 @@ async def renew(core: Core, renewal: Renewal) -> RenewalAnswer:
 
     An outcome is on disk here when this returns. Repeating any renewal is harmless.
     """
+    attempt = await _heard(core, renewal)
+    if renewal.wait_s > 0 and not _has_news(core, attempt, renewal):
+        await core.meetings.news(renewal.attempt_id, min(renewal.wait_s, MAX_WAIT_S))
+        attempt = await _noted(core, renewal)
+    return await _answer(core, attempt)
+
+
+async def _answer(core: Core, attempt: Attempt) -> RenewalAnswer:
+    port = core.meetings.port(attempt.attempt_id, attempt.generation)
+    if attempt.state is not AttemptState.STOPPING:
+        return RenewalAnswer(generation=attempt.generation, master_port=port)
+    job = await core.store.read(lambda tx: tx.jobs.get(attempt.job_id))
+    assert job is not None
+    return RenewalAnswer(
+        should_stop=True,
+        grace_s=spec_of(job).grace,
+        because=attempt.message,
+        generation=attempt.generation,
+        master_port=port,
+    )
+
+
+def _has_news(core: Core, attempt: Attempt, renewal: Renewal) -> bool:
+    """Whether there is something to tell that the one who asks does not know."""
+    port = core.meetings.port(attempt.attempt_id, attempt.generation)
+    return (
+        attempt.state is AttemptState.STOPPING
+        or attempt.generation > renewal.generation
+        or port not in (None, renewal.master_port)
+    )
+
+
+async def _heard(core: Core, renewal: Renewal) -> Attempt:
     attempt = await _noted(core, renewal)
+    if attempt.generation > renewal.generation:
+        core.meetings.tell(attempt.attempt_id)
+    if renewal.master_port is not None and renewal.node == attempt.node_names[0]:
+        core.meetings.say(attempt.attempt_id, renewal.generation, renewal.master_port)
     core.leases.heard(renewal.attempt_id, renewal.node)
     if renewal.saved_s is not None and renewal.saved_s >= 0:
         core.checkpoints.heard(renewal.attempt_id, core.clock.now() - renewal.saved_s)
-    if attempt.state is not AttemptState.STOPPING:
-        return RenewalAnswer()
-    job = await core.store.read(lambda tx: tx.jobs.get(attempt.job_id))
-    assert job is not None
-    return RenewalAnswer(should_stop=True, grace_s=spec_of(job).grace, because=attempt.message)
+    return attempt
 
 
 async def _noted(core: Core, renewal: Renewal) -> Attempt:
     """The attempt with what the renewal tells. Whoever surely has news is looked at where it is written down:
     one transaction, and no read before it.
     """
-    if renewal.outcome is None and core.leases.knows(renewal.attempt_id, renewal.node):
+    if (
+        renewal.outcome is None
+        and renewal.failure is None
+        and core.leases.knows(renewal.attempt_id, renewal.node)
+    ):
         attempt = await core.store.read(lambda tx: _current(tx.attempts.get(renewal.attempt_id), renewal))
         if _news(attempt, renewal) is None:
             return attempt
-    patience_s = NEWS_PATIENCE_S if renewal.outcome is None else 0.0
+    is_urgent = renewal.outcome is not None or renewal.failure is not None
+    patience_s = 0.0 if is_urgent else NEWS_PATIENCE_S
     return await core.store.write(lambda tx: _record(core, tx, renewal), patience_s=patience_s)
 
 
 def _record(core: Core, tx: Tx, renewal: Renewal) -> Attempt:
     """The attempt with what the renewal tells."""
     attempt = _current(tx.attempts.get(renewal.attempt_id), renewal)
-    event = _news(attempt, renewal)
+    event = _news(attempt, renewal) or _regrouping(tx, attempt, renewal)
     return attempt if event is None else core.recorder.advance(tx, renewal.attempt_id, event) or attempt
+
+
+def _regrouping(tx: Tx, attempt: Attempt, renewal: Renewal) -> AttemptEvent | None:
+    """Ranks failed: start them all anew, if the job's retries allow it."""
+    if renewal.failure is None:
+        return None
+    if len(attempt.allocation) == 1:
+        # Its supervisor was told how often it may, and needs to ask nobody.
+        is_new = renewal.generation > attempt.generation
+        return Regrouped(attempt.generation, renewal.failure) if is_new else None
+    if renewal.generation != attempt.generation or attempt.outcomes:
+        return None
+    job = tx.jobs.get(attempt.job_id)
+    assert job is not None
+    if not may_regroup(job, attempt, REASON_OF_KIND[renewal.failure.kind]):
+        return None
+    return Regrouped(renewal.generation, renewal.failure)
 
 
 def _current(attempt: Attempt | None, renewal: Renewal) -> Attempt:
@@ -75,4 +134,12 @@ def _news(attempt: Attempt, renewal: Renewal) -> AttemptEvent | None:
         return NodeEnded(outcome)
     if renewal.started_at is not None and renewal.node not in attempt.started_nodes:
         return Started(renewal.node)
-    return None
+    return _recovery(attempt, renewal)
+
+
+def _recovery(attempt: Attempt, renewal: Renewal) -> AttemptEvent | None:
+    told = renewal.recovery
+    if told is None or (told.generation, told.node) != (attempt.generation, renewal.node):
+        return None
+    is_known = any((one.generation, one.node) == (told.generation, told.node) for one in attempt.recoveries)
+    return None if is_known else Recovered(told)

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
-from shoal.wire import NodeOutcome
+from shoal.wire import NodeOutcome, Recovery
 
 
 class AttemptState(StrEnum):
@@ -93,6 +93,10 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     placed_at: float | None = None
     started_nodes: tuple[str, ...] = ()
     started_at: float | None = None
+    generation: int = 0
+    """How often its ranks were started anew on the same nodes."""
+    recoveries: tuple[Recovery, ...] = ()
+    """How each node came through the newest of them, in order of arrival."""
     stop_reason: EndReason | None = None
     """Set while stopping: why we asked."""
     stop_asked_at: float | None = None

@@ -5,13 +5,20 @@ CPUs, memory and disk are allocated at the lower end of their range; the number 
 
 from __future__ import annotations
 
+import re
+
 from shoal.model.job import RetryPolicy
 from shoal.model.request import GpuRequest, Request, TopologyRequest
 from shoal.spec import JobSpec
 from shoal.spec.clauses import TopologySpec
+from shoal.spec.job import MAX_RANKS
 from shoal.spec.resources import GpuSpec
 from shoal.wire import LogRule, Mount, RuleAction
 
+_PER_NODE = re.compile(
+    r"\b(?:torchrun|torch\.distributed\.(?:run|launch)|deepspeed)\s[^\n;&|]*"
+    r"--(?:nproc[-_]per[-_]node|num_gpus)[= ](\d{1,4})\b"
+)
 WHOLE = 1000
 """Parts of one GPU."""
 
@@ -19,7 +26,7 @@ WHOLE = 1000
 def request_of(spec: JobSpec) -> Request:
     asked = spec.resources
     gpus = _gpus_of(asked.gpus) if asked.gpus else None
-    ranks = spec.ranks_per_node or (gpus.count if gpus else 1)
+    ranks = spec.ranks_per_node or ranks_in(spec.run) or (gpus.count if gpus else 1)
     return Request(
         min_nodes=asked.nodes.min,
         max_nodes=asked.nodes.max,
@@ -37,6 +44,13 @@ def request_of(spec: JobSpec) -> Request:
     )
 
 
+def ranks_in(run: str) -> int | None:
+    """How many processes on a node a launcher in the script asks for; Shoal starts them in its place."""
+    match = _PER_NODE.search(run)
+    count = int(match[1]) if match is not None else 0
+    return count if 1 <= count <= MAX_RANKS else None
+
+
 def _gpus_of(asked: GpuSpec) -> GpuRequest:
     milli = WHOLE if asked.share is None else round(asked.share * WHOLE)
     return GpuRequest(count=asked.count, kind=asked.kind, milli=milli)
@@ -49,7 +63,9 @@ def _topology_of(asked: TopologySpec) -> TopologyRequest:
 
 def retry_of(spec: JobSpec) -> RetryPolicy:
     retry = spec.retry
-    return RetryPolicy(max_retries=retry.max, on=frozenset(retry.on), backoff_s=retry.backoff)
+    return RetryPolicy(
+        max_retries=retry.max, on=frozenset(retry.on), backoff_s=retry.backoff, in_place=retry.in_place
+    )
 
 
 def mounts_of(spec: JobSpec) -> tuple[Mount, ...]:

@@ -50,6 +50,8 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Of `exit signal oom setup time_limit`."""
     backoff_s: float = 5.0
     """Before the first retry; doubles each time, up to an hour."""
+    in_place: bool = True
+    """Ranks that failed are first started anew where they are."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

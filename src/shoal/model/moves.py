@@ -14,7 +14,7 @@ import msgspec
 
 from shoal.errors import Bug
 from shoal.model.attempt import Allocation, Attempt, AttemptState, EndReason
-from shoal.wire import EndKind, NodeOutcome
+from shoal.wire import EndKind, NodeOutcome, Recovery
 
 QUEUED, STARTING, RUNNING, STOPPING, ENDED = AttemptState
 
@@ -49,6 +49,19 @@ class NodeEnded(msgspec.Struct, frozen=True, tag=True):
     outcome: NodeOutcome
 
 
+class Regrouped(msgspec.Struct, frozen=True, tag=True):
+    """Ranks of this generation failed on a node, and all are started anew where they are."""
+
+    generation: int
+    failure: NodeOutcome
+
+
+class Recovered(msgspec.Struct, frozen=True, tag=True):
+    """A node tells how its part of the newest group began."""
+
+    recovery: Recovery
+
+
 class Orphaned(msgspec.Struct, frozen=True, tag=True):
     """The supervisor on `node` is dead, and what it left is not known to be."""
 
@@ -72,7 +85,18 @@ class FencePassed(msgspec.Struct, frozen=True, tag=True):
     """Silent for so long that its supervisors have certainly stopped it."""
 
 
-AttemptEvent = Placed | Accepted | Refused | Started | NodeEnded | Orphaned | StopAsked | FencePassed
+AttemptEvent = (
+    Placed
+    | Accepted
+    | Refused
+    | Started
+    | NodeEnded
+    | Regrouped
+    | Recovered
+    | Orphaned
+    | StopAsked
+    | FencePassed
+)
 
 
 class Effect(StrEnum):
@@ -180,6 +204,23 @@ def _node_ended(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
     return _change(noted, state=STOPPING, stop_asked_at=now), (Effect.CANCEL,)
 
 
+def _regroup(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
+    """Once for each generation: the peers of a rank that failed fail too, and all of them say so."""
+    assert isinstance(event, Regrouped)
+    if event.generation != attempt.generation:
+        return attempt, ()
+    return _change(attempt, generation=attempt.generation + 1), ()
+
+
+def _recover(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
+    assert isinstance(event, Recovered)
+    told = event.recovery
+    known = [one for one in attempt.recoveries if one.generation == attempt.generation]
+    if told.generation != attempt.generation or any(one.node == told.node for one in known):
+        return attempt, ()
+    return _change(attempt, recoveries=(*known, told)), ()
+
+
 def _orphan(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
     """Nobody supervises a part of it any more: the rest is stopped, and all of it held until it is gone."""
     assert isinstance(event, Orphaned)
@@ -248,6 +289,8 @@ TABLE: dict[tuple[AttemptState, type], Handler | None] = {
     (QUEUED, Refused): None,
     (QUEUED, Started): None,
     (QUEUED, NodeEnded): None,
+    (QUEUED, Regrouped): None,
+    (QUEUED, Recovered): None,
     (QUEUED, Orphaned): None,
     (QUEUED, StopAsked): _stop_queued,
     (QUEUED, FencePassed): None,
@@ -256,6 +299,8 @@ TABLE: dict[tuple[AttemptState, type], Handler | None] = {
     (STARTING, Refused): _refuse,
     (STARTING, Started): _start,
     (STARTING, NodeEnded): _node_ended,
+    (STARTING, Regrouped): _ignore,
+    (STARTING, Recovered): _ignore,
     (STARTING, Orphaned): _orphan,
     (STARTING, StopAsked): _stop,
     (STARTING, FencePassed): _fence,
@@ -264,6 +309,8 @@ TABLE: dict[tuple[AttemptState, type], Handler | None] = {
     (RUNNING, Refused): None,
     (RUNNING, Started): _ignore,
     (RUNNING, NodeEnded): _node_ended,
+    (RUNNING, Regrouped): _regroup,
+    (RUNNING, Recovered): _recover,
     (RUNNING, Orphaned): _orphan,
     (RUNNING, StopAsked): _stop,
     (RUNNING, FencePassed): _fence,
@@ -272,6 +319,8 @@ TABLE: dict[tuple[AttemptState, type], Handler | None] = {
     (STOPPING, Refused): _refuse,
     (STOPPING, Started): _ignore,
     (STOPPING, NodeEnded): _node_ended,
+    (STOPPING, Regrouped): _ignore,
+    (STOPPING, Recovered): _ignore,
     (STOPPING, Orphaned): _orphan,
     (STOPPING, StopAsked): _ignore,
     (STOPPING, FencePassed): _fence,
@@ -280,6 +329,8 @@ TABLE: dict[tuple[AttemptState, type], Handler | None] = {
     (ENDED, Refused): _ignore,
     (ENDED, Started): _ignore,
     (ENDED, NodeEnded): _ignore,
+    (ENDED, Regrouped): _ignore,
+    (ENDED, Recovered): _ignore,
     (ENDED, Orphaned): _ignore,
     (ENDED, StopAsked): _ignore,
     (ENDED, FencePassed): _ignore,

@@ -24,7 +24,10 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 def judge(job: Job, attempt: Attempt, now: float) -> Verdict:
     """Decide after `attempt` (the job's newest, ended) whether the job ends or tries again."""
     assert attempt.reason is not None
-    job = msgspec.structs.replace(job, excluded_nodes=_excluded(job, attempt))
+    restarts = max([attempt.generation, *(outcome.restarts for outcome in attempt.outcomes)])
+    job = msgspec.structs.replace(
+        job, excluded_nodes=_excluded(job, attempt), failures=job.failures + restarts
+    )
     if attempt.reason is EndReason.SUCCEEDED:
         return _over(job, attempt, now, JobOutcome.SUCCEEDED, "")
     if job.stop_asked_by is not None or attempt.reason is EndReason.CANCELLED:
@@ -38,6 +41,12 @@ def judge(job: Job, attempt: Attempt, now: float) -> Verdict:
     if attempt.reason in CLUSTER_REASONS:
         return _after_loss(job, attempt, now)
     return _after_failure(job, attempt, now)
+
+
+def may_regroup(job: Job, attempt: Attempt, reason: EndReason) -> bool:
+    """Whether ranks that failed for this reason are started anew without a new attempt."""
+    left = job.retry.max_retries - job.failures - attempt.generation
+    return job.retry.in_place and reason in job.retry.on and left > 0 and job.stop_asked_by is None
 
 
 def _after_loss(job: Job, attempt: Attempt, now: float) -> Verdict:

@@ -7,7 +7,7 @@ import signal
 
 import msgspec
 
-from shoal.wire import MAX_OUTCOME_MESSAGE, EndKind
+from shoal.wire import MAX_OUTCOME_MESSAGE, EndKind, Recovery
 
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
@@ -38,6 +38,22 @@ def of_rank(rank: int, status: int, *, is_out_of_memory: bool, grace_s: float) -
         kind = EndKind.OUT_OF_MEMORY
         how = f"rank {rank} ran out of memory: the limit was hit and the kernel killed a process ({how})"
     return Ending(kind=kind, message=how, grace_s=grace_s, exit_code=code, signal=number, rank=rank)
+
+
+def of_hang(end: Ending, told: str) -> Ending:
+    """The ending of a rank that was killed because nothing moved."""
+    return msgspec.structs.replace(end, message=f"rank {end.rank} hung and was killed: {told}")
+
+
+def recovered(recovery: Recovery) -> str:
+    """A recovery in one line of the log."""
+    how = f"{recovery.kept} ranks lived on, {recovery.spares} were waiting"
+    if recovery.stepped_s is None:
+        return f"group {recovery.generation} started {recovery.formed_s:.2f} s after the failure: {how}"
+    return (
+        f"group {recovery.generation} made its first step {recovery.stepped_s:.2f} s after the failure, "
+        f"{recovery.steps_lost} steps lost: {how}"
+    )
 
 
 def of_setup(what: str, status: int) -> Ending:

@@ -1,4 +1,4 @@
-"""What a rank finds in its environment: torchrun's names, Slurm's names and Shoal's own.
+"""What a rank finds in its environment: torchrun's names, Slurm's, MPI's, JAX's and Shoal's own.
 
 Pure. Later layers win: clean base, the job's own variables and secrets, ours, and last the devices, which
 no job can choose for itself. Nothing of the supervisor's environment leaks in.
@@ -6,25 +6,59 @@ no job can choose for itself. Nothing of the supervisor's environment leaks in.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import msgspec
+
 from shoal.wire import Credentials, Order
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 DEVICE_NAMES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """Set by us whatever the job says; other names of this kind can only narrow these."""
 
+RANK_NAMES = ("RANK", "ROLE_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+LOCAL_RANK_NAMES = (
+    "LOCAL_RANK",
+    "SLURM_LOCALID",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_NODE_RANK",
+    "MPI_LOCALRANKID",
+)
+
+
+class Generation(msgspec.Struct, frozen=True, kw_only=True):
+    """One group of ranks of an attempt: those that find each other. A restart in place makes the next."""
+
+    number: int = 0
+    master_port: int = 0
+    """Where it meets; 0: not known yet."""
+
 
 def rank_environment(
-    order: Order, local_rank: int, *, work: str, path: str = DEFAULT_PATH, credentials: Credentials
+    order: Order,
+    local_rank: int | None,
+    generation: Generation,
+    *,
+    work: str,
+    path: str = DEFAULT_PATH,
+    credentials: Credentials,
+    network: Mapping[str, str],
 ) -> dict[str, str]:
-    """The whole environment of one rank. `local_rank` counts the ranks of this node from 0."""
+    """The whole environment of one rank. `local_rank` counts the ranks of this node from 0; None: of one that
+    waits to be a rank, which has no number yet. `network`: what is known of it here; the job may say more.
+    """
     threads = max(1, int(order.limits.cpus / order.ranks_per_node))
     return {
         **_base(order, work, path),
         "OMP_NUM_THREADS": str(threads),
+        **network,
         **order.env,
         **credentials.secrets,
-        **_torchrun(order, local_rank),
-        **_slurm(order, local_rank, work),
+        **_torchrun(order, generation),
+        **_slurm(order, work),
+        **_mpi(order),
+        **_jax(order, local_rank, generation),
+        **(_numbers(order, local_rank) if local_rank is not None else {}),
         **_shoal(order, credentials),
         **_devices(order),
     }
@@ -63,38 +97,43 @@ def _base(order: Order, work: str, path: str) -> dict[str, str]:
     }
 
 
-def _torchrun(order: Order, local_rank: int) -> dict[str, str]:
-    rank = str(order.node_rank * order.ranks_per_node + local_rank)
+def _numbers(order: Order, local_rank: int) -> dict[str, str]:
+    return numbers(order.node_rank * order.ranks_per_node + local_rank, local_rank)
+
+
+def numbers(rank: int, local_rank: int) -> dict[str, str]:
+    """Who a rank is, in everybody's words."""
+    ours = dict.fromkeys(RANK_NAMES, str(rank))
+    return {**ours, **dict.fromkeys(LOCAL_RANK_NAMES, str(local_rank))}
+
+
+def _torchrun(order: Order, generation: Generation) -> dict[str, str]:
     world = str(order.world_size)
     return {
-        "RANK": rank,
         "WORLD_SIZE": world,
-        "LOCAL_RANK": str(local_rank),
         "LOCAL_WORLD_SIZE": str(order.ranks_per_node),
         "GROUP_RANK": str(order.node_rank),
         "GROUP_WORLD_SIZE": str(len(order.nodes)),
-        "ROLE_RANK": rank,
         "ROLE_WORLD_SIZE": world,
         "ROLE_NAME": "default",
         "MASTER_ADDR": order.master_addr,
-        "MASTER_PORT": str(order.master_port),
+        "MASTER_PORT": str(generation.master_port),
         "TORCHELASTIC_RUN_ID": order.attempt_id,
-        "TORCHELASTIC_RESTART_COUNT": str(max(0, order.epoch - 1)),
+        "TORCHELASTIC_RESTART_COUNT": str(max(0, order.epoch - 1) + generation.number),
+        "SHOAL_GENERATION": str(generation.number),
         "TORCHELASTIC_MAX_RESTARTS": "0",
         # No agent serves a store at MASTER_PORT: rank 0 must open it itself.
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
 
 
-def _slurm(order: Order, local_rank: int, work: str) -> dict[str, str]:
+def _slurm(order: Order, work: str) -> dict[str, str]:
     nodes = len(order.nodes)
     node_list = ",".join(order.nodes)
     number = str(order.job_number)
     cpus = str(max(1, int(order.limits.cpus)))
     per_node = str(order.ranks_per_node)
     values = {
-        "SLURM_PROCID": str(order.node_rank * order.ranks_per_node + local_rank),
-        "SLURM_LOCALID": str(local_rank),
         "SLURM_NODEID": str(order.node_rank),
         "SLURM_NTASKS": str(order.world_size),
         "SLURM_NPROCS": str(order.world_size),
@@ -104,6 +143,8 @@ def _slurm(order: Order, local_rank: int, work: str) -> dict[str, str]:
         "SLURM_JOB_NUM_NODES": str(nodes),
         "SLURM_JOB_NODELIST": node_list,
         "SLURM_NODELIST": node_list,
+        "SLURM_STEP_NODELIST": node_list,
+        "SLURM_STEP_NUM_NODES": str(nodes),
         "SLURMD_NODENAME": order.node,
         "SLURM_JOB_ID": number,
         "SLURM_JOBID": number,
@@ -122,6 +163,38 @@ def _slurm(order: Order, local_rank: int, work: str) -> dict[str, str]:
     if order.array_index is not None:
         values["SLURM_ARRAY_TASK_ID"] = str(order.array_index)
         values["SLURM_ARRAY_TASK_COUNT"] = str(order.array_size or 1)
+    return values
+
+
+def _mpi(order: Order) -> dict[str, str]:
+    """What programs read that are usually behind `mpirun` (Open MPI, then MPICH and Intel). There is no MPI
+    daemon: a program that is linked with MPI itself finds itself alone.
+    """
+    return {
+        # JAX 0.11 takes these names without an old version for Open MPI 5, and would call MPI.
+        "OMPI_VERSION": "4.1",
+        "OMPI_COMM_WORLD_SIZE": str(order.world_size),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": str(order.ranks_per_node),
+        "PMI_SIZE": str(order.world_size),
+        "MPI_LOCALNRANKS": str(order.ranks_per_node),
+        # DeepSpeed's launcher, and Horovod before it, say the same in these words.
+        "LOCAL_SIZE": str(order.ranks_per_node),
+        "CROSS_RANK": str(order.node_rank),
+        "CROSS_SIZE": str(len(order.nodes)),
+    }
+
+
+def _jax(order: Order, local_rank: int | None, generation: Generation) -> dict[str, str]:
+    """`jax.distributed.initialize()` reads the address here and takes the numbers from Slurm's names.
+
+    It would give each process one device, the one of its local number: each gets its part of them.
+    """
+    address = f"[{order.master_addr}]" if ":" in order.master_addr else order.master_addr
+    values = {"JAX_COORDINATOR_ADDRESS": f"{address}:{generation.master_port}"}
+    each, rest = divmod(len(order.gpu_ids), order.ranks_per_node)
+    if local_rank is not None and each > 0 and rest == 0 and not order.are_gpus_simulated:
+        mine = range(local_rank * each, (local_rank + 1) * each)
+        values["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, mine))
     return values
 
 

@@ -42,14 +42,16 @@ class Launcher:
         self._failures, self._report = os.pipe()
         os.set_blocking(self._failures, False)
 
-    def start_script(self, script: str, environment: dict[str, str]) -> tuple[int, Pipes]:
-        """Start a shell script; its process leads a session. Returns before it runs."""
+    def start_script(
+        self, script: str, environment: dict[str, str], keep: tuple[int, ...] = ()
+    ) -> tuple[int, Pipes]:
+        """Start a shell script; its process leads a session and inherits `keep`. Returns before it runs."""
 
         def become() -> None:
             # E2BIG and the like surface here, in the child, as any other failure to start.
             os.execve(SHELL, script_arguments(script), environment)  # noqa: S606
 
-        return self._start(lambda: become, keep=())
+        return self._start(lambda: become, keep=keep)
 
     def start_function(
         self, module: str, function: str, arguments: tuple[object, ...], keep: tuple[int, ...]

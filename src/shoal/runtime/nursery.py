@@ -19,7 +19,12 @@ MAX_PATH = 4096
 HANDED_OVER = 2
 """Descriptors that come with a request: the supervisor's standard input, and the file for its errors."""
 HIGHEST_DESCRIPTOR = 1 << 20
-LOADED = ("shoal.runtime.entry", "shoal.runtime.http", "shoal.runtime.unpack")
+LOADED = (
+    "shoal.runtime.entry",
+    "shoal.runtime.http",
+    "shoal.runtime.unpack",
+    "shoal.runtime.warm.install",
+)
 """Everything a supervisor ever imports, the late parts too: here it is paid for once."""
 
 

@@ -15,12 +15,14 @@ import threading
 import msgspec
 
 from shoal.clock import Clock
+from shoal.runtime.environment import Generation
 from shoal.runtime.saves import Saves
-from shoal.wire import Credentials, NodeOutcome, Order, Phase, Renewal, RenewalAnswer
+from shoal.wire import Credentials, NodeOutcome, Order, Phase, Recovery, Renewal, RenewalAnswer
 
 TIMEOUT_S = 10.0
 FIRST_BACKOFF_S = 0.2
 FINAL_S = 10.0
+LISTEN_AGAIN_S, LISTEN_PAUSE_S = 1.0, 0.05
 
 
 class Renewer:
@@ -46,12 +48,19 @@ class Renewer:
         self._phase = Phase.PREPARING
         self._started_at: float | None = None
         self._outcome: NodeOutcome | None = None
+        self._failure: NodeOutcome | None = None
+        self._recovery: Recovery | None = None
+        self._generation = Generation(master_port=order.master_port)
         self._is_due = True
         self._thread: threading.Thread | None = None
         self._saves = Saves(order.checkpoint_dir, clock) if order.checkpoint_dir is not None else None
         self.answered_at = born_at
         """When the control plane last accepted a renewal, or when this supervisor was made."""
         self.order_to_stop: RenewalAnswer | None = None
+        self.group = RenewalAnswer()
+        """The newest group of ranks that the control plane told of, and where it meets."""
+        self.num_answers = 0
+        """Grows with every answer: whoever asked something knows when it was heard."""
         self.stale_because: str | None = None
         """Why this attempt may not run any more, in the control plane's words."""
 
@@ -60,6 +69,8 @@ class Renewer:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="renewal", daemon=True)
             self._thread.start()
+            if len(self._order.nodes) > 1 and self._order.max_restarts > 0:
+                threading.Thread(target=self._listen, name="news", daemon=True).start()
 
     def tell(self, phase: Phase, started_at: float | None = None, outcome: NodeOutcome | None = None) -> None:
         """Say where the share is now, at once."""
@@ -67,6 +78,23 @@ class Renewer:
             self._phase = phase
             self._started_at = started_at if started_at is not None else self._started_at
             self._outcome = outcome
+            self._is_due = True
+            self._changed.notify()
+
+    def tell_generation(
+        self, generation: Generation | None = None, failure: NodeOutcome | None = None
+    ) -> None:
+        """Say which group of ranks runs here now, or how it failed, at once."""
+        with self._changed:
+            self._generation = generation or self._generation
+            self._failure = failure
+            self._is_due = True
+            self._changed.notify()
+
+    def tell_recovery(self, recovery: Recovery) -> None:
+        """Say how the newest group began here, with the next message."""
+        with self._changed:
+            self._recovery = recovery
             self._is_due = True
             self._changed.notify()
 
@@ -94,6 +122,9 @@ class Renewer:
             )
             if answer is not None:
                 self._take(answer, asked_at)
+                if renewal.failure is not None:
+                    self.num_answers += 1
+                    self._wake()
                 if renewal.outcome is not None:
                     return
                 backoff_s, wait_s = FIRST_BACKOFF_S, self._order.renew_s
@@ -103,7 +134,24 @@ class Renewer:
             with self._changed:
                 self._changed.wait_for(lambda: self._is_due, timeout=wait_s)
 
-    def _message(self) -> Renewal:
+    def _listen(self) -> None:
+        """Hear at once when another node's ranks failed: ask, and have the answer wait for news."""
+        connections = importlib.import_module("shoal.runtime.http")
+        pause = threading.Event()
+        while self._outcome is None:
+            with self._changed:
+                question = self._message(wait_s=self._order.renew_s)
+            asked_at = self._clock.monotonic()
+            answer = connections.ask(
+                f"{self._url}/v1/supervisor/renew", self._credentials, question, TIMEOUT_S, self._ca_file
+            )
+            if answer is None:
+                pause.wait(LISTEN_AGAIN_S)
+            elif self._outcome is None:
+                self._take(answer, asked_at)
+                pause.wait(LISTEN_PAUSE_S)  # until what we heard is what we say
+
+    def _message(self, wait_s: float = 0.0) -> Renewal:
         return Renewal(
             attempt_id=self._order.attempt_id,
             epoch=self._order.epoch,
@@ -112,6 +160,11 @@ class Renewer:
             started_at=self._started_at,
             outcome=self._outcome,
             saved_s=None if self._saves is None else self._saves.age_s,
+            generation=self._generation.number,
+            master_port=self._generation.master_port or None,
+            failure=self._failure,
+            recovery=self._recovery,
+            wait_s=wait_s,
         )
 
     def _take(self, answer: RenewalAnswer, asked_at: float) -> None:
@@ -123,10 +176,18 @@ class Renewer:
             self.stale_because = answer.because
             self._wake()
             return
-        self.answered_at = asked_at
+        self.answered_at = max(self.answered_at, asked_at)
         if answer.should_stop:
             self.order_to_stop = answer
             self._wake()
+        with self._changed:
+            is_news = (answer.generation, answer.master_port) != (
+                self.group.generation,
+                self.group.master_port,
+            )
+            if is_news and answer.generation >= self.group.generation:
+                self.group = answer
+                self._wake()
 
     def _find_server(self) -> None:
         """A restarted control plane may listen elsewhere, and says where in its file."""

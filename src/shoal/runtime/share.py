@@ -11,15 +11,19 @@ from types import FrameType
 
 from shoal.clock import Clock
 from shoal.errors import ShoalError
-from shoal.runtime import ending, removal, spool
+from shoal.runtime import ending, network, removal, spool
 from shoal.runtime.confine.confinement import Confinement
-from shoal.runtime.ending import Ending
-from shoal.runtime.environment import DEFAULT_PATH, rank_environment, setup_environment
+from shoal.runtime.crew import Crew
+from shoal.runtime.ending import Ending, recovered
+from shoal.runtime.environment import DEFAULT_PATH, Generation, rank_environment, setup_environment
 from shoal.runtime.launch import Launcher, Pipes
 from shoal.runtime.logs import LogFile
 from shoal.runtime.reasons import Reasons
 from shoal.runtime.renewal import Renewer
+from shoal.runtime.restarts import OTHERS_FAILED, Restarts
 from shoal.runtime.rules import LogRules
+from shoal.runtime.warm import install
+from shoal.runtime.warm.stand_in import find
 from shoal.runtime.watch import Process, Watcher
 from shoal.wire import Credentials, EndKind, NodeOutcome, Order, Phase
 
@@ -57,6 +61,10 @@ class ShareRun:
         self._running: list[Process] = []
         self._phase = Phase.PREPARING
         self._started_at: float | None = None
+        self._restarts = Restarts(order, self._renewer)
+        self._network: dict[str, str] = {}
+        self._failed: tuple[float, int] | None = None
+        """When the group before this one failed here, until it is told how this one began."""
 
     def run(self) -> None:
         """Run the share to its end. Only what cannot be caught keeps it from writing an outcome."""
@@ -86,10 +94,8 @@ class ShareRun:
             or self._unpack(launcher)
             or self._link_checkpoint(launcher)
             or self._set_up(launcher)
+            or self._run_ranks(launcher)
         )
-        if end is None:
-            self._start_ranks(launcher)
-            end = self._follow(launcher, "a rank")
         if end.kind is not EndKind.SUCCEEDED:
             self._stop(end)
         return end
@@ -125,7 +131,7 @@ class ShareRun:
         directory, path = self._order.checkpoint_dir, self._order.checkpoint_path
         if directory is None or path is None or path.startswith("/"):
             return None
-        child = launcher.start_function("shoal.runtime.checkpoint", "link", (directory, path), keep=())
+        child = launcher.start_function("shoal.runtime.checkpoint_folder", "link", (directory, path), keep=())
         return self._first(launcher, "linking the checkpoint directory", child)
 
     def _set_up(self, launcher: Launcher) -> Ending | None:
@@ -145,40 +151,112 @@ class ShareRun:
         end = self._follow(launcher, what)
         return None if end.kind is EndKind.SUCCEEDED else end
 
-    def _start_ranks(self, launcher: Launcher) -> None:
-        order = self._order
-        self._running = []
+    def _warm_up(self, launcher: Launcher, crew: Crew) -> Ending | None:
+        """Have later starts of the ranks cost no imports, where a failure would be followed by one."""
+        order, work = self._order, self._share.work
+        interpreter = find("python", self._path, "") or find("python3", self._path, "")
+        if interpreter is None or not install.is_python(order.run):
+            return None
+        zygote = self._environment(None, self._restarts.generation) if order.max_restarts > 0 else None
+        installing = launcher.start_function(
+            "shoal.runtime.warm.install", "install", (interpreter, zygote), keep=()
+        )
+        end = self._first(launcher, "preparing the start of Python", installing)
+        if end is not None:
+            return end
+        self._path = f"{work}/{install.FOLDER}/bin:{self._path}"
+        if zygote is not None:
+            script = install.zygote_script(work, interpreter, order.run)
+            pid, pipes = launcher.start_script(script, zygote, keep=(crew.board_fd,))
+            self._watcher.add(Process(pid, None, is_needed=False), pipes)
+        return None
+
+    def _run_ranks(self, launcher: Launcher) -> Ending:
+        """Run one group of ranks after the other, until one ends well or nothing may follow it."""
+        if len(self._order.nodes) > 1:
+            has_gpus = bool(self._order.gpu_ids) and not self._order.are_gpus_simulated
+            self._network = network.variables(self._order.master_addr, has_gpus=has_gpus)
+        assert self._confinement is not None
+        crew = Crew(self._order, self._confinement, launcher, self._watcher, self._clock, self._environment)
+        last = self._warm_up(launcher, crew)
+        while last is None:
+            began_at = self._clock.monotonic()
+            self._start_ranks(crew)
+            end = self._follow(launcher, "a rank", crew)
+            if not self._restarts.may_follow(end, self._clock.monotonic() - began_at):
+                return end
+            self._failed = (self._clock.now(), time.monotonic_ns())
+            self._log.say(f"{end.message}; asking whether all ranks may start anew where they are")
+            failure = None if end is OTHERS_FAILED else self._outcome_of(end)
+            last = self._regroup(end, failure) if crew.clear() else end
+        return last
+
+    def _tell_recovery(self, crew: Crew) -> None:
+        if self._failed is None:
+            return
+        recovery = crew.recovery(*self._failed)
+        if recovery is not None:
+            self._failed = None
+            self._log.say(recovered(recovery))
+            if self._renewer is not None:
+                self._renewer.tell_recovery(recovery)
+
+    def _regroup(self, end: Ending, failure: NodeOutcome | None) -> Ending | None:
+        """Wait for the next group. None: it may start; else why there is none."""
+        self._restarts.begin(failure)
+        while self._restarts.next(failure) is None:
+            reason = self._reasons.now()
+            if reason is not None:
+                return reason
+            if self._restarts.is_refused:
+                return end
+            self._watcher.turn(self._reasons.next_in(TURN_S))
+        self._log.say(f"group {self._restarts.generation.number} of the ranks begins")
+        return None
+
+    def _start_ranks(self, crew: Crew) -> None:
         if self._confinement is not None:
             self._confinement.begin_ranks()
-        for local_rank in range(order.ranks_per_node):
-            environment = rank_environment(
-                order, local_rank, work=self._share.work, path=self._path, credentials=self._credentials
-            )
-            pid, pipes = launcher.start_script(order.run, environment)
-            process = Process(pid, order.node_rank * order.ranks_per_node + local_rank)
-            self._running.append(process)
-            self._watcher.add(process, pipes)
-        self._started_at = self._clock.now()
+        crew.form(self._restarts.generation)
+        self._running = crew.ranks
+        self._started_at = self._started_at or self._clock.now()
         pids = tuple(process.pid for process in self._running)
         cgroups = self._confinement.cgroups if self._confinement is not None else ()
         self._tell(Phase.RUNNING)
         with contextlib.suppress(OSError):  # a full disk is no reason to end what runs
             spool.write_started(self._share, spool.Started(at=self._started_at, pids=pids, cgroups=cgroups))
 
-    def _follow(self, launcher: Launcher, what: str) -> Ending:
+    def _environment(self, local_rank: int | None, generation: Generation) -> dict[str, str]:
+        return rank_environment(
+            self._order,
+            local_rank,
+            generation,
+            work=self._share.work,
+            path=self._path,
+            credentials=self._credentials,
+            network=self._network,
+        )
+
+    def _follow(self, launcher: Launcher, what: str, crew: Crew | None = None) -> Ending:
         """Wait until every running process ended well, one ended badly, or there is a reason to stop."""
         while True:
             failed = self._watcher.first_failed
             if failed is not None and failed.status is not None:
-                return self._failed(failed, failed.status, launcher.failure(), what)
+                end = self._end_of(failed, failed.status, launcher.failure(), what)
+                return ending.of_hang(end, crew.hung) if crew is not None and crew.hung else end
             if all(process.status == 0 for process in self._running):
                 return ending.SUCCEEDED
             reason = self._reasons.now()
             if reason is not None:
                 return reason
-            self._watcher.turn(self._reasons.next_in(TURN_S))
+            if self._restarts.is_wanted:
+                return OTHERS_FAILED
+            if crew is not None:
+                crew.look_after()
+                self._tell_recovery(crew)
+            self._watcher.turn(self._reasons.next_in(TURN_S if crew is None else crew.pause_s))
 
-    def _failed(self, process: Process, status: int, failure: str | None, what: str) -> Ending:
+    def _end_of(self, process: Process, status: int, failure: str | None, what: str) -> Ending:
         if failure is not None:
             return Ending(kind=EndKind.SETUP_FAILED, message=f"{what} failed: {failure}")
         if process.rank is None:
@@ -212,6 +290,12 @@ class ShareRun:
         removal.remove(self._share.scratch, timeout_s=SCRATCH_S)
 
     def _outcome(self, end: Ending) -> NodeOutcome:
+        outcome = self._outcome_of(end)
+        if self._confinement is not None:
+            self._confinement.remove()
+        return outcome
+
+    def _outcome_of(self, end: Ending) -> NodeOutcome:
         failed = self._watcher.first_failed
         is_own_fault = end.kind in (
             EndKind.EXITED,
@@ -220,7 +304,7 @@ class ShareRun:
             EndKind.SETUP_FAILED,
         )
         words = failed.words.text() if failed is not None and is_own_fault else ""
-        outcome = NodeOutcome(
+        return NodeOutcome(
             attempt_id=self._order.attempt_id,
             epoch=self._order.epoch,
             node=self._order.node,
@@ -233,10 +317,8 @@ class ShareRun:
             rules_hit=tuple(self._rules.hits),
             started_at=self._started_at,
             cpu_s=self._confinement.cpu_seconds() if self._confinement is not None else None,
+            restarts=self._restarts.generation.number,
         )
-        if self._confinement is not None:
-            self._confinement.remove()
-        return outcome
 
     def _report(self, outcome: NodeOutcome) -> None:
         """On disk above all, then to the control plane; a full disk delays the first, not the second."""

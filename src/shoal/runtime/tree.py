@@ -119,6 +119,11 @@ def parent_of(pid: int) -> int | None:
     return None if fields is None or fields[0] in (b"Z", b"X") else int(fields[1])
 
 
+def stopped(pids: Iterable[int]) -> set[int]:
+    """Those that somebody stopped with a signal, or traces: they do nothing until they are continued."""
+    return {pid for pid in pids if (fields := _stat(pid)) is not None and fields[0] in (b"T", b"t")}
+
+
 def _stat(pid: int) -> list[bytes] | None:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:

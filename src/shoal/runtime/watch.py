@@ -21,11 +21,17 @@ SEARCHED_CHUNK = 1 << 16
 
 
 class Process:
-    """One started process of the share. `rank` None: it prepares the ranks' place."""
+    """One started process of the share. `rank` None: it prepares the ranks' place.
 
-    def __init__(self, pid: int, rank: int | None) -> None:
+    One that `is_needed` and ends badly ends the share.
+    """
+
+    def __init__(self, pid: int, rank: int | None, *, is_needed: bool = True) -> None:
         self.pid = pid
         self.rank = rank
+        self.is_needed = is_needed
+        self.slot = 0
+        """Its place on the share's board."""
         self.status: int | None = None
         """As `waitpid` gives it; None while it runs."""
         self.words = Tail()
@@ -33,12 +39,18 @@ class Process:
 
 
 class _Stream:
-    def __init__(self, fd: int, process: Process, letter: str) -> None:
+    def __init__(self, fd: int, process: Process, *, is_error: bool) -> None:
         self.fd = fd
         self.process = process
-        self.letter = letter
-        self.is_error = False
+        self.is_error = is_error
         self.splitter = LineSplitter()
+
+    @property
+    def letter(self) -> str:
+        """As the log names it: of a rank, or of what is none yet."""
+        if self.process.rank is None:
+            return "s"
+        return "e" if self.is_error else "o"
 
 
 class Watcher:
@@ -60,10 +72,8 @@ class Watcher:
     def add(self, process: Process, pipes: Pipes) -> None:
         """Watch a process that was just started."""
         self._processes[process.pid] = process
-        out = _Stream(pipes.stdout, process, "s" if process.rank is None else "o")
-        error = _Stream(pipes.stderr, process, "s" if process.rank is None else "e")
-        error.is_error = True
-        for stream in (out, error):
+        for fd, is_error in ((pipes.stdout, False), (pipes.stderr, True)):
+            stream = _Stream(fd, process, is_error=is_error)
             os.set_blocking(stream.fd, False)
             self._streams[stream.fd] = stream
             self._epoll.register(stream.fd, select.EPOLLIN)
@@ -93,8 +103,18 @@ class Watcher:
             process = self._processes.get(pid)
             if process is not None:
                 process.status = status
-                if status != 0 and self.first_failed is None:
+                if status != 0 and process.is_needed and self.first_failed is None:
                     self.first_failed = process
+
+    def forget(self, processes: list[Process]) -> None:
+        """What these do from now on, and how they ended, is nobody's business any more."""
+        for process in processes:
+            process.is_needed = False
+        self.first_failed = None
+
+    def is_silent(self, process: Process) -> bool:
+        """Whether nobody is left who could write for it: it is gone, and so is all that it started."""
+        return not any(stream.process is process for stream in self._streams.values())
 
     def drain(self) -> None:
         """Take what is left in the pipes when everything of the share is dead.

@@ -217,6 +217,10 @@ class RetrySpec(BaseModel):
     backoff: Backoff = Field(
         default=5.0, description="Before the first retry; doubles each time, up to an hour."
     )
+    in_place: Annotated[bool, Field(strict=True)] = Field(
+        default=True,
+        description="First start failed ranks anew on the nodes they have, at once and from warm processes.",
+    )
 
 
 def read_retry(value: object) -> object:

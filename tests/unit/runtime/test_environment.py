@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.runtime.environment import rank_environment, setup_environment
+from shoal.runtime.environment import Generation, rank_environment, setup_environment
 from shoal.wire import Credentials, GpuHandle, Limits, Order
 
 WORK = "/home/shoal/spool/live/att_1/node-b/work"
@@ -30,22 +30,40 @@ ORDER = Order(
 CREDENTIALS = Credentials(proof_key="key_x", job_token="shj_y", secrets={"WANDB_API_KEY": "k"})
 
 GOLDEN = """\
+CROSS_RANK=1
+CROSS_SIZE=2
 CUDA_DEVICE_ORDER=PCI_BUS_ID
 CUDA_VISIBLE_DEVICES=4,5,6,7
+GLOO_SOCKET_IFNAME=ib0
 GROUP_RANK=1
 GROUP_WORLD_SIZE=2
 HOME=/home/shoal/spool/live/att_1/node-b/work
+JAX_COORDINATOR_ADDRESS=10.0.0.1:29501
+JAX_LOCAL_DEVICE_IDS=2,3
 LANG=C.UTF-8
 LD_PRELOAD=/x.so
 LOCAL_RANK=1
+LOCAL_SIZE=2
 LOCAL_WORLD_SIZE=2
 LOGNAME=shoal-vision
 LR=0.1
 MASTER_ADDR=10.0.0.1
 MASTER_PORT=29501
+MPI_LOCALNRANKS=2
+MPI_LOCALRANKID=1
+NCCL_SOCKET_IFNAME==ib0
 NVIDIA_VISIBLE_DEVICES=4,5,6,7
+OMPI_COMM_WORLD_LOCAL_RANK=1
+OMPI_COMM_WORLD_LOCAL_SIZE=2
+OMPI_COMM_WORLD_NODE_RANK=1
+OMPI_COMM_WORLD_RANK=3
+OMPI_COMM_WORLD_SIZE=4
+OMPI_VERSION=4.1
 OMP_NUM_THREADS=4
 PATH=/opt/bin:/usr/bin
+PMIX_RANK=3
+PMI_RANK=3
+PMI_SIZE=4
 PWD=/home/shoal/spool/live/att_1/node-b/work
 PYTHONUNBUFFERED=1
 RANK=3
@@ -57,6 +75,7 @@ SHELL=/bin/sh
 SHOAL_ARRAY_INDEX=5
 SHOAL_ATTEMPT_ID=att_1
 SHOAL_EPOCH=3
+SHOAL_GENERATION=0
 SHOAL_GPUS=4,5,6,7
 SHOAL_JOB_ID=job_1
 SHOAL_JOB_NUMBER=42
@@ -88,6 +107,8 @@ SLURM_NTASKS=4
 SLURM_NTASKS_PER_NODE=2
 SLURM_PROCID=3
 SLURM_RESTART_COUNT=2
+SLURM_STEP_NODELIST=node-a,node-b
+SLURM_STEP_NUM_NODES=2
 SLURM_SUBMIT_DIR=/home/shoal/spool/live/att_1/node-b/work
 SLURM_TASKS_PER_NODE=2(x2)
 TMPDIR=/tmp
@@ -102,8 +123,16 @@ WORLD_SIZE=4
 """
 
 
-def environment(order: Order, local_rank: int) -> dict[str, str]:
-    return rank_environment(order, local_rank, work=WORK, path="/opt/bin:/usr/bin", credentials=CREDENTIALS)
+def environment(order: Order, local_rank: int, generation: Generation | None = None) -> dict[str, str]:
+    return rank_environment(
+        order,
+        local_rank,
+        Generation(master_port=order.master_port) if generation is None else generation,
+        work=WORK,
+        path="/opt/bin:/usr/bin",
+        credentials=CREDENTIALS,
+        network={"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "=ib0"},
+    )
 
 
 def changed(**changes: object) -> Order:
@@ -111,9 +140,15 @@ def changed(**changes: object) -> Order:
     return Order(**{**values, **changes})
 
 
-def test_a_rank_finds_torchruns_slurms_and_our_names_in_its_environment() -> None:
+def test_a_rank_finds_everybodys_names_in_its_environment() -> None:
     found = environment(ORDER, 1)
     assert "".join(f"{name}={value}\n" for name, value in sorted(found.items())) == GOLDEN
+
+
+def test_restart_in_place_has_a_new_port_and_counts_as_a_restart() -> None:
+    found = environment(ORDER, 0, Generation(number=1, master_port=30007))
+    assert (found["MASTER_PORT"], found["TORCHELASTIC_RESTART_COUNT"]) == ("30007", "3")
+    assert found["SHOAL_GENERATION"] == "1"
 
 
 def test_supervisors_key_is_never_given_to_a_rank() -> None:
@@ -159,6 +194,18 @@ def test_python_keeps_no_output_back_unless_the_job_says_so() -> None:
     assert environment(ORDER, 0)["PYTHONUNBUFFERED"] == "1"
     assert setup_environment(ORDER, work=WORK, credentials=CREDENTIALS)["PYTHONUNBUFFERED"] == "1"
     assert environment(changed(env={"PYTHONUNBUFFERED": ""}), 0)["PYTHONUNBUFFERED"] == ""
+
+
+def test_job_may_choose_its_network() -> None:
+    found = environment(changed(env={"NCCL_SOCKET_IFNAME": "eth9"}), 0)
+    assert (found["NCCL_SOCKET_IFNAME"], found["GLOO_SOCKET_IFNAME"]) == ("eth9", "ib0")
+
+
+def test_jax_meets_where_the_group_meets_and_devices_are_divided_among_ranks() -> None:
+    found = environment(changed(master_addr="fd00::1"), 0, Generation(number=1, master_port=30007))
+    assert (found["JAX_COORDINATOR_ADDRESS"], found["JAX_LOCAL_DEVICE_IDS"]) == ("[fd00::1]:30007", "0,1")
+    assert "JAX_LOCAL_DEVICE_IDS" not in environment(changed(are_gpus_simulated=True), 0)
+    assert "JAX_LOCAL_DEVICE_IDS" not in environment(changed(gpu_ids=(1, 2, 3)), 0)
 
 
 def test_setup_has_no_rank_but_sees_all_devices() -> None:

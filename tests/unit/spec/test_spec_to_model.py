@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from shoal.model.from_spec import log_rules_of, mounts_of, request_of, retry_of
 from shoal.model.job import RetryPolicy
 from shoal.model.request import GpuRequest, Request, TopologyRequest
@@ -54,3 +56,17 @@ def test_mounts_and_log_rules_are_told_in_the_words_of_the_wire() -> None:
     spec = parse_job({"run": "x", "mounts": ["/a:/b:ro"], "log_rules": {"Xid": "stop_retries"}})
     assert mounts_of(spec) == (Mount(source="/a", target="/b", is_read_only=True),)
     assert log_rules_of(spec) == (LogRule(match="Xid", action=RuleAction.STOP_RETRIES),)
+
+
+@pytest.mark.parametrize(
+    ("run", "ranks"),
+    [
+        ("torchrun --standalone --nproc-per-node 4 train.py", 4),
+        ("OMP_NUM_THREADS=1 torchrun --nproc_per_node=2 train.py", 2),
+        ("torchrun --nproc-per-node auto train.py", 1),
+        ("echo --nproc-per-node 4", 1),
+    ],
+)
+def test_processes_that_a_torchrun_asks_for_are_the_ranks_of_the_node(run: str, ranks: int) -> None:
+    assert request(run=run).ranks_per_node == ranks
+    assert request(run=run, ranks_per_node=3).ranks_per_node == 3

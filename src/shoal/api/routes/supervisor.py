@@ -53,6 +53,8 @@ async def renew_lease(request: Request, query: Annotated[NoQuery, Query()]) -> R
         "grace_s": told.grace_s,
         "because": told.because,
         "is_stale": told.is_stale,
+        "generation": told.generation,
+        "master_port": told.master_port,
         "proof": told.proof,
     }
     return answer(view)

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable
 
 from shoal.errors import ShoalError
-from shoal.runtime import checkpoint, kernel, spool, tree
+from shoal.runtime import checkpoint_folder, kernel, spool, tree
 from shoal.runtime.confine import cgroup, cgroup1, cgroup2, rlimits, view
 from shoal.runtime.confine.detect import candidates, find_bubblewrap
 from shoal.runtime.confine.mounts import Mounts
@@ -94,7 +94,7 @@ class Confinement:
                 hint="give `checkpoint` a path without a leading `/`",
             )
         self._open_way(directory, "checkpoint")
-        os.close(checkpoint.open_directory(directory))
+        os.close(checkpoint_folder.open_directory(directory))
 
     def enter(self) -> None:
         """In a child that was just forked: take on every limit and leave every privilege. `OSError`: the
@@ -141,6 +141,10 @@ class Confinement:
         if self.sandbox is None and not self.cgroups:
             found |= tree.descendants(os.getpid())
         return found
+
+    def processes(self) -> set[int]:
+        """Every process of the share that can be seen now."""
+        return tree.pids_in(self.cgroups) if self.cgroups else tree.descendants(os.getpid())
 
     def begin_ranks(self) -> None:
         """What the kernel killed for memory until now was not a rank."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from shoal.errors import SpecError
-from shoal.runtime import checkpoint
+from shoal.runtime import checkpoint_folder
 from shoal.runtime.confine import view
 from shoal.wire import Order
 
@@ -57,7 +57,7 @@ class Mounts:
             self._check_target(path)
             targets.append(path)
         for target in targets:
-            self._add(checkpoint.open_directory(directory), target, is_read_only=False)
+            self._add(checkpoint_folder.open_directory(directory), target, is_read_only=False)
 
     def _check_target(self, target: str) -> None:
         view.check_target(target, self._home, *self._keep)

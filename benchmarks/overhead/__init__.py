@@ -1,0 +1,1 @@
+"""What `shoal.runtime` costs a training step when nothing fails."""

@@ -1,0 +1,115 @@
+"""Seconds from a fault to the next step, steps done again, and runs that never went on: measured, in one run.
+
+    python -m benchmarks.recovery [--trials 5] [--ranks 2,4] [--only spare,tuned] [--faults kill,hang]
+
+*Next step* is the first one that a process makes that was not there before the fault: from then on the whole
+group works again. The state of a replica is 50 MB; the plain program saves every tenth step. A contestant
+that has not gone on after 60 s counts as never recovered.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+
+from benchmarks.measure import table, times
+from benchmarks.recovery.runs import CONTESTANTS, Run, Step
+
+FAULTS = {"kill": signal.SIGKILL, "hang": signal.SIGSTOP}
+WARM_STEPS = 45
+PATIENCE_S, START_S = 60.0, 120.0
+PEER = "torchrun, tuned"
+
+
+@dataclass(frozen=True)
+class Trial:
+    seconds: float | None
+    """None: it never went on."""
+    lost: int
+
+
+def trial(kind: type[Run], ranks: int, fault: signal.Signals) -> Trial:
+    with kind(ranks) as run:
+        _wait(lambda: _all_at(run, WARM_STEPS), START_S, "the run did not begin")
+        before = run.steps()
+        victim = next(step.pid for step in reversed(before) if step.rank == ranks - 1)
+        known = {step.pid for step in before}
+        at = time.time()
+        os.kill(run.process_of(victim), fault)
+        try:
+            _wait(lambda: any(step.pid not in known for step in run.steps()), PATIENCE_S, "")
+        except TimeoutError:
+            return Trial(None, 0)
+        first = next(step for step in run.steps() if step.pid not in known)
+        last = max(step.number for step in run.steps() if step.at <= at)
+        return Trial(first.at - at, max(0, last - first.number + 1))
+
+
+def _all_at(run: Run, number: int) -> bool:
+    newest: dict[int, Step] = {step.rank: step for step in run.steps()}
+    return len(newest) == run.ranks and min(step.number for step in newest.values()) >= number
+
+
+def _wait(is_true: object, timeout_s: float, what: str) -> None:
+    assert callable(is_true)
+    deadline = time.monotonic() + timeout_s
+    while not is_true():
+        if time.monotonic() > deadline:
+            raise TimeoutError(what)
+        time.sleep(0.01)
+
+
+def measure(names: list[str], ranks: int, fault: str, trials: int) -> list[list[str]]:
+    found: dict[str, list[Trial]] = {}
+    for name in names:
+        found[name] = []
+        for number in range(trials):
+            found[name].append(trial(CONTESTANTS[name], ranks, FAULTS[fault]))
+            sys.stderr.write(f"{fault}, {ranks} ranks, {name}, {number + 1}: {found[name][-1]}\n")
+    return [_row(name, found[name], _median(found.get(PEER, []))) for name in names]
+
+
+def _median(trials: list[Trial]) -> float | None:
+    seconds = [one.seconds for one in trials if one.seconds is not None]
+    return statistics.median(seconds) if seconds else None
+
+
+def _row(name: str, trials: list[Trial], peer: float | None) -> list[str]:
+    median = _median(trials)
+    never = sum(one.seconds is None for one in trials)
+    lost = [one.lost for one in trials if one.seconds is not None]
+    return [
+        name,
+        "-" if median is None else f"{median:.2f}",
+        "-" if median is None or peer is None else times(peer, median),
+        "-" if not lost else f"{statistics.median(lost):g}",
+        f"{never} of {len(trials)}",
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--trials", type=int, default=5)
+    parser.add_argument("--ranks", default="2,4")
+    parser.add_argument("--only", default=",".join(CONTESTANTS), help="names of rows, separated by commas")
+    parser.add_argument("--faults", default="kill,hang")
+    asked = parser.parse_args()
+    names = [name for name in CONTESTANTS if any(word.strip() in name for word in asked.only.split(","))]
+    for fault in asked.faults.split(","):
+        # torchrun notices no hang before the process group's own time-out, half an hour by default.
+        able = [name for name in names if fault == "kill" or name == "Shoal, spare"]
+        for ranks in map(int, asked.ranks.split(",")):
+            rows = measure(able, ranks, fault, asked.trials)
+            title = f"{fault} of one rank of {ranks}, measured, median of {asked.trials}"
+            head = ["", "seconds to the next step", f"faster than {PEER}", "steps lost", "never went on"]
+            sys.stdout.write("\n" + table(title, head, rows) + "\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

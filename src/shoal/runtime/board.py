@@ -1,0 +1,124 @@
+"""What a supervisor and its ranks tell each other without a system call: a page of memory both have mapped.
+
+The supervisor writes who is who in the group there should be; each process writes where it is. A
+rank's word is believed only about that rank: all of them belong to the job. Every number is aligned and eight
+bytes long, and what is the signal for others is written last.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from enum import IntEnum
+from typing import Final
+
+import msgspec
+
+VARIABLE: Final = "SHOAL_BOARD"
+"""`<descriptor>:<slot>`: how a rank finds the page, and its own place on it."""
+HEAD = 64
+SLOT = 128
+WORD = 8
+SIZE = 1 << 16
+MAX_SLOTS = (SIZE - HEAD) // SLOT
+
+
+class Standing(IntEnum):
+    """Where a process is with respect to the group."""
+
+    UNKNOWN = 0
+    """It has not said: a program that does not use `shoal.runtime`."""
+    WAITING = 1
+    """It is ready for a group and in none."""
+    JOINED = 2
+    """It is in the group of the generation it names, and can leave it for the next."""
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Who one process is in one group."""
+
+    generation: int
+    rank: int
+    local_rank: int
+    master_port: int
+
+
+class Beat(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a process was when it last said so. Times are readings of the monotonic clock."""
+
+    standing: Standing
+    generation: int
+    step: int
+    """Complete steps."""
+    at_ns: int
+    joined_ns: int = 0
+    """When it joined this generation; 0: not yet."""
+    stepped_ns: int = 0
+    """When its first step in this generation was complete."""
+    first_step: int = 0
+    """How many steps were complete then."""
+
+
+class Board:
+    """One page, for one share. Slots 0.. are its processes: ranks first, then spares."""
+
+    def __init__(self, fd: int) -> None:
+        self._words = memoryview(mmap.mmap(fd, SIZE)).cast("q")
+
+    @classmethod
+    def make(cls) -> tuple[int, Board]:
+        """A new page and its descriptor, which children inherit."""
+        fd = os.memfd_create("shoal-board", 0)
+        os.ftruncate(fd, SIZE)
+        return fd, cls(fd)
+
+    # --- the supervisor's part
+
+    def assign(self, slot: int, place: Place) -> None:
+        """Say who the process of this slot is now. The generation is written last: it is the signal."""
+        at = self._at(slot) + 4
+        for offset, number in enumerate((place.rank, place.local_rank, place.master_port), start=1):
+            self._words[at + offset] = number
+        self._words[at] = place.generation + 1
+
+    def clear(self, slot: int) -> None:
+        """The slot's process is gone."""
+        at = self._at(slot)
+        for offset in range(SLOT // WORD):
+            self._words[at + offset] = 0
+
+    def beat(self, slot: int) -> Beat:
+        words = self._words[self._at(slot) : self._at(slot) + SLOT // WORD].tolist()
+        return Beat(
+            standing=Standing(words[0]) if 0 <= words[0] < len(Standing) else Standing.UNKNOWN,
+            generation=words[1],
+            step=words[2],
+            at_ns=words[3],
+            joined_ns=words[8],
+            stepped_ns=words[9],
+            first_step=words[10],
+        )
+
+    # --- a rank's part
+
+    def place(self, slot: int) -> Place | None:
+        """Who this process is now; None: nobody has said."""
+        at = self._at(slot) + 4
+        generation, rank, local_rank, port = self._words[at : at + 4].tolist()
+        if generation == 0:
+            return None
+        return Place(generation=generation - 1, rank=rank, local_rank=local_rank, master_port=port)
+
+    def say(self, slot: int, standing: Standing, generation: int, step: int, at_ns: int) -> None:
+        at = self._at(slot)
+        self._words[at + 1], self._words[at + 2], self._words[at + 3] = generation, step, at_ns
+        self._words[at] = standing
+
+    def mark(self, slot: int, *, joined_ns: int, stepped_ns: int, first_step: int) -> None:
+        """When it joined and made its first step; before it says that it has."""
+        at = self._at(slot)
+        self._words[at + 8], self._words[at + 10], self._words[at + 9] = joined_ns, first_step, stepped_ns
+
+    @staticmethod
+    def _at(slot: int) -> int:
+        return (HEAD + slot * SLOT) // WORD

@@ -1,0 +1,223 @@
+"""The ranks of one node: started, replaced one by one where the others can go on without them, or all anew.
+
+Those that say where they are on the board outlive the loss of a peer: they are told of the next group and
+join it in place. For such programs one more process waits on each node, as far as it can get without being a
+rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from shoal.clock import Clock
+from shoal.runtime import tree
+from shoal.runtime.board import VARIABLE, Board, Place, Standing
+from shoal.runtime.confine.confinement import Confinement
+from shoal.runtime.environment import Generation
+from shoal.runtime.hangs import Pace
+from shoal.runtime.launch import Launcher
+from shoal.runtime.watch import Process, Watcher
+from shoal.wire import Order, Recovery
+
+TURN_S, LOOK_S = 0.03, 0.25
+SILENT_S = 60.0
+"""A program that has said nothing by then is one that does not use `shoal.runtime`."""
+GONE_S = 5.0
+"""How long what was killed may take to be gone."""
+JOIN_S = 5.0
+"""A survivor that has not joined the next group by then is stuck in the last one, and is replaced."""
+
+Environments = Callable[[int | None, Generation], dict[str, str]]
+"""The environment of a local rank; None: of a spare."""
+
+
+class Crew:
+    """Main thread only. `ranks` are the processes of the current group, in rank order."""
+
+    def __init__(
+        self,
+        order: Order,
+        confinement: Confinement,
+        launcher: Launcher,
+        watcher: Watcher,
+        clock: Clock,
+        environments: Environments,
+    ) -> None:
+        self._order = order
+        self._confinement = confinement
+        self._launcher = launcher
+        self._watcher = watcher
+        self._clock = clock
+        self._environments = environments
+        self._board_fd, self._board = Board.make()
+        self._generation = Generation()
+        self._formed_at, self._formed_ns = 0.0, 0
+        self._spare: Process | None = None
+        self._survivors: list[Process] = []
+        self._last_step = self._kept = self._spares = 0
+        self._pace = Pace()
+        self.hung: str | None = None
+        """Why ranks of this group were killed by us, if they were."""
+        self.ranks: list[Process] = []
+
+    @property
+    def board_fd(self) -> int:
+        return self._board_fd
+
+    def form(self, generation: Generation) -> None:
+        """Have every rank of this node in this group: survivors are told, the others are started."""
+        self._survivors, self._generation = self.ranks, generation
+        self._formed_at, self._formed_ns = self._clock.monotonic(), time.monotonic_ns()
+        self._last_step = max((self._board.beat(p.slot).step for p in self._survivors), default=0)
+        self._pace, self.hung = Pace(), None
+        self.ranks, self._kept, self._spares = [], 0, 0
+        for local_rank in range(self._order.ranks_per_node):
+            old = self._survivors[local_rank] if self._survivors else None
+            place = self._place(local_rank)
+            if old is not None and old.status is None:
+                process = old
+                self._kept += 1
+            elif (spare := self._take_spare()) is not None:
+                process = spare
+                self._spares += 1
+            else:
+                process = self._start(local_rank, place)
+            process.rank, process.is_needed = place.rank, True
+            self.ranks.append(process)
+            self._board.assign(process.slot, place)
+
+    def recovery(self, failed_at: float, failed_ns: int) -> Recovery | None:
+        """How this node got into the group, once it has made a step or is known not to tell of any."""
+        beats = [self._board.beat(process.slot) for process in self.ranks]
+        formed = Recovery(
+            generation=self._generation.number,
+            node=self._order.node,
+            failed_at=failed_at,
+            kept=self._kept,
+            spares=self._spares,
+            formed_s=(self._formed_ns - failed_ns) / 1e9,
+        )
+        if all(self._has_joined(process) for process in self.ranks):
+            if not all(beat.stepped_ns for beat in beats):
+                return None
+            return msgspec.structs.replace(
+                formed,
+                joined_s=(max(beat.joined_ns for beat in beats) - failed_ns) / 1e9,
+                stepped_s=(max(beat.stepped_ns for beat in beats) - failed_ns) / 1e9,
+                steps_lost=max(0, self._last_step - min(beat.first_step for beat in beats) + 1),
+            )
+        is_late = self._clock.monotonic() > self._formed_at + SILENT_S
+        return formed if is_late else None
+
+    def clear(self) -> bool:
+        """The group is over. Who cannot join another one is killed, and everybody if one of those lives.
+
+        False: something of it may still live, and no other may begin beside it.
+        """
+        self._watcher.forget(self.ranks)
+        living = [process for process in self.ranks if process.status is None]
+        if not all(self._can_go_on(process) for process in living):
+            living = []
+        gone = [process for process in self.ranks if process not in living]
+        for process in gone:
+            _kill_group(process)  # of one that is dead, what it left behind
+        until = self._clock.monotonic() + GONE_S
+        while not all(process.status is not None and self._watcher.is_silent(process) for process in gone):
+            if self._clock.monotonic() > until:
+                return False
+            self._watcher.turn(TURN_S)
+        return True
+
+    def look_after(self) -> None:
+        """Have a spare ready once the ranks are of the kind that can use one; end the survivors that hang."""
+        if self._order.max_restarts == 0:
+            return
+        if self._spare is not None and self._spare.status is not None:
+            self._spare = None
+        joined = [self._has_joined(process) for process in self.ranks]
+        if self._spare is None and all(joined):
+            self._spare = self._start(None, None)
+        if self._generation.number > 0 and self._clock.monotonic() > self._formed_at + JOIN_S:
+            stuck = [p for p, has in zip(self.ranks, joined, strict=True) if not has and self._can_go_on(p)]
+            for process in stuck:
+                _kill_group(process)
+        if all(joined):
+            self._look_for_hang()
+
+    def _look_for_hang(self) -> None:
+        """End what hangs: the processes that are stopped, if that is why; else every rank of the node."""
+        now, cpu_s = self._clock.monotonic(), self._confinement.cpu_seconds()
+        if cpu_s is None:
+            return  # nobody can tell the idle from the busy here
+        self._pace.look(now, min(self._board.beat(process.slot).step for process in self.ranks), cpu_s)
+        silent_s = self._pace.silent_s(now, cpu_s)
+        if silent_s is None or self.hung is not None:
+            return
+        self.hung = f"no step for {silent_s:.1f} s after step {self._pace.step}; "
+        self.hung += f"the longest before took {self._pace.longest_s:.1f} s"
+        culprits = tree.stopped(self._confinement.processes())
+        for pid in culprits:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in self.ranks if not culprits else ():
+            _kill_group(process)
+
+    @property
+    def pause_s(self) -> float:
+        """How long to wait before the next look."""
+        return LOOK_S if self._pace.step >= 0 else TURN_S * 30
+
+    def _can_go_on(self, process: Process) -> bool:
+        return self._board.beat(process.slot).standing is not Standing.UNKNOWN
+
+    def _has_joined(self, process: Process) -> bool:
+        beat = self._board.beat(process.slot)
+        return beat.standing is Standing.JOINED and beat.generation == self._generation.number
+
+    def _place(self, local_rank: int) -> Place:
+        return Place(
+            generation=self._generation.number,
+            rank=self._order.node_rank * self._order.ranks_per_node + local_rank,
+            local_rank=local_rank,
+            master_port=self._generation.master_port,
+        )
+
+    def _take_spare(self) -> Process | None:
+        spare = self._spare
+        if spare is None or spare.status is not None:
+            return None
+        if self._board.beat(spare.slot).standing is not Standing.WAITING:
+            return None
+        self._spare = None
+        return spare
+
+    def _start(self, local_rank: int | None, place: Place | None) -> Process:
+        slot = self._free_slot()
+        self._board.clear(slot)
+        if place is not None:
+            self._board.assign(slot, place)
+        environment = self._environments(local_rank, self._generation)
+        environment[VARIABLE] = f"{self._board_fd}:{slot}"
+        pid, pipes = self._launcher.start_script(self._order.run, environment, keep=(self._board_fd,))
+        process = Process(pid, place.rank if place is not None else None, is_needed=place is not None)
+        process.slot = slot
+        self._watcher.add(process, pipes)
+        return process
+
+    def _free_slot(self) -> int:
+        # While a group is formed, those of the last one that are still to be told have theirs.
+        taken = {process.slot for process in (*self.ranks, *self._survivors) if process.status is None}
+        if self._spare is not None:
+            taken.add(self._spare.slot)
+        return next(slot for slot in range(len(taken) + 1) if slot not in taken)
+
+
+def _kill_group(process: Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,46 @@
+"""Tell ranks that hang from ranks that are slow, by the pace they have shown themselves. Pure.
+
+No step for many times the longest one so far, and nobody at work: a hang. Where processors are busy all the
+same (an evaluation, or a device that is waited for in a loop) only a much longer silence is one: to end what
+is healthy is worse than to wait.
+"""
+
+from __future__ import annotations
+
+MIN_STEPS = 10
+"""Before so many steps nothing is known about their length: the first ones compile, load and allocate."""
+IDLE_FACTOR, IDLE_S = 8.0, 1.0
+BUSY_FACTOR, BUSY_S = 60.0, 120.0
+BUSY_SHARE = 0.05
+"""Of one processor: more is work."""
+
+
+class Pace:
+    """The steps of one group as one node sees them: at `step` since `since`, the longest took `longest_s`."""
+
+    def __init__(self) -> None:
+        self.step = -1
+        self.since = 0.0
+        self.longest_s = 0.0
+        self._count = 0
+        self._cpu_s = 0.0
+
+    def look(self, now: float, step: int, cpu_s: float) -> None:
+        """`step`: the lowest of the node's ranks; `cpu_s`: what they have used together so far."""
+        if step == self.step:
+            return
+        if self._count > 0 and self.step >= 0:
+            self.longest_s = max(self.longest_s, now - self.since)
+        self._count += 1
+        self.step, self.since, self._cpu_s = step, now, cpu_s
+
+    def silent_s(self, now: float, cpu_s: float) -> float | None:
+        """For how long there was no step, if that is a hang; None while all is well."""
+        if self._count < MIN_STEPS:
+            return None
+        silence = now - self.since
+        if silence <= 0.0:
+            return None
+        is_busy = (cpu_s - self._cpu_s) / silence > BUSY_SHARE
+        factor, least = (BUSY_FACTOR, BUSY_S) if is_busy else (IDLE_FACTOR, IDLE_S)
+        return silence if silence > max(least, factor * self.longest_s) else None

@@ -1,0 +1,171 @@
+"""What a program uses: save in the background, load the newest that is whole, decide when one is due.
+
+All ranks of the group call the same methods in the same order. Outside of Shoal it works alike, under
+torchrun or alone: then a run that starts later shuts out one that still writes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+from weakref import WeakSet
+
+import torch
+
+from shoal.errors import ShoalError, StateError
+from shoal.runtime.rank.checkpoint.flight import Flight, Stage
+from shoal.runtime.rank.checkpoint.manifest import Fence, Name
+from shoal.runtime.rank.checkpoint.owners import divide
+from shoal.runtime.rank.checkpoint.pace import Pace
+from shoal.runtime.rank.checkpoint.parts import capture, optimizers_of, replicated_bytes, settle
+from shoal.runtime.rank.checkpoint.peers import Peers
+from shoal.runtime.rank.checkpoint.reading import find, read
+from shoal.runtime.rank.checkpoint.tiers import Tiers, is_on_one_node
+from shoal.runtime.rank.checkpoint.writing import Writing
+from shoal.runtime.rank.state import Stateful
+
+LEFT_S = 1.0
+"""How long the last save of a group that broke may take to notice it; then it is left alone."""
+
+
+class Checkpoints:
+    """Checkpoints of one job. `parts` is what training changes: models, optimizers, schedulers, samplers.
+
+    `keep`: how many stay. `every`: a save each so many steps; unset, by what saves cost and how often the job
+    fails. `memory`: the newest also in the memory of the node, where a restart in place finds it fast.
+    `url`: also there (`s3://`, `gs://`, `az://`, `file://`). Used from one thread.
+    """
+
+    def __init__(
+        self,
+        directory: str | None = None,
+        *,
+        keep: int = 3,
+        every: int | None = None,
+        memory: bool = False,
+        url: str | None = None,
+    ) -> None:
+        self._tiers = Tiers(directory, keep=keep, is_in_memory=memory and is_on_one_node(), url=url)
+        self._pace = Pace(every)
+        self._peers: Peers | None = None
+        self._fence = Fence()
+        self._owners: dict[str, int] | None = None
+        self._stage: Stage | None = None
+        self._flight: Flight | None = None
+        self._guarded: WeakSet[torch.optim.Optimizer] = WeakSet()
+        self._saved: int | None = None
+
+    def load(self, parts: Mapping[str, Stateful]) -> int | None:
+        """Fill the parts from the newest checkpoint that is whole; returns its step, None: there is none.
+
+        Collective, and the same one on every rank, at any world size. Damaged ones are named and passed over.
+        `SpecError`: it does not fit these parts, which may be half filled.
+        """
+        self.wait()
+        peers = self._join()
+        found = find(peers, self._tiers, self._fence)
+        if found is None:
+            self._pace.begin(0, 0.0)
+            return None
+        path, manifest = found
+        read(peers, parts, path, manifest)
+        self._pace.begin(manifest.step, manifest.run_s)
+        return manifest.step
+
+    def is_due(self, step: int) -> bool:
+        """Whether to save now that this many steps are complete. The same answer on every rank."""
+        return self._pace.is_due(step)
+
+    def save(self, parts: Mapping[str, Stateful], step: int) -> None:
+        """Begin to save what this many steps have led to. Collective; returns before anything is copied.
+
+        The optimizers among the parts wait before their next step until it is; whatever else changes
+        parameters calls `staged` first. A save that fails is said and training goes on. Waits for the one
+        before. `StateError`: a later attempt has taken over.
+        """
+        self.wait()
+        began = time.monotonic()
+        peers = self._join()
+        state = capture(parts)
+        if self._owners is None:
+            self._owners = divide(peers.all(replicated_bytes(parts, state)))
+        owners, rank = self._owners, peers.rank
+        own = settle(parts, {key: one for key, one in state.items() if owners.get(key, rank) == rank})
+        for optimizer in set(optimizers_of(parts)) - set(self._guarded):
+            optimizer.register_step_pre_hook(self._before_step)
+            self._guarded.add(optimizer)
+        self._pace.set_due(peers.from_first(lambda: self._pace.next(step)))
+        writing = Writing(peers, self._tiers, Name(self._fence, step), run_s=self._pace.run_s)
+        self._stage = self._stage or Stage()
+        self._flight = Flight(step, self._stage, own, writing.land)
+        self._pace.cost_s = time.monotonic() - began
+
+    def staged(self) -> None:
+        """Return when the tensors of the save under way are copied and may be changed."""
+        if self._flight is not None:
+            began = time.monotonic()
+            self._flight.wait_staged()
+            self._pace.cost_s = (self._pace.cost_s or 0.0) + time.monotonic() - began
+
+    def wait(self) -> int | None:
+        """Return when no save is under way: the newest step that is committed, None: none by this process.
+
+        `StateError`: a later attempt has taken over, and this one can save nothing any more.
+        """
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return self._saved
+        is_current = self._peers is not None and self._peers.is_current()
+        if not flight.wait(None if is_current else LEFT_S):
+            # Still stuck with a group that is gone: it keeps its memory, the next save gets its own.
+            self._stage = None
+            return self._saved
+        self._pace.written_s = flight.took_s
+        error = flight.error
+        if isinstance(error, StateError) and is_current:
+            raise error
+        if error is None:
+            self._saved = flight.step
+        elif self._peers is None or self._peers.rank == 0:
+            sys.stderr.write(f"shoal: step {flight.step} was not saved: {error}\n")
+        return self._saved
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Waits for the last save, unless this rank failed: its peers must not wait for it."""
+        if kind is None:
+            self.wait()
+
+    def _before_step(self, *_: Any) -> None:
+        self.staged()
+
+    def _join(self) -> Peers:
+        """The ranks of today's group. The first time, the group shuts out those before it."""
+        if self._peers is not None and self._peers.is_current():
+            return self._peers
+        peers = self._peers = Peers()
+        self._owners = None
+        told = peers.from_first(self._claim)
+        if isinstance(told, ShoalError):
+            self._peers = None
+            raise told
+        self._fence = told
+        return peers
+
+    def _claim(self) -> Fence | ShoalError:
+        epoch = os.environ.get("SHOAL_EPOCH")
+        generation = int(os.environ.get("SHOAL_GENERATION", "0"))
+        try:
+            return self._tiers.claim(Fence(epoch=int(epoch), generation=generation) if epoch else None)
+        except ShoalError as error:
+            return error
+        except OSError as error:
+            return StateError(f"checkpoints cannot be kept at {error.filename}: {error.strerror}")

@@ -1,0 +1,137 @@
+"""Checkpoints in a folder of a file system: on a disk, shared or not, or in memory.
+
+All that decides happens under one lock: claims, commits, removals. A folder on several nodes must be a file
+system whose locks hold between nodes (NFS 4 does; Lustre when mounted with `flock`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from shoal.runtime.rank.checkpoint.manifest import (
+    MANIFEST,
+    Fence,
+    FileRecord,
+    Manifest,
+    Name,
+    parse_name,
+    problem_of,
+    read_manifest,
+)
+from shoal.runtime.rank.checkpoint.place import fenced
+
+FENCE = ".fence.json"
+LOCK = ".lock"
+UNFINISHED = ".unfinished-"
+
+
+class Folder:
+    """A `Place`. `keep`: how many stay; the newest complete one always does."""
+
+    def __init__(self, path: str, *, keep: int) -> None:
+        self.title = path
+        self._path = path
+        self._keep = keep
+
+    def claim(self, fence: Fence | None) -> Fence:
+        os.makedirs(self._path, exist_ok=True)
+        with self._lock():
+            newest = self._fence()
+            mine = fence or Fence(epoch=newest.epoch + 1)
+            if newest > mine:
+                raise fenced(mine, newest, self.title)
+            _write(os.path.join(self._path, FENCE), msgspec.json.encode(mine))
+            self._sweep(mine)
+        return mine
+
+    def names(self) -> list[Name]:
+        found = [parse_name(entry) for entry in os.listdir(self._path)]
+        return sorted((name for name in found if name is not None), reverse=True)
+
+    def manifest(self, name: Name) -> Manifest:
+        with open(os.path.join(self.where(name), MANIFEST), "rb") as file:
+            return read_manifest(file.read(), name)
+
+    def where(self, name: Name) -> str:
+        return os.path.join(self._path, str(name))
+
+    def unfinished(self, name: Name) -> str:
+        """Where its files go before it is committed."""
+        return os.path.join(self._path, f"{UNFINISHED}{name}")
+
+    def take(self, name: Name, source: str, files: Iterable[str]) -> None:
+        target = self.unfinished(name)
+        os.makedirs(target, exist_ok=True)
+        for file in files:
+            path = os.path.join(target, file)
+            shutil.copyfile(os.path.join(source, file), path)
+            _sync(path)
+
+    def commit(self, manifest: Manifest, fence: Fence) -> None:
+        unfinished, final = self.unfinished(manifest.name), self.where(manifest.name)
+        _write(os.path.join(unfinished, MANIFEST), msgspec.json.encode(manifest))
+        _sync(unfinished)
+        with self._lock():
+            newest = self._fence()
+            if newest > fence:
+                shutil.rmtree(unfinished, ignore_errors=True)
+                raise fenced(fence, newest, self.title)
+            # Only a damaged one that was fetched anew is there already, or a step that was saved twice.
+            shutil.rmtree(final, ignore_errors=True)
+            os.rename(unfinished, final)
+            _sync(self._path)
+            for old in self.names()[self._keep :]:
+                if old != manifest.name:
+                    shutil.rmtree(self.where(old), ignore_errors=True)
+
+    def fetch(self, name: Name, files: dict[str, FileRecord], into: str) -> str | None:
+        """Checks only: what is here is read from here."""
+        problems = (problem_of(os.path.join(self.where(name), file), files[file]) for file in files)
+        return next((problem for problem in problems if problem), None)
+
+    def _fence(self) -> Fence:
+        try:
+            with open(os.path.join(self._path, FENCE), "rb") as file:
+                return msgspec.json.decode(file.read(), type=Fence)
+        except FileNotFoundError:
+            return Fence()
+
+    def _sweep(self, mine: Fence) -> None:
+        """Remove what earlier groups began: they cannot commit it any more."""
+        for entry in os.listdir(self._path):
+            name = parse_name(entry.removeprefix(UNFINISHED))
+            if entry.startswith(UNFINISHED) and name is not None and name.fence < mine:
+                shutil.rmtree(os.path.join(self._path, entry), ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        fd = os.open(os.path.join(self._path, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+
+def _write(path: str, data: bytes) -> None:
+    """All of it or what was there before, also after a power cut."""
+    with open(f"{path}.new", "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(f"{path}.new", path)
+    _sync(os.path.dirname(path))
+
+
+def _sync(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,91 @@
+"""The places a job's checkpoints go to, from the fastest to the most durable, as one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import msgspec
+
+from shoal.errors import SpecError
+from shoal.runtime.rank.checkpoint.folder import Folder
+from shoal.runtime.rank.checkpoint.manifest import Fence, Name
+from shoal.runtime.rank.checkpoint.objects import open_objects
+from shoal.runtime.rank.checkpoint.place import Place
+
+MEMORY = "/dev/shm"  # noqa: S108 - below it, a folder that only this user may enter
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    place: int
+    name: Name
+
+
+class Tiers:
+    """`memory`: also in the memory of this node, for groups that are all on it. `url`: also in a bucket."""
+
+    def __init__(self, directory: str | None, *, keep: int, is_in_memory: bool, url: str | None) -> None:
+        if keep < 1:
+            raise SpecError(f"keep={keep} would keep no checkpoint; keep 1 or more")
+        directory = directory or os.environ.get("SHOAL_CHECKPOINT_DIR")
+        if not directory:
+            raise SpecError(
+                "no directory for checkpoints: the job has none and the program names none",
+                hint="add `checkpoint: {}` to the job, or Checkpoints(directory=...)",
+            )
+        self._directory = Folder(directory, keep=keep)
+        self.places: list[Place] = [self._directory]
+        self.first = self._directory
+        """Where a save is written; from there it is copied to the others."""
+        if is_in_memory:
+            self.first = Folder(_memory_folder(), keep=1)
+            self.places.insert(0, self.first)
+        if url is not None:
+            self.places.append(_place_at(url, keep=keep))
+
+    def claim(self, fence: Fence | None) -> Fence:
+        """The same number at every place. `StateError`: a later group was at one of them."""
+        if fence is None:
+            fence = max(place.claim(None) for place in self.places)
+        for place in self.places:
+            place.claim(fence)
+        return fence
+
+    def candidates(self) -> list[Candidate]:
+        """What is committed anywhere: newest first, and of the same one the fastest place first."""
+        found = [Candidate(place, name) for place, one in enumerate(self.places) for name in one.names()]
+        return sorted(found, key=_newest)
+
+    def copies(self) -> Iterator[Place]:
+        return (place for place in self.places if place is not self.first)
+
+    def folder_for(self, place: Place) -> Folder:
+        """Where what comes from this place is read: there, or in the directory that it is fetched into."""
+        return place if isinstance(place, Folder) else self._directory
+
+
+def _place_at(url: str, *, keep: int) -> Place:
+    """A file system has no conditional put, but it has locks."""
+    path = url.removeprefix("file://")
+    return open_objects(url, keep=keep) if path == url else Folder(path, keep=keep)
+
+
+def _newest(one: Candidate) -> tuple[int, int, int, int]:
+    return (-one.name.fence.epoch, -one.name.fence.generation, -one.name.step, one.place)
+
+
+def is_on_one_node() -> bool:
+    """Whether every rank of the group can see this node's memory."""
+    world = os.environ.get("WORLD_SIZE", "1")
+    return os.environ.get("LOCAL_WORLD_SIZE", world) == world
+
+
+def _memory_folder() -> str:
+    """Made for this user alone: a folder of somebody else's that has the name is refused."""
+    job = os.environ.get("SHOAL_JOB_ID") or os.environ.get("TORCHELASTIC_RUN_ID") or f"{os.getsid(0)}"
+    path = os.path.join(MEMORY, f"shoal-{os.getuid()}-{job}")
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    found = os.lstat(path)
+    if found.st_uid != os.getuid() or os.path.islink(path):
+        raise SpecError(f"{path} is not this user's folder; remove it, or do not ask for memory")
+    return path

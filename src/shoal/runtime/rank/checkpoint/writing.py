@@ -1,0 +1,81 @@
+"""Write one checkpoint with all ranks: into the first place, from there into the others."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from typing import Any
+
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from shoal.errors import StateError
+from shoal.runtime.rank.checkpoint.manifest import FileRecord, Manifest, Name
+from shoal.runtime.rank.checkpoint.peers import Peers
+from shoal.runtime.rank.checkpoint.place import Place
+from shoal.runtime.rank.checkpoint.tiers import Tiers
+from shoal.runtime.rank.checkpoint.writer import Writer
+
+# Said by DCP at each save and load of a program that runs alone, which is nothing to warn of.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+
+
+class Writing:
+    """Runs in the background, on every rank alike."""
+
+    def __init__(self, peers: Peers, tiers: Tiers, name: Name, *, run_s: float) -> None:
+        self._peers = peers
+        self._tiers = tiers
+        self._name = name
+        self._run_s = run_s
+        self._manifest: Manifest | None = None
+
+    def land(self, state: dict[str, Any]) -> None:
+        """Committed at the first place when it returns, and at the others as far as they took it."""
+        writer = Writer(self._tiers.first.unfinished(self._name), self._peers.world_size, self._commit)
+        group = self._peers.group
+        save(state, storage_writer=writer, process_group=group, no_dist=group is None)
+        for place in self._tiers.copies():
+            self._copy(place, writer.own_files)
+
+    def _commit(self, files: dict[str, FileRecord]) -> None:
+        """On rank 0, when all ranks have written."""
+        self._manifest = Manifest(
+            job_id=os.environ.get("SHOAL_JOB_ID", ""),
+            step=self._name.step,
+            epoch=self._name.fence.epoch,
+            generation=self._name.fence.generation,
+            world_size=self._peers.world_size,
+            run_s=self._run_s,
+            files=files,
+        )
+        self._tiers.first.commit(self._manifest, self._name.fence)
+
+    def _copy(self, place: Place, files: list[str]) -> None:
+        problem = None
+        try:
+            place.take(self._name, self._tiers.first.where(self._name), files)
+        except Exception as error:  # noqa: BLE001 - every store has errors of its own; all ranks must hear
+            problem = str(error)
+        problem = next((one for one in self._peers.all(problem) if one), None)
+        if self._manifest is None:
+            return
+        if problem is None:
+            place.commit(self._manifest, self._name.fence)
+        else:
+            sys.stderr.write(f"shoal: step {self._name.step} is not at {place.title}: {problem}\n")
+
+
+def cause(error: BaseException | None) -> BaseException | None:
+    """What went wrong where it did: another rank's error comes wrapped. Being fenced comes first.
+
+    Without its traceback, whose frames would keep a group alive that the process has left.
+    """
+    inner = [one for one, _ in error.failures.values()] if isinstance(error, CheckpointException) else []
+    fenced = [one for one in inner if isinstance(one, StateError)]
+    found: BaseException | None = (fenced or inner or [error])[0]
+    if found is not None:
+        found.__context__ = found.__cause__ = None
+        found.__traceback__ = None
+    return found

@@ -1,0 +1,79 @@
+"""Whether ranks that failed are started anew where they are, and which group of them comes next.
+
+The cheapest way on, tried first and only while it helps: ranks that fail again at once need other nodes, a
+pause or a person, which is the control plane's business. The only node of an attempt decides by itself; of
+several, the control plane counts the groups, and the first node says where each of them meets.
+"""
+
+from __future__ import annotations
+
+from shoal.runtime.ending import Ending
+from shoal.runtime.environment import Generation
+from shoal.runtime.ports import free_port
+from shoal.runtime.renewal import Renewer
+from shoal.wire import EndKind, NodeOutcome, Order
+
+LIVED_S = 5.0
+MAX_QUICK = 2
+"""So many groups in a row may fail before they ran for that long: more would not help."""
+RANK_FAILED = frozenset({EndKind.EXITED, EndKind.SIGNALED})
+OTHERS_FAILED = Ending(kind=EndKind.STOPPED, message="ranks of another node failed")
+
+
+class Restarts:
+    """The groups of ranks of one share. Blocks nowhere: `next` is asked again until it has an answer."""
+
+    def __init__(self, order: Order, renewer: Renewer | None) -> None:
+        self._order = order
+        self._renewer = renewer
+        self._is_alone = len(order.nodes) == 1
+        self._answers = 0
+        self._quick = 0
+        self.generation = Generation(master_port=order.master_port)
+
+    def may_follow(self, end: Ending, ran_s: float) -> bool:
+        """Whether a group that ended so after `ran_s` may be followed by another in the same place."""
+        if end is OTHERS_FAILED:
+            return True
+        self._quick = 0 if ran_s >= LIVED_S else self._quick + 1
+        left = self._order.max_restarts - self.generation.number
+        can_ask = self._is_alone or self._renewer is not None
+        return end.kind in RANK_FAILED and left > 0 and self._quick <= MAX_QUICK and can_ask
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the control plane has begun another group: ranks of another node failed."""
+        return self._renewer is not None and self._renewer.group.generation > self.generation.number
+
+    def begin(self, failure: NodeOutcome | None) -> None:
+        """Our group is cleared away. `failure`: how it ended here; None: elsewhere."""
+        if self._renewer is not None and failure is not None:
+            self._answers = self._renewer.num_answers
+            if not self._is_alone:
+                self._renewer.tell_generation(failure=failure)
+
+    def next(self, failure: NodeOutcome | None) -> Generation | None:
+        """The group to start now; None: not known yet. `is_refused` says when there will be none."""
+        if self._is_alone:
+            return self._enter(self.generation.number + 1, self._own_port(), failure)
+        assert self._renewer is not None
+        group = self._renewer.group
+        if group.generation <= self.generation.number:
+            return None
+        if self._order.node_rank == 0:
+            return self._enter(group.generation, self._own_port())
+        return None if group.master_port is None else self._enter(group.generation, group.master_port)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the control plane heard of our failure and has begun no other group."""
+        return self._renewer is not None and self._renewer.num_answers > self._answers and not self.is_wanted
+
+    def _own_port(self) -> int:
+        return free_port(self._order.master_addr, self.generation.master_port)
+
+    def _enter(self, number: int, port: int, failure: NodeOutcome | None = None) -> Generation:
+        self.generation = Generation(number=number, master_port=port)
+        if self._renewer is not None:
+            self._renewer.tell_generation(self.generation, failure)
+        return self.generation

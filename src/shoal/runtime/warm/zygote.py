@@ -1,0 +1,176 @@
+"""The process that has imported what a program imports, and forks its ranks on request.
+
+It listens where stand-ins find it, and owns no device and no thread: a process with threads cannot be forked
+safely, so one that finds itself with any gives up, and ranks start the ordinary way. One request for each
+connection; a connection that breaks kills its rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import warnings
+from typing import Any
+
+from . import imports, program
+
+HEADER = struct.Struct("!I")
+STATUS = struct.Struct("!i")
+STREAMS = 3
+PATIENCE_S = 5.0
+QUIET_S = 2.0
+"""So long after the last import that nobody foresaw, the zygote makes it too."""
+
+
+class Rank:
+    """A forked rank and the stand-in that waits for it."""
+
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self.connection = connection
+        self.pid = pid
+
+
+class Zygote:
+    """Serves until it is killed. In a process that it forked, `serve` returns that process's request."""
+
+    def __init__(self, door: socket.socket, learned: str) -> None:
+        self._door = door
+        self._learned = learned
+        self._ranks: dict[int, Rank] = {}
+        self._known = 0
+        self._wake, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+        self._wake_w = wake_w
+
+    def serve(self) -> dict[str, Any]:
+        while True:
+            by_fd = {rank.connection.fileno(): rank for rank in self._ranks.values()}
+            ready, _, _ = select.select([self._door.fileno(), self._wake, *by_fd], [], [], QUIET_S)
+            if not ready:
+                self._learn()
+            for one in ready:
+                if one == self._door.fileno():
+                    request = self._take()
+                    if request is not None:
+                        return request
+                elif one == self._wake:
+                    self._reap()
+                elif by_fd[one].pid in self._ranks:
+                    self._hear(by_fd[one])
+
+    def _take(self) -> dict[str, Any] | None:
+        """Fork a rank for whoever knocks. The request itself in the new process, None in this one."""
+        connection, _ = self._door.accept()
+        connection.settimeout(PATIENCE_S)
+        descriptors: list[int] = []
+        request: dict[str, Any] = {}
+        try:
+            head, descriptors, _, _ = socket.recv_fds(connection, HEADER.size, STREAMS)
+            request = json.loads(_exactly(connection, HEADER.unpack(head)[0]))
+            pid = os.fork()
+        except (OSError, ValueError, struct.error):
+            connection.close()
+            pid = -1
+        if pid == 0:
+            self._leave(connection)
+            program.settle(request, descriptors)
+            imports.record(self._learned)
+            return request
+        for fd in descriptors:
+            os.close(fd)
+        if pid > 0:
+            self._ranks[pid] = Rank(connection, pid)
+            with contextlib.suppress(OSError):
+                connection.sendall(STATUS.pack(0))  # from here on it has begun, whatever becomes of us
+        return None
+
+    def _leave(self, connection: socket.socket) -> None:
+        """In the new process: let go of everything that is the zygote's."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for held in (self._door, connection, *(rank.connection for rank in self._ranks.values())):
+            held.close()
+        os.close(self._wake)
+        os.close(self._wake_w)
+
+    def _hear(self, rank: Rank) -> None:
+        """A signal to pass on, one byte each; or the end of a stand-in, and with it of its rank."""
+        try:
+            numbers = rank.connection.recv(64)
+        except OSError:
+            numbers = b""
+        with contextlib.suppress(ProcessLookupError):
+            if not numbers:
+                rank.connection.close()
+                del self._ranks[rank.pid]
+                os.killpg(rank.pid, signal.SIGKILL)
+            for number in numbers:
+                os.kill(rank.pid, number)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake, 4096)
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                rank = self._ranks.pop(pid, None)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)  # what it had started must not outlive it
+                if rank is not None:
+                    with contextlib.suppress(OSError), rank.connection:
+                        rank.connection.sendall(STATUS.pack(status))
+
+    def _learn(self) -> None:
+        """Make the imports that ranks made and nobody had foreseen, once they have stopped making them."""
+        with contextlib.suppress(OSError), open(self._learned, "rb") as file:
+            file.seek(self._known)
+            text = file.read()
+            self._known += len(text)
+            imports.load(list(dict.fromkeys(text.decode(errors="replace").split())))
+            _be_still()
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        chunk = connection.recv(count - len(data))
+        if not chunk:
+            raise ValueError("the stand-in left in the middle of a sentence")
+        data += chunk
+    return bytes(data)
+
+
+def _be_still() -> None:
+    """Ready to be forked: without threads of Python's, and with a heap that stays shared."""
+    if threading.active_count() > 1:
+        names = ", ".join(thread.name for thread in threading.enumerate()[1:])
+        sys.exit(f"shoal: starts stay cold: an imported module started threads ({names})")
+    gc.collect()
+    gc.freeze()
+
+
+def main(folder: str, scripts: list[str]) -> int:
+    """Listen in `folder`, import what the scripts import, fork ranks. In a rank: its exit code."""
+    # Native pools (OpenBLAS) are told of a fork and start again; Python cannot know and would warn each time.
+    warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+        here = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+        door.bind(f"/proc/self/fd/{here}/door")  # by descriptor: the path itself may be too long
+        os.close(here)
+        door.listen(128)
+        for script in scripts:
+            imports.load(imports.found_in(script))
+        _be_still()
+        request = Zygote(door, os.path.join(folder, "learned")).serve()
+    return program.run(request["arguments"])

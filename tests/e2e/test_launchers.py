@@ -1,0 +1,112 @@
+"""Programs as people bring them: each kind of launcher in `run`, and what its ranks find."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.wire import EndKind, Order
+from tests.support.shares import RunningShare, Start, an_order, shares_in
+
+PROGRAM = """
+import json, os, sys
+print("found", json.dumps({"argv": sys.argv[1:], **os.environ}), flush=True)
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    with shares_in(tmp_path / "home") as make:
+        yield make
+
+
+def order(run: str, **changes: object) -> Order:
+    values: dict[str, object] = {
+        "setup": f"mkdir pkg; tee train.py pkg/train.py <<'END' >/dev/null\n{PROGRAM}\nEND",
+        "run": run,
+        "ranks_per_node": 2,
+        "master_port": 29612,
+    }
+    return an_order(**{**values, **changes})
+
+
+def found_by(share: RunningShare) -> list[dict[str, Any]]:
+    """What each rank found, in rank order."""
+    assert share.run().kind is EndKind.SUCCEEDED, share.describe()
+    told = [json.loads(text.removeprefix("found ")) for text in share.texts() if text.startswith("found ")]
+    return sorted(told, key=lambda found: int(found["RANK"]))
+
+
+@pytest.mark.parametrize(
+    ("run", "argv"),
+    [
+        ("python train.py --lr 1", ["--lr", "1"]),
+        ("torchrun --standalone --nproc-per-node 2 train.py --lr 1", ["--lr", "1"]),
+        ("python -m torch.distributed.run --nproc-per-node=2 -m pkg.train --lr 1", ["--lr", "1"]),
+        ("python -m torch.distributed.launch --nproc_per_node 2 train.py", ["--local-rank=LOCAL"]),
+        ("accelerate launch --num_processes 2 train.py --lr 1", ["--lr", "1"]),
+        ("deepspeed --num_gpus 2 train.py --lr 1", ["--local_rank=LOCAL", "--lr", "1"]),
+        ("mpirun -np 2 --bind-to none -x LR=1 python train.py --lr 1", ["--lr", "1"]),
+        ("mpiexec -n 2 python -m pkg.train", []),
+    ],
+)
+def test_every_launcher_gives_one_program_for_each_rank(start: Start, run: str, argv: list[str]) -> None:
+    found = found_by(start(order(run)))
+    assert [one["RANK"] for one in found] == ["0", "1"]
+    for number, one in enumerate(found):
+        assert one["argv"] == [word.replace("LOCAL", str(number)) for word in argv]
+        assert ("LR" in one) is ("-x LR=1" in run)
+
+
+def test_program_of_any_framework_reads_its_place_from_the_environment(start: Start) -> None:
+    """Megatron and DeepSpeed read torchrun's names, JAX its address and Slurm's, others MPI's."""
+    found = found_by(start(order("python train.py")))
+    for number, one in enumerate(found):
+        names = ("RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
+        assert {one[name] for name in (*names, "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")} == {str(number)}
+        sizes = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "LOCAL_SIZE")
+        assert {one[name] for name in sizes} == {"2"}
+        assert (one["MASTER_ADDR"], one["MASTER_PORT"]) == ("127.0.0.1", "29612")
+        assert jax_would_find(one) == ("127.0.0.1:29612", 2, number)
+
+
+def jax_would_find(environment: dict[str, str]) -> tuple[str, int, int]:
+    """As `jax.distributed.initialize()` without arguments: its own variable, and Slurm's if all are there."""
+    assert "OMPI_MCA_orte_hnp_uri" not in environment, "JAX would take us for Open MPI's daemon"
+    assert int(environment["OMPI_VERSION"].partition(".")[0]) < 5, "JAX would call MPI"
+    assert {"SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_LOCALID"} <= set(environment)
+    count, number = int(environment["SLURM_NTASKS"]), int(environment["SLURM_PROCID"])
+    return environment["JAX_COORDINATOR_ADDRESS"], count, number
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        "mpirun -n 4 python train.py",
+        "accelerate launch --num_processes=4 train.py",
+        "python -m torch.distributed.run --nproc-per-node 4 train.py",
+    ],
+)
+def test_launcher_that_wants_other_ranks_says_what_to_write(start: Start, run: str) -> None:
+    share = start(order(run))
+    assert share.run().exit_code == 2
+    assert any("set `ranks_per_node: 4` in the job" in line for line in share.texts("e"))
+
+
+def test_real_mpirun_runs_where_the_job_leaves_the_processes_to_it(start: Start) -> None:
+    stub = "#!/bin/sh\necho real $@ [$OMPI_COMM_WORLD_SIZE$SLURM_JOB_ID]"
+    setup = f"mkdir bin; cat > bin/mpirun <<'END'\n{stub}\nEND\nchmod +x bin/mpirun"
+    run = 'PATH="$PATH:$PWD/bin" mpirun -n 4 ./solver'
+    share = start(order(run, ranks_per_node=1, setup=setup))
+    assert share.run().kind is EndKind.SUCCEEDED, share.describe()
+    assert share.texts() == ["real -n 4 ./solver []"]
+
+
+def test_ranks_of_several_nodes_use_the_interface_that_their_peers_reach(start: Start) -> None:
+    share = start(order("python train.py", nodes=("node-1", "node-2"), ranks_per_node=1, env={"X": "1"}))
+    (found,) = found_by(share)
+    assert (found["GLOO_SOCKET_IFNAME"], found["NCCL_SOCKET_IFNAME"]) == ("lo", "=lo")

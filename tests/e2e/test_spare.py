@@ -1,0 +1,115 @@
+"""A program that uses `shoal.runtime` loses a rank and goes on: no step is lost, and no bit is different."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.wire import EndKind, Order
+from tests.support.shares import SOURCE, RunningShare, Start, an_order, processes_with, shares_in, until
+
+PROGRAM = """
+import hashlib, os, sys, time
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from shoal import runtime
+STEPS = int(sys.argv[1])
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Dropout(0.2), torch.nn.Linear(32, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+def program(run):
+    replica = DistributedDataParallel(model)
+    for step in run.steps(STEPS):
+        x = torch.randn(16, 8)
+        loss = (replica(x) - x.sum(dim=1, keepdim=True)).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        time.sleep(float(os.environ.get("PAUSE_S", "0.05")))
+        if run.rank == 0:
+            print("step", step, flush=True)
+    weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    print("weights", hashlib.sha256(weights).hexdigest(), flush=True)
+
+runtime.train(program, {"model": model, "optimizer": optimizer})
+"""
+STEPS = 400
+NAME = f"loses_ranks_{uuid.uuid4().hex}.py"
+"""Of this process alone: others may run this test too."""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    with shares_in(tmp_path / "home") as make:
+        yield make
+
+
+def order(**changes: object) -> Order:
+    values: dict[str, object] = {
+        "setup": f"cat > {NAME} <<'END'\n{PROGRAM}\nEND",
+        "run": f"python {NAME} {STEPS}",
+        "ranks_per_node": 2,
+        "max_restarts": 5,
+        "env": {"OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCE},
+    }
+    return an_order(**{**values, **changes})
+
+
+def ranks() -> list[int]:
+    """Ranks and the spare, oldest first; neither the zygote nor those that stand in for them."""
+    return sorted(processes_with(f"bin/python\0{NAME}\0{STEPS}\0"))
+
+
+def steps(share: RunningShare) -> list[int]:
+    return [int(text.split()[1]) for text in share.texts() if text.startswith("step")]
+
+
+def weights(lines: list[str]) -> set[str]:
+    """Two ranks on one stream may write into one line."""
+    return set(re.findall("[0-9a-f]{64}", " ".join(lines)))
+
+
+@pytest.fixture(scope="module")
+def unharmed(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The weights of a run that nothing happens to, outside of Shoal."""
+    path = tmp_path_factory.mktemp("alone") / NAME
+    path.write_text(PROGRAM)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    told = subprocess.run(
+        [*command, str(path), str(STEPS)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCE, "PAUSE_S": "0"},
+    )
+    return weights(told.stdout.splitlines())
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_lost_and_stopped_ranks_cost_no_step_and_no_bit(
+    start: Start, unharmed: set[str], how: signal.Signals
+) -> None:
+    share = start(order())
+    share.spawn()
+    for goal in (20, 100):
+        until(lambda: len(steps(share)) >= goal and len(ranks()) == 3, 60, share.describe)  # noqa: B023
+        os.kill(ranks()[0], how)
+        seen = len(steps(share))
+        until(lambda: len(steps(share)) > seen + 5, 60, share.describe)  # noqa: B023
+    outcome = share.outcome(90)
+    assert outcome.kind is EndKind.SUCCEEDED, share.describe()
+    assert outcome.restarts >= 2
+    assert weights(share.texts()) == unharmed
+    assert max(steps(share).count(step) for step in range(STEPS)) <= 2
+    told = " ".join(share.texts("e"))
+    assert "from rank" in told, "the state came from a surviving rank"

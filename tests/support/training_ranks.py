@@ -1,0 +1,148 @@
+"""A tiny training run for tests of checkpoints, and real ranks to run it in."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import fully_shard
+from torch.multiprocessing.spawn import spawn
+from torch.nn.parallel import DistributedDataParallel
+
+from shoal.runtime.rank.checkpoint.checkpoints import Checkpoints
+from shoal.runtime.rank.checkpoint.folder import Folder
+from shoal.runtime.rank.sampler import Sampler
+
+Parts = dict[str, Any]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def launch(program: Callable[..., None], world: int, *args: object) -> None:
+    """Run `program(rank, *args)` as so many ranks of a gloo group; raises what the first to fail raised."""
+    port = free_port()
+    spawn(_rank, (world, port, program, args), nprocs=world)  # type: ignore[no-untyped-call]
+
+
+def _rank(rank: int, world: int, port: int, program: Callable[..., None], args: tuple[object, ...]) -> None:
+    torch.set_num_threads(1)
+    meet(rank, world, port)
+    program(rank, *args)
+    dist.destroy_process_group()
+
+
+def meet(rank: int, world: int, port: int) -> None:
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+
+
+def build(kind: str = "plain", seed: int = 0, *, has_means: bool = False) -> Parts:
+    """`has_means`: with a layer that keeps running means, which a forward pass changes."""
+    torch.manual_seed(seed)
+    norm = torch.nn.BatchNorm1d(17) if has_means else torch.nn.LayerNorm(17)
+    model: Any = torch.nn.Sequential(torch.nn.Linear(8, 17), norm, torch.nn.Tanh(), torch.nn.Linear(17, 4))
+    if kind == "ddp":
+        model = DistributedDataParallel(model)
+    elif kind == "fsdp":
+        fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    return {
+        "model": model,
+        "optimizer": optimizer,
+        "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5),
+        "sampler": Sampler(64, global_batch=8, seed=5),
+    }
+
+
+def train(parts: Parts, begin: int, end: int) -> None:
+    data = torch.randn(64, 8, generator=torch.Generator().manual_seed(9))
+    sampler = parts["sampler"]
+    for _ in range(begin, end):
+        indices = [index for index, _ in zip(sampler, range(sampler.batch_size), strict=False)]
+        sampler.position += sampler.global_batch
+        parts["optimizer"].zero_grad()
+        parts["model"](data[indices]).square().mean().backward()
+        parts["optimizer"].step()
+        parts["scheduler"].step()
+
+
+def whole(parts: Parts) -> dict[str, torch.Tensor]:
+    """The model's full tensors, on every rank."""
+    options = StateDictOptions(full_state_dict=True)
+    state: dict[str, Any] = get_model_state_dict(parts["model"], options=options)
+    return {key: value.clone() for key, value in state.items()}
+
+
+def is_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+def resume_exactly(rank: int, folder: str) -> None:
+    """Each kind: train, save, train on; begin anew from the save: the same weights at the end."""
+    for kind in ("ddp", "fsdp"):
+        path = f"{folder}/{kind}"
+        parts = build(kind)
+        with Checkpoints(path) as checkpoints:
+            assert checkpoints.load(parts) is None
+            train(parts, 0, 3)
+            checkpoints.save(parts, 3)
+            at_three = whole(parts)
+            train(parts, 3, 6)
+        if rank == 0:
+            torch.save(at_three, f"{folder}/{kind}.pt")
+        again = build(kind, seed=1)
+        assert Checkpoints(path).load(again) == 3
+        assert is_same(whole(again), at_three), kind
+        train(again, 3, 6)
+        assert is_same(whole(again), whole(parts)), kind
+        assert again["sampler"].position == parts["sampler"].position
+        assert again["scheduler"].state_dict() == parts["scheduler"].state_dict()
+
+
+def load_of_one_process(rank: int, folder: str) -> None:
+    """What one process has saved, in two ranks that shard it; then all pass over a damaged newest one."""
+    parts = build("fsdp", seed=1)
+    checkpoints = Checkpoints(f"{folder}/plain")
+    assert checkpoints.load(parts) == 3
+    expected = torch.load(f"{folder}/plain.pt", weights_only=True)
+    assert is_same(whole(parts), expected)
+    train(parts, 3, 4)
+    checkpoints.save(parts, 4)
+    checkpoints.wait()
+    dist.barrier()
+    if rank == 0:
+        (newest,) = Path(folder, "plain").glob("step-000000000004-*")
+        victim = max(newest.glob("*.distcp"), key=lambda path: path.name)
+        victim.write_bytes(victim.read_bytes()[:-1] + b"!")
+    dist.barrier()
+    assert Checkpoints(f"{folder}/plain").load(parts) == 3
+    assert is_same(whole(parts), expected)
+
+
+def go_on_in_another_group(rank: int, folder: str, port: int) -> None:
+    """The group breaks with a save under way; the same processes form the next one, and save again."""
+    os.environ["SHOAL_EPOCH"], os.environ["SHOAL_GENERATION"] = "1", "0"
+    parts, checkpoints = build("ddp"), Checkpoints(folder)
+    checkpoints.load(parts)
+    train(parts, 0, 1)
+    checkpoints.save(parts, 1)
+    checkpoints.wait()
+    checkpoints.save(parts, 2)
+    dist.destroy_process_group()
+    os.environ["SHOAL_GENERATION"] = "1"
+    meet(rank, 2, port)
+    again = build("ddp", seed=1)
+    assert checkpoints.load(again) in {1, 2}
+    checkpoints.save(again, 3)
+    assert checkpoints.wait() == 3
+    names = Folder(folder, keep=3).names()
+    assert (names[0].step, names[0].fence.generation) == (3, 1)

@@ -1,0 +1,35 @@
+"""The page of memory that a supervisor and its ranks share."""
+
+from __future__ import annotations
+
+import os
+
+from shoal.runtime.board import Beat, Board, Place, Standing
+
+
+def test_what_one_side_writes_the_other_reads() -> None:
+    fd, ours = Board.make()
+    theirs = Board(os.dup(fd))
+    place = Place(generation=0, rank=5, local_rank=1, master_port=29500)
+    assert theirs.place(1) is None
+    ours.assign(1, place)
+    assert theirs.place(1) == place
+    theirs.say(1, Standing.JOINED, 0, 17, 123)
+    assert ours.beat(1) == Beat(standing=Standing.JOINED, generation=0, step=17, at_ns=123)
+    assert ours.beat(0).standing is Standing.UNKNOWN
+
+
+def test_slot_of_a_process_that_is_gone_says_nothing_about_the_next() -> None:
+    _, board = Board.make()
+    board.assign(0, Place(generation=3, rank=0, local_rank=0, master_port=1))
+    board.say(0, Standing.JOINED, 3, 9, 9)
+    board.clear(0)
+    assert board.place(0) is None
+    assert board.beat(0).standing is Standing.UNKNOWN
+
+
+def test_nonsense_from_a_rank_is_no_standing() -> None:
+    _, board = Board.make()
+    for number in (-1, 99, -(1 << 63)):
+        board.say(0, number, 0, 0, 0)  # type: ignore[arg-type]
+        assert board.beat(0).standing is Standing.UNKNOWN

@@ -1,0 +1,188 @@
+"""Where checkpoints are kept: who may commit, what stays, and what another process can do to it."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.errors import SpecError, StateError
+from shoal.runtime.rank.checkpoint.folder import Folder
+from shoal.runtime.rank.checkpoint.interval import mtbf_s, steps_between, young_daly_s
+from shoal.runtime.rank.checkpoint.manifest import Fence, FileRecord, Manifest, Name, parse_name
+from shoal.runtime.rank.checkpoint.objects import Objects, open_objects
+from shoal.runtime.rank.checkpoint.owners import divide
+
+DATA = b"weights"
+OLD_ATTEMPT = """
+import sys
+from shoal.errors import StateError
+from tests.unit.runtime.test_checkpoint_places import begin, manifest
+from shoal.runtime.rank.checkpoint.folder import Folder
+from shoal.runtime.rank.checkpoint.manifest import Fence
+folder, fence = Folder(sys.argv[1], keep=3), Fence(epoch=1)
+folder.claim(fence)
+begin(folder, 10, fence)
+print("written", flush=True)
+sys.stdin.readline()
+try:
+    begin(folder, 10, fence)
+    folder.commit(manifest(10, fence), fence)
+except StateError as error:
+    print(error.message)
+"""
+
+
+def manifest(step: int, fence: Fence) -> Manifest:
+    record = FileRecord(num_bytes=len(DATA), sha256=hashlib.sha256(DATA).hexdigest())
+    return Manifest(
+        job_id="j1",
+        step=step,
+        epoch=fence.epoch,
+        generation=fence.generation,
+        world_size=1,
+        run_s=0.0,
+        files={"data": record},
+    )
+
+
+def begin(folder: Folder, step: int, fence: Fence) -> None:
+    path = Path(folder.unfinished(Name(fence, step)))
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "data").write_bytes(DATA)
+
+
+def save(folder: Folder, step: int, fence: Fence) -> None:
+    begin(folder, step, fence)
+    folder.commit(manifest(step, fence), fence)
+
+
+def test_a_stale_process_that_had_written_everything_cannot_commit(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", OLD_ATTEMPT, str(tmp_path)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]
+    ) as old:
+        assert old.stdout is not None
+        assert old.stdin is not None
+        assert old.stdout.readline() == "written\n"
+        folder, fence = Folder(str(tmp_path), keep=3), Fence(epoch=2)
+        folder.claim(fence)
+        assert list(tmp_path.glob(".unfinished-*")) == [], "what it had begun is gone"
+        save(folder, 5, fence)
+        old.stdin.write("go on\n")
+        old.stdin.flush()
+        assert "attempt 2, group 0 has taken over" in old.stdout.readline()
+    assert folder.names() == [Name(fence, 5)]
+
+
+def test_a_commit_that_was_cut_short_is_not_there(tmp_path: Path) -> None:
+    folder, fence = Folder(str(tmp_path), keep=3), Fence(epoch=1)
+    folder.claim(fence)
+    save(folder, 1, fence)
+    begin(folder, 2, fence)
+    assert folder.names() == [Name(fence, 1)]
+
+
+def test_a_later_generation_of_the_same_attempt_shuts_out_the_one_before(tmp_path: Path) -> None:
+    folder, before, after = Folder(str(tmp_path), keep=3), Fence(epoch=1), Fence(epoch=1, generation=1)
+    folder.claim(before)
+    folder.claim(after)
+    begin(folder, 1, before)
+    with pytest.raises(StateError):
+        folder.commit(manifest(1, before), before)
+    with pytest.raises(StateError):
+        folder.claim(before)
+
+
+def test_outside_of_shoal_each_claim_is_higher_than_the_last(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path), keep=3)
+    assert [folder.claim(None).epoch for _ in range(3)] == [1, 2, 3]
+
+
+def test_the_one_just_committed_stays_though_older_attempts_had_gone_further(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path), keep=1)
+    for epoch, step in ((1, 100), (2, 50)):
+        folder.claim(Fence(epoch=epoch))
+        save(folder, step, Fence(epoch=epoch))
+    assert folder.names() == [Name(Fence(epoch=2), 50)]
+
+
+def test_names_sort_by_attempt_then_group_then_step() -> None:
+    texts = ["step-000000000009-1-0", "step-000000000005-2-0", "step-000000000004-2-1"]
+    names = [parse_name(text) for text in reversed(texts)]
+    assert [str(name) for name in sorted(name for name in names if name)] == texts
+    assert parse_name(".unfinished-step-000000000009-1-0") is None
+
+
+def test_a_stale_attempt_cannot_commit_to_a_bucket_either() -> None:
+    store = pytest.importorskip("obstore.store").MemoryStore()
+    old, new = (Objects(store, "memory://", keep=3) for _ in range(2))
+    old.claim(Fence(epoch=1))
+    old.commit(manifest(1, Fence(epoch=1)), Fence(epoch=1))
+    new.claim(Fence(epoch=2))
+    with pytest.raises(StateError):
+        old.commit(manifest(2, Fence(epoch=1)), Fence(epoch=1))
+    assert [name.step for name in new.names()] == [1]
+
+
+def test_a_claim_between_reading_and_writing_the_index_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = pytest.importorskip("obstore.store").MemoryStore()
+    old, new = (Objects(store, "memory://", keep=3) for _ in range(2))
+    old.claim(Fence(epoch=1))
+    read = old._read
+
+    def read_then_be_overtaken() -> Any:
+        found = read()
+        monkeypatch.undo()
+        new.claim(Fence(epoch=2))
+        return found
+
+    monkeypatch.setattr(old, "_read", read_then_be_overtaken)
+    with pytest.raises(StateError):
+        old.commit(manifest(2, Fence(epoch=1)), Fence(epoch=1))
+    assert new.names() == []
+
+
+def test_a_store_that_ignores_conditions_is_refused() -> None:
+    pytest.importorskip("obstore.store")
+
+    class Careless:
+        def put(self, path: str, data: bytes, **options: object) -> None:
+            pass
+
+    with pytest.raises(SpecError, match="ignores conditions"):
+        Objects(Careless(), "s3://careless", keep=3).claim(Fence(epoch=1))
+
+
+def test_a_url_of_no_known_kind_is_refused() -> None:
+    pytest.importorskip("obstore.store")
+    with pytest.raises(SpecError, match="gopher"):
+        open_objects("gopher://somewhere/else", keep=3)
+
+
+def test_what_all_hold_is_written_by_all_and_what_one_holds_by_that_one() -> None:
+    same = {"a": 40, "b": 30, "c": 20, "d": 10}
+    owners = divide([same | {"means": 0}, same | {"mine": 5, "means": 0}])
+    loads = [sum(size for key, size in same.items() if owners[key] == rank) for rank in (0, 1)]
+    assert loads == [50, 50]
+    assert owners["mine"] == 1
+    assert owners["means"] == 0
+
+
+def test_the_interval_grows_with_the_root_of_cost_and_time_between_failures() -> None:
+    assert young_daly_s(2.0, 3600.0) == pytest.approx(120.0)
+    assert young_daly_s(8.0, 3600.0) == pytest.approx(240.0)
+    assert steps_between(cost_s=2.0, written_s=1.0, mtbf_s=3600.0, step_s=7.0) == 18
+    assert steps_between(cost_s=0.0, written_s=9.0, mtbf_s=3600.0, step_s=2.0) == 5, "one at a time"
+    assert steps_between(cost_s=0.0, written_s=0.0, mtbf_s=3600.0, step_s=2.0) == 1
+
+
+def test_failures_that_were_seen_outweigh_those_expected() -> None:
+    calm = mtbf_s(num_nodes=1, failures=0, run_s=0.0)
+    assert calm == pytest.approx(86400 / 6.5e-3)
+    assert mtbf_s(num_nodes=8, failures=0, run_s=0.0) == pytest.approx(calm / 8)
+    assert mtbf_s(num_nodes=1, failures=99, run_s=calm) == pytest.approx(calm / 50)

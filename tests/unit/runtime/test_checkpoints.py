@@ -1,0 +1,218 @@
+"""Saving and loading what a program trains: alone, and in real ranks of a group."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from shoal.errors import SpecError, StateError
+from shoal.runtime.rank.checkpoint.checkpoints import Checkpoints
+from shoal.runtime.rank.checkpoint.flight import Stage
+from shoal.runtime.rank.checkpoint.folder import Folder
+from shoal.runtime.rank.checkpoint.objects import Objects
+from tests.support import training_ranks
+from tests.support.training_ranks import build, is_same, launch, train, whole
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for checkpoints, with nothing of a job in the environment."""
+    for name in ("SHOAL_EPOCH", "SHOAL_GENERATION", "SHOAL_CHECKPOINT_DIR", "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "checkpoints"
+
+
+def saved(home: Path, *steps: int, **options: Any) -> tuple[training_ranks.Parts, Checkpoints]:
+    """Parts trained and saved at these steps."""
+    parts, checkpoints, done = build(), Checkpoints(str(home), **options), 0
+    for step in steps:
+        train(parts, done, step)
+        checkpoints.save(parts, step)
+        done = step
+    assert checkpoints.wait() == (steps[-1] if steps else None)
+    return parts, checkpoints
+
+
+def damage(home: Path, step: int, pattern: str = "*.distcp") -> None:
+    (victim,) = home.glob(f"step-{step:012d}-*/{pattern}")
+    data = victim.read_bytes()
+    victim.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_ranks_resume_exactly_with_ddp_and_fsdp_and_one_process_reads_what_they_sharded(home: Path) -> None:
+    home.mkdir()
+    launch(training_ranks.resume_exactly, 2, str(home))
+    for kind in ("ddp", "fsdp"):
+        alone = build(seed=1)
+        assert Checkpoints(str(home / kind)).load(alone) == 3
+        assert is_same(whole(alone), torch.load(home / f"{kind}.pt", weights_only=True))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_two_ranks_shard_what_one_saved_and_all_pass_over_a_damaged_one(home: Path) -> None:
+    parts, _ = saved(home / "plain", 3)
+    torch.save(whole(parts), home / "plain.pt")
+    launch(training_ranks.load_of_one_process, 2, str(home))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_processes_that_form_another_group_while_a_save_is_under_way_go_on_saving(home: Path) -> None:
+    launch(training_ranks.go_on_in_another_group, 2, str(home), training_ranks.free_port())
+
+
+def test_a_run_resumed_alone_ends_with_the_same_weights(home: Path) -> None:
+    parts, _ = saved(home, 2, 4)
+    again = build(seed=1)
+    assert Checkpoints(str(home)).load(again) == 4
+    train(parts, 4, 7)
+    train(again, 4, 7)
+    assert is_same(whole(parts), whole(again))
+
+
+def test_an_optimizer_waits_until_the_state_before_its_step_is_copied(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_copy, copied = threading.Event(), Stage.copy
+
+    def slow_copy(stage: Stage, state: dict[str, Any]) -> dict[str, Any]:
+        may_copy.wait(30)
+        return copied(stage, state)
+
+    monkeypatch.setattr(Stage, "copy", slow_copy)
+    parts, checkpoints = build(has_means=True), Checkpoints(str(home))
+    train(parts, 0, 2)
+    before = whole(parts)
+    checkpoints.save(parts, 2)
+    threading.Timer(0.2, may_copy.set).start()
+    train(parts, 2, 3)
+    checkpoints.wait()
+    again = build(seed=1, has_means=True)
+    assert Checkpoints(str(home)).load(again) == 2
+    assert is_same(whole(again), before), "also the running means, which the forward pass has changed since"
+    assert not is_same(whole(parts), before)
+
+
+@pytest.mark.parametrize("pattern", ["*.distcp", ".metadata", "manifest.json"])
+def test_a_damaged_checkpoint_is_passed_over_with_a_message(
+    home: Path, pattern: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved(home, 2, 4)
+    damage(home, 4, pattern)
+    assert Checkpoints(str(home)).load(build()) == 2
+    assert "passing over step-000000000004" in capsys.readouterr().err
+
+
+def test_a_checkpoint_with_a_file_missing_is_passed_over(home: Path) -> None:
+    saved(home, 2, 4)
+    next(home.glob("step-000000000004-*/*.distcp")).unlink()
+    assert Checkpoints(str(home)).load(build()) == 2
+
+
+def test_nothing_whole_is_nothing(home: Path) -> None:
+    saved(home, 2)
+    damage(home, 2)
+    assert Checkpoints(str(home)).load(build()) is None
+
+
+def test_only_the_newest_are_kept(home: Path) -> None:
+    saved(home, 1, 2, 3, 4, keep=2)
+    assert [name.step for name in Folder(str(home), keep=2).names()] == [4, 3]
+
+
+def test_a_run_that_started_later_shuts_out_the_one_before(home: Path) -> None:
+    parts, first = saved(home, 1)
+    Checkpoints(str(home)).load(build())
+    first.save(parts, 2)
+    with pytest.raises(StateError, match="attempt 2, group 0 has taken over"):
+        first.wait()
+    assert [name.step for name in Folder(str(home), keep=2).names()] == [1]
+
+
+def test_an_attempt_with_a_lower_number_cannot_even_begin(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_EPOCH", "3")
+    saved(home, 1)
+    monkeypatch.setenv("SHOAL_EPOCH", "2")
+    with pytest.raises(StateError, match="attempt 3"):
+        Checkpoints(str(home)).load(build())
+
+
+def test_a_save_that_fails_is_said_and_training_goes_on(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts, checkpoints = saved(home, 1)
+    shutil.rmtree(home)
+    home.write_text("in the way")
+    checkpoints.save(parts, 2)
+    assert checkpoints.wait() == 1
+    assert "step 2 was not saved" in capsys.readouterr().err
+
+
+def test_another_model_is_refused_by_name(home: Path) -> None:
+    saved(home, 1)
+    other = build()
+    other["model"].append(torch.nn.Linear(4, 4))
+    other["optimizer"] = torch.optim.AdamW(other["model"].parameters())
+    with pytest.raises(SpecError, match="does not fit this program"):
+        Checkpoints(str(home)).load(other)
+
+
+def test_a_directory_must_be_known(home: Path) -> None:
+    with pytest.raises(SpecError, match="no directory"):
+        Checkpoints()
+
+
+def test_a_save_is_due_at_every_so_many_steps_or_soon_and_then_by_its_cost(home: Path) -> None:
+    fixed = Checkpoints(str(home), every=4)
+    assert [step for step in range(10) if fixed.is_due(step)] == [4, 8]
+    parts, own = build(), Checkpoints(str(home))
+    own.load(parts)
+    train(parts, 0, 1)
+    assert own.is_due(1)
+    own.save(parts, 1)
+    assert not own.is_due(2)
+
+
+def test_a_checkpoint_in_memory_is_found_first_and_the_directory_has_it_too(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.runtime.rank.checkpoint.tiers.MEMORY", str(tmp_path))
+    saved(home, 1, 2, memory=True)
+    (memory,) = tmp_path.glob("shoal-*")
+    assert len(list(memory.glob("step-*"))) == 1
+    assert len(list(home.glob("step-*"))) == 2
+    shutil.rmtree(home)
+    assert Checkpoints(str(home), memory=True).load(build()) == 2
+
+
+def test_a_bucket_has_what_a_lost_directory_had(home: Path) -> None:
+    store = pytest.importorskip("obstore.store").MemoryStore()
+    checkpoints = Checkpoints(str(home), keep=2)
+    checkpoints._tiers.places.append(Objects(store, "memory://", keep=2))
+    parts = build()
+    for step in (1, 2, 3):
+        train(parts, step - 1, step)
+        checkpoints.save(parts, step)
+    checkpoints.wait()
+    kept = {entry["path"].split("/")[0] for page in store.list() for entry in page}
+    assert kept == {"index.json", "probe", "step-000000000003-1-0", "step-000000000002-1-0"}
+    shutil.rmtree(home)
+    again, later = build(seed=1), Checkpoints(str(home), keep=2)
+    later._tiers.places.append(Objects(store, "memory://", keep=2))
+    assert later.load(again) == 3
+    assert is_same(whole(parts), whole(again))

@@ -1,0 +1,44 @@
+"""When a silence is a hang."""
+
+from __future__ import annotations
+
+from shoal.runtime.hangs import BUSY_S, MIN_STEPS, Pace
+
+
+def paced(steps: int, step_s: float, cpu_share: float = 1.0) -> Pace:
+    pace = Pace()
+    for step in range(steps):
+        pace.look(step * step_s, step, step * step_s * cpu_share)
+    return pace
+
+
+def test_silence_of_many_steps_with_nobody_at_work_is_a_hang() -> None:
+    pace = paced(50, 0.1)
+    last = 49 * 0.1
+    assert pace.silent_s(last + 0.9, last) is None
+    assert pace.silent_s(last + 1.2, last) is not None
+
+
+def test_slow_steps_make_for_patience() -> None:
+    pace = paced(50, 3.0)
+    last = 49 * 3.0
+    assert pace.silent_s(last + 20, last) is None
+    assert pace.silent_s(last + 25, last) is not None
+
+
+def test_one_long_step_among_short_ones_counts() -> None:
+    pace = paced(50, 0.1)
+    pace.look(20.0, 50, 5.0)
+    assert pace.silent_s(20.0 + 60, 5.0) is None
+
+
+def test_who_works_is_not_said_to_hang_for_minutes() -> None:
+    pace = paced(50, 0.1)
+    last = 49 * 0.1
+    assert pace.silent_s(last + 60, last + 60) is None
+    assert pace.silent_s(last + BUSY_S + 1, last + BUSY_S + 1) is not None
+
+
+def test_nothing_is_known_before_the_first_steps() -> None:
+    pace = paced(MIN_STEPS - 1, 0.1)
+    assert pace.silent_s(3600.0, 0.0) is None

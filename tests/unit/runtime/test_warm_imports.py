@@ -1,0 +1,92 @@
+"""What a zygote imports before any rank exists, and which commands it may run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from shoal.runtime.warm import imports, install, stand_in
+
+
+def write(folder: Path, **files: str) -> str:
+    for name, text in files.items():
+        (folder / f"{name}.py").write_text(text)
+    return str(folder / "train.py")
+
+
+def test_modules_of_others_are_found_through_the_programs_own(tmp_path: Path) -> None:
+    script = write(
+        tmp_path,
+        train="import json\nfrom data import batches\nif True:\n    import csv\n",
+        data="from collections.abc import Mapping\nimport model\n",
+        model="import wave\n",
+    )
+    found = imports.found_in(script)
+    assert {"json", "csv", "collections.abc", "wave"} <= set(found)
+    assert not {"data", "model"} & set(found)
+
+
+def test_imports_inside_functions_and_for_types_alone_are_left_to_the_program(tmp_path: Path) -> None:
+    script = write(
+        tmp_path,
+        train="from typing import TYPE_CHECKING\n"
+        "if TYPE_CHECKING:\n    import heavy\n"
+        "def f():\n    import late\n",
+    )
+    assert not {"heavy", "late"} & set(imports.found_in(script))
+
+
+@pytest.mark.parametrize("text", ["def broken(:\n", "\0", "(" * 5000])
+def test_source_that_cannot_be_read_names_nothing(tmp_path: Path, text: str) -> None:
+    assert imports.found_in(write(tmp_path, train=text)) == []
+    assert imports.found_in(str(tmp_path / "missing.py")) == []
+
+
+def test_module_that_cannot_be_imported_does_not_keep_the_others_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, bad_module_here="raise RuntimeError('at import')", good_module_here="VALUE = 1")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    imports.load(["bad_module_here", "no_such_module_here", "good_module_here"])
+    assert "good_module_here" in sys.modules
+    del sys.modules["good_module_here"]
+
+
+@pytest.mark.parametrize(
+    ("run", "expected"),
+    [
+        ("python train.py", True),
+        ("cd src && python3 -m pkg.train --lr $LR", True),
+        ("torchrun --nproc-per-node 4 train.py", True),
+        ("mpirun -np 4 ./solver", True),
+        ("/opt/env/bin/python train.py", True),
+        ("bash train.sh", False),
+        ("./pythonic --x", False),
+    ],
+)
+def test_scripts_that_start_python_are_recognised(run: str, *, expected: bool) -> None:
+    assert install.is_python(run) is expected
+
+
+def test_interpreter_and_early_variables_must_be_the_zygotes() -> None:
+    here = {"PYTHONPATH": "/a", "OMP_NUM_THREADS": "1", "LR": "3"}
+    known = stand_in.known(sys.executable, here)
+    assert stand_in.known(sys.executable, {**here, "LR": "4", "RANK": "1"}) == known
+    assert stand_in.known(sys.executable, {**here, "OMP_NUM_THREADS": "2"}) != known
+    assert stand_in.known("/bin/sh", here) != known
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["-u", "-m", "x"], True),
+        (["-c", "1"], True),
+        (["-O", "x.py"], False),
+        ([], False),
+        (["no.py"], False),
+    ],
+)
+def test_only_plain_commands_are_given_to_the_zygote(arguments: list[str], *, expected: bool) -> None:
+    assert stand_in.is_plain(arguments) is expected
