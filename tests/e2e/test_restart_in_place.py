@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shoal.runtime.restarts import MAX_QUICK
-from shoal.wire import EndKind, Order
+from shoal.wire import EndKind, LogRule, Order, RuleAction
 from tests.support.shares import RunningShare, Start, an_order, processes_with, shares_in, until
 
 PROGRAM = """
@@ -109,3 +109,10 @@ def test_launcher_that_wants_other_ranks_than_the_job_has_says_what_to_write(sta
     share = start(order("pass", run="torchrun --nproc-per-node 4 train.py 0.1"))
     assert share.run().exit_code == 2
     assert any("set `ranks_per_node: 4` in the job" in line for line in share.texts("e"))
+
+
+def test_rank_that_a_log_rule_spoke_about_is_not_started_again_here(start: Start) -> None:
+    rules = (LogRule(match="ECC error", action=RuleAction.EXCLUDE_NODE),)
+    how = "print('ECC error', flush=True), os._exit(7)"
+    outcome = start(order(how, lived_s=0.5, log_rules=rules)).run()
+    assert (outcome.restarts, outcome.rules_hit) == (0, (RuleAction.EXCLUDE_NODE,))

@@ -26,6 +26,8 @@ from shoal.runtime.watch import Process, Watcher
 from shoal.wire import Order, Recovery
 
 TURN_S, LOOK_S = 0.03, 0.25
+SPARE_SHARE = 1.5
+"""How much of a rank's memory must be left before a spare is started."""
 SILENT_S = 60.0
 """A program that has said nothing by then is one that does not use `shoal.runtime`."""
 GONE_S = 5.0
@@ -141,7 +143,7 @@ class Crew:
         if self._spare is not None and self._spare.status is not None:
             self._spare = None
         joined = [self._has_joined(process) for process in self.ranks]
-        if self._spare is None and all(joined):
+        if self._spare is None and all(joined) and self._has_room_for_spare():
             self._spare = self._start(None, None)
         if self._generation.number > 0 and self._clock.monotonic() > self._formed_at + JOIN_S:
             stuck = [p for p, has in zip(self.ranks, joined, strict=True) if not has and self._can_go_on(p)]
@@ -149,6 +151,12 @@ class Crew:
                 _kill_group(process)
         if all(joined):
             self._look_for_hang()
+
+    def _has_room_for_spare(self) -> bool:
+        """A spare builds what a rank builds. On GPUs that is memory a rank may need: none waits there."""
+        has_gpus = bool(self._order.gpu_ids) and not self._order.are_gpus_simulated
+        share = SPARE_SHARE / self._order.ranks_per_node
+        return not has_gpus and self._confinement.has_memory_for(share)
 
     def _look_for_hang(self) -> None:
         """End what hangs: the processes that are stopped, if that is why; else every rank of the node."""

@@ -183,7 +183,8 @@ class ShareRun:
             began_at = self._clock.monotonic()
             self._start_ranks(crew)
             end = self._follow(launcher, "a rank", crew)
-            if not self._restarts.may_follow(end, self._clock.monotonic() - began_at):
+            # A log rule has said something about this node, or about trying again: not ours to pass over.
+            if self._rules.hits or not self._restarts.may_follow(end, self._clock.monotonic() - began_at):
                 return end
             self._failed = (self._clock.now(), time.monotonic_ns())
             self._log.say(f"{end.message}; asking whether all ranks may start anew where they are")

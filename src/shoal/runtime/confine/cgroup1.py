@@ -49,6 +49,10 @@ class CgroupV1:
         """
         return read_number(f"{self._by_controller['memory']}/memory.oom_control", "oom_kill") or 0
 
+    def memory_bytes(self) -> int | None:
+        """What processes in here have written to memory of their own."""
+        return read_number(f"{self._by_controller['memory']}/memory.stat", "total_rss")
+
     def cpu_seconds(self) -> float | None:
         """CPU time of everything that ever ran in here."""
         accounting = self._by_controller.get("cpuacct")

@@ -36,6 +36,10 @@ class CgroupV2:
         """How often the kernel killed in here because the memory limit was hit."""
         return read_number(f"{self._path}/memory.events", "oom_kill") or 0
 
+    def memory_bytes(self) -> int | None:
+        """What processes in here have written to memory of their own."""
+        return read_number(f"{self._path}/memory.stat", "anon")
+
     def cpu_seconds(self) -> float | None:
         """CPU time of everything that ever ran in here."""
         used = read_number(f"{self._path}/cpu.stat", "usage_usec")

@@ -142,6 +142,12 @@ class Confinement:
             found |= tree.descendants(os.getpid())
         return found
 
+    def has_memory_for(self, share: float) -> bool:
+        """Whether the share could use so much more than it does, by the factor, and stay within its limit."""
+        limit = self._order.limits.memory_bytes
+        used = self._groups.memory_bytes() if self._groups is not None else None
+        return limit is None or (used is not None and used * (1 + share) <= limit)
+
     def processes(self) -> set[int]:
         """Every process of the share that can be seen now."""
         return tree.pids_in(self.cgroups) if self.cgroups else tree.descendants(os.getpid())
