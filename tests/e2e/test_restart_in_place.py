@@ -62,10 +62,15 @@ def test_rank_that_fails_is_followed_by_a_new_group_in_the_same_place(start: Sta
     assert share.texts().count("zygote ['5.5'] __main__") == 4
 
 
-def test_program_that_keeps_failing_at_once_is_soon_given_up_here(start: Start) -> None:
-    always = "python -c 'import sys; sys.exit(7)'"
+def test_program_that_gives_up_at_once_is_left_to_its_retries(start: Start) -> None:
+    outcome = start(order("os._exit(7)", lived_s=0.1)).run()
+    assert (outcome.kind, outcome.exit_code, outcome.rank, outcome.restarts) == (EndKind.EXITED, 7, 1, 0)
+
+
+def test_program_that_keeps_being_killed_at_once_is_soon_given_up_here(start: Start) -> None:
+    always = "python -c 'import os; os.kill(os.getpid(), 9)'"
     outcome = start(order("", run=always, ranks_per_node=1, max_restarts=9)).run()
-    assert (outcome.kind, outcome.exit_code, outcome.restarts) == (EndKind.EXITED, 7, MAX_QUICK)
+    assert (outcome.kind, outcome.signal, outcome.restarts) == (EndKind.SIGNALED, 9, MAX_QUICK)
 
 
 def test_failure_of_a_forked_rank_reads_as_that_of_a_started_one(start: Start) -> None:
@@ -113,6 +118,6 @@ def test_launcher_that_wants_other_ranks_than_the_job_has_says_what_to_write(sta
 
 def test_rank_that_a_log_rule_spoke_about_is_not_started_again_here(start: Start) -> None:
     rules = (LogRule(match="ECC error", action=RuleAction.EXCLUDE_NODE),)
-    how = "print('ECC error', flush=True), os._exit(7)"
+    how = "print('ECC error', flush=True), time.sleep(0.5), os.kill(os.getpid(), 9)"
     outcome = start(order(how, lived_s=0.5, log_rules=rules)).run()
     assert (outcome.restarts, outcome.rules_hit) == (0, (RuleAction.EXCLUDE_NODE,))

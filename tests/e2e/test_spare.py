@@ -40,7 +40,8 @@ def program(run):
     weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
     print("weights", hashlib.sha256(weights).hexdigest(), flush=True)
 
-runtime.train(program, {"model": model, "optimizer": optimizer})
+saved = runtime.Checkpoints("saved", every=10)
+runtime.train(program, {"model": model, "optimizer": optimizer}, checkpoints=saved)
 """
 STEPS = 400
 NAME = f"loses_ranks_{uuid.uuid4().hex}.py"
@@ -86,6 +87,7 @@ def unharmed(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     told = subprocess.run(
         [*command, str(path), str(STEPS)],
+        cwd=path.parent,
         capture_output=True,
         text=True,
         check=True,
@@ -113,3 +115,18 @@ def test_lost_and_stopped_ranks_cost_no_step_and_no_bit(
     assert max(steps(share).count(step) for step in range(STEPS)) <= 2
     told = " ".join(share.texts("e"))
     assert "from rank" in told, "the state came from a surviving rank"
+
+
+def test_when_every_rank_is_lost_the_last_checkpoint_is_where_they_go_on(
+    start: Start, unharmed: set[str]
+) -> None:
+    share = start(order(max_restarts=9))
+    share.spawn()
+    until(lambda: len(steps(share)) >= 60 and len(ranks()) == 3, 60, share.describe)
+    for pid in ranks():
+        os.kill(pid, signal.SIGKILL)
+    outcome = share.outcome(90)
+    assert outcome.kind is EndKind.SUCCEEDED, share.describe()
+    assert weights(share.texts()) == unharmed
+    assert "from a checkpoint" in " ".join(share.texts("e"))
+    assert steps(share).count(0) == 1, "nobody began from the start again"

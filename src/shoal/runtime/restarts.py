@@ -15,7 +15,7 @@ from shoal.wire import EndKind, NodeOutcome, Order
 
 LIVED_S = 5.0
 MAX_QUICK = 2
-"""So many groups in a row may fail before they ran for that long: more would not help."""
+"""So many groups in a row may be killed before they ran for that long: more would not help."""
 RANK_FAILED = frozenset({EndKind.EXITED, EndKind.SIGNALED})
 OTHERS_FAILED = Ending(kind=EndKind.STOPPED, message="ranks of another node failed")
 
@@ -35,7 +35,10 @@ class Restarts:
         """Whether a group that ended so after `ran_s` may be followed by another in the same place."""
         if end is OTHERS_FAILED:
             return True
-        self._quick = 0 if ran_s >= LIVED_S else self._quick + 1
+        is_quick = ran_s < LIVED_S
+        self._quick = self._quick + 1 if is_quick else 0
+        if is_quick and end.kind is EndKind.EXITED:
+            return False  # a program that gives up at once gets the pause that its retries have
         left = self._order.max_restarts - self.generation.number
         can_ask = self._is_alone or self._renewer is not None
         return end.kind in RANK_FAILED and left > 0 and self._quick <= MAX_QUICK and can_ask

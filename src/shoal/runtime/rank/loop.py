@@ -12,6 +12,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from shoal.runtime.rank.checkpoint.checkpoints import Checkpoints
 from shoal.runtime.rank.member import Member
 from shoal.runtime.rank.state import State, Stateful, level
 
@@ -21,13 +22,21 @@ SEED_STRIDE = 1_000_003
 class Run:
     """One group, as the training function sees it."""
 
-    def __init__(self, member: Member, state: State, seed: int) -> None:
+    def __init__(
+        self, member: Member, state: State, seed: int, checkpoints: Checkpoints | None = None
+    ) -> None:
         self._member = member
         self._state = state
         self._seed = seed
+        self._checkpoints = checkpoints
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self.local_rank = int(os.environ["LOCAL_RANK"])
+
+    @property
+    def step(self) -> int:
+        """How many steps are complete."""
+        return self._state.step
 
     def steps(self, total: int) -> Iterator[int]:
         """The numbers of the steps still to do, from 0 to `total` - 1.
@@ -41,6 +50,8 @@ class Run:
             self._state.step += 1
             self._state.is_fresh = False
             self._member.at_step(self._state.step)
+            if self._checkpoints is not None and self._checkpoints.is_due(self._state.step):
+                self._checkpoints.save(self._state.parts, self._state.step)
 
 
 def train(
@@ -48,14 +59,16 @@ def train(
     parts: Mapping[str, Stateful],
     *,
     backend: str | None = None,
+    checkpoints: Checkpoints | None = None,
     seed: int = 0,
     timeout_s: float = 600.0,
 ) -> None:
     """Join the group, call `program`, leave; when a peer is lost, join the next group and call it again.
 
     `parts` is everything a step changes, held whole by every rank: the model, the optimizer, the scheduler.
-    A rank that replaces a lost one gets them from a rank that has them, so no step is lost. An error of this
-    rank's own is raised.
+    A rank that replaces a lost one gets them from a rank that has them, so no step is lost. Where no rank has
+    them, as when a job is tried again, they come from `checkpoints`, which are saved whenever one is due. An
+    error of this rank's own is raised.
     """
     member, state = Member(), State(parts)
     while True:
@@ -67,9 +80,13 @@ def train(
             )
             member.joined()
             source = level(state)
+            if state.is_fresh and checkpoints is not None and (step := checkpoints.load(parts)) is not None:
+                state.step, state.is_fresh, source = step, False, "a checkpoint"
             if place.generation > 0:
                 sys.stderr.write(f"shoal: group {place.generation}, step {state.step} from {source}\n")
-            program(Run(member, state, seed))
+            program(Run(member, state, seed, checkpoints))
+            if checkpoints is not None:
+                checkpoints.wait()
         except Exception:
             _leave()
             if not member.is_group_over():

@@ -23,19 +23,19 @@ class State:
     """Named parts of a training run, and how many steps are in them. The same on every rank."""
 
     def __init__(self, parts: Mapping[str, Stateful]) -> None:
-        self._parts = dict(parts)
+        self.parts = dict(parts)
         self.step = 0
         """Complete steps."""
         self.is_fresh = True
         """Nothing was trained into it, here or anywhere: the first group starts from what it was built as."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {"step": self.step, **{name: part.state_dict() for name, part in self._parts.items()}}
+        return {"step": self.step, **{name: part.state_dict() for name, part in self.parts.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step = int(state["step"])
         self.is_fresh = False
-        for name, part in self._parts.items():
+        for name, part in self.parts.items():
             part.load_state_dict(state[name])
 
 
