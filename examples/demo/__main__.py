@@ -90,6 +90,10 @@ class Training:
     def steps(self, attempt: int) -> list[Step]:
         return steps_of(list(self._shoal.logs(self._job.job_id, rank=0, attempt=attempt)), attempt)
 
+    def first_after(self, kill: Kill) -> Step | None:
+        """The first step of the group that followed in the same attempt."""
+        return next((step for step in self.steps(kill.attempt) if step.group > kill.group), None)
+
     def wait_for_start(self) -> None:
         until(lambda: None if self._job.refresh().status in ("queued", "starting") else True, "a start")
 
@@ -143,10 +147,13 @@ def kill_rank(stage: Stage, training: Training) -> Kill:
     training.wait_for_step(FIRST_KILL)
     epoch, attempt_id, _ = training.newest()
     rank = until(lambda: rank_process(attempt_id, 1), "the process of rank 1")
-    at = stage.kill(rank.pid, f"rank 1 of the training, `{rank.command}` on {rank.node}")
-    say("Its ranks live and die together: the others are stopped, all start again.")
+    at = stage.kill(rank.pid, f"rank 1 of the training, on {rank.node}")
+    say("All its ranks start anew where they are, forked from a process on each node")
+    say("that has made their imports, and go on from the last checkpoint.")
     kill = Kill("rank 1", rank.pid, at, epoch)
-    see_next_attempt(training, kill)
+    first = until(lambda: training.first_after(kill), "the next step of the training")
+    say(f"  attempt {epoch} goes on with step {first.number}, {first.at - kill.at:.1f} s after the kill:")
+    stage.shoal("events", "--job", "data-parallel", "-n", "2")
     return kill
 
 
@@ -158,7 +165,7 @@ def kill_supervisor(stage: Stage, training: Training) -> Kill:
     at = stage.kill(pid, f"the supervisor of the training's rank on {nodes[0]}")
     say("Its rank dies with it. That nobody holds its lock any more is the evidence")
     say("that it is dead and not just silent; only then is it replaced.")
-    kill = Kill("a supervisor", pid, at, epoch)
+    kill = Kill("a supervisor", pid, at, epoch, training.steps(epoch)[-1].group)
     see_next_attempt(training, kill)
     return kill
 
@@ -192,7 +199,7 @@ def kill_control_plane(stage: Stage, training: Training) -> Kill:
     stage.shoal("up")
     back_at = time.time()
     stage.shoal("why", "data-parallel")
-    return Kill("control plane", pid, at, epoch, back_at)
+    return Kill("control plane", pid, at, epoch, back_at=back_at)
 
 
 def last_step_on_disk(home: Path, attempt_id: str, node: str) -> int:

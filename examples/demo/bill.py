@@ -19,12 +19,13 @@ HEADS = ("killed", "pid", "attempts", "steps again", "ranks up", "next step", "G
 
 @dataclass(frozen=True)
 class Kill:
-    """What was killed, when, and during which attempt. `back_at`: only for what ends no attempt."""
+    """What was killed, when, and in which group of ranks. `back_at`: only for what ends none."""
 
     what: str
     pid: int
     at: float
     attempt: int
+    group: int = 0
     back_at: float | None = None
 
 
@@ -35,6 +36,8 @@ class Step:
     at: float
     number: int
     attempt: int
+    group: int = 0
+    """Which group of ranks of the attempt: a step made again begins the next."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +56,20 @@ class Cost:
 
 def steps_of(lines: list[dict[str, Any]], attempt: int) -> list[Step]:
     """The steps one attempt's log tells of, in order."""
-    found = ((line["at"], STEP.match(line["text"])) for line in lines)
-    return [Step(at, int(match[1]), attempt) for at, match in found if match]
+    found: list[Step] = []
+    for line in lines:
+        match = STEP.match(line["text"])
+        if match is None:
+            continue
+        number, last = int(match[1]), found[-1] if found else None
+        group = 0 if last is None else last.group + (number <= last.number)
+        found.append(Step(line["at"], number, attempt, group))
+    return found
 
 
 def usual_step_s(steps: list[Step]) -> float:
-    """The median time between two steps of one attempt."""
-    return median(b.at - a.at for a, b in pairwise(steps) if a.attempt == b.attempt)
+    """The median time between two steps of one group."""
+    return median(b.at - a.at for a, b in pairwise(steps) if (a.attempt, a.group) == (b.attempt, b.group))
 
 
 def cost_of(kill: Kill, steps: list[Step]) -> Cost:
@@ -68,9 +78,10 @@ def cost_of(kill: Kill, steps: list[Step]) -> Cost:
 
 
 def _of_restart(kill: Kill, steps: list[Step]) -> Cost:
-    """The attempt ended, and a later one went on from a checkpoint."""
-    before = [step for step in steps if step.attempt <= kill.attempt]
-    first = next(step for step in steps if step.attempt > kill.attempt)
+    """The group ended, and a later one went on from a checkpoint."""
+    killed = (kill.attempt, kill.group)
+    before = [step for step in steps if (step.attempt, step.group) <= killed]
+    first = next(step for step in steps if (step.attempt, step.group) > killed)
     usual_s = usual_step_s(steps)
     kept = [step.at for step in before if step.number == first.number - 1]
     kept_at = kept[-1] if kept else before[0].at - usual_s
@@ -101,10 +112,9 @@ def print_bill(kills: list[Kill], steps: list[Step], attempts: list[dict[str, An
     say(
         f"\nMeasured, from the times in logs and events; a step usually takes {usual_step_s(steps):.2f} s.\n"
         "  steps again   made after the last checkpoint, lost, and made once more\n"
-        "  ranks up      from the kill until all ranks ran again: Shoal's part; of it,\n"
-        "                the job itself asks for 1 s after a failed rank (`backoff`)\n"
-        "  next step     from the kill to the end of the next step; the program starts\n"
-        "                and imports torch in this time\n"
+        "  ranks up      from the kill until all ranks of a new attempt ran: Shoal's part\n"
+        "  next step     from the kill to the end of the next step; in a new attempt the\n"
+        "                program starts and imports torch in this time\n"
         f"  GPU-seconds   {num_gpus} GPUs x (last step that counts .. start of the one after it)"
     )
 

@@ -37,8 +37,10 @@ class Restarts:
             return True
         is_quick = ran_s < LIVED_S
         self._quick = self._quick + 1 if is_quick else 0
-        if is_quick and end.kind is EndKind.EXITED:
-            return False  # a program that gives up at once gets the pause that its retries have
+        if is_quick and self._is_alone and end.kind is EndKind.EXITED:
+            # A program that gives up at once gets the pause that its retries have. On one of several nodes
+            # it may only have noticed that a rank of another was killed.
+            return False
         left = self._order.max_restarts - self.generation.number
         can_ask = self._is_alone or self._renewer is not None
         return end.kind in RANK_FAILED and left > 0 and self._quick <= MAX_QUICK and can_ask
