@@ -172,6 +172,7 @@ async def test_housekeeping_that_fails_does_not_stop_the_writer(
 
     monkeypatch.setattr(SqliteDatabase, "tidy", fail)
     monkeypatch.setattr("shoal.store.writer.TIDY_EVERY", 1)
+    monkeypatch.setattr("shoal.store.writer.TIDY_AT_LAST", 1)
     for number in (1, 2, 3):
         assert await store.write(partial(submit, number=number)) == number
     assert "housekeeping" in caplog.text

@@ -166,9 +166,10 @@ def main(folder: str, scripts: list[str]) -> int:
     warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
         here = os.open(folder, os.O_PATH | os.O_DIRECTORY)
-        door.bind(f"/proc/self/fd/{here}/door")  # by descriptor: the path itself may be too long
+        door.bind(f"/proc/self/fd/{here}/door.new")  # by descriptor: the path itself may be too long
         os.close(here)
         door.listen(128)
+        os.rename(f"{folder}/door.new", f"{folder}/door")  # found only when it can be knocked at
         for script in scripts:
             imports.load(imports.found_in(script))
         _be_still()
