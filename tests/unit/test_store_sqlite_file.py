@@ -127,7 +127,8 @@ async def test_log_is_checkpointed_while_busy(tmp_path: Path, monkeypatch: pytes
         await store.write(partial(submit, number=number))
         sizes.append((tmp_path / "shoal.db-wal").stat().st_size)
     await store.close()
-    assert sizes[-1] == sizes[20], "the log is used again from its start once it was checkpointed"
+    each = sizes[1] - sizes[0]
+    assert max(sizes) < sizes[0] + 30 * each, "the log is used again from its start once it was checkpointed"
 
 
 async def test_reader_sees_one_moment_while_writes_go_on(tmp_path: Path) -> None:
