@@ -84,12 +84,13 @@ def test_every_change_by_a_person_leaves_an_entry_with_its_request(world: World)
     assert made.json()["text"] not in str(entries)
 
 
-@pytest.mark.parametrize("role", ["member", "job", "supervisor"])
-def test_the_audit_tells_of_whoever_was_refused(world: World, role: str) -> None:
-    world.call("POST", "/v1/nodes/node-2/cordon", role=role, data={"because": "sneaky"})
-    (newest,) = world.call("GET", "/v1/audit?tail=1", role="operator").json()["items"]
-    assert newest["kind"] == "access.denied"
-    assert newest["actor"].partition(":")[0] == ("user" if role == "member" else role)
+def test_the_audit_tells_of_whoever_was_refused(tmp_path: Path) -> None:
+    with open_world(tmp_path) as world:  # where nobody has been refused so often that it is no longer told
+        for role, kind in (("member", "user"), ("job", "job"), ("supervisor", "supervisor")):
+            world.call("POST", "/v1/nodes/node-2/cordon", role=role, data={"because": "sneaky"})
+            (newest,) = world.call("GET", "/v1/audit?tail=1", role="operator").json()["items"]
+            assert newest["kind"] == "access.denied"
+            assert newest["actor"].partition(":")[0] == kind
 
 
 def test_the_audit_leaves_out_what_shoal_did_by_itself(world: World) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,16 @@ import pytest
 from shoal.api.routing import Declared
 from shoal.errors import StoreUnavailable
 from tests.attacks.inventory import GUARDED, aimed, title
-from tests.support.world import World
+from tests.support.world import World, open_world
 
 LEAK = "/srv/shoal/keys/signing.key at 0x7f3a2b1c postgres://u:p@db"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """Its own: the control plane's loops meet the broken store too, and say so at `/healthz`."""
+    with open_world(tmp_path_factory.mktemp("broken")) as opened:
+        yield opened
 
 
 @pytest.mark.parametrize("row", GUARDED, ids=title)

@@ -120,13 +120,13 @@ class Zygote:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake, 4096)
         with contextlib.suppress(ChildProcessError):
-            while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if pid == 0:
-                    return
-                rank = self._ranks.pop(pid, None)
+            while (seen := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                pid = seen.si_pid
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(pid, signal.SIGKILL)  # what it had started must not outlive it
+                    # What it had started must not outlive it; once it is reaped, its number is free.
+                    os.killpg(pid, signal.SIGKILL)
+                _, status = os.waitpid(pid, 0)
+                rank = self._ranks.pop(pid, None)
                 if rank is not None:
                     with contextlib.suppress(OSError), rank.connection:
                         rank.connection.sendall(STATUS.pack(status))
