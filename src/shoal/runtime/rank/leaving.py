@@ -1,8 +1,8 @@
 """Give up a group of ranks that is broken, without waiting for what it still wants to do.
 
-A collective that gloo has begun cannot be taken back: where a peer died at the wrong moment it stays until its
-time-out, and whoever drops the last reference to its group waits for it. So the training does not: one thread
-that nothing depends on holds the last few groups, and waits in its place when it lets go of one.
+A collective that gloo has begun cannot be taken back: where a peer died at the wrong moment it stays until
+its time-out, and whoever drops the last reference to its group waits for it. So the training does not: a
+thread that nothing depends on holds the last few groups, and waits in its place when it lets go of one.
 """
 
 from __future__ import annotations
