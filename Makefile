@@ -38,7 +38,8 @@ bench: ## Shoal beside a real Slurm and a real Ray, in one run
 	@$(BIN)/python -m benchmarks.idle
 	@$(BIN)/python -m benchmarks.listing
 
-bench-recovery: setup ## how long training stands still when a rank is killed or hangs: Shoal beside torchrun
+bench-recovery: ## how long training stands still when a rank or a node is lost: Shoal, torchrun, torchft
+	@scripts/setup recovery
 	@$(BIN)/python -m benchmarks.recovery
 
 yardsticks: setup ## published numbers of the field and ours beside them; needs traces: SHOAL_TRACES=dir

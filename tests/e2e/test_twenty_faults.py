@@ -1,4 +1,4 @@
-"""Twenty ranks are killed or stopped in one run: its loss curve and its weights are those of an unharmed one."""
+"""Twenty ranks are lost in one run: its loss curve and its weights are those of an unharmed one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,12 @@ def test_twenty_faults_change_neither_the_loss_curve_nor_a_bit_of_the_weights(
 
 def under_fire(shoal: Cluster, folder: Path, name: str) -> tuple[Curve, set[str], int]:
     """The curve, the weights at the end, and how many faults there were."""
-    spec = (FOLDER / f"{name}.yaml").read_text().replace("max: 3", "max: 100").replace("backoff: 1s", "backoff: 0s")
+    spec = (
+        (FOLDER / f"{name}.yaml")
+        .read_text()
+        .replace("max: 3", "max: 100")
+        .replace("backoff: 1s", "backoff: 0s")
+    )
     job = folder / "job.yaml"
     job.write_text(f"workdir: {FOLDER}\n{spec}")
     shoal("run", "-d", "-e", f"STEPS={STEPS}", "--name", f"fire-{name}", str(job))
@@ -77,7 +82,7 @@ def followed(shoal: Cluster, job: str) -> Iterator[str]:
 
 
 def strike(job: str, script: str, dice: random.Random, how: signal.Signals) -> int:
-    """Hit one of the ranks, if all are there. The newest process of a program that has spares is the spare."""
+    """Hit one of the ranks, if all are there. Of a program that has a spare, that is the newest process."""
     mine = f"SLURM_JOB_NAME={job}".encode()
     found = []
     for pid in sorted(processes_with(f"bin/python\0{script}\0")):
