@@ -4,9 +4,9 @@
 
 *Next step* is the first one that a process makes that was not there before the fault: from then on the whole
 group works again. The state of a replica is 50 MB; the plain program saves every tenth step. A contestant
-that has not gone on after 90 s counts as never recovered. A `node` is the process that looks after half of the
-ranks, and those ranks; torchrun goes on with the other half, Shoal with all of them. torchft's survivors make
-steps while a replica is away: its seconds are until that replica makes one.
+that has not gone on after 90 s counts as never recovered. A `node` is the process that looks after half of
+the ranks, and those ranks; torchrun goes on with the other half, Shoal with all of them. torchft's survivors
+make steps while a replica is away: its seconds are until that replica makes one.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class Trial:
 
 def trial(kind: type[Run], ranks: int, fault: str) -> Trial:
     with kind(ranks, nodes=2 if fault == "node" else 1) as run:
-        _wait(lambda: _all_at(run, WARM_STEPS), START_S, "the run did not begin")
+        wait(lambda: all_at(run, WARM_STEPS), START_S, "the run did not begin")
         before = run.steps()
         victim = next(step.pid for step in reversed(before) if step.rank == ranks - 1)
         known = {step.pid for step in before}
         at = time.time()
         strike(run, run.process_of(victim), fault)
         try:
-            _wait(lambda: any(step.pid not in known for step in run.steps()), PATIENCE_S, "")
+            wait(lambda: any(step.pid not in known for step in run.steps()), PATIENCE_S, "")
         except TimeoutError:
             return Trial(None, 0)
         first = next(step for step in run.steps() if step.pid not in known)
@@ -61,12 +61,12 @@ def strike(run: Run, pid: int, fault: str) -> None:
         os.kill(victim, signal.SIGSTOP if fault == "hang" else signal.SIGKILL)
 
 
-def _all_at(run: Run, number: int) -> bool:
+def all_at(run: Run, number: int) -> bool:
     newest: dict[int, Step] = {step.rank: step for step in run.steps()}
     return len(newest) == run.ranks and min(step.number for step in newest.values()) >= number
 
 
-def _wait(is_true: object, timeout_s: float, what: str) -> None:
+def wait(is_true: object, timeout_s: float, what: str) -> None:
     assert callable(is_true)
     deadline = time.monotonic() + timeout_s
     while not is_true():
