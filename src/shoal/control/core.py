@@ -16,6 +16,7 @@ from shoal.control.leases import Leases
 from shoal.control.meetings import Meetings
 from shoal.control.queue import Queue
 from shoal.control.record import Recorder
+from shoal.control.signals import Signal
 from shoal.control.turns import Turns
 from shoal.engines.base import Engine
 from shoal.ids import IdFactory
@@ -60,6 +61,8 @@ class Core:
         self.meetings = Meetings()
         self.submitting: set[str] = set()
         """Attempts being handed to the engine at this moment."""
+        self.watcher = Signal()
+        """Somebody has seen a reason to look at what runs at once."""
         self.control_url: str | None = None
         self.planner = Planner(policy or Policy())
         self.checkpoints = Checkpoints(self.planner)

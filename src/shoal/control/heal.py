@@ -8,11 +8,12 @@ import structlog
 from shoal.control.actor import SHOAL
 from shoal.control.core import Core
 from shoal.control.record import note
+from shoal.control.replace import record_end
 from shoal.control.watch import cancel
 from shoal.errors import EngineUnreachable
 from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.job import Job
-from shoal.model.moves import NodeEnded, StopAsked
+from shoal.model.moves import StopAsked
 from shoal.model.node import Node, NodeFacts, NodeState
 from shoal.store import Tx
 from shoal.wire import EndKind, NodeOutcome
@@ -119,8 +120,9 @@ async def _bury(core: Core, attempt: Attempt, node: Node) -> None:
     core.submitting.add(attempt.attempt_id)
     try:
         if not await _answers(core, node.name):
-            gone = NodeEnded(_declared(core, attempt, node))
-            await core.store.write(lambda tx: core.recorder.advance(tx, attempt.attempt_id, gone))
+            gone = _declared(core, attempt, node)
+            await core.store.write(lambda tx: record_end(core, tx, attempt.attempt_id, gone))
+            core.watcher.set()
     finally:
         core.submitting.discard(attempt.attempt_id)
 
@@ -141,4 +143,5 @@ def _declared(core: Core, attempt: Attempt, node: Node) -> NodeOutcome:
         kind=EndKind.LOST,
         ended_at=core.clock.now(),
         message=f"declared dead by {node.by}",
+        incarnation=attempt.incarnation(node.name),
     )

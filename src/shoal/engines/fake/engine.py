@@ -25,6 +25,7 @@ class FakeEngine:
     """One control plane's view. Throw it away and make another to simulate a restart."""
 
     name = "fake"
+    can_replace_shares = False
 
     def __init__(self, cluster: FakeCluster, *, faults: Faults = no_faults) -> None:
         self.cluster = cluster

@@ -38,6 +38,7 @@ class Member:
                 os.environ.update(numbers(place.rank, place.local_rank))
                 os.environ["MASTER_PORT"] = str(place.master_port)
                 os.environ["SHOAL_GENERATION"] = str(place.generation)
+                self._say(Standing.WAITING)  # in this group, for those who are still to come
                 return place
             time.sleep(POLL_S if self.generation >= 0 else SPARE_POLL_S)
 
