@@ -305,6 +305,12 @@ def summary(world: World) -> Counter[str]:
             seen[f"jobs {event.data['outcome']}"] += 1
         elif event.kind == "job.evicted":
             seen[f"evictions by {event.data['ground']}"] += 1
+        elif event.kind == "attempt.regrouped":
+            inner = event.data["event"]
+            where = inner["share"] and inner["share"]["node"]
+            is_same = where == inner["failure"]["node"]
+            kind = "the same node" if is_same else "another node"
+            seen["ranks started anew" if where is None else f"shares replaced on {kind}"] += 1
         elif event.kind == "attempt.ended":
             seen["attempts ended"] += 1
             seen["fences passed"] += event.data["event"]["type"] == "FencePassed"
