@@ -23,6 +23,7 @@ from shoal.ids import IdFactory
 from shoal.scheduler import Planner, Policy, Stamps
 from shoal.settings import Settings
 from shoal.store import Store
+from shoal.wire import NodeOutcome
 
 RENEW_S = 5.0
 """How often a supervisor renews its lease."""
@@ -61,6 +62,11 @@ class Core:
         self.meetings = Meetings()
         self.submitting: set[str] = set()
         """Attempts being handed to the engine at this moment."""
+        self.lost: dict[str, NodeOutcome] = {}
+        """By attempt: a share to be replaced on another node, or else the attempt's end. The next look finds
+        it again if it is forgotten."""
+        self.placer = Signal()
+        """Somebody wants a plan at once."""
         self.watcher = Signal()
         """Somebody has seen a reason to look at what runs at once."""
         self.control_url: str | None = None

@@ -121,8 +121,10 @@ async def _bury(core: Core, attempt: Attempt, node: Node) -> None:
     try:
         if not await _answers(core, node.name):
             gone = _declared(core, attempt, node)
-            await core.store.write(lambda tx: record_end(core, tx, attempt.attempt_id, gone))
-            core.watcher.set()
+            await core.store.write(
+                lambda tx: record_end(core, tx, attempt.attempt_id, gone, is_found_again=True)
+            )
+            core.placer.set()
     finally:
         core.submitting.discard(attempt.attempt_id)
 

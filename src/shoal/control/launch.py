@@ -93,7 +93,7 @@ async def hand_over(
 
         def record(tx: Tx) -> None:
             if isinstance(answer, NodeEnded):
-                record_end(core, tx, attempt_id, answer.outcome)
+                record_end(core, tx, attempt_id, answer.outcome, is_found_again=True)
             else:
                 core.recorder.advance(tx, attempt_id, answer)
 

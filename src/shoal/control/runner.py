@@ -96,6 +96,7 @@ async def run_loops(core: Core, changed: Changed) -> AsyncIterator[None]:
     def on_notice() -> None:
         loop.call_soon_threadsafe(core.watcher.set)
 
+    core.placer = changed.placer
     core.store.on_commit(on_commit)
     if isinstance(core.engine, SupportsNotice):
         core.engine.notice(on_notice)

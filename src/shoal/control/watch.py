@@ -244,10 +244,13 @@ async def _advance(
 
     def record(tx: Tx) -> Attempt | None:
         if isinstance(event, NodeEnded) and has_survivors:
-            return record_end(core, tx, attempt.attempt_id, event.outcome)
+            return record_end(core, tx, attempt.attempt_id, event.outcome, is_found_again=True)
         return core.recorder.advance(tx, attempt.attempt_id, event)
 
-    return await core.store.write(record) or attempt
+    after = await core.store.write(record) or attempt
+    if attempt.attempt_id in core.lost:
+        core.placer.set()
+    return after
 
 
 async def cancel(core: Core, job: Job, attempt: Attempt) -> None:
