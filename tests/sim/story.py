@@ -230,7 +230,16 @@ TROUBLES = {
     _disk: 2,
     _jump: 1,
 }
-TROUBLES_OF_GANGS = {**TROUBLES, _time: 40, _stop: 1, _kill: 16, _power: 10, _submit: 10}
+TROUBLES_OF_GANGS = {
+    **TROUBLES,
+    _time: 40,
+    _stop: 1,
+    _kill: 16,
+    _power: 8,
+    _submit: 10,
+    _window: 1,
+    _heal: 12,
+}
 """More of what takes one share away and leaves the others."""
 
 

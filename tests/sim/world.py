@@ -49,7 +49,7 @@ class World:
         self.is_of_gangs = seed % 3 == 0
         """In every third life jobs have several nodes and run for long, so that their shares are lost one by
         one, in running attempts."""
-        self.nodes = [f"n{i}" for i in range(1, num_nodes + (2 if self.is_of_gangs else 1))]
+        self.nodes = [f"n{i}" for i in range(1, num_nodes + (4 if self.is_of_gangs else 1))]
         lives = (
             seeded(seed, mean_run_s=300, failing=0.05) if self.is_of_gangs else seeded(seed, mean_run_s=30)
         )

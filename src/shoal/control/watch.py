@@ -12,6 +12,7 @@ from shoal.control.core import Core
 from shoal.control.frozen import spec_of
 from shoal.control.launch import launch
 from shoal.control.leases import FENCE_MARGIN_S
+from shoal.control.refresh import refresh_nodes
 from shoal.control.replace import record_end
 from shoal.engines.base import Observation, Sight
 from shoal.errors import EngineUnreachable, StoreUnavailable
@@ -90,6 +91,8 @@ async def _compare(core: Core, job: Job, attempt: Attempt, seen: Seen | None) ->
     events = [] if observed is None else _events(core, job, attempt, observed)
     known, num_ended = attempt, sum(isinstance(event, NodeEnded) for event in events)
     has_survivors = num_ended < len(attempt.nodes_left)
+    if num_ended and has_survivors and attempt.state is AttemptState.RUNNING and len(attempt.allocation) > 1:
+        await refresh_nodes(core)  # one that is gone is no place for another share
     for event in events:
         attempt = await _advance(core, attempt, event, has_survivors=has_survivors)
     if attempt.generation > known.generation:
