@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -43,7 +44,7 @@ STEPS = 300
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealPlane]:
-    real = RealPlane(tmp_path_factory.mktemp("node") / "home")
+    real = RealPlane(tmp_path_factory.mktemp("node") / "home", demo="3x2")
     real.up()
     try:
         yield real
@@ -85,6 +86,44 @@ def test_share_of_a_killed_supervisor_begins_anew_and_all_ranks_with_it(
     (after,) = plane.attempts(job)
     assert after["attempt_id"] == before["attempt_id"]
     assert (job.data["losses"], job.data["failures"]) == (0, 0)
+
+
+def test_share_goes_on_at_another_node_when_its_own_is_cordoned(plane: RealPlane, gate: Gate) -> None:
+    job = plane.submit(gate.run(before="echo here;"), resources={"nodes": 2, "gpus": 1}, retry=RETRY)
+    gate.hold(2)
+    (before,) = plane.attempts(plane.until_status(job, "running"))
+    lost = before["nodes"][1]
+    assert plane.command("nodes", "cordon", lost, "--because", "drill").returncode == 0
+    try:
+        kill_supervisor(plane, before, lost)
+        gate.hold(2)
+        (after,) = plane.attempts(job)
+        assert (after["attempt_id"], after["nodes"][0]) == (before["attempt_id"], before["nodes"][0])
+        assert after["nodes"][1] not in before["nodes"]
+        gate.open()
+        plane.until_status(job, "succeeded")
+    finally:
+        plane.command("nodes", "resume", lost)
+    assert {line["node"] for line in job.logs()} == {*before["nodes"], after["nodes"][1]}
+    events = json.loads(plane.command("events", "--kind", "plan.made", "--json").stdout)
+    (seq,) = [one["seq"] for one in events if "replaces" in one["data"]]
+    told = plane.command("explain-decision", str(seq))
+    assert told.returncode == 0, told.stdout + told.stderr
+
+
+def test_control_plane_that_is_killed_with_a_supervisor_replaces_its_share_when_it_is_back(
+    plane: RealPlane, gate: Gate
+) -> None:
+    job = plane.submit(gate.run(), resources={"nodes": 2, "gpus": 2}, retry=RETRY)
+    gate.hold(2)
+    (before,) = plane.attempts(plane.until_status(job, "running"))
+    plane.kill()
+    kill_supervisor(plane, before, before["nodes"][1])
+    plane.up()
+    gate.hold(2)
+    gate.open()
+    plane.until_status(job, "succeeded")
+    assert len(plane.attempts(job)) == 1
 
 
 def test_training_goes_on_without_losing_a_step_or_its_surviving_process(plane: RealPlane) -> None:

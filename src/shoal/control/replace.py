@@ -113,6 +113,7 @@ async def replace_elsewhere(core: Core, changes: Changes, now: float) -> tuple[s
 
     moved = await core.store.write(record)
     core.meetings.tell(attempt_id)
+    core.watcher.set()
     return moved
 
 

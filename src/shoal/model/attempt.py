@@ -136,6 +136,14 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(name for name in self.node_names if name not in ended)
 
     @property
+    def logged_nodes(self) -> tuple[str, ...]:
+        """Every node it ever had a share on, in an order that only grows at its end."""
+        first = list(self.node_names)
+        for one in reversed(self.replacements):
+            first[first.index(one.node)] = one.lost.node
+        return tuple(dict.fromkeys((*first, *(one.node for one in self.replacements))))
+
+    @property
     def nodes_to_start(self) -> tuple[str, ...]:
         """Nodes whose ranks nobody has seen started."""
         return tuple(name for name in self.nodes_left if name not in self.started_nodes)
