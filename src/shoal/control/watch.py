@@ -25,6 +25,8 @@ from shoal.wire import MAX_OUTCOME_MESSAGE, EndKind, NodeOutcome
 log = structlog.get_logger()
 
 Seen = dict[str, dict[str, Observation]]
+REPLACED_S = 60.0
+"""How long a share in place of a lost one may be on its way before its attempt is given up."""
 LATE_STOP_S = 60.0
 """How long after a time limit the control plane steps in for a supervisor that did not."""
 
@@ -184,9 +186,13 @@ async def _replace_lost(core: Core, attempt: Attempt) -> None:
 
 
 async def _hand_over(core: Core, job: Job, attempt: Attempt) -> None:
-    """Once more, unless that has failed for longer than the fence: then it is tried elsewhere."""
-    limit_s = spec_of(job).fence + FENCE_MARGIN_S
-    if not core.leases.silent_nodes(attempt, limit_s):
+    """Once more, unless that has failed for longer than the fence: then it is tried elsewhere. The others of
+    an attempt that runs do not wait as long for the share that they lack.
+    """
+    is_starting = attempt.state is AttemptState.STARTING
+    limit_s = spec_of(job).fence + FENCE_MARGIN_S if is_starting else REPLACED_S
+    nodes = attempt.nodes_left if is_starting else attempt.nodes_to_start
+    if all(core.leases.silence_s(attempt.attempt_id, node) <= limit_s for node in nodes):
         await launch(core, attempt.attempt_id)
         return
     if attempt.attempt_id in core.submitting:
@@ -195,9 +201,11 @@ async def _hand_over(core: Core, job: Job, attempt: Attempt) -> None:
     try:
         # Looked at again under the mark, under which no submission can be on its way.
         seen = await _look(core)
-        if seen is not None and attempt.attempt_id not in seen:
-            for node in attempt.nodes_left:
-                await _advance(core, attempt, NodeEnded(_unlisted(core, attempt, node)))
+        listed = {} if seen is None else seen.get(attempt.attempt_id, {})
+        if seen is not None and not (is_starting and listed):
+            for node in [node for node in nodes if _present(attempt, listed, node) is None]:
+                gone = NodeEnded(_unlisted(core, attempt, node))
+                await _advance(core, attempt, gone, has_survivors=False)
     finally:
         core.submitting.discard(attempt.attempt_id)
 

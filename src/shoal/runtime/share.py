@@ -179,7 +179,7 @@ class ShareRun:
         assert self._confinement is not None
         crew = Crew(self._order, self._confinement, launcher, self._watcher, self._clock, self._environment)
         last = self._warm_up(launcher, crew)
-        if last is None and self._order.incarnation > 0:
+        if last is None and self._order.incarnation > 0 and self._renewer is not None:
             self._tell(Phase.PREPARING)
             last = self._regroup(OTHERS_FAILED, None)
         while last is None:

@@ -7,7 +7,8 @@ import pytest
 
 from shoal.control import StaleRenewal
 from shoal.control.replace import MAX_QUICK
-from shoal.engines.fake import SentRenewal
+from shoal.control.watch import REPLACED_S
+from shoal.engines.fake import SentRenewal, Verb
 from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.job import Job
 from shoal.model.node import NodeState
@@ -192,6 +193,21 @@ def test_control_plane_that_dies_while_it_hands_a_share_over_hands_it_over_again
     lab.watch()
     assert runs(lab) == {("n1", 0), ("n2", 1)}
     assert lab.attempt(job).nodes_to_start == ()
+
+
+def test_share_that_cannot_be_handed_over_is_given_up_within_a_minute_or_two() -> None:
+    lab = Lab()
+    job = a_gang(lab)
+    lab.engine.lose(Verb.SUBMIT)
+    assert lose(lab, job, "n2").nodes_to_start == ("n2",)
+    lab.clock.advance(REPLACED_S / 2)
+    lab.watch()
+    assert lab.attempt(job).state is AttemptState.RUNNING
+    lab.clock.advance(REPLACED_S)
+    lab.watch()
+    lab.clock.advance(1)
+    lab.watch()
+    assert lab.attempts(job)[0].state is AttemptState.STOPPING
 
 
 def test_stop_of_a_job_whose_share_is_being_replaced_ends_it() -> None:
