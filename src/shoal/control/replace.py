@@ -21,8 +21,8 @@ from shoal.store import Tx
 from shoal.wire import MAX_OUTCOME_MESSAGE, NodeOutcome
 
 LOSSES = frozenset({EndReason.LOST, EndReason.FENCED})
-QUICK_S, MAX_QUICK = 10.0, 2
-"""So many shares of one node may be lost so soon after each other: more need other nodes, or a pause."""
+LIVED_S, MAX_QUICK = 5.0, 2
+"""So many shares in a row may be lost on a node before they lived that long: more would not help."""
 
 
 def record_end(
@@ -49,11 +49,6 @@ def record_end(
 
 def can_replace(core: Core, job: Job, attempt: Attempt, outcome: NodeOutcome) -> bool:
     """Whether the rest of the attempt waits for another share in place of this one."""
-    lost_lately = [
-        one
-        for one in attempt.replacements
-        if one.lost.node == outcome.node and core.clock.now() - one.at < QUICK_S
-    ]
     return (
         core.engine.can_replace_shares
         and attempt.state is AttemptState.RUNNING
@@ -64,8 +59,19 @@ def can_replace(core: Core, job: Job, attempt: Attempt, outcome: NodeOutcome) ->
         and max_restarts(job) > 0
         and job.stop_asked_by is None
         and job.losses + len(attempt.replacements) < MAX_LOSSES
-        and len(lost_lately) < MAX_QUICK
+        and _num_quick(attempt, outcome.node, core.clock.now()) <= MAX_QUICK
     )
+
+
+def _num_quick(attempt: Attempt, node: str, now: float) -> int:
+    """How many shares in a row were lost there soon after they were begun, with one that is lost now."""
+    count, began_at = 0, attempt.placed_at or now
+    for one in attempt.replacements:
+        if one.lost.node == node:
+            count = count + 1 if one.at - began_at < LIVED_S else 0
+        if one.node == node:
+            began_at = one.at
+    return count + 1 if now - began_at < LIVED_S else 0
 
 
 def _is_present(attempt: Attempt, outcome: NodeOutcome) -> bool:
