@@ -146,9 +146,9 @@ class Crew:
         if self._spare is None and all(joined) and self._has_room_for_spare():
             self._spare = self._start(None, None)
         if self._generation.number > 0 and self._clock.monotonic() > self._formed_at + JOIN_S:
-            stuck = [process for process in self.ranks if self._is_elsewhere(process)]
-            for process in stuck:
-                _kill_group(process)
+            for process in self.ranks:
+                if self._board.beat(process.slot).is_behind(self._generation.number):
+                    _kill_group(process)
         if all(joined):
             self._look_for_hang()
 
@@ -183,11 +183,6 @@ class Crew:
 
     def _can_go_on(self, process: Process) -> bool:
         return self._board.beat(process.slot).standing is not Standing.UNKNOWN
-
-    def _is_elsewhere(self, process: Process) -> bool:
-        """Whether it has not even come to this group. One that has may wait long: for a new node's ranks."""
-        beat = self._board.beat(process.slot)
-        return beat.standing is not Standing.UNKNOWN and beat.generation != self._generation.number
 
     def _has_joined(self, process: Process) -> bool:
         beat = self._board.beat(process.slot)
