@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from shoal.control import StaleRenewal
-from shoal.control.replace import MAX_QUICK
+from shoal.control.replace import MAX_QUICK, record_end
 from shoal.control.watch import REPLACED_S
 from shoal.engines.fake import SentRenewal, Verb
 from shoal.model.attempt import Attempt, AttemptState, EndReason
@@ -172,6 +172,16 @@ def test_old_incarnation_that_comes_back_is_told_to_stop() -> None:
         now(lab.plane.renew(old.renewal))
     lab.cluster.reject(SentRenewal(renewal=old.renewal, sent_at=old.sent_at))
     assert ("n2", 1) in runs(lab), f"what was meant for the old one does not stop the new one of {attempt_id}"
+
+
+def test_late_word_of_the_end_of_a_replaced_share_changes_nothing() -> None:
+    lab = Lab()
+    job = a_gang(lab)
+    before = lose(lab, job, "n2")
+    lost = before.replacements[0].lost
+    after = now(lab.store.write(lambda tx: record_end(lab.core, tx, before.attempt_id, lost)))
+    assert after == lab.attempt(job)
+    assert (after.state, after.outcomes, after.generation) == (AttemptState.RUNNING, (), 1)
 
 
 @pytest.mark.parametrize("when", ["before submit", "after submit"])

@@ -180,7 +180,10 @@ class Book:
         except OSError:
             removal.remove(str(draft), timeout_s=REMOVAL_S)
             raise
-        self.discard(place)
+        with contextlib.suppress(FileNotFoundError):
+            place.rename(
+                self.trash / f"{draft.name}.{os.getpid()}"
+            )  # `sweep` has time for it, the ranks do not
         draft.rename(place)
         spool.sync_directory(above)
         with self._guard:
