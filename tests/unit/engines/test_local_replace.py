@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from pathlib import Path
@@ -69,11 +70,24 @@ async def test_crash_between_taking_the_old_share_away_and_putting_the_new_one_i
     local: Local,
 ) -> None:
     submission = await lose(local)
-    local.engine._book.discard(Path(local.share(node=LOST).directory))
+    share = local.share(node=LOST)
+    before = Path(share.log).read_bytes()
+    with pytest.MonkeyPatch.context() as patch:
+        rename = Path.rename
+
+        def dies(self: Path, target: Path) -> Path:
+            if str(target) == share.directory:
+                raise OSError(errno.EIO, "killed here")
+            return rename(self, target)
+
+        patch.setattr(Path, "rename", dies)
+        with pytest.raises(EngineUnreachable):
+            await local.engine.submit(anew(submission))
     local.reborn()
     assert LOST not in await look(local), "nothing is there that could be started"
     await local.engine.submit(anew(submission))
     assert (await until(local, LOST, Sight.ALIVE)).incarnation == 1
+    assert Path(share.log).read_bytes().startswith(before)
 
 
 async def test_share_that_lives_keeps_its_place(local: Local) -> None:

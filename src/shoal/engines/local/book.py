@@ -165,26 +165,29 @@ class Book:
     def begin_anew(self, order: Order, archive_path: str | None) -> None:
         """Put a new share where one has ended, or was none. Its log goes on in the same file.
 
-        A crash in between leaves no share there, and nothing that could be started.
+        A crash in between leaves no share there, nothing that could be started, and the log.
         """
         above, number = self.live / order.attempt_id, next(self._numbers)
         place, draft = above / order.node, self.draft / f"{order.attempt_id}.{order.node}.{number}"
+        log = above / f"{order.node}.log"
         draft.mkdir(mode=0o700)
         old, new = spool.Share(place), spool.Share(draft)
         try:
             if archive_path is not None:
                 _link_or_copy(archive_path, new.archive)
+            with contextlib.suppress(FileNotFoundError, FileExistsError):
+                os.link(old.log, log)
             with contextlib.suppress(FileNotFoundError):
-                os.link(old.log, new.log)
+                os.link(log, new.log)
             spool.write_order(new, order)
         except OSError:
             removal.remove(str(draft), timeout_s=REMOVAL_S)
             raise
         with contextlib.suppress(FileNotFoundError):
-            place.rename(
-                self.trash / f"{draft.name}.{os.getpid()}"
-            )  # `sweep` has time for it, the ranks do not
+            # `sweep` removes it: the ranks do not wait for that.
+            place.rename(self.trash / f"{draft.name}.{os.getpid()}")
         draft.rename(place)
+        log.unlink(missing_ok=True)
         spool.sync_directory(above)
         with self._guard:
             view = ShareView(order.attempt_id, order.node, place)
