@@ -97,12 +97,11 @@ class Training:
     def wait_for_start(self) -> None:
         until(lambda: None if self._job.refresh().status in ("queued", "starting") else True, "a start")
 
-    def wait_for_step(self, number: int, after_attempt: int = 0) -> None:
-        """Until an attempt later than `after_attempt` has made step `number` or a later one."""
+    def wait_for_step(self, number: int) -> None:
+        """Until the newest attempt has made step `number` or a later one."""
 
         def look() -> bool | None:
-            epoch = self.newest()[0]
-            steps = self.steps(epoch) if epoch > after_attempt else []
+            steps = self.steps(self.newest()[0])
             if steps and steps[-1].number >= number:
                 return True
             if self._job.is_ended:
@@ -164,20 +163,13 @@ def kill_supervisor(stage: Stage, training: Training) -> Kill:
     pid = supervisor(stage.home, attempt_id, nodes[0])
     at = stage.kill(pid, f"the supervisor of the training's rank on {nodes[0]}")
     say("Its rank dies with it. That nobody holds its lock any more is the evidence")
-    say("that it is dead and not just silent; only then is it replaced.")
+    say("that it is dead and not just silent; only then is its share begun anew, and")
+    say("the rank of the other node starts anew where it is.")
     kill = Kill("a supervisor", pid, at, epoch, training.steps(epoch)[-1].group)
-    see_next_attempt(training, kill)
+    first = until(lambda: training.first_after(kill), "the next step of the training")
+    say(f"  attempt {epoch} goes on with step {first.number}, {first.at - kill.at:.1f} s after the kill:")
+    stage.shoal("events", "--job", "data-parallel", "-n", "3")
     return kill
-
-
-def see_next_attempt(training: Training, kill: Kill) -> None:
-    training.wait_for_step(1, after_attempt=kill.attempt)
-    epoch, _, nodes = training.newest()
-    first = training.steps(epoch)[0]
-    ended = str(training.attempts()[kill.attempt - 1]["message"]).splitlines()[0]
-    say(f"  attempt {kill.attempt} ended: {ended}")
-    say(f"  attempt {epoch} on {', '.join(nodes)} goes on with step {first.number},")
-    say(f"  {first.at - kill.at:.1f} s after the kill")
 
 
 def kill_control_plane(stage: Stage, training: Training) -> Kill:
@@ -224,7 +216,9 @@ def count_jobs(shoal: Shoal, steps: list[Step]) -> bool:
     num_succeeded = sum(job["status"] == "succeeded" for job in jobs)
     num_steps = len({step.number for step in steps})
     say(f"\n{len(jobs)} jobs accepted, {num_succeeded} succeeded, {len(jobs) - num_succeeded} lost;")
-    say(f"{num_steps} of {STEPS} training steps made, in {steps[-1].attempt} attempts.")
+    num_attempts = steps[-1].attempt
+    counted = "1 attempt" if num_attempts == 1 else f"{num_attempts} attempts"
+    say(f"{num_steps} of {STEPS} training steps made, in {counted}.")
     return num_succeeded == len(jobs) and num_steps == STEPS
 
 

@@ -113,8 +113,8 @@ def print_bill(kills: list[Kill], steps: list[Step], attempts: list[dict[str, An
         f"\nMeasured, from the times in logs and events; a step usually takes {usual_step_s(steps):.2f} s.\n"
         "  steps again   made after the last checkpoint, lost, and made once more\n"
         "  ranks up      from the kill until all ranks of a new attempt ran: Shoal's part\n"
-        "  next step     from the kill to the end of the next step; in a new attempt the\n"
-        "                program starts and imports torch in this time\n"
+        "  next step     from the kill to the end of the next step; after a supervisor's end\n"
+        "                the program starts and imports torch in this time\n"
         f"  GPU-seconds   {num_gpus} GPUs x (last step that counts .. start of the one after it)"
     )
 

@@ -96,6 +96,9 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     master_addr: str = "127.0.0.1"
     """Where rank 0 listens, as every node of the attempt can reach it; chosen by the engine."""
     master_port: int = 29500
+    incarnation: int = 0
+    """The group of ranks that this share was begun for: 0, unless it replaces a lost one in a running
+    attempt. Who carries another one than the control plane has recorded for the node may not run."""
     max_restarts: int = 0
     """How often ranks that failed may be started anew on the same nodes, before the attempt is over."""
     checkpoint_dir: str | None = None
@@ -159,6 +162,8 @@ class NodeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """CPU seconds used by the whole tree, where the kernel counts them."""
     restarts: int = 0
     """How often the ranks were started anew in place."""
+    incarnation: int = 0
+    """Of the share that ended: see `Order`."""
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,6 +202,7 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
     attempt_id: str
     epoch: int
     node: str
+    incarnation: int = 0
     phase: Phase
     started_at: float | None = None
     outcome: NodeOutcome | None = None

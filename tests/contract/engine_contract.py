@@ -3,6 +3,7 @@ supply a `world` fixture: an engine, what programs look like on it, and the trut
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ import pytest
 
 from shoal.clock import SystemClock
 from shoal.engines.base import Engine, Observation, Sight, Submission
-from shoal.errors import EngineRefused, NodeGone
+from shoal.errors import EngineRefused, EngineUnreachable, NodeGone
 from shoal.ids import id_factory
 from shoal.wire import EndKind, Limits, Order
 
@@ -140,6 +141,14 @@ def _texts(log: bytes, rank: int) -> list[bytes]:
     return [f[3] for f in fields if f[1] == str(rank).encode() and f[2] == b"o"]
 
 
+def _with_incarnation(submission: Submission, node: str, incarnation: int) -> Submission:
+    orders = tuple(
+        msgspec.structs.replace(order, incarnation=incarnation) if order.node == node else order
+        for order in submission.orders
+    )
+    return msgspec.structs.replace(submission, orders=orders)
+
+
 @pytest.mark.anyio
 class EngineContract:
     """Subclass it, give it a `world` fixture, and leave it empty."""
@@ -215,6 +224,45 @@ class EngineContract:
             assert seen.outcome is not None
             assert seen.outcome.kind is EndKind.STOPPED
         assert world.num_running(submission.attempt_id) == 0
+
+    async def test_a_share_that_has_ended_is_begun_anew_for_a_greater_incarnation(self, world: World) -> None:
+        if not world.engine.can_replace_shares:
+            pytest.skip("this engine starts all shares of an attempt or none")
+        submission = world.submission(num_nodes=2)
+        await world.started(submission)
+        kept, lost = world.node_names[:2]
+        anew = _with_incarnation(submission, lost, 1)
+        await world.engine.cancel(submission.attempt_id, 0.0)
+        await world.until(submission.attempt_id, Sight.ENDED)
+        first = await world.engine.submit(anew)
+        assert await world.engine.submit(anew) == first
+        seen: dict[str, Observation] = {}
+        for _ in range(DEADLINE_TURNS):
+            seen = await world.look(submission.attempt_id)
+            if seen[lost].started_at is not None and seen[lost].sight is Sight.ALIVE:
+                break
+            await world.pass_time()
+        assert (seen[lost].incarnation, seen[lost].sight) == (1, Sight.ALIVE)
+        assert (seen[kept].incarnation, seen[kept].sight) == (0, Sight.ENDED)
+        assert world.num_running(submission.attempt_id) > 0
+        await world.engine.cancel(submission.attempt_id, 0.0)
+        await world.until(submission.attempt_id, Sight.ENDED)
+        outcome = (await world.look(submission.attempt_id))[lost].outcome
+        assert outcome is not None
+        assert outcome.incarnation == 1
+
+    async def test_a_share_that_lives_is_not_replaced(self, world: World) -> None:
+        if not world.engine.can_replace_shares:
+            pytest.skip("this engine starts all shares of an attempt or none")
+        submission = world.submission(num_nodes=2)
+        await world.started(submission)
+        lost = world.node_names[1]
+        with contextlib.suppress(EngineUnreachable):
+            await world.engine.submit(_with_incarnation(submission, lost, 1))
+        await world.pass_time()
+        seen = await world.look(submission.attempt_id)
+        assert (seen[lost].incarnation, seen[lost].sight) == (0, Sight.ALIVE)
+        assert world.num_starts(submission.attempt_id) == 2
 
     async def test_unknown_ids_are_not_an_error(self, world: World) -> None:
         for unknown in ("att_nobody", "../../etc", "", "a/b"):

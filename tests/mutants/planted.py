@@ -71,7 +71,7 @@ MUTANTS = (
     Mutant(
         "launch_without_looking_again",
         "control/launch.py",
-        " if own.state is AttemptState.STARTING]",
+        " if _is_starting(own)]",
         "]",
         "P2: what was stopped meanwhile is not started",
         ("sim",),
@@ -285,5 +285,29 @@ MUTANTS = (
         "if renewal.attempt_id != call.caller.attempt_id:",
         "P8: a token is good for its own share alone",
         ("attacks",),
+    ),
+    Mutant(
+        "end_of_a_replaced_share_ends_the_new_one",
+        "model/moves.py",
+        "    if outcome.incarnation != attempt.incarnation(outcome.node):\n        return attempt, ()\n",
+        "",
+        "P2: what was replaced says nothing about what runs in its place",
+        ("control", "sim"),
+    ),
+    Mutant(
+        "replaced_supervisor_is_heard",
+        "control/reports.py",
+        "    if renewal.incarnation != own:\n",
+        "    if renewal.incarnation > own:\n",
+        "P2: a share that was replaced is told to stop",
+        ("control",),
+    ),
+    Mutant(
+        "share_begins_beside_the_one_it_replaces",
+        "engines/local/engine.py",
+        "if look is not None and look.sight is not Sight.ENDED:",
+        "if look is not None and look.sight is Sight.UNKNOWN:",
+        "P2: nothing is begun in place of what lives",
+        ("engine",),
     ),
 )

@@ -151,8 +151,16 @@ class Auditor:
             alive[order.job_id].add(order.attempt_id)
             state = attempts[order.attempt_id].state
             assert state in HOLDING, f"{order.attempt_id} runs on {order.node} and is recorded as {state}"
+            self._is_not_replaced(order, attempts[order.attempt_id])
         twice = {job_id: ids for job_id, ids in alive.items() if len(ids) > 1}
         assert not twice, f"running twice at once: {twice}"
+
+    def _is_not_replaced(self, order: Order, attempt: Attempt) -> None:
+        """A share that another was begun in place of does not run beside it."""
+        begun_for = [one.generation for one in attempt.replacements if one.node == order.node]
+        told = f"{order.attempt_id} runs incarnation {order.incarnation} on {order.node}"
+        assert order.node in [share.node for share in attempt.allocation], f"{told}, which was replaced"
+        assert order.incarnation == max(begun_for, default=0), f"{told}; recorded are {begun_for}"
 
     def _nothing_is_overcommitted(self, pairs: Pairs) -> None:
         gpus: dict[tuple[str, int], int] = defaultdict(int)

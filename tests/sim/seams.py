@@ -53,6 +53,7 @@ class SimEngine:
     """The fake engine with time passing around each call."""
 
     name = "fake"
+    can_replace_shares = True
 
     def __init__(self, inner: FakeEngine, dice: random.Random) -> None:
         self._inner = inner

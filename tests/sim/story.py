@@ -56,7 +56,8 @@ def _something(world: World) -> None:
     if world.driver.awake() and dice.random() < 0.8:
         world.driver.step()
         return
-    action = dice.choices(list(TROUBLES), weights=list(TROUBLES.values()))[0]
+    troubles = TROUBLES_OF_GANGS if world.is_of_gangs else TROUBLES
+    action = dice.choices(list(troubles), weights=list(troubles.values()))[0]
     action(world)
 
 
@@ -161,7 +162,8 @@ def _kill(world: World) -> None:
     running = world.cluster.running()
     if not running:
         return
-    order = world.dice.choice(running)
+    gangs = [order for order in running if len(order.nodes) > 1]
+    order = world.dice.choice(gangs if gangs and world.dice.random() < 0.6 else running)
     what = world.dice.choice(["supervisor", "rank"])
     world.tell(f"kill the {what} of {order.attempt_id} on {order.node}")
     kill = world.cluster.kill_supervisor if what == "supervisor" else world.cluster.kill_rank
@@ -222,12 +224,23 @@ TROUBLES = {
     _declare_dead: 1,
     _node: 2,
     _window: 3,
-    _kill: 4,
+    _kill: 6,
     _orphan: 4,
     _saves: 6,
     _disk: 2,
     _jump: 1,
 }
+TROUBLES_OF_GANGS = {
+    **TROUBLES,
+    _time: 40,
+    _stop: 1,
+    _kill: 16,
+    _power: 8,
+    _submit: 10,
+    _window: 1,
+    _heal: 12,
+}
+"""More of what takes one share away and leaves the others."""
 
 
 def _peace(world: World, auditor: Auditor) -> None:
@@ -305,6 +318,12 @@ def summary(world: World) -> Counter[str]:
             seen[f"jobs {event.data['outcome']}"] += 1
         elif event.kind == "job.evicted":
             seen[f"evictions by {event.data['ground']}"] += 1
+        elif event.kind == "attempt.regrouped":
+            inner = event.data["event"]
+            where = inner["share"] and inner["share"]["node"]
+            is_same = where == inner["failure"]["node"]
+            kind = "the same node" if is_same else "another node"
+            seen["ranks started anew" if where is None else f"shares replaced on {kind}"] += 1
         elif event.kind == "attempt.ended":
             seen["attempts ended"] += 1
             seen["fences passed"] += event.data["event"]["type"] == "FencePassed"

@@ -46,10 +46,14 @@ class World:
         self.disk = SimStore(open_memory_store(), self.dice)
         self.projects = ("lab",) if seed % 2 else ("lab", "lab", "vision")
         """In every other life a project has a quota, and takes back what the other borrowed."""
-        self.nodes = [f"n{i}" for i in range(1, num_nodes + 1)]
-        self.cluster = FakeCluster(
-            [_node(name) for name in self.nodes], clock=self.clock, script=seeded(seed, mean_run_s=30)
+        self.is_of_gangs = seed % 3 == 0
+        """In every third life jobs have several nodes and run for long, so that their shares are lost one by
+        one, in running attempts."""
+        self.nodes = [f"n{i}" for i in range(1, num_nodes + (4 if self.is_of_gangs else 1))]
+        lives = (
+            seeded(seed, mean_run_s=300, failing=0.05) if self.is_of_gangs else seeded(seed, mean_run_s=30)
         )
+        self.cluster = FakeCluster([_node(name) for name in self.nodes], clock=self.clock, script=lives)
         self.new_id = id_factory(self.clock.now, self.dice.randbytes)
         self.faults = faults
         """Chance that a call of the engine fails, from the next boot on."""
@@ -105,11 +109,15 @@ class World:
 
     def _draw_job(self, name: str) -> Asked:
         dice = self.dice
+        if self.is_of_gangs:
+            return Asked(
+                spec=parse_job(self._draw_gang(name)), project=dice.choice(self.projects), owner=USER
+            )
         spec = {
             "name": name,
             "run": "train",
             "resources": {
-                "nodes": dice.choice([1, 1, 2, "1..3"]),
+                "nodes": dice.choice([1, 1, 2, 2, "1..3"]),
                 "gpus": dice.choice([0.4, 0.5, 1, 1, 2, 4]),
                 "exclusive": dice.random() < 0.1,
                 "cpus": dice.choice([1, 3, 5]),
@@ -131,6 +139,19 @@ class World:
             ]
             return Asked(spec=parse_job(spec), project=self.asked[key].project, owner=USER)
         return Asked(spec=parse_job(spec), project=dice.choice(self.projects), owner=USER)
+
+    def _draw_gang(self, name: str) -> dict[str, object]:
+        dice = self.dice
+        return {
+            "name": name,
+            "run": "train",
+            "resources": {"nodes": dice.choice([2, 2, 3]), "gpus": dice.choice([1, 2]), "cpus": 1},
+            "retry": {"max": dice.choice([1, 5]), "backoff": "2s"},
+            "fence": "60s",
+            "grace": "5s",
+            "priority": dice.choice([0, 0, 50]),
+            "workdir": None,
+        }
 
     def known_jobs(self) -> list[str]:
         return [job_id for ids in self.accepted.values() for job_id in ids]

@@ -84,9 +84,9 @@ def open_gate() -> Iterator[Gate]:
 
 
 class RealPlane:
-    def __init__(self, home: Path, *flags: str) -> None:
+    def __init__(self, home: Path, *flags: str, demo: str = "2x2") -> None:
         self.home = home
-        self._flags = ("--listen", "127.0.0.1:0", "--demo", "2x2", *flags)
+        self._flags = ("--listen", "127.0.0.1:0", "--demo", demo, *flags)
         own = {name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")}
         self.env = {**own, "SHOAL_HOME": str(home), "NO_COLOR": "1"}
         self.shoal = Shoal(env=self.env)

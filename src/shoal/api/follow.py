@@ -128,7 +128,8 @@ class _Follower:
         A tail skips what came before, so only its end is a place to go on from.
         """
         assert self._position is not None
-        offsets = list(self._position.offsets or (0,) * len(page.position.offsets))
+        known = self._position.offsets
+        offsets = [*known, *(0 for _ in page.position.offsets[len(known) :])]
         self._position = page.position
         out = []
         for line in page.lines:

@@ -1,6 +1,6 @@
 """Reading an attempt's logs: the nodes' own files merged by time, in pages that a cursor continues exactly.
 
-A cursor is `EPOCH.OFFSET-OFFSET-...`, an offset for each node in the attempt's order.
+A cursor is `EPOCH.OFFSET-OFFSET-...`, an offset for each node in the order in which the attempt came to them.
 """
 
 from __future__ import annotations
@@ -44,11 +44,10 @@ class Position(msgspec.Struct, frozen=True):
 
     def offsets_for(self, attempt: Attempt) -> tuple[int, ...]:
         """One offset a node. Raises `SpecError` for a cursor that is not about this attempt."""
-        if not self.offsets:
-            return (0,) * len(attempt.node_names)
-        if len(self.offsets) != len(attempt.node_names):
+        num_new = len(attempt.logged_nodes) - len(self.offsets)
+        if num_new < 0 or (self.offsets and num_new > len(attempt.replacements)):
             raise SpecError("the cursor is not one of this attempt's", hint="begin without a cursor")
-        return self.offsets
+        return self.offsets + (0,) * num_new
 
 
 def parse_position(text: str) -> Position:
@@ -93,7 +92,7 @@ async def read_page(
     kept: list[Line] = []
     is_complete = True
     horizon = float("inf")
-    for index, node in enumerate(attempt.node_names):
+    for index, node in enumerate(attempt.logged_nodes):
         chunk = await engine.read_log(attempt.attempt_id, node, after[index], chunk_bytes)
         mine = await _parse(chunk.data, node, index, after[index])
         is_complete = is_complete and chunk.is_complete and not mine
@@ -119,7 +118,7 @@ async def read_tail(engine: SupportsLogs, attempt: Attempt, rank: int | None, co
     kept: list[Line] = []
     offsets = []
     is_complete = True
-    for index, node in enumerate(attempt.node_names):
+    for index, node in enumerate(attempt.logged_nodes):
         end = await _last_block(engine, attempt.attempt_id, node)
         offsets.append(end.stop)
         is_complete = is_complete and end.is_complete

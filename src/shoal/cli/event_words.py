@@ -47,7 +47,7 @@ def _of_attempt(kind: str, data: dict[str, Any]) -> tuple[str, str]:
             nth = f"attempt {outcome['epoch']} " if outcome["epoch"] > 1 else ""
             return f"{nth}ended on {outcome['node']}", outcome["message"] or how
         case "Regrouped":
-            return f"all ranks start anew, group {inner['generation'] + 1}", inner["failure"]["message"]
+            return _regrouped(inner), inner["failure"]["message"]
         case "Recovered":
             told = inner["recovery"]
             seconds, lost = told.get("stepped_s"), told.get("steps_lost")
@@ -61,6 +61,15 @@ def _of_attempt(kind: str, data: dict[str, Any]) -> tuple[str, str]:
         case "FencePassed":
             return "attempt given up", "silent past its fence"
     return kind.replace(".", " "), ""
+
+
+def _regrouped(inner: dict[str, Any]) -> str:
+    share, number = inner.get("share"), inner["generation"] + 1
+    if share is None:
+        return f"all ranks start anew, group {number}"
+    lost = inner["failure"]["node"]
+    where = lost if share["node"] == lost else f"{share['node']} instead of {lost}"
+    return f"its share begins anew on {where}, group {number}"
 
 
 def _of_others(kind: str, data: dict[str, Any]) -> tuple[str, str]:

@@ -16,12 +16,14 @@ from shoal.control.leases import Leases
 from shoal.control.meetings import Meetings
 from shoal.control.queue import Queue
 from shoal.control.record import Recorder
+from shoal.control.signals import Signal
 from shoal.control.turns import Turns
 from shoal.engines.base import Engine
 from shoal.ids import IdFactory
 from shoal.scheduler import Planner, Policy, Stamps
 from shoal.settings import Settings
 from shoal.store import Store
+from shoal.wire import NodeOutcome
 
 RENEW_S = 5.0
 """How often a supervisor renews its lease."""
@@ -60,6 +62,13 @@ class Core:
         self.meetings = Meetings()
         self.submitting: set[str] = set()
         """Attempts being handed to the engine at this moment."""
+        self.lost: dict[str, NodeOutcome] = {}
+        """By attempt: a share to be replaced on another node, or else the attempt's end. The next look finds
+        it again if it is forgotten."""
+        self.placer = Signal()
+        """Somebody wants a plan at once."""
+        self.watcher = Signal()
+        """Somebody has seen a reason to look at what runs at once."""
         self.control_url: str | None = None
         self.planner = Planner(policy or Policy())
         self.checkpoints = Checkpoints(self.planner)

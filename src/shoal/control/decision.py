@@ -10,8 +10,9 @@ import msgspec
 from shoal.control.actor import SHOAL
 from shoal.control.core import Core
 from shoal.control.record import note
+from shoal.model.attempt import NodeShare
 from shoal.model.window import Window
-from shoal.scheduler import Plan
+from shoal.scheduler import Plan, Start
 from shoal.scheduler.fair import Usage
 from shoal.store import Tx
 
@@ -62,6 +63,23 @@ def record_decision(
     if parts:
         facts |= {"num_placed": len(placed), "num_evicted": len(evicted)}
     note(tx, "plan.made", basis.at, SHOAL, data={**last, **facts})
+
+
+def record_replacement(
+    core: Core, tx: Tx, attempt_id: str, lost: str, share: NodeShare | None, seen: int, at: float
+) -> None:
+    """Where the share of a lost node goes on, as a decision about one start: it can be made again, too."""
+    starts = () if share is None else (Start(attempt_id=attempt_id, allocation=(share,)),)
+    data: dict[str, Any] = {
+        "starts": msgspec.to_builtins(starts),
+        "placed": [attempt_id] if starts else [],
+        "replaces": (attempt_id, lost),
+        "resting": (),
+        "stamps": {},
+        "waiting": core.planner.num_waiting,
+        "seen": seen,
+    }
+    note(tx, "plan.made", at, SHOAL, data=data)
 
 
 def split(lists: dict[str, Any], max_bytes: int) -> list[dict[str, Any]]:

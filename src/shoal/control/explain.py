@@ -31,6 +31,8 @@ def explain(core: Core, job: Job, attempts: Sequence[Attempt]) -> Explanation | 
     silent = core.leases.silent_nodes(attempt, QUIET_S)
     if silent:
         return _unreachable(core, job, attempt, silent)
+    if attempt.state is AttemptState.RUNNING and attempt.nodes_to_start:
+        return _replacing(job, attempt)
     troubles = _troubles(core, attempt)
     return _with_history(_not_begun(job, attempt, troubles), earlier) if troubles else None
 
@@ -72,6 +74,17 @@ def _not_begun(job: Job, attempt: Attempt, troubles: tuple[str, ...]) -> Explana
         why=Why.NOT_BEGUN,
         sentence=f"it was placed on {', '.join(attempt.node_names)} and has not begun yet",
         details=troubles,
+    )
+
+
+def _replacing(job: Job, attempt: Attempt) -> Explanation:
+    last, nodes = attempt.replacements[-1], ", ".join(attempt.nodes_to_start)
+    return Explanation(
+        attempt_id=attempt.attempt_id,
+        job_id=job.job_id,
+        why=Why.NOT_BEGUN,
+        sentence=f"its share on {last.lost.node} was lost; another begins on {nodes}, and the others wait",
+        details=(f"{last.lost.node}: {last.lost.message}",),
     )
 
 

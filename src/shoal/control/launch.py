@@ -11,6 +11,7 @@ import structlog
 from shoal.control.core import NEWS_PATIENCE_S, RENEW_S, Core
 from shoal.control.frozen import spec_of
 from shoal.control.orders import orders_for
+from shoal.control.replace import record_end
 from shoal.engines.base import Submission
 from shoal.errors import EngineRefused, EngineUnreachable, NodeGone, StoreUnavailable
 from shoal.identity import SecretsUnreadable, job_token, open_secrets, proof_key
@@ -37,7 +38,7 @@ class Starting(NamedTuple):
 
 
 async def launch(core: Core, attempt_id: str) -> None:
-    """Submit the attempt if it is still starting."""
+    """Submit the attempt if it, or a share in place of a lost one, is still starting."""
     for starting in await take(core, [attempt_id]):
         await hand_over(core, starting)
 
@@ -64,7 +65,7 @@ async def take(core: Core, attempt_ids: Sequence[str]) -> list[Starting]:
 def _load(tx: Tx, attempt_ids: list[str]) -> list[Starting]:
     """In few statements: each of them gives up the interpreter, and gets it back when others let go of it."""
     recorded = tx.attempts.with_jobs(attempt_ids)
-    found = [(job, own) for job, own in recorded if own.state is AttemptState.STARTING]
+    found = [(job, own) for job, own in recorded if _is_starting(own)]
     used = sorted({name for _, attempt in found for name in attempt.node_names})
     nodes = {node.name: node for node in map(tx.nodes.get, used) if node is not None}
     uids = {project.name: project.uid for project in tx.people.projects()}
@@ -74,6 +75,11 @@ def _load(tx: Tx, attempt_ids: list[str]) -> list[Starting]:
         sealed = tx.secrets.get(job.job_id) if spec_of(job).secrets else None
         taken.append(Starting(job, attempt, own, uids[attempt.project], sealed))
     return taken
+
+
+def _is_starting(attempt: Attempt) -> bool:
+    has_new_share = attempt.state is AttemptState.RUNNING and bool(attempt.nodes_to_start)
+    return has_new_share or attempt.state is AttemptState.STARTING
 
 
 async def hand_over(
@@ -86,7 +92,10 @@ async def hand_over(
             answer = await _submit(core, starting)
 
         def record(tx: Tx) -> None:
-            core.recorder.advance(tx, attempt_id, answer)
+            if isinstance(answer, NodeEnded):
+                record_end(core, tx, attempt_id, answer.outcome, is_found_again=True)
+            else:
+                core.recorder.advance(tx, attempt_id, answer)
 
         await core.store.write(record, patience_s=NEWS_PATIENCE_S)
         core.leases.trouble(attempt_id, "", None)
@@ -113,10 +122,17 @@ async def _submit(core: Core, starting: Starting) -> AttemptEvent:
     except NodeGone as error:
         return NodeEnded(_gone(core, starting.attempt, str(error.facts["node"]), error.message))
     except EngineRefused as error:
-        return Refused(message=f"{core.engine.name} refused it: {error.message}")
+        return _refused(core, starting.attempt, f"{core.engine.name} refused it: {error.message}")
     except SecretsUnreadable as error:
-        return Refused(message=error.message)
+        return _refused(core, starting.attempt, error.message)
     return Accepted(native_id=native_id)
+
+
+def _refused(core: Core, attempt: Attempt, message: str) -> AttemptEvent:
+    """Of an attempt that runs, only the share in place of a lost one was refused: that one is lost, too."""
+    if attempt.state is AttemptState.STARTING:
+        return Refused(message=message)
+    return NodeEnded(_gone(core, attempt, attempt.nodes_to_start[0], message))
 
 
 def _gone(core: Core, attempt: Attempt, node: str, message: str) -> NodeOutcome:
@@ -128,6 +144,7 @@ def _gone(core: Core, attempt: Attempt, node: str, message: str) -> NodeOutcome:
         kind=EndKind.LOST,
         ended_at=core.clock.now(),
         message=message,
+        incarnation=attempt.incarnation(node),
     )
 
 

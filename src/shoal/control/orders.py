@@ -63,6 +63,7 @@ def orders_for(
             limits=Limits(cpus=share.cpus, memory_bytes=share.memory_bytes),
             log_rules=log_rules_of(spec),
             time_limit_s=spec.time_limit,
+            incarnation=attempt.incarnation(share.node),
             max_restarts=max_restarts(job),
             grace_s=spec.grace,
             fence_s=spec.fence,

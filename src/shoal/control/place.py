@@ -10,6 +10,7 @@ from shoal.control.decision import Basis, record_decision
 from shoal.control.evict import evict
 from shoal.control.queue import Changes, have_projects_changed, look
 from shoal.control.relearn import last_runs, relearn
+from shoal.control.replace import replace_elsewhere
 from shoal.control.stopwatch import Stopwatch
 from shoal.control.usage import recall
 from shoal.model.attempt import Attempt, AttemptState, EndReason
@@ -50,6 +51,10 @@ async def place(core: Core) -> Cycle:
             core.stamps.see(core.nodes.views())
         core.planner.set_windows(changes.windows)
     core.queue.take_in(changes)
+    if core.lost:
+        moved = await replace_elsewhere(core, changes, now)
+        core.placer.set()  # everybody else is planned for when that is known
+        return Cycle(moved, 0.0, work.spent_s)
     with work:
         resting_s = core.queue.wake(now)
         saved, usages = dict(core.checkpoints.fresh), core.planner.rivals()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from shoal.control.core import NEWS_PATIENCE_S, Core
 from shoal.control.frozen import spec_of
+from shoal.control.replace import record_end
+from shoal.control.watch import look_at
 from shoal.errors import StateError
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.moves import REASON_OF_KIND, AttemptEvent, NodeEnded, Recovered, Regrouped, Started
@@ -26,7 +28,12 @@ async def renew(core: Core, renewal: Renewal) -> RenewalAnswer:
 
     An outcome is on disk here when this returns. Repeating any renewal is harmless.
     """
+    if renewal.failure is not None:
+        # Ranks fail because those of a lost share are gone, and say so sooner than anybody has looked.
+        await look_at(core, renewal.attempt_id)
     attempt = await _heard(core, renewal)
+    if attempt.state is AttemptState.RUNNING and attempt.nodes_to_start:
+        core.watcher.set()
     if renewal.wait_s > 0 and not _has_news(core, attempt, renewal):
         await core.meetings.news(renewal.attempt_id, min(renewal.wait_s, MAX_WAIT_S))
         attempt = await _noted(core, renewal)
@@ -91,6 +98,8 @@ def _record(core: Core, tx: Tx, renewal: Renewal) -> Attempt:
     """The attempt with what the renewal tells."""
     attempt = _current(tx.attempts.get(renewal.attempt_id), renewal)
     event = _news(attempt, renewal) or _regrouping(tx, attempt, renewal)
+    if isinstance(event, NodeEnded):
+        return record_end(core, tx, renewal.attempt_id, event.outcome) or attempt
     return attempt if event is None else core.recorder.advance(tx, renewal.attempt_id, event) or attempt
 
 
@@ -116,6 +125,9 @@ def _current(attempt: Attempt | None, renewal: Renewal) -> Attempt:
         raise StaleRenewal(f"attempt {renewal.attempt_id} was never placed on {renewal.node}")
     if attempt.epoch != renewal.epoch:
         raise StaleRenewal(f"epoch {renewal.epoch} is stale; the attempt has epoch {attempt.epoch}")
+    own = attempt.incarnation(renewal.node)
+    if renewal.incarnation != own:
+        raise StaleRenewal(f"incarnation {renewal.incarnation} is stale; the share has incarnation {own}")
     if attempt.state is AttemptState.ENDED and renewal.outcome is None:
         raise StaleRenewal(f"attempt {renewal.attempt_id} has ended: {attempt.reason}")
     return attempt
@@ -125,15 +137,16 @@ def _news(attempt: Attempt, renewal: Renewal) -> AttemptEvent | None:
     """What the renewal tells that is not recorded yet."""
     if renewal.outcome is not None:
         outcome = renewal.outcome
-        if (outcome.attempt_id, outcome.epoch, outcome.node) != (
+        if (outcome.attempt_id, outcome.epoch, outcome.node, outcome.incarnation) != (
             renewal.attempt_id,
             renewal.epoch,
             renewal.node,
+            renewal.incarnation,
         ):
             raise StaleRenewal("the outcome is not about the attempt and node that report it")
         return NodeEnded(outcome)
     if renewal.started_at is not None and renewal.node not in attempt.started_nodes:
-        return Started(renewal.node)
+        return Started(renewal.node, renewal.incarnation)
     return _recovery(attempt, renewal)
 
 

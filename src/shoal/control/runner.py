@@ -21,7 +21,9 @@ from shoal.control.heal import heal
 from shoal.control.launch import Starting, hand_over, take
 from shoal.control.outlook import learn
 from shoal.control.place import Cycle, place
+from shoal.control.signals import Signal
 from shoal.control.watch import watch
+from shoal.engines.base import SupportsNotice
 from shoal.errors import StoreUnavailable
 
 log = structlog.get_logger()
@@ -42,27 +44,6 @@ LAUNCHES_AT_ONCE = 32
 FAILED_PAUSE_S = 1.0
 FAILED_CYCLE = Cycle(placed=(), next_look_s=None, planning_s=0.0)
 """After one that raised, which has paused for it already."""
-
-
-class Signal:
-    """A flag that is raised from anywhere in the loop's thread and lowered by who waits for it."""
-
-    def __init__(self) -> None:
-        self._event = anyio.Event()
-
-    @property
-    def is_raised(self) -> bool:
-        """May be asked from any thread."""
-        return self._event.is_set()
-
-    def set(self) -> None:
-        self._event.set()
-
-    async def wait(self, timeout_s: float) -> None:
-        """Until it is raised or the time is over, then lower it."""
-        with anyio.move_on_after(timeout_s):
-            await self._event.wait()
-        self._event = anyio.Event()
 
 
 class Changed:
@@ -112,12 +93,20 @@ async def run_loops(core: Core, changed: Changed) -> AsyncIterator[None]:
         if changed.is_awaited:
             loop.call_soon_threadsafe(changed.committed)
 
+    def on_notice() -> None:
+        loop.call_soon_threadsafe(core.watcher.set)
+
+    core.placer = changed.placer
     core.store.on_commit(on_commit)
+    if isinstance(core.engine, SupportsNotice):
+        core.engine.notice(on_notice)
     await _turn(core, "heal", lambda: heal(core))
     await _turn(core, "watch", lambda: watch(core))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_placing, core, changed)
-        tasks.start_soon(_repeat, core, "watch", lambda: watch(core), lambda: anyio.sleep(WATCH_EVERY_S))
+        tasks.start_soon(
+            _repeat, core, "watch", lambda: watch(core), lambda: core.watcher.wait(WATCH_EVERY_S)
+        )
         tasks.start_soon(_repeat, core, "heal", lambda: heal(core), lambda: changed.healer.wait(HEAL_EVERY_S))
         tasks.start_soon(
             _repeat, core, "anchor", lambda: drop_anchor(core), lambda: anyio.sleep(ANCHOR_EVERY_S)

@@ -12,16 +12,21 @@ from shoal.control.core import Core
 from shoal.control.frozen import spec_of
 from shoal.control.launch import launch
 from shoal.control.leases import FENCE_MARGIN_S
+from shoal.control.refresh import refresh_nodes
+from shoal.control.replace import record_end
 from shoal.engines.base import Observation, Sight
 from shoal.errors import EngineUnreachable, StoreUnavailable
 from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.job import Job
 from shoal.model.moves import AttemptEvent, FencePassed, NodeEnded, Orphaned, Started, StopAsked
+from shoal.store import Tx
 from shoal.wire import MAX_OUTCOME_MESSAGE, EndKind, NodeOutcome
 
 log = structlog.get_logger()
 
 Seen = dict[str, dict[str, Observation]]
+REPLACED_S = 60.0
+"""How long a share in place of a lost one may be on its way before its attempt is given up."""
 LATE_STOP_S = 60.0
 """How long after a time limit the control plane steps in for a supervisor that did not."""
 
@@ -57,6 +62,15 @@ async def watch(core: Core) -> None:
         raise failed
 
 
+async def look_at(core: Core, attempt_id: str) -> None:
+    """Look for lost shares of one attempt of several nodes that runs, before its next turn comes."""
+    found = await core.store.read(lambda tx: tx.attempts.with_jobs([attempt_id]))
+    running = [(job, own) for job, own in found if own.state is AttemptState.RUNNING]
+    for job, attempt in running if attempt_id not in core.submitting else ():
+        if len(attempt.allocation) > 1:
+            await _compare(core, job, attempt, await _look(core))
+
+
 async def _look(core: Core) -> Seen | None:
     """What the engine lists, by attempt and node; None when it could not be asked."""
     try:
@@ -76,8 +90,15 @@ async def _compare(core: Core, job: Job, attempt: Attempt, seen: Seen | None) ->
         await _hand_over(core, job, attempt)
     elif observed is not None:
         core.leases.trouble(attempt.attempt_id, "", None)
-    for event in [] if observed is None else _events(core, job, attempt, observed):
-        attempt = await _advance(core, attempt, event)
+    events = [] if observed is None else _events(core, job, attempt, observed)
+    known, num_ended = attempt, sum(isinstance(event, NodeEnded) for event in events)
+    has_survivors = num_ended < len(attempt.nodes_left)
+    if num_ended and has_survivors and attempt.state is AttemptState.RUNNING and len(attempt.allocation) > 1:
+        await refresh_nodes(core)  # one that is gone is no place for another share
+    for event in events:
+        attempt = await _advance(core, attempt, event, has_survivors=has_survivors)
+    if attempt.generation > known.generation:
+        await _replace_lost(core, attempt)
     attempt = await _fence(core, job, attempt, observed or {})
     if attempt.state is AttemptState.STOPPING:
         await cancel(core, job, attempt)
@@ -85,10 +106,20 @@ async def _compare(core: Core, job: Job, attempt: Attempt, seen: Seen | None) ->
 
 def _should_submit(attempt: Attempt, observed: dict[str, Observation]) -> bool:
     """Placed, but nobody has begun all of it: we, or a supervisor, were killed while it was handed over."""
-    if attempt.state is not AttemptState.STARTING:
+    if attempt.state not in (AttemptState.STARTING, AttemptState.RUNNING):
         return False
-    seen = [observed.get(node) for node in attempt.nodes_left]
+    is_starting = attempt.state is AttemptState.STARTING
+    seen = [
+        _present(attempt, observed, node)
+        for node in (attempt.nodes_left if is_starting else attempt.nodes_to_start)
+    ]
     return any(share is None or _is_pending(share) for share in seen)
+
+
+def _present(attempt: Attempt, observed: dict[str, Observation], node: str) -> Observation | None:
+    """What is seen of the node's present share: one that it replaces is nothing of it."""
+    seen = observed.get(node)
+    return None if seen is None or seen.incarnation < attempt.incarnation(node) else seen
 
 
 def _is_pending(share: Observation | None) -> bool:
@@ -98,16 +129,19 @@ def _is_pending(share: Observation | None) -> bool:
 def _events(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observation]) -> list[AttemptEvent]:
     events: list[AttemptEvent] = []
     for node in attempt.nodes_left:
-        seen = observed.get(node)
-        if seen is None and attempt.state is AttemptState.STARTING:
+        seen = _present(attempt, observed, node)
+        if seen is None and _may_be_on_its_way(attempt, node):
             continue  # just handed over again
         if seen is None:
             events.append(NodeEnded(_unlisted(core, attempt, node)))
         elif seen.sight is Sight.ORPHANED:
             # Before the epoch, which a share that cannot be read does not have: this ends nothing.
-            events.append(Orphaned(node, seen.raw[:MAX_OUTCOME_MESSAGE]))
+            told = seen.raw[:MAX_OUTCOME_MESSAGE]
+            events.append(Orphaned(node, told, incarnation=attempt.incarnation(node)))
         elif seen.epoch != attempt.epoch:
             log.error("engine.stale_epoch", attempt=attempt.attempt_id, epoch=seen.epoch)
+        elif seen.incarnation > attempt.incarnation(node):
+            continue  # begun after we read what holds resources: next time
         elif seen.sight is Sight.ENDED and seen.outcome is not None:
             events.append(NodeEnded(seen.outcome))
         elif seen.sight is Sight.PENDING:
@@ -116,8 +150,13 @@ def _events(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observat
             core.leases.heard(attempt.attempt_id, node)
             core.leases.trouble(attempt.attempt_id, node, None)
             if seen.started_at is not None and node not in attempt.started_nodes:
-                events.append(Started(node))
+                events.append(Started(node, seen.incarnation))
     return events + _overdue(core, job, attempt)
+
+
+def _may_be_on_its_way(attempt: Attempt, node: str) -> bool:
+    is_new = attempt.state is AttemptState.RUNNING and node in attempt.nodes_to_start
+    return is_new or attempt.state is AttemptState.STARTING
 
 
 def _unlisted(core: Core, attempt: Attempt, node: str) -> NodeOutcome:
@@ -135,13 +174,25 @@ def _ended(core: Core, attempt: Attempt, node: str, kind: EndKind, message: str)
         kind=kind,
         ended_at=core.clock.now(),
         message=message,
+        incarnation=attempt.incarnation(node),
     )
 
 
+async def _replace_lost(core: Core, attempt: Attempt) -> None:
+    """Begin shares in place of those that were just found lost, and tell the others of the next group."""
+    core.meetings.tell(attempt.attempt_id)
+    if attempt.state is AttemptState.RUNNING and attempt.nodes_to_start:
+        await launch(core, attempt.attempt_id)
+
+
 async def _hand_over(core: Core, job: Job, attempt: Attempt) -> None:
-    """Once more, unless that has failed for longer than the fence: then it is tried elsewhere."""
-    limit_s = spec_of(job).fence + FENCE_MARGIN_S
-    if not core.leases.silent_nodes(attempt, limit_s):
+    """Once more, unless that has failed for longer than the fence: then it is tried elsewhere. The others of
+    an attempt that runs do not wait as long for the share that they lack.
+    """
+    is_starting = attempt.state is AttemptState.STARTING
+    limit_s = spec_of(job).fence + FENCE_MARGIN_S if is_starting else REPLACED_S
+    nodes = attempt.nodes_left if is_starting else attempt.nodes_to_start
+    if all(core.leases.silence_s(attempt.attempt_id, node) <= limit_s for node in nodes):
         await launch(core, attempt.attempt_id)
         return
     if attempt.attempt_id in core.submitting:
@@ -150,9 +201,11 @@ async def _hand_over(core: Core, job: Job, attempt: Attempt) -> None:
     try:
         # Looked at again under the mark, under which no submission can be on its way.
         seen = await _look(core)
-        if seen is not None and attempt.attempt_id not in seen:
-            for node in attempt.nodes_left:
-                await _advance(core, attempt, NodeEnded(_unlisted(core, attempt, node)))
+        listed = {} if seen is None else seen.get(attempt.attempt_id, {})
+        if seen is not None and not (is_starting and listed):
+            for node in [node for node in nodes if _present(attempt, listed, node) is None]:
+                gone = NodeEnded(_unlisted(core, attempt, node))
+                await _advance(core, attempt, gone, has_survivors=False)
     finally:
         core.submitting.discard(attempt.attempt_id)
 
@@ -195,9 +248,20 @@ def _overdue(core: Core, job: Job, attempt: Attempt) -> list[AttemptEvent]:
     return [StopAsked(reason=EndReason.TIME_LIMIT, by="the time limit")]
 
 
-async def _advance(core: Core, attempt: Attempt, event: AttemptEvent) -> Attempt:
-    after = await core.store.write(lambda tx: core.recorder.advance(tx, attempt.attempt_id, event))
-    return after or attempt
+async def _advance(
+    core: Core, attempt: Attempt, event: AttemptEvent, *, has_survivors: bool = True
+) -> Attempt:
+    """`has_survivors`: somebody is left who would go on with another share in place of a lost one."""
+
+    def record(tx: Tx) -> Attempt | None:
+        if isinstance(event, NodeEnded) and has_survivors:
+            return record_end(core, tx, attempt.attempt_id, event.outcome, is_found_again=True)
+        return core.recorder.advance(tx, attempt.attempt_id, event)
+
+    after = await core.store.write(record) or attempt
+    if attempt.attempt_id in core.lost:
+        core.placer.set()
+    return after
 
 
 async def cancel(core: Core, job: Job, attempt: Attempt) -> None:

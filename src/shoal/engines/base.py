@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
@@ -47,6 +48,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     native_id: str
     sight: Sight
+    incarnation: int = 0
+    """Of the share that was seen: see `Order`."""
     started_at: float | None = None
     """Set once the ranks were started."""
     outcome: NodeOutcome | None = None
@@ -74,14 +77,17 @@ class Engine(Protocol):
     """
 
     name: str
+    can_replace_shares: bool
+    """Whether `submit` begins a share anew where an order has a greater incarnation than the share has."""
 
     async def submit(self, submission: Submission) -> str:
         """Start a supervisor for every order and return the engine's own id.
 
         May be called again after a crash with the same attempt id: an engine that already has it returns
-        the first id and starts nothing. `EngineRefused`: nothing was started and trying again is useless;
-        its `NodeGone`: but on other nodes it may run. `EngineUnreachable`: we do not know; ask `list_owned`
-        first.
+        the first id and starts nothing, but shares in place of lost ones where it can: a share of a greater
+        incarnation on a node whose older one has ended, or on one that had none. `EngineRefused`: nothing
+        was started and trying again is useless; its `NodeGone`: but on other nodes it may run.
+        `EngineUnreachable`: we do not know; ask `list_owned` first.
         """
         ...
 
@@ -113,6 +119,17 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Let go of our own resources. What runs, runs on."""
+        ...
+
+
+@runtime_checkable
+class SupportsNotice(Protocol):
+    """An engine that notices when a supervisor is gone, without being asked."""
+
+    def notice(self, tell: Callable[[], None]) -> None:
+        """Call `tell`, from any thread, when a share seems to have ended without a word: a reason to look,
+        and no evidence. Only the last one given is called.
+        """
         ...
 
 

@@ -76,6 +76,17 @@ class NodeShare(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 Allocation = tuple[NodeShare, ...]
 
 
+class Replacement(msgspec.Struct, frozen=True, kw_only=True):
+    """A share that was lost, and the one that was begun in its place without a new attempt."""
+
+    generation: int
+    """The group it was begun for: the incarnation of the new share."""
+    at: float
+    lost: NodeOutcome
+    node: str
+    """Where the new one is: the same node, or another."""
+
+
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     attempt_id: str
     job_id: str
@@ -94,7 +105,9 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     started_nodes: tuple[str, ...] = ()
     started_at: float | None = None
     generation: int = 0
-    """How often its ranks were started anew on the same nodes."""
+    """How often its ranks were started anew without a new attempt."""
+    replacements: tuple[Replacement, ...] = ()
+    """Of lost shares, in order."""
     recoveries: tuple[Recovery, ...] = ()
     """How each node came through the newest of them, in order of arrival."""
     stop_reason: EndReason | None = None
@@ -121,6 +134,28 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
         """Nodes that may still run something of it."""
         ended = {outcome.node for outcome in self.outcomes}
         return tuple(name for name in self.node_names if name not in ended)
+
+    @property
+    def logged_nodes(self) -> tuple[str, ...]:
+        """Every node it ever had a share on, in an order that only grows at its end."""
+        first = list(self.node_names)
+        for one in reversed(self.replacements):
+            first[first.index(one.node)] = one.lost.node
+        return tuple(dict.fromkeys((*first, *(one.node for one in self.replacements))))
+
+    @property
+    def nodes_to_start(self) -> tuple[str, ...]:
+        """Nodes whose ranks nobody has seen started."""
+        return tuple(name for name in self.nodes_left if name not in self.started_nodes)
+
+    @property
+    def restarts(self) -> int:
+        """Groups that began because ranks failed, not because a share was lost."""
+        return self.generation - len(self.replacements)
+
+    def incarnation(self, node: str) -> int:
+        """The group that the node's present share was begun for; others of the node are over."""
+        return max((one.generation for one in self.replacements if one.node == node), default=0)
 
     @property
     def orphans_left(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from enum import StrEnum
 import msgspec
 
 from shoal.errors import Bug
-from shoal.model.attempt import Allocation, Attempt, AttemptState, EndReason
+from shoal.model.attempt import Allocation, Attempt, AttemptState, EndReason, NodeShare, Replacement
 from shoal.wire import EndKind, NodeOutcome, Recovery
 
 QUEUED, STARTING, RUNNING, STOPPING, ENDED = AttemptState
@@ -41,6 +41,7 @@ class Started(msgspec.Struct, frozen=True, tag=True):
     """The supervisor on `node` started its ranks."""
 
     node: str
+    incarnation: int = 0
 
 
 class NodeEnded(msgspec.Struct, frozen=True, tag=True):
@@ -54,6 +55,8 @@ class Regrouped(msgspec.Struct, frozen=True, tag=True):
 
     generation: int
     failure: NodeOutcome
+    share: NodeShare | None = None
+    """What was lost with the ranks, where it was their share: the one that is begun in its place."""
 
 
 class Recovered(msgspec.Struct, frozen=True, tag=True):
@@ -68,6 +71,7 @@ class Orphaned(msgspec.Struct, frozen=True, tag=True):
     node: str
     told: str
     """What the engine saw."""
+    incarnation: int = 0
 
 
 class StopAsked(msgspec.Struct, frozen=True, tag=True):
@@ -158,6 +162,8 @@ def _start(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
     assert isinstance(event, Started)
     if event.node in attempt.started_nodes or event.node not in attempt.node_names:
         return attempt, ()
+    if event.incarnation != attempt.incarnation(event.node):
+        return attempt, ()
     nodes = (*attempt.started_nodes, event.node)
     return _run_when_all_started(_change(attempt, started_nodes=nodes), now), ()
 
@@ -192,6 +198,8 @@ def _node_ended(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
     outcome = event.outcome
     if outcome.node not in attempt.nodes_left or outcome.epoch != attempt.epoch:
         return attempt, ()
+    if outcome.incarnation != attempt.incarnation(outcome.node):
+        return attempt, ()
     noted = _change(attempt, outcomes=(*attempt.outcomes, outcome))
     if not noted.nodes_left:
         return _end(noted, *_verdict(noted, now))
@@ -209,7 +217,26 @@ def _regroup(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
     assert isinstance(event, Regrouped)
     if event.generation != attempt.generation:
         return attempt, ()
-    return _change(attempt, generation=attempt.generation + 1), ()
+    after = _change(attempt, generation=attempt.generation + 1)
+    return (after, ()) if event.share is None else _replace(after, event.failure, event.share, now)
+
+
+def _replace(attempt: Attempt, lost: NodeOutcome, share: NodeShare, now: float) -> Step:
+    """The new share has the lost one's place among the ranks, and is yet to be started."""
+    if lost.node not in attempt.nodes_left or lost.incarnation != attempt.incarnation(lost.node):
+        raise Bug(
+            f"attempt {attempt.attempt_id}: the share of {lost.node} that was lost is not its present one",
+            attempt=msgspec.to_builtins(attempt),
+            lost=msgspec.to_builtins(lost),
+        )
+    done = Replacement(generation=attempt.generation, at=now, lost=lost, node=share.node)
+    after = _change(
+        attempt,
+        allocation=tuple(share if old.node == lost.node else old for old in attempt.allocation),
+        started_nodes=tuple(name for name in attempt.started_nodes if name != lost.node),
+        replacements=(*attempt.replacements, done),
+    )
+    return after, (Effect.SUBMIT,)
 
 
 def _recover(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
@@ -225,6 +252,8 @@ def _orphan(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
     """Nobody supervises a part of it any more: the rest is stopped, and all of it held until it is gone."""
     assert isinstance(event, Orphaned)
     if event.node in attempt.orphaned_nodes or event.node not in attempt.nodes_left:
+        return attempt, ()
+    if event.incarnation != attempt.incarnation(event.node):
         return attempt, ()
     noted = _change(attempt, orphaned_nodes=(*attempt.orphaned_nodes, event.node))
     if attempt.state is STOPPING:
@@ -307,7 +336,7 @@ TABLE: dict[tuple[AttemptState, type], Handler | None] = {
     (RUNNING, Placed): None,
     (RUNNING, Accepted): _accept,
     (RUNNING, Refused): None,
-    (RUNNING, Started): _ignore,
+    (RUNNING, Started): _start,
     (RUNNING, NodeEnded): _node_ended,
     (RUNNING, Regrouped): _regroup,
     (RUNNING, Recovered): _recover,

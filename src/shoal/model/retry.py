@@ -24,7 +24,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 def judge(job: Job, attempt: Attempt, now: float) -> Verdict:
     """Decide after `attempt` (the job's newest, ended) whether the job ends or tries again."""
     assert attempt.reason is not None
-    restarts = max([attempt.generation, *(outcome.restarts for outcome in attempt.outcomes)])
+    groups = max([attempt.generation, *(outcome.restarts for outcome in attempt.outcomes)])
+    restarts = groups - len(attempt.replacements)
     job = msgspec.structs.replace(
         job, excluded_nodes=_excluded(job, attempt), failures=job.failures + restarts
     )
@@ -45,7 +46,7 @@ def judge(job: Job, attempt: Attempt, now: float) -> Verdict:
 
 def may_regroup(job: Job, attempt: Attempt, reason: EndReason) -> bool:
     """Whether ranks that failed for this reason are started anew without a new attempt."""
-    left = job.retry.max_retries - job.failures - attempt.generation
+    left = job.retry.max_retries - job.failures - attempt.restarts
     return job.retry.in_place and reason in job.retry.on and left > 0 and job.stop_asked_by is None
 
 

@@ -34,6 +34,15 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """Where it meets; 0: not known yet."""
 
 
+def first_generation(order: Order) -> Generation:
+    """The group that a share begins with. One that replaces a lost share was in none yet: it waits for the
+    next, and where that meets is told to it.
+    """
+    if order.incarnation == 0:
+        return Generation(master_port=order.master_port)
+    return Generation(number=order.incarnation - 1)
+
+
 def rank_environment(
     order: Order,
     local_rank: int | None,

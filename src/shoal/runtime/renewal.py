@@ -15,7 +15,7 @@ import threading
 import msgspec
 
 from shoal.clock import Clock
-from shoal.runtime.environment import Generation
+from shoal.runtime.environment import Generation, first_generation
 from shoal.runtime.saves import Saves
 from shoal.wire import Credentials, NodeOutcome, Order, Phase, Recovery, Renewal, RenewalAnswer
 
@@ -50,7 +50,7 @@ class Renewer:
         self._outcome: NodeOutcome | None = None
         self._failure: NodeOutcome | None = None
         self._recovery: Recovery | None = None
-        self._generation = Generation(master_port=order.master_port)
+        self._generation = first_generation(order)
         self._is_due = True
         self._thread: threading.Thread | None = None
         self._saves = Saves(order.checkpoint_dir, clock) if order.checkpoint_dir is not None else None
@@ -156,6 +156,7 @@ class Renewer:
             attempt_id=self._order.attempt_id,
             epoch=self._order.epoch,
             node=self._order.node,
+            incarnation=self._order.incarnation,
             phase=self._phase,
             started_at=self._started_at,
             outcome=self._outcome,

@@ -8,7 +8,7 @@ several, the control plane counts the groups, and the first node says where each
 from __future__ import annotations
 
 from shoal.runtime.ending import Ending
-from shoal.runtime.environment import Generation
+from shoal.runtime.environment import Generation, first_generation
 from shoal.runtime.ports import free_port
 from shoal.runtime.renewal import Renewer
 from shoal.wire import EndKind, NodeOutcome, Order
@@ -29,7 +29,7 @@ class Restarts:
         self._is_alone = len(order.nodes) == 1
         self._answers = 0
         self._quick = 0
-        self.generation = Generation(master_port=order.master_port)
+        self.generation = first_generation(order)
 
     def may_follow(self, end: Ending, ran_s: float, *, has_stepped: bool) -> bool:
         """Whether a group that ended so after `ran_s` may be followed by another in the same place.
@@ -44,7 +44,8 @@ class Restarts:
             # A program that gives up at once gets the pause that its retries have. On one of several nodes
             # it may only have noticed that a rank of another was killed.
             return False
-        left = self._order.max_restarts - self.generation.number
+        # Of several nodes the control plane counts: a group that follows a lost share costs no retry.
+        left = self._order.max_restarts - (self.generation.number if self._is_alone else 0)
         can_ask = self._is_alone or self._renewer is not None
         return end.kind in RANK_FAILED and left > 0 and self._quick <= MAX_QUICK and can_ask
 

@@ -179,6 +179,9 @@ class ShareRun:
         assert self._confinement is not None
         crew = Crew(self._order, self._confinement, launcher, self._watcher, self._clock, self._environment)
         last = self._warm_up(launcher, crew)
+        if last is None and self._order.incarnation > 0 and self._renewer is not None:
+            self._tell(Phase.PREPARING)
+            last = self._regroup(OTHERS_FAILED, None)
         while last is None:
             began_at = self._clock.monotonic()
             self._start_ranks(crew)
@@ -252,7 +255,7 @@ class ShareRun:
             reason = self._reasons.now()
             if reason is not None:
                 return reason
-            if self._restarts.is_wanted:
+            if crew is not None and self._restarts.is_wanted:
                 return OTHERS_FAILED
             if crew is not None:
                 crew.look_after()
@@ -321,6 +324,7 @@ class ShareRun:
             started_at=self._started_at,
             cpu_s=self._confinement.cpu_seconds() if self._confinement is not None else None,
             restarts=self._restarts.generation.number,
+            incarnation=self._order.incarnation,
         )
 
     def _report(self, outcome: NodeOutcome) -> None:

@@ -6,6 +6,7 @@ A `planner` follows the facts in its `book`: `capacity` of the nodes, `rows` of 
 `preempt` makes room for those who have the `rights` to it, from `victims` by what their end loses.
 When somebody will start is asked of futures that the planner makes: `ahead` is one of them, `predict` has
 several, `calibration` makes an interval of them, and `changes` rehearses what could be asked for instead.
+`replacement` is where one share of an attempt goes on whose node was lost.
 """
 
 from shoal.scheduler.eligible import explain_unmet
@@ -13,6 +14,7 @@ from shoal.scheduler.impossible import impossible
 from shoal.scheduler.outlook import Basis, Outlook
 from shoal.scheduler.planner import Planner, plan
 from shoal.scheduler.policy import Policy
+from shoal.scheduler.replacement import replacement
 from shoal.scheduler.snapshot import Candidate, GpuView, Holding, NodeView, Snapshot, UnmetDependency
 from shoal.scheduler.stamps import Stamps
 from shoal.scheduler.types import Eviction, Explanation, Ground, Plan, Promise, Start, Why
@@ -39,4 +41,5 @@ __all__ = [
     "explain_unmet",
     "impossible",
     "plan",
+    "replacement",
 ]

@@ -70,11 +70,13 @@ class FakeCluster:
         if known is not None:
             for share in self._told(submission.attempt_id):
                 share.send_again(self.clock.monotonic() + delay_s)
-            return known
-        native_id = self.native_ids[submission.attempt_id] = f"fake-{len(self.native_ids) + 1}"
-        self._nodes_of[submission.attempt_id] = tuple(order.node for order in submission.orders)
+        native_id = known or f"fake-{len(self.native_ids) + 1}"
+        lacking = self.lacking(submission)
+        self.native_ids[submission.attempt_id] = native_id
+        names = (*self._nodes_of.get(submission.attempt_id, ()), *(order.node for order in lacking))
+        self._nodes_of[submission.attempt_id] = tuple(dict.fromkeys(names))
         now, ahead = self._times()
-        for order in submission.orders:
+        for order in lacking:
             share = Share(order, self.script(order), native_id, NEVER if is_stillborn else now + delay_s)
             key = order.attempt_id, order.node
             self._shares[key] = self._awake[key] = share
@@ -83,6 +85,17 @@ class FakeCluster:
             share.live_until(now, ahead)
             self._quiet_until = min(self._quiet_until, share.changes_at())
         return native_id
+
+    def lacking(self, submission: Submission) -> list[Order]:
+        """Its orders of which there is no share: all of a new attempt, and of a known one those in place of
+        lost ones. One that is to be replaced and has not ended keeps its place.
+        """
+        if submission.attempt_id not in self.native_ids:
+            return list(submission.orders)
+        self.settle()
+        found = [order for order in submission.orders if order.incarnation > 0]
+        shares = {share.order.node: share for share in self.shares(submission.attempt_id)}
+        return [order for order in found if _can_begin(order, shares.get(order.node))]
 
     def shares(self, attempt_id: str | None = None) -> list[Share]:
         """Shares not forgotten, oldest first."""
@@ -163,7 +176,10 @@ class FakeCluster:
                 rank = share.order.node_rank * share.order.ranks_per_node
                 told = share.lost(now + ahead, f"rank {rank} got signal {signal}")
                 told = msgspec.structs.replace(told, kind=EndKind.SIGNALED, signal=signal, rank=rank)
-                share.end(now, ahead, told)
+                if share.can_regroup:
+                    share.fail(now, told)
+                else:
+                    share.end(now, ahead, told)
 
     # The lease, carried by whoever simulates the network.
 
@@ -185,6 +201,7 @@ class FakeCluster:
         share = self._asker(sent)
         if share is not None:
             share.renewed(sent.sent_at)
+            share.regroup(sent.renewal, answer, *self._times())
             if answer.should_stop:
                 share.stop(self.clock.monotonic(), answer.grace_s)
                 self._wake()
@@ -211,7 +228,9 @@ class FakeCluster:
     def _asker(self, sent: SentRenewal) -> Share | None:
         self.settle()
         node = sent.renewal.node
-        return None if node in self._cut else self._shares.get((sent.renewal.attempt_id, node))
+        share = None if node in self._cut else self._shares.get((sent.renewal.attempt_id, node))
+        # An answer to a share that was replaced meanwhile reaches nobody.
+        return share if share and share.order.incarnation == sent.renewal.incarnation else None
 
     def _lose(self, share: Share, message: str) -> None:
         now, ahead = self._times()
@@ -221,3 +240,9 @@ class FakeCluster:
         """The monotonic reading, and what turns one into a date."""
         now = self.clock.monotonic()
         return now, self.clock.now() - now
+
+
+def _can_begin(order: Order, share: Share | None) -> bool:
+    if share is None:
+        return True
+    return share.stage is Stage.ENDED and share.order.incarnation < order.incarnation

@@ -25,6 +25,7 @@ class FakeEngine:
     """One control plane's view. Throw it away and make another to simulate a restart."""
 
     name = "fake"
+    can_replace_shares = True
 
     def __init__(self, cluster: FakeCluster, *, faults: Faults = no_faults) -> None:
         self.cluster = cluster
@@ -35,7 +36,7 @@ class FakeEngine:
         fault = self._before(Verb.SUBMIT, submission.attempt_id)
         if submission.attempt_id not in self.cluster.native_ids:
             refuse_malformed(submission, self.cluster.facts)
-        for order in submission.orders:
+        for order in self.cluster.lacking(submission):
             self._reach(order.node)
         native_id = self.cluster.take(submission, fault.delay_s, is_stillborn=fault.is_stillborn)
         self._after(Verb.SUBMIT, fault)
@@ -97,6 +98,7 @@ class FakeEngine:
             node=order.node,
             native_id=share.native_id,
             sight=SIGHTS[share.stage],
+            incarnation=order.incarnation,
             started_at=share.started_at,
             outcome=share.outcome,
             raw=share.stage.name.lower(),

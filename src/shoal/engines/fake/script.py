@@ -59,7 +59,8 @@ def seeded(seed: int, *, mean_run_s: float = 60.0, failing: float = 0.2, endless
     """
 
     def script(order: Order) -> Act:
-        dice = random.Random(f"{seed}/{order.attempt_id}/{order.node}")  # noqa: S311 - replay, not secrecy
+        which = f"{order.node}/{order.incarnation}" if order.incarnation else order.node
+        dice = random.Random(f"{seed}/{order.attempt_id}/{which}")  # noqa: S311 - replay, not secrecy
         claim_s, prepare_s, stop_s = dice.uniform(0, 2), dice.uniform(0, 5), dice.uniform(0, 40)
         run_s = None if dice.random() < endless else dice.expovariate(1 / mean_run_s)
         end = _failure(dice, order) if dice.random() < failing else Act()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from shoal.engines.fake.script import Act
-from shoal.wire import EndKind, NodeOutcome, Order, Phase, Renewal
+from shoal.wire import EndKind, NodeOutcome, Order, Phase, Renewal, RenewalAnswer
 
 NEVER = float("inf")
 LAST_RENEWALS_S = 10.0
@@ -46,6 +46,27 @@ class Share:
         self._answered_at = NEVER
         self._quiet_at = NEVER
         self._gone_at = NEVER
+        self.generation = order.incarnation
+        self.failure: NodeOutcome | None = None
+        """How the ranks of this generation failed, until the next begins or is refused."""
+
+    @property
+    def can_regroup(self) -> bool:
+        """Whether ranks that fail are followed by others in place: it asks, and may be refused."""
+        order = self.order
+        return len(order.nodes) > 1 and order.max_restarts > 0 and order.control_url is not None
+
+    def fail(self, at: float, failure: NodeOutcome) -> None:
+        """Ranks failed: it asks at once whether another group may begin."""
+        if self.failure is None:
+            self.failure, self.renew_at = failure, at
+
+    def regroup(self, asked: Renewal, answer: RenewalAnswer, now: float, ahead: float) -> None:
+        """The control plane has answered: there is another group, or there is none after a failure."""
+        if answer.generation > self.generation:
+            self.generation, self.failure = answer.generation, None
+        elif self.failure is not None and asked.failure == self.failure and not answer.should_stop:
+            self.end(now, ahead, self.failure)
 
     def send_again(self, arrives_at: float) -> None:
         """A supervisor comes of it after all, if none was on its way."""
@@ -131,6 +152,9 @@ class Share:
             phase=self._phase(),
             started_at=self.started_at,
             outcome=self.outcome,
+            incarnation=self.order.incarnation,
+            generation=self.generation,
+            failure=self.failure if self.stage is Stage.STARTED else None,
         )
 
     def renewed(self, sent_at: float) -> None:
@@ -189,6 +213,7 @@ class Share:
             message=act.message,
             rules_hit=act.rules_hit,
             started_at=self.started_at,
+            incarnation=self.order.incarnation,
         )
 
     def _outcome(self, kind: EndKind, ended_at: float, message: str) -> NodeOutcome:
@@ -200,6 +225,7 @@ class Share:
             ended_at=ended_at,
             message=message,
             started_at=self.started_at,
+            incarnation=self.order.incarnation,
         )
 
     def _phase(self) -> Phase:

@@ -42,7 +42,7 @@ class ShareView:
         self.guard = threading.Lock()
         self.order: Order | None = None
         self.started: spool.Started | None = None
-        self.is_claimed = False
+        self.is_claimed = self.is_followed = False
         self.child: int | None = None
         """The supervisor we spawned last, if this process did."""
         self.claim_by = 0.0
@@ -63,7 +63,9 @@ class ShareView:
         if self.order is None:
             self.order = spool.read_order(self.share)
             if self.order is not None:
-                self.key = ShareKey(self.key.attempt_id, self.key.node, self.order.epoch)
+                self.key = ShareKey(
+                    self.key.attempt_id, self.key.node, self.order.epoch, self.order.incarnation
+                )
         return self.order
 
     def port(self) -> int | None:
@@ -159,6 +161,37 @@ class Book:
                 raise
         spool.sync_directory(self.live)
         return self.find(attempt_id)
+
+    def begin_anew(self, order: Order, archive_path: str | None) -> None:
+        """Put a new share where one has ended, or was none. Its log goes on in the same file.
+
+        A crash in between leaves no share there, nothing that could be started, and the log.
+        """
+        above, number = self.live / order.attempt_id, next(self._numbers)
+        place, draft = above / order.node, self.draft / f"{order.attempt_id}.{order.node}.{number}"
+        log = above / f"{order.node}.log"
+        draft.mkdir(mode=0o700)
+        old, new = spool.Share(place), spool.Share(draft)
+        try:
+            if archive_path is not None:
+                _link_or_copy(archive_path, new.archive)
+            with contextlib.suppress(FileNotFoundError, FileExistsError):
+                os.link(old.log, log)
+            with contextlib.suppress(FileNotFoundError):
+                os.link(log, new.log)
+            spool.write_order(new, order)
+        except OSError:
+            removal.remove(str(draft), timeout_s=REMOVAL_S)
+            raise
+        with contextlib.suppress(FileNotFoundError):
+            # `sweep` removes it: the ranks do not wait for that.
+            place.rename(self.trash / f"{draft.name}.{os.getpid()}")
+        draft.rename(place)
+        log.unlink(missing_ok=True)
+        spool.sync_directory(above)
+        with self._guard:
+            view = ShareView(order.attempt_id, order.node, place)
+            self._attempts[order.attempt_id] = {**self._views(order.attempt_id), order.node: view}
 
     def keep(self, attempt_id: str) -> None:
         """Move it from `live` to `kept` and throw away what its ranks worked in. May be repeated."""

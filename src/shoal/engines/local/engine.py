@@ -9,6 +9,7 @@ Every verb is one trip to a worker thread, since disks may block; none waits for
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 import zlib
@@ -27,6 +28,7 @@ from shoal.engines.local.book import Book, ShareView, Views
 from shoal.engines.local.checkpoint import kept_checkpoints, with_checkpoint
 from shoal.engines.local.client import Children, Nursery, free_port, read_words
 from shoal.engines.local.inventory import take_inventory
+from shoal.engines.local.notice import Notice
 from shoal.engines.local.parse import MAX_LINE, whole_lines
 from shoal.engines.local.render import (
     complete_orders,
@@ -39,9 +41,9 @@ from shoal.engines.local.simulated import SimulatedNodes
 from shoal.engines.local.states import native_id
 from shoal.engines.local.watch import Watch
 from shoal.engines.refusal import is_name, refuse_malformed, what_is_gone
-from shoal.errors import EngineRefused, EngineUnreachable
+from shoal.errors import EngineRefused, EngineUnreachable, NodeGone
 from shoal.model.node import NodeFacts
-from shoal.wire import Credentials
+from shoal.wire import Credentials, Order
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -60,6 +62,7 @@ class LocalEngine:
     """One per SHOAL_HOME. Thrown away and made anew it finds everything in the spool again."""
 
     name = "local"
+    can_replace_shares = True
 
     def __init__(
         self,
@@ -81,7 +84,8 @@ class LocalEngine:
         self._confinement = confinement
         self._clock = clock
         self._book = Book(self._home)
-        self._watch = Watch(clock)
+        self._notice = Notice()
+        self._watch = Watch(clock, self._notice)
         environment = supervisor_environment(os.environ, self._server_file)
         self._children = Children(Nursery(nursery_command(), environment) if has_nursery else None)
         self._threads = anyio.CapacityLimiter(MAX_THREADS)
@@ -114,6 +118,9 @@ class LocalEngine:
     async def read_log(self, attempt_id: str, node: str, offset: int, limit: int) -> LogChunk:
         return await self._ask(lambda: self._read_log(attempt_id, node, offset, limit))
 
+    def notice(self, tell: Callable[[], None]) -> None:
+        self._notice.listen(tell)
+
     async def prune(self, older_than: float, max_bytes: int) -> int:
         return await self._ask(lambda: self._book.prune(older_than, max_bytes))
 
@@ -126,6 +133,7 @@ class LocalEngine:
 
     async def close(self) -> None:
         """Supervisors need no parent, and run on."""
+        self._notice.close()
         self._children.close()
 
     async def _ask(self, work: Callable[[], T]) -> T:
@@ -144,7 +152,8 @@ class LocalEngine:
         views = self._book.find(attempt_id)
         if not views and self._book.is_kept(attempt_id):
             return native_id(attempt_id)
-        for view in (views or self._take(submission)).values():
+        views = self._begin_anew(submission, views) if views else self._take(submission)
+        for view in views.values():
             self._spawn(view, submission.credentials.get(view.key.node, Credentials()))
         return native_id(attempt_id)
 
@@ -164,6 +173,26 @@ class LocalEngine:
             # From here on the order itself tells that the port is taken.
             with self._guard:
                 self._promised.discard(port)
+
+    def _begin_anew(self, submission: Submission, views: Views) -> Views:
+        """The attempt's shares, with new ones where an order replaces one that has ended."""
+        lacking = [order for order in submission.orders if _is_lacking(order, views.get(order.node))]
+        nodes = self._nodes()
+        for order in lacking:
+            gone = what_is_gone(order, nodes)
+            if gone is not None:
+                raise NodeGone(gone, hint="shoal nodes", node=order.node)
+            look = self._watch.look(views[order.node]) if order.node in views else None
+            if look is not None and look.sight is not Sight.ENDED:
+                raise OSError(errno.EBUSY, f"{order.node} still has the share that is to be replaced")
+        if lacking:
+            archive_path, address = _archive_of(submission), nodes[submission.orders[0].node].address
+            completed = complete_orders(submission, address, 0, self._confinement)
+            anew = {order.node for order in lacking}
+            for order in with_checkpoint(self._home, completed):
+                if order.node in anew:
+                    self._book.begin_anew(order, archive_path)
+        return self._book.find(submission.attempt_id)
 
     def _promise_port(self, address: str, attempt_id: str) -> int:
         views = self._book.known()
@@ -277,6 +306,12 @@ class LocalEngine:
         page, length = whole_lines(data, limit, is_final=is_ended and is_last)
         is_complete = is_ended and offset + length >= size
         return LogChunk(data=page, next_offset=offset + length, size=size, is_complete=is_complete)
+
+
+def _is_lacking(order: Order, view: ShareView | None) -> bool:
+    """Whether a share is to be begun in place of one that was lost: here, or where it was before."""
+    known = view.read_order() if view is not None else None
+    return order.incarnation > (known.incarnation if known is not None else 0)
 
 
 def _read_at(path: str, offset: int, length: int) -> tuple[bytes, int]:

@@ -14,6 +14,7 @@ class ShareKey(msgspec.Struct, frozen=True):
     attempt_id: str
     node: str
     epoch: int = 0
+    incarnation: int = 0
 
 
 def native_id(attempt_id: str) -> str:
@@ -36,6 +37,7 @@ def seen(
         node=key.node,
         native_id=native_id(key.attempt_id),
         sight=sight,
+        incarnation=key.incarnation,
         started_at=started_at,
         outcome=outcome,
         raw=str(raw),
@@ -48,7 +50,7 @@ def ended(key: ShareKey, outcome: NodeOutcome) -> Observation:
     if not is_ours or key.epoch not in (0, outcome.epoch):
         raw = f"outcome.json is for {outcome.attempt_id} epoch {outcome.epoch} on {outcome.node}"
         return seen(key, Sight.UNKNOWN, raw)
-    key = msgspec.structs.replace(key, epoch=outcome.epoch)
+    key = msgspec.structs.replace(key, epoch=outcome.epoch, incarnation=outcome.incarnation)
     return seen(key, Sight.ENDED, outcome.kind, started_at=outcome.started_at, outcome=outcome)
 
 
@@ -64,4 +66,5 @@ def end_of(
         ended_at=ended_at,
         message=message[:MAX_OUTCOME_MESSAGE],
         started_at=started_at,
+        incarnation=key.incarnation,
     )

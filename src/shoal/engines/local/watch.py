@@ -21,6 +21,7 @@ import msgspec
 from shoal.clock import Clock
 from shoal.engines.base import Observation, Sight
 from shoal.engines.local.book import ShareView
+from shoal.engines.local.notice import Notice
 from shoal.engines.local.states import end_of, ended, seen
 from shoal.engines.local.words import append_to_log, last_words, quoted
 from shoal.runtime import spool
@@ -41,8 +42,9 @@ MAX_STARTS = 6
 class Watch:
     """Blocking. One at a time per share: every method holds the view's guard."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, notice: Notice) -> None:
         self._clock = clock
+        self._notice = notice
 
     def look(self, view: ShareView) -> Observation | None:
         """What can be seen of the share now; None if it was forgotten meanwhile.
@@ -104,6 +106,9 @@ class Watch:
     def _alive(self, view: ShareView) -> Observation:
         if view.started is None:
             view.started = _try(spool.read_started, view.share)
+        if not view.is_followed and view.order is not None and len(view.order.nodes) > 1:
+            view.is_followed = True
+            self._notice.follow(view.share)
         if view.kill_at is None and os.path.exists(view.share.stop):
             # Left by an engine before us. Its date may lie, so the patience starts anew.
             stop = _try(spool.read_stop, view.share)

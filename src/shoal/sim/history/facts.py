@@ -12,7 +12,7 @@ import msgspec
 
 from shoal.control.snapshot import candidate, node_view
 from shoal.control.tree import project_view
-from shoal.model.attempt import Allocation, Attempt
+from shoal.model.attempt import Allocation, Attempt, NodeShare
 from shoal.model.from_spec import request_of
 from shoal.model.job import ArrayPlace, Dependency, Job, JobOutcome
 from shoal.model.node import Node, NodeFacts, NodeState
@@ -39,6 +39,14 @@ class Placed(msgspec.Struct, frozen=True):
     attempt_id: str
     allocation: Allocation
     at: float
+
+
+class Moved(msgspec.Struct, frozen=True):
+    """A share of it was lost with its node, and goes on at another."""
+
+    attempt_id: str
+    lost: str
+    share: NodeShare
 
 
 class Leaving(msgspec.Struct, frozen=True):
@@ -105,11 +113,14 @@ class Decision(msgspec.Struct, frozen=True):
     resting: frozenset[str]
     stamps: dict[str, tuple[float | None, float | None, float | None]]
     """Of attempts that were stamped since the last one: expected run time, when it is due, its score."""
+    replaces: tuple[str, str] | None = None
+    """The attempt and the node whose share its only start takes the place of; None: it is a whole plan."""
 
 
 Fact = (
     Queued
     | Placed
+    | Moved
     | Leaving
     | Over
     | JobOver
@@ -205,6 +216,14 @@ class _Reader:
         allocation = msgspec.convert(event["data"]["event"]["allocation"], Allocation)
         return Placed(str(event["attempt_id"]), allocation, event["at"])
 
+    def moved(self, event: Event) -> Fact | None:
+        told = event["data"]["event"]
+        share = told.get("share")
+        if share is None or share["node"] == told["failure"]["node"]:
+            return None
+        where = msgspec.convert(share, NodeShare)
+        return Moved(str(event["attempt_id"]), told["failure"]["node"], where)
+
     def leaving(self, event: Event) -> Fact:
         asked = event["data"].get("event") or {}
         return Leaving(str(event["attempt_id"]), asked.get("grows_to"))
@@ -285,6 +304,7 @@ class _Reader:
             usages=msgspec.convert(data.get("usages", ()), tuple[Usage, ...]),
             resting=frozenset(data["resting"]),
             stamps={attempt_id: tuple(stamps) for attempt_id, stamps in data["stamps"].items()},
+            replaces=tuple(data["replaces"]) if "replaces" in data else None,
         )
 
 
@@ -306,6 +326,7 @@ READERS: dict[str, Callable[[_Reader, Event], Fact | None]] = {
     "job.ended": _Reader.job_over,
     "job.evicted": _Reader.evicted,
     "attempt.placed": _Reader.placed,
+    "attempt.regrouped": _Reader.moved,
     "attempt.stopping": _Reader.leaving,
     "attempt.ended": _Reader.over,
     "node.added": _Reader.node_facts,

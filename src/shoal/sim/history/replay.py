@@ -12,13 +12,14 @@ import msgspec
 
 from shoal.control.snapshot import broken, unmet
 from shoal.model.job import JobOutcome
-from shoal.scheduler import Eviction, Holding, Planner, Policy, Start
+from shoal.scheduler import Eviction, Holding, Planner, Policy, Start, replacement
 from shoal.scheduler.book import holding_of
 from shoal.sim.history.facts import (
     Decision,
     Fact,
     JobOver,
     Leaving,
+    Moved,
     NodeGone,
     NodeIs,
     Over,
@@ -69,6 +70,8 @@ class Replay:
             self.tell(fact)
 
     def _decide(self, decision: Decision) -> Verdict:
+        if decision.replaces is not None:
+            return self._replace(decision, *decision.replaces)
         for attempt_id, (expected_s, due_at, score) in decision.stamps.items():
             self._stamp(attempt_id, expected_s, due_at, score)
         for attempt_id, queued in self._waiting.items():
@@ -84,6 +87,11 @@ class Replay:
             self.planner.undo(start.attempt_id)  # the log tells what became of it
         return Verdict(decision, made.starts, made.evictions)
 
+    def _replace(self, decision: Decision, attempt_id: str, lost: str) -> Verdict:
+        share = replacement(self.planner.snapshot(), self.planner.policy, attempt_id, lost, decision.at)
+        starts = () if share is None else (Start(attempt_id=attempt_id, allocation=(share,)),)
+        return Verdict(decision, starts, ())
+
     def tell(self, fact: Fact) -> None:
         planner = self.planner
         match fact:
@@ -96,6 +104,11 @@ class Replay:
             case Placed():
                 candidate = self._waiting.pop(fact.attempt_id).candidate
                 held = self._held[fact.attempt_id] = holding_of(candidate, fact.allocation, fact.at)
+                planner.hold(held)
+            case Moved():
+                held = self._held[fact.attempt_id]
+                shares = tuple(fact.share if one.node == fact.lost else one for one in held.allocation)
+                held = self._held[fact.attempt_id] = msgspec.structs.replace(held, allocation=shares)
                 planner.hold(held)
             case Leaving():
                 held = self._held[fact.attempt_id]

@@ -1,0 +1,152 @@
+"""A node's supervisor is killed with its ranks: its share is begun anew, and the attempt goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from shoal.client.handles import JobHandle
+from shoal.runtime import spool
+from tests.support.real_plane import Gate, RealPlane, open_gate, until
+from tests.support.shares import SOURCE
+
+RETRY = {"max": 3, "on": ["exit", "signal"]}
+TRAIN = """
+import hashlib, os, time
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from shoal import runtime
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Dropout(0.2), torch.nn.Linear(32, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+def program(run):
+    replica = DistributedDataParallel(model)
+    for step in run.steps(STEPS):
+        x = torch.randn(16, 8)
+        loss = (replica(x) - x.sum(dim=1, keepdim=True)).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        time.sleep(0.05)
+        print("step", step, os.getpid(), flush=True)
+
+runtime.train(program, {"model": model, "optimizer": optimizer})
+print("done", flush=True)
+"""
+STEPS = 300
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealPlane]:
+    real = RealPlane(tmp_path_factory.mktemp("node") / "home", demo="3x2")
+    real.up()
+    try:
+        yield real
+    finally:
+        real.down()
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    with open_gate() as opened:
+        yield opened
+
+
+def kill_supervisor(plane: RealPlane, attempt: dict[str, Any], node: str) -> None:
+    """Its ranks die with it."""
+    share = spool.Share(plane.home / "spool" / "live" / attempt["attempt_id"] / node)
+    claim = spool.read_claim(share)
+    assert claim is not None
+    os.kill(claim.pid, signal.SIGKILL)
+
+
+def lines(job: JobHandle) -> list[tuple[int | None, str]]:
+    return [(line["rank"], line["text"]) for line in job.logs()]
+
+
+@pytest.mark.parametrize("place", [1, 0])
+def test_share_of_a_killed_supervisor_begins_anew_and_all_ranks_with_it(
+    plane: RealPlane, gate: Gate, place: int
+) -> None:
+    job = plane.submit(gate.run(), resources={"nodes": 2, "gpus": 2}, retry=RETRY)
+    gate.hold(2)
+    (before,) = plane.attempts(plane.until_status(job, "running"))
+    kill_supervisor(plane, before, before["nodes"][place])
+    gate.hold(2)
+    assert gate.is_gone(0)
+    assert gate.is_gone(1)
+    gate.open()
+    plane.until_status(job, "succeeded")
+    (after,) = plane.attempts(job)
+    assert after["attempt_id"] == before["attempt_id"]
+    assert (job.data["losses"], job.data["failures"]) == (0, 0)
+
+
+def test_share_goes_on_at_another_node_when_its_own_is_cordoned(plane: RealPlane, gate: Gate) -> None:
+    job = plane.submit(gate.run(before="echo here;"), resources={"nodes": 2, "gpus": 1}, retry=RETRY)
+    gate.hold(2)
+    (before,) = plane.attempts(plane.until_status(job, "running"))
+    lost = before["nodes"][1]
+    assert plane.command("nodes", "cordon", lost, "--because", "drill").returncode == 0
+    try:
+        kill_supervisor(plane, before, lost)
+        gate.hold(2)
+        (after,) = plane.attempts(job)
+        assert (after["attempt_id"], after["nodes"][0]) == (before["attempt_id"], before["nodes"][0])
+        assert after["nodes"][1] not in before["nodes"]
+        gate.open()
+        plane.until_status(job, "succeeded")
+    finally:
+        plane.command("nodes", "resume", lost)
+    assert {line["node"] for line in job.logs()} == {*before["nodes"], after["nodes"][1]}
+    events = json.loads(plane.command("events", "--kind", "plan.made", "--json").stdout)
+    (seq,) = [one["seq"] for one in events if "replaces" in one["data"]]
+    told = plane.command("explain-decision", str(seq))
+    assert told.returncode == 0, told.stdout + told.stderr
+
+
+def test_control_plane_that_is_killed_with_a_supervisor_replaces_its_share_when_it_is_back(
+    plane: RealPlane, gate: Gate
+) -> None:
+    job = plane.submit(gate.run(), resources={"nodes": 2, "gpus": 2}, retry=RETRY)
+    gate.hold(2)
+    (before,) = plane.attempts(plane.until_status(job, "running"))
+    plane.kill()
+    kill_supervisor(plane, before, before["nodes"][1])
+    plane.up()
+    gate.hold(2)
+    gate.open()
+    plane.until_status(job, "succeeded")
+    assert len(plane.attempts(job)) == 1
+
+
+@pytest.mark.parametrize("place", [1, 0])
+def test_training_goes_on_without_losing_a_step_or_its_surviving_process(
+    plane: RealPlane, place: int
+) -> None:
+    setup = f"cat > train.py <<'END'\n{TRAIN.replace('STEPS', str(STEPS))}\nEND"
+    job = plane.submit(
+        "python train.py",
+        setup=setup,
+        resources={"nodes": 2, "gpus": 2},
+        retry=RETRY,
+        env={"PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"},
+    )
+    until(lambda: len(lines(job)) > 60, "some steps are made")
+    (before,) = plane.attempts(job)
+    kill_supervisor(plane, before, before["nodes"][place])
+    plane.until_status(job, "succeeded", "failed")
+    told = lines(job)
+    assert job.status == "succeeded", told[-40:]
+    assert len(plane.attempts(job)) == 1
+    stayed = 1 - place
+    steps = [text.split() for rank, text in told if rank == stayed and text.startswith("step")]
+    assert len({pid for _, _, pid in steps}) == 1, "the process of the node that was not lost stayed"
+    assert STEPS <= len(steps) <= STEPS + 1
+    assert any(f"from rank {stayed}" in text for rank, text in told if rank == place), told[-40:]
