@@ -167,7 +167,7 @@ class StoppedView(TypedDict):
 
 
 class LineView(TypedDict):
-    """`stream` is `o`, `e` or `s` (setup); `rank` is null for Shoal's own words."""
+    """`stream` is `o`, `e`, `s` (setup) or `t` (stacks at a hang); `rank` is null for Shoal's own words."""
 
     at: float
     node: str

@@ -25,6 +25,16 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     rank: int | None = None
 
 
+class Hang(msgspec.Struct, frozen=True, kw_only=True):
+    """Why ranks were killed that did not move."""
+
+    told: str
+    rank: int | None
+    """Who held up the others, as far as it shows."""
+    place: str
+    """Where that rank stood: the innermost frame, empty if nobody knows."""
+
+
 SUCCEEDED = Ending(kind=EndKind.SUCCEEDED)
 
 
@@ -40,9 +50,12 @@ def of_rank(rank: int, status: int, *, is_out_of_memory: bool, grace_s: float) -
     return Ending(kind=kind, message=how, grace_s=grace_s, exit_code=code, signal=number, rank=rank)
 
 
-def of_hang(end: Ending, told: str) -> Ending:
+def of_hang(end: Ending, hang: Hang) -> Ending:
     """The ending of a rank that was killed because nothing moved."""
-    return msgspec.structs.replace(end, message=f"rank {end.rank} hung and was killed: {told}")
+    rank = end.rank if hang.rank is None else hang.rank
+    where = f"; it stood in {hang.place}" if hang.place else ""
+    told = f"rank {rank} hung and was killed: {hang.told}{where}"
+    return msgspec.structs.replace(end, rank=rank, message=told)
 
 
 def recovered(recovery: Recovery) -> str:

@@ -15,6 +15,8 @@ from shoal.runtime.launch import Pipes
 from shoal.runtime.logs import LineSplitter, LogFile, Tail
 from shoal.runtime.rules import LogRules
 
+STACKS = "t"
+"""The letter of stacks in the log."""
 CHUNK = 1 << 18
 SEARCHED_CHUNK = 1 << 16
 """Less at once where log rules have to go through it: the loop must come round again soon."""
@@ -115,6 +117,10 @@ class Watcher:
     def is_silent(self, process: Process) -> bool:
         """Whether nobody is left who could write for it: it is gone, and so is all that it started."""
         return not any(stream.process is process for stream in self._streams.values())
+
+    def keep(self, rank: int | None, text: str) -> None:
+        """Put the stacks of a rank into the log, where they are not mistaken for what it wrote."""
+        self._log.add(rank, STACKS, [line.encode() for line in text.splitlines()])
 
     def drain(self) -> None:
         """Take what is left in the pipes when everything of the share is dead.

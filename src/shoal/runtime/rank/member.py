@@ -7,6 +7,7 @@ import time
 
 from shoal.runtime.board import VARIABLE, Board, Place, Standing
 from shoal.runtime.environment import numbers
+from shoal.runtime.rank.own_stacks import answer
 
 POLL_S, SPARE_POLL_S = 0.002, 0.02
 PEERS_S = 2.0
@@ -23,6 +24,7 @@ class Member:
         if told:
             fd, _, slot = told.partition(":")
             self._board, self._slot = Board(int(fd)), int(slot)
+            self._board.introduce(self._slot, os.getpid(), can_answer=answer(int(fd), self._slot))
         self.generation = -1
         self.step = -1
         self._joined_ns = 0
