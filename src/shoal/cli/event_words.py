@@ -46,6 +46,10 @@ def _of_attempt(kind: str, data: dict[str, Any]) -> tuple[str, str]:
             how = str(outcome["kind"]).replace("_", " ")
             nth = f"attempt {outcome['epoch']} " if outcome["epoch"] > 1 else ""
             return f"{nth}ended on {outcome['node']}", outcome["message"] or how
+        case "Regrouped" if kind == "attempt.explained":
+            return f"group {inner['generation']} failed first on {inner['failure']['node']}", inner[
+                "failure"
+            ]["message"]
         case "Regrouped":
             return f"all ranks start anew, group {inner['generation'] + 1}", inner["failure"]["message"]
         case "Recovered":

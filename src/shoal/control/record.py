@@ -128,6 +128,8 @@ def _verb(before: Attempt, after: Attempt) -> str:
     """What happened, for the event's kind."""
     if after.generation > before.generation:
         return "regrouped"
+    if after.failure != before.failure:
+        return "explained"
     if after.recoveries != before.recoveries:
         return "recovered"
     if before.state is after.state:

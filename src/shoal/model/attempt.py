@@ -95,6 +95,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float | None = None
     generation: int = 0
     """How often its ranks were started anew on the same nodes."""
+    failure: NodeOutcome | None = None
+    """Why the newest of them was needed: the likeliest cause that any node has told of."""
     recoveries: tuple[Recovery, ...] = ()
     """How each node came through the newest of them, in order of arrival."""
     stop_reason: EndReason | None = None

@@ -311,6 +311,7 @@ class ShareRun:
             node=self._order.node,
             kind=end.kind,
             ended_at=self._clock.now(),
+            failed_at=failed.ended_at if failed is not None and is_own_fault else None,
             exit_code=end.exit_code,
             signal=end.signal,
             rank=end.rank,

@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import os
 import select
+import signal
 
 from shoal.clock import Clock
 from shoal.runtime.launch import Pipes
@@ -36,6 +37,8 @@ class Process:
         """Its place on the share's board."""
         self.status: int | None = None
         """As `waitpid` gives it; None while it runs."""
+        self.ended_at = 0.0
+        """When we saw that."""
         self.words = Tail()
         """The last lines on its standard error."""
 
@@ -53,6 +56,11 @@ class _Stream:
         if self.process.rank is None:
             return "s"
         return "e" if self.is_error else "o"
+
+
+def is_killed(status: int | None) -> bool:
+    """Whether a signal ended it, and not one that ranks send themselves when they lose a peer."""
+    return status is not None and os.WIFSIGNALED(status) and os.WTERMSIG(status) != signal.SIGABRT
 
 
 class Watcher:
@@ -95,6 +103,7 @@ class Watcher:
 
     def reap(self) -> None:
         """Collect every dead child, ours and the orphans that fell to us; note how ours ended."""
+        batch: set[int] = set()
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -104,9 +113,17 @@ class Watcher:
                 return
             process = self._processes.get(pid)
             if process is not None:
-                process.status = status
-                if status != 0 and process.is_needed and self.first_failed is None:
+                process.status, process.ended_at = status, self._clock.now()
+                if status != 0 and process.is_needed and self._is_before(process, batch):
                     self.first_failed = process
+                batch.add(pid)
+
+    def _is_before(self, process: Process, batch: set[int]) -> bool:
+        """Whether it is the first failure. Of those seen at once, one that was killed: its peers give up."""
+        first = self.first_failed
+        if first is None or first.pid not in batch:
+            return first is None
+        return is_killed(process.status) and not is_killed(first.status)
 
     def forget(self, processes: list[Process]) -> None:
         """What these do from now on, and how they ended, is nobody's business any more."""
