@@ -89,6 +89,10 @@ class Board:
             self._words[at + offset] = number
         self._words[at] = place.generation + 1
 
+    def ask_to_save(self) -> None:
+        """Everybody is about to be asked to stop, and may take the time to save."""
+        self._words[0] = 1
+
     def clear(self, slot: int) -> None:
         """The slot's process is gone."""
         at = self._at(slot)
@@ -110,6 +114,11 @@ class Board:
         )
 
     # --- a rank's part
+
+    @property
+    def may_save(self) -> bool:
+        """Whether a request to stop is meant for all, with time to save; else a rank has failed."""
+        return bool(self._words[0] == 1)
 
     def place(self, slot: int) -> Place | None:
         """Who this process is now; None: nobody has said."""

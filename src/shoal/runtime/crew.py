@@ -140,6 +140,10 @@ class Crew:
             self._watcher.turn(TURN_S)
         return True
 
+    def ask_to_save(self) -> None:
+        """The request to stop that ranks get next is meant for all of them."""
+        self._board.ask_to_save()
+
     def look_after(self) -> None:
         """Have a spare ready once the ranks are of the kind that can use one; end the survivors that hang."""
         if self._order.max_restarts == 0:

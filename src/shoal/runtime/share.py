@@ -35,6 +35,10 @@ SCRATCH_S = 2.0
 """How long the outcome waits for the ranks' /tmp to be removed; the engine removes what is left."""
 
 
+ALL_STOP = frozenset({EndKind.STOPPED, EndKind.TIME_LIMIT})
+"""Endings that every node of the attempt has at about the same time: its ranks can save together."""
+
+
 class ShareRun:
     """One run. `run` returns when the outcome is on disk and nothing of the share runs any more."""
 
@@ -59,6 +63,7 @@ class ShareRun:
         self._watcher = Watcher(self._log, self._rules, wake, clock)
         self._confinement: Confinement | None = None
         self._running: list[Process] = []
+        self._crew: Crew | None = None
         self._phase = Phase.PREPARING
         self._started_at: float | None = None
         self._restarts = Restarts(order, self._renewer)
@@ -177,7 +182,9 @@ class ShareRun:
             has_gpus = bool(self._order.gpu_ids) and not self._order.are_gpus_simulated
             self._network = network.variables(self._order.master_addr, has_gpus=has_gpus)
         assert self._confinement is not None
-        crew = Crew(self._order, self._confinement, launcher, self._watcher, self._clock, self._environment)
+        crew = self._crew = Crew(
+            self._order, self._confinement, launcher, self._watcher, self._clock, self._environment
+        )
         last = self._warm_up(launcher, crew)
         while last is None:
             began_at = self._clock.monotonic()
@@ -268,6 +275,8 @@ class ShareRun:
     def _stop(self, end: Ending) -> None:
         """SIGTERM to whatever still runs, then wait for it, at most the grace. Killing is `_bury`'s."""
         self._tell(Phase.STOPPING)
+        if self._crew is not None and end.kind in ALL_STOP:
+            self._crew.ask_to_save()
         groups = [process.pid for process in self._running if process.status is None]
         for group in groups:
             with contextlib.suppress(ProcessLookupError):

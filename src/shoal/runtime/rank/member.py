@@ -69,6 +69,15 @@ class Member:
             time.sleep(POLL_S)
         return False
 
+    @property
+    def has_supervisor(self) -> bool:
+        return self._board is not None
+
+    @property
+    def may_save(self) -> bool:
+        """Whether whoever is asked to stop now has time to save, as far as anybody says."""
+        return self._board is None or self._board.may_save
+
     def _mark(self, stepped_ns: int) -> None:
         if self._board is not None:
             self._board.mark(
