@@ -72,6 +72,10 @@ def _of_others(kind: str, data: dict[str, Any]) -> tuple[str, str]:
         return str(data.get("outcome")), str(data.get("because") or "")
     if kind == "job.submitted":
         return f"submitted as {data.get('name')}", ""
+    if kind == "node.suspected":
+        return "its log speaks of a fault of its node, which it avoids from now on", str(
+            data.get("because") or ""
+        )
     if kind == "job.retrying":
         reason, pause = str(data.get("reason")).replace("_", " "), duration(data.get("backoff_s"))
         return f"queued again after {reason}, attempt {data.get('epoch')} in {pause}", ""

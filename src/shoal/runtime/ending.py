@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 
 import msgspec
 
 from shoal.wire import MAX_OUTCOME_MESSAGE, EndKind, Recovery
 
+_NO_GPU_MEMORY = re.compile(r"OutOfMemoryError: (?:CUDA|HIP) out of memory|CUDA error: out of memory")
+"""As PyTorch says it. To start again would end the same way."""
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
 
@@ -48,6 +51,14 @@ def of_rank(rank: int, status: int, *, is_out_of_memory: bool, grace_s: float) -
         kind = EndKind.OUT_OF_MEMORY
         how = f"rank {rank} ran out of memory: the limit was hit and the kernel killed a process ({how})"
     return Ending(kind=kind, message=how, grace_s=grace_s, exit_code=code, signal=number, rank=rank)
+
+
+def of_device(end: Ending, last_words: str) -> Ending:
+    """The same ending, unless the rank's last words say that a GPU had no memory left for it."""
+    if end.kind is not EndKind.EXITED or _NO_GPU_MEMORY.search(last_words) is None:
+        return end
+    told = f"rank {end.rank} ran out of GPU memory ({end.message})"
+    return msgspec.structs.replace(end, kind=EndKind.OUT_OF_MEMORY, message=told)
 
 
 def of_hang(end: Ending, hang: Hang) -> Ending:

@@ -21,7 +21,7 @@ from shoal.runtime.logs import LogFile
 from shoal.runtime.reasons import Reasons
 from shoal.runtime.renewal import Renewer
 from shoal.runtime.restarts import OTHERS_FAILED, Restarts
-from shoal.runtime.rules import LogRules
+from shoal.runtime.rules import DEVICE_FAULTS, LogRules
 from shoal.runtime.warm import install
 from shoal.runtime.warm.stand_in import find
 from shoal.runtime.watch import Process, Watcher
@@ -59,7 +59,8 @@ class ShareRun:
             self._renewer = Renewer(order, credentials, server_file, clock, self._wake_w, born_at)
         self._reasons = Reasons(share, order, clock, self._renewer)
         self._log = LogFile(share.log, order.limits.max_log_bytes, clock)
-        self._rules = LogRules(order.log_rules)
+        has_gpus = bool(order.gpu_ids) and not order.are_gpus_simulated
+        self._rules = LogRules((*order.log_rules, *(DEVICE_FAULTS if has_gpus else ())))
         self._watcher = Watcher(self._log, self._rules, wake, clock)
         self._confinement: Confinement | None = None
         self._running: list[Process] = []
@@ -191,7 +192,9 @@ class ShareRun:
             self._start_ranks(crew)
             end = self._follow(launcher, "a rank", crew)
             # A log rule has said something about this node, or about trying again: not ours to pass over.
-            if self._rules.hits or not self._restarts.may_follow(end, self._clock.monotonic() - began_at):
+            if self._rules.hits:
+                return self._restarts.excluded(end)
+            if not self._restarts.may_follow(end, self._clock.monotonic() - began_at):
                 return end
             self._failed = (self._clock.now(), time.monotonic_ns())
             self._log.say(f"{end.message}; asking whether all ranks may start anew where they are")
@@ -269,8 +272,10 @@ class ShareRun:
             return Ending(kind=EndKind.SETUP_FAILED, message=f"{what} failed: {failure}")
         if process.rank is None:
             return ending.of_setup(what, status)
+        self._watcher.catch_up(process)
         is_oom = self._confinement is not None and self._confinement.has_run_out_of_memory()
-        return ending.of_rank(process.rank, status, is_out_of_memory=is_oom, grace_s=self._order.grace_s)
+        end = ending.of_rank(process.rank, status, is_out_of_memory=is_oom, grace_s=self._order.grace_s)
+        return ending.of_device(end, process.words.text())
 
     def _stop(self, end: Ending) -> None:
         """SIGTERM to whatever still runs, then wait for it, at most the grace. Killing is `_bury`'s."""

@@ -135,6 +135,13 @@ class Watcher:
         """Whether nobody is left who could write for it: it is gone, and so is all that it started."""
         return not any(stream.process is process for stream in self._streams.values())
 
+    def catch_up(self, process: Process) -> None:
+        """Take what a process that ended has left in its pipes: its last lines may say why."""
+        for stream in [one for one in self._streams.values() if one.process is process]:
+            left = fcntl.fcntl(stream.fd, fcntl.F_GETPIPE_SZ)
+            while left > 0 and stream.fd in self._streams and (read := self._pump(stream)):
+                left -= read
+
     def keep(self, rank: int | None, text: str) -> None:
         """Put the stacks of a rank into the log, where they are not mistaken for what it wrote."""
         self._log.add(rank, STACKS, [line.encode() for line in text.splitlines()])

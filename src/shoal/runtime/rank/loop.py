@@ -102,6 +102,8 @@ def train(
             )
             member.joined()
             source = level(state)
+            if not state.is_fresh and checkpoints is not None:
+                checkpoints.resume(state.step)
             if state.is_fresh and checkpoints is not None and (step := checkpoints.load(parts)) is not None:
                 state.step, state.is_fresh, source = step, False, "a checkpoint"
             if place.generation > 0:
