@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import sys
@@ -14,7 +13,8 @@ import torch.distributed as dist
 
 from shoal.runtime.rank.checkpoint.checkpoints import Checkpoints
 from shoal.runtime.rank.farewell import Farewell, Gone
-from shoal.runtime.rank.member import Member
+from shoal.runtime.rank.leaving import leave
+from shoal.runtime.rank.member import Member, until_open
 from shoal.runtime.rank.state import State, Stateful, level
 
 SEED_STRIDE = 1_000_003
@@ -28,8 +28,8 @@ class Run:
         member: Member,
         state: State,
         seed: int,
+        farewell: Farewell,
         checkpoints: Checkpoints | None = None,
-        farewell: Farewell | None = None,
     ) -> None:
         self._member = member
         self._state = state
@@ -64,7 +64,7 @@ class Run:
 
     def _save(self, checkpoints: Checkpoints) -> None:
         step = self._state.step
-        is_last = self._farewell is not None and self._farewell.is_time(step)
+        is_last = self._farewell.is_time(step)
         if is_last or checkpoints.is_due(step):
             checkpoints.save(self._state.parts, step)
         if is_last:
@@ -90,12 +90,14 @@ def train(
     error of this rank's own is raised.
     """
     member, state = Member(), State(parts)
-    farewell = Farewell(member) if checkpoints is not None else None
-    if farewell is not None:
+    farewell = Farewell(member)
+    if checkpoints is not None:
         farewell.listen()
     while True:
         place = member.next()
         try:
+            if place.generation > 0:
+                until_open(place)
             dist.init_process_group(
                 backend or ("nccl" if torch.cuda.is_available() else "gloo"),
                 timeout=timedelta(seconds=timeout_s),
@@ -108,29 +110,27 @@ def train(
                 state.step, state.is_fresh, source = step, False, "a checkpoint"
             if place.generation > 0:
                 sys.stderr.write(f"shoal: group {place.generation}, step {state.step} from {source}\n")
-            if farewell is not None:
-                farewell.enter(state.step)
-            program(Run(member, state, seed, checkpoints, farewell))
+            farewell.enter(state.step)
+            program(Run(member, state, seed, farewell, checkpoints))
             if checkpoints is not None:
                 checkpoints.wait()
         except Gone:
-            _leave()
+            _end(farewell)
             raise
         except Exception:
-            if farewell is not None:
-                farewell.leave()
-            _leave()
+            farewell.leave()
+            leave()
             if not member.is_group_over():
                 raise
         else:
-            dist.destroy_process_group()
+            _end(farewell)
             return
 
 
-def _leave() -> None:
-    """Give up the group, so that its other members notice too. It may be half made, or broken."""
-    with contextlib.suppress(Exception):
-        dist.destroy_process_group()
+def _end(farewell: Farewell) -> None:
+    """Leave a group that all others leave too. Nobody may refer to it at the end of the process."""
+    farewell.leave()
+    dist.destroy_process_group()
 
 
 def seed_all(seed: int, step: int, rank: int) -> None:
