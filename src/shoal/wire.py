@@ -154,6 +154,8 @@ class NodeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     signal: int | None = None
     rank: int | None = None
     """The first rank that failed, in the attempt's numbering."""
+    failed_at: float | None = None
+    """When that was: the others may take their time to stop."""
     message: str = ""
     rules_hit: tuple[RuleAction, ...] = ()
     started_at: float | None = None

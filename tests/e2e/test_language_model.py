@@ -141,8 +141,5 @@ def _printed(arguments: list[str], folder: Path, variables: dict[str, str]) -> s
     return done.stdout
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed: pip install deepspeed"
-)
 def test_deepspeed_learns_with_its_launcher_in_front(shoal: Cluster) -> None:
     train(shoal, "deepspeed_zero")

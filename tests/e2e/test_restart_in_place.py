@@ -118,6 +118,22 @@ def test_launcher_that_wants_other_ranks_than_the_job_has_says_what_to_write(sta
 
 def test_rank_that_a_log_rule_spoke_about_is_not_started_again_here(start: Start) -> None:
     rules = (LogRule(match="ECC error", action=RuleAction.EXCLUDE_NODE),)
-    how = "print('ECC error', flush=True), time.sleep(0.5), os.kill(os.getpid(), 9)"
+    how = "print('ECC error', flush=True), os.kill(os.getpid(), 9)"
     outcome = start(order(how, lived_s=0.5, log_rules=rules)).run()
     assert (outcome.restarts, outcome.rules_hit) == (0, (RuleAction.EXCLUDE_NODE,))
+
+
+def test_rank_that_names_a_broken_gpu_is_not_started_on_it_again(start: Start) -> None:
+    how = "raise RuntimeError('CUDA error: uncorrectable ECC error encountered')"
+    outcome = start(order(how, lived_s=5.5, gpu_ids=(0,))).run()
+    assert (outcome.restarts, outcome.rules_hit) == (0, (RuleAction.EXCLUDE_NODE,))
+    assert "uncorrectable ECC error" in outcome.message
+
+
+def test_rank_without_gpu_memory_has_run_out_of_memory_and_is_not_started_again(start: Start) -> None:
+    how = """
+    class OutOfMemoryError(RuntimeError): __module__ = "torch"
+    raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")"""
+    outcome = start(order(how, lived_s=5.5)).run()
+    assert (outcome.kind, outcome.restarts, outcome.rank) == (EndKind.OUT_OF_MEMORY, 0, 1)
+    assert outcome.message.startswith("rank 1 ran out of GPU memory (rank 1 exited with code 1)")

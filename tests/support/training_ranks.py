@@ -16,6 +16,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from shoal.runtime.rank.checkpoint.checkpoints import Checkpoints
+from shoal.runtime.rank.checkpoint.flight import Stage
 from shoal.runtime.rank.checkpoint.folder import Folder
 from shoal.runtime.rank.sampler import Sampler
 
@@ -146,3 +147,22 @@ def go_on_in_another_group(rank: int, folder: str, port: int) -> None:
     assert checkpoints.wait() == 3
     names = Folder(folder, keep=3).names()
     assert (names[0].step, names[0].fence.generation) == (3, 1)
+
+
+def save_where_one_rank_cannot(rank: int, folder: str) -> None:
+    """One rank has no memory left for a save: nobody waits for it, and the next save is whole."""
+    parts, checkpoints = build("ddp"), Checkpoints(folder)
+    checkpoints.load(parts)
+    train(parts, 0, 1)
+    copy = Stage.copy
+    if rank == 1:
+        Stage.copy = _fails  # type: ignore[method-assign, assignment]
+    checkpoints.save(parts, 1)
+    assert checkpoints.wait() is None
+    Stage.copy = copy  # type: ignore[method-assign]
+    checkpoints.save(parts, 1)
+    assert checkpoints.wait() == 1
+
+
+def _fails(*_: object) -> None:
+    raise MemoryError("no memory for a copy")

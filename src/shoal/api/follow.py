@@ -8,7 +8,7 @@ import anyio
 import msgspec
 
 from shoal.api.call import Call
-from shoal.api.logs import Page, Position, read_page, read_tail
+from shoal.api.logs import Page, Position, Wanted, read_page, read_tail
 from shoal.api.render import status_of
 from shoal.api.sse import HEARTBEAT, HEARTBEAT_S, event
 from shoal.errors import EngineUnreachable
@@ -33,7 +33,7 @@ class Followed(msgspec.Struct, frozen=True):
     position: Position | None
     is_resumed: bool
     """The reader was told of the position's attempt before."""
-    rank: int | None
+    lines: Wanted
     tail: int | None
 
 
@@ -110,14 +110,14 @@ class _Follower:
 
     async def _read(self, attempt: Attempt) -> tuple[Page, list[bytes]]:
         assert self._position is not None
-        engine, rank = self._core.engine, self._wanted.rank
+        engine, lines = self._core.engine, self._wanted.lines
         is_tail = self._tail is not None and bool(attempt.node_names)
         try:
             if is_tail and self._tail is not None:
-                page = await read_tail(engine, attempt, rank, self._tail)
+                page = await read_tail(engine, attempt, lines, self._tail)
                 self._tail = None
             else:
-                page = await read_page(engine, attempt, self._position, BATCH, rank)
+                page = await read_page(engine, attempt, self._position, BATCH, lines)
         except EngineUnreachable:
             return Page([], self._position, is_complete=False), []
         return page, self._lines(page, is_tail=is_tail)

@@ -24,7 +24,24 @@ MAX_PAGE = 16 << 20
 PARSED_AT_ONCE = 4 << 10
 """Fewer bytes than these cost less to parse than to hand to a thread."""
 MAX_TEXT = 64 << 10
+STACKS = "t"
+"""The stream of stacks: beside what ranks wrote, and shown when asked for."""
 _CURSOR = re.compile(r"(?P<epoch>[1-9][0-9]{0,17})\.(?P<offsets>[0-9]{1,18}(?:-[0-9]{1,18})*)?", re.ASCII)
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """Which lines: of one rank or of all; what was written, or the stacks of ranks that hung."""
+
+    rank: int | None = None
+    is_stacks: bool = False
+
+    def has(self, line: LineView) -> bool:
+        return (self.rank is None or line["rank"] == self.rank) and (
+            line["stream"] == STACKS
+        ) is self.is_stacks
+
+
+ALL = Wanted()
 
 
 class SupportsLogs(Protocol):
@@ -80,12 +97,12 @@ class Page(msgspec.Struct, frozen=True):
 
 
 async def read_page(
-    engine: SupportsLogs, attempt: Attempt, position: Position, limit: int, rank: int | None = None
+    engine: SupportsLogs, attempt: Attempt, position: Position, limit: int, wanted: Wanted = ALL
 ) -> Page:
     """The next lines of all nodes, oldest first, and the position after the last of them.
 
-    At most `limit` lines are looked at, and no more bytes than `MAX_PAGE`; lines of other ranks are
-    passed over.
+    At most `limit` lines are looked at, and no more bytes than `MAX_PAGE`; others
+    than those wanted are passed over.
     """
     after = list(position.offsets_for(attempt))
     chunk_bytes = min(CHUNK, max(MAX_PAGE // max(len(after), 1), 1))
@@ -105,13 +122,13 @@ async def read_page(
         if line.order > horizon:
             break
         after[line.node_index] = line.next_offset
-        if rank is None or line.view["rank"] == rank:
+        if wanted.has(line.view):
             lines.append(line)
     return Page(lines, Position(attempt.epoch, tuple(after)), is_complete)
 
 
-async def read_tail(engine: SupportsLogs, attempt: Attempt, rank: int | None, count: int) -> Page:
-    """The last `count` lines (of `rank`, if given) and the position at the end of what was there.
+async def read_tail(engine: SupportsLogs, attempt: Attempt, wanted: Wanted, count: int) -> Page:
+    """The last `count` of the lines wanted, and the position at the end of what was there.
 
     Reads backwards and stops once it has them, or so many that their text passes `MAX_PAGE`.
     """
@@ -122,7 +139,7 @@ async def read_tail(engine: SupportsLogs, attempt: Attempt, rank: int | None, co
         end = await _last_block(engine, attempt.attempt_id, node)
         offsets.append(end.stop)
         is_complete = is_complete and end.is_complete
-        mine = await _last_lines(engine, attempt.attempt_id, index, node, end, rank, count)
+        mine = await _last_lines(engine, attempt.attempt_id, index, node, end, wanted, count)
         kept = list(merge(kept, mine, key=lambda line: line.order))[-count:] if count else []
     return Page(kept, Position(attempt.epoch, tuple(offsets)), is_complete)
 
@@ -160,13 +177,13 @@ async def _block_before(engine: SupportsLogs, attempt_id: str, node: str, stop: 
 
 
 async def _last_lines(
-    engine: SupportsLogs, attempt_id: str, index: int, node: str, block: _Block, rank: int | None, count: int
+    engine: SupportsLogs, attempt_id: str, index: int, node: str, block: _Block, wanted: Wanted, count: int
 ) -> list[Line]:
     found: list[Line] = []
     room = MAX_PAGE
     while True:
         lines = await _parse(block.data, node, index, block.start)
-        mine = [line for line in lines if rank is None or line.view["rank"] == rank]
+        mine = [line for line in lines if wanted.has(line.view)]
         room -= sum(len(line.view["text"]) for line in mine)
         found = mine + found
         if len(found) >= count or block.start == 0 or room <= 0:

@@ -52,10 +52,13 @@ class JobQuery(PageQuery):
 
 
 class LogQuery(Query):
-    """`attempt` is its epoch, the newest if not given. `tail` and `cursor` exclude each other."""
+    """`attempt` is its epoch, the newest if not given. `tail` and `cursor` exclude each other. `stacks`: of
+    ranks that hung, instead of what was written.
+    """
 
     attempt: Annotated[int, Field(ge=1, le=MAX_SEQ)] | None = None
     rank: Annotated[int, Field(ge=0, le=10**9)] | None = None
+    stacks: bool = False
     tail: Annotated[int, Field(ge=0, le=10_000)] | None = None
     cursor: Cursor | None = None
     limit: Annotated[int, Field(ge=1, le=5000)] = 1000

@@ -89,6 +89,8 @@ def render_attempt(attempt: Attempt) -> views.AttemptView:
         "reason": attempt.reason.value if attempt.reason else None,
         "exit_code": attempt.exit_code,
         "message": attempt.message,
+        "generation": attempt.generation,
+        "failure": attempt.failure.message if attempt.failure else None,
     }
 
 

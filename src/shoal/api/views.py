@@ -100,6 +100,8 @@ class JobView(TypedDict):
 
 
 class AttemptView(TypedDict):
+    """`generation` is how often its ranks began anew in place, `failure` why they did the last time."""
+
     attempt_id: str
     epoch: int
     state: str
@@ -111,6 +113,8 @@ class AttemptView(TypedDict):
     reason: str | None
     exit_code: int | None
     message: str
+    generation: int
+    failure: str | None
 
 
 class ExplanationView(TypedDict):
@@ -167,7 +171,7 @@ class StoppedView(TypedDict):
 
 
 class LineView(TypedDict):
-    """`stream` is `o`, `e` or `s` (setup); `rank` is null for Shoal's own words."""
+    """`stream` is `o`, `e`, `s` (setup) or `t` (stacks at a hang); `rank` is null for Shoal's own words."""
 
     at: float
     node: str

@@ -46,6 +46,10 @@ def _of_attempt(kind: str, data: dict[str, Any]) -> tuple[str, str]:
             how = str(outcome["kind"]).replace("_", " ")
             nth = f"attempt {outcome['epoch']} " if outcome["epoch"] > 1 else ""
             return f"{nth}ended on {outcome['node']}", outcome["message"] or how
+        case "Regrouped" if kind == "attempt.explained":
+            return f"group {inner['generation']} failed first on {inner['failure']['node']}", inner[
+                "failure"
+            ]["message"]
         case "Regrouped":
             return _regrouped(inner), inner["failure"]["message"]
         case "Recovered":
@@ -77,6 +81,10 @@ def _of_others(kind: str, data: dict[str, Any]) -> tuple[str, str]:
         return str(data.get("outcome")), str(data.get("because") or "")
     if kind == "job.submitted":
         return f"submitted as {data.get('name')}", ""
+    if kind == "node.suspected":
+        return "its log speaks of a fault of its node, which it avoids from now on", str(
+            data.get("because") or ""
+        )
     if kind == "job.retrying":
         reason, pause = str(data.get("reason")).replace("_", " "), duration(data.get("backoff_s"))
         return f"queued again after {reason}, attempt {data.get('epoch')} in {pause}", ""

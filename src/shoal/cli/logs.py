@@ -34,6 +34,9 @@ def logs(
     timestamps: Annotated[
         bool, Parameter(name=["--timestamps", "-t"], negative="", help="When, in UTC.")
     ] = False,
+    stacks: Annotated[
+        bool, Parameter(name="--stacks", negative="", help="Where its ranks stood when they hung.")
+    ] = False,
     json: JsonFlag = False,
 ) -> int:
     """Print a job's output, each line after the rank that wrote it. Escape sequences are removed.
@@ -42,6 +45,8 @@ def logs(
     """
     with connect() as shoal:
         ref, job = job, one_job(shoal, job)
+        if follow and stacks:
+            raise SpecError("`--stacks` are there once ranks have hung; they cannot be followed")
         if follow or rank is not None:
             check(shoal.job_data(job), rank, is_followed=follow)
         if follow and attempt is None:
@@ -49,10 +54,12 @@ def logs(
             print_stream(told, timestamps=timestamps, json=json)
             return 0
         is_empty = True
-        for line in shoal.logs(job, rank=rank, attempt=attempt, tail=tail):
+        for line in shoal.logs(job, rank=rank, attempt=attempt, tail=tail, stacks=stacks):
             print_line(line, timestamps=timestamps, json=json)
             is_empty = False
-        if is_empty and rank is None:
+        if is_empty and stacks:
+            note(f"-- no rank of {one_line(ref)} has hung")
+        elif is_empty and rank is None:
             check(shoal.job_data(job), None, is_followed=True)
     return 0
 

@@ -65,6 +65,7 @@ def history(told: dict[str, Any]) -> list[str]:
     heads = ("ATTEMPT", "NODES", "BEGAN (UTC)", "RAN", "HOW IT ENDED")
     rows = [_row(attempt) for attempt in attempts]
     found = table(heads, rows, elastic=heads[-1], wraps=True).splitlines()  # the bill of an eviction is long
+    found += _restarts(attempts[-1])
     if job.get("ended_at"):
         code = job.get("exit_code")
         took = duration(job["ended_at"] - job["submitted_at"])
@@ -76,6 +77,18 @@ def history(told: dict[str, Any]) -> list[str]:
     if told.get("checkpoint_dir"):
         found.append(f"checkpoint: {one_line(told['checkpoint_dir'])}")
     return found
+
+
+def _restarts(attempt: dict[str, Any]) -> list[str]:
+    """Why its ranks last began anew where they are, with the traceback if there was one."""
+    count, lines = attempt.get("generation") or 0, lines_of(attempt.get("failure") or "")
+    if not count or not lines:
+        return []
+    times = "once" if count == 1 else f"{count} times"
+    return [
+        f"its ranks began anew {times} where they are, last because {lines[0]}",
+        *(f"  {one}" for one in lines[1:]),
+    ]
 
 
 def _row(attempt: dict[str, Any]) -> tuple[str, ...]:

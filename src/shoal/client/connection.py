@@ -217,8 +217,12 @@ class Connection:
         rank: int | None = None,
         attempt: int | None = None,
         tail: int | None = None,
+        stacks: bool = False,
     ) -> Iterator[JobData]:
-        """Log lines, oldest first. With `follow`, of every attempt until the job has ended."""
+        """Log lines, oldest first. With `follow`, of every attempt until the job has ended.
+
+        `stacks`: where ranks stood when they hung, instead of what they wrote.
+        """
         if follow:
             yield from (e.data for e in self.follow_logs(ref, rank=rank, tail=tail) if e.kind == "line")
             return
@@ -227,6 +231,7 @@ class Connection:
             params = {
                 "rank": rank,
                 "attempt": attempt,
+                "stacks": True if stacks else None,
                 "tail": tail if cursor is None else None,
                 "cursor": cursor,
             }

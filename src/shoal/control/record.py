@@ -19,6 +19,7 @@ from shoal.model.job import Job
 from shoal.model.moves import AttemptEvent, Effect, step
 from shoal.model.retry import judge
 from shoal.store import Tx
+from shoal.wire import RuleAction
 
 
 def note(
@@ -89,6 +90,11 @@ class Recorder:
     def _close(self, tx: Tx, job: Job, attempt: Attempt, now: float) -> None:
         verdict = judge(job, attempt, now)
         tx.jobs.update(verdict.job)
+        for outcome in attempt.outcomes:
+            if RuleAction.EXCLUDE_NODE in outcome.rules_hit:
+                # Said, and not acted upon for others: the words are the job's own.
+                told = {"because": outcome.message, "epoch": attempt.epoch}
+                note(tx, "node.suspected", now, SHOAL, job=job, attempt=attempt, node=outcome.node, data=told)
         if verdict.backoff_s is None:
             tx.secrets.drop(job.job_id)
             facts: dict[str, Any] = {"outcome": verdict.job.outcome, "because": verdict.job.because}
@@ -128,6 +134,8 @@ def _verb(before: Attempt, after: Attempt) -> str:
     """What happened, for the event's kind."""
     if after.generation > before.generation:
         return "regrouped"
+    if after.failure != before.failure:
+        return "explained"
     if after.recoveries != before.recoveries:
         return "recovered"
     if before.state is after.state:

@@ -111,6 +111,8 @@ def _regrouping(tx: Tx, attempt: Attempt, renewal: Renewal) -> AttemptEvent | No
         # Its supervisor was told how often it may, and needs to ask nobody.
         is_new = renewal.generation > attempt.generation
         return Regrouped(attempt.generation, renewal.failure) if is_new else None
+    if renewal.generation == attempt.generation - 1:
+        return Regrouped(renewal.generation, renewal.failure)  # no other group, but perhaps a better cause
     if renewal.generation != attempt.generation or attempt.outcomes:
         return None
     job = tx.jobs.get(attempt.job_id)

@@ -106,6 +106,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float | None = None
     generation: int = 0
     """How often its ranks were started anew without a new attempt."""
+    failure: NodeOutcome | None = None
+    """Why the newest of them was needed: the likeliest cause that any node has told of."""
     replacements: tuple[Replacement, ...] = ()
     """Of lost shares, in order."""
     recoveries: tuple[Recovery, ...] = ()

@@ -14,6 +14,7 @@ import msgspec
 
 from shoal.errors import Bug
 from shoal.model.attempt import Allocation, Attempt, AttemptState, EndReason, NodeShare, Replacement
+from shoal.model.blame import order_of_blame
 from shoal.wire import EndKind, NodeOutcome, Recovery
 
 QUEUED, STARTING, RUNNING, STOPPING, ENDED = AttemptState
@@ -213,12 +214,17 @@ def _node_ended(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
 
 
 def _regroup(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
-    """Once for each generation: the peers of a rank that failed fail too, and all of them say so."""
+    """Once for each generation: the peers of a rank that failed fail too, and all of them say so. Who says so
+    later may still be the one whose rank was the cause.
+    """
     assert isinstance(event, Regrouped)
-    if event.generation != attempt.generation:
+    if event.generation == attempt.generation:
+        after = _change(attempt, generation=attempt.generation + 1, failure=event.failure)
+        return (after, ()) if event.share is None else _replace(after, event.failure, event.share, now)
+    known = attempt.failure if event.generation == attempt.generation - 1 else None
+    if known is None or event.share is not None or order_of_blame(known) <= order_of_blame(event.failure):
         return attempt, ()
-    after = _change(attempt, generation=attempt.generation + 1)
-    return (after, ()) if event.share is None else _replace(after, event.failure, event.share, now)
+    return _change(attempt, failure=event.failure), ()
 
 
 def _replace(attempt: Attempt, lost: NodeOutcome, share: NodeShare, now: float) -> Step:
@@ -293,7 +299,7 @@ def _verdict(attempt: Attempt, now: float) -> tuple[EndReason, float, int | None
     if not failed:
         return EndReason.SUCCEEDED, now, 0, ""
     lost = [o for o in failed if o.kind in (EndKind.LOST, EndKind.FENCED)]
-    first = (lost or failed)[0]
+    first = min(lost or failed, key=order_of_blame)
     if attempt.stop_reason is not None:
         return attempt.stop_reason, now, _exit_code(first), attempt.message
     told = f"{first.node}: {first.message}" if first.message else f"{first.node}: {first.kind}"

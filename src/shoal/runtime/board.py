@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 from enum import IntEnum
 from typing import Final
 
@@ -21,6 +22,9 @@ SLOT = 128
 WORD = 8
 SIZE = 1 << 16
 MAX_SLOTS = (SIZE - HEAD) // SLOT
+STACKS_SIGNAL = signal.SIGRTMIN + 11
+"""Asks a rank that has said so to write its stacks behind the page, at its own place."""
+STACKS_AREA = 1 << 20
 
 
 class Standing(IntEnum):
@@ -57,6 +61,10 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     """When its first step in this generation was complete."""
     first_step: int = 0
     """How many steps were complete then."""
+    pid: int = 0
+    """As the process itself knows it."""
+    can_answer: bool = False
+    """Whether it writes its stacks when it is asked to."""
 
     def is_behind(self, generation: int) -> bool:
         """Whether it could join this group and has not: it never came out of an earlier one.
@@ -76,7 +84,7 @@ class Board:
     def make(cls) -> tuple[int, Board]:
         """A new page and its descriptor, which children inherit."""
         fd = os.memfd_create("shoal-board", 0)
-        os.ftruncate(fd, SIZE)
+        os.ftruncate(fd, SIZE + MAX_SLOTS * STACKS_AREA)  # takes no memory before it is written to
         return fd, cls(fd)
 
     # --- the supervisor's part
@@ -87,6 +95,10 @@ class Board:
         for offset, number in enumerate((place.rank, place.local_rank, place.master_port), start=1):
             self._words[at + offset] = number
         self._words[at] = place.generation + 1
+
+    def ask_to_save(self) -> None:
+        """Everybody is about to be asked to stop, and may take the time to save."""
+        self._words[0] = 1
 
     def clear(self, slot: int) -> None:
         """The slot's process is gone."""
@@ -104,9 +116,16 @@ class Board:
             joined_ns=words[8],
             stepped_ns=words[9],
             first_step=words[10],
+            pid=words[11],
+            can_answer=words[12] == 1,
         )
 
     # --- a rank's part
+
+    @property
+    def may_save(self) -> bool:
+        """Whether a request to stop is meant for all, with time to save; else a rank has failed."""
+        return bool(self._words[0] == 1)
 
     def place(self, slot: int) -> Place | None:
         """Who this process is now; None: nobody has said."""
@@ -126,6 +145,16 @@ class Board:
         at = self._at(slot)
         self._words[at + 8], self._words[at + 10], self._words[at + 9] = joined_ns, first_step, stepped_ns
 
+    def introduce(self, slot: int, pid: int, *, can_answer: bool) -> None:
+        """Which process it is, and whether it writes its stacks on `STACKS_SIGNAL`."""
+        at = self._at(slot)
+        self._words[at + 11], self._words[at + 12] = pid, int(can_answer)
+
     @staticmethod
     def _at(slot: int) -> int:
         return (HEAD + slot * SLOT) // WORD
+
+
+def stacks_at(slot: int) -> int:
+    """Where in the page's file the process of this slot writes its stacks."""
+    return SIZE + slot * STACKS_AREA

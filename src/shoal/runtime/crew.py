@@ -16,9 +16,10 @@ from collections.abc import Callable
 import msgspec
 
 from shoal.clock import Clock
-from shoal.runtime import tree
+from shoal.runtime import flight_recorder, scene
 from shoal.runtime.board import VARIABLE, Board, Place, Standing
 from shoal.runtime.confine.confinement import Confinement
+from shoal.runtime.ending import Hang
 from shoal.runtime.environment import Generation
 from shoal.runtime.hangs import Pace
 from shoal.runtime.launch import Launcher
@@ -32,6 +33,8 @@ SILENT_S = 60.0
 """A program that has said nothing by then is one that does not use `shoal.runtime`."""
 GONE_S = 5.0
 """How long what was killed may take to be gone."""
+ELSEWHERE = 2.0
+"""A node whose ranks all wait for others leaves a hang to another node until so many times the limit."""
 JOIN_S = 5.0
 """A survivor that has not joined the next group by then is stuck in the last one, and is replaced."""
 
@@ -64,7 +67,8 @@ class Crew:
         self._survivors: list[Process] = []
         self._last_step = self._kept = self._spares = 0
         self._pace = Pace()
-        self.hung: str | None = None
+        self._scene: scene.Scene | None = None
+        self.hung: Hang | None = None
         """Why ranks of this group were killed by us, if they were."""
         self.ranks: list[Process] = []
 
@@ -78,7 +82,7 @@ class Crew:
         self._formed_at, self._formed_ns = self._clock.monotonic(), time.monotonic_ns()
         self._last_step = max((self._board.beat(p.slot).step for p in self._survivors), default=0)
         self._pace.begin()
-        self.hung = None
+        self._scene = self.hung = None
         self.ranks, self._kept, self._spares = [], 0, 0
         for local_rank in range(self._order.ranks_per_node):
             old = self._survivors[local_rank] if self._survivors else None
@@ -143,6 +147,10 @@ class Crew:
             self._watcher.turn(TURN_S)
         return True
 
+    def ask_to_save(self) -> None:
+        """The request to stop that ranks get next is meant for all of them."""
+        self._board.ask_to_save()
+
     def look_after(self) -> None:
         """Have a spare ready once the ranks are of the kind that can use one; end the survivors that hang."""
         if self._order.max_restarts == 0:
@@ -166,7 +174,7 @@ class Crew:
         return not has_gpus and self._confinement.has_memory_for(share)
 
     def _look_for_hang(self) -> None:
-        """End what hangs: the processes that are stopped, if that is why; else every rank of the node."""
+        """End what hangs: those who hold up the others, if it shows; else every rank of the node."""
         now, cpu_s = self._clock.monotonic(), self._confinement.cpu_seconds()
         if cpu_s is None:
             return  # nobody can tell the idle from the busy here
@@ -174,14 +182,30 @@ class Crew:
         silent_s = self._pace.silent_s(now, cpu_s)
         if silent_s is None or self.hung is not None:
             return
-        self.hung = f"no step for {silent_s:.1f} s after step {self._pace.step}; "
-        self.hung += f"the longest before took {self._pace.longest_s:.1f} s"
-        culprits = tree.stopped(self._confinement.processes())
-        for pid in culprits:
+        if self._scene is None or self._scene.step != self._pace.step:
+            self._scene = self._look_at_all()
+        may_be_elsewhere = len(self._order.nodes) > 1 and self._scene.is_elsewhere
+        if may_be_elsewhere and silent_s < ELSEWHERE * self._pace.limit_s(now, cpu_s):
+            return  # its own node sees it too, and ends it alone: those who wait here may live on
+        self.hung = self._scene.hang(self._pace.told(silent_s))
+        for pid in self._scene.stopped:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        for process in self.ranks if not culprits else ():
+        for process in self._scene.culprits if not self._scene.stopped else ():
             _kill_group(process)
+
+    def _look_at_all(self) -> scene.Scene:
+        """Where every rank of the node stands, into the log. Blocks for three seconds at most."""
+        work, found = self._launcher.work, self._confinement.processes()
+        asked = flight_recorder.ask(
+            work, [process.rank for process in self.ranks if process.rank is not None]
+        )
+        seen = scene.look(self.ranks, self._board, self._board_fd, found, self._confinement.path)
+        for process, stacks in seen.stacks:
+            self._watcher.keep(process.rank, stacks.text)
+        for rank, path in flight_recorder.keep(work, asked, os.path.dirname(work)).items():
+            self._watcher.keep(rank, f"its last NCCL calls: {path} on {self._order.node}")
+        return seen
 
     @property
     def pause_s(self) -> float:

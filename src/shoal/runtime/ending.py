@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 
 import msgspec
 
 from shoal.wire import MAX_OUTCOME_MESSAGE, EndKind, Recovery
 
+_NO_GPU_MEMORY = re.compile(r"OutOfMemoryError: (?:CUDA|HIP) out of memory|CUDA error: out of memory")
+"""As PyTorch says it. To start again would end the same way."""
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
 
@@ -23,6 +26,16 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     signal: int | None = None
     rank: int | None = None
+
+
+class Hang(msgspec.Struct, frozen=True, kw_only=True):
+    """Why ranks were killed that did not move."""
+
+    told: str
+    rank: int | None
+    """Who held up the others, as far as it shows."""
+    place: str
+    """Where that rank stood: the innermost frame, empty if nobody knows."""
 
 
 SUCCEEDED = Ending(kind=EndKind.SUCCEEDED)
@@ -40,9 +53,20 @@ def of_rank(rank: int, status: int, *, is_out_of_memory: bool, grace_s: float) -
     return Ending(kind=kind, message=how, grace_s=grace_s, exit_code=code, signal=number, rank=rank)
 
 
-def of_hang(end: Ending, told: str) -> Ending:
+def of_device(end: Ending, last_words: str) -> Ending:
+    """The same ending, unless the rank's last words say that a GPU had no memory left for it."""
+    if end.kind is not EndKind.EXITED or _NO_GPU_MEMORY.search(last_words) is None:
+        return end
+    told = f"rank {end.rank} ran out of GPU memory ({end.message})"
+    return msgspec.structs.replace(end, kind=EndKind.OUT_OF_MEMORY, message=told)
+
+
+def of_hang(end: Ending, hang: Hang) -> Ending:
     """The ending of a rank that was killed because nothing moved."""
-    return msgspec.structs.replace(end, message=f"rank {end.rank} hung and was killed: {told}")
+    rank = end.rank if hang.rank is None else hang.rank
+    where = f"; it stood in {hang.place}" if hang.place else ""
+    told = f"rank {rank} hung and was killed: {hang.told}{where}"
+    return msgspec.structs.replace(end, rank=rank, message=told)
 
 
 def recovered(recovery: Recovery) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from shoal.runtime import flight_recorder
 from shoal.wire import Credentials, Order
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -61,6 +62,7 @@ def rank_environment(
         **_base(order, work, path),
         "OMP_NUM_THREADS": str(threads),
         **network,
+        **(flight_recorder.variables(work) if order.gpu_ids and not order.are_gpus_simulated else {}),
         **order.env,
         **credentials.secrets,
         **_torchrun(order, generation),

@@ -48,6 +48,14 @@ class Pace:
         silence = now - self.since
         if silence <= 0.0:
             return None
-        is_busy = (cpu_s - self._cpu_s) / silence > BUSY_SHARE
+        return silence if silence > self.limit_s(now, cpu_s) else None
+
+    def limit_s(self, now: float, cpu_s: float) -> float:
+        """How long a silence may be."""
+        is_busy = cpu_s - self._cpu_s > BUSY_SHARE * (now - self.since)
         factor, least = (BUSY_FACTOR, BUSY_S) if is_busy else (IDLE_FACTOR, IDLE_S)
-        return silence if silence > max(least, factor * self.longest_s) else None
+        return max(least, factor * self.longest_s)
+
+    def told(self, silent_s: float) -> str:
+        longest = f"the longest before took {self.longest_s:.1f} s"
+        return f"no step for {silent_s:.1f} s after step {self.step}; {longest}"

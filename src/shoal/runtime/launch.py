@@ -38,7 +38,7 @@ class Launcher:
 
     def __init__(self, confinement: Confinement, work: str) -> None:
         self._confinement = confinement
-        self._work = work
+        self.work = work
         self._failures, self._report = os.pipe()
         os.set_blocking(self._failures, False)
 
@@ -107,7 +107,7 @@ class Launcher:
             self._confinement.enter()
             _close_but(3, {self._report, *keep})
             os.umask(0o022)
-            os.chdir(self._work)
+            os.chdir(self.work)
             become()
             status = 0
         except ShoalError as error:

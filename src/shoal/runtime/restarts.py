@@ -7,6 +7,8 @@ several, the control plane counts the groups, and the first node says where each
 
 from __future__ import annotations
 
+import msgspec
+
 from shoal.runtime.ending import Ending
 from shoal.runtime.environment import Generation, first_generation
 from shoal.runtime.ports import free_port
@@ -48,6 +50,14 @@ class Restarts:
         left = self._order.max_restarts - (self.generation.number if self._is_alone else 0)
         can_ask = self._is_alone or self._renewer is not None
         return end.kind in RANK_FAILED and left > 0 and self._quick <= MAX_QUICK and can_ask
+
+    @staticmethod
+    def excluded(end: Ending) -> Ending:
+        """How a group ends here that a log rule spoke about: other nodes may go on, this one does not."""
+        if end is not OTHERS_FAILED:
+            return end
+        told = "ranks of another node failed, and a log rule has spoken about this one"
+        return msgspec.structs.replace(end, message=told)
 
     @property
     def is_wanted(self) -> bool:

@@ -19,6 +19,15 @@ BUDGET_S = 0.4
 """CPU time of all rules together for the lines of one read. Rules whose turn never comes miss those lines."""
 
 
+DEVICE_FAULTS = (
+    LogRule(match=r"uncorrectable ECC error", action=RuleAction.EXCLUDE_NODE),
+    LogRule(match=r"NVRM: Xid .*: (?:48|63|64|74|79|94|95|119|120|140),", action=RuleAction.EXCLUDE_NODE),
+    LogRule(match=r"GPU (?:is lost|has fallen off the bus)", action=RuleAction.EXCLUDE_NODE),
+)
+"""What CUDA, NVML and the driver say of a broken GPU, or of its memory or links: looked for in the log of
+every job with GPUs. The program cannot mend it, and another start on the same device ends the same way."""
+
+
 class _OutOfTime(Exception):
     pass
 

@@ -21,7 +21,7 @@ from shoal.runtime.logs import LogFile
 from shoal.runtime.reasons import Reasons
 from shoal.runtime.renewal import Renewer
 from shoal.runtime.restarts import OTHERS_FAILED, Restarts
-from shoal.runtime.rules import LogRules
+from shoal.runtime.rules import DEVICE_FAULTS, LogRules
 from shoal.runtime.warm import install
 from shoal.runtime.warm.stand_in import find
 from shoal.runtime.watch import Process, Watcher
@@ -33,6 +33,10 @@ RETRY_S = 1.0
 KILL_S = 2.0
 SCRATCH_S = 2.0
 """How long the outcome waits for the ranks' /tmp to be removed; the engine removes what is left."""
+
+
+ALL_STOP = frozenset({EndKind.STOPPED, EndKind.TIME_LIMIT})
+"""Endings that every node of the attempt has at about the same time: its ranks can save together."""
 
 
 class ShareRun:
@@ -55,10 +59,12 @@ class ShareRun:
             self._renewer = Renewer(order, credentials, server_file, clock, self._wake_w, born_at)
         self._reasons = Reasons(share, order, clock, self._renewer)
         self._log = LogFile(share.log, order.limits.max_log_bytes, clock)
-        self._rules = LogRules(order.log_rules)
+        has_gpus = bool(order.gpu_ids) and not order.are_gpus_simulated
+        self._rules = LogRules((*order.log_rules, *(DEVICE_FAULTS if has_gpus else ())))
         self._watcher = Watcher(self._log, self._rules, wake, clock)
         self._confinement: Confinement | None = None
         self._running: list[Process] = []
+        self._crew: Crew | None = None
         self._phase = Phase.PREPARING
         self._started_at: float | None = None
         self._restarts = Restarts(order, self._renewer)
@@ -177,7 +183,9 @@ class ShareRun:
             has_gpus = bool(self._order.gpu_ids) and not self._order.are_gpus_simulated
             self._network = network.variables(self._order.master_addr, has_gpus=has_gpus)
         assert self._confinement is not None
-        crew = Crew(self._order, self._confinement, launcher, self._watcher, self._clock, self._environment)
+        crew = self._crew = Crew(
+            self._order, self._confinement, launcher, self._watcher, self._clock, self._environment
+        )
         last = self._warm_up(launcher, crew)
         if last is None and self._order.incarnation > 0 and self._renewer is not None:
             self._tell(Phase.PREPARING)
@@ -189,7 +197,9 @@ class ShareRun:
             ran_s = self._clock.monotonic() - began_at
             may_follow = self._restarts.may_follow(end, ran_s, has_stepped=crew.has_stepped)
             # A log rule has said something about this node, or about trying again: not ours to pass over.
-            if self._rules.hits or not may_follow:
+            if self._rules.hits:
+                return self._restarts.excluded(end)
+            if not may_follow:
                 return end
             self._failed = (self._clock.now(), time.monotonic_ns())
             self._log.say(f"{end.message}; asking whether all ranks may start anew where they are")
@@ -267,12 +277,16 @@ class ShareRun:
             return Ending(kind=EndKind.SETUP_FAILED, message=f"{what} failed: {failure}")
         if process.rank is None:
             return ending.of_setup(what, status)
+        self._watcher.catch_up(process)
         is_oom = self._confinement is not None and self._confinement.has_run_out_of_memory()
-        return ending.of_rank(process.rank, status, is_out_of_memory=is_oom, grace_s=self._order.grace_s)
+        end = ending.of_rank(process.rank, status, is_out_of_memory=is_oom, grace_s=self._order.grace_s)
+        return ending.of_device(end, process.words.text())
 
     def _stop(self, end: Ending) -> None:
         """SIGTERM to whatever still runs, then wait for it, at most the grace. Killing is `_bury`'s."""
         self._tell(Phase.STOPPING)
+        if self._crew is not None and end.kind in ALL_STOP:
+            self._crew.ask_to_save()
         groups = [process.pid for process in self._running if process.status is None]
         for group in groups:
             with contextlib.suppress(ProcessLookupError):
@@ -316,6 +330,7 @@ class ShareRun:
             node=self._order.node,
             kind=end.kind,
             ended_at=self._clock.now(),
+            failed_at=failed.ended_at if failed is not None and is_own_fault else None,
             exit_code=end.exit_code,
             signal=end.signal,
             rank=end.rank,

@@ -9,12 +9,15 @@ import contextlib
 import fcntl
 import os
 import select
+import signal
 
 from shoal.clock import Clock
 from shoal.runtime.launch import Pipes
 from shoal.runtime.logs import LineSplitter, LogFile, Tail
 from shoal.runtime.rules import LogRules
 
+STACKS = "t"
+"""The letter of stacks in the log."""
 CHUNK = 1 << 18
 SEARCHED_CHUNK = 1 << 16
 """Less at once where log rules have to go through it: the loop must come round again soon."""
@@ -34,6 +37,8 @@ class Process:
         """Its place on the share's board."""
         self.status: int | None = None
         """As `waitpid` gives it; None while it runs."""
+        self.ended_at = 0.0
+        """When we saw that."""
         self.words = Tail()
         """The last lines on its standard error."""
 
@@ -51,6 +56,11 @@ class _Stream:
         if self.process.rank is None:
             return "s"
         return "e" if self.is_error else "o"
+
+
+def is_killed(status: int | None) -> bool:
+    """Whether a signal ended it, and not one that ranks send themselves when they lose a peer."""
+    return status is not None and os.WIFSIGNALED(status) and os.WTERMSIG(status) != signal.SIGABRT
 
 
 class Watcher:
@@ -93,6 +103,7 @@ class Watcher:
 
     def reap(self) -> None:
         """Collect every dead child, ours and the orphans that fell to us; note how ours ended."""
+        batch: set[int] = set()
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -102,9 +113,17 @@ class Watcher:
                 return
             process = self._processes.get(pid)
             if process is not None:
-                process.status = status
-                if status != 0 and process.is_needed and self.first_failed is None:
+                process.status, process.ended_at = status, self._clock.now()
+                if status != 0 and process.is_needed and self._is_before(process, batch):
                     self.first_failed = process
+                batch.add(pid)
+
+    def _is_before(self, process: Process, batch: set[int]) -> bool:
+        """Whether it is the first failure. Of those seen at once, one that was killed: its peers give up."""
+        first = self.first_failed
+        if first is None or first.pid not in batch:
+            return first is None
+        return is_killed(process.status) and not is_killed(first.status)
 
     def forget(self, processes: list[Process]) -> None:
         """What these do from now on, and how they ended, is nobody's business any more."""
@@ -115,6 +134,17 @@ class Watcher:
     def is_silent(self, process: Process) -> bool:
         """Whether nobody is left who could write for it: it is gone, and so is all that it started."""
         return not any(stream.process is process for stream in self._streams.values())
+
+    def catch_up(self, process: Process) -> None:
+        """Take what a process that ended has left in its pipes: its last lines may say why."""
+        for stream in [one for one in self._streams.values() if one.process is process]:
+            left = fcntl.fcntl(stream.fd, fcntl.F_GETPIPE_SZ)
+            while left > 0 and stream.fd in self._streams and (read := self._pump(stream)):
+                left -= read
+
+    def keep(self, rank: int | None, text: str) -> None:
+        """Put the stacks of a rank into the log, where they are not mistaken for what it wrote."""
+        self._log.add(rank, STACKS, [line.encode() for line in text.splitlines()])
 
     def drain(self) -> None:
         """Take what is left in the pipes when everything of the share is dead.

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.api import logs
-from shoal.api.logs import Page, Position, parse_chunk, parse_position, read_page, read_tail
+from shoal.api.logs import ALL, Page, Position, Wanted, parse_chunk, parse_position, read_page, read_tail
 from shoal.engines.base import LogChunk
 from shoal.errors import SpecError
 from shoal.model.attempt import Attempt, NodeShare
@@ -51,7 +51,7 @@ def read_all(engine: Files, attempt: Attempt, limit: int, rank: int | None = Non
         found: list[str] = []
         cursor = f"{attempt.epoch}."
         for _ in range(10_000):
-            page: Page = await read_page(engine, attempt, parse_position(cursor), limit, rank)
+            page: Page = await read_page(engine, attempt, parse_position(cursor), limit, Wanted(rank))
             found += [line.view["text"] for line in page.lines]
             if page.is_complete:
                 return found
@@ -92,16 +92,16 @@ def test_one_rank_can_be_picked_without_losing_the_place() -> None:
 
 def test_the_tail_is_the_last_lines_of_all_nodes_together() -> None:
     files = {"a": b"1.0 0 o one\n4.0 0 o four\n", "b": b"2.0 1 o two\n3.0 1 o three\n"}
-    page = anyio.run(read_tail, Files(files), attempt_on("a", "b"), None, 3)
+    page = anyio.run(read_tail, Files(files), attempt_on("a", "b"), ALL, 3)
     assert [line.view["text"] for line in page.lines] == ["two", "three", "four"]
     assert page.position == Position(3, (len(files["a"]), len(files["b"])))
-    assert anyio.run(read_tail, Files(files), attempt_on("a", "b"), None, 0).lines == []
+    assert anyio.run(read_tail, Files(files), attempt_on("a", "b"), ALL, 0).lines == []
 
 
 def test_the_tail_of_a_large_log_reads_only_its_end() -> None:
     log = b"".join(b"%d.0 0 o line-%d\n" % (n, n) for n in range(400_000))
     engine = Files({"a": log})
-    page = anyio.run(read_tail, engine, attempt_on("a"), None, 3)
+    page = anyio.run(read_tail, engine, attempt_on("a"), ALL, 3)
     assert [line.view["text"] for line in page.lines] == ["line-399997", "line-399998", "line-399999"]
     assert page.position == Position(3, (len(log),))
     assert engine.bytes_read < 1 << 20 < len(log)
@@ -113,8 +113,8 @@ def test_the_tail_is_what_the_whole_log_ends_with(lengths: list[int], count: int
     log = "".join(f"{at}.0 {at % 2} o {text}\n" for at, text in enumerate(texts)).encode()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logs, "TAIL_BLOCK", block)
-        page = anyio.run(read_tail, Files({"a": log}, at_once=50), attempt_on("a"), None, count)
-        of_one = anyio.run(read_tail, Files({"a": log}), attempt_on("a"), 1, count)
+        page = anyio.run(read_tail, Files({"a": log}, at_once=50), attempt_on("a"), ALL, count)
+        of_one = anyio.run(read_tail, Files({"a": log}), attempt_on("a"), Wanted(1), count)
     shown = [line.view["text"] for line in page.lines]
     if block > 110:
         assert shown == (texts[-count:] if count else [])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from shoal.api import follow
+from shoal.api.logs import ALL
 from shoal.engines.fake import Act, by_run
 from shoal.settings import ServerLimits
 from shoal.wire import EndKind
@@ -153,7 +154,7 @@ def test_a_quiet_job_is_not_looked_at_for_every_commit_of_others(monkeypatch: py
 
     monkeypatch.setattr("shoal.api.follow.anyio.sleep", sleep)
     call: Any = SimpleNamespace(plane=SimpleNamespace(core=lab.core, changed=BusyCluster()))
-    follower = follow._Follower(call, follow.Followed(job.job_id, None, False, None, None))
+    follower = follow._Follower(call, follow.Followed(job.job_id, None, False, ALL, None))
     looks: list[float] = []
     while lab.clock.monotonic() < 30:
         now(follower.turn())

@@ -168,3 +168,19 @@ def test_the_rest_of_a_gang_is_told_to_stop_after_the_first_failure(lab: Lab) ->
     attempt = lab.attempt(job)
     assert (attempt.state, attempt.reason) == (AttemptState.ENDED, EndReason.SIGNAL)
     assert lab.job(job).exit_code == 139
+
+
+def test_rank_that_was_killed_is_blamed_although_its_peers_were_heard_first(lab: Lab) -> None:
+    retry = {"max": 3, "on": ["exit", "signal"]}
+    job = lab.running(resources={"nodes": 2, "cpus": 1}, retry=retry)
+    for node in ("n1", "n2"):
+        send(lab, renewal(lab, job, node, started_at=1.0))
+    peer = outcome(lab, job, "n2", kind=EndKind.EXITED, exit_code=1, rank=1, message="connection reset")
+    killed = outcome(lab, job, "n1", kind=EndKind.SIGNALED, signal=9, rank=0, message="was killed")
+    for told in (peer, killed, peer):
+        answer = send(lab, renewal(lab, job, told.node, failure=told))
+        assert answer.generation == 1, "one group follows, however many nodes tell of the failure"
+    attempt = lab.attempt(job)
+    assert (attempt.generation, attempt.failure) == (1, killed)
+    kinds = [event.kind for event in lab.events()]
+    assert kinds.count("attempt.regrouped") == kinds.count("attempt.explained") == 1

@@ -74,6 +74,21 @@ def test_processes_that_form_another_group_while_a_save_is_under_way_go_on_savin
     launch(training_ranks.go_on_in_another_group, 2, str(home), training_ranks.free_port())
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_rank_that_cannot_begin_to_save_keeps_nobody_waiting(home: Path) -> None:
+    launch(training_ranks.save_where_one_rank_cannot, 2, str(home))
+
+
+def test_rank_that_replaces_another_saves_when_the_survivors_do(home: Path) -> None:
+    _, survivor = saved(home, 1)
+    newcomer = Checkpoints(str(home))
+    for one in (survivor, newcomer):
+        one.resume(50)
+    due = [[step for step in range(51, 70) if one.is_due(step)] for one in (survivor, newcomer)]
+    assert due[0] == due[1] != []
+
+
 def test_a_run_resumed_alone_ends_with_the_same_weights(home: Path) -> None:
     parts, _ = saved(home, 2, 4)
     again = build(seed=1)

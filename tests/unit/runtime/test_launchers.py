@@ -88,6 +88,8 @@ def test_options_of_accelerate_become_the_variables_that_it_derives_itself(
     for name in ("commands", "utils"):
         (folder / "accelerate" / name).mkdir(parents=True)
         (folder / "accelerate" / name / "launch.py").write_text(STUB)
+        (folder / "accelerate" / name / "__init__.py").touch()
+    (folder / "accelerate" / "__init__.py").touch()  # a package of its own, before the one that is installed
     monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for _ in range(2):

@@ -9,7 +9,7 @@ from fastapi import Query, Request, Response
 from shoal.api import views
 from shoal.api.call import answer, call_of
 from shoal.api.follow import Followed, follow
-from shoal.api.logs import Position, parse_position, read_page, read_tail
+from shoal.api.logs import Position, Wanted, parse_position, read_page, read_tail
 from shoal.api.queries import LogQuery
 from shoal.api.routes.jobs import load_job
 from shoal.api.routing import Routes
@@ -32,10 +32,10 @@ async def read_logs(request: Request, job_id: str, query: Annotated[LogQuery, Qu
     attempt = _attempt(attempts, epoch)
     engine = call.plane.core.engine
     if query.tail is not None:
-        page = await read_tail(engine, attempt, query.rank, query.tail)
+        page = await read_tail(engine, attempt, _wanted(query), query.tail)
     else:
         begin = position or Position(attempt.epoch)
-        page = await read_page(engine, attempt, begin, query.limit, query.rank)
+        page = await read_page(engine, attempt, begin, query.limit, _wanted(query))
     is_complete = page.is_complete and attempt.state is AttemptState.ENDED
     view: views.LogPageView = {
         "items": [line.view for line in page.lines],
@@ -60,8 +60,12 @@ async def stream_logs(request: Request, job_id: str, query: Annotated[LogQuery, 
     if position is not None:
         position.offsets_for(_attempt(attempts, position.epoch))
     tail = None if last_id else query.tail
-    wanted = Followed(job_id, position, last_id is not None, query.rank, tail)
+    wanted = Followed(job_id, position, last_id is not None, _wanted(query), tail)
     return EventStream(call, follow(call, wanted))
+
+
+def _wanted(query: LogQuery) -> Wanted:
+    return Wanted(query.rank, query.stacks)
 
 
 def _position(query: LogQuery, cursor: str | None) -> Position | None:

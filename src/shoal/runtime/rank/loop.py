@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from shoal.runtime.rank.checkpoint.checkpoints import Checkpoints
+from shoal.runtime.rank.farewell import Farewell, Gone
 from shoal.runtime.rank.leaving import leave
 from shoal.runtime.rank.member import Member, until_open
 from shoal.runtime.rank.state import State, Stateful, level
@@ -23,12 +24,18 @@ class Run:
     """One group, as the training function sees it."""
 
     def __init__(
-        self, member: Member, state: State, seed: int, checkpoints: Checkpoints | None = None
+        self,
+        member: Member,
+        state: State,
+        seed: int,
+        farewell: Farewell,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         self._member = member
         self._state = state
         self._seed = seed
         self._checkpoints = checkpoints
+        self._farewell = farewell
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self.local_rank = int(os.environ["LOCAL_RANK"])
@@ -43,6 +50,8 @@ class Run:
 
         A step is complete when the next one is asked for: up to then a failure anywhere undoes it. What a
         step draws at random depends on its number, the rank and the seed alone: done again, it is the same.
+        Where there are checkpoints and everybody is asked to stop (SIGTERM), all ranks save after the same
+        step and `Gone`, a `SystemExit`, is raised here.
         """
         while self._state.step < total:
             seed_all(self._seed, self._state.step, self.rank)
@@ -50,8 +59,18 @@ class Run:
             self._state.step += 1
             self._state.is_fresh = False
             self._member.at_step(self._state.step)
-            if self._checkpoints is not None and self._checkpoints.is_due(self._state.step):
-                self._checkpoints.save(self._state.parts, self._state.step)
+            if self._checkpoints is not None:
+                self._save(self._checkpoints)
+
+    def _save(self, checkpoints: Checkpoints) -> None:
+        step = self._state.step
+        is_last = self._farewell.is_time(step)
+        if is_last or checkpoints.is_due(step):
+            checkpoints.save(self._state.parts, step)
+        if is_last:
+            if checkpoints.wait() != step:
+                raise RuntimeError(f"step {step} could not be saved before the end")
+            raise Gone
 
 
 def train(
@@ -71,6 +90,9 @@ def train(
     error of this rank's own is raised.
     """
     member, state = Member(), State(parts)
+    farewell = Farewell(member)
+    if checkpoints is not None:
+        farewell.listen()
     while True:
         place = member.next()
         try:
@@ -82,20 +104,33 @@ def train(
             )
             member.joined()
             source = level(state)
+            if not state.is_fresh and checkpoints is not None:
+                checkpoints.resume(state.step)
             if state.is_fresh and checkpoints is not None and (step := checkpoints.load(parts)) is not None:
                 state.step, state.is_fresh, source = step, False, "a checkpoint"
             if place.generation > 0:
                 sys.stderr.write(f"shoal: group {place.generation}, step {state.step} from {source}\n")
-            program(Run(member, state, seed, checkpoints))
+            farewell.enter(state.step)
+            program(Run(member, state, seed, farewell, checkpoints))
             if checkpoints is not None:
                 checkpoints.wait()
+        except Gone:
+            _end(farewell)
+            raise
         except Exception:
+            farewell.leave()
             leave()
             if not member.is_group_over():
                 raise
         else:
-            dist.destroy_process_group()
+            _end(farewell)
             return
+
+
+def _end(farewell: Farewell) -> None:
+    """Leave a group that all others leave too. Nobody may refer to it at the end of the process."""
+    farewell.leave()
+    dist.destroy_process_group()
 
 
 def seed_all(seed: int, step: int, rank: int) -> None:

@@ -8,6 +8,7 @@ import time
 
 from shoal.runtime.board import VARIABLE, Board, Place, Standing
 from shoal.runtime.environment import numbers
+from shoal.runtime.rank.own_stacks import answer
 
 POLL_S, SPARE_POLL_S = 0.002, 0.005
 PEERS_S = 2.0
@@ -27,6 +28,7 @@ class Member:
         if told:
             fd, _, slot = told.partition(":")
             self._board, self._slot = Board(int(fd)), int(slot)
+            self._board.introduce(self._slot, os.getpid(), can_answer=answer(int(fd), self._slot))
         self.generation = -1
         self.step = -1
         self._joined_ns = 0
@@ -71,6 +73,15 @@ class Member:
                 return True
             time.sleep(POLL_S)
         return False
+
+    @property
+    def has_supervisor(self) -> bool:
+        return self._board is not None
+
+    @property
+    def may_save(self) -> bool:
+        """Whether whoever is asked to stop now has time to save, as far as anybody says."""
+        return self._board is None or self._board.may_save
 
     def _mark(self, stepped_ns: int) -> None:
         if self._board is not None:

@@ -76,6 +76,10 @@ class Checkpoints:
         self._pace.begin(manifest.step, manifest.run_s)
         return manifest.step
 
+    def resume(self, step: int) -> None:
+        """Instead of `load`, in a group that has its state from a surviving rank. No collective."""
+        self._pace.resume(step)
+
     def is_due(self, step: int) -> bool:
         """Whether to save now that this many steps are complete. The same answer on every rank."""
         return self._pace.is_due(step)

@@ -63,7 +63,11 @@ class Flight:
     """Begins when made. The thread ends with the process: a rank that fails must not wait for its peers."""
 
     def __init__(
-        self, step: int, stage: Stage, state: dict[str, Any], land: Callable[[dict[str, Any]], None]
+        self,
+        step: int,
+        stage: Stage,
+        state: dict[str, Any],
+        land: Callable[[dict[str, Any] | Exception], None],
     ) -> None:
         self.step = step
         self.error: BaseException | None = None
@@ -87,7 +91,7 @@ class Flight:
     def _run(self) -> None:
         began = time.monotonic()
         try:
-            copied = self._stage.copy(self._state)
+            copied = self._copied()
             self._staged.set()
             self._land(copied)
         except (Exception, CheckpointException) as error:  # noqa: BLE001 - said by whoever waits
@@ -98,6 +102,13 @@ class Flight:
             self._staged.set()
             self._done.set()
             _flying.discard(self)
+
+    def _copied(self) -> dict[str, Any] | Exception:
+        """What went wrong is told to the other ranks too: they would wait for this one."""
+        try:
+            return self._stage.copy(self._state)
+        except Exception as error:  # noqa: BLE001 - out of memory, a device that is gone
+            return error
 
 
 @atexit.register

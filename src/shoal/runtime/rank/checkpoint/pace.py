@@ -30,6 +30,12 @@ class Pace:
         self._due, self._last_step, self._run_s = step + 1, step, run_s
         self._began_s = self._last_s = time.monotonic()
 
+    def resume(self, step: int) -> None:
+        """A group goes on from this step with what its ranks have. Each of them must come to the same answer,
+        the one that replaces a lost rank too, which knows nothing of the saves before.
+        """
+        self._due, self._last_step, self._last_s = step + FIRST_STEPS, step, time.monotonic()
+
     def is_due(self, step: int) -> bool:
         if self._every is not None:
             return step > 0 and step % self._every == 0

@@ -31,13 +31,31 @@ class Writing:
         self._run_s = run_s
         self._manifest: Manifest | None = None
 
-    def land(self, state: dict[str, Any]) -> None:
-        """Committed at the first place when it returns, and at the others as far as they took it."""
-        writer = Writer(self._tiers.first.unfinished(self._name), self._peers.world_size, self._commit)
-        group = self._peers.group
+    def land(self, state: dict[str, Any] | Exception) -> None:
+        """Committed at the first place when it returns, and at the others as far as they took it.
+
+        `state`: or why this rank has none. Then no rank writes: one that stays away from what all do together
+        would keep the others waiting, and meet them in the next save instead.
+        """
+        group, writer = self._peers.group, self._writer(state)
+        problems = self._peers.all(
+            None if isinstance(writer, Writer) else f"{type(writer).__name__}: {writer}"
+        )
+        for rank, problem in enumerate(problems):
+            if problem is not None:
+                raise RuntimeError(f"rank {rank} could not begin: {problem}")
+        assert isinstance(writer, Writer)
         save(state, storage_writer=writer, process_group=group, no_dist=group is None)
         for place in self._tiers.copies():
             self._copy(place, writer.own_files)
+
+    def _writer(self, state: dict[str, Any] | Exception) -> Writer | Exception:
+        if isinstance(state, Exception):
+            return state
+        try:
+            return Writer(self._tiers.first.unfinished(self._name), self._peers.world_size, self._commit)
+        except OSError as error:
+            return error
 
     def _commit(self, files: dict[str, FileRecord]) -> None:
         """On rank 0, when all ranks have written."""

@@ -1,0 +1,84 @@
+"""PyTorch's record of the last NCCL calls of each rank: written when ranks hang, and kept beside the log.
+
+A rank writes it from a thread of its own when something is written to its named pipe, however stuck it is.
+Every name below a job's work directory may be anything by the time we look: nothing is followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import time
+from collections.abc import Iterable
+
+LIMIT_S = 1.2
+"""Ranks look at their pipe once a second."""
+LOOK_S = 0.02
+MAX_BYTES = 16 << 20
+
+
+def variables(work: str) -> dict[str, str]:
+    """What has ranks with NCCL keep a record and write it on request. The job may say otherwise."""
+    return {
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{work}/.nccl_record_",
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{work}/.nccl_pipe_",
+    }
+
+
+def ask(work: str, ranks: Iterable[int]) -> set[int]:
+    """Have these ranks write their records; returns those that listen. Does not wait."""
+    return {rank for rank in ranks if _has_asked(f"{work}/.nccl_pipe_{rank}.pipe", _record(work, rank))}
+
+
+def keep(work: str, ranks: set[int], into: str) -> dict[int, str]:
+    """Wait for the records of these ranks and copy them into a folder; where each of them is.
+
+    Blocks for `LIMIT_S` at most. A record that is still being written is kept as far as it is.
+    """
+    until = time.monotonic() + LIMIT_S
+    while ranks and any(not _size(_record(work, rank)) for rank in ranks) and time.monotonic() < until:
+        time.sleep(LOOK_S)
+    kept = {rank: f"{into}/nccl-record.{rank}" for rank in sorted(ranks)}
+    return {rank: path for rank, path in kept.items() if _copy(_record(work, rank), path)}
+
+
+def _record(work: str, rank: int) -> str:
+    return f"{work}/.nccl_record_{rank}"
+
+
+def _has_asked(pipe: str, old: str) -> bool:
+    try:
+        fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
+        return False  # it has no group on NCCL, or nobody reads any more
+    try:
+        if not stat.S_ISFIFO(os.fstat(fd).st_mode):
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(old)  # of another hang
+        return os.write(fd, b"1") == 1
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _size(path: str) -> int:
+    with contextlib.suppress(OSError):
+        return os.lstat(path).st_size
+    return 0
+
+
+def _copy(source: str, target: str) -> bool:
+    with contextlib.suppress(OSError):
+        fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(fd, "rb") as file:
+            data = file.read(MAX_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+        if data:
+            with open(target, "wb") as kept:
+                kept.write(data)
+            return True
+    return False

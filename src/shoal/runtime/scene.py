@@ -1,0 +1,65 @@
+"""What a node's ranks look like when nothing moves, and who among them holds up the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from shoal.runtime import stacks, tree
+from shoal.runtime.board import Beat, Board
+from shoal.runtime.ending import Hang
+from shoal.runtime.watch import Process
+
+
+class Scene(msgspec.Struct, frozen=True, kw_only=True):
+    """One look at all ranks of a node."""
+
+    step: int
+    """The lowest step that was complete."""
+    stacks: tuple[tuple[Process, stacks.Stacks], ...]
+    stopped: frozenset[int]
+    """Processes that somebody stopped with a signal."""
+    culprits: tuple[Process, ...]
+    """Those who do not wait for others while others do; everybody, where it does not show."""
+    is_elsewhere: bool
+    """Every rank here waits, and there is nobody among them to wait for."""
+
+    def hang(self, told: str) -> Hang:
+        """Who is named for it: the first of the culprits."""
+        first = self.culprits[0]
+        place = next(found.place for process, found in self.stacks if process is first)
+        return Hang(told=told, rank=first.rank, place=place)
+
+
+def look(ranks: Sequence[Process], board: Board, board_fd: int, found: set[int], path: str) -> Scene:
+    """Take the stacks of all ranks. `found`: every process of the share; `path`: where programs are found."""
+    beats = {process.slot: board.beat(process.slot) for process in ranks}
+    stopped = tree.stopped(found)
+    pids = stacks.own_pids((beat.pid for beat in beats.values()), found)
+    subjects = [
+        stacks.Subject(
+            pid=pids[beat.pid], slot=slot, can_answer=beat.can_answer and pids[beat.pid] not in stopped
+        )
+        for slot, beat in beats.items()
+        if beat.pid in pids
+    ]
+    taken = stacks.taken(subjects, stacks.spy_program(path), board_fd)
+    unseen = stacks.Stacks(text="no stacks: its process is not to be found")
+    known = tuple((process, taken.get(process.slot, unseen)) for process in ranks)
+    halted = [process for process in ranks if pids.get(beats[process.slot].pid) in stopped]
+    return Scene(
+        step=min(beat.step for beat in beats.values()),
+        stacks=known,
+        stopped=frozenset(stopped),
+        culprits=tuple(halted) or _culprits(known, beats),
+        is_elsewhere=not stopped and all(one.is_waiting for _, one in known),
+    )
+
+
+def _culprits(known: Sequence[tuple[Process, stacks.Stacks]], beats: dict[int, Beat]) -> tuple[Process, ...]:
+    """Oldest sign of life first. Without stacks of all of them nobody is accused: all are ended."""
+    busy = [process for process, one in known if one.place and not one.is_waiting]
+    is_clear = all(one.place for _, one in known) and 0 < len(busy) < len(known)
+    suspects = busy if is_clear else [process for process, _ in known]
+    return tuple(sorted(suspects, key=lambda process: (beats[process.slot].step, beats[process.slot].at_ns)))

@@ -1,0 +1,126 @@
+"""Stacks of processes that cannot, or will not, tell where they are."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.runtime import scene, stacks
+from shoal.runtime.board import Board, Standing
+from shoal.runtime.watch import Process
+from tests.support.shares import SOURCE, until
+
+PROGRAM = """
+import os, sys, time
+sys.path.insert(0, sys.argv[4])
+from shoal.runtime.board import Board
+from shoal.runtime.rank.own_stacks import answer
+fd, slot = int(sys.argv[1]), int(sys.argv[2])
+board = Board(fd)
+board.introduce(slot, os.getpid(), can_answer=answer(fd, slot))
+board.say(slot, 2, 0, 7, 1)
+def stuck():
+    time.sleep(60)
+def torch_like():
+    exec(compile("import time\\ntime.sleep(60)", "/lib/torch/distributed/c10d.py", "exec"), {})
+torch_like() if sys.argv[3] == "waits" else stuck()
+"""
+
+
+class Ranks:
+    """Processes on one board."""
+
+    def __init__(self) -> None:
+        self.fd, self.board = Board.make()
+        self.processes: list[Process] = []
+        self._children: list[subprocess.Popen[bytes]] = []
+
+    def start(self, how: str) -> int:
+        slot = len(self.processes)
+        child = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(self.fd), str(slot), how, SOURCE], pass_fds=(self.fd,)
+        )
+        self._children.append(child)
+        process = Process(child.pid, slot)
+        process.slot = slot
+        self.processes.append(process)
+        until(lambda: self.board.beat(slot).standing is Standing.JOINED)
+        time.sleep(0.2)  # the last line before it stands still
+        return child.pid
+
+    def look(self, path: str = "") -> scene.Scene:
+        pids = {child.pid for child in self._children}
+        return scene.look(self.processes, self.board, self.fd, pids, path)
+
+    def close(self) -> None:
+        for child in self._children:
+            child.kill()
+            child.wait()
+        os.close(self.fd)
+
+
+@pytest.fixture
+def ranks() -> Iterator[Ranks]:
+    made = Ranks()
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["spied", "own words"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "own words":
+        monkeypatch.setattr(stacks, "spy_program", lambda _: None)
+    return str(request.param)
+
+
+def test_rank_that_does_not_wait_while_others_do_is_named_with_its_place(ranks: Ranks, way: str) -> None:
+    for how in ("waits", "stuck", "waits"):
+        ranks.start(how)
+    seen = ranks.look()
+    assert [process.rank for process in seen.culprits] == [1], seen
+    hang = seen.hang("nothing moved")
+    assert hang.rank == 1
+    assert hang.place.startswith("stuck (")
+    assert not seen.is_elsewhere
+    assert all(one.place for _, one in seen.stacks)
+
+
+def test_ranks_that_all_wait_hang_for_a_reason_elsewhere(ranks: Ranks, way: str) -> None:
+    ranks.start("waits")
+    ranks.start("waits")
+    seen = ranks.look()
+    assert seen.is_elsewhere
+    assert len(seen.culprits) == 2
+
+
+def test_stopped_rank_is_read_where_py_spy_is_and_excused_where_not(ranks: Ranks, way: str) -> None:
+    ranks.start("waits")
+    os.kill(ranks.start("stuck"), signal.SIGSTOP)
+    until(lambda: bool(ranks.look().stopped))
+    seen = ranks.look()
+    assert [process.rank for process in seen.culprits] == [1]
+    text = seen.stacks[1][1].text
+    assert ("stuck (" in text) if way == "spied" else ("it is stopped and cannot answer" in text)
+
+
+def test_answers_given_before_are_not_read_again(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "spy_program", lambda _: None)
+    ranks.start("stuck")
+    first, second = ranks.look(), ranks.look()
+    assert first.stacks[0][1].text.count("in stuck") == second.stacks[0][1].text.count("in stuck") == 1
+
+
+def test_program_that_cannot_read_processes_is_quoted(ranks: Ranks, tmp_path: Path) -> None:
+    spy = tmp_path / "py-spy"
+    spy.write_text("#!/bin/sh\necho 'Error: Permission Denied'\nexit 1\n")
+    spy.chmod(0o755)
+    pid = ranks.start("stuck")
+    told = stacks.taken([stacks.Subject(pid=pid, slot=0, can_answer=False)], str(spy), ranks.fd)
+    assert told[0].text.endswith("py-spy says: Error: Permission Denied")
