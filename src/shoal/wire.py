@@ -182,6 +182,37 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     """Complete steps that were done again."""
 
 
+class Axis(StrEnum):
+    """What a curve of numbers runs along."""
+
+    STEP = "step"
+    TIME = "time"
+    """Milliseconds since 1970, by the clock of the node that measured."""
+
+
+class Point(msgspec.Struct, frozen=True, array_like=True):
+    """One value, or a stretch of neighbours: the last of them at `x`, the least and the greatest.
+
+    None: not a finite number.
+    """
+
+    x: int
+    last: float | None
+    low: float | None
+    high: float | None
+
+
+class Samples(msgspec.Struct, frozen=True, kw_only=True):
+    """What one node has measured of one thing since it last told."""
+
+    name: str
+    axis: Axis
+    points: tuple[Point, ...]
+    """In the order of `x`; of a step that was made twice, the later."""
+    rank: int | None = None
+    """Whose word it is; None: of the node."""
+
+
 class Phase(StrEnum):
     """Where a living supervisor is."""
 
@@ -212,6 +243,8 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
     the one before ended: it does not ask."""
     recovery: Recovery | None = None
     """The newest one here."""
+    metrics: tuple[Samples, ...] = ()
+    """Told again until an answer comes: the same points twice change nothing."""
     wait_s: float = 0.0
     """How long the answer may wait for something new to say."""
     nonce: str = ""

@@ -182,6 +182,30 @@ class LogPageView(TypedDict):
     is_complete: bool
 
 
+class MetricView(TypedDict):
+    """One curve, along steps or along time (milliseconds since 1970). `node` is null for what ranks logged,
+    `rank` for what nodes measured. A point is `[x, last, low, high]`; null is not a finite number.
+    """
+
+    name: str
+    node: str | None
+    axis: str
+    rank: int | None
+    heard_at: float
+    low: float | None
+    high: float | None
+    points: list[tuple[int, float | None, float | None, float | None]]
+
+
+class MetricsView(TypedDict):
+    """`status` is the job's: after its end nothing is added."""
+
+    ref: str
+    name: str
+    status: str
+    items: list[MetricView]
+
+
 class ArchiveView(TypedDict):
     digest: str
     size_bytes: int
