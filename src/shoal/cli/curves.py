@@ -6,6 +6,8 @@ import math
 import time
 from collections.abc import Sequence
 
+from shoal.cli.text import size
+
 Point = Sequence[float | None]
 """`x`, last, low, high, as the API gives it."""
 BLOCKS, PLAIN = "▁▂▃▄▅▆▇█", "_.-=+*#%"
@@ -77,13 +79,15 @@ def _across(points: Sequence[Point], columns: int) -> list[Point]:
     return [points[min(math.ceil((at + 1) * each), len(points)) - 1] for at in range(columns)]
 
 
-def figure(value: float | None) -> str:
-    """A number in at most about seven letters."""
+def figure(value: float | None, name: str = "") -> str:
+    """A number in about seven letters; of what is called bytes, in units of 1024."""
     if value is None:
         return "not finite"
-    for size, unit in UNITS:
-        if abs(value) >= size * 10:
-            return f"{value / size:.4g}{unit}"
+    if name.endswith("_bytes"):
+        return size(value)
+    for amount, unit in UNITS:
+        if abs(value) >= amount * 10:
+            return f"{value / amount:.4g}{unit}"
     return f"{value:.4g}"
 
 

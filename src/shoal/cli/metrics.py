@@ -105,9 +105,9 @@ def _row(one: dict[str, Any]) -> tuple[str, ...]:
         one["name"],
         one["node"] or "-",
         moment(newest[0], one["axis"]),
-        figure(newest[1]),
-        figure(one["low"]),
-        figure(one["high"]),
+        figure(newest[1], one["name"]),
+        figure(one["low"], one["name"]),
+        figure(one["high"], one["name"]),
         sparkline(one["points"], SPARK_COLUMNS, letters=letters),
     )
 

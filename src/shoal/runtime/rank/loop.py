@@ -12,9 +12,11 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from shoal.runtime.metrics import voice
 from shoal.runtime.rank.checkpoint.checkpoints import Checkpoints
 from shoal.runtime.rank.member import Member
 from shoal.runtime.rank.state import State, Stateful, level
+from shoal.runtime.rank.timing import Timing, watch
 
 SEED_STRIDE = 1_000_003
 
@@ -44,14 +46,21 @@ class Run:
         A step is complete when the next one is asked for: up to then a failure anywhere undoes it. What a
         step draws at random depends on its number, the rank and the seed alone: done again, it is the same.
         """
+        timing = Timing(is_told=self.rank == 0, world_size=self.world_size, stalled_s=self._stalled_s)
         while self._state.step < total:
-            seed_all(self._seed, self._state.step, self.rank)
-            yield self._state.step
+            voice().step = step = self._state.step
+            seed_all(self._seed, step, self.rank)
+            yield step
             self._state.step += 1
             self._state.is_fresh = False
             self._member.at_step(self._state.step)
             if self._checkpoints is not None and self._checkpoints.is_due(self._state.step):
                 self._checkpoints.save(self._state.parts, self._state.step)
+            timing.lap(step, self._stalled_s)
+
+    @property
+    def _stalled_s(self) -> float:
+        return 0.0 if self._checkpoints is None else self._checkpoints.stalled_s
 
 
 def train(
@@ -70,6 +79,7 @@ def train(
     them, as when a job is tried again, they come from `checkpoints`, which are saved whenever one is due. An
     error of this rank's own is raised.
     """
+    watch()
     member, state = Member(), State(parts)
     while True:
         place = member.next()

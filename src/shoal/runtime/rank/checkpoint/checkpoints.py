@@ -58,6 +58,8 @@ class Checkpoints:
         self._flight: Flight | None = None
         self._guarded: WeakSet[torch.optim.Optimizer] = WeakSet()
         self._saved: int | None = None
+        self.stalled_s = 0.0
+        """How long saves have held training up in this process."""
 
     def load(self, parts: Mapping[str, Stateful]) -> int | None:
         """Fill the parts from the newest checkpoint that is whole; returns its step, None: there is none.
@@ -87,6 +89,7 @@ class Checkpoints:
         parameters calls `staged` first. A save that fails is said and training goes on. Waits for the one
         before. `StateError`: a later attempt has taken over.
         """
+        asked = time.monotonic()
         self.wait()
         began = time.monotonic()
         peers = self._join()
@@ -102,14 +105,18 @@ class Checkpoints:
         writing = Writing(peers, self._tiers, Name(self._fence, step), run_s=self._pace.run_s)
         self._stage = self._stage or Stage()
         self._flight = Flight(step, self._stage, own, writing.land)
-        self._pace.cost_s = time.monotonic() - began
+        now = time.monotonic()
+        self._pace.cost_s = now - began
+        self.stalled_s += now - asked
 
     def staged(self) -> None:
         """Return when the tensors of the save under way are copied and may be changed."""
         if self._flight is not None:
             began = time.monotonic()
             self._flight.wait_staged()
-            self._pace.cost_s = (self._pace.cost_s or 0.0) + time.monotonic() - began
+            waited_s = time.monotonic() - began
+            self._pace.cost_s = (self._pace.cost_s or 0.0) + waited_s
+            self.stalled_s += waited_s
 
     def wait(self) -> int | None:
         """Return when no save is under way: the newest step that is committed, None: none by this process.
