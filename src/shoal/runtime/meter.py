@@ -82,11 +82,18 @@ class Meter:
                     data = self._ours.recv(MAX_MESSAGE)
                 except OSError:
                     return count
+                if not data:
+                    return count  # a rank has shut the line, for all of them: nothing comes any more
                 try:
                     self._tally.hear(msgspec.msgpack.decode(data, type=Line))
                 except (msgspec.DecodeError, UnicodeError):
                     self._tally.miss()
         return MAX_AT_ONCE
+
+    def close(self) -> None:
+        """Nobody says anything any more; before `start`, or with the process."""
+        self._ours.close()
+        self._theirs.close()
 
     def _run(self) -> None:
         devices = importlib.import_module("shoal.runtime.devices").Devices(self._order)
