@@ -102,6 +102,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """The job's own directory on the node, there before the supervisor is and the same for every attempt."""
     checkpoint_path: str | None = None
     """Where the ranks also find it: relative, a link in their work directory; absolute, a mount."""
+    checkpoint_interval_s: float | None = None
+    """How often to save; None: as the program finds best."""
     confinement: tuple[str, ...] | None = None
     """Use only these of the ways to confine (`shoal nodes` prints their names); None: all that work here."""
 

@@ -68,6 +68,12 @@ class MetricsQuery(Query):
     points: Annotated[int, Field(ge=1, le=512)] = 60
 
 
+class CheckpointsQuery(Query):
+    """`verify` also compares hashes, for some seconds, the newest first."""
+
+    verify: bool = False
+
+
 class EventQuery(Query):
     """`tail` is the newest so many, and excludes `after`."""
 

@@ -87,6 +87,10 @@ class JobHandle:
         """What it and its nodes measured: `items`, each a curve of at most so many points."""
         return self._shoal.metrics(self.job_id, names=names, points=points)
 
+    def checkpoints(self, *, verify: bool = False) -> dict[str, Any]:
+        """What its checkpoint directory holds: `items`, and the `decision` how often to save."""
+        return self._shoal.checkpoints(self.job_id, verify=verify)
+
     def stop(self) -> JobHandle:
         self.data = self._shoal.stop(self.job_id).data
         return self

@@ -2,6 +2,7 @@
 
 from shoal.api.routes import (
     archives,
+    checkpoints,
     events,
     jobs,
     logs,
@@ -20,6 +21,7 @@ ALL = (
     jobs.routes,
     logs.routes,
     metrics.routes,
+    checkpoints.routes,
     archives.routes,
     nodes.routes,
     windows.routes,

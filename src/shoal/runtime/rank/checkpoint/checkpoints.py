@@ -36,8 +36,9 @@ class Checkpoints:
     """Checkpoints of one job. `parts` is what training changes: models, optimizers, schedulers, samplers.
 
     `keep`: how many stay. `every`: a save each so many steps; unset, by what saves cost and how often the job
-    fails. `memory`: the newest also in the memory of the node, where a restart in place finds it fast.
-    `url`: also there (`s3://`, `gs://`, `az://`, `file://`). Used from one thread.
+    fails; an interval in the job's spec goes before both. `memory`: the newest also in the memory of the
+    node, where a restart in place finds it fast. `url`: also there (`s3://`, `gs://`, `az://`, `file://`).
+    Used from one thread.
     """
 
     def __init__(
@@ -102,7 +103,8 @@ class Checkpoints:
             optimizer.register_step_pre_hook(self._before_step)
             self._guarded.add(optimizer)
         self._pace.set_due(peers.from_first(lambda: self._pace.next(step)))
-        writing = Writing(peers, self._tiers, Name(self._fence, step), run_s=self._pace.run_s)
+        name, decision = Name(self._fence, step), self._pace.decision
+        writing = Writing(peers, self._tiers, name, run_s=self._pace.run_s, decision=decision)
         self._stage = self._stage or Stage()
         self._flight = Flight(step, self._stage, own, writing.land)
         now = time.monotonic()

@@ -12,6 +12,7 @@ from shoal.runtime.rank.checkpoint.folder import Folder
 from shoal.runtime.rank.checkpoint.manifest import Fence, Name
 from shoal.runtime.rank.checkpoint.objects import open_objects
 from shoal.runtime.rank.checkpoint.place import Place
+from shoal.runtime.rank.checkpoint.status import MEMORY as IN_MEMORY
 
 MEMORY = "/dev/shm"  # noqa: S108 - below it, a folder that only this user may enter
 
@@ -42,6 +43,16 @@ class Tiers:
             self.places.insert(0, self.first)
         if url is not None:
             self.places.append(_place_at(url, keep=keep))
+
+    @property
+    def directory(self) -> str:
+        return self._directory.title
+
+    def word(self, place: Place) -> str:
+        """How people are told of it."""
+        if place is self._directory:
+            return "directory"
+        return IN_MEMORY if place is self.first else place.title
 
     def claim(self, fence: Fence | None) -> Fence:
         """The same number at every place. `StateError`: a later group was at one of them."""

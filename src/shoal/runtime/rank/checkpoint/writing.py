@@ -14,6 +14,7 @@ from shoal.errors import StateError
 from shoal.runtime.rank.checkpoint.manifest import FileRecord, Manifest, Name
 from shoal.runtime.rank.checkpoint.peers import Peers
 from shoal.runtime.rank.checkpoint.place import Place
+from shoal.runtime.rank.checkpoint.status import Decision, note
 from shoal.runtime.rank.checkpoint.tiers import Tiers
 from shoal.runtime.rank.checkpoint.writer import Writer
 
@@ -24,11 +25,14 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 class Writing:
     """Runs in the background, on every rank alike."""
 
-    def __init__(self, peers: Peers, tiers: Tiers, name: Name, *, run_s: float) -> None:
+    def __init__(
+        self, peers: Peers, tiers: Tiers, name: Name, *, run_s: float, decision: Decision | None = None
+    ) -> None:
         self._peers = peers
         self._tiers = tiers
         self._name = name
         self._run_s = run_s
+        self._decision = decision
         self._manifest: Manifest | None = None
 
     def land(self, state: dict[str, Any]) -> None:
@@ -36,8 +40,10 @@ class Writing:
         writer = Writer(self._tiers.first.unfinished(self._name), self._peers.world_size, self._commit)
         group = self._peers.group
         save(state, storage_writer=writer, process_group=group, no_dist=group is None)
-        for place in self._tiers.copies():
-            self._copy(place, writer.own_files)
+        copied = [place for place in self._tiers.copies() if self._copy(place, writer.own_files)]
+        if self._manifest is not None:
+            words = tuple(self._tiers.word(place) for place in (self._tiers.first, *copied))
+            note(self._tiers.directory, str(self._name), words, self._decision)
 
     def _commit(self, files: dict[str, FileRecord]) -> None:
         """On rank 0, when all ranks have written."""
@@ -52,7 +58,8 @@ class Writing:
         )
         self._tiers.first.commit(self._manifest, self._name.fence)
 
-    def _copy(self, place: Place, files: list[str]) -> None:
+    def _copy(self, place: Place, files: list[str]) -> bool:
+        """On rank 0, whether it is there."""
         problem = None
         try:
             place.take(self._name, self._tiers.first.where(self._name), files)
@@ -60,11 +67,12 @@ class Writing:
             problem = str(error)
         problem = next((one for one in self._peers.all(problem) if one), None)
         if self._manifest is None:
-            return
+            return False
         if problem is None:
             place.commit(self._manifest, self._name.fence)
         else:
             sys.stderr.write(f"shoal: step {self._name.step} is not at {place.title}: {problem}\n")
+        return problem is None
 
 
 def cause(error: BaseException | None) -> BaseException | None:
