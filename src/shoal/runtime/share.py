@@ -11,7 +11,7 @@ from types import FrameType
 
 from shoal.clock import Clock
 from shoal.errors import ShoalError
-from shoal.runtime import ending, network, removal, spool
+from shoal.runtime import ending, network, removal, shared_memory, spool
 from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.crew import Crew
 from shoal.runtime.ending import Ending, recovered
@@ -303,6 +303,7 @@ class ShareRun:
             self._watcher.turn(RETRY_S)
         self._watcher.drain()
         self._meter.hear()
+        shared_memory.give_back(self._order)
         removal.remove(self._share.scratch, timeout_s=SCRATCH_S)
 
     def _outcome(self, end: Ending) -> NodeOutcome:

@@ -227,7 +227,7 @@ def test_what_saves_cost_is_left_beside_them(home: Path) -> None:
 def test_a_checkpoint_in_memory_is_found_first_and_the_directory_has_it_too(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.runtime.rank.checkpoint.tiers.MEMORY", str(tmp_path))
+    monkeypatch.setattr("shoal.runtime.shared_memory.MEMORY", str(tmp_path))
     saved(home, 1, 2, memory=True)
     (memory,) = tmp_path.glob("shoal-*")
     assert len(list(memory.glob("step-*"))) == 1

@@ -8,13 +8,12 @@ from collections.abc import Iterator
 import msgspec
 
 from shoal.errors import SpecError
+from shoal.runtime import shared_memory
 from shoal.runtime.rank.checkpoint.folder import Folder
 from shoal.runtime.rank.checkpoint.manifest import Fence, Name
 from shoal.runtime.rank.checkpoint.objects import open_objects
 from shoal.runtime.rank.checkpoint.place import Place
-from shoal.runtime.rank.checkpoint.status import MEMORY as IN_MEMORY
-
-MEMORY = "/dev/shm"  # noqa: S108 - below it, a folder that only this user may enter
+from shoal.runtime.rank.checkpoint.status import MEMORY
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -52,7 +51,7 @@ class Tiers:
         """How people are told of it."""
         if place is self._directory:
             return "directory"
-        return IN_MEMORY if place is self.first else place.title
+        return MEMORY if place is self.first else place.title
 
     def claim(self, fence: Fence | None) -> Fence:
         """The same number at every place. `StateError`: a later group was at one of them."""
@@ -94,7 +93,7 @@ def is_on_one_node() -> bool:
 def _memory_folder() -> str:
     """Made for this user alone: a folder of somebody else's that has the name is refused."""
     job = os.environ.get("SHOAL_JOB_ID") or os.environ.get("TORCHELASTIC_RUN_ID") or f"{os.getsid(0)}"
-    path = os.path.join(MEMORY, f"shoal-{os.getuid()}-{job}")
+    path = shared_memory.folder(os.getuid(), job, os.environ.get("SHOAL_NODE", ""))
     os.makedirs(path, mode=0o700, exist_ok=True)
     found = os.lstat(path)
     if found.st_uid != os.getuid() or os.path.islink(path):
