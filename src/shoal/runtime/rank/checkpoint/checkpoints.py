@@ -24,7 +24,8 @@ from shoal.runtime.rank.checkpoint.pace import Pace
 from shoal.runtime.rank.checkpoint.parts import capture, optimizers_of, replicated_bytes, settle
 from shoal.runtime.rank.checkpoint.peers import Peers
 from shoal.runtime.rank.checkpoint.reading import find, read
-from shoal.runtime.rank.checkpoint.tiers import Tiers, is_on_one_node
+from shoal.runtime.rank.checkpoint.spread import Spread
+from shoal.runtime.rank.checkpoint.tiers import Tiers
 from shoal.runtime.rank.checkpoint.writing import Writing
 from shoal.runtime.rank.state import Stateful
 
@@ -37,8 +38,8 @@ class Checkpoints:
 
     `keep`: how many stay. `every`: a save each so many steps; unset, by what saves cost and how often the job
     fails; an interval in the job's spec goes before both. `memory`: the newest also in the memory of the
-    node, where a restart in place finds it fast. `url`: also there (`s3://`, `gs://`, `az://`, `file://`).
-    Used from one thread.
+    nodes, each with its neighbour's part, where a restart in place finds it fast. `url`: also there
+    (`s3://`, `gs://`, `az://`, `file://`). Used from one thread.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Checkpoints:
         memory: bool = False,
         url: str | None = None,
     ) -> None:
-        self._tiers = Tiers(directory, keep=keep, is_in_memory=memory and is_on_one_node(), url=url)
+        self._tiers = Tiers(directory, keep=keep, is_in_memory=memory, url=url)
         self._pace = Pace(every)
         self._peers: Peers | None = None
         self._fence = Fence()
@@ -74,8 +75,7 @@ class Checkpoints:
         if found is None:
             self._pace.begin(0, 0.0)
             return None
-        path, manifest = found
-        read(peers, parts, path, manifest)
+        manifest = read(peers, parts, found)
         self._pace.begin(manifest.step, manifest.run_s)
         return manifest.step
 
@@ -167,6 +167,9 @@ class Checkpoints:
             self._peers = None
             raise told
         self._fence = told
+        if self._tiers.is_spread and (problem := Spread(self._tiers.first, peers).claim(told)):
+            self._peers = None
+            raise StateError(f"checkpoints cannot be kept in memory: {problem}")
         return peers
 
     def _claim(self) -> Fence | ShoalError:
