@@ -117,7 +117,7 @@ class Renewer:
             self._saves.start()
         while True:
             with self._changed:
-                metrics = self._meter.take(is_last=self._outcome is not None)
+                metrics = () if self._is_asking() else self._meter.take(is_last=self._outcome is not None)
                 renewal = self._message(metrics=metrics)
                 self._is_due = False
             asked_at = self._clock.monotonic()
@@ -138,6 +138,10 @@ class Renewer:
                 self._find_server()
             with self._changed:
                 self._changed.wait_for(lambda: self._is_due, timeout=wait_s)
+
+    def _is_asking(self) -> bool:
+        """Whether ranks wait for the answer: then the question carries nothing that takes time to keep."""
+        return self._failure is not None and len(self._order.nodes) > 1 and self._outcome is None
 
     def _listen(self) -> None:
         """Hear at once when another node's ranks failed: ask, and have the answer wait for news."""

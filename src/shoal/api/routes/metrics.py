@@ -28,9 +28,10 @@ async def read_metrics(request: Request, job_id: str, query: Annotated[MetricsQu
     call.allow(job.project, job_id=job.job_id)
     wanted = frozenset(query.name)
 
-    def read(tx: Tx) -> list[tuple[Series, list[Point]]]:
+    def read(tx: Tx) -> list[views.MetricView]:
+        # Rendered here, on a reader's thread: there may be hundreds of thousands of points.
         found = [one for one in tx.metrics.series(job.job_id) if not wanted or one.name in wanted]
-        return [(one, tx.metrics.points(job.job_id, one)) for one in found]
+        return [_render(one, tx.metrics.points(job.job_id, one), query.points) for one in found]
 
     curves = await call.plane.core.store.read(read)
     shown = render_job(job, attempts[-1])
@@ -38,7 +39,7 @@ async def read_metrics(request: Request, job_id: str, query: Annotated[MetricsQu
         "ref": shown["ref"],
         "name": shown["name"],
         "status": shown["status"],
-        "items": [_render(one, points, query.points) for one, points in curves],
+        "items": curves,
     }
     return answer(view)
 
