@@ -150,11 +150,12 @@ def go_on_in_another_group(rank: int, folder: str, port: int) -> None:
     assert (names[0].step, names[0].fence.generation) == (3, 1)
 
 
-def lose_a_node(rank: int, home: str, kind: str, lost: int) -> None:
-    """Two nodes of two ranks save to each other's memory; one node and the disk are lost; all load."""
-    node, local = divmod(rank, 2)
-    os.environ.update(WORLD_SIZE="4", LOCAL_WORLD_SIZE="2", LOCAL_RANK=str(local), GROUP_RANK=str(node))
-    os.environ.update(SHOAL_JOB_ID=f"job_{kind}", SHOAL_NODE=f"n{node}")
+def lose_a_node(rank: int, home: str, kind: str, per_node: int, lost: int) -> None:
+    """Two nodes save to each other's memory; one node and the disk are lost; all load."""
+    node, local = divmod(rank, per_node)
+    os.environ.update(WORLD_SIZE=str(2 * per_node), LOCAL_WORLD_SIZE=str(per_node))
+    os.environ.update(LOCAL_RANK=str(local), GROUP_RANK=str(node))
+    os.environ.update(SHOAL_ATTEMPT_ID=f"att_{kind}", SHOAL_NODE=f"n{node}")
     shared_memory.MEMORY = home
     disk = Path(home) / "disk"
     parts, checkpoints = build(kind), Checkpoints(str(disk), memory=True)
@@ -162,7 +163,7 @@ def lose_a_node(rank: int, home: str, kind: str, lost: int) -> None:
         train(parts, step - 1, step)
         checkpoints.save(parts, step)
     assert checkpoints.wait() == 2
-    memory = Path(shared_memory.folder(os.getuid(), f"job_{kind}", f"n{node}"))
+    memory = Path(shared_memory.folder(os.getuid(), f"att_{kind}", f"n{node}"))
     assert [path.name for path in memory.glob("step-*")] == ["step-000000000002-1-0"]
     dist.barrier()
     if local == 0 and node == lost:
@@ -184,13 +185,13 @@ def lose_a_node(rank: int, home: str, kind: str, lost: int) -> None:
 def lose_both_nodes(rank: int, home: str) -> None:
     """Nothing is left in memory, and one file of what is on disk is damaged in the newest: the one before."""
     os.environ.update(WORLD_SIZE="2", LOCAL_WORLD_SIZE="1", LOCAL_RANK="0", GROUP_RANK=str(rank))
-    os.environ.update(SHOAL_JOB_ID="job_both", SHOAL_NODE=f"n{rank}")
+    os.environ.update(SHOAL_ATTEMPT_ID="att_both", SHOAL_NODE=f"n{rank}")
     shared_memory.MEMORY = home
     parts, checkpoints = build("fsdp"), Checkpoints(f"{home}/disk", memory=True)
     train(parts, 0, 1)
     checkpoints.save(parts, 1)
     assert checkpoints.wait() == 1
-    memory = Path(shared_memory.folder(os.getuid(), "job_both", f"n{rank}"))
+    memory = Path(shared_memory.folder(os.getuid(), "att_both", f"n{rank}"))
     for shard in memory.glob("step-*/__1_*.distcp"):
         shard.write_bytes(b"x")
     dist.barrier()

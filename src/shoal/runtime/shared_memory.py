@@ -15,12 +15,14 @@ MEMORY = "/dev/shm"  # noqa: S108 - below it, a folder that only this user may e
 REMOVE_S = 5.0
 
 
-def folder(uid: int, job: str, node: str) -> str:
-    """Nodes that are simulated on one machine have a folder each."""
-    return os.path.join(MEMORY, f"shoal-{uid}-{job}{f'-{node}' if node else ''}")
+def folder(uid: int, run: str, node: str) -> str:
+    """Of one attempt on one node, also of nodes that are simulated on one machine: what is removed is never
+    another's.
+    """
+    return os.path.join(MEMORY, f"shoal-{uid}-{run}{f'-{node}' if node else ''}")
 
 
 def give_back(order: Order) -> None:
     """Remove what this share's ranks left there. None of them runs any more. May be repeated."""
     for uid in {os.getuid(), order.uid if order.uid is not None else os.getuid()}:
-        removal.remove(folder(uid, order.job_id, order.node), timeout_s=REMOVE_S)
+        removal.remove(folder(uid, order.attempt_id, order.node), timeout_s=REMOVE_S)

@@ -26,10 +26,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
         yield make
 
 
-def test_memory_of_this_job_on_this_node_is_removed_and_a_link_is_not_followed(memory: Path) -> None:
-    order = an_order(job_id="job_1", node="n1", nodes=("n1",))
-    mine = Path(folder(os.getuid(), "job_1", "n1"))
-    others = [Path(folder(os.getuid(), job, node)) for job, node in (("job_2", "n1"), ("job_1", "n2"))]
+def test_memory_of_this_attempt_on_this_node_is_removed_and_a_link_is_not_followed(memory: Path) -> None:
+    order = an_order(attempt_id="att_1", node="n1", nodes=("n1",))
+    mine = Path(folder(os.getuid(), "att_1", "n1"))
+    others = [Path(folder(os.getuid(), job, node)) for job, node in (("att_2", "n1"), ("att_1", "n2"))]
     for made in (mine, *others):
         (made / "step").mkdir(parents=True)
         (made / "step" / "shard").write_bytes(b"x")
@@ -44,9 +44,9 @@ def test_memory_of_this_job_on_this_node_is_removed_and_a_link_is_not_followed(m
 
 
 def test_share_without_a_sandbox_leaves_nothing_in_memory(start: Start, tmp_path: Path) -> None:
-    job = f"job_{os.getpid()}_{tmp_path.name}"
-    order = an_order(job_id=job, confinement=())
-    mine = Path(folder(os.getuid(), job, order.node))
+    run = f"att_{os.getpid()}"
+    order = an_order(attempt_id=run, confinement=())
+    mine = Path(folder(os.getuid(), run, order.node))
     share = start(order)
     mine.mkdir(mode=0o700)
     (mine / "shard").write_bytes(b"x")
@@ -57,11 +57,11 @@ def test_share_without_a_sandbox_leaves_nothing_in_memory(start: Start, tmp_path
 def test_memory_of_a_share_whose_supervisor_was_killed_goes_with_its_leftovers(
     memory: Path, tmp_path: Path
 ) -> None:
-    order = an_order(job_id="job_1")
+    order = an_order(attempt_id="att_1")
     share = spool.Share(tmp_path / "share")
     Path(share.directory).mkdir()
     spool.write_order(share, order)
-    mine = Path(folder(os.getuid(), "job_1", order.node))
+    mine = Path(folder(os.getuid(), "att_1", order.node))
     mine.mkdir()
     assert spool.kill_leftovers(share.directory)
     assert not mine.exists()

@@ -102,8 +102,8 @@ def is_on_one_node() -> bool:
 
 def _memory_folder() -> str:
     """Made for this user alone: a folder of somebody else's that has the name is refused."""
-    job = os.environ.get("SHOAL_JOB_ID") or os.environ.get("TORCHELASTIC_RUN_ID") or f"{os.getsid(0)}"
-    path = shared_memory.folder(os.getuid(), job, os.environ.get("SHOAL_NODE", ""))
+    run = os.environ.get("SHOAL_ATTEMPT_ID") or os.environ.get("TORCHELASTIC_RUN_ID") or f"{os.getsid(0)}"
+    path = shared_memory.folder(os.getuid(), run, os.environ.get("SHOAL_NODE", ""))
     os.makedirs(path, mode=0o700, exist_ok=True)
     found = os.lstat(path)
     if found.st_uid != os.getuid() or os.path.islink(path):
