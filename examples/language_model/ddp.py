@@ -34,6 +34,7 @@ def main() -> None:
             optimizer.step()
             if run.rank == 0:
                 group.tell(step, loss.item())
+                runtime.log(loss=loss.item(), step=step)  # a curve in `shoal metrics`
         print(f"weights {group.fingerprint(model)}", flush=True)
 
     parts = {"model": model, "optimizer": optimizer}

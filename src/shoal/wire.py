@@ -105,6 +105,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """The job's own directory on the node, there before the supervisor is and the same for every attempt."""
     checkpoint_path: str | None = None
     """Where the ranks also find it: relative, a link in their work directory; absolute, a mount."""
+    checkpoint_interval_s: float | None = None
+    """How often to save; None: as the program finds best."""
     confinement: tuple[str, ...] | None = None
     """Use only these of the ways to confine (`shoal nodes` prints their names); None: all that work here."""
 
@@ -189,6 +191,37 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     """Complete steps that were done again."""
 
 
+class Axis(StrEnum):
+    """What a curve of numbers runs along."""
+
+    STEP = "step"
+    TIME = "time"
+    """Milliseconds since 1970, by the clock of the node that measured."""
+
+
+class Point(msgspec.Struct, frozen=True, array_like=True):
+    """One value, or a stretch of neighbours: the last of them at `x`, the least and the greatest.
+
+    None: not a finite number.
+    """
+
+    x: int
+    last: float | None
+    low: float | None
+    high: float | None
+
+
+class Samples(msgspec.Struct, frozen=True, kw_only=True):
+    """What one node has measured of one thing since it last told."""
+
+    name: str
+    axis: Axis
+    points: tuple[Point, ...]
+    """In the order of `x`; of a step that was made twice, the later."""
+    rank: int | None = None
+    """Whose word it is; None: of the node."""
+
+
 class Phase(StrEnum):
     """Where a living supervisor is."""
 
@@ -220,6 +253,8 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
     the one before ended: it does not ask."""
     recovery: Recovery | None = None
     """The newest one here."""
+    metrics: tuple[Samples, ...] = ()
+    """Told again until an answer comes: the same points twice change nothing."""
     wait_s: float = 0.0
     """How long the answer may wait for something new to say."""
     nonce: str = ""

@@ -24,6 +24,8 @@ GET    /v1/jobs/{job_id}                    401  y    y    y    y    404  y    y
 GET    /v1/jobs/{job_id}/why                401  y    y    y    y    404  y    y    y    403
 GET    /v1/jobs/{job_id}/logs               401  y    y    y    y    404  y    y    y    403
 GET    /v1/jobs/{job_id}/logs/stream        401  y    y    y    y    404  y    y    y    403
+GET    /v1/jobs/{job_id}/metrics            401  y    y    y    y    404  y    y    y    403
+GET    /v1/jobs/{job_id}/checkpoints        401  y    y    y    y    404  y    y    y    403
 POST   /v1/jobs/{job_id}/stop               401  403  y    403  y    404  y    y    403  403
 POST   /v1/jobs/{job_id}/retry              401  403  y    403  y    404  y    y    403  403
 POST   /v1/arrays/{array_id}/stop           401  403  y    403  y    404  y    y    403  403

@@ -9,6 +9,7 @@ import pytest
 from shoal.store import Store, open_memory_store
 from shoal.store.memory import MemoryStore
 from tests.contract.event_log_contract import EventLogContract, Tamper
+from tests.contract.metrics_contract import MetricsContract
 from tests.contract.store_contract import StoreContract
 from tests.contract.test_store_sqlite import TRIGGERS
 
@@ -37,4 +38,8 @@ class TestMemoryStore(StoreContract):
 
 
 class TestMemoryEventLog(EventLogContract):
+    __test__ = True
+
+
+class TestMemoryMetrics(MetricsContract):
     __test__ = True

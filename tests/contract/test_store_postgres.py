@@ -13,6 +13,7 @@ from shoal.clock import SystemClock
 from shoal.errors import StateError, StoreUnavailable
 from shoal.store import Store, Tx, open_store
 from tests.contract.event_log_contract import EventLogContract, Tamper
+from tests.contract.metrics_contract import MetricsContract
 from tests.contract.store_contract import StoreContract
 from tests.support.postgres import PostgresServer, postgres
 from tests.support.store_records import submit
@@ -161,3 +162,7 @@ def test_newer_database_is_refused(postgres: PostgresServer, database: str) -> N
         connection.execute("INSERT INTO alembic_version VALUES ('9999')")
     with pytest.raises(StateError, match="newer Shoal"):
         open_store(postgres.url(database), clock=SystemClock())
+
+
+class TestPostgresMetrics(MetricsContract):
+    __test__ = True

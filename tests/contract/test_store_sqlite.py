@@ -11,6 +11,7 @@ import pytest
 from shoal.clock import SystemClock
 from shoal.store import Store, open_store
 from tests.contract.event_log_contract import EventLogContract, Tamper
+from tests.contract.metrics_contract import MetricsContract
 from tests.contract.store_contract import StoreContract
 
 TRIGGERS = ("events_keep", "events_keep_all", "events_at_end")
@@ -40,4 +41,8 @@ class TestSqliteStore(StoreContract):
 
 
 class TestSqliteEventLog(EventLogContract):
+    __test__ = True
+
+
+class TestSqliteMetrics(MetricsContract):
     __test__ = True

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 
 from tests.style.tree import Import, Module, length
 
-LEAVES = frozenset({"errors", "clock", "home", "ids", "log", "loopback", "proof", "settings", "wire"})
+LEAVES = frozenset(
+    {"errors", "clock", "curve", "home", "ids", "log", "loopback", "proof", "settings", "wire"}
+)
 BELOW_CONTROL = frozenset({"scheduler", "engines", "store", "identity"})
 
 MAY_SEE: dict[str, frozenset[str]] = {
@@ -18,11 +20,12 @@ MAY_SEE: dict[str, frozenset[str]] = {
     "loopback": frozenset(),
     "wire": frozenset(),
     "proof": frozenset({"wire"}),
+    "curve": frozenset({"wire"}),
     "log": frozenset({"errors", "clock"}),
     "settings": frozenset({"errors", "home"}),
     "spec": LEAVES,
     "model": LEAVES | {"spec"},
-    "runtime": frozenset({"errors", "clock", "loopback", "proof", "wire"}),
+    "runtime": frozenset({"errors", "clock", "curve", "loopback", "proof", "wire"}),
     "scheduler": LEAVES | {"spec", "model"},
     "store": LEAVES | {"spec", "model"},
     "identity": LEAVES | {"spec", "model"},

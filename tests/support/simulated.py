@@ -22,8 +22,8 @@ class Cluster:
         path = f"{Path(sys.executable).parent}:{kept['PATH']}"
         self.env = {**kept, "SHOAL_HOME": str(home), "PATH": path}
 
-    def __call__(self, *argv: str) -> str:
-        """What the command prints; it must succeed."""
+    def __call__(self, *argv: str, code: int = 0) -> str:
+        """What the command prints; it must end with this code."""
         done = subprocess.run(
             [sys.executable, "-m", "shoal.cli.main", *argv],
             env=self.env,
@@ -33,7 +33,7 @@ class Cluster:
             timeout=LIMIT_S,
             check=False,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.returncode == code, done.stdout + done.stderr
         return done.stdout
 
     def jobs(self, name: str) -> list[dict[str, Any]]:

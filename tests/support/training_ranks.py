@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
+from shoal.runtime import shared_memory
 from shoal.runtime.rank.checkpoint.checkpoints import Checkpoints
 from shoal.runtime.rank.checkpoint.flight import Stage
 from shoal.runtime.rank.checkpoint.folder import Folder
@@ -166,3 +168,53 @@ def save_where_one_rank_cannot(rank: int, folder: str) -> None:
 
 def _fails(*_: object) -> None:
     raise MemoryError("no memory for a copy")
+
+
+def lose_a_node(rank: int, home: str, kind: str, per_node: int, lost: int) -> None:
+    """Two nodes save to each other's memory; one node and the disk are lost; all load."""
+    node, local = divmod(rank, per_node)
+    os.environ.update(WORLD_SIZE=str(2 * per_node), LOCAL_WORLD_SIZE=str(per_node))
+    os.environ.update(LOCAL_RANK=str(local), GROUP_RANK=str(node))
+    os.environ.update(SHOAL_ATTEMPT_ID=f"att_{kind}", SHOAL_NODE=f"n{node}")
+    shared_memory.MEMORY = home
+    disk = Path(home) / "disk"
+    parts, checkpoints = build(kind), Checkpoints(str(disk), memory=True)
+    for step in (1, 2):
+        train(parts, step - 1, step)
+        checkpoints.save(parts, step)
+    assert checkpoints.wait() == 2
+    memory = Path(shared_memory.folder(os.getuid(), f"att_{kind}", f"n{node}"))
+    assert [path.name for path in memory.glob("step-*")] == ["step-000000000002-1-0"]
+    dist.barrier()
+    if local == 0 and node == lost:
+        shutil.rmtree(memory)
+        memory.mkdir()
+    if rank == 0:
+        shutil.rmtree(disk)
+    dist.barrier()
+    again, later = build(kind, seed=1), Checkpoints(str(disk), memory=True)
+    assert later.load(again) == 2
+    assert is_same(whole(again), whole(parts))
+    dist.barrier()
+    assert not list(memory.glob(".reading-*"))
+    train(again, 2, 3)
+    later.save(again, 3)
+    assert later.wait() == 3
+
+
+def lose_both_nodes(rank: int, home: str) -> None:
+    """Nothing is left in memory, and one file of what is on disk is damaged in the newest: the one before."""
+    os.environ.update(WORLD_SIZE="2", LOCAL_WORLD_SIZE="1", LOCAL_RANK="0", GROUP_RANK=str(rank))
+    os.environ.update(SHOAL_ATTEMPT_ID="att_both", SHOAL_NODE=f"n{rank}")
+    shared_memory.MEMORY = home
+    parts, checkpoints = build("fsdp"), Checkpoints(f"{home}/disk", memory=True)
+    train(parts, 0, 1)
+    checkpoints.save(parts, 1)
+    assert checkpoints.wait() == 1
+    memory = Path(shared_memory.folder(os.getuid(), "att_both", f"n{rank}"))
+    for shard in memory.glob("step-*/__1_*.distcp"):
+        shard.write_bytes(b"x")
+    dist.barrier()
+    again = build("fsdp", seed=1)
+    assert Checkpoints(f"{home}/disk", memory=True).load(again) == 1
+    assert is_same(whole(again), whole(parts))

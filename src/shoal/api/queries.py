@@ -64,6 +64,19 @@ class LogQuery(Query):
     limit: Annotated[int, Field(ge=1, le=5000)] = 1000
 
 
+class MetricsQuery(Query):
+    """`points` is the most of each curve: neighbours are merged, the extremes stay."""
+
+    name: Annotated[list[Short], Field(max_length=100)] = []
+    points: Annotated[int, Field(ge=1, le=512)] = 60
+
+
+class CheckpointsQuery(Query):
+    """`verify` also compares hashes, for some seconds, the newest first."""
+
+    verify: bool = False
+
+
 class EventQuery(Query):
     """`tail` is the newest so many, and excludes `after`."""
 

@@ -149,6 +149,7 @@ class RenewalBody(BaseModel):
     master_port: int | None = None
     failure: dict[str, Any] | None = None
     recovery: dict[str, Any] | None = None
+    metrics: list[dict[str, Any]] = []
     wait_s: float = 0.0
     nonce: str = ""
 

@@ -186,6 +186,72 @@ class LogPageView(TypedDict):
     is_complete: bool
 
 
+class MetricView(TypedDict):
+    """One curve, along steps or along time (milliseconds since 1970). `node` is null for what ranks logged,
+    `rank` for what nodes measured. A point is `[x, last, low, high]`; null is not a finite number.
+    """
+
+    name: str
+    node: str | None
+    axis: str
+    rank: int | None
+    heard_at: float
+    low: float | None
+    high: float | None
+    points: list[tuple[int, float | None, float | None, float | None]]
+
+
+class MetricsView(TypedDict):
+    """`status` is the job's: after its end nothing is added."""
+
+    ref: str
+    name: str
+    status: str
+    items: list[MetricView]
+
+
+class CheckpointView(TypedDict):
+    """`state` is `complete` (every file has its size), `verified` (and its hash), `damaged` or `unfinished`.
+    `is_next`: the one that the job would go on from. `epoch` and `generation` are of who saved it.
+    """
+
+    step: int
+    epoch: int
+    generation: int
+    saved_at: float
+    size_bytes: int
+    world_size: int | None
+    places: list[str]
+    state: str
+    problem: str
+    is_next: bool
+
+
+class SaveDecisionView(TypedDict):
+    """How far saves are apart. `reason` is `every` (the program says), `interval` (the job says), `cost` (by
+    Young and Daly, from `cost_s` and `mtbf_s`) or `first` (nothing is known yet).
+    """
+
+    reason: str
+    steps: int
+    step_s: float
+    cost_s: float | None
+    written_s: float
+    interval_s: float | None
+    mtbf_s: float | None
+
+
+class CheckpointsView(TypedDict):
+    """What the job's directory holds, the newest first. The job writes there: this is its word."""
+
+    ref: str
+    name: str
+    status: str
+    has_directory: bool
+    items: list[CheckpointView]
+    decision: SaveDecisionView | None
+
+
 class ArchiveView(TypedDict):
     digest: str
     size_bytes: int

@@ -21,6 +21,8 @@ COMMANDS = {
     "run": ("run:run", "Submit a job and follow it; returns the job's exit code."),
     "queue": ("queue:queue", "List jobs."),
     "logs": ("logs:logs", "Print or follow a job's output."),
+    "metrics": ("metrics:metrics", "Show what a job and its nodes measure, as curves."),
+    "checkpoints": ("checkpoints:checkpoints", "List what a job has saved, and how often it saves."),
     "why": ("why:why", "Say why a job is not running, or how it ended."),
     "stop": ("jobs:stop", "Stop jobs."),
     "retry": ("jobs:retry", "Try ended jobs again."),

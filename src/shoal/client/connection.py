@@ -161,6 +161,16 @@ class Connection:
         params = {"predict": "true" if predict else None}
         return dict(self.transport.call("GET", path_of("jobs", self.job_id(ref), "why"), params=params))
 
+    def metrics(self, ref: str, *, names: Sequence[str] = (), points: int = 60) -> dict[str, Any]:
+        """What the job and its nodes measured: `items`, each a curve of at most so many points."""
+        params = {"name": tuple(names), "points": points}
+        return dict(self.transport.call("GET", path_of("jobs", self.job_id(ref), "metrics"), params=params))
+
+    def checkpoints(self, ref: str, *, verify: bool = False) -> dict[str, Any]:
+        """What the job's checkpoint directory holds: `items`, and the `decision` how often to save."""
+        path = path_of("jobs", self.job_id(ref), "checkpoints")
+        return dict(self.transport.call("GET", path, params={"verify": "true" if verify else None}))
+
     def stop(self, ref: str) -> JobHandle:
         """Ask for the end of one job, `job_...`, `17` or named. Returns at once; `wait` to see it.
 

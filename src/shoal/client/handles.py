@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import LimitReached
@@ -82,6 +82,14 @@ class JobHandle:
 
     def why(self, *, predict: bool = False) -> dict[str, Any]:
         return self._shoal.why(self.job_id, predict=predict)
+
+    def metrics(self, *, names: Sequence[str] = (), points: int = 60) -> dict[str, Any]:
+        """What it and its nodes measured: `items`, each a curve of at most so many points."""
+        return self._shoal.metrics(self.job_id, names=names, points=points)
+
+    def checkpoints(self, *, verify: bool = False) -> dict[str, Any]:
+        """What its checkpoint directory holds: `items`, and the `decision` how often to save."""
+        return self._shoal.checkpoints(self.job_id, verify=verify)
 
     def stop(self) -> JobHandle:
         self.data = self._shoal.stop(self.job_id).data

@@ -1,4 +1,4 @@
-"""Throw away what nobody needs any more: old answers, archives, logs and checkpoints. Never an event.
+"""Throw away what nobody needs any more: old answers, archives, logs, metrics, checkpoints. Never an event.
 
 Every turn looks at what is there and may stop at any instruction: what it left, the next turn finds.
 """
@@ -38,6 +38,7 @@ async def clean(core: Core) -> None:
     await core.store.write(lambda tx: tx.keys.purge(now - KEEP_KEYS_S))
     await write_down(core)
     await _clean_archives(core, now)
+    await _clean_metrics(core, now)
     engine = core.engine
     if isinstance(engine, SupportsPrune):
         try:
@@ -96,6 +97,19 @@ def _digests(tx: Tx) -> Iterator[str]:
         yield from (job.archive_digest for job, _ in page if job.archive_digest is not None)
         last = page[-1][0]
         before = (last.submitted_at, last.job_id)
+
+
+async def _clean_metrics(core: Core, now: float) -> None:
+    """Those of jobs that ended long ago, with their logs."""
+    before = now - core.settings.keep_logs_s
+    for job_id in await core.store.read(lambda tx: tx.metrics.silent(before, PAGE)):
+        job = await core.store.read(partial(_job, job_id))
+        if job is None or (job.ended_at is not None and job.ended_at < before):
+            await core.store.write(partial(_drop_metrics, job_id))
+
+
+def _drop_metrics(job_id: str, tx: Tx) -> None:
+    tx.metrics.drop(job_id)
 
 
 async def _clean_checkpoints(core: Core, engine: SupportsPrune, now: float) -> None:

@@ -73,6 +73,7 @@ def orders_for(
             array_size=job.array.size if job.array else None,
             checkpoint_dir=kept,
             checkpoint_path=spec.checkpoint.path if spec.checkpoint is not None else None,
+            checkpoint_interval_s=spec.checkpoint.interval if spec.checkpoint is not None else None,
             uid=uid,
         )
         for node_rank, share in enumerate(attempt.allocation)

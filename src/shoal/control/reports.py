@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shoal.control import metrics
 from shoal.control.core import NEWS_PATIENCE_S, Core
 from shoal.control.frozen import spec_of
 from shoal.control.replace import record_end
@@ -74,6 +75,8 @@ async def _heard(core: Core, renewal: Renewal) -> Attempt:
     core.leases.heard(renewal.attempt_id, renewal.node)
     if renewal.saved_s is not None and renewal.saved_s >= 0:
         core.checkpoints.heard(renewal.attempt_id, core.clock.now() - renewal.saved_s)
+    if renewal.metrics:
+        await metrics.keep(core, attempt, renewal.node, renewal.metrics)
     return attempt
 
 

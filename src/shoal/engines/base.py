@@ -122,6 +122,67 @@ class Engine(Protocol):
         ...
 
 
+class SavedState(StrEnum):
+    """How a checkpoint looks from outside the job."""
+
+    COMPLETE = "complete"
+    """Every file is there in its full size."""
+    VERIFIED = "verified"
+    """Every file has the hash it was written with."""
+    DAMAGED = "damaged"
+    UNFINISHED = "unfinished"
+    """Never committed: being written now, or given up."""
+
+
+class SavedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One checkpoint in a job's directory. A job can write anything there: nothing of it is proven."""
+
+    step: int
+    epoch: int
+    """The attempt that saved it."""
+    generation: int
+    """Its group of ranks."""
+    state: SavedState
+    saved_at: float
+    size_bytes: int
+    problem: str = ""
+    world_size: int | None = None
+    places: tuple[str, ...] = ("directory",)
+    """Where the job says it put it: `memory`, `directory`, or an address."""
+
+
+class SaveDecision(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the job's saves are apart, and why, as it last said itself."""
+
+    reason: str
+    """`every interval first cost`"""
+    steps: int
+    step_s: float
+    cost_s: float | None
+    written_s: float
+    interval_s: float | None
+    mtbf_s: float | None
+
+
+class SavedCheckpoints(msgspec.Struct, frozen=True, kw_only=True):
+    items: tuple[SavedCheckpoint, ...] = ()
+    """The newest first."""
+    decision: SaveDecision | None = None
+
+
+@runtime_checkable
+class SupportsCheckpoints(Protocol):
+    """An engine that can look into the checkpoint directories of jobs."""
+
+    async def saved(self, job_id: str, verify_s: float) -> SavedCheckpoints:
+        """What is in a job's directory; nothing where there is none.
+
+        `verify_s`: read and hash for so long, the newest first; what was not reached is not `verified`.
+        `LimitReached`: somebody else has hashes computed at this moment.
+        """
+        ...
+
+
 @runtime_checkable
 class SupportsNotice(Protocol):
     """An engine that notices when a supervisor is gone, without being asked."""

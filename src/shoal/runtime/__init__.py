@@ -3,8 +3,8 @@
 Lives on workers without the control plane's dependencies: it imports leaves, the standard library and
 msgspec, and starts fast. It decides nothing about other attempts and never talks to an engine or a store.
 
-For programs: `from shoal import runtime`, then `runtime.train`. Those names need torch; it is loaded when
-they are used.
+For programs: `from shoal import runtime`, then `runtime.train`. Those names but `log` need torch,
+which is loaded when they are used.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from shoal.runtime.metrics import log
     from shoal.runtime.rank.checkpoint.checkpoints import Checkpoints
     from shoal.runtime.rank.loop import Run, train
     from shoal.runtime.rank.sampler import Sampler
@@ -21,9 +22,10 @@ PUBLIC = {
     "Checkpoints": "shoal.runtime.rank.checkpoint.checkpoints",
     "Run": "shoal.runtime.rank.loop",
     "Sampler": "shoal.runtime.rank.sampler",
+    "log": "shoal.runtime.metrics",
     "train": "shoal.runtime.rank.loop",
 }
-__all__ = ["Checkpoints", "Run", "Sampler", "train"]
+__all__ = ["Checkpoints", "Run", "Sampler", "log", "train"]
 
 
 def __getattr__(name: str) -> object:

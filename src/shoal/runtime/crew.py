@@ -16,13 +16,14 @@ from collections.abc import Callable
 import msgspec
 
 from shoal.clock import Clock
-from shoal.runtime import flight_recorder, scene
+from shoal.runtime import flight_recorder, metrics, scene
 from shoal.runtime.board import VARIABLE, Board, Place, Standing
 from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.ending import Hang
 from shoal.runtime.environment import Generation
 from shoal.runtime.hangs import Pace
 from shoal.runtime.launch import Launcher
+from shoal.runtime.meter import Meter
 from shoal.runtime.watch import Process, Watcher
 from shoal.wire import Order, Recovery
 
@@ -53,6 +54,7 @@ class Crew:
         watcher: Watcher,
         clock: Clock,
         environments: Environments,
+        meter: Meter,
     ) -> None:
         self._order = order
         self._confinement = confinement
@@ -60,6 +62,7 @@ class Crew:
         self._watcher = watcher
         self._clock = clock
         self._environments = environments
+        self._meter = meter
         self._board_fd, self._board = Board.make()
         self._generation = Generation()
         self._formed_at, self._formed_ns = 0.0, 0
@@ -73,8 +76,9 @@ class Crew:
         self.ranks: list[Process] = []
 
     @property
-    def board_fd(self) -> int:
-        return self._board_fd
+    def kept_fds(self) -> tuple[int, ...]:
+        """What a rank, and whoever starts one, inherits."""
+        return (self._board_fd, self._meter.fd)
 
     def form(self, generation: Generation) -> None:
         """Have every rank of this node in this group: survivors are told, the others are started."""
@@ -243,7 +247,8 @@ class Crew:
             self._board.assign(slot, place)
         environment = self._environments(local_rank, self._generation)
         environment[VARIABLE] = f"{self._board_fd}:{slot}"
-        pid, pipes = self._launcher.start_script(self._order.run, environment, keep=(self._board_fd,))
+        environment[metrics.VARIABLE] = self._meter.variable
+        pid, pipes = self._launcher.start_script(self._order.run, environment, keep=self.kept_fds)
         process = Process(pid, place.rank if place is not None else None, is_needed=place is not None)
         process.slot = slot
         self._watcher.add(process, pipes)

@@ -16,8 +16,9 @@ import msgspec
 
 from shoal.clock import Clock
 from shoal.runtime.environment import Generation, first_generation
+from shoal.runtime.meter import Meter
 from shoal.runtime.saves import Saves
-from shoal.wire import Credentials, NodeOutcome, Order, Phase, Recovery, Renewal, RenewalAnswer
+from shoal.wire import Credentials, NodeOutcome, Order, Phase, Recovery, Renewal, RenewalAnswer, Samples
 
 TIMEOUT_S = 10.0
 FIRST_BACKOFF_S = 0.2
@@ -36,8 +37,10 @@ class Renewer:
         clock: Clock,
         wake_fd: int,
         born_at: float,
+        meter: Meter,
     ) -> None:
         self._order = order
+        self._meter = meter
         self._credentials = credentials
         self._server_file = server_file
         self._ca_file: str | None = None
@@ -114,7 +117,8 @@ class Renewer:
             self._saves.start()
         while True:
             with self._changed:
-                renewal = self._message()
+                metrics = () if self._is_asking() else self._meter.take(is_last=self._outcome is not None)
+                renewal = self._message(metrics=metrics)
                 self._is_due = False
             asked_at = self._clock.monotonic()
             answer = connections.ask(
@@ -130,9 +134,14 @@ class Renewer:
                 backoff_s, wait_s = FIRST_BACKOFF_S, self._order.renew_s
             else:
                 wait_s, backoff_s = backoff_s, min(backoff_s * 2, self._order.renew_s)
+                self._meter.put_back(metrics)
                 self._find_server()
             with self._changed:
                 self._changed.wait_for(lambda: self._is_due, timeout=wait_s)
+
+    def _is_asking(self) -> bool:
+        """Whether ranks wait for the answer: then the question carries nothing that takes time to keep."""
+        return self._failure is not None and len(self._order.nodes) > 1 and self._outcome is None
 
     def _listen(self) -> None:
         """Hear at once when another node's ranks failed: ask, and have the answer wait for news."""
@@ -151,7 +160,7 @@ class Renewer:
                 self._take(answer, asked_at)
                 pause.wait(LISTEN_PAUSE_S)  # until what we heard is what we say
 
-    def _message(self, wait_s: float = 0.0) -> Renewal:
+    def _message(self, wait_s: float = 0.0, metrics: tuple[Samples, ...] = ()) -> Renewal:
         return Renewal(
             attempt_id=self._order.attempt_id,
             epoch=self._order.epoch,
@@ -165,6 +174,7 @@ class Renewer:
             master_port=self._generation.master_port or None,
             failure=self._failure,
             recovery=self._recovery,
+            metrics=metrics,
             wait_s=wait_s,
         )
 

@@ -11,13 +11,14 @@ from types import FrameType
 
 from shoal.clock import Clock
 from shoal.errors import ShoalError
-from shoal.runtime import ending, network, removal, spool
+from shoal.runtime import ending, network, removal, shared_memory, spool
 from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.crew import Crew
 from shoal.runtime.ending import Ending, recovered
 from shoal.runtime.environment import DEFAULT_PATH, Generation, rank_environment, setup_environment
 from shoal.runtime.launch import Launcher, Pipes
 from shoal.runtime.logs import LogFile
+from shoal.runtime.meter import Meter
 from shoal.runtime.reasons import Reasons
 from shoal.runtime.renewal import Renewer
 from shoal.runtime.restarts import OTHERS_FAILED, Restarts
@@ -52,11 +53,14 @@ class ShareRun:
         self._path = os.environ.get("SHOAL_PATH") or DEFAULT_PATH
         wake, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._renewer: Renewer | None = None
+        self._meter = Meter(order, clock)
         if order.control_url is not None:
             # Without credentials no answer will count, and the fence ends the share: somebody who may be
             # replaced must never run on only because a credential was forgotten.
             server_file = os.environ.get("SHOAL_SERVER_FILE")
-            self._renewer = Renewer(order, credentials, server_file, clock, self._wake_w, born_at)
+            self._renewer = Renewer(
+                order, credentials, server_file, clock, self._wake_w, born_at, self._meter
+            )
         self._reasons = Reasons(share, order, clock, self._renewer)
         self._log = LogFile(share.log, order.limits.max_log_bytes, clock)
         has_gpus = bool(order.gpu_ids) and not order.are_gpus_simulated
@@ -173,7 +177,7 @@ class ShareRun:
         self._path = f"{work}/{install.FOLDER}/bin:{self._path}"
         if zygote is not None:
             script = install.zygote_script(work, interpreter, order.run)
-            pid, pipes = launcher.start_script(script, zygote, keep=(crew.board_fd,))
+            pid, pipes = launcher.start_script(script, zygote, keep=crew.kept_fds)
             self._watcher.add(Process(pid, None, is_needed=False), pipes)
         return None
 
@@ -184,7 +188,13 @@ class ShareRun:
             self._network = network.variables(self._order.master_addr, has_gpus=has_gpus)
         assert self._confinement is not None
         crew = self._crew = Crew(
-            self._order, self._confinement, launcher, self._watcher, self._clock, self._environment
+            self._order,
+            self._confinement,
+            launcher,
+            self._watcher,
+            self._clock,
+            self._environment,
+            self._meter,
         )
         last = self._warm_up(launcher, crew)
         if last is None and self._order.incarnation > 0 and self._renewer is not None:
@@ -234,6 +244,8 @@ class ShareRun:
         if self._confinement is not None:
             self._confinement.begin_ranks()
         crew.form(self._restarts.generation)
+        if self._confinement is not None and self._renewer is not None:
+            self._meter.start(self._confinement)
         self._running = crew.ranks
         self._started_at = self._started_at or self._clock.now()
         pids = tuple(process.pid for process in self._running)
@@ -307,6 +319,8 @@ class ShareRun:
         while confinement is not None and not confinement.kill(reap=self._watcher.reap, timeout_s=KILL_S):
             self._watcher.turn(RETRY_S)
         self._watcher.drain()
+        self._meter.hear()
+        shared_memory.give_back(self._order)
         removal.remove(self._share.scratch, timeout_s=SCRATCH_S)
 
     def _outcome(self, end: Ending) -> NodeOutcome:

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
-from shoal.runtime import tree
+from shoal.runtime import shared_memory, tree
 from shoal.wire import NodeOutcome, Order
 
 T = TypeVar("T")
@@ -274,6 +274,8 @@ def kill_leftovers(directory: str | os.PathLike[str], *, timeout_s: float = 10.0
     is_clean = tree.kill_until_gone(
         lambda: tree.pids_in(cgroups) | tree.marked(marks, work, order.uid), timeout_s=timeout_s
     )
+    if is_clean:
+        shared_memory.give_back(order)
     return tree.remove_cgroups(cgroups) and is_clean
 
 

@@ -124,6 +124,17 @@ def stopped(pids: Iterable[int]) -> set[int]:
     return {pid for pid in pids if (fields := _stat(pid)) is not None and fields[0] in (b"T", b"t")}
 
 
+def usage(pids: Iterable[int]) -> tuple[float, int]:
+    """CPU seconds and bytes of memory of those that live. What they share is counted for each of them."""
+    ticks = pages = 0
+    for pid in pids:
+        fields = _stat(pid)
+        if fields is not None:
+            ticks += int(fields[11]) + int(fields[12])
+            pages += int(fields[21])
+    return ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE")
+
+
 def _stat(pid: int) -> list[bytes] | None:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:

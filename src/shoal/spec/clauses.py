@@ -261,7 +261,10 @@ class CheckpointSpec(BaseModel):
         "`/ckpt` a mount. Unset: only at SHOAL_CHECKPOINT_DIR.",
     )
     interval: TimeLimit | None = Field(
-        default=None, description="How often the program writes one. Recorded; nothing uses it yet."
+        default=None,
+        description="How often `runtime.Checkpoints` saves, whatever the program says. Unset: as the program "
+        "says, else by what saves cost and how often the job fails. Ranks find it in seconds as "
+        "SHOAL_CHECKPOINT_INTERVAL_S.",
     )
 
 

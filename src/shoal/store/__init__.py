@@ -7,6 +7,7 @@ nothing here talks to an engine or a network other than the database's.
 from shoal.store.anchor import read_anchor, write_anchor
 from shoal.store.base import Event, EventFilter, Flaw, Head, JobFilter, KeyReused, OnCommit, Stale, Store
 from shoal.store.memory import open_memory_store
+from shoal.store.metrics import Series
 from shoal.store.opening import open_store
 from shoal.store.transaction import Tx
 
@@ -18,6 +19,7 @@ __all__ = [
     "JobFilter",
     "KeyReused",
     "OnCommit",
+    "Series",
     "Stale",
     "Store",
     "Tx",

@@ -202,6 +202,38 @@ windows = Table(
     Column("body", Words, nullable=False),
 )
 
+metric_series = Table(
+    "metric_series",
+    metadata,
+    Column("job_id", Words, primary_key=True),
+    Column("name", Words, primary_key=True),
+    # Empty for what ranks logged: it is of the job and not of a node.
+    Column("node", Words, primary_key=True),
+    Column("axis", Words, primary_key=True),
+    # Whose word it is: of the newest attempt that spoke, the lowest rank.
+    Column("epoch", BigInteger, nullable=False),
+    Column("rank", BigInteger, nullable=False),
+    # How long its stretches are, and how many there are.
+    Column("stride", BigInteger, nullable=False),
+    Column("num_points", BigInteger, nullable=False),
+    Column("heard_at", Double, nullable=False),
+)
+
+metric_points = Table(
+    "metric_points",
+    metadata,
+    Column("job_id", Words, primary_key=True),
+    Column("name", Words, primary_key=True),
+    Column("node", Words, primary_key=True),
+    Column("axis", Words, primary_key=True),
+    Column("stretch", BigInteger, primary_key=True),
+    Column("x", BigInteger, nullable=False),
+    # None: not a finite number.
+    Column("last", Double),
+    Column("low", Double),
+    Column("high", Double),
+)
+
 meta = Table(
     "meta",
     metadata,

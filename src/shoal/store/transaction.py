@@ -9,6 +9,7 @@ from shoal.store.events import Events
 from shoal.store.jobs import Jobs
 from shoal.store.keys import Keys
 from shoal.store.meta import Meta
+from shoal.store.metrics import Metrics
 from shoal.store.nodes import Nodes
 from shoal.store.people import People
 from shoal.store.prepared import Session
@@ -32,4 +33,5 @@ class Tx:
         self.keys = Keys(session)
         self.people = People(session)
         self.secrets = Secrets(session)
+        self.metrics = Metrics(session)
         self.meta = Meta(session)

@@ -18,6 +18,7 @@ from shoal.runtime.rank.checkpoint.checkpoints import Checkpoints
 from shoal.runtime.rank.checkpoint.flight import Stage
 from shoal.runtime.rank.checkpoint.folder import Folder
 from shoal.runtime.rank.checkpoint.objects import Objects
+from shoal.runtime.rank.checkpoint.status import STATUS, Reason, read_status
 from tests.support import training_ranks
 from tests.support.training_ranks import build, is_same, launch, train, whole
 
@@ -27,7 +28,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for checkpoints, with nothing of a job in the environment."""
-    for name in ("SHOAL_EPOCH", "SHOAL_GENERATION", "SHOAL_CHECKPOINT_DIR", "RANK", "WORLD_SIZE"):
+    for name in (
+        "SHOAL_EPOCH",
+        "SHOAL_GENERATION",
+        "SHOAL_CHECKPOINT_DIR",
+        "SHOAL_CHECKPOINT_INTERVAL_S",
+        "RANK",
+        "WORLD_SIZE",
+    ):
         monkeypatch.delenv(name, raising=False)
     return tmp_path / "checkpoints"
 
@@ -203,10 +211,38 @@ def test_a_save_is_due_at_every_so_many_steps_or_soon_and_then_by_its_cost(home:
     assert not own.is_due(2)
 
 
+def test_an_interval_of_the_job_goes_before_what_the_program_says(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_CHECKPOINT_INTERVAL_S", "600")
+    parts, own = build(), Checkpoints(str(home), every=1)
+    own.load(parts)
+    train(parts, 0, 1)
+    assert own.is_due(1), "one soon, to see what it costs"
+    own.save(parts, 1)
+    assert not own.is_due(2)
+    decision = own._pace.decision
+    assert decision is not None
+    assert (decision.reason, decision.interval_s) == (Reason.INTERVAL, 600.0)
+    assert decision.steps == max(1, round(600.0 / decision.step_s))
+
+
+def test_what_saves_cost_is_left_beside_them(home: Path) -> None:
+    saved(home, 1, 2)
+    status = read_status((home / STATUS).read_bytes())
+    assert status is not None
+    assert list(status.kept) == ["step-000000000001-1-0", "step-000000000002-1-0"]
+    assert status.decision is not None
+    assert status.decision.reason is Reason.COST
+    assert status.decision.cost_s is not None
+    assert status.decision.mtbf_s is not None
+    assert status.decision.steps >= 1
+
+
 def test_a_checkpoint_in_memory_is_found_first_and_the_directory_has_it_too(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.runtime.rank.checkpoint.tiers.MEMORY", str(tmp_path))
+    monkeypatch.setattr("shoal.runtime.shared_memory.MEMORY", str(tmp_path))
     saved(home, 1, 2, memory=True)
     (memory,) = tmp_path.glob("shoal-*")
     assert len(list(memory.glob("step-*"))) == 1

@@ -2,10 +2,12 @@
 
 from shoal.api.routes import (
     archives,
+    checkpoints,
     events,
     jobs,
     logs,
     me,
+    metrics,
     nodes,
     projects,
     supervisor,
@@ -18,6 +20,8 @@ ALL = (
     me.routes,
     jobs.routes,
     logs.routes,
+    metrics.routes,
+    checkpoints.routes,
     archives.routes,
     nodes.routes,
     windows.routes,

@@ -23,7 +23,7 @@ import msgspec
 import structlog
 
 from shoal.clock import Clock
-from shoal.engines.base import LogChunk, Observation, Sight, Submission
+from shoal.engines.base import LogChunk, Observation, SavedCheckpoints, Sight, Submission
 from shoal.engines.local.book import Book, ShareView, Views
 from shoal.engines.local.checkpoint import kept_checkpoints, with_checkpoint
 from shoal.engines.local.client import Children, Nursery, free_port, read_words
@@ -37,11 +37,12 @@ from shoal.engines.local.render import (
     supervisor_command,
     supervisor_environment,
 )
+from shoal.engines.local.saved import look
 from shoal.engines.local.simulated import SimulatedNodes
 from shoal.engines.local.states import native_id
 from shoal.engines.local.watch import Watch
 from shoal.engines.refusal import is_name, refuse_malformed, what_is_gone
-from shoal.errors import EngineRefused, EngineUnreachable, NodeGone
+from shoal.errors import EngineRefused, EngineUnreachable, LimitReached, NodeGone
 from shoal.model.node import NodeFacts
 from shoal.wire import Credentials, Order
 
@@ -91,6 +92,7 @@ class LocalEngine:
         self._threads = anyio.CapacityLimiter(MAX_THREADS)
         self._guard = threading.Lock()
         self._looking = threading.Lock()
+        self._verifying = threading.Lock()
         self._promised: set[int] = set()
         self._facts: dict[str, NodeFacts] = {}
         self._look_at = 0.0
@@ -126,6 +128,21 @@ class LocalEngine:
 
     async def checkpoints(self) -> list[str]:
         return await self._ask(lambda: kept_checkpoints(self._home))
+
+    async def saved(self, job_id: str, verify_s: float) -> SavedCheckpoints:
+        if verify_s <= 0:
+            return await self._ask(lambda: look(self._home / "checkpoints", job_id))
+        if not self._verifying.acquire(blocking=False):
+            raise LimitReached(
+                "checkpoints of another job are being verified", hint="try again in a few seconds"
+            )
+        try:
+            until = self._clock.monotonic() + verify_s
+            return await self._ask(
+                lambda: look(self._home / "checkpoints", job_id, lambda: self._clock.monotonic() < until)
+            )
+        finally:
+            self._verifying.release()
 
     async def drop_checkpoint(self, job_id: str) -> None:
         if is_name(job_id):

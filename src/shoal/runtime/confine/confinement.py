@@ -145,7 +145,7 @@ class Confinement:
     def has_memory_for(self, share: float) -> bool:
         """Whether the share could use so much more than it does, by the factor, and stay within its limit."""
         limit = self._order.limits.memory_bytes
-        used = self._groups.memory_bytes() if self._groups is not None else None
+        used = self.memory_bytes()
         return limit is None or (used is not None and used * (1 + share) <= limit)
 
     def processes(self) -> set[int]:
@@ -163,6 +163,10 @@ class Confinement:
     def cpu_seconds(self) -> float | None:
         """CPU time used by the whole share, where the kernel counts it."""
         return self._groups.cpu_seconds() if self._groups is not None else None
+
+    def memory_bytes(self) -> int | None:
+        """What the share's processes have written to memory of their own, where the kernel counts it."""
+        return self._groups.memory_bytes() if self._groups is not None else None
 
     def remove(self) -> None:
         """Remove the empty cgroups; one that stays busy is left for `spool.kill_leftovers`."""

@@ -11,11 +11,13 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from shoal.runtime.metrics import voice
 from shoal.runtime.rank.checkpoint.checkpoints import Checkpoints
 from shoal.runtime.rank.farewell import Farewell, Gone
 from shoal.runtime.rank.leaving import leave
 from shoal.runtime.rank.member import Member, until_open
 from shoal.runtime.rank.state import State, Stateful, level
+from shoal.runtime.rank.timing import Timing, watch
 
 SEED_STRIDE = 1_000_003
 
@@ -53,14 +55,21 @@ class Run:
         Where there are checkpoints and everybody is asked to stop (SIGTERM), all ranks save after the same
         step and `Gone`, a `SystemExit`, is raised here.
         """
+        timing = Timing(is_told=self.rank == 0, world_size=self.world_size, stalled_s=self._stalled_s)
         while self._state.step < total:
-            seed_all(self._seed, self._state.step, self.rank)
-            yield self._state.step
+            voice().step = step = self._state.step
+            seed_all(self._seed, step, self.rank)
+            yield step
             self._state.step += 1
             self._state.is_fresh = False
             self._member.at_step(self._state.step)
             if self._checkpoints is not None:
                 self._save(self._checkpoints)
+            timing.lap(step, self._stalled_s)
+
+    @property
+    def _stalled_s(self) -> float:
+        return 0.0 if self._checkpoints is None else self._checkpoints.stalled_s
 
     def _save(self, checkpoints: Checkpoints) -> None:
         step = self._state.step
@@ -89,6 +98,7 @@ def train(
     them, as when a job is tried again, they come from `checkpoints`, which are saved whenever one is due. An
     error of this rank's own is raised.
     """
+    watch()
     member, state = Member(), State(parts)
     farewell = Farewell(member)
     if checkpoints is not None:

@@ -24,7 +24,8 @@ from shoal.runtime.rank.checkpoint.pace import Pace
 from shoal.runtime.rank.checkpoint.parts import capture, optimizers_of, replicated_bytes, settle
 from shoal.runtime.rank.checkpoint.peers import Peers
 from shoal.runtime.rank.checkpoint.reading import find, read
-from shoal.runtime.rank.checkpoint.tiers import Tiers, is_on_one_node
+from shoal.runtime.rank.checkpoint.spread import Spread
+from shoal.runtime.rank.checkpoint.tiers import Tiers
 from shoal.runtime.rank.checkpoint.writing import Writing
 from shoal.runtime.rank.state import Stateful
 
@@ -36,8 +37,9 @@ class Checkpoints:
     """Checkpoints of one job. `parts` is what training changes: models, optimizers, schedulers, samplers.
 
     `keep`: how many stay. `every`: a save each so many steps; unset, by what saves cost and how often the job
-    fails. `memory`: the newest also in the memory of the node, where a restart in place finds it fast.
-    `url`: also there (`s3://`, `gs://`, `az://`, `file://`). Used from one thread.
+    fails; an interval in the job's spec goes before both. `memory`: the newest also in the memory of the
+    nodes, each with its neighbour's part, where a restart in place finds it fast. `url`: also there
+    (`s3://`, `gs://`, `az://`, `file://`). Used from one thread.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class Checkpoints:
         memory: bool = False,
         url: str | None = None,
     ) -> None:
-        self._tiers = Tiers(directory, keep=keep, is_in_memory=memory and is_on_one_node(), url=url)
+        self._tiers = Tiers(directory, keep=keep, is_in_memory=memory, url=url)
         self._pace = Pace(every)
         self._peers: Peers | None = None
         self._fence = Fence()
@@ -58,6 +60,8 @@ class Checkpoints:
         self._flight: Flight | None = None
         self._guarded: WeakSet[torch.optim.Optimizer] = WeakSet()
         self._saved: int | None = None
+        self.stalled_s = 0.0
+        """How long saves have held training up in this process."""
 
     def load(self, parts: Mapping[str, Stateful]) -> int | None:
         """Fill the parts from the newest checkpoint that is whole; returns its step, None: there is none.
@@ -71,8 +75,7 @@ class Checkpoints:
         if found is None:
             self._pace.begin(0, 0.0)
             return None
-        path, manifest = found
-        read(peers, parts, path, manifest)
+        manifest = read(peers, parts, found)
         self._pace.begin(manifest.step, manifest.run_s)
         return manifest.step
 
@@ -91,6 +94,7 @@ class Checkpoints:
         parameters calls `staged` first. A save that fails is said and training goes on. Waits for the one
         before. `StateError`: a later attempt has taken over.
         """
+        asked = time.monotonic()
         self.wait()
         began = time.monotonic()
         peers = self._join()
@@ -103,17 +107,22 @@ class Checkpoints:
             optimizer.register_step_pre_hook(self._before_step)
             self._guarded.add(optimizer)
         self._pace.set_due(peers.from_first(lambda: self._pace.next(step)))
-        writing = Writing(peers, self._tiers, Name(self._fence, step), run_s=self._pace.run_s)
+        name, decision = Name(self._fence, step), self._pace.decision
+        writing = Writing(peers, self._tiers, name, run_s=self._pace.run_s, decision=decision)
         self._stage = self._stage or Stage()
         self._flight = Flight(step, self._stage, own, writing.land)
-        self._pace.cost_s = time.monotonic() - began
+        now = time.monotonic()
+        self._pace.cost_s = now - began
+        self.stalled_s += now - asked
 
     def staged(self) -> None:
         """Return when the tensors of the save under way are copied and may be changed."""
         if self._flight is not None:
             began = time.monotonic()
             self._flight.wait_staged()
-            self._pace.cost_s = (self._pace.cost_s or 0.0) + time.monotonic() - began
+            waited_s = time.monotonic() - began
+            self._pace.cost_s = (self._pace.cost_s or 0.0) + waited_s
+            self.stalled_s += waited_s
 
     def wait(self) -> int | None:
         """Return when no save is under way: the newest step that is committed, None: none by this process.
@@ -162,6 +171,9 @@ class Checkpoints:
             self._peers = None
             raise told
         self._fence = told
+        if self._tiers.is_spread and (problem := Spread(self._tiers.first, peers).claim(told)):
+            self._peers = None
+            raise StateError(f"checkpoints cannot be kept in memory: {problem}")
         return peers
 
     def _claim(self) -> Fence | ShoalError:

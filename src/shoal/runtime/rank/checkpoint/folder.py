@@ -61,6 +61,10 @@ class Folder:
     def where(self, name: Name) -> str:
         return os.path.join(self._path, str(name))
 
+    def beside(self, entry: str) -> str:
+        """Another path in the same folder, which is no checkpoint."""
+        return os.path.join(self._path, entry)
+
     def unfinished(self, name: Name) -> str:
         """Where its files go before it is committed."""
         return os.path.join(self._path, f"{UNFINISHED}{name}")

@@ -5,7 +5,13 @@ from __future__ import annotations
 import os
 import time
 
+from msgspec.structs import replace
+
 from shoal.runtime.rank.checkpoint.interval import mtbf_s, steps_between
+from shoal.runtime.rank.checkpoint.status import Decision, Reason
+
+INTERVAL = "SHOAL_CHECKPOINT_INTERVAL_S"
+"""The job's `checkpoint.interval`; whoever runs the program decides over whoever wrote it."""
 
 FIRST_STEPS = 10
 """From one save to the next while nothing is known of what they cost."""
@@ -15,7 +21,8 @@ class Pace:
     """Kept by every rank; rank 0 alone decides `next`, and tells the others. `every`: a fixed pace."""
 
     def __init__(self, every: int | None) -> None:
-        self._every = every
+        self._interval_s = float(os.environ.get(INTERVAL) or 0.0)
+        self._every = every if not self._interval_s else None
         self._due = 1
         self._run_s = 0.0
         self._began_s = self._last_s = time.monotonic()
@@ -24,6 +31,8 @@ class Pace:
         """How long the last save held training up."""
         self.written_s = 0.0
         """How long it then took in the background."""
+        self.decision: Decision | None = None
+        """What `next` last rested on."""
 
     def begin(self, step: int, run_s: float) -> None:
         """Training starts or goes on from this step, after so many seconds in all. The first save is near."""
@@ -54,12 +63,28 @@ class Pace:
         now = time.monotonic()
         step_s = (now - self._last_s) / max(step - self._last_step, 1)
         self._last_s, self._last_step = now, step
-        if self.cost_s is None:
-            return step + FIRST_STEPS
-        between = mtbf_s(num_nodes=_num_nodes(), failures=_failures(), run_s=self.run_s)
-        return step + steps_between(
-            cost_s=self.cost_s, written_s=self.written_s, mtbf_s=between, step_s=step_s
+        self.decision = self._decide(step_s)
+        return step + self.decision.steps
+
+    def _decide(self, step_s: float) -> Decision:
+        known = Decision(
+            reason=Reason.FIRST,
+            steps=FIRST_STEPS,
+            step_s=step_s,
+            cost_s=self.cost_s,
+            written_s=self.written_s,
         )
+        if self._every is not None:
+            return replace(known, reason=Reason.EVERY, steps=self._every)
+        if self._interval_s:
+            wanted_s = max(self._interval_s, self.written_s)
+            steps = max(1, round(wanted_s / max(step_s, 1e-6)))
+            return replace(known, reason=Reason.INTERVAL, steps=steps, interval_s=self._interval_s)
+        if self.cost_s is None:
+            return known
+        between = mtbf_s(num_nodes=_num_nodes(), failures=_failures(), run_s=self.run_s)
+        steps = steps_between(cost_s=self.cost_s, written_s=self.written_s, mtbf_s=between, step_s=step_s)
+        return replace(known, reason=Reason.COST, steps=steps, mtbf_s=between)
 
 
 def _num_nodes() -> int:

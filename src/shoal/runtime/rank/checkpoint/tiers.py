@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from shoal.errors import SpecError
+from shoal.runtime import shared_memory
 from shoal.runtime.rank.checkpoint.folder import Folder
 from shoal.runtime.rank.checkpoint.manifest import Fence, Name
 from shoal.runtime.rank.checkpoint.objects import open_objects
 from shoal.runtime.rank.checkpoint.place import Place
+from shoal.runtime.rank.checkpoint.status import MEMORY
 
-MEMORY = "/dev/shm"  # noqa: S108 - below it, a folder that only this user may enter
+SPREAD = -1
+"""The place of what is in the memory of several nodes."""
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -22,7 +25,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Tiers:
-    """`memory`: also in the memory of this node, for groups that are all on it. `url`: also in a bucket."""
+    """`is_in_memory`: also in the memory of nodes. `url`: also in a bucket."""
 
     def __init__(self, directory: str | None, *, keep: int, is_in_memory: bool, url: str | None) -> None:
         if keep < 1:
@@ -37,11 +40,25 @@ class Tiers:
         self.places: list[Place] = [self._directory]
         self.first = self._directory
         """Where a save is written; from there it is copied to the others."""
+        self.is_spread = False
+        """Whether that is the memory of several nodes, of which none has all of it: no `Place`."""
         if is_in_memory:
             self.first = Folder(_memory_folder(), keep=1)
-            self.places.insert(0, self.first)
+            self.is_spread = not is_on_one_node()
+            if not self.is_spread:
+                self.places.insert(0, self.first)
         if url is not None:
             self.places.append(_place_at(url, keep=keep))
+
+    @property
+    def directory(self) -> str:
+        return self._directory.title
+
+    def word(self, place: Place) -> str:
+        """How people are told of it."""
+        if place is self._directory:
+            return "directory"
+        return MEMORY if place is self.first else place.title
 
     def claim(self, fence: Fence | None) -> Fence:
         """The same number at every place. `StateError`: a later group was at one of them."""
@@ -51,10 +68,13 @@ class Tiers:
             place.claim(fence)
         return fence
 
-    def candidates(self) -> list[Candidate]:
-        """What is committed anywhere: newest first, and of the same one the fastest place first."""
+    def candidates(self, spread: Sequence[Name] = ()) -> list[Candidate]:
+        """What is committed anywhere: newest first, and of the same one the fastest place first.
+
+        `spread`: what is in the memory of nodes.
+        """
         found = [Candidate(place, name) for place, one in enumerate(self.places) for name in one.names()]
-        return sorted(found, key=_newest)
+        return sorted([*(Candidate(SPREAD, name) for name in spread), *found], key=_newest)
 
     def copies(self) -> Iterator[Place]:
         return (place for place in self.places if place is not self.first)
@@ -82,8 +102,8 @@ def is_on_one_node() -> bool:
 
 def _memory_folder() -> str:
     """Made for this user alone: a folder of somebody else's that has the name is refused."""
-    job = os.environ.get("SHOAL_JOB_ID") or os.environ.get("TORCHELASTIC_RUN_ID") or f"{os.getsid(0)}"
-    path = os.path.join(MEMORY, f"shoal-{os.getuid()}-{job}")
+    run = os.environ.get("SHOAL_ATTEMPT_ID") or os.environ.get("TORCHELASTIC_RUN_ID") or f"{os.getsid(0)}"
+    path = shared_memory.folder(os.getuid(), run, os.environ.get("SHOAL_NODE", ""))
     os.makedirs(path, mode=0o700, exist_ok=True)
     found = os.lstat(path)
     if found.st_uid != os.getuid() or os.path.islink(path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import warnings
 from typing import Any
@@ -14,6 +15,8 @@ from shoal.errors import StateError
 from shoal.runtime.rank.checkpoint.manifest import FileRecord, Manifest, Name
 from shoal.runtime.rank.checkpoint.peers import Peers
 from shoal.runtime.rank.checkpoint.place import Place
+from shoal.runtime.rank.checkpoint.spread import Spread
+from shoal.runtime.rank.checkpoint.status import Decision, note
 from shoal.runtime.rank.checkpoint.tiers import Tiers
 from shoal.runtime.rank.checkpoint.writer import Writer
 
@@ -24,11 +27,14 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 class Writing:
     """Runs in the background, on every rank alike."""
 
-    def __init__(self, peers: Peers, tiers: Tiers, name: Name, *, run_s: float) -> None:
+    def __init__(
+        self, peers: Peers, tiers: Tiers, name: Name, *, run_s: float, decision: Decision | None = None
+    ) -> None:
         self._peers = peers
         self._tiers = tiers
         self._name = name
         self._run_s = run_s
+        self._decision = decision
         self._manifest: Manifest | None = None
 
     def land(self, state: dict[str, Any] | Exception) -> None:
@@ -46,8 +52,20 @@ class Writing:
                 raise RuntimeError(f"rank {rank} could not begin: {problem}")
         assert isinstance(writer, Writer)
         save(state, storage_writer=writer, process_group=group, no_dist=group is None)
-        for place in self._tiers.copies():
-            self._copy(place, writer.own_files)
+        first, problem = self._tiers.first, None
+        if self._tiers.is_spread:
+            problem = Spread(first, self._peers).commit(self._manifest, writer.own_files, self._name.fence)
+        # What is in no memory for all to see is still where it was written.
+        source = first.where(self._name) if problem is None else first.unfinished(self._name)
+        copied = [place for place in self._tiers.copies() if self._copy(place, source, writer.own_files)]
+        if problem is not None:
+            shutil.rmtree(source, ignore_errors=True)
+        if self._manifest is not None:
+            if problem is not None:
+                sys.stderr.write(f"shoal: step {self._name.step} is not in memory: {problem}\n")
+            there = copied if problem is not None else [first, *copied]
+            words = tuple(self._tiers.word(place) for place in there)
+            note(self._tiers.directory, str(self._name), words, self._decision)
 
     def _writer(self, state: dict[str, Any] | Exception) -> Writer | Exception:
         if isinstance(state, Exception):
@@ -68,21 +86,24 @@ class Writing:
             run_s=self._run_s,
             files=files,
         )
-        self._tiers.first.commit(self._manifest, self._name.fence)
+        if not self._tiers.is_spread:
+            self._tiers.first.commit(self._manifest, self._name.fence)
 
-    def _copy(self, place: Place, files: list[str]) -> None:
+    def _copy(self, place: Place, source: str, files: list[str]) -> bool:
+        """On rank 0, whether it is there."""
         problem = None
         try:
-            place.take(self._name, self._tiers.first.where(self._name), files)
+            place.take(self._name, source, files)
         except Exception as error:  # noqa: BLE001 - every store has errors of its own; all ranks must hear
             problem = str(error)
         problem = next((one for one in self._peers.all(problem) if one), None)
         if self._manifest is None:
-            return
+            return False
         if problem is None:
             place.commit(self._manifest, self._name.fence)
         else:
             sys.stderr.write(f"shoal: step {self._name.step} is not at {place.title}: {problem}\n")
+        return problem is None
 
 
 def cause(error: BaseException | None) -> BaseException | None:

@@ -1,0 +1,102 @@
+"""What was measured on a node and not told yet: bounded, whatever the ranks send.
+
+Knows no socket and no clock. What is too much or makes no sense is dropped, and counted as one
+more metric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+
+from shoal.curve import MAX_X, finite, single, thinned
+from shoal.runtime.metrics import MAX_VALUES, Line, is_metric_name
+from shoal.wire import Axis, Point, Samples
+
+MAX_SERIES = 200
+MAX_WAITING = 128
+"""Points of one series before neighbours are merged."""
+MAX_TOLD = 2000
+"""Points in one message."""
+LOST = "points_lost"
+
+Key = tuple[str, Axis, bool]
+"""A name, what it runs along, and whether it is of the node."""
+
+
+class Tally:
+    def __init__(self, ranks: range) -> None:
+        self._ranks = ranks
+        self._points: dict[Key, list[Point]] = {}
+        self._owners: dict[str, int] = {}
+        self._lost = self._lost_told = 0
+        self.has_lines = False
+        """Whether any rank said anything since the last `take`."""
+
+    def hear(self, line: Line) -> None:
+        """One call of a rank's. Of ranks that use one name, the lowest one's values are kept."""
+        self._lost = min(self._lost + max(0, line.lost), MAX_X)
+        x = line.at_ms if line.step is None else line.step
+        if line.rank not in self._ranks or len(line.values) > MAX_VALUES or not 0 <= x <= MAX_X:
+            self._lost += 1
+            return
+        self.has_lines = True
+        axis = Axis.TIME if line.step is None else Axis.STEP
+        for name, value in line.values.items():
+            self._hear_one(name, axis, line.rank, x, value)
+
+    def miss(self) -> None:
+        """Something came that nobody can read."""
+        self._lost += 1
+
+    def note(self, at_ms: int, values: dict[str, float]) -> None:
+        """What the supervisor itself has measured of the node."""
+        for name, value in values.items():
+            self._add((name, Axis.TIME, True), [single(at_ms, value)])
+
+    def take(self, at_ms: int) -> tuple[Samples, ...]:
+        """Everything since the last time, and no more than fits a message."""
+        if self._lost > self._lost_told:
+            self._lost_told = self._lost
+            self.note(at_ms, {LOST: self._lost})
+        taken, self._points, self.has_lines = self._points, {}, False
+        most = max(1, MAX_TOLD // max(len(taken), 1))
+        return tuple(
+            Samples(
+                name=name,
+                axis=axis,
+                points=tuple(thinned(points, most)),
+                rank=None if is_nodes else self._owners[name],
+            )
+            for (name, axis, is_nodes), points in taken.items()
+        )
+
+    def put_back(self, told: Iterable[Samples]) -> None:
+        """Nobody heard this: have it told again, before what came since."""
+        for one in told:
+            if one.rank is None or one.rank == self._owners.get(one.name):
+                key = (one.name, one.axis, one.rank is None)
+                self._points[key] = list(chain(one.points, self._points.pop(key, ())))
+
+    def _hear_one(self, name: str, axis: Axis, rank: int, x: int, value: float | None) -> None:
+        if not is_metric_name(name):
+            self._lost += 1
+            return
+        owner = self._owners.get(name)
+        if owner is not None and owner < rank:
+            return
+        if owner is None and len(self._owners) >= MAX_SERIES:
+            self._lost += 1
+            return
+        if owner is not None and rank < owner:
+            for other in Axis:
+                self._points.pop((name, other, False), None)
+        self._owners[name] = rank
+        kept = None if value is None else finite(value)
+        self._add((name, axis, False), [Point(x, kept, kept, kept)])
+
+    def _add(self, key: Key, points: list[Point]) -> None:
+        waiting = self._points.setdefault(key, [])
+        waiting += points
+        if len(waiting) > MAX_WAITING:
+            self._points[key] = thinned(waiting, MAX_WAITING // 2)

@@ -1,0 +1,163 @@
+"""Curves of numbers, by job: each in a bounded number of points, however long it grows.
+
+A row is one stretch of a curve. New points touch the rows at its end; once there are too many rows, the
+stretches double and the whole curve is written anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from sqlalchemy import and_, bindparam, delete, func, insert, select, update
+
+from shoal.curve import folded, widened
+from shoal.store.prepared import Session
+from shoal.store.schema import metric_points as points
+from shoal.store.schema import metric_series as series
+from shoal.wire import Axis, Point, Samples
+
+MAX_SERIES = 1000
+"""Of one job."""
+MAX_POINTS = 512
+"""Of one series."""
+NO_RANK = -1
+
+_THIS: dict[str, Any] = {name: bindparam(f"of_{name}") for name in ("job_id", "name", "node", "axis")}
+IS_SERIES = and_(*(series.c[name] == value for name, value in _THIS.items()))
+IS_POINT = and_(*(points.c[name] == value for name, value in _THIS.items()))
+HEAD = select(series.c.epoch, series.c.rank, series.c.stride, series.c.num_points).where(IS_SERIES)
+COUNT = select(func.count()).select_from(series).where(series.c.job_id == bindparam("of"))
+ADD = insert(series)
+CHANGE = (
+    update(series)
+    .where(IS_SERIES)
+    .values({name: bindparam(f"to_{name}") for name in ("epoch", "rank", "stride", "num_points", "heard_at")})
+)
+COLUMNS = (points.c.x, points.c.last, points.c.low, points.c.high)
+FROM = select(points.c.stretch, *COLUMNS).where(IS_POINT, points.c.stretch >= bindparam("first"))
+PUT = insert(points)
+DROP_FROM = delete(points).where(IS_POINT, points.c.stretch >= bindparam("first"))
+DROP_ONE = delete(points).where(IS_POINT, points.c.stretch == bindparam("at"))
+ALL_SERIES = (
+    select(series.c.name, series.c.node, series.c.axis, series.c.rank, series.c.heard_at)
+    .where(series.c.job_id == bindparam("of"))
+    .order_by(series.c.name, series.c.node, series.c.axis)
+)
+ALL_POINTS = select(*COLUMNS).where(IS_POINT).order_by(points.c.stretch)
+SILENT = (
+    select(series.c.job_id)
+    .group_by(series.c.job_id)
+    .having(func.max(series.c.heard_at) < bindparam("before"))
+    .order_by(series.c.job_id)
+    .limit(bindparam("most"))
+)
+DROP_SERIES_OF_JOB = delete(series).where(series.c.job_id == bindparam("of"))
+DROP_POINTS_OF_JOB = delete(points).where(points.c.job_id == bindparam("of"))
+
+
+class Series(msgspec.Struct, frozen=True, kw_only=True):
+    """One curve. `node` is empty for what ranks logged, `rank` None for what nodes measured."""
+
+    name: str
+    node: str
+    axis: Axis
+    rank: int | None
+    heard_at: float
+
+
+class Metrics:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._run = session.run
+
+    def add(self, job_id: str, epoch: int, node: str, told: Iterable[Samples], now: float) -> int:
+        """Keep what a node of this attempt has told; returns how many points were dropped.
+
+        May be repeated. Of several ranks that log one name in an attempt, the lowest one's points stay.
+        """
+        lost = 0
+        for one in told:
+            key = {
+                "job_id": job_id,
+                "name": one.name,
+                "node": "" if one.rank is not None else node,
+                "axis": one.axis,
+            }
+            if one.points and not self._add(key, epoch, one, now):
+                lost += len(one.points)
+        return lost
+
+    def series(self, job_id: str) -> list[Series]:
+        return [
+            Series(name=name, node=node, axis=Axis(axis), rank=None if rank == NO_RANK else rank, heard_at=at)
+            for name, node, axis, rank, at in self._run(ALL_SERIES, {"of": job_id})
+        ]
+
+    def points(self, job_id: str, one: Series) -> list[Point]:
+        """In the order of `x`."""
+        this = _of({"job_id": job_id, "name": one.name, "node": one.node, "axis": one.axis})
+        return [Point(*row) for row in self._run(ALL_POINTS, this)]
+
+    def silent(self, before: float, most: int) -> list[str]:
+        """Jobs of which nothing was heard since then, at most so many."""
+        return [job_id for (job_id,) in self._run(SILENT, {"before": before, "most": most})]
+
+    def drop(self, job_id: str) -> None:
+        """May be repeated."""
+        self._run(DROP_POINTS_OF_JOB, {"of": job_id})
+        self._run(DROP_SERIES_OF_JOB, {"of": job_id})
+
+    def _add(self, key: dict[str, Any], epoch: int, told: Samples, now: float) -> bool:
+        rank = NO_RANK if told.rank is None else told.rank
+        head = self._run(HEAD, _of(key)).fetchone()
+        if head is None:
+            if self._session.value(COUNT, {"of": key["job_id"]}) >= MAX_SERIES:
+                return False
+            head = (epoch, rank, 1, 0)
+            self._run(
+                ADD, {**key, "epoch": epoch, "rank": rank, "stride": 1, "num_points": 0, "heard_at": now}
+            )
+        if (epoch, -rank) < (head[0], -head[1]):
+            return True  # somebody else's word counts: nothing is lost that anybody would miss
+        stride, num_points = self._merge(key, told.points, stride=head[2], num_points=head[3])
+        values = {"epoch": epoch, "rank": rank, "stride": stride, "num_points": num_points, "heard_at": now}
+        self._run(CHANGE, {**_of(key), **{f"to_{name}": value for name, value in values.items()}})
+        return True
+
+    def _merge(
+        self, key: dict[str, Any], new: tuple[Point, ...], *, stride: int, num_points: int
+    ) -> tuple[int, int]:
+        """Put the points where they belong: the length of stretches, and how many there are, afterwards."""
+        first = min(point.x for point in new) // stride
+        held = self._from(key, first)
+        stretches = folded(new, stride, dict(held))
+        total = num_points - len(held) + len(stretches)
+        if total <= MAX_POINTS:
+            changed = {at: point for at, point in stretches.items() if held.get(at) != point}
+            if gone := [{**_of(key), "at": at} for at in changed if at in held]:
+                self._session.run_many(DROP_ONE, gone)
+            self._put(key, changed)
+            return stride, total
+        # Half full afterwards: the next doubling is as far away as the curve is long.
+        everything, stride = widened({**self._from(key, 0), **stretches}, stride, MAX_POINTS // 2)
+        self._run(DROP_FROM, {**_of(key), "first": 0})
+        self._put(key, everything)
+        return stride, len(everything)
+
+    def _from(self, key: dict[str, Any], first: int) -> dict[int, Point]:
+        rows = self._run(FROM, {**_of(key), "first": first})
+        return {row[0]: Point(*row[1:]) for row in rows}
+
+    def _put(self, key: dict[str, Any], stretches: dict[int, Point]) -> None:
+        rows = [
+            {**key, "stretch": at, "x": point.x, "last": point.last, "low": point.low, "high": point.high}
+            for at, point in stretches.items()
+        ]
+        if rows:
+            self._session.run_many(PUT, rows)
+
+
+def _of(key: dict[str, Any]) -> dict[str, Any]:
+    return {f"of_{name}": value for name, value in key.items()}

@@ -1,0 +1,94 @@
+"""A sharded program on two nodes loses one node's memory and its disk, and goes on from the other's."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.simulated import Cluster
+
+PROGRAM = """
+import os, pathlib, shutil
+import torch, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from shoal import runtime
+from shoal.runtime import shared_memory
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank, generation = dist.get_rank(), int(os.environ["SHOAL_GENERATION"])
+disk = pathlib.Path(os.environ["SHOAL_CHECKPOINT_DIR"])
+if generation == 1:
+    memory = shared_memory.folder(os.getuid(), os.environ["SHOAL_ATTEMPT_ID"], os.environ["SHOAL_NODE"])
+    print("rank", rank, "has", len(list(pathlib.Path(memory).glob("step-*/*.distcp"))), "shards", flush=True)
+    if rank == 1:
+        shutil.rmtree(memory)
+    else:
+        for path in disk.glob("step-*"):
+            shutil.rmtree(path)
+    dist.barrier()
+model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Linear(32, 1))
+fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+parts = {"model": model, "optimizer": optimizer}
+checkpoints = runtime.Checkpoints(every=5, memory=True)
+begun = checkpoints.load(parts) or 0
+print("rank", rank, "begins at", begun, flush=True)
+for step in range(begun, 12):
+    optimizer.zero_grad()
+    model(torch.full((4, 8), float(step))).pow(2).mean().backward()
+    optimizer.step()
+    if checkpoints.is_due(step + 1):
+        checkpoints.save(parts, step + 1)
+    if generation == 0 and step == 7:
+        checkpoints.wait()
+        dist.barrier()
+        if rank == 1:
+            os._exit(3)
+checkpoints.wait()
+dist.destroy_process_group()
+"""
+JOB = """
+name: spread
+run: python spread.py
+workdir: .
+resources: {nodes: 2, cpus: 1, memory: 2GB}
+checkpoint: {}
+retry: {max: 2, on: [exit, signal], backoff: 1s}
+time_limit: 5m
+env: {OMP_NUM_THREADS: "1"}
+"""
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("torch") is None, reason="torch is not installed: pip install 'shoal[train]'"
+    ),
+]
+
+
+@pytest.fixture
+def shoal(tmp_path: Path) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path / "home")
+    cluster("up", "--demo", "2x1", "--listen", "127.0.0.1:0")
+    yield cluster
+    cluster("down", "--jobs")
+
+
+def test_sharded_training_goes_on_from_a_neighbours_memory(shoal: Cluster, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "spread.py").write_text(PROGRAM)
+    (work / "job.yaml").write_text(JOB)
+    said = shoal("run", str(work / "job.yaml"))
+    assert sorted(re.findall(r"rank (\d) has (\d) shards", said)) == [("0", "2"), ("1", "2")]
+    assert sorted(re.findall(r"rank (\d) begins at (\d+)", said)) == [
+        ("0", "0"),
+        ("0", "5"),
+        ("1", "0"),
+        ("1", "5"),
+    ]

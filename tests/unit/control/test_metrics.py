@@ -1,0 +1,112 @@
+"""What nodes measure: kept with the job, never at the cost of a lease, and gone with its logs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+from shoal.control.clean import clean
+from shoal.control.metrics import MAX_TOLD_POINTS, sensible
+from shoal.curve import MAX_X, single
+from shoal.errors import StateError, StoreUnavailable
+from shoal.model.job import Job
+from shoal.store import Series
+from shoal.wire import Axis, EndKind, NodeOutcome, Phase, Point, Renewal, RenewalAnswer, Samples
+from tests.support.lab import Lab, now
+
+LOSS = Samples(name="loss", axis=Axis.STEP, points=(single(1, 2.0),), rank=0)
+
+
+def renewal(lab: Lab, job: Job, *told: Samples, **fields: Any) -> Renewal:
+    attempt = lab.attempt(job)
+    return Renewal(
+        **{
+            "attempt_id": attempt.attempt_id,
+            "epoch": attempt.epoch,
+            "node": "n1",
+            "phase": Phase.RUNNING,
+            "metrics": told,
+            **fields,
+        }
+    )
+
+
+def end_of(lab: Lab, job: Job) -> NodeOutcome:
+    attempt = lab.attempt(job)
+    return NodeOutcome(
+        attempt_id=attempt.attempt_id, epoch=attempt.epoch, node="n1", kind=EndKind.SUCCEEDED, ended_at=5.0
+    )
+
+
+def series(lab: Lab, job: Job) -> list[Series]:
+    return now(lab.core.store.read(lambda tx: tx.metrics.series(job.job_id)))
+
+
+def test_metrics_in_a_renewal_are_kept_and_are_no_event() -> None:
+    lab = Lab()
+    job = lab.running()
+    events = len(lab.events())
+    now(lab.plane.renew(renewal(lab, job, LOSS)))
+    assert [(one.name, one.node) for one in series(lab, job)] == [("loss", "")]
+    assert len(lab.events()) == events
+
+
+def test_metrics_of_a_stale_attempt_are_refused() -> None:
+    lab = Lab()
+    job = lab.running()
+    with pytest.raises(StateError):
+        now(lab.plane.renew(renewal(lab, job, LOSS, epoch=7)))
+    assert series(lab, job) == []
+
+
+def test_last_words_come_with_the_outcome() -> None:
+    lab = Lab()
+    job = lab.running()
+    now(lab.plane.renew(renewal(lab, job, LOSS, phase=Phase.ENDED, outcome=end_of(lab, job))))
+    assert lab.status(job) == "succeeded"
+    assert [one.name for one in series(lab, job)] == ["loss"]
+
+
+def test_store_that_takes_no_metrics_is_no_reason_to_doubt_a_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab()
+    job = lab.running()
+    now(lab.plane.renew(renewal(lab, job, started_at=1.0)))
+
+    async def refuse(*_: object, **__: object) -> None:
+        raise StoreUnavailable("the disk is full")
+
+    monkeypatch.setattr(lab.core.store, "write", refuse)
+    lab.clock.advance(15)
+    assert now(lab.plane.renew(renewal(lab, job, LOSS, started_at=1.0))) == RenewalAnswer()
+    assert lab.core.leases.silence_s(lab.attempt(job).attempt_id, "n1") == 0
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        Samples(name="", axis=Axis.STEP, points=LOSS.points, rank=0),
+        Samples(name="a\x1b[2J", axis=Axis.STEP, points=LOSS.points, rank=0),
+        Samples(name="x" * 101, axis=Axis.STEP, points=LOSS.points, rank=0),
+        Samples(name="m", axis=Axis.STEP, points=(Point(-1, 1.0, 1.0, 1.0),), rank=0),
+        Samples(name="m", axis=Axis.STEP, points=(Point(MAX_X + 1, 1.0, 1.0, 1.0),), rank=0),
+        Samples(name="m", axis=Axis.STEP, points=LOSS.points, rank=-2),
+        Samples(name="m", axis=Axis.STEP, points=LOSS.points * (MAX_TOLD_POINTS + 1), rank=0),
+    ],
+)
+def test_what_makes_no_sense_is_left_out_and_the_rest_is_kept(odd: Samples) -> None:
+    assert sensible([LOSS, odd]) == [LOSS]
+
+
+def test_metrics_go_with_the_logs_of_a_job_that_ended_long_ago() -> None:
+    lab = Lab()
+    job = lab.running()
+    now(lab.plane.renew(renewal(lab, job, LOSS)))
+    lab.clock.advance(lab.settings.keep_logs_s + 1)
+    anyio.run(clean, lab.core)
+    assert series(lab, job) != [], "it runs"
+    now(lab.plane.renew(renewal(lab, job, phase=Phase.ENDED, outcome=end_of(lab, job))))
+    lab.clock.advance(lab.settings.keep_logs_s + 1)
+    anyio.run(clean, lab.core)
+    assert series(lab, job) == []

@@ -1,0 +1,114 @@
+"""What a job left in its checkpoint directory, looked at by somebody who trusts nothing there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from shoal.engines.base import SavedState
+from shoal.engines.local.saved import look
+from shoal.runtime.rank.checkpoint.manifest import MANIFEST
+from shoal.runtime.rank.checkpoint.status import STATUS, Decision, Reason, note
+
+JOB = "job_0001"
+DATA = b"weights" * 100
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / JOB).mkdir()
+    return tmp_path
+
+
+def save(home: Path, step: int, *, epoch: int = 1, **changes: Any) -> Path:
+    made = home / JOB / f"step-{step:012d}-{epoch}-0"
+    made.mkdir()
+    (made / "shard").write_bytes(DATA)
+    record = {"num_bytes": len(DATA), "sha256": hashlib.sha256(DATA).hexdigest()}
+    values = {"job_id": JOB, "step": step, "epoch": epoch, "generation": 0, "world_size": 2, "run_s": 1.0}
+    told = {"version": 1, **values, "files": {"shard": record}, **changes}
+    (made / MANIFEST).write_text(json.dumps(told))
+    return made
+
+
+def states(home: Path, *, verify: bool = False) -> dict[int, SavedState]:
+    return {one.step: one.state for one in look(home, JOB, lambda: verify).items}
+
+
+def test_checkpoints_are_listed_as_they_would_be_tried(home: Path) -> None:
+    save(home, 30)
+    save(home, 20, epoch=2)
+    save(home, 10)
+    found = look(home, JOB).items
+    assert [(one.step, one.epoch) for one in found] == [(20, 2), (30, 1), (10, 1)]
+    assert {(one.state, one.size_bytes, one.world_size) for one in found} == {
+        (SavedState.COMPLETE, len(DATA), 2)
+    }
+
+
+def test_changed_byte_is_found_by_its_hash_and_missing_ones_without(home: Path) -> None:
+    for step in (1, 2, 3):
+        save(home, step)
+    folder = home / JOB
+    (folder / "step-000000000001-1-0" / "shard").write_bytes(DATA[:-1])
+    (folder / "step-000000000002-1-0" / "shard").write_bytes(b"X" + DATA[1:])
+    assert states(home) == {3: SavedState.COMPLETE, 2: SavedState.COMPLETE, 1: SavedState.DAMAGED}
+    assert states(home, verify=True) == {
+        3: SavedState.VERIFIED,
+        2: SavedState.DAMAGED,
+        1: SavedState.DAMAGED,
+    }
+    short, changed = look(home, JOB, lambda: True).items[-1], look(home, JOB, lambda: True).items[1]
+    assert short.problem == f"shard has {len(DATA) - 1} bytes of {len(DATA)}"
+    assert changed.problem == "shard is not what was written"
+
+
+def test_what_was_never_committed_is_unfinished(home: Path) -> None:
+    save(home, 5).rename(home / JOB / ".unfinished-step-000000000005-1-0")
+    assert states(home) == {5: SavedState.UNFINISHED}
+
+
+def test_job_without_a_directory_has_saved_nothing(home: Path) -> None:
+    assert look(home, "job_0002").items == ()
+    assert look(home, "../etc").items == ()
+
+
+def test_links_pipes_and_garbage_are_damaged_and_harm_nobody(home: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "secret"
+    outside.write_bytes(DATA)
+    linked = save(home, 1)
+    (linked / "shard").unlink()
+    (linked / "shard").symlink_to(outside)
+    piped = save(home, 2)
+    (piped / "shard").unlink()
+    os.mkfifo(piped / "shard")
+    save(home, 3, files={"../../secret": {"num_bytes": len(DATA), "sha256": ""}})
+    (save(home, 4) / MANIFEST).write_bytes(b"\xff{")
+    save(home, 5, generation=6)
+    (home / JOB / "step-000000000007-1-0").symlink_to(tmp_path)
+    (home / JOB / f"step-000000000008-1-{'9' * 200}").mkdir()
+    assert states(home, verify=True) == dict.fromkeys((7, 5, 4, 3, 2, 1), SavedState.DAMAGED)
+
+
+def test_places_and_pace_are_the_jobs_own_word(home: Path) -> None:
+    decision = Decision(reason=Reason.COST, steps=7, step_s=0.5, cost_s=0.1, mtbf_s=1e6)
+    for step in (1, 2):
+        note(str(home / JOB), save(home, step).name, ("memory", "directory"), decision)
+    found = look(home, JOB)
+    assert [one.places for one in found.items] == [("memory", "directory"), ("directory",)]
+    assert found.decision is not None
+    assert msgspec.to_builtins(found.decision) == msgspec.to_builtins(decision)
+
+
+@pytest.mark.parametrize("odd", [b"", b"[1]", b'{"kept": 3}', b"x" * (2 << 20)])
+def test_status_that_is_none_is_passed_over(home: Path, odd: bytes) -> None:
+    save(home, 1)
+    (home / JOB / STATUS).write_bytes(odd)
+    found = look(home, JOB)
+    assert (found.decision, found.items[0].places) == (None, ("directory",))

@@ -1,0 +1,97 @@
+"""`shoal metrics`: a table with curves, a curve with axes, and the same for machines."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from shoal.cli.curves import drawn, figure, sparkline
+from tests.support.cli import Shell
+from tests.support.fake_server import FakeServer
+
+JOB_ID = f"job_{17:026d}"
+PATH = f"/v1/jobs/{JOB_ID}/metrics"
+
+
+def point(x: int, value: float | None) -> list[Any]:
+    return [x, value, value, value]
+
+
+def told(status: str = "succeeded", *items: dict[str, Any]) -> dict[str, Any]:
+    return {"ref": "vision/17", "name": "train", "status": status, "items": list(items)}
+
+
+def metric(name: str = "loss", **changes: Any) -> dict[str, Any]:
+    points = changes.pop("points", [point(step, 4.0 - step) for step in range(4)])
+    values = {"name": name, "node": None, "axis": "step", "rank": 0, "heard_at": 5.0, "low": 1.0, "high": 4.0}
+    return {**values, "points": points, **changes}
+
+
+def test_metrics_are_listed_with_their_curve(shell: Shell, fake: FakeServer) -> None:
+    memory = metric("memory_bytes", node="n1", axis="time", rank=None, low=2048.0, high=4096.0)
+    memory["points"] = [point(1_700_000_000_000, 4096.0)]
+    fake.answers["GET", PATH] = told(
+        "running", memory, metric(), metric("odd", points=[point(1, None)], low=None)
+    )
+    lines = shell("metrics", JOB_ID).out.splitlines()
+    assert lines[0] == "vision/17 train: running"
+    assert lines[2].split() == ["loss", "-", "step", "3", "1", "1", "4", lines[2].split()[-1]]
+    assert lines[2].split()[-1] in ("█▆▃▁", "%*=_")
+    assert lines[3].split()[:7] == ["odd", "-", "step", "1", "not", "finite", "not"]
+    assert lines[4].split()[:7] == ["memory_bytes", "n1", "11-14", "22:13:20Z", "4", "KiB", "2"]
+
+
+def test_plot_has_axes_and_the_curve(shell: Shell, fake: FakeServer) -> None:
+    fake.answers["GET", PATH] = told("running", metric())
+    lines = shell("metrics", JOB_ID, "--plot", "loss").out.splitlines()
+    assert lines[2] == "loss, last 1"
+    assert lines[3].endswith("4 |*")
+    assert lines[-3].startswith(" ") or "|" in lines[-3]
+    assert lines[-3].rstrip().endswith("*")
+    assert lines[-1].split() == ["step", "0", "step", "3"]
+
+
+def test_name_that_nobody_logs_is_refused_with_what_to_type(shell: Shell, fake: FakeServer) -> None:
+    fake.answers["GET", PATH] = told("running")
+    result = shell("metrics", JOB_ID, "--plot", "los")
+    assert result.code == 2
+    assert "vision/17 has no metric `los`" in result.err
+    assert "`shoal metrics vision/17` lists those it has" in result.err
+
+
+def test_nothing_measured_is_said(shell: Shell, fake: FakeServer) -> None:
+    fake.answers["GET", PATH] = told("running")
+    assert "nothing measured yet" in shell("metrics", JOB_ID).err
+
+
+def test_followed_metrics_end_with_the_job(shell: Shell, fake: FakeServer) -> None:
+    fake.answers["GET", PATH] = told("succeeded", metric())
+    assert shell("metrics", JOB_ID, "--follow").out == "vision/17 succeeded  step 3 loss=1\n"
+    line = shell("metrics", JOB_ID, "--follow", "--json").out
+    assert json.loads(line)["items"][0]["name"] == "loss"
+
+
+def test_hostile_names_reach_no_terminal(shell: Shell, fake: FakeServer) -> None:
+    fake.answers["GET", PATH] = told("running", metric("\x1b[2Jloss"))
+    assert "\x1b" not in shell("metrics", JOB_ID).out
+
+
+def test_sparkline_has_the_last_value_and_fits() -> None:
+    assert sparkline([point(step, float(step)) for step in range(100)], 8) == "▁▂▃▄▅▆▇█"
+    assert sparkline([point(0, 3.0), point(1, 3.0), point(2, None)], 8) == "▁▁x"
+    assert sparkline([point(0, None)], 8) == "x"
+
+
+def test_curve_that_is_level_or_one_point_or_no_number_can_be_drawn() -> None:
+    assert any("*" in line for line in drawn([point(5, 0.0)], "step", columns=40, rows=5))
+    assert any("*" in line for line in drawn([point(0, 2.0), point(9, 2.0)], "step", columns=40, rows=5))
+    assert drawn([point(0, None)], "step", columns=40, rows=5) == ["no finite value"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.012345678, "0.01235"), (12345.0, "12.35k"), (3e15, "3000T"), (None, "not finite")]
+)
+def test_numbers_are_short(value: float | None, text: str) -> None:
+    assert figure(value) == text
