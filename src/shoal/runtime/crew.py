@@ -23,7 +23,7 @@ from shoal.runtime.environment import Generation
 from shoal.runtime.hangs import Pace
 from shoal.runtime.launch import Launcher
 from shoal.runtime.watch import Process, Watcher
-from shoal.wire import Order, Recovery
+from shoal.wire import Order, Progress, Recovery
 
 TURN_S, LOOK_S = 0.03, 0.25
 SPARE_SHARE = 1.5
@@ -108,14 +108,41 @@ class Crew:
         if all(self._has_joined(process) for process in self.ranks):
             if not all(beat.stepped_ns for beat in beats):
                 return None
+            first_step = min(beat.first_step for beat in beats)
             return msgspec.structs.replace(
                 formed,
                 joined_s=(max(beat.joined_ns for beat in beats) - failed_ns) / 1e9,
                 stepped_s=(max(beat.stepped_ns for beat in beats) - failed_ns) / 1e9,
-                steps_lost=max(0, self._last_step - min(beat.first_step for beat in beats) + 1),
+                steps_lost=max(0, self._last_step - first_step + 1) if self._survivors else None,
+                first_step=first_step,
             )
         is_late = self._clock.monotonic() > self._formed_at + SILENT_S
         return formed if is_late else None
+
+    def progress(self) -> Progress | None:
+        """How far the ranks are; None: not every one has made a step in this group, or they do not say."""
+        beats = [self._board.beat(process.slot) for process in self.ranks]
+        last = min(beats, key=lambda beat: beat.step, default=None)
+        if last is None or not all(self._has_joined(p) for p in self.ranks) or not last.stepped_ns:
+            return None
+        since_first = last.step - last.first_step
+        return Progress(
+            generation=self._generation.number,
+            step=last.step,
+            at=self._clock.now() - (time.monotonic_ns() - last.at_ns) / 1e9,
+            step_s=(last.at_ns - last.stepped_ns) / since_first / 1e9 if since_first > 0 else None,
+        )
+
+    def send(self, number: signal.Signals, rank: int | None = None) -> bool:
+        """A signal to the rank, or to every one of the node. False: none of them runs here."""
+        chosen = [p for p in self.ranks if p.status is None and rank in (None, p.rank)]
+        for process in chosen:
+            # A rank that was forked has a session of its own; what it writes to tells whose it is.
+            own = tree.writing_to(self._confinement.processes(), self._watcher.pipes_of(process))
+            for pid in own | {process.pid}:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+        return bool(chosen)
 
     def clear(self) -> bool:
         """The group is over. Who cannot join another one is killed, and everybody if one of those lives.

@@ -11,7 +11,7 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from shoal.clock import BootClock
 
@@ -122,6 +122,19 @@ def parent_of(pid: int) -> int | None:
 def stopped(pids: Iterable[int]) -> set[int]:
     """Those that somebody stopped with a signal, or traces: they do nothing until they are continued."""
     return {pid for pid in pids if (fields := _stat(pid)) is not None and fields[0] in (b"T", b"t")}
+
+
+def writing_to(pids: Iterable[int], pipes: Collection[int]) -> set[int]:
+    """Those whose standard output or error is one of these pipes, by their inode numbers."""
+    names = {f"pipe:[{inode}]" for inode in pipes}
+    return {pid for pid in pids if not names.isdisjoint(map(_leads_to, (f"{pid}/fd/1", f"{pid}/fd/2")))}
+
+
+def _leads_to(link: str) -> str:
+    try:
+        return os.readlink(f"/proc/{link}")
+    except OSError:
+        return ""
 
 
 def _stat(pid: int) -> list[bytes] | None:

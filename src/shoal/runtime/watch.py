@@ -116,6 +116,10 @@ class Watcher:
         """Whether nobody is left who could write for it: it is gone, and so is all that it started."""
         return not any(stream.process is process for stream in self._streams.values())
 
+    def pipes_of(self, process: Process) -> set[int]:
+        """The inode numbers of what it writes to."""
+        return {os.fstat(stream.fd).st_ino for stream in self._streams.values() if stream.process is process}
+
     def drain(self) -> None:
         """Take what is left in the pipes when everything of the share is dead.
 

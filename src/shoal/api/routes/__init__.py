@@ -2,6 +2,7 @@
 
 from shoal.api.routes import (
     archives,
+    drills,
     events,
     jobs,
     logs,
@@ -21,6 +22,7 @@ ALL = (
     archives.routes,
     nodes.routes,
     windows.routes,
+    drills.routes,
     events.routes,
     users.routes,
     projects.routes,
