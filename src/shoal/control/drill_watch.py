@@ -35,7 +35,8 @@ async def watch_drills(core: Core) -> None:
     """One look at every drill under way."""
     if core.drills.opened_at is None:
         for drill in await core.store.read(_unfinished):
-            core.drills.open[drill.drill_id] = Open(drill, is_from_before=True)
+            # One that was asked for before this first look is our own.
+            core.drills.open.setdefault(drill.drill_id, Open(drill, is_from_before=True))
         core.drills.opened_at = core.clock.now()
     for one in list(core.drills.open.values()):
         is_control = one.drill.kind is DrillKind.KILL_CONTROL

@@ -32,6 +32,7 @@ class Driller:
         self._log = log
         self._done: set[tuple[str, DrillAct]] = set()
         self._continue_at: float | None = None
+        self._has_harmed = False
         self._damage: tuple[DrillOrder, Process, float, Progress | None] | None = None
 
     def look(self, crew: Crew, confinement: Confinement | None, launcher: Launcher, watcher: Watcher) -> None:
@@ -45,6 +46,11 @@ class Driller:
         self._log.say(f"drill {order.drill_id}: {order.act.replace('_', ' ')}")
         self._act(order, crew, confinement, launcher, watcher)
 
+    def take_blame(self) -> bool:
+        """Whether the group that just ended was harmed by a drill: that says nothing about its program."""
+        has_harmed, self._has_harmed = self._has_harmed, False
+        return has_harmed
+
     def _act(
         self,
         order: DrillOrder,
@@ -54,6 +60,7 @@ class Driller:
         watcher: Watcher,
     ) -> None:
         at, before, told = self._clock.now(), crew.progress(), ""
+        self._has_harmed = order.act is not DrillAct.CUT_OFF
         match order.act:
             case DrillAct.KILL_RANK | DrillAct.KILL_RANKS:
                 told = self._missed(order, has_hit=crew.send(signal.SIGKILL, order.rank))

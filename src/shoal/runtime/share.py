@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -187,8 +188,9 @@ class ShareRun:
             began_at = self._clock.monotonic()
             self._start_ranks(crew)
             end = self._follow(launcher, "a rank", crew)
+            lived_s = math.inf if self._driller.take_blame() else self._clock.monotonic() - began_at
             # A log rule has said something about this node, or about trying again: not ours to pass over.
-            if self._rules.hits or not self._restarts.may_follow(end, self._clock.monotonic() - began_at):
+            if self._rules.hits or not self._restarts.may_follow(end, lived_s):
                 return end
             self._failed = (self._clock.now(), time.monotonic_ns())
             self._log.say(f"{end.message}; asking whether all ranks may start anew where they are")
