@@ -193,7 +193,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     """When that was so."""
     step_s: float | None = None
-    """How long a step took in this group so far."""
+    """How long a step of this group took lately."""
 
 
 class DrillAct(StrEnum):

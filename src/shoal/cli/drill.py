@@ -133,8 +133,8 @@ def history(
     elif not found:
         print("no drills yet; `shoal drill kill-rank JOB` is one")
     else:
-        heads = ("WHEN (UTC)", "DRILL", "JOB", "WHERE", "NOTICED", "NEXT STEP", "LOST", "GOODPUT", "OUTCOME")
-        print_table(heads, (row(drill) for drill in found), elastic="OUTCOME", wraps=True)
+        heads = ("WHEN (UTC)", "DRILL", "JOB", "NOTICED", "STEP", "LOST", "GOODPUT", "OUTCOME")
+        print_table(heads, (row(drill) for drill in found), elastic="DRILL")
     return 0
 
 

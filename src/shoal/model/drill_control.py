@@ -31,11 +31,12 @@ def judge_control(
         return None
     if num_lost:
         return _failed(drill, f"{num_lost} of {len(drill.running)} attempts were lost", back_at, now)
-    found = f"{len(drill.running)} attempts were found again, the last after "
+    found = "attempt was" if len(drill.running) == 1 else "attempts were"
+    told = f"{len(drill.running)} {found} found again within {heard_at - drill.started_at:.1f} s"
     rates = [rate for own in drill.running if (rate := _rate(drill, own, progress)) is not None]
     return DrillResult(
         outcome=DrillOutcome.RECOVERED,
-        told=f"{found}{heard_at - drill.started_at:.1f} s" if drill.running else "nothing was running",
+        told=told if drill.running else "nothing was running",
         noticed_s=back_at - drill.started_at,
         steps_lost=0 if rates else None,
         goodput=min(1.0, sum(rates) / len(rates)) if rates else None,

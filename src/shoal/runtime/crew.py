@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Callable
 
 import msgspec
@@ -32,6 +33,8 @@ SILENT_S = 60.0
 """A program that has said nothing by then is one that does not use `shoal.runtime`."""
 GONE_S = 5.0
 """How long what was killed may take to be gone."""
+NUM_SEEN = 40
+"""Looks, about ten seconds: the first steps of a group are slower than those that follow."""
 JOIN_S = 5.0
 """A survivor that has not joined the next group by then is stuck in the last one, and is replaced."""
 
@@ -64,6 +67,8 @@ class Crew:
         self._survivors: list[Process] = []
         self._last_step = self._kept = self._spares = 0
         self._pace = Pace()
+        self._seen: deque[tuple[int, int]] = deque(maxlen=NUM_SEEN)
+        """Steps, and when they were complete, at the last looks."""
         self.hung: str | None = None
         """Why ranks of this group were killed by us, if they were."""
         self.ranks: list[Process] = []
@@ -78,6 +83,7 @@ class Crew:
         self._formed_at, self._formed_ns = self._clock.monotonic(), time.monotonic_ns()
         self._last_step = max((self._board.beat(p.slot).step for p in self._survivors), default=0)
         self._pace, self.hung = Pace(), None
+        self._seen.clear()
         self.ranks, self._kept, self._spares = [], 0, 0
         for local_rank in range(self._order.ranks_per_node):
             old = self._survivors[local_rank] if self._survivors else None
@@ -125,12 +131,14 @@ class Crew:
         last = min(beats, key=lambda beat: beat.step, default=None)
         if last is None or not all(self._has_joined(p) for p in self.ranks) or not last.stepped_ns:
             return None
-        since_first = last.step - last.first_step
+        self._seen.append((last.step, last.at_ns))
+        first_step, first_ns = self._seen[0]
+        steps = last.step - first_step
         return Progress(
             generation=self._generation.number,
             step=last.step,
             at=self._clock.now() - (time.monotonic_ns() - last.at_ns) / 1e9,
-            step_s=(last.at_ns - last.stepped_ns) / since_first / 1e9 if since_first > 0 else None,
+            step_s=(last.at_ns - first_ns) / steps / 1e9 if steps > 0 else None,
         )
 
     def send(self, number: signal.Signals, rank: int | None = None) -> bool:
