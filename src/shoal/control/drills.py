@@ -22,6 +22,8 @@ from shoal.wire import Progress
 
 ON_RANKS = frozenset({DrillKind.KILL_RANK, DrillKind.HANG, DrillKind.CORRUPT_CHECKPOINT})
 """Followed by a retry of the job's own, if it has one."""
+MAX_RUNNING = 200
+"""Attempts that are looked at after the control plane was killed."""
 STARTED, FINISHED = "drill.started", "drill.finished"
 
 
@@ -131,11 +133,11 @@ def _start(core: Core, tx: Tx, actor: Actor, asked: AskedDrill, now: float) -> D
 
 
 def _running(core: Core, holding: Sequence[tuple[Job, Attempt]]) -> dict[str, Progress | None]:
-    """How far each attempt is that runs."""
+    """How far each attempt is that runs; of many, the oldest."""
+    running = [own for _, own in holding if own.state is AttemptState.RUNNING]
     return {
         own.attempt_id: next(iter(core.drills.progress(own.attempt_id, own.node_names)), None)
-        for _, own in holding
-        if own.state is AttemptState.RUNNING
+        for own in running[:MAX_RUNNING]
     }
 
 

@@ -64,6 +64,8 @@ class Driller:
         match order.act:
             case DrillAct.KILL_RANK | DrillAct.KILL_RANKS:
                 told = self._missed(order, has_hit=crew.send(signal.SIGKILL, order.rank))
+            case DrillAct.HANG_RANK if before is None:
+                told = "the program has told of no step: nobody could tell that it hangs"
             case DrillAct.HANG_RANK:
                 told = self._missed(order, has_hit=crew.send(signal.SIGSTOP, order.rank))
                 self._continue_at = self._clock.monotonic() + order.for_s

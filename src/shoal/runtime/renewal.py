@@ -79,7 +79,7 @@ class Renewer:
         self.stale_because: str | None = None
         """Why this attempt may not run any more, in the control plane's words."""
         self.drill: DrillOrder | None = None
-        """The newest one asked of this node; whether it is done already, the asked one knows."""
+        """What this node should do by the newest answer; whether that is done, the asked one knows."""
         self.progress: Progress | None = None
         """How far the ranks are; goes with every message."""
 
@@ -222,9 +222,9 @@ class Renewer:
         if answer.should_stop:
             self.order_to_stop = answer
             self._wake()
-        if answer.drill is not None and answer.drill != self.drill:
-            # Before the group: whoever hears that another one begins has heard of the drill.
-            self.drill = answer.drill
+        # Before the group: whoever hears that another one begins has heard of the drill.
+        known, self.drill = self.drill, answer.drill
+        if answer.drill not in (None, known):
             self._wake()
         with self._changed:
             is_news = (answer.generation, answer.master_port) != (
