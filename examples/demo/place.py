@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from examples.demo.processes import processes_of
 from examples.demo.stage import Stage, say
-from examples.demo.victims import processes_of
 
 PREFIX = f"shoal-demo-{os.getuid()}-"
 LOCK = "demo.lock"

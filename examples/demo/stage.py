@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -64,13 +63,6 @@ class Stage:
         )
         return done.returncode
 
-    def kill(self, pid: int, what: str) -> float:
-        """`kill -9`, and when that was."""
-        say(f"\n$ kill -9 {pid}   # {what}")
-        at = time.time()
-        os.kill(pid, signal.SIGKILL)
-        return at
-
     def client(self) -> Shoal:
         return Shoal(env=self.env)
 
@@ -95,15 +87,3 @@ def until(look: Callable[[], T | None], what: str) -> T:
             raise NotSeen(f"waited {PATIENCE_S:g} s for {what}")
         time.sleep(POLL_S)
     return seen
-
-
-def rows(heads: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:
-    """A table: the first column to the left, numbers to the right."""
-    widths = [max(len(line[i]) for line in (heads, *lines)) for i in range(len(heads))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in (heads, *lines)
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 STEPS = int(os.environ.get("STEPS", "40"))
+PACE_S = float(os.environ.get("PACE_S", "0"))
+"""Rest after each step: so small a model is trained before one can look."""
 SAVE_EVERY = int(os.environ.get("SAVE_EVERY", "10"))
 
 
@@ -40,6 +43,7 @@ def join() -> tuple[torch.device, int, int]:
 
 def tell(step: int, loss: float) -> None:
     print(f"step {step + 1:3d} of {STEPS}  loss {loss:.4f}", flush=True)
+    time.sleep(PACE_S)
 
 
 def is_time_to_save(step: int) -> bool:

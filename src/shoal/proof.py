@@ -42,5 +42,7 @@ def _mac(key: str, renewal: Renewal, answer: RenewalAnswer) -> str:
     asked = (renewal.attempt_id, renewal.epoch, renewal.node, renewal.nonce)
     told = (answer.is_stale, answer.should_stop, float(answer.grace_s), answer.because)
     group = (answer.generation, answer.master_port)
-    text = msgspec.json.encode(("shoal-renewal", *asked, *told, *group))
+    # Only where there is one: either side may be older than drills.
+    drill = () if answer.drill is None else (answer.drill,)
+    text = msgspec.json.encode(("shoal-renewal", *asked, *told, *group, *drill))
     return hmac.new(key.encode(), text, hashlib.sha256).hexdigest()

@@ -189,6 +189,59 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     """Until all of them had made a step."""
     steps_lost: int | None = None
     """Complete steps that were done again."""
+    first_step: int | None = None
+    """How many steps were complete after the first one it made."""
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the ranks of one node are, as a program that uses `shoal.runtime` says it."""
+
+    generation: int
+    step: int
+    """Complete steps."""
+    at: float
+    """When that was so."""
+    step_s: float | None = None
+    """How long a step of this group took lately."""
+
+
+class DrillAct(StrEnum):
+    """What a drill has one supervisor do."""
+
+    KILL_RANK = "kill_rank"
+    KILL_RANKS = "kill_ranks"
+    """Every rank of the node."""
+    KILL_NODE = "kill_node"
+    """The ranks and the supervisor itself: what is left when a machine is lost."""
+    HANG_RANK = "hang_rank"
+    """Stopped, and continued after `for_s` if nobody has ended it by then."""
+    CUT_OFF = "cut_off"
+    """The supervisor says nothing to the control plane and hears nothing from it for `for_s`."""
+    CORRUPT = "corrupt"
+    """The ranks are stopped, so that they save no more, and bytes of the newest checkpoint are changed."""
+
+
+class DrillOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """May be heard often; done once."""
+
+    drill_id: str
+    act: DrillAct
+    rank: int | None = None
+    for_s: float = 0.0
+
+
+class Drilled(msgspec.Struct, frozen=True, kw_only=True):
+    """What a supervisor did for a drill. Said with every message from then on."""
+
+    drill_id: str
+    act: DrillAct
+    at: float
+    step: int | None = None
+    """Complete steps at that moment; None: the program does not say."""
+    step_s: float | None = None
+    refusal: str = ""
+    """Why it was not done."""
+    told: str = ""
 
 
 class Axis(StrEnum):
@@ -255,6 +308,9 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
     """The newest one here."""
     metrics: tuple[Samples, ...] = ()
     """Told again until an answer comes: the same points twice change nothing."""
+    progress: Progress | None = None
+    drilled: Drilled | None = None
+    """The newest one here."""
     wait_s: float = 0.0
     """How long the answer may wait for something new to say."""
     nonce: str = ""
@@ -276,6 +332,7 @@ class RenewalAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The group of ranks there should be: a supervisor with an older one clears it and starts this."""
     master_port: int | None = None
     """Where that group meets; None: its first node has not said yet."""
+    drill: DrillOrder | None = None
     proof: str = ""
 
 

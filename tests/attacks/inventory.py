@@ -40,6 +40,8 @@ BODIES: dict[str, Any] = {
     "POST /v1/nodes/{name}/resume": {"because": "a test"},
     "POST /v1/nodes/{name}/declare-dead": {"because": "a test"},
     "POST /v1/windows": {"kind": "maintenance", "nodes": ["node-2"], "duration_s": 60.0},
+    "POST /v1/drills": {"kind": "kill-control", "within_s": 1.0},
+    "POST /v1/jobs/{job_id}/drills": {"kind": "kill-rank", "within_s": 1.0},
     "POST /v1/jobs/{job_id}/stop": {},
     "POST /v1/jobs/{job_id}/retry": {},
     "POST /v1/arrays/{array_id}/stop": {},

@@ -41,6 +41,9 @@ POST   /v1/nodes/{name}/declare-dead        401  403  403  403  403  403  y    y
 GET    /v1/windows                          401  y    y    y    y    y    y    y    403  403
 POST   /v1/windows                          401  403  403  403  403  403  y    y    403  403
 DELETE /v1/windows/{window_id}              401  403  403  403  403  403  y    y    403  403
+GET    /v1/drills                           401  y    y    y    y    y    y    y    403  403
+POST   /v1/drills                           401  403  403  403  403  403  y    y    403  403
+POST   /v1/jobs/{job_id}/drills             401  403  y    403  y    404  y    y    403  403
 GET    /v1/events                           401  y    y    y    y    y    y    y    403  403
 GET    /v1/events/stream                    401  y    y    y    y    y    y    y    403  403
 GET    /v1/audit                            401  403  403  403  403  403  y    y    403  403

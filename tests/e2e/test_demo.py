@@ -37,6 +37,10 @@ SHOWN = (
     "shoal queue",
     "shoal why all-four",
     "shoal logs",
+    "shoal drill kill-rank lm-ddp",
+    "shoal drill kill-node lm-ddp",
+    "shoal drill kill-control",
+    "shoal drill history",
     "shoal audit --verify",
     "shoal down --jobs",
 )
@@ -80,36 +84,31 @@ def test_it_types_real_commands(told: str) -> None:
 def test_it_shows_work_waiting_and_why(told: str) -> None:
     assert re.search(r"all-four +\S+ +queued .* resources", told)
     assert "waiting: needs 4 nodes with 2 free GPUs" in told
-    assert re.search(r"^\[0\] step +\d+ of 120  loss", told, re.MULTILINE)
+    assert re.search(r"^\[0\] step +\d+ of 160  loss", told, re.MULTILINE)
 
 
-def test_it_kills_three_things_and_says_what_they_were(told: str) -> None:
-    kills = re.findall(r"^\$ kill -9 (\d+)   # (.+)$", told, re.MULTILINE)
-    assert [what.split(":")[0].split(",")[0] for _, what in kills] == [
-        "rank 1 of the training",
-        "the supervisor of the training's rank on sim-01",
-        "the control plane",
-    ]
-    assert len({pid for pid, _ in kills}) == 3
-
-
-def test_it_shows_that_everything_came_back_and_what_that_cost(told: str) -> None:
-    bill = re.findall(
-        r"^(rank 1|a supervisor|control plane) +\d+ +\+(\d) +(\d+) +(\S+)(?: s)? +([0-9.]+) s +([0-9.]+)$",
-        told,
-        re.MULTILINE,
+def test_it_breaks_three_things_and_all_come_back(told: str) -> None:
+    begun = re.findall(
+        r"^drill drl_\w+: (killing (?:rank 1|the supervisor|the control plane))", told, re.MULTILINE
     )
-    assert [(what, attempts) for what, attempts, *_ in bill] == [
-        ("rank 1", "0"),
-        ("a supervisor", "0"),
-        ("control plane", "0"),
-    ]
-    assert [line[3] for line in bill] == ["-"] * 3, "no new attempt"
-    for _, _, repeated, _, next_step_s, gpu_s in bill[:2]:
-        assert 0 <= int(repeated) <= 40
-        assert float(gpu_s) > 4 * float(next_step_s) - 1, "what was made in vain is lost too"
-    assert bill[2][2:4] == ("0", "-")
-    assert "10 jobs accepted, 10 succeeded, 0 lost;\n120 of 120 training steps made, in 1 attempt." in told
+    assert begun == ["killing rank 1", "killing the supervisor", "killing the control plane"]
+    assert told.count("outcome        recovered") == 3
+    kept = re.findall(r"^\d+ \w+ [\d:]+ +(kill-\w+) +\S+ +([\d.]+)s .* recovered$", told, re.MULTILINE)
+    assert [kind for kind, _ in kept] == ["kill-rank", "kill-node", "kill-control"]
+
+
+def test_the_loss_went_on_falling_through_all_of_it(told: str) -> None:
+    curve = told.partition("it went on falling:")[2]
+    first, last = (
+        re.search(r"^ +([\d.]+) \|\*", curve, re.MULTILINE),
+        re.findall(r"^ +([\d.]+) \|", curve, re.MULTILINE)[-1],
+    )
+    assert first is not None
+    assert float(last) < float(first[1]) / 10
+    marks = re.findall(r"^ +([RNC]) .+, at step (\d+)$", curve, re.MULTILINE)
+    assert [sign for sign, _ in marks] == ["R", "N", "C"]
+    assert 12 <= int(marks[0][1]) <= int(marks[1][1]) <= int(marks[2][1]) <= 160
+    assert "10 jobs accepted, 10 succeeded, 0 lost;\n160 of 160 training steps made" in told
     assert re.search(r"^intact: \d+ entries", told, re.MULTILINE)
 
 

@@ -107,6 +107,13 @@ class AuditQuery(Query):
     limit: Annotated[int, Field(ge=1, le=1000)] = 100
 
 
+class DrillQuery(Query):
+    """The newest `limit`, of all jobs or of one."""
+
+    job: Short | None = None
+    limit: Annotated[int, Field(ge=1, le=200)] = 20
+
+
 class ArchiveQuery(Query):
     """The project whose jobs will use it; without it, the only one you may submit to."""
 

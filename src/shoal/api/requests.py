@@ -74,6 +74,33 @@ class NewWindow(Body):
     because: Text = ""
 
 
+class DrillBody(Body):
+    """Goodput is measured over `window_s`; a job that has not gone on after `within_s` has not recovered.
+
+    `is_forced`: also where it would be the end of the job.
+    """
+
+    window_s: Annotated[float, Field(ge=0, le=600, allow_inf_nan=False)] = 20.0
+    within_s: Annotated[float, Field(ge=1, le=600, allow_inf_nan=False)] = 120.0
+    is_forced: bool = False
+
+
+class JobDrill(DrillBody):
+    """A drill of a job's ranks; `rank`: the last, if not given."""
+
+    kind: Literal["kill-rank", "hang", "corrupt-checkpoint"]
+    rank: Annotated[int, Field(ge=0, le=10_000_000)] | None = None
+
+
+class ClusterDrill(DrillBody):
+    """A drill of a node of a job (the last, if not given), or of the control plane, which is of no job."""
+
+    kind: Literal["kill-node", "partition", "kill-control"]
+    job_id: NodeName | None = None
+    node: NodeName | None = None
+    for_s: Annotated[float, Field(ge=0, le=600, allow_inf_nan=False)] = 0.0
+
+
 class NewUser(Body):
     name: Name
     cluster_role: ClusterRole | None = None
@@ -150,6 +177,8 @@ class RenewalBody(BaseModel):
     failure: dict[str, Any] | None = None
     recovery: dict[str, Any] | None = None
     metrics: list[dict[str, Any]] = []
+    progress: dict[str, Any] | None = None
+    drilled: dict[str, Any] | None = None
     wait_s: float = 0.0
     nonce: str = ""
 

@@ -494,6 +494,44 @@ class HealthView(TypedDict):
     status: str
 
 
+class DrillResultView(TypedDict):
+    """Seconds count from when it was done; null: not known. `goodput` is over `window_s`: what the steps made
+    in it would have taken, undisturbed, over what it took.
+    """
+
+    outcome: str
+    because: str
+    told: str
+    noticed_s: float | None
+    stepped_s: float | None
+    steps_lost: int | None
+    goodput: float | None
+    window_s: float | None
+    new_attempts: int
+    finished_at: float
+
+
+class DrillView(TypedDict):
+    """`result` is null while it is under way."""
+
+    id: str
+    kind: str
+    job_id: str | None
+    ref: str | None
+    project: str | None
+    node: str | None
+    rank: int | None
+    for_s: float | None
+    by: str
+    started_at: float
+    result: DrillResultView | None
+
+
+class DrillPageView(TypedDict):
+    items: list[DrillView]
+    next_cursor: str | None
+
+
 class RenewalView(TypedDict):
     should_stop: bool
     grace_s: float
@@ -501,6 +539,7 @@ class RenewalView(TypedDict):
     is_stale: bool
     generation: int
     master_port: int | None
+    drill: dict[str, Any] | None
     proof: str
 
 

@@ -55,7 +55,8 @@ def _of_attempt(kind: str, data: dict[str, Any]) -> tuple[str, str]:
         case "Recovered":
             told = inner["recovery"]
             seconds, lost = told.get("stepped_s"), told.get("steps_lost")
-            how = f"first step after {seconds:.2f} s, {lost} lost" if seconds is not None else "ranks started"
+            also = "" if lost is None else f", {lost} lost"
+            how = f"first step after {seconds:.2f} s{also}" if seconds is not None else "ranks started"
             return f"recovered on {told['node']}, group {told['generation']}", how
         case "StopAsked":
             verb = "attempt ended" if data.get("to") == "ended" else "stopping"
@@ -101,6 +102,10 @@ def _of_others(kind: str, data: dict[str, Any]) -> tuple[str, str]:
         return f"goes on with {data.get('num_nodes')} nodes instead of {data.get('has_nodes')}", ""
     if kind == "job.preempted_for":
         return f"has others stop for it: {data.get('num_jobs')}", ""
+    if kind.startswith("drill."):
+        result = data.get("result") or {}
+        because = result.get("because") or ""
+        return f"drill {data.get('kind')} {result.get('outcome') or 'begun'}", str(because)
     if kind.startswith("window."):
         verb = "cancelled" if kind == "window.cancelled" else "declared"
         what = f"{data.get('kind')} of {', '.join(data.get('nodes') or ())}"

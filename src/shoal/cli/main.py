@@ -31,6 +31,7 @@ COMMANDS = {
     "resume": ("nodes:resume", "Give a cordoned, drained or dead node work again."),
     "reserve": ("reserve:reserve", "Keep nodes for a project or for maintenance, for a while."),
     "reservations": ("reserve:app", "List reservations and maintenance windows; cancel one."),
+    "drill": ("drill:app", "Break something of a live job on purpose, and measure how it goes on."),
     "events": ("events:events", "What happened, in order."),
     "explain-decision": ("decision:explain_decision", "Make a recorded decision of the scheduler again."),
     "audit": ("events:audit", "Who changed what; `--verify` checks the chain."),

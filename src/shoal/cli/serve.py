@@ -106,6 +106,8 @@ def announce(settings: Settings, url: str, *, taken: int | None, is_foreground: 
     """It answers: tell clients and supervisors where."""
     facts: dict[str, str | int | None] = {"url": settings.url, "pid": os.getpid()}
     facts |= {"path": os.environ.get("PATH", os.defpath), "taken_port": taken}
+    if is_foreground:
+        facts["is_foreground"] = 1  # somebody else starts it again
     if settings.tls_cert:
         facts["tls_cert"] = str(settings.tls_cert)
     write_server_file(settings.home, facts)

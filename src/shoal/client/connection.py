@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from shoal.client.credentials import Endpoint, endpoint_at, find_endpoint
+from shoal.client.drills import Drills
 from shoal.client.handles import ArrayHandle, JobHandle
 from shoal.client.people import Projects, Tokens, Users, items_of
 from shoal.client.stream import Reach, StreamEvent, follow
@@ -65,6 +66,7 @@ class Connection:
         self.projects = Projects(self.transport)
         self.tokens = Tokens(self.transport)
         self.windows = Windows(self.transport)
+        self.drills = Drills(self.transport)
 
     def __enter__(self) -> Self:
         return self

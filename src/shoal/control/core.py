@@ -9,6 +9,7 @@ from pathlib import Path
 from shoal.clock import Clock
 from shoal.control.backoff import Backoff
 from shoal.control.checkpoints import Checkpoints
+from shoal.control.drill_book import DrillBook
 from shoal.control.foreseen import Foreseen
 from shoal.control.known_nodes import KnownNodes
 from shoal.control.known_projects import KnownProjects
@@ -60,6 +61,7 @@ class Core:
         self.recorder = Recorder(new_id, clock.now, self.backoff)
         self.leases = Leases(clock)
         self.meetings = Meetings()
+        self.drills = DrillBook()
         self.submitting: set[str] = set()
         """Attempts being handed to the engine at this moment."""
         self.lost: dict[str, NodeOutcome] = {}

@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from shoal.control import anchor, explain, jobs, nodes, outlook, people, reports, submit, windows
+from shoal.control import anchor, drills, explain, jobs, nodes, outlook, people, reports, submit, windows
 from shoal.control.actor import Actor
 from shoal.control.core import Core
+from shoal.control.drills import AskedDrill
 from shoal.control.frozen import Frozen
 from shoal.control.opening import open_core
 from shoal.control.record import note
@@ -17,6 +18,7 @@ from shoal.control.submit import Asked, SubmitResult
 from shoal.control.windows import AskedWindow
 from shoal.errors import ShoalError
 from shoal.model.attempt import Attempt
+from shoal.model.drill import Drill
 from shoal.model.job import Job
 from shoal.model.node import Node, NodeState
 from shoal.model.people import Membership, Project, Role, Token, User
@@ -106,6 +108,9 @@ class ControlPlane:
 
     async def cancel_window(self, actor: Actor, window_id: str, *, key: str | None = None) -> Window:
         return await windows.cancel_window(self.core, actor, window_id, key)
+
+    async def start_drill(self, actor: Actor, asked: AskedDrill, *, key: str | None = None) -> Drill:
+        return await drills.start_drill(self.core, actor, asked, key)
 
     async def create_user(
         self, actor: Actor, name: str, cluster_role: Role | None = None, *, key: str | None = None

@@ -38,13 +38,14 @@ async def renew(core: Core, renewal: Renewal) -> RenewalAnswer:
     if renewal.wait_s > 0 and not _has_news(core, attempt, renewal):
         await core.meetings.news(renewal.attempt_id, min(renewal.wait_s, MAX_WAIT_S))
         attempt = await _noted(core, renewal)
-    return await _answer(core, attempt)
+    return await _answer(core, attempt, renewal.node)
 
 
-async def _answer(core: Core, attempt: Attempt) -> RenewalAnswer:
+async def _answer(core: Core, attempt: Attempt, node: str) -> RenewalAnswer:
     port = core.meetings.port(attempt.attempt_id, attempt.generation)
+    drill = core.drills.order_for(attempt.attempt_id, node)
     if attempt.state is not AttemptState.STOPPING:
-        return RenewalAnswer(generation=attempt.generation, master_port=port)
+        return RenewalAnswer(generation=attempt.generation, master_port=port, drill=drill)
     job = await core.store.read(lambda tx: tx.jobs.get(attempt.job_id))
     assert job is not None
     return RenewalAnswer(
@@ -63,6 +64,7 @@ def _has_news(core: Core, attempt: Attempt, renewal: Renewal) -> bool:
         attempt.state is AttemptState.STOPPING
         or attempt.generation > renewal.generation
         or port not in (None, renewal.master_port)
+        or core.drills.order_for(attempt.attempt_id, renewal.node) is not None
     )
 
 
@@ -73,6 +75,8 @@ async def _heard(core: Core, renewal: Renewal) -> Attempt:
     if renewal.master_port is not None and renewal.node == attempt.node_names[0]:
         core.meetings.say(attempt.attempt_id, renewal.generation, renewal.master_port)
     core.leases.heard(renewal.attempt_id, renewal.node)
+    if core.drills.heard(renewal, core.clock.now()):
+        core.meetings.tell(attempt.attempt_id)
     if renewal.saved_s is not None and renewal.saved_s >= 0:
         core.checkpoints.heard(renewal.attempt_id, core.clock.now() - renewal.saved_s)
     if renewal.metrics:

@@ -17,6 +17,7 @@ import structlog
 from shoal.control.anchor import drop_anchor
 from shoal.control.clean import clean
 from shoal.control.core import Core
+from shoal.control.drill_watch import pause_s, watch_drills
 from shoal.control.heal import heal
 from shoal.control.launch import Starting, hand_over, take
 from shoal.control.outlook import learn
@@ -112,6 +113,9 @@ async def run_loops(core: Core, changed: Changed) -> AsyncIterator[None]:
             _repeat, core, "anchor", lambda: drop_anchor(core), lambda: anyio.sleep(ANCHOR_EVERY_S)
         )
         tasks.start_soon(_repeat, core, "learn", lambda: learn(core), lambda: anyio.sleep(LEARN_EVERY_S))
+        tasks.start_soon(
+            _repeat, core, "drill", lambda: watch_drills(core), lambda: anyio.sleep(pause_s(core))
+        )
         tasks.start_soon(_repeat, core, "clean", lambda: clean(core), lambda: anyio.sleep(CLEAN_EVERY_S))
         try:
             yield

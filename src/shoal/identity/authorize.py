@@ -14,6 +14,7 @@ DOING = {
     Permission.JOB_SUBMIT: "submitting",
     Permission.JOB_STOP: "stopping",
     Permission.JOB_RETRY: "retrying",
+    Permission.JOB_DRILL: "drilling",
     Permission.ARCHIVE_WRITE: "submitting",
     Permission.MEMBER_MANAGE: "changing members",
 }

@@ -24,10 +24,12 @@ class Permission(StrEnum):
     JOB_SUBMIT = "job.submit"
     JOB_STOP = "job.stop"
     JOB_RETRY = "job.retry"
+    JOB_DRILL = "job.drill"
     ARCHIVE_READ = "archive.read"
     ARCHIVE_WRITE = "archive.write"
     NODE_READ = "node.read"
     NODE_MANAGE = "node.manage"
+    NODE_DRILL = "node.drill"
     EVENT_READ = "event.read"
     AUDIT_READ = "audit.read"
     USER_MANAGE = "user.manage"
@@ -86,10 +88,12 @@ LEAST_ROLE: dict[Permission, Rule] = {
     Permission.JOB_SUBMIT: _project(Role.MEMBER),
     Permission.JOB_STOP: _project(Role.MEMBER, others=Role.LEAD),
     Permission.JOB_RETRY: _project(Role.MEMBER, others=Role.LEAD),
+    Permission.JOB_DRILL: _project(Role.MEMBER, others=Role.LEAD),
     Permission.ARCHIVE_READ: _everybody(),
     Permission.ARCHIVE_WRITE: _project(Role.MEMBER),
     Permission.NODE_READ: _everybody(),
     Permission.NODE_MANAGE: _cluster(Role.OPERATOR),
+    Permission.NODE_DRILL: _cluster(Role.OPERATOR),
     Permission.EVENT_READ: _everybody(),
     Permission.AUDIT_READ: _cluster(Role.OPERATOR),
     Permission.USER_MANAGE: _cluster(Role.ADMIN),

@@ -11,12 +11,13 @@ import contextlib
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Callable
 
 import msgspec
 
 from shoal.clock import Clock
-from shoal.runtime import flight_recorder, metrics, scene
+from shoal.runtime import flight_recorder, metrics, scene, tree
 from shoal.runtime.board import VARIABLE, Board, Place, Standing
 from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.ending import Hang
@@ -25,7 +26,7 @@ from shoal.runtime.hangs import Pace
 from shoal.runtime.launch import Launcher
 from shoal.runtime.meter import Meter
 from shoal.runtime.watch import Process, Watcher
-from shoal.wire import Order, Recovery
+from shoal.wire import Order, Progress, Recovery
 
 TURN_S, LOOK_S = 0.03, 0.25
 SPARE_SHARE = 1.5
@@ -36,6 +37,8 @@ GONE_S = 5.0
 """How long what was killed may take to be gone."""
 ELSEWHERE = 2.0
 """A node whose ranks all wait for others leaves a hang to another node until so many times the limit."""
+NUM_SEEN = 40
+"""Looks, about ten seconds: the first steps of a group are slower than those that follow."""
 JOIN_S = 5.0
 """A survivor that has not joined the next group by then is stuck in the last one, and is replaced."""
 
@@ -71,6 +74,8 @@ class Crew:
         self._last_step = self._kept = self._spares = 0
         self._pace = Pace()
         self._scene: scene.Scene | None = None
+        self._seen: deque[tuple[int, int]] = deque(maxlen=NUM_SEEN)
+        """Steps, and when they were complete, at the last looks."""
         self.hung: Hang | None = None
         """Why ranks of this group were killed by us, if they were."""
         self.ranks: list[Process] = []
@@ -87,6 +92,7 @@ class Crew:
         self._last_step = max((self._board.beat(p.slot).step for p in self._survivors), default=0)
         self._pace.begin()
         self._scene = self.hung = None
+        self._seen.clear()
         self.ranks, self._kept, self._spares = [], 0, 0
         for local_rank in range(self._order.ranks_per_node):
             old = self._survivors[local_rank] if self._survivors else None
@@ -117,11 +123,13 @@ class Crew:
         if all(self._has_joined(process) for process in self.ranks):
             if not all(beat.stepped_ns for beat in beats):
                 return None
+            first_step = min(beat.first_step for beat in beats)
             return msgspec.structs.replace(
                 formed,
                 joined_s=(max(beat.joined_ns for beat in beats) - failed_ns) / 1e9,
                 stepped_s=(max(beat.stepped_ns for beat in beats) - failed_ns) / 1e9,
-                steps_lost=max(0, self._last_step - min(beat.first_step for beat in beats) + 1),
+                steps_lost=max(0, self._last_step - first_step + 1) if self._survivors else None,
+                first_step=first_step,
             )
         is_late = self._clock.monotonic() > self._formed_at + SILENT_S
         return formed if is_late else None
@@ -131,6 +139,33 @@ class Crew:
         """Whether a rank of this group said that it made a step in it."""
         beats = [self._board.beat(process.slot) for process in self.ranks]
         return any(beat.generation == self._generation.number and beat.stepped_ns for beat in beats)
+
+    def progress(self) -> Progress | None:
+        """How far the ranks are; None: not every one has made a step in this group, or they do not say."""
+        beats = [self._board.beat(process.slot) for process in self.ranks]
+        last = min(beats, key=lambda beat: beat.step, default=None)
+        if last is None or not all(self._has_joined(p) for p in self.ranks) or not last.stepped_ns:
+            return None
+        self._seen.append((last.step, last.at_ns))
+        first_step, first_ns = self._seen[0]
+        steps = last.step - first_step
+        return Progress(
+            generation=self._generation.number,
+            step=last.step,
+            at=self._clock.now() - (time.monotonic_ns() - last.at_ns) / 1e9,
+            step_s=(last.at_ns - first_ns) / steps / 1e9 if steps > 0 else None,
+        )
+
+    def send(self, number: signal.Signals, rank: int | None = None) -> bool:
+        """A signal to the rank, or to every one of the node. False: none of them runs here."""
+        chosen = [p for p in self.ranks if p.status is None and rank in (None, p.rank)]
+        for process in chosen:
+            # A rank that was forked has a session of its own; what it writes to tells whose it is.
+            own = tree.writing_to(self._confinement.processes(), self._watcher.pipes_of(process))
+            for pid in own | {process.pid}:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+        return bool(chosen)
 
     def clear(self) -> bool:
         """The group is over. Who cannot join another one is killed, and everybody if one of those lives.

@@ -74,6 +74,9 @@ def recovered(recovery: Recovery) -> str:
     how = f"{recovery.kept} ranks lived on, {recovery.spares} were waiting"
     if recovery.stepped_s is None:
         return f"group {recovery.generation} started {recovery.formed_s:.2f} s after the failure: {how}"
+    if recovery.steps_lost is None:
+        went_on = f"step {recovery.first_step} was made {recovery.stepped_s:.2f} s after the start"
+        return f"group {recovery.generation}: {went_on}"
     return (
         f"group {recovery.generation} made its first step {recovery.stepped_s:.2f} s after the failure, "
         f"{recovery.steps_lost} steps lost: {how}"

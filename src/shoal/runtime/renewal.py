@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import os
 import threading
+from types import ModuleType
 
 import msgspec
 
@@ -18,7 +19,19 @@ from shoal.clock import Clock
 from shoal.runtime.environment import Generation, first_generation
 from shoal.runtime.meter import Meter
 from shoal.runtime.saves import Saves
-from shoal.wire import Credentials, NodeOutcome, Order, Phase, Recovery, Renewal, RenewalAnswer, Samples
+from shoal.wire import (
+    Credentials,
+    Drilled,
+    DrillOrder,
+    NodeOutcome,
+    Order,
+    Phase,
+    Progress,
+    Recovery,
+    Renewal,
+    RenewalAnswer,
+    Samples,
+)
 
 TIMEOUT_S = 10.0
 FIRST_BACKOFF_S = 0.2
@@ -53,6 +66,9 @@ class Renewer:
         self._outcome: NodeOutcome | None = None
         self._failure: NodeOutcome | None = None
         self._recovery: Recovery | None = None
+        self._drilled: Drilled | None = None
+        self._is_drill_heard = threading.Event()
+        self._cut_until = 0.0
         self._generation = first_generation(order)
         self._is_due = True
         self._thread: threading.Thread | None = None
@@ -66,6 +82,10 @@ class Renewer:
         """Grows with every answer: whoever asked something knows when it was heard."""
         self.stale_because: str | None = None
         """Why this attempt may not run any more, in the control plane's words."""
+        self.drill: DrillOrder | None = None
+        """What this node should do by the newest answer; whether that is done, the asked one knows."""
+        self.progress: Progress | None = None
+        """How far the ranks are; goes with every message."""
 
     def start(self) -> None:
         """Begin to renew. Starting it twice changes nothing."""
@@ -101,6 +121,19 @@ class Renewer:
             self._is_due = True
             self._changed.notify()
 
+    def tell_drilled(self, drilled: Drilled, wait_s: float = 0.0) -> None:
+        """Say what was done for a drill, at once. Returns when it was heard, or after so long."""
+        with self._changed:
+            self._drilled = drilled
+            self._is_drill_heard.clear()
+            self._is_due = True
+            self._changed.notify()
+        self._is_drill_heard.wait(wait_s)
+
+    def cut_off(self, for_s: float) -> None:
+        """Say and hear nothing for so long, as if the network were away."""
+        self._cut_until = self._clock.monotonic() + for_s
+
     def finish(self, outcome: NodeOutcome) -> None:
         """Report the end; returns when it was heard or after `FINAL_S`. The file is what counts."""
         self.tell(Phase.ENDED, outcome=outcome)
@@ -121,11 +154,11 @@ class Renewer:
                 renewal = self._message(metrics=metrics)
                 self._is_due = False
             asked_at = self._clock.monotonic()
-            answer = connections.ask(
-                f"{self._url}/v1/supervisor/renew", self._credentials, renewal, TIMEOUT_S, self._ca_file
-            )
+            answer = self._ask(connections, renewal)
             if answer is not None:
                 self._take(answer, asked_at)
+                if renewal.drilled is self._drilled:
+                    self._is_drill_heard.set()
                 if renewal.failure is not None:
                     self.num_answers += 1
                     self._wake()
@@ -151,14 +184,22 @@ class Renewer:
             with self._changed:
                 question = self._message(wait_s=self._order.renew_s)
             asked_at = self._clock.monotonic()
-            answer = connections.ask(
-                f"{self._url}/v1/supervisor/renew", self._credentials, question, TIMEOUT_S, self._ca_file
-            )
+            answer = self._ask(connections, question)
             if answer is None:
                 pause.wait(LISTEN_AGAIN_S)
             elif self._outcome is None:
                 self._take(answer, asked_at)
                 pause.wait(LISTEN_PAUSE_S)  # until what we heard is what we say
+
+    def _ask(self, connections: ModuleType, renewal: Renewal) -> RenewalAnswer | None:
+        if self._clock.monotonic() < self._cut_until:
+            return None
+        url = f"{self._url}/v1/supervisor/renew"
+        answer: RenewalAnswer | None = connections.ask(
+            url, self._credentials, renewal, TIMEOUT_S, self._ca_file
+        )
+        # An answer that was on its way when the network went is lost with it.
+        return None if self._clock.monotonic() < self._cut_until else answer
 
     def _message(self, wait_s: float = 0.0, metrics: tuple[Samples, ...] = ()) -> Renewal:
         return Renewal(
@@ -175,6 +216,8 @@ class Renewer:
             failure=self._failure,
             recovery=self._recovery,
             metrics=metrics,
+            progress=self.progress,
+            drilled=self._drilled,
             wait_s=wait_s,
         )
 
@@ -190,6 +233,10 @@ class Renewer:
         self.answered_at = max(self.answered_at, asked_at)
         if answer.should_stop:
             self.order_to_stop = answer
+            self._wake()
+        # Before the group: whoever hears that another one begins has heard of the drill.
+        known, self.drill = self.drill, answer.drill
+        if answer.drill not in (None, known):
             self._wake()
         with self._changed:
             is_news = (answer.generation, answer.master_port) != (

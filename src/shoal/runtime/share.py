@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ from shoal.errors import ShoalError
 from shoal.runtime import ending, network, removal, shared_memory, spool
 from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.crew import Crew
+from shoal.runtime.drills import Driller
 from shoal.runtime.ending import Ending, recovered
 from shoal.runtime.environment import DEFAULT_PATH, Generation, rank_environment, setup_environment
 from shoal.runtime.launch import Launcher, Pipes
@@ -73,7 +75,10 @@ class ShareRun:
         self._started_at: float | None = None
         self._restarts = Restarts(order, self._renewer)
         self._network: dict[str, str] = {}
-        self._failed: tuple[float, int] | None = None
+        self._driller = Driller(order, self._renewer, clock, self._log)
+        # What follows another attempt tells how it began, too: somebody waits for its next step.
+        began = (clock.now(), time.monotonic_ns())
+        self._failed: tuple[float, int] | None = began if order.epoch > 1 else None
         """When the group before this one failed here, until it is told how this one began."""
 
     def run(self) -> None:
@@ -204,7 +209,7 @@ class ShareRun:
             began_at = self._clock.monotonic()
             self._start_ranks(crew)
             end = self._follow(launcher, "a rank", crew)
-            ran_s = self._clock.monotonic() - began_at
+            ran_s = math.inf if self._driller.take_blame() else self._clock.monotonic() - began_at
             may_follow = self._restarts.may_follow(end, ran_s, has_stepped=crew.has_stepped)
             # A log rule has said something about this node, or about trying again: not ours to pass over.
             if self._rules.hits:
@@ -223,6 +228,8 @@ class ShareRun:
         recovery = crew.recovery(*self._failed)
         if recovery is not None:
             self._failed = None
+            if recovery.generation == 0 and recovery.stepped_s is None:
+                return  # its start is known, and more there is not to tell
             self._log.say(recovered(recovery))
             if self._renewer is not None:
                 self._renewer.tell_recovery(recovery)
@@ -268,6 +275,8 @@ class ShareRun:
     def _follow(self, launcher: Launcher, what: str, crew: Crew | None = None) -> Ending:
         """Wait until every running process ended well, one ended badly, or there is a reason to stop."""
         while True:
+            if crew is not None:
+                self._driller.look(crew, self._confinement, launcher, self._watcher)
             failed = self._watcher.first_failed
             if failed is not None and failed.status is not None:
                 end = self._end_of(failed, failed.status, launcher.failure(), what)
@@ -282,6 +291,8 @@ class ShareRun:
             if crew is not None:
                 crew.look_after()
                 self._tell_recovery(crew)
+                if self._renewer is not None:
+                    self._renewer.progress = crew.progress()
             self._watcher.turn(self._reasons.next_in(TURN_S if crew is None else crew.pause_s))
 
     def _end_of(self, process: Process, status: int, failure: str | None, what: str) -> Ending:

@@ -11,7 +11,7 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from shoal.clock import BootClock
 
@@ -133,6 +133,19 @@ def usage(pids: Iterable[int]) -> tuple[float, int]:
             ticks += int(fields[11]) + int(fields[12])
             pages += int(fields[21])
     return ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def writing_to(pids: Iterable[int], pipes: Collection[int]) -> set[int]:
+    """Those whose standard output or error is one of these pipes, by their inode numbers."""
+    names = {f"pipe:[{inode}]" for inode in pipes}
+    return {pid for pid in pids if not names.isdisjoint(map(_leads_to, (f"{pid}/fd/1", f"{pid}/fd/2")))}
+
+
+def _leads_to(link: str) -> str:
+    try:
+        return os.readlink(f"/proc/{link}")
+    except OSError:
+        return ""
 
 
 def _stat(pid: int) -> list[bytes] | None:

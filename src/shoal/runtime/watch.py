@@ -146,6 +146,10 @@ class Watcher:
         """Put the stacks of a rank into the log, where they are not mistaken for what it wrote."""
         self._log.add(rank, STACKS, [line.encode() for line in text.splitlines()])
 
+    def pipes_of(self, process: Process) -> set[int]:
+        """The inode numbers of what it writes to."""
+        return {os.fstat(stream.fd).st_ino for stream in self._streams.values() if stream.process is process}
+
     def drain(self) -> None:
         """Take what is left in the pipes when everything of the share is dead.
 

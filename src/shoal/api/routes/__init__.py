@@ -3,6 +3,7 @@
 from shoal.api.routes import (
     archives,
     checkpoints,
+    drills,
     events,
     jobs,
     logs,
@@ -25,6 +26,7 @@ ALL = (
     archives.routes,
     nodes.routes,
     windows.routes,
+    drills.routes,
     events.routes,
     users.routes,
     projects.routes,

@@ -1,0 +1,195 @@
+"""`shoal drill`: break something of a live job on purpose, and see what that costs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+
+from shoal.cli import daemon
+from shoal.cli.drill_words import begun, report, row
+from shoal.cli.flags import JobRef, JsonFlag, connect, one_job
+from shoal.cli.show import at_work, print_folded, print_json, print_table
+from shoal.client.connection import Connection
+from shoal.client.credentials import env_for_home, read_server_file
+from shoal.errors import SpecError, StateError
+from shoal.home import holder, home_from_env
+from shoal.spec.quantity import parse_seconds
+
+app = App(name="drill", help="Break something of a live job on purpose, and measure how it goes on.")
+MARGIN_S = 30.0
+RESTART_S = 60.0
+
+Rank = Annotated[int | None, Parameter(help="Which rank; the last, if not given.")]
+Node = Annotated[str | None, Parameter(help="Which of the job's nodes; the last, if not given.")]
+Window = Annotated[str, Parameter(help="Over how long goodput is measured.")]
+Within = Annotated[str, Parameter(help="A job that has not gone on by then has not recovered.")]
+Force = Annotated[bool, Parameter(negative="", help="Also where it would be the end of the job.")]
+
+
+@app.command(name="kill-rank")
+def kill_rank(
+    job: JobRef,
+    *,
+    rank: Rank = None,
+    window: Window = "20s",
+    within: Within = "2m",
+    force: Force = False,
+    json: JsonFlag = False,
+) -> int:
+    """Kill one rank, as when a process crashes."""
+    return _of_ranks("kill-rank", job, window, within, rank=rank, is_forced=force, json=json)
+
+
+@app.command
+def hang(
+    job: JobRef,
+    *,
+    rank: Rank = None,
+    window: Window = "20s",
+    within: Within = "2m",
+    force: Force = False,
+    json: JsonFlag = False,
+) -> int:
+    """Stop one rank (SIGSTOP): it lives and does nothing. Continued if nobody misses it."""
+    return _of_ranks("hang", job, window, within, rank=rank, is_forced=force, json=json)
+
+
+@app.command(name="corrupt-checkpoint")
+def corrupt_checkpoint(
+    job: JobRef,
+    *,
+    window: Window = "20s",
+    within: Within = "2m",
+    force: Force = False,
+    json: JsonFlag = False,
+) -> int:
+    """Change bytes of the newest checkpoint and kill every rank: the one before must be used."""
+    return _of_ranks("corrupt-checkpoint", job, window, within, is_forced=force, json=json)
+
+
+@app.command(name="kill-node")
+def kill_node(
+    job: JobRef,
+    *,
+    node: Node = None,
+    window: Window = "20s",
+    within: Within = "2m",
+    force: Force = False,
+    json: JsonFlag = False,
+) -> int:
+    """Kill the supervisor and the ranks of one node, as when a machine is lost. For operators."""
+    return _of_node("kill-node", job, window, within, node=node, is_forced=force, json=json)
+
+
+@app.command
+def partition(
+    job: JobRef,
+    *,
+    lasts: Annotated[str, Parameter(name="--for", help="How long: `10s`.")],
+    node: Node = None,
+    window: Window = "20s",
+    within: Within = "2m",
+    force: Force = False,
+    json: JsonFlag = False,
+) -> int:
+    """Keep one node's supervisor from reaching the control plane, for a while. For operators."""
+    for_s = _seconds("for", lasts)
+    return _of_node("partition", job, window, within, node=node, for_s=for_s, is_forced=force, json=json)
+
+
+@app.command(name="kill-control")
+def kill_control(*, window: Window = "20s", within: Within = "2m", json: JsonFlag = False) -> int:
+    """Kill the control plane of this machine (SIGKILL) and start it again: jobs must not notice."""
+    home = home_from_env()
+    pid, server = holder(home), read_server_file(home) or {}
+    if pid is None:
+        raise StateError(f"no control plane is running in {home}", hint="shoal up")
+    with Connection(env=env_for_home()) as shoal:
+        times = _times(window, within)
+        drill = shoal.drills.of_cluster("kill-control", **times)
+        _say_begun(drill, json=json)
+        os.kill(pid, signal.SIGKILL)
+        with at_work("waiting for the control plane ..."):
+            _start_again(pid, is_managed=bool(server.get("is_foreground")))
+        return _finish(shoal, drill, times, json=json)
+
+
+@app.command
+def history(
+    job: Annotated[str | None, Parameter(help="Of this job alone.")] = None,
+    *,
+    limit: Annotated[int, Parameter(help="How many, the newest.")] = 20,
+    json: JsonFlag = False,
+) -> int:
+    """List past drills and what came of them."""
+    with connect() as shoal:
+        found = shoal.drills.history(one_job(shoal, job) if job else None, limit)
+    if json:
+        print_json(found)
+    elif not found:
+        print("no drills yet; `shoal drill kill-rank JOB` is one")
+    else:
+        heads = ("WHEN (UTC)", "DRILL", "JOB", "NOTICED", "STEP", "LOST", "GOODPUT", "OUTCOME")
+        print_table(heads, (row(drill) for drill in found), elastic="DRILL")
+    return 0
+
+
+def _of_ranks(kind: str, job: str, window: str, within: str, *, json: bool, **asked: Any) -> int:
+    with connect() as shoal:
+        times = _times(window, within)
+        drill = shoal.drills.of_ranks(kind, one_job(shoal, job), **times, **asked)
+        _say_begun(drill, json=json)
+        return _finish(shoal, drill, times, json=json)
+
+
+def _of_node(kind: str, job: str, window: str, within: str, *, json: bool, **asked: Any) -> int:
+    with connect() as shoal:
+        times = _times(window, within)
+        drill = shoal.drills.of_cluster(kind, one_job(shoal, job), **times, **asked)
+        _say_begun(drill, json=json)
+        return _finish(shoal, drill, times, json=json)
+
+
+def _say_begun(drill: dict[str, Any], *, json: bool) -> None:
+    if not json:
+        print_folded(begun(drill))
+
+
+def _finish(shoal: Connection, drill: dict[str, Any], times: dict[str, float], *, json: bool) -> int:
+    """Wait for the result and print it. 0 only where the job went on."""
+    patience_s = sum(times.values()) + float(drill["for_s"] or 0.0) * 2 + MARGIN_S
+    with at_work("waiting for the next step ..."):
+        ended = shoal.drills.wait(drill, patience_s)
+    if json:
+        print_json(ended)
+    else:
+        print("\n".join(report(ended)))
+    return 0 if ended["result"]["outcome"] in ("recovered", "unharmed") else 1
+
+
+def _start_again(killed: int, *, is_managed: bool) -> None:
+    """Where a service manager does it, that is waited for."""
+    home = home_from_env()
+    deadline = time.monotonic() + RESTART_S
+    while holder(home) in ((None, killed) if is_managed else (killed,)):
+        if time.monotonic() > deadline:
+            raise StateError(
+                f"the control plane was not started again within {RESTART_S:g} s", hint="shoal up"
+            )
+        time.sleep(daemon.POLL_S)
+    daemon.start()
+
+
+def _times(window: str, within: str) -> dict[str, Any]:
+    return {"window_s": _seconds("window", window), "within_s": _seconds("within", within)}
+
+
+def _seconds(flag: str, text: str) -> float:
+    try:
+        return parse_seconds(text)
+    except ValueError as wrong:
+        raise SpecError(f"`--{flag}`: {wrong}", hint="a time is `10s`, `2m`") from None

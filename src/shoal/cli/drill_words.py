@@ -1,0 +1,64 @@
+"""What a drill does and what came of it, in words for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal.cli.text import one_line, utc
+
+DOES = {
+    "kill-rank": "killing rank {rank} of {ref} on {node}",
+    "hang": "stopping rank {rank} of {ref} on {node}",
+    "corrupt-checkpoint": "damaging the newest checkpoint of {ref} and killing its ranks",
+    "kill-node": "killing the supervisor of {ref} on {node} and all it runs",
+    "partition": "cutting {node} off from the control plane for {for_s:g} s",
+    "kill-control": "killing the control plane",
+}
+
+
+def begun(drill: dict[str, Any]) -> str:
+    """One line, before it happens."""
+    return f"drill {one_line(drill['id'])}: {one_line(DOES[drill['kind']].format(**drill))}"
+
+
+def report(drill: dict[str, Any]) -> list[str]:
+    """The result, a fact a line; what is not known is not told."""
+    result = drill["result"]
+    why = f": {one_line(result['because'])}" if result["because"] else ""
+    lines = [("outcome", f"{result['outcome']}{why}")]
+    if result["told"]:
+        lines.append(("what", one_line(result["told"])))
+    noticed = "answers again" if drill["kind"] == "kill-control" else "noticed"
+    if result["noticed_s"] is not None:
+        lines.append((noticed, f"after {result['noticed_s']:.2f} s"))
+    if result["stepped_s"] is not None:
+        fresh = f", in {_attempts(result['new_attempts'])}" if result["new_attempts"] else ""
+        lines.append(("next step", f"after {result['stepped_s']:.2f} s{fresh}"))
+    if result["steps_lost"] is not None:
+        lines.append(("steps lost", str(result["steps_lost"])))
+    if result["goodput"] is not None:
+        lines.append(("goodput", f"{result['goodput']:.0%} over {result['window_s']:.0f} s"))
+    return [f"{name:<14} {value}" for name, value in lines]
+
+
+def row(drill: dict[str, Any]) -> tuple[str, ...]:
+    """As narrow as eighty columns want it: where it was done, and why it failed, `--json` tells."""
+    result = drill["result"] or {}
+    return (
+        utc(drill["started_at"], "%d %b %H:%M"),
+        drill["kind"],
+        drill["ref"] or "-",
+        _seconds(result.get("noticed_s")),
+        _seconds(result.get("stepped_s")),
+        "-" if result.get("steps_lost") is None else str(result["steps_lost"]),
+        "-" if result.get("goodput") is None else f"{result['goodput']:.0%}",
+        str(result.get("outcome") or "under way"),
+    )
+
+
+def _seconds(number: float | None) -> str:
+    return "-" if number is None else f"{number:.2f}s"
+
+
+def _attempts(count: int) -> str:
+    return "a new attempt" if count == 1 else f"the last of {count} new attempts"

@@ -1,0 +1,118 @@
+"""Drills that are under way, and what supervisors have said that they are judged by.
+
+In memory: the log of events has what was asked, and a supervisor says what it did again with every renewal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from shoal.model.drill import Drill, order_for
+from shoal.wire import Drilled, DrillOrder, Progress, Renewal
+
+Share = tuple[str, str]
+"""An attempt's id and a node."""
+
+
+class Open:
+    """One drill that has not come to its end."""
+
+    def __init__(self, drill: Drill, *, is_from_before: bool = False) -> None:
+        self.drill = drill
+        self.is_from_before = is_from_before
+        """Asked of a control plane that this one follows."""
+        self.acts: dict[str, list[Drilled]] = {}
+        """By node."""
+        self.noticed_at: float | None = None
+        self.asked_at: float | None = None
+        """When supervisors were asked, for the last time, how far they are."""
+
+    @property
+    def done(self) -> tuple[Drilled, ...]:
+        """In order."""
+        told = (one for acts in self.acts.values() for one in acts)
+        return tuple(sorted(told, key=lambda one: one.at))
+
+    def order_for(self, node: str) -> DrillOrder | None:
+        order = order_for(self.drill, node, self.done)
+        if order is None or any(one.act is order.act for one in self.acts.get(node, ())):
+            return None
+        return order
+
+    def heard(self, node: str, drilled: Drilled) -> bool:
+        """Whether that was new."""
+        acts = self.acts.setdefault(node, [])
+        is_new = all(one.act is not drilled.act for one in acts)
+        if is_new:
+            acts.append(drilled)
+        return is_new
+
+
+class DrillBook:
+    """Used on the event loop alone."""
+
+    def __init__(self) -> None:
+        self.open: dict[str, Open] = {}
+        self.opened_at: float | None = None
+        """When it was read from the log; None: it has to be."""
+        self.newest: dict[str, str] = {}
+        """By drill, the newest attempt of its job."""
+        self._progress: dict[Share, Progress] = {}
+        self._groups: dict[Share, int] = {}
+        self._heard_at: dict[Share, float] = {}
+
+    def of_job(self, job_id: str) -> Open | None:
+        return next((one for one in self.open.values() if one.drill.job_id == job_id), None)
+
+    def heard(self, renewal: Renewal, now: float) -> bool:
+        """Note what a supervisor says. Whether others may have something to do now."""
+        share = (renewal.attempt_id, renewal.node)
+        self._heard_at.setdefault(share, now)
+        self._groups[share] = renewal.generation
+        if renewal.progress is not None:
+            self._progress[share] = renewal.progress
+        drilled = renewal.drilled
+        mine = self.open.get(drilled.drill_id) if drilled is not None else None
+        return mine is not None and drilled is not None and mine.heard(renewal.node, drilled)
+
+    def order_for(self, attempt_id: str, node: str) -> DrillOrder | None:
+        """What a supervisor has to do now."""
+        mine = (one for one in self.open.values() if one.drill.attempt_id == attempt_id)
+        return next((order for one in mine if (order := one.order_for(node)) is not None), None)
+
+    def close(self, drill_id: str) -> None:
+        self.open.pop(drill_id, None)
+        self.newest.pop(drill_id, None)
+
+    def progress(self, attempt_id: str, nodes: Iterable[str]) -> tuple[Progress, ...]:
+        """The newest of each of these nodes that has said it."""
+        found = (self._progress.get((attempt_id, node)) for node in nodes)
+        return tuple(one for one in found if one is not None)
+
+    def group(self, attempt_id: str, node: str) -> int:
+        """Which group of ranks it said it runs; -1: it has said nothing yet."""
+        return self._groups.get((attempt_id, node), -1)
+
+    def heard_at(self, attempt_id: str, node: str) -> float | None:
+        """When this control plane first heard from it."""
+        return self._heard_at.get((attempt_id, node))
+
+    def keep_only(self, attempt_ids: Iterable[str]) -> None:
+        """Forget attempts that hold nothing any more, but for those of drills under way."""
+        kept = {*attempt_ids, *(one.drill.attempt_id for one in self.open.values())}
+        self._progress = {share: one for share, one in self._progress.items() if share[0] in kept}
+        self._groups = {share: one for share, one in self._groups.items() if share[0] in kept}
+        self._heard_at = {share: one for share, one in self._heard_at.items() if share[0] in kept}
+
+
+def rounded(number: float | None) -> float | None:
+    """Milliseconds: more was never measured."""
+    return None if number is None else round(number, 3)
+
+
+def facts_of(drill: Drill) -> dict[str, object]:
+    """As the log keeps it."""
+    told: dict[str, object] = msgspec.to_builtins(drill)
+    return told

@@ -1,0 +1,144 @@
+"""Follow drills that are under way to their end, and write down what came of them.
+
+A drill survives the control plane: what was asked is read from the log of events again, and what was done is
+said again by the supervisors.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.control.actor import SHOAL
+from shoal.control.core import Core
+from shoal.control.drill_book import Open, rounded
+from shoal.control.drills import FINISHED, STARTED
+from shoal.control.record import note
+from shoal.model.attempt import Attempt, AttemptState, EndReason
+from shoal.model.drill import Drill, DrillKind, DrillOutcome, DrillResult, Sight, judge
+from shoal.model.drill_control import judge_control
+from shoal.store import Event, EventFilter, Tx
+
+LOOK_S, IDLE_S = 0.2, 1.0
+FRESH_S = 0.6
+"""How long after they were asked supervisors have said how far they are."""
+LOOK_BACK = 100_000
+"""Events: more are not recorded while a drill lasts."""
+MAX_FOUND = 1000
+
+
+def pause_s(core: Core) -> float:
+    """How long until the next look."""
+    return LOOK_S if core.drills.open else IDLE_S
+
+
+async def watch_drills(core: Core) -> None:
+    """One look at every drill under way."""
+    if core.drills.opened_at is None:
+        for drill in await core.store.read(_unfinished):
+            # One that was asked for before this first look is our own.
+            core.drills.open.setdefault(drill.drill_id, Open(drill, is_from_before=True))
+        core.drills.opened_at = core.clock.now()
+    for one in list(core.drills.open.values()):
+        is_control = one.drill.kind is DrillKind.KILL_CONTROL
+        result = await (_look_at_control(core, one) if is_control else _look(core, one))
+        if result is not None and _is_fresh(core, one, result):
+            await _finish(core, one.drill, result)
+
+
+def _unfinished(tx: Tx) -> list[Drill]:
+    after = max(0, tx.events.head().seq - LOOK_BACK)
+    events: list[Event] = tx.events.page(after, EventFilter(kinds_prefix="drill."), MAX_FOUND)
+    finished = {event.data["drill_id"] for event in events if event.kind == FINISHED}
+    started = [event.data for event in events if event.kind == STARTED]
+    return [msgspec.convert(data, Drill) for data in started if data["drill_id"] not in finished]
+
+
+def _is_fresh(core: Core, one: Open, result: DrillResult) -> bool:
+    """Whether goodput is measured up to now: first, supervisors are asked how far they are."""
+    if result.outcome not in (DrillOutcome.RECOVERED, DrillOutcome.UNHARMED):
+        return True
+    now = core.clock.monotonic()
+    if one.asked_at is None:
+        one.asked_at = now
+        for attempt_id in one.drill.running or (core.drills.newest.get(one.drill.drill_id, ""),):
+            core.meetings.tell(attempt_id)
+    return now >= one.asked_at + FRESH_S
+
+
+async def _look(core: Core, one: Open) -> DrillResult | None:
+    drill, book = one.drill, core.drills
+    job, attempts = await core.store.read(
+        lambda tx: (tx.jobs.get(drill.job_id), tx.attempts.of_job(drill.job_id))
+    )
+    later = tuple(attempt for attempt in attempts if attempt.epoch >= drill.epoch)
+    if job is None or not later:
+        return DrillResult(outcome=DrillOutcome.NOT_RECOVERED, because="nothing is known of the job any more")
+    newest, now = later[-1], core.clock.now()
+    book.newest[drill.drill_id] = newest.attempt_id
+    _notice(one, later, now)
+    sight = Sight(
+        job=job,
+        attempts=later,
+        acts=one.done,
+        progress=book.progress(newest.attempt_id, newest.node_names),
+        noticed_at=one.noticed_at,
+        up_at=_up_at(core, drill, newest, now),
+    )
+    return judge(drill, sight, now)
+
+
+def _notice(one: Open, attempts: tuple[Attempt, ...], now: float) -> None:
+    """The first sign that anybody gave of having noticed."""
+    first = attempts[0]
+    signs = [told.failed_at for told in first.recoveries if told.generation > one.drill.generation]
+    signs += [at for at in (first.stop_asked_at, first.ended_at, one.noticed_at) if at is not None]
+    if first.generation > one.drill.generation:
+        signs.append(now)
+    one.noticed_at = min(signs, default=None)
+
+
+def _up_at(core: Core, drill: Drill, newest: Attempt, now: float) -> float | None:
+    if newest.state is not AttemptState.RUNNING:
+        return None
+    if newest.epoch > drill.epoch:
+        return newest.started_at
+    groups = [core.drills.group(newest.attempt_id, node) for node in newest.node_names]
+    return now if min(groups) >= newest.generation else None
+
+
+async def _look_at_control(core: Core, one: Open) -> DrillResult | None:
+    drill, book = one.drill, core.drills
+    found = await core.store.read(lambda tx: [tx.attempts.get(own) for own in sorted(drill.running)])
+    attempts = [attempt for attempt in found if attempt is not None]
+    silent = lost = 0
+    heard = [core.drills.opened_at or drill.started_at]
+    for attempt in attempts:
+        if attempt.state is AttemptState.ENDED:
+            lost += attempt.reason not in (EndReason.SUCCEEDED, EndReason.CANCELLED)
+            continue
+        seen = [book.heard_at(attempt.attempt_id, node) for node in attempt.nodes_left]
+        silent += None in seen
+        heard += [at for at in seen if at is not None]
+    progress = {own.attempt_id: book.progress(own.attempt_id, own.node_names) for own in attempts}
+    return judge_control(
+        drill,
+        core.clock.now(),
+        back_at=book.opened_at if one.is_from_before else None,
+        heard_at=None if silent else max(heard),
+        num_lost=lost,
+        progress={own: told[0] for own, told in progress.items() if told},
+    )
+
+
+async def _finish(core: Core, drill: Drill, result: DrillResult) -> None:
+    numbers = {name: rounded(getattr(result, name)) for name in ("noticed_s", "stepped_s", "window_s")}
+    goodput = None if result.goodput is None else round(result.goodput, 4)
+    result = msgspec.structs.replace(result, goodput=goodput, finished_at=core.clock.now(), **numbers)
+    told = {"drill_id": drill.drill_id, "kind": drill.kind, "result": msgspec.to_builtins(result)}
+
+    def write(tx: Tx) -> None:
+        job = tx.jobs.get(drill.job_id) if drill.job_id else None
+        note(tx, FINISHED, core.clock.now(), SHOAL, job=job, node=drill.node or None, data=told)
+
+    await core.store.write(write)
+    core.drills.close(drill.drill_id)

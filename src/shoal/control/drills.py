@@ -1,0 +1,200 @@
+"""Ask for a drill, and look at past ones: one transaction each, with its event."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from shoal.control.actor import Actor
+from shoal.control.core import Core
+from shoal.control.drill_book import Open, facts_of
+from shoal.control.frozen import spec_of
+from shoal.control.once import fingerprint, once
+from shoal.control.record import note
+from shoal.errors import NotFound, SpecError, StateError
+from shoal.model.attempt import Attempt, AttemptState, EndReason
+from shoal.model.drill import Drill, DrillKind, DrillResult
+from shoal.model.job import Job
+from shoal.spec.wording import nearest
+from shoal.store import EventFilter, Tx
+from shoal.wire import Progress
+
+ON_RANKS = frozenset({DrillKind.KILL_RANK, DrillKind.HANG, DrillKind.CORRUPT_CHECKPOINT})
+"""Followed by a retry of the job's own, if it has one."""
+MAX_RUNNING = 200
+"""Attempts that are looked at after the control plane was killed."""
+STARTED, FINISHED = "drill.started", "drill.finished"
+
+
+class AskedDrill(msgspec.Struct, frozen=True, kw_only=True):
+    """What somebody asks for. `rank` and `node` None: the last one."""
+
+    kind: DrillKind
+    job_id: str = ""
+    rank: int | None = None
+    node: str | None = None
+    for_s: float = 0.0
+    window_s: float = 20.0
+    within_s: float = 120.0
+    is_forced: bool = False
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """A drill as the log tells of it. `result` None: it is under way, or nobody was left to see its end."""
+
+    drill: Drill
+    project: str | None
+    ref: str | None
+    result: DrillResult | None
+
+
+async def start_drill(core: Core, actor: Actor, asked: AskedDrill, key: str | None) -> Drill:
+    """Record it; supervisors hear of it at once where they listen, else with their next renewal.
+
+    `StateError`: nothing was begun, because of how the job stands.
+    """
+
+    def change(tx: Tx) -> tuple[Drill, bool]:
+        now = core.clock.now()
+        said = fingerprint(STARTED, msgspec.to_builtins(asked))
+        return once(tx, actor, key, said, now, Drill, lambda: _start(core, tx, actor, asked, now))
+
+    drill, was_repeated = await core.store.write(change)
+    if not was_repeated:
+        core.drills.open[drill.drill_id] = Open(drill)
+        core.meetings.tell(drill.attempt_id)
+    return drill
+
+
+def history(tx: Tx, projects: tuple[str, ...] | None, job_id: str | None, count: int) -> list[Held]:
+    """The newest so many, oldest first."""
+    wanted = EventFilter(projects=projects, job_id=job_id, kinds_prefix="drill.")
+    # Each has two events, and those of drills under way are few.
+    events = tx.events.latest(2 * count + 2, wanted)
+    refs = tx.jobs.references(event.job_id for event in events if event.job_id)
+    results = {e.data["drill_id"]: e.data["result"] for e in events if e.kind == FINISHED}
+    held = [
+        Held(
+            drill=msgspec.convert(event.data, Drill),
+            project=event.project,
+            ref=refs.get(event.job_id) if event.job_id else None,
+            result=_result(results.get(event.data["drill_id"])),
+        )
+        for event in events
+        if event.kind == STARTED
+    ]
+    return held[-count:]
+
+
+def _result(data: object) -> DrillResult | None:
+    return None if data is None else msgspec.convert(data, DrillResult)
+
+
+def _start(core: Core, tx: Tx, actor: Actor, asked: AskedDrill, now: float) -> Drill:
+    _check_alone(core, asked)
+    drill = Drill(
+        drill_id=core.new_id("drl"),
+        kind=asked.kind,
+        started_at=now,
+        by=actor.name,
+        for_s=asked.for_s,
+        window_s=asked.window_s,
+        within_s=asked.within_s + asked.for_s,
+    )
+    if asked.kind is DrillKind.KILL_CONTROL:
+        drill = msgspec.structs.replace(drill, running=_running(core, tx.attempts.holding()))
+        note(tx, STARTED, now, actor, data=facts_of(drill))
+        return drill
+    job, attempt = tx.jobs.get(asked.job_id), tx.attempts.newest(asked.job_id)
+    if job is None or attempt is None:
+        raise NotFound("no such thing, or one you may not see")
+    if attempt.state is not AttemptState.RUNNING:
+        raise StateError(
+            f"job {job.reference} is {'over' if not job.is_open else attempt.state}; a drill needs one that "
+            "runs",
+            hint=f"shoal why {job.reference}",
+        )
+    node, rank = _aim(job, attempt, asked)
+    if not asked.is_forced:
+        _check_survives(job, attempt, asked)
+    drill = msgspec.structs.replace(
+        drill,
+        job_id=job.job_id,
+        attempt_id=attempt.attempt_id,
+        epoch=attempt.epoch,
+        generation=attempt.generation,
+        nodes=attempt.node_names,
+        node=node,
+        rank=rank,
+    )
+    note(tx, STARTED, now, actor, job=job, attempt=attempt, node=node, data=facts_of(drill))
+    return drill
+
+
+def _running(core: Core, holding: Sequence[tuple[Job, Attempt]]) -> dict[str, Progress | None]:
+    """How far each attempt is that runs; of many, the oldest."""
+    running = [own for _, own in holding if own.state is AttemptState.RUNNING]
+    return {
+        own.attempt_id: next(iter(core.drills.progress(own.attempt_id, own.node_names)), None)
+        for own in running[:MAX_RUNNING]
+    }
+
+
+def _check_alone(core: Core, asked: AskedDrill) -> None:
+    """One fault at a time: of two, nobody could say which did what."""
+    for other in core.drills.open.values():
+        is_mine = other.drill.job_id == asked.job_id
+        if is_mine or DrillKind.KILL_CONTROL in (other.drill.kind, asked.kind):
+            raise StateError(
+                f"drill {other.drill.drill_id} ({other.drill.kind}) is under way",
+                hint="see it with `shoal drill history`; it ends by itself",
+            )
+
+
+def _aim(job: Job, attempt: Attempt, asked: AskedDrill) -> tuple[str, int | None]:
+    """The node it is done on, and the rank, if it is about one."""
+    names, per_node = attempt.node_names, job.request.ranks_per_node
+    world_size = len(names) * per_node
+    if asked.node is not None and asked.node not in names:
+        meant = nearest(asked.node, names)
+        near = f"; did you mean `{meant}`?" if meant else f"; it runs on {', '.join(names)}"
+        raise SpecError(f"{job.reference} does not run on `{asked.node}`{near}")
+    if asked.rank is not None and asked.rank >= world_size:
+        raise SpecError(
+            f"{job.reference} has {world_size} ranks, 0 to {world_size - 1}; {asked.rank} is none"
+        )
+    if asked.kind in (DrillKind.KILL_RANK, DrillKind.HANG):
+        rank = world_size - 1 if asked.rank is None else asked.rank
+        return names[rank // per_node], rank
+    if asked.kind is DrillKind.CORRUPT_CHECKPOINT:
+        return names[0], None
+    return asked.node or names[-1], None
+
+
+def _check_survives(job: Job, attempt: Attempt, asked: AskedDrill) -> None:
+    """Refuse what would be the end of the job, or of its work."""
+    spec = spec_of(job)
+    force = "`--force` does it all the same"
+    left = job.retry.max_retries - job.failures - attempt.generation
+    if asked.kind in ON_RANKS and (left <= 0 or EndReason.SIGNAL not in job.retry.on):
+        has = "has no retry left" if job.retry.max_retries else "has no `retry`"
+        raise StateError(
+            f"job {job.reference} {has}: it would end as failed",
+            hint=f"submit it with `retry: {{max: 3}}`; {force}",
+        )
+    if asked.kind is DrillKind.CORRUPT_CHECKPOINT and spec.checkpoint is None:
+        raise StateError(
+            f"job {job.reference} keeps no checkpoints: there is none to damage",
+            hint="submit it with `checkpoint: {}`",
+        )
+    if asked.kind is DrillKind.KILL_NODE and spec.checkpoint is None:
+        raise StateError(
+            f"job {job.reference} keeps no checkpoints: it may begin from the start again",
+            hint=f"submit it with `checkpoint: {{}}`; {force}",
+        )
+    if asked.kind is DrillKind.PARTITION and asked.for_s >= spec.fence:
+        raise StateError(
+            f"after {spec.fence:g} s without an answer job {job.reference} is stopped (its `fence`)",
+            hint=f"`--for` less than that; {force}",
+        )

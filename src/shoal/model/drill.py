@@ -1,0 +1,237 @@
+"""A drill: a fault that somebody asked for, on a live job, and what came of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+import msgspec
+
+from shoal.model.attempt import Attempt, AttemptState
+from shoal.model.job import Job, JobOutcome
+from shoal.wire import DrillAct, Drilled, DrillOrder, Progress
+
+HANG_SHARE = 0.8
+"""Of the time that a drill may take: a rank that nobody misses by then is continued."""
+
+
+class DrillKind(StrEnum):
+    KILL_RANK = "kill-rank"
+    KILL_NODE = "kill-node"
+    HANG = "hang"
+    PARTITION = "partition"
+    CORRUPT_CHECKPOINT = "corrupt-checkpoint"
+    KILL_CONTROL = "kill-control"
+
+
+class DrillOutcome(StrEnum):
+    RECOVERED = "recovered"
+    """It went on, after a recovery."""
+    UNHARMED = "unharmed"
+    """It went on as if nothing had happened."""
+    NOT_RECOVERED = "not recovered"
+    NOT_DONE = "not done"
+    """Nothing happened to the job."""
+
+
+class Drill(msgspec.Struct, frozen=True, kw_only=True):
+    """As it was asked for, of an attempt as it was then. `kill-control` is of no job."""
+
+    drill_id: str
+    kind: DrillKind
+    started_at: float
+    by: str = ""
+    job_id: str = ""
+    attempt_id: str = ""
+    epoch: int = 0
+    generation: int = 0
+    nodes: tuple[str, ...] = ()
+    node: str = ""
+    """Where it is done; the first step of it, where there are several."""
+    rank: int | None = None
+    for_s: float = 0.0
+    window_s: float = 20.0
+    """Over how long goodput is measured, from when it was done."""
+    within_s: float = 120.0
+    """A job that has not gone on by then has not recovered."""
+    running: dict[str, Progress | None] = {}
+    """`kill-control`: the attempts that ran, by id."""
+
+
+class DrillResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds count from when it was done. None: not known."""
+
+    outcome: DrillOutcome
+    because: str = ""
+    told: str = ""
+    """What was done, where the drill does not say it."""
+    noticed_s: float | None = None
+    """Until somebody knew; for `kill-control` until it answered again."""
+    stepped_s: float | None = None
+    """Until every rank had made another step; of a program that does not say, until its ranks ran again."""
+    steps_lost: int | None = None
+    goodput: float | None = None
+    """What the steps made in the window would have taken, undisturbed, over what it took."""
+    window_s: float | None = None
+    """How long it was in the end."""
+    new_attempts: int = 0
+    finished_at: float = 0.0
+
+
+class Sight(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is to judge a drill by."""
+
+    job: Job
+    attempts: tuple[Attempt, ...]
+    """From the one that the drill was done to on, in order."""
+    acts: tuple[Drilled, ...] = ()
+    """What supervisors say they did, in order of arrival."""
+    progress: tuple[Progress, ...] = ()
+    """The newest, of each node of the newest attempt that has said it."""
+    noticed_at: float | None = None
+    up_at: float | None = None
+    """When every node had said that it runs a later group."""
+
+
+def order_for(drill: Drill, node: str, acts: Sequence[Drilled]) -> DrillOrder | None:
+    """What this node has to do now; None: nothing (any more)."""
+    act = _act_of(drill, node, acts)
+    if act is None:
+        return None
+    is_alone = act in (DrillAct.KILL_RANK, DrillAct.HANG_RANK)
+    bound_s = drill.within_s * HANG_SHARE
+    return DrillOrder(
+        drill_id=drill.drill_id,
+        act=act,
+        rank=drill.rank if is_alone else None,
+        for_s=drill.for_s if act is DrillAct.CUT_OFF else bound_s,
+    )
+
+
+_ACTS = {
+    DrillKind.KILL_RANK: DrillAct.KILL_RANK,
+    DrillKind.KILL_NODE: DrillAct.KILL_NODE,
+    DrillKind.HANG: DrillAct.HANG_RANK,
+    DrillKind.PARTITION: DrillAct.CUT_OFF,
+    DrillKind.CORRUPT_CHECKPOINT: DrillAct.CORRUPT,
+}
+
+
+def _act_of(drill: Drill, node: str, acts: Sequence[Drilled]) -> DrillAct | None:
+    is_damaged = any(done.act is DrillAct.CORRUPT and not done.refusal for done in acts)
+    if is_damaged:
+        # With every rank gone no survivor has the state: they must read what was damaged.
+        return DrillAct.KILL_RANKS
+    return _ACTS.get(drill.kind) if node == drill.node else None
+
+
+def judge(drill: Drill, sight: Sight, now: float) -> DrillResult | None:
+    """What came of it; None while that is open."""
+    refused = next((done.refusal for done in sight.acts if done.refusal), "")
+    if refused:
+        return DrillResult(outcome=DrillOutcome.NOT_DONE, because=refused, finished_at=now)
+    done = _done(drill, sight)
+    went_on = _went_on(drill, sight) if done is not None else None
+    if done is None or (went_on is None and not _is_unharmed(drill, sight, done)):
+        return _without_end(drill, sight, done, now)
+    stepped_at, first_step = went_on or (None, None)
+    is_over = now >= max(done.at + drill.window_s, stepped_at or 0.0) or not sight.job.is_open
+    if not is_over:
+        return None
+    is_harmed = stepped_at is not None
+    goodput, window_s = _goodput(done, sight.progress)
+    return DrillResult(
+        outcome=DrillOutcome.RECOVERED if is_harmed else DrillOutcome.UNHARMED,
+        told=next((one.told for one in sight.acts if one.told), ""),
+        noticed_s=_since(done.at, sight.noticed_at) if is_harmed else None,
+        stepped_s=_since(done.at, stepped_at),
+        steps_lost=_lost(done, first_step) if is_harmed else 0,
+        goodput=goodput,
+        window_s=window_s,
+        new_attempts=len(sight.attempts) - 1,
+        finished_at=now,
+    )
+
+
+def _done(drill: Drill, sight: Sight) -> Drilled | None:
+    """When the harm was done, and how far the job was then."""
+    if drill.kind is DrillKind.KILL_NODE and not sight.acts and sight.noticed_at is not None:
+        # It was lost before its last word was heard.
+        return Drilled(drill_id=drill.drill_id, act=DrillAct.KILL_NODE, at=drill.started_at)
+    if drill.kind is not DrillKind.CORRUPT_CHECKPOINT:
+        return sight.acts[0] if sight.acts else None
+    killed = [one for one in sight.acts if one.act is DrillAct.KILL_RANKS]
+    if not killed:
+        return None
+    before = next(one for one in sight.acts if one.act is DrillAct.CORRUPT)
+    return msgspec.structs.replace(killed[0], step=before.step, step_s=before.step_s)
+
+
+def _went_on(drill: Drill, sight: Sight) -> tuple[float, int | None] | None:
+    """When every node of a later group had made a step, and how many were complete then."""
+    newest = sight.attempts[-1]
+    is_later = newest.epoch > drill.epoch or newest.generation > drill.generation
+    if not is_later or newest.state is not AttemptState.RUNNING:
+        return None
+    told = [one for one in newest.recoveries if one.generation == newest.generation]
+    if {one.node for one in told} >= set(newest.node_names):
+        ended = [one.failed_at + (one.stepped_s or one.formed_s) for one in told]
+        steps = [one.first_step for one in told if one.first_step is not None]
+        return max(ended), min(steps, default=None)
+    is_mute = not sight.progress and not any(one.step is not None for one in sight.acts)
+    return (sight.up_at, None) if is_mute and sight.up_at is not None else None
+
+
+def _is_unharmed(drill: Drill, sight: Sight, done: Drilled) -> bool:
+    """Whether nothing has followed what was done, where nothing need to."""
+    newest = sight.attempts[-1]
+    is_same = (newest.epoch, newest.generation) == (drill.epoch, drill.generation)
+    return drill.kind is DrillKind.PARTITION and is_same and newest.state is AttemptState.RUNNING
+
+
+def _without_end(drill: Drill, sight: Sight, done: Drilled | None, now: float) -> DrillResult | None:
+    """It has not gone on: is it still to be waited for?"""
+    job = sight.job
+    if not job.is_open:
+        is_well = job.outcome is JobOutcome.SUCCEEDED
+        told = "it ended well before its next step was heard of" if is_well else job.because
+        return DrillResult(
+            outcome=DrillOutcome.RECOVERED if is_well else DrillOutcome.NOT_RECOVERED,
+            because=told or f"the job was {job.outcome}",
+            noticed_s=_since(done.at, sight.noticed_at) if done is not None else None,
+            new_attempts=len(sight.attempts) - 1,
+            finished_at=now,
+        )
+    if now < (done.at if done is not None else drill.started_at) + drill.within_s:
+        return None
+    if done is None:
+        silent = f"the supervisor on {drill.node} was not reached within {drill.within_s:g} s"
+        return DrillResult(outcome=DrillOutcome.NOT_DONE, because=silent, finished_at=now)
+    newest = sight.attempts[-1]
+    where = f"attempt {newest.epoch} is {newest.state}, group {newest.generation}"
+    return DrillResult(
+        outcome=DrillOutcome.NOT_RECOVERED,
+        because=f"no step within {drill.within_s:g} s; {where}",
+        noticed_s=_since(done.at, sight.noticed_at),
+        new_attempts=len(sight.attempts) - 1,
+        finished_at=now,
+    )
+
+
+def _since(at: float, then: float | None) -> float | None:
+    return None if then is None else max(0.0, then - at)
+
+
+def _lost(done: Drilled, first_step: int | None) -> int | None:
+    """Complete steps that had to be done again."""
+    if done.step is None or first_step is None:
+        return None
+    return max(0, done.step - first_step + 1)
+
+
+def _goodput(done: Drilled, progress: Sequence[Progress]) -> tuple[float | None, float | None]:
+    newest = max(progress, key=lambda one: one.at, default=None)
+    if newest is None or done.step is None or not done.step_s or newest.at <= done.at:
+        return None, None
+    window_s = newest.at - done.at
+    return min(1.0, max(0, newest.step - done.step) * done.step_s / window_s), window_s

@@ -1,0 +1,62 @@
+"""What came of killing the control plane: whether it is back, and whether what ran noticed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shoal.model.drill import Drill, DrillOutcome, DrillResult
+from shoal.wire import Progress
+
+
+def judge_control(
+    drill: Drill,
+    now: float,
+    *,
+    back_at: float | None,
+    heard_at: float | None,
+    num_lost: int,
+    progress: Mapping[str, Progress],
+) -> DrillResult | None:
+    """None while it is open. `back_at`: when another one took over; `heard_at`: when the last supervisor had
+    found it; `progress`: the newest, by attempt.
+    """
+    is_late = now > drill.started_at + drill.within_s
+    if back_at is None:
+        alive = "the control plane was not killed"
+        return DrillResult(outcome=DrillOutcome.NOT_DONE, because=alive, finished_at=now) if is_late else None
+    if heard_at is None:
+        silent = f"not every supervisor was heard from within {drill.within_s:g} s"
+        return _failed(drill, silent, back_at, now) if is_late else None
+    if now < drill.started_at + drill.window_s:
+        return None
+    if num_lost:
+        return _failed(drill, f"{num_lost} of {len(drill.running)} attempts were lost", back_at, now)
+    found = "attempt was" if len(drill.running) == 1 else "attempts were"
+    told = f"{len(drill.running)} {found} found again within {heard_at - drill.started_at:.1f} s"
+    rates = [rate for own in drill.running if (rate := _rate(drill, own, progress)) is not None]
+    return DrillResult(
+        outcome=DrillOutcome.RECOVERED,
+        told=told if drill.running else "nothing was running",
+        noticed_s=back_at - drill.started_at,
+        steps_lost=0 if rates else None,
+        goodput=min(1.0, sum(rates) / len(rates)) if rates else None,
+        window_s=now - drill.started_at,
+        finished_at=now,
+    )
+
+
+def _rate(drill: Drill, attempt_id: str, progress: Mapping[str, Progress]) -> float | None:
+    """Of one attempt: the steps it made since, times what one took before, over the time."""
+    before, after = drill.running[attempt_id], progress.get(attempt_id)
+    if before is None or after is None or not before.step_s or after.at <= before.at:
+        return None
+    return (after.step - before.step) * before.step_s / (after.at - before.at)
+
+
+def _failed(drill: Drill, because: str, back_at: float, now: float) -> DrillResult:
+    return DrillResult(
+        outcome=DrillOutcome.NOT_RECOVERED,
+        because=because,
+        noticed_s=back_at - drill.started_at,
+        finished_at=now,
+    )

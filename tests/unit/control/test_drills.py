@@ -1,0 +1,247 @@
+"""Drills from asking to their result: who is asked to do what, how often, and what is made of the answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shoal.control.drill_watch import watch_drills
+from shoal.control.drills import AskedDrill, history
+from shoal.engines.fake import Act, always
+from shoal.errors import SpecError, StateError
+from shoal.model.drill import Drill, DrillKind, DrillResult
+from shoal.model.job import Job
+from shoal.wire import (
+    DrillAct,
+    Drilled,
+    DrillOrder,
+    EndKind,
+    NodeOutcome,
+    Phase,
+    Progress,
+    Recovery,
+    Renewal,
+    RenewalAnswer,
+)
+from tests.support.lab import ANA, Lab, now
+
+SPEC: dict[str, Any] = {"resources": {"nodes": 2, "cpus": 1}, "retry": {"max": 3}, "checkpoint": {}}
+
+
+@pytest.fixture
+def lab() -> Lab:
+    return Lab(script=always(Act(claim_s=1000.0, stop_s=1000.0)))
+
+
+def a_job(lab: Lab, **fields: Any) -> Job:
+    """Running on n1 and n2."""
+    job = lab.running(**{**SPEC, **fields})
+    for node in lab.attempt(job).node_names:
+        say(lab, job, node, started_at=1.0)
+    assert lab.status(job) == "running"
+    return job
+
+
+def say(lab: Lab, job: Job, node: str = "n1", **fields: Any) -> RenewalAnswer:
+    attempt = lab.attempt(job)
+    values: dict[str, Any] = {"attempt_id": attempt.attempt_id, "epoch": attempt.epoch, "node": node}
+    return now(lab.plane.renew(Renewal(**{"phase": Phase.RUNNING, **values, **fields})))
+
+
+def ask(lab: Lab, job: Job | None, kind: DrillKind = DrillKind.KILL_RANK, **fields: Any) -> Drill:
+    asked = AskedDrill(kind=kind, job_id=job.job_id if job else "", **{"window_s": 5.0, **fields})
+    return now(lab.plane.start_drill(ANA, asked))
+
+
+def done(lab: Lab, order: DrillOrder | None, **fields: Any) -> Drilled:
+    assert order is not None
+    values: dict[str, Any] = {"at": lab.clock.now(), "step": 100, "step_s": 0.1}
+    return Drilled(drill_id=order.drill_id, act=order.act, **{**values, **fields})
+
+
+def look(lab: Lab, after_s: float = 0.0) -> DrillResult | None:
+    """What is known of the newest drill after so long, with time for the last question."""
+    lab.clock.advance(after_s)
+    now(watch_drills(lab.core))
+    lab.clock.advance(1.0)
+    now(watch_drills(lab.core))
+    return now(lab.store.read(lambda tx: history(tx, None, None, 5)))[-1].result
+
+
+def failed(lab: Lab, job: Job, node: str = "n2") -> NodeOutcome:
+    attempt = lab.attempt(job)
+    return NodeOutcome(
+        attempt_id=attempt.attempt_id,
+        epoch=attempt.epoch,
+        node=node,
+        kind=EndKind.SIGNALED,
+        ended_at=lab.clock.now(),
+        signal=9,
+        message="rank 1 was killed",
+    )
+
+
+def recovery(lab: Lab, node: str, first_step: int) -> Recovery:
+    values: dict[str, Any] = {"kept": 1, "spares": 0, "formed_s": 0.1, "joined_s": 0.2, "stepped_s": 0.5}
+    at = lab.clock.now()
+    return Recovery(generation=1, node=node, failed_at=at, first_step=first_step, **values)
+
+
+def test_only_the_node_of_the_rank_is_asked_and_until_it_has_done_it(lab: Lab) -> None:
+    job = a_job(lab)
+    drill = ask(lab, job)
+    assert (drill.node, drill.rank) == ("n2", 1), "the last one, if nobody says which"
+    assert say(lab, job, "n1").drill is None
+    order = say(lab, job, "n2").drill
+    assert order is not None
+    assert (order.act, order.rank) == (DrillAct.KILL_RANK, 1)
+    assert say(lab, job, "n2").drill == order, "an answer may be lost"
+    assert say(lab, job, "n2", drilled=done(lab, order)).drill is None
+
+
+def test_recovery_is_measured_from_when_it_was_done(lab: Lab) -> None:
+    job = a_job(lab)
+    ask(lab, job)
+    drilled = done(lab, say(lab, job, "n2").drill)
+    say(lab, job, "n2", drilled=drilled)
+    lab.clock.advance(0.25)
+    say(lab, job, "n2", drilled=drilled, failure=failed(lab, job))
+    for node in ("n1", "n2"):
+        say(lab, job, node, generation=1, recovery=recovery(lab, node, first_step=100), drilled=drilled)
+    assert look(lab) is None, "the window is not over"
+    progress = Progress(generation=1, step=140, at=lab.clock.now() + 5.0, step_s=0.1)
+    say(lab, job, "n1", generation=1, progress=progress)
+    result = look(lab, 5.0)
+    assert result is not None
+    assert (result.outcome, result.noticed_s, result.stepped_s) == ("recovered", 0.25, 0.75)
+    assert (result.steps_lost, result.window_s) == (1, 6.25)
+    assert result.goodput == pytest.approx(4.0 / 6.25, abs=1e-3)
+
+
+def test_a_job_that_does_not_go_on_in_time_has_not_recovered(lab: Lab) -> None:
+    job = a_job(lab)
+    ask(lab, job, within_s=30.0)
+    say(lab, job, "n2", drilled=done(lab, say(lab, job, "n2").drill))
+    assert look(lab, 10.0) is None
+    result = look(lab, 30.0)
+    assert result is not None
+    assert result.outcome == "not recovered"
+    assert "no step within 30 s; attempt 1 is running, group 0" in result.because
+
+
+def test_a_supervisor_that_is_not_reached_has_done_nothing(lab: Lab) -> None:
+    job = a_job(lab)
+    ask(lab, job, within_s=30.0)
+    result = look(lab, 31.0)
+    assert result is not None
+    assert (result.outcome, result.because) == (
+        "not done",
+        "the supervisor on n2 was not reached within 30 s",
+    )
+    assert say(lab, job, "n2").drill is None, "and will not do it later"
+
+
+def test_every_rank_is_killed_only_after_the_checkpoint_was_damaged(lab: Lab) -> None:
+    job = a_job(lab)
+    ask(lab, job, DrillKind.CORRUPT_CHECKPOINT)
+    assert say(lab, job, "n2").drill is None
+    first = say(lab, job, "n1").drill
+    assert first is not None
+    assert first.act is DrillAct.CORRUPT
+    second = say(lab, job, "n1", drilled=done(lab, first, told="64 bytes")).drill
+    other = say(lab, job, "n2").drill
+    assert second is not None
+    assert other is not None
+    assert (second.act, other.act, other.rank) == (DrillAct.KILL_RANKS, DrillAct.KILL_RANKS, None)
+
+
+def test_what_a_node_refuses_to_do_is_the_result(lab: Lab) -> None:
+    job = a_job(lab)
+    ask(lab, job, DrillKind.CORRUPT_CHECKPOINT)
+    order = say(lab, job, "n1").drill
+    say(lab, job, "n1", drilled=done(lab, order, refusal="there is no checkpoint"))
+    result = look(lab)
+    assert result is not None
+    assert (result.outcome, result.because) == ("not done", "there is no checkpoint")
+
+
+def test_a_node_that_was_cut_off_and_trained_on_is_unharmed(lab: Lab) -> None:
+    job = a_job(lab)
+    ask(lab, job, DrillKind.PARTITION, for_s=10.0)
+    order = say(lab, job, "n2").drill
+    assert order is not None
+    assert (order.act, order.for_s) == (DrillAct.CUT_OFF, 10.0)
+    drilled = done(lab, order)
+    lab.clock.advance(10.0)
+    progress = Progress(generation=0, step=200, at=lab.clock.now(), step_s=0.1)
+    say(lab, job, "n2", drilled=drilled, progress=progress)
+    result = look(lab)
+    assert result is not None
+    assert (result.outcome, result.steps_lost, result.goodput) == ("unharmed", 0, 1.0)
+
+
+def test_a_drill_goes_on_after_the_control_plane_was_started_again(lab: Lab) -> None:
+    job = a_job(lab)
+    drill = ask(lab, job, within_s=30.0)
+    lab.restart()
+    assert look(lab) is None
+    order = say(lab, job, "n2").drill
+    assert order is not None
+    assert order.drill_id == drill.drill_id
+
+
+def test_a_killed_control_plane_is_judged_by_the_one_that_follows_it(lab: Lab) -> None:
+    job = a_job(lab)
+    say(lab, job, "n1", progress=Progress(generation=0, step=10, at=lab.clock.now(), step_s=1.0))
+    ask(lab, None, DrillKind.KILL_CONTROL)
+    lab.clock.advance(2.0)
+    lab.restart()
+    assert look(lab, 4.0) is None, "nobody has found it yet"
+    for node in ("n1", "n2"):
+        at = lab.clock.now()
+        say(lab, job, node, progress=Progress(generation=0, step=17, at=at, step_s=1.0))
+    result = look(lab)
+    assert result is not None
+    assert (result.outcome, result.steps_lost, result.goodput) == ("recovered", 0, 1.0)
+    assert result.noticed_s == 6.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "words"),
+    [
+        ({"retry": {"max": 0}}, DrillKind.KILL_RANK, "has no `retry`: it would end as failed"),
+        ({"checkpoint": None}, DrillKind.KILL_NODE, "it may begin from the start again"),
+        ({"checkpoint": None}, DrillKind.CORRUPT_CHECKPOINT, "there is none to damage"),
+        ({"fence": "60s"}, DrillKind.PARTITION, "after 60 s without an answer"),
+    ],
+)
+def test_what_would_be_the_end_of_a_job_is_refused(
+    lab: Lab, fields: dict[str, Any], kind: DrillKind, words: str
+) -> None:
+    job = a_job(lab, **fields)
+    with pytest.raises(StateError, match=words):
+        ask(lab, job, kind, for_s=60.0)
+    assert ask(lab, job, kind, for_s=60.0, is_forced=True).kind is kind
+
+
+def test_one_fault_at_a_time(lab: Lab) -> None:
+    job = a_job(lab)
+    ask(lab, job)
+    with pytest.raises(StateError, match="is under way"):
+        ask(lab, job, DrillKind.HANG)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"rank": 2}, {"kind": DrillKind.KILL_NODE, "node": "n3"}, {"kind": DrillKind.KILL_RANK, "rank": 9}],
+)
+def test_a_drill_of_what_is_not_there_is_refused(lab: Lab, fields: dict[str, Any]) -> None:
+    with pytest.raises(SpecError):
+        ask(lab, a_job(lab), **fields)
+
+
+def test_a_job_that_does_not_run_cannot_be_drilled(lab: Lab) -> None:
+    job = lab.running(**SPEC)
+    with pytest.raises(StateError, match="is starting; a drill needs one that runs"):
+        ask(lab, job)

@@ -1,0 +1,57 @@
+"""What a drill changes in a job's checkpoints, and what it leaves alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from shoal.runtime import tree
+from shoal.runtime.damage import NUM_BYTES, damage, flip
+
+
+def a_checkpoint(place: Path, step: int) -> Path:
+    folder = place / f"step-{step:012d}-1-0"
+    folder.mkdir()
+    (folder / "manifest.json").write_bytes(b"x" * 5000)
+    (folder / "small").write_bytes(b"s" * 10)
+    (folder / "large").write_bytes(b"l" * 1000)
+    return folder
+
+
+def test_only_the_largest_file_of_the_newest_checkpoint_is_changed(tmp_path: Path) -> None:
+    old, new = a_checkpoint(tmp_path, 10), a_checkpoint(tmp_path, 20)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    damage(str(tmp_path))
+    changed = {path for path, data in before.items() if path.read_bytes() != data}
+    assert changed == {new / "large"}
+    assert old.exists()
+    data = (new / "large").read_bytes()
+    assert (len(data), data.count(b"l")) == (1000, 1000 - NUM_BYTES)
+
+
+def test_a_file_smaller_than_that_is_changed_whole(tmp_path: Path) -> None:
+    path = tmp_path / "tiny"
+    path.write_bytes(b"\x00\x01")
+    assert flip(str(path)) == 2
+    assert path.read_bytes() == b"\xff\xfe"
+
+
+def test_the_only_checkpoint_is_left_alone(tmp_path: Path) -> None:
+    folder = a_checkpoint(tmp_path, 10)
+    code = f"from shoal.runtime.damage import damage; damage({str(tmp_path)!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"holds only {folder.name}; with none before it, all work would be lost" in done.stderr
+    assert (folder / "large").read_bytes() == b"l" * 1000
+
+
+def test_whose_a_process_is_shows_in_what_it_writes_to() -> None:
+    with subprocess.Popen(["sleep", "60"], stdout=subprocess.PIPE) as own:
+        with subprocess.Popen(["sleep", "60"]) as other:
+            assert own.stdout is not None
+            inode = os.fstat(own.stdout.fileno()).st_ino
+            assert tree.writing_to({own.pid, other.pid, os.getpid()}, {inode}) == {own.pid}
+            other.kill()
+        own.kill()
