@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from shoal.model.drill import Drill, order_for
+from shoal.model.drill import Drill, DrillKind, order_for
 from shoal.wire import Drilled, DrillOrder, Progress, Renewal
 
 Share = tuple[str, str]
@@ -77,9 +77,14 @@ class DrillBook:
         mine = self.open.get(drilled.drill_id) if drilled is not None else None
         return mine is not None and drilled is not None and mine.heard(renewal.node, drilled)
 
-    def order_for(self, attempt_id: str, node: str) -> DrillOrder | None:
-        """What a supervisor has to do now."""
-        mine = (one for one in self.open.values() if one.drill.attempt_id == attempt_id)
+    def order_for(self, attempt_id: str, node: str, generation: int) -> DrillOrder | None:
+        """What a supervisor has to do now, in this group. What follows a lost node is not lost again."""
+        mine = (
+            one
+            for one in self.open.values()
+            if one.drill.attempt_id == attempt_id
+            and (one.drill.kind is not DrillKind.KILL_NODE or one.drill.generation == generation)
+        )
         return next((order for one in mine if (order := one.order_for(node)) is not None), None)
 
     def close(self, drill_id: str) -> None:

@@ -76,10 +76,8 @@ class ShareRun:
         self._restarts = Restarts(order, self._renewer)
         self._network: dict[str, str] = {}
         self._driller = Driller(order, self._renewer, clock, self._log)
-        # What follows another attempt tells how it began, too: somebody waits for its next step.
-        began = (clock.now(), time.monotonic_ns())
-        self._failed: tuple[float, int] | None = began if order.epoch > 1 else None
-        """When the group before this one failed here, until it is told how this one began."""
+        self._failed: tuple[float, int] | None = (clock.now(), time.monotonic_ns())
+        """When the group before failed here, or we began, until it is told how this group did."""
 
     def run(self) -> None:
         """Run the share to its end. Only what cannot be caught keeps it from writing an outcome."""
@@ -228,8 +226,8 @@ class ShareRun:
         recovery = crew.recovery(*self._failed)
         if recovery is not None:
             self._failed = None
-            if recovery.generation == 0 and recovery.stepped_s is None:
-                return  # its start is known, and more there is not to tell
+            if recovery.generation == 0 and (self._order.epoch == 1 or recovery.stepped_s is None):
+                return  # nothing was lost before, or all there is to tell is its start, which is known
             self._log.say(recovered(recovery))
             if self._renewer is not None:
                 self._renewer.tell_recovery(recovery)
