@@ -127,6 +127,7 @@ class Fair:
             self._settle(account, at)
         else:
             # Settled later than that already: add, or take back, what this had until then.
+            self._totals_of = None
             missed_s = account.at - max(at, account.told_at)
             account.value = max(account.value + sign * self._accrued(devices(held), missed_s), 0.0)
         account.milligpus += sign * held.milligpus

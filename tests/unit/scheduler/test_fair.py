@@ -111,6 +111,14 @@ def test_a_hold_in_the_past_shows_in_a_standing_that_was_asked_for_before() -> N
     assert book.standing("a", 100.0) == (book.used("a", 100.0),)
 
 
+def test_a_hold_under_a_clock_that_was_set_back_shows_at_once() -> None:
+    book = fair()
+    book.hold("a", ONE, since=100.0)
+    before = book.standing("a", 50.0)
+    book.hold("a", ONE, since=50.0)
+    assert book.standing("a", 50.0) == (book.used("a", 50.0),) > before
+
+
 def test_two_projects_that_never_run_dry_get_devices_in_the_ratio_of_their_weights() -> None:
     """One device, jobs of many lengths, and always the project that stands first: 2 to 1 in the end.
 
