@@ -132,13 +132,13 @@ class Book:
     def start(self, attempt_id: str, allocation: Allocation, now: float) -> None:
         """It leaves its row and holds its share."""
         candidate = self.unconfirmed[attempt_id] = self.rows.remove(attempt_id)
-        self._take(holding_of(candidate, allocation, now))
+        self._take(holding_of(candidate, allocation, now), is_new=True)
 
     def undo(self, attempt_id: str) -> Candidate | None:
         """The candidate that `start` took, which never held anything; None when it took none."""
         candidate = self.unconfirmed.pop(attempt_id, None)
         if candidate is not None:
-            self._give(attempt_id, self.holdings[attempt_id].placed_at)
+            self._give(attempt_id, self.holdings[attempt_id].placed_at, is_new=True)
         return candidate
 
     def hold(self, holding: Holding) -> bool:
@@ -240,7 +240,7 @@ class Book:
     def _turn(self, candidate: Candidate) -> tuple[Rank, Turn]:
         return self.rank(LineKey.of(candidate)), self.rows.turn_of(candidate)
 
-    def _take(self, holding: Holding) -> None:
+    def _take(self, holding: Holding, *, is_new: bool = False) -> None:
         self.holdings[holding.attempt_id] = holding
         self.stakes.add(holding)
         if holding.request is not None and len(holding.allocation) < holding.request.max_nodes:
@@ -248,20 +248,20 @@ class Book:
         self.capacity.hold(holding)
         held = held_by(holding.allocation)
         self.tree.take(holding.project, held)
-        self.fair.hold(holding.project, held, holding.placed_at)
+        self.fair.hold(holding.project, held, holding.placed_at, is_new=is_new)
         if self._power.has_caps:
             self._power.take(holding.allocation, 1)
         if holding.array_id is not None:
             self._num_of_array[holding.array_id] += 1
 
-    def _give(self, attempt_id: str, at: float) -> None:
+    def _give(self, attempt_id: str, at: float, *, is_new: bool = False) -> None:
         holding = self.holdings.pop(attempt_id)
         self.stakes.remove(holding)
         self.elastic.discard(attempt_id)
         self.capacity.release(holding)
         held = held_by(holding.allocation)
         self.tree.give(holding.project, held)
-        self.fair.release(holding.project, held, at)
+        self.fair.release(holding.project, held, at, is_new=is_new)
         if self._power.has_caps:
             self._power.take(holding.allocation, -1)
         if holding.array_id is not None:

@@ -71,6 +71,32 @@ def test_nobody_grows_while_somebody_waits() -> None:
     assert grown(planner, 2 * HOUR - 60, 2 * HOUR).evictions == ()
 
 
+def test_job_that_can_never_run_here_holds_no_growth_up() -> None:
+    planner = shrunken(asked(1, 4))
+    planner.add(candidate("huge", asked(9, 9), 3.0))
+    assert grown(planner, 2 * HOUR - 60, 2 * HOUR).evictions
+
+
+def test_job_grows_as_soon_as_that_wins_twice_what_is_done_again() -> None:
+    """From two nodes to four, a minute after a checkpoint: half of what it has run, against six minutes."""
+    assert grown(shrunken(asked(1, 4)), 660.0, 720.0).evictions == ()
+    assert grown(shrunken(asked(1, 4)), 661.0, 721.0).evictions
+
+
+def test_job_that_runs_is_told_what_its_growth_waits_for() -> None:
+    planner = shrunken(asked(1, 4))
+    grown(planner, None, 60.0)
+    said = planner.explain_growth("elastic", 60.0)
+    assert said is not None
+    assert "no checkpoint of it was seen" in said.sentence
+    planner.add(candidate("wide", asked(3, 3), 3.0))
+    planner.plan(61.0)
+    said = planner.explain_growth("elastic", 61.0)
+    assert said is not None
+    assert "1 job waits" in said.sentence
+    assert planner.explain_growth("wide", 61.0) is None
+
+
 def test_job_that_is_stopping_already_is_not_asked_twice() -> None:
     planner = shrunken(asked(1, 4))
     assert grown(planner, 2 * HOUR - 60, 2 * HOUR).evictions
