@@ -1,4 +1,4 @@
-"""Why a job is not running, has fewer nodes than it could use, or is silent and nothing is done about it."""
+"""Why a job is not running, has fewer nodes than it could use, or is silent and left alone."""
 
 from __future__ import annotations
 

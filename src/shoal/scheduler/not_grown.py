@@ -1,4 +1,4 @@
-"""Why a job that runs on fewer nodes than it could use is not given more. Decides nothing, names no other job."""
+"""Why a job that runs on fewer nodes than it could use gets no more. Decides nothing, names no other job."""
 
 from __future__ import annotations
 

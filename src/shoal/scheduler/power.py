@@ -19,6 +19,7 @@ from shoal.model.attempt import Allocation, NodeShare
 from shoal.model.node import watts_of
 from shoal.scheduler.amounts import MILLI, Need
 from shoal.scheduler.snapshot import NodeView
+from shoal.scheduler.words import listed, quoted
 
 RACK = "rack"
 
@@ -147,6 +148,16 @@ class Power:
 
     def _of_share(self, share: NodeShare) -> int:
         return self._draws[share.node].of(len(share.gpu_ids) * share.gpu_milli / MILLI, share.cpus)
+
+
+def unknown_racks(caps: Iterable[str], labels: Iterable[Mapping[str, str]]) -> str | None:
+    """Names racks that have a cap and no node, and those that have nodes; None when each has one."""
+    racks = {told[RACK] for told in labels if RACK in told}
+    missing = sorted(set(caps) - racks)
+    if not missing:
+        return None
+    there = f"nodes are in {listed(quoted(sorted(racks)))}" if racks else "no node says which rack it is in"
+    return f"`power_caps`: no node has the label `{RACK}` with {listed(quoted(missing))}; {there}"
 
 
 def _draws_of(view: NodeView) -> Draws:

@@ -119,7 +119,7 @@ def _small(**fields: Any) -> Explanation:
 
 
 CASES = {
-    "fewer_nodes_never_saved": _small,
+    "fewer_nodes_never_saved": lambda: _small(checkpoint_at=None),
     "fewer_nodes_not_yet": lambda: _small(placed_at=NOW - 180.0, checkpoint_at=NOW - 30.0),
     "fewer_nodes_saved_long_ago": lambda: _small(checkpoint_at=NOW - 400.0),
     "fewer_nodes_now": lambda: _small(checkpoint_at=NOW - 30.0),
