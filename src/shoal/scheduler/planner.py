@@ -212,7 +212,7 @@ class Planner:
         if kept_back is None and attempt_id not in book.rows.candidates:
             return None
         if self._explainer is None:
-            self._explainer = Explainer(book, self._cycle.claims, now)
+            self._explainer = Explainer(book, self._cycle.claims, self.policy, now)
         return self._explainer.explain(kept_back or book.rows.candidates[attempt_id])
 
     def explain_growth(self, attempt_id: str, now: float) -> Explanation | None:
