@@ -79,7 +79,7 @@ class Book:
         """Reckons anew whenever a node has changed."""
         if self._power.has_caps and self._power_as_of != self.capacity.num_node_changes:
             views = (node.view for node in self.capacity.nodes.values())
-            self._power.rebuild(views, (one.allocation for one in self.holdings.values()))
+            self._power.rebuild(views, self.holdings.values())
             self._power_as_of = self.capacity.num_node_changes
         return self._power
 
@@ -156,6 +156,9 @@ class Book:
                 self.holdings[holding.attempt_id] = holding
                 return False  # where its work is safe until decides who is evicted, and not whether
             self.capacity.retime(holding, was)
+            if self._power.has_caps:
+                self._power.give(was)
+                self._power.take(holding)
             held = held_by(holding.allocation)
             self.fair.release(was.project, held, was.placed_at)
             self.fair.hold(holding.project, held, holding.placed_at)
@@ -250,7 +253,7 @@ class Book:
         self.tree.take(holding.project, held)
         self.fair.hold(holding.project, held, holding.placed_at, is_new=is_new)
         if self._power.has_caps:
-            self._power.take(holding.allocation, 1)
+            self._power.take(holding)
         if holding.array_id is not None:
             self._num_of_array[holding.array_id] += 1
 
@@ -263,7 +266,7 @@ class Book:
         self.tree.give(holding.project, held)
         self.fair.release(holding.project, held, at, is_new=is_new)
         if self._power.has_caps:
-            self._power.take(holding.allocation, -1)
+            self._power.give(holding)
         if holding.array_id is not None:
             self._num_of_array[holding.array_id] -= 1
             if not self._num_of_array[holding.array_id]:

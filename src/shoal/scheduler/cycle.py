@@ -302,7 +302,7 @@ class Cycle:
         book = self._book
         if not book.power.has_caps:
             return None
-        return PowerAhead(book.power, book.capacity.nodes, self.claims.watts())
+        return PowerAhead(book.power, self.claims.watts())
 
 
 def _draw(demand: Demand, names: list[str], ahead: PowerAhead | None, at: float) -> Draw | None:

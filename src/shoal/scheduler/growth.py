@@ -90,8 +90,10 @@ def kept_to_grow(book: Book, claims: Claims, one: Holding, now: float) -> Claim 
     spare.update((name, less(nodes[name].free, need, nodes[name].whole)) for name in more)
     draw = None
     if book.power.has_caps:
-        left, kept, watts = book.power.left(), claims.watts(), book.power.of_nodes(need, more)
-        draw = Draw(watts, {rack: left[rack] - kept[rack] - watts[rack] for rack in watts})
+        # Its own as well: who is given room counts it as gone.
+        left, kept, watts = book.power.left(), claims.watts(), book.power.of_nodes(need, spare)
+        back = book.power.of_shares(one.allocation)
+        draw = Draw(watts, {rack: left[rack] + back[rack] - kept[rack] - watts[rack] for rack in watts})
     return Claim(_as_candidate(one, one.request), inf, spare, (one.attempt_id,), draw)
 
 

@@ -7,8 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from shoal.model.attempt import NodeShare
 from shoal.model.request import GpuRequest, Request
 from shoal.scheduler import Candidate, GpuView, NodeView, Plan, Planner, Policy, Why
+from shoal.scheduler.book import Book, holding_of
+from shoal.scheduler.claims import Claims
+from shoal.scheduler.growth import kept_to_grow
 from shoal.scheduler.types import Ground
 
 HOUR = 3600.0
@@ -138,6 +142,26 @@ def test_higher_priority_does_not_wait_for_a_job_that_grows() -> None:
     stopping(planner, 2 * HOUR)
     planner.add(msgspec.structs.replace(candidate("urgent", asked(1, 1), 2 * HOUR), priority=10))
     assert [start.attempt_id for start in planner.plan(2 * HOUR + 2).starts] == ["urgent"]
+
+
+def test_power_of_its_own_nodes_is_kept_as_well_as_that_of_the_others() -> None:
+    """One within its quota, who may have others stop, does not count on what the growing job gives back."""
+    labels = {"rack": "r1", "gpu_watts": "100"}
+    book = Book(Policy(power_caps={"r1": 3000.0}))
+    for number in range(4):
+        book.set_node(NodeView(name=f"n{number}", cpus=8.0, memory_bytes=64, gpus=GPUS, labels=labels))
+    shares = tuple(
+        NodeShare(node=f"n{n}", cpus=8.0, memory_bytes=64, gpu_ids=tuple(range(8))) for n in (0, 1)
+    )
+    held = msgspec.structs.replace(
+        holding_of(candidate("elastic", asked(1, 4)), shares, 0.0), is_leaving=True, grows_to=3
+    )
+    book.hold(held)
+    claims = Claims(book.capacity, book.windows, book.power)
+    claim = kept_to_grow(book, claims, held, 1.0)
+    assert claim is not None
+    assert dict(claim.draw.watts) == {"r1": 3 * 800_000}
+    assert claim.draw.spare == {"r1": 600_000}
 
 
 def test_two_jobs_do_not_stop_for_the_same_idle_nodes() -> None:
