@@ -58,6 +58,13 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     first_step: int = 0
     """How many steps were complete then."""
 
+    def is_behind(self, generation: int) -> bool:
+        """Whether it could join this group and has not: it never came out of an earlier one.
+
+        One that joined and waits again is not: it has noticed the loss of a peer before anybody else.
+        """
+        return self.standing is not Standing.UNKNOWN and self.generation < generation
+
 
 class Board:
     """One page, for one share. Slots 0.. are its processes: ranks first, then spares."""

@@ -146,9 +146,9 @@ class Crew:
         if self._spare is None and all(joined) and self._has_room_for_spare():
             self._spare = self._start(None, None)
         if self._generation.number > 0 and self._clock.monotonic() > self._formed_at + JOIN_S:
-            stuck = [p for p, has in zip(self.ranks, joined, strict=True) if not has and self._can_go_on(p)]
-            for process in stuck:
-                _kill_group(process)
+            for process in self.ranks:
+                if self._board.beat(process.slot).is_behind(self._generation.number):
+                    _kill_group(process)
         if all(joined):
             self._look_for_hang()
 

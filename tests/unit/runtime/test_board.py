@@ -33,3 +33,14 @@ def test_nonsense_from_a_rank_is_no_standing() -> None:
     for number in (-1, 99, -(1 << 63)):
         board.say(0, number, 0, 0, 0)  # type: ignore[arg-type]
         assert board.beat(0).standing is Standing.UNKNOWN
+
+
+def test_only_who_never_left_an_earlier_group_is_behind() -> None:
+    def beat(standing: Standing, generation: int) -> Beat:
+        return Beat(standing=standing, generation=generation, step=9, at_ns=0)
+
+    assert beat(Standing.JOINED, 1).is_behind(2)
+    assert beat(Standing.WAITING, 1).is_behind(2)
+    assert not beat(Standing.JOINED, 2).is_behind(2)
+    assert not beat(Standing.WAITING, 2).is_behind(2), "it waits for a newcomer, or has lost a peer just now"
+    assert not beat(Standing.UNKNOWN, 0).is_behind(2), "it is being built"

@@ -24,11 +24,11 @@ def send(state: object, ranks: list[int]) -> None:
     frame = pickle.dumps(_taken_apart(state, tensors))
     head = torch.frombuffer(bytearray(frame), dtype=torch.uint8).to(device())
     size = torch.tensor([head.numel()], dtype=torch.int64, device=device())
+    packed = [tensor.to(device()).contiguous() for tensor in tensors]
     for rank in ranks:
         dist.send(size, rank)
         dist.send(head, rank)
-        for tensor in tensors:
-            dist.send(tensor.to(device()).contiguous(), rank)
+        _all([dist.P2POp(dist.isend, tensor, rank) for tensor in packed])
 
 
 def receive(source: int) -> Any:
@@ -39,12 +39,15 @@ def receive(source: int) -> Any:
     dist.recv(head, source)
     frame = pickle.loads(head.cpu().numpy().tobytes())  # noqa: S301 - from ourselves, see above
     slots = sorted(_slots(frame), key=lambda slot: slot.number)
-    tensors = []
-    for slot in slots:
-        tensor = torch.empty(slot.shape, dtype=slot.dtype, device=device())
-        dist.recv(tensor, source)
-        tensors.append(tensor.to(slot.device))
-    return _put_together(frame, tensors)
+    tensors = [torch.empty(slot.shape, dtype=slot.dtype, device=device()) for slot in slots]
+    _all([dist.P2POp(dist.irecv, tensor, source) for tensor in tensors])
+    return _put_together(frame, [t.to(slot.device) for t, slot in zip(tensors, slots, strict=True)])
+
+
+def _all(transfers: list[dist.P2POp]) -> None:
+    """All on their way at once: waiting for each in turn costs a change of process for every tensor."""
+    for transfer in dist.batch_isend_irecv(transfers) if transfers else ():
+        transfer.wait()
 
 
 def device() -> torch.device:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import sys
@@ -13,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 from shoal.runtime.rank.checkpoint.checkpoints import Checkpoints
-from shoal.runtime.rank.member import Member
+from shoal.runtime.rank.leaving import leave
+from shoal.runtime.rank.member import Member, until_open
 from shoal.runtime.rank.state import State, Stateful, level
 
 SEED_STRIDE = 1_000_003
@@ -74,6 +74,8 @@ def train(
     while True:
         place = member.next()
         try:
+            if place.generation > 0:
+                until_open(place)
             dist.init_process_group(
                 backend or ("nccl" if torch.cuda.is_available() else "gloo"),
                 timeout=timedelta(seconds=timeout_s),
@@ -88,18 +90,12 @@ def train(
             if checkpoints is not None:
                 checkpoints.wait()
         except Exception:
-            _leave()
+            leave()
             if not member.is_group_over():
                 raise
         else:
             dist.destroy_process_group()
             return
-
-
-def _leave() -> None:
-    """Give up the group, so that its other members notice too. It may be half made, or broken."""
-    with contextlib.suppress(Exception):
-        dist.destroy_process_group()
 
 
 def seed_all(seed: int, step: int, rank: int) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 
 from shoal.runtime.board import VARIABLE, Board, Place, Standing
 from shoal.runtime.environment import numbers
 
-POLL_S, SPARE_POLL_S = 0.002, 0.02
+POLL_S, SPARE_POLL_S = 0.002, 0.005
 PEERS_S = 2.0
 """How long after an error of ours the supervisor may take to tell that it was a peer's end."""
+
+
+STORE_S = 30.0
 
 
 class Member:
@@ -38,6 +42,7 @@ class Member:
                 os.environ.update(numbers(place.rank, place.local_rank))
                 os.environ["MASTER_PORT"] = str(place.master_port)
                 os.environ["SHOAL_GENERATION"] = str(place.generation)
+                self._say(Standing.WAITING)  # for the others of this group, who may be long in coming
                 return place
             time.sleep(POLL_S if self.generation >= 0 else SPARE_POLL_S)
 
@@ -81,6 +86,21 @@ class Member:
     def _say(self, standing: Standing) -> None:
         if self._board is not None:
             self._board.say(self._slot, standing, self.generation, self.step, time.monotonic_ns())
+
+
+def until_open(place: Place) -> None:
+    """Wait until the group's first rank listens, or for so long that joining may as well say what is wrong.
+
+    A store's client that comes too early tries again after half a second: longer than all the rest takes.
+    """
+    until = time.monotonic() + STORE_S
+    address = (os.environ["MASTER_ADDR"], place.master_port)
+    while place.rank != 0 and time.monotonic() < until:
+        try:
+            with socket.create_connection(address, timeout=STORE_S):
+                return
+        except OSError:
+            time.sleep(POLL_S)
 
 
 def _from_environment() -> Place:

@@ -1,0 +1,48 @@
+"""Give up a group of ranks that is broken, without waiting for what it still wants to do.
+
+A collective that gloo has begun cannot be taken back: where a peer died at the wrong moment it stays until
+its time-out, and whoever drops the last reference to its group waits for it. So the training does not: a
+thread that nothing depends on holds the last few groups, and waits in its place when it lets go of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+
+import torch.distributed as dist
+
+KEPT = 4
+"""Groups held back: a program may still refer to one, in a replica that it has not replaced yet."""
+
+_left: queue.SimpleQueue[dist.ProcessGroup] = queue.SimpleQueue()
+_thread: threading.Thread | None = None
+
+
+def leave() -> None:
+    """Give up the group, so that its other members notice too. It may be half made, or broken."""
+    for group in _groups():
+        _left.put(group)
+    with contextlib.suppress(Exception):
+        dist.destroy_process_group()
+    _begin()
+
+
+def _groups() -> list[dist.ProcessGroup]:
+    return list(dist.distributed_c10d._world.pg_map)  # noqa: SLF001 - there is no other list of them
+
+
+def _begin() -> None:
+    global _thread  # noqa: PLW0603 - one for the process, begun by the first loss
+    if _thread is None:
+        _thread = threading.Thread(target=_hold, name="shoal-left-groups", daemon=True)
+        _thread.start()
+
+
+def _hold() -> None:
+    held = []  # a local of a daemon thread: not even the interpreter's end drops it
+    while True:
+        held.append(_left.get())
+        if len(held) > KEPT:
+            del held[0]
