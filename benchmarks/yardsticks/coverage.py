@@ -21,6 +21,7 @@ from shoal.model.request import Request
 from shoal.scheduler import Candidate, Holding, NodeView, Plan, Planner, Policy, Stamps
 from shoal.scheduler.book import holding_of
 from shoal.scheduler.calibration import Calibration, Interval
+from shoal.scheduler.firm import firm_starts
 from shoal.scheduler.outlook import within_promise
 from shoal.scheduler.predict import Span, predict
 from shoal.sim.traces.job import TraceJob
@@ -164,8 +165,8 @@ class Replay:
             if span is None:
                 tally.num_unanswered += 1
                 continue
-            promised_at = next((one.at for one in made.promises if one.attempt_id == attempt_id), None)
-            given = within_promise(tally.calibration.interval(span), promised_at, now)
+            firm_at = firm_starts(snapshot, made.promises, now).get(attempt_id)
+            given = within_promise(tally.calibration.interval(span), firm_at, now)
             tally.pending[attempt_id] = _Asked(now, span, given)
 
 

@@ -1,29 +1,30 @@
-"""A planner that followed every change plans like one that is told the facts today; promises are kept."""
+"""A planner that followed every change plans like one that is told the facts today; promises are kept.
+
+Lives have all that plans are made of: projects with limits and quotas, windows, power caps, jobs that were
+evicted before, and jobs that go on with more nodes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from math import inf
+from typing import Any
 
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.model.people import Devices
 from shoal.model.window import Window, WindowKind
 from shoal.scheduler import Candidate, Holding, NodeView, Plan, Planner, Policy, Promise, Snapshot
 from shoal.scheduler.classes import CLASSES, PriorityClass
+from shoal.scheduler.devices import ProjectView
 from tests.property.test_scheduler_plans import NOW, candidates, node_views, snapshots
 
 Change = tuple[str, int]
-CHANGES = st.lists(
-    st.tuples(
-        st.sampled_from(
-            ["add", "drop", "end", "node", "lose", "wait", "plan", "undo", "leave", "save", "windows"]
-        ),
-        st.integers(0, 9),
-    ),
-    max_size=40,
-)
+COMMON = ("add", "add", "add", "plan", "plan", "plan", "end", "wait", "carry")
+RARE = ("drop", "node", "lose", "undo", "leave", "save", "windows", "projects", "grow", "quiet")
+CHANGES = st.lists(st.tuples(st.sampled_from((*COMMON, *RARE)), st.integers(0, 9)), min_size=8, max_size=40)
 
 
 @st.composite
@@ -52,6 +53,44 @@ def windows(draw: st.DrawFn) -> list[Window]:
     return draw(st.permutations(made))
 
 
+SOME = (None, None, None, Devices(gpus=2), Devices(cpus=3.0), Devices(gpus=4, cpus=6.0))
+QUOTAS = st.sampled_from((*SOME, Devices(gpus=4), Devices(gpus=2, cpus=4.0)))
+LIMITS = st.sampled_from((*SOME, None, None, None))
+
+
+@st.composite
+def project_views(draw: st.DrawFn) -> tuple[ProjectView, ...]:
+    """Two that jobs are of, perhaps below a third."""
+    parent = draw(st.sampled_from([None, "lab"]))
+    return tuple(
+        ProjectView(
+            name=name,
+            parent=parent if name != "lab" else None,
+            quota=draw(QUOTAS),
+            limit=draw(LIMITS),
+            borrow=draw(LIMITS),
+            weight=draw(st.sampled_from([1.0, 2.0])),
+        )
+        for name in ("lab", "vision", "speech")
+    )
+
+
+WATTS = st.fixed_dictionaries(
+    {
+        "idle_watts": st.sampled_from(["0", "50"]),
+        "gpu_watts": st.sampled_from(["100", "333.3"]),
+        "cpu_watts": st.sampled_from(["0", "10"]),
+    }
+)
+CAPS = st.sampled_from([{}, {}, {"r1": 400.0}, {"r1": 250.0, "r2": 900.0}])
+
+
+@st.composite
+def powered_views(draw: st.DrawFn, name: str) -> NodeView:
+    view = draw(node_views(name))
+    return msgspec.structs.replace(view, labels={**view.labels, **draw(WATTS)})
+
+
 class Life:
     """A planner, what was done to it, and the clock."""
 
@@ -60,7 +99,7 @@ class Life:
         self.now = NOW
         self.planner = Planner(policy)
         self.num = 0
-        self.known: dict[str, Candidate] = {}
+        self.made = Plan()
 
     def happen(self, what: str, which: int) -> None:
         planner, snapshot = self.planner, self.planner.snapshot()
@@ -70,17 +109,20 @@ class Life:
             expected = self.draw(st.sampled_from([None, 5.0, 60.0, 4000.0]))
             due_at = self.draw(st.sampled_from([None, NOW - 50, NOW + 900]))
             score = self.draw(st.sampled_from([None, 1.0, 2.0, 3.0]))
-            planner.add(msgspec.structs.replace(new, expected_s=expected, due_at=due_at, score=score))
+            fields: dict[str, Any] = {"expected_s": expected, "due_at": due_at, "score": score}
+            fields["project"] = self.draw(st.sampled_from(["vision", "speech"]))
+            fields["num_evicted"] = self.draw(st.sampled_from([0, 0, 1, 2]))
+            planner.add(msgspec.structs.replace(new, **fields))
         elif what == "drop" and snapshot.candidates:
             planner.drop(snapshot.candidates[which % len(snapshot.candidates)].attempt_id)
         elif what == "end" and snapshot.holdings:
             planner.release(snapshot.holdings[which % len(snapshot.holdings)].attempt_id, self.now)
         elif what == "node":
-            planner.set_node(self.draw(node_views(f"n{which % 5}")))
+            planner.set_node(self.draw(powered_views(f"n{which % 5}")))
         elif what == "lose":
             planner.drop_node(f"n{which % 5}")
         elif what == "wait":
-            self.now += self.draw(st.sampled_from([0.5, 40.0, 700.0, -300.0]))
+            self.now += self.draw(st.sampled_from([0.5, 40.0, 700.0, 4000.0, -300.0]))
         elif what == "leave" and snapshot.holdings:
             one = snapshot.holdings[which % len(snapshot.holdings)]
             planner.hold(msgspec.structs.replace(one, is_leaving=True))
@@ -90,16 +132,56 @@ class Life:
             planner.undo(snapshot.holdings[which % len(snapshot.holdings)].attempt_id)
         elif what == "windows":
             planner.set_windows(self.draw(windows()))
+        elif what == "projects":
+            planner.set_projects(self.draw(project_views()))
+        elif what == "carry":
+            self._carry_out(self.made)
+        elif what == "quiet":
+            self._fall_quiet()
+        elif what == "grow" and snapshot.holdings:
+            one = snapshot.holdings[which % len(snapshot.holdings)]
+            more = 1 + which % 3
+            planner.hold(msgspec.structs.replace(one, is_leaving=True, grows_to=len(one.allocation) + more))
+
+    def _fall_quiet(self) -> None:
+        """Nobody waits any more, and everybody has saved after a while: then some may grow."""
+        facts = self.planner.snapshot()
+        for waiting in facts.candidates:
+            self.planner.drop(waiting.attempt_id)
+        self.now += 4000.0
+        for held in facts.holdings:
+            self.planner.save(held.attempt_id, self.now - 10.0)
+
+    def _carry_out(self, made: Plan) -> None:
+        """As control does: starts are confirmed, who was asked to stop is stopping."""
+        held = {one.attempt_id: one for one in self.planner.snapshot().holdings}
+        for start in made.starts:
+            if start.attempt_id in held:
+                self.planner.hold(held[start.attempt_id])
+        for eviction in made.evictions:
+            one = held.get(eviction.attempt_id)
+            if one is not None:
+                leaving = msgspec.structs.replace(one, is_leaving=True, grows_to=eviction.num_nodes)
+                self.planner.hold(leaving)
 
 
 @st.composite
 def lives(draw: st.DrawFn) -> tuple[Life, list[Change]]:
     patience_s = draw(st.sampled_from([0.0, 600.0, inf]))
     classes = draw(st.sampled_from([CLASSES, (PriorityClass(name="all", value=-1, can_preempt=True),)]))
-    life = Life(draw, Policy(patience_s=patience_s, classes=classes))
-    for number in range(draw(st.integers(1, 4))):
-        life.planner.set_node(draw(node_views(f"n{number}")))
-    return life, draw(CHANGES)
+    policy = Policy(
+        patience_s=patience_s,
+        classes=classes,
+        power_caps=draw(CAPS),
+        max_evictions=draw(st.sampled_from([0, 1, 2, 5])),
+    )
+    life = Life(draw, policy)
+    if draw(st.booleans()):
+        life.planner.set_projects(draw(project_views()))
+    for number in range(draw(st.integers(2, 4))):
+        life.planner.set_node(draw(powered_views(f"n{number}")))
+    full = [("add", 0)] * draw(st.integers(3, 8)) + [("plan", 0), ("carry", 0)]
+    return life, full + draw(CHANGES)
 
 
 def _plans(life: Life, changes: list[Change]) -> Iterator[tuple[Planner, Plan]]:
@@ -107,7 +189,8 @@ def _plans(life: Life, changes: list[Change]) -> Iterator[tuple[Planner, Plan]]:
     for what, which in [*changes, ("plan", 0)]:
         if what == "plan":
             fresh = Planner.of(life.planner.snapshot(), life.planner.policy)
-            yield fresh, life.planner.plan(life.now)
+            life.made = life.planner.plan(life.now)
+            yield fresh, life.made
         else:
             life.happen(what, which)
 

@@ -20,6 +20,7 @@ from tests.sim.world import LOOPS, World
 
 STEPS = 400
 MAX_KEYS = 12
+QUIET_KEYS = 5
 PEACE_TURNS = 400
 ENDLESS_AFTER_TURNS = 12
 
@@ -53,6 +54,8 @@ def _something(world: World) -> None:
     for loop, chance in BY_THEMSELVES.items():
         if dice.random() < chance:
             world.wake(loop)
+    if world.is_quiet and dice.random() < 0.1:
+        _saves(world)
     if world.driver.awake() and dice.random() < 0.8:
         world.driver.step()
         return
@@ -81,7 +84,7 @@ def _submit(world: World) -> None:
     unanswered = [key for key in world.asked if key not in world.accepted]
     if unanswered and world.dice.random() < 0.5:
         world.submit(world.dice.choice(unanswered))
-    elif len(world.asked) < MAX_KEYS:
+    elif len(world.asked) < (QUIET_KEYS if world.is_quiet else MAX_KEYS):
         world.submit(f"k{len(world.asked)}")
     elif world.accepted:
         world.submit(world.dice.choice(sorted(world.accepted)))
@@ -264,6 +267,8 @@ def _peace(world: World, auditor: Auditor) -> None:
             break
         world.clock.advance(10)
         world.carry_renewals(lost=0, repeated=0)
+        if world.is_quiet:
+            _saves(world)
         for loop in LOOPS:
             world.wake(loop)
         if turn % ENDLESS_AFTER_TURNS == ENDLESS_AFTER_TURNS - 1:
@@ -324,6 +329,8 @@ def summary(world: World) -> Counter[str]:
             is_same = where == inner["failure"]["node"]
             kind = "the same node" if is_same else "another node"
             seen["ranks started anew" if where is None else f"shares replaced on {kind}"] += 1
+        elif event.kind == "job.grows":
+            seen["growths"] += 1
         elif event.kind == "attempt.ended":
             seen["attempts ended"] += 1
             seen["fences passed"] += event.data["event"]["type"] == "FencePassed"

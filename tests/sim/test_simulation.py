@@ -30,6 +30,7 @@ MUST_HAPPEN = (
     "failing disks",
     "fences passed",
     "full disks",
+    "growths",
     "jobs cancelled",
     "jobs failed",
     "jobs succeeded",

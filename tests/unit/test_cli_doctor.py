@@ -14,9 +14,11 @@ from shoal.cli.checkup_server import (
     check_database,
     check_loops,
     check_nodes,
+    check_policy,
     check_server,
 )
-from shoal.client.credentials import LOCAL, Credentials
+from shoal.cli.home import remember
+from shoal.client.credentials import LOCAL, Credentials, Endpoint
 from tests.support.cli import Shell
 from tests.support.fake_server import running_fake
 
@@ -131,6 +133,25 @@ def test_what_the_engine_says_about_its_nodes_is_told(shell: Shell) -> None:
         found = check_nodes()
     assert (found.level, found.hint) == (Level.WARN, "look again with `shoal nodes box`")
     assert f"box: {told}" in found.told
+
+
+def test_cap_of_a_rack_that_no_node_is_in_is_a_warning(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("power_caps: {r1: 1000, r9: 1000}\n")
+    shell.home.mkdir()
+    remember(shell.home, {"policy": str(policy)})
+    monkeypatch.setattr(Endpoint, "is_local", True)
+    with running_fake() as fake:
+        shell.talk_to(fake)
+        boxes = [{"name": "box", "labels": {"rack": "r1"}}]
+        fake.answers["GET", "/v1/nodes"] = {"items": boxes, "next_cursor": None}
+        found = check_policy()
+        policy.write_text("power_caps: {r1: 1000}\n")
+        assert check_policy().level is Level.OK
+    assert found.level is Level.WARN
+    assert found.told == "`power_caps`: no node has the label `rack` with `r9`; nodes are in `r1`"
 
 
 def test_a_token_that_ends_soon_is_a_warning(shell: Shell) -> None:

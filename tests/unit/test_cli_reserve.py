@@ -36,6 +36,13 @@ def test_reserve_sends_what_was_typed_and_names_who_may_still_be_there(
     }
 
 
+def test_window_is_told_to_the_minute_as_why_tells_it(shell: Shell, fake: FakeServer) -> None:
+    """It begins no later, and ends no sooner, than is said."""
+    odd = {**MADE, "from_at": MADE["from_at"] + 20.0, "until_at": MADE["until_at"] - 20.0}
+    fake.answers["POST", "/v1/windows"] = (201, odd)
+    assert shell("reserve", "--nodes", "node-01,node-02", "--for", "2h", "--project", "vision").out == TOLD
+
+
 def test_maintenance_of_so_many_nodes_begins_now_unless_told_otherwise(
     shell: Shell, fake: FakeServer
 ) -> None:

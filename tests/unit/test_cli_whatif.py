@@ -52,6 +52,29 @@ def test_jobs_that_would_fit_no_more_are_counted(shell: Shell, trace: str) -> No
     assert (told["before"]["num_refused"], told["after"]["num_refused"]) == (0, 1)
 
 
+def test_flag_without_effect_is_refused_and_a_column_that_nobody_reads_is_named(
+    shell: Shell, trace: str, tmp_path: Path
+) -> None:
+    told = shell("whatif", trace, "--nodes", "2x8", "--repair", "4h")
+    assert told.code == 2
+    assert "--mtbf 60d --repair 4h" in told.err
+    assert shell("plan", trace, "--nodes", "2x8", "--target", "p95 wait < 1h", "--repair", "4h").code == 2
+    (tmp_path / "other.csv").write_text("submitted_at,run_s,num_gpu,colour\n0,60,8,red\n")
+    told = shell("whatif", str(tmp_path / "other.csv"), "--nodes", "64")
+    assert told.code == 0, told.err
+    assert "not read: `num_gpu` (did you mean `num_gpus`?), `colour`" in told.err
+
+
+def test_cap_of_a_rack_that_no_node_is_in_is_worth_a_warning(
+    shell: Shell, trace: str, tmp_path: Path
+) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("power_caps: {r9: 1000}\n")
+    told = shell("whatif", trace, "--nodes", "2x8", "--policy", str(policy))
+    assert told.code == 0, told.err
+    assert "no node has the label `rack` with `r9`; no node says which rack it is in" in told.err
+
+
 def test_a_quota_is_guaranteed_to_a_project(shell: Shell, trace: str) -> None:
     told = shell("whatif", trace, "--nodes", "1x8", "--quota", "nlp=8", "--json").json()
     assert told["changes"] == ["quota nlp=8"]

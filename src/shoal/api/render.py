@@ -113,6 +113,7 @@ def render_outlook(outlook: Outlook) -> views.OutlookView:
         "coverage": outlook.coverage,
         "num_starts": outlook.num_starts,
         "promised_at": outlook.promised_at,
+        "is_firm": outlook.is_firm,
         "sentence": outlook.sentence,
         "changes": [
             {"setting": one.setting, "sentence": one.sentence, "starts_at": one.starts_at}

@@ -56,7 +56,8 @@ class ChangeView(TypedDict):
 class OutlookView(TypedDict):
     """When a waiting job starts. `basis` is `scenarios`, `promise` or `nothing`; a time is null where nobody
     can say. The start is between `earliest` and `latest` with the probability `coverage`, which rests on the
-    last `num_starts` foreseen starts; below 40 it is a guess. `not_looked`: changes that were not tried.
+    last `num_starts` foreseen starts; below 40 it is a guess. `promised_at` rests on the time limits of what
+    runs; it `is_firm` when nobody who waits can go first. `not_looked`: changes that were not tried.
     """
 
     basis: str
@@ -66,6 +67,7 @@ class OutlookView(TypedDict):
     coverage: float | None
     num_starts: int | None
     promised_at: float | None
+    is_firm: bool
     sentence: str
     changes: list[ChangeView]
     not_looked: str | None

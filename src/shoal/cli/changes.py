@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from shoal.cli.show import note
 from shoal.cli.sim_flags import times_of
 
 if TYPE_CHECKING:
@@ -54,11 +55,15 @@ def changed(before: Scenario, asked: Asked) -> Scenario:
     """`SpecError`: the past or the trace has no such node or project."""
     import msgspec
 
+    from shoal.scheduler.power import unknown_racks
     from shoal.sim.change import with_nodes, with_quotas, without_nodes
 
     workload = without_nodes(with_nodes(before.workload, asked.shapes), asked.removed)
     after = msgspec.structs.replace(before, workload=with_quotas(workload, asked.quotas))
     if asked.policy is not None:
+        unknown = unknown_racks(asked.policy.power_caps, (node.labels for node in after.workload.nodes))
+        if unknown is not None:
+            note(f"warning: {unknown}")
         after = msgspec.structs.replace(after, policy=asked.policy)
     if asked.failures is not None and before.failures is not None:
         after = msgspec.structs.replace(after, failures=before.failures.more_often(asked.failures))

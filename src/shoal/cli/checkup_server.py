@@ -6,6 +6,7 @@ import os
 import socket
 import stat
 import time
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from shoal.cli.checkup import Finding, Level
@@ -118,4 +119,30 @@ def check_nodes() -> Finding:
     return Finding("nodes", Level.OK, "; ".join((f"{len(nodes)} known", *told)))
 
 
-SERVER_CHECKS = (check_database, check_credentials, check_server, check_loops, check_nodes)
+def check_policy() -> Finding:
+    """Whether every rack that the policy of this home caps has a node. One may join later."""
+    try:
+        with Connection(patience_s=2.0) as shoal:
+            told = racks_without_nodes(shoal)
+    except ShoalError:
+        return Finding("policy", Level.OK, "not asked: see `server`")
+    if told is None:
+        return Finding("policy", Level.OK, "nothing in it is without effect")
+    return Finding(
+        "policy", Level.WARN, told, "`shoal nodes --json` shows labels; the policy file has the caps"
+    )
+
+
+def racks_without_nodes(shoal: Connection) -> str | None:
+    """None also where the server is not of this home: its policy is not known here."""
+    path = load_remembered(home_from_env()).get("policy", "none")
+    if path == "none" or not shoal.transport.endpoint.is_local:
+        return None
+    from shoal.control.policy_file import read_policy
+    from shoal.scheduler.power import unknown_racks
+
+    caps, nodes = read_policy(Path(path)).power_caps, shoal.nodes()
+    return unknown_racks(caps, (node.get("labels") or {} for node in nodes)) if nodes else None
+
+
+SERVER_CHECKS = (check_database, check_credentials, check_server, check_loops, check_nodes, check_policy)

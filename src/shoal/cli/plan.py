@@ -22,6 +22,7 @@ from shoal.cli.sim_flags import (
     Trace,
     checkpoints_of,
     failures_of,
+    warn_of_columns,
 )
 from shoal.errors import SpecError
 
@@ -140,7 +141,9 @@ def _of_trace(trace: Path, shape: Shape | None) -> tuple[Scenario, Fleet]:
             hint="--nodes 8xH100:8, or processors: --nodes 240",
         )
     with long_work(f"reading {trace.name}"):
-        return Scenario(workload=read_workload(trace, shape)), Fleet(shape)
+        found = Scenario(workload=read_workload(trace, shape)), Fleet(shape)
+    warn_of_columns(trace)
+    return found
 
 
 def _of_past(shape: Shape | None) -> tuple[Scenario, Fleet]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from math import ceil
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
@@ -88,9 +89,10 @@ def cancel(
 def told(window: dict[str, Any]) -> str:
     for_whom = f"reserved for {window['project']}" if window.get("project") else "in maintenance"
     names = ", ".join(window["nodes"])
+    until_at = ceil(window["until_at"] / 60) * 60  # upwards, as `shoal why` tells it
     return one_line(
         f"{window['id']}: {names} {for_whom} from {utc(window['from_at'], MINUTES)} "
-        f"until {utc(window['until_at'], MINUTES)} UTC"
+        f"until {utc(until_at, MINUTES)} UTC"
     )
 
 

@@ -41,11 +41,27 @@ def seconds_of(text: str, option: str) -> float:
         raise SpecError(f"`{option}`: {error}", hint=f"{option} 4h") from None
 
 
-def failures_of(mtbf: str | None, repair: str | None) -> Failures | None:
+def failures_of(mtbf: str | None, repair: str | None, *, are_learned: bool = False) -> Failures | None:
+    """`are_learned`: how often nodes fail may also be known from the past."""
     from shoal.sim.failures import Failures
 
+    if repair and mtbf is None and not are_learned:
+        raise SpecError(
+            f"`--repair {repair}` says how long a failed node is away, and none fails without `--mtbf`",
+            hint=f"--mtbf 60d --repair {repair}",
+        )
     repair_s = seconds_of(repair, "--repair") if repair else DEFAULT_REPAIR_S
     return None if mtbf is None else Failures(mtbf_s=seconds_of(mtbf, "--mtbf"), repair_s=repair_s)
+
+
+def warn_of_columns(trace: Path) -> None:
+    """Name what a trace says that nobody reads: a column that is misspelt is a column that is missing."""
+    from shoal.cli.show import note
+    from shoal.sim.from_trace import COLUMNS_HINT, unread_columns
+
+    unread = unread_columns(trace)
+    if unread:
+        note(f"warning: {trace.name}: not read: {', '.join(unread)}; {COLUMNS_HINT}")
 
 
 def checkpoints_of(text: str | None) -> Checkpoints:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from cyclopts import Parameter
 
 from shoal.cli import daemon
+from shoal.cli.checkup_server import racks_without_nodes
 from shoal.cli.flags import JsonFlag
 from shoal.cli.home import prepare_home
 from shoal.cli.show import note, print_json
@@ -115,6 +116,9 @@ def remarks(running: daemon.Running) -> Iterator[str]:
         with suppress(ShoalError), Connection(patience_s=2.0) as shoal:
             failing = shoal.status().get("failing") or ()
             yield from (f"warning: {told_failing(one)}; see `shoal doctor`" for one in failing)
+            unknown = racks_without_nodes(shoal)
+            if unknown is not None:
+                yield f"warning: {unknown}"
     else:
         turn = "`unset SHOAL_URL`" if there.chosen_by == "SHOAL_URL" else "`shoal login local`"
         chosen = f"{one_line(there.url)}, chosen by {there.chosen_by}"

@@ -22,6 +22,7 @@ from shoal.cli.sim_flags import (
     checkpoints_of,
     failures_of,
     seconds_of,
+    warn_of_columns,
 )
 from shoal.errors import SpecError
 
@@ -82,12 +83,13 @@ def whatif(
             hint=f"`shoal whatif --add {nodes}`, or `shoal whatif TRACE --nodes {nodes}`",
         )
     asked = read_asked(add, remove, quota, policy, failures)
-    rate, written = failures_of(mtbf, repair), checkpoints_of(checkpoint)
-    if trace and failures and rate is None:
+    if trace and failures and mtbf is None:
         raise SpecError(
             f"`--failures {failures}`: so many times as often as what? A trace records no failures",
             hint=f"--mtbf 60d --failures {failures}",
         )
+    rate = failures_of(mtbf, repair, are_learned=failures is not None)
+    written = checkpoints_of(checkpoint)
     basis = _of_trace(trace, nodes, rate) if trace else _of_past(asked, rate, repair)
     before = _with(basis.scenario, written)
     scenarios = [before, changed(before, asked)] if asked.words else [before]
@@ -129,6 +131,7 @@ def _of_trace(trace: Path, nodes: str | None, rate: Failures | None) -> _Basis:
     shape = parse_shape(nodes, "--nodes") if nodes else None
     with long_work(f"reading {trace.name}"):
         workload = read_workload(trace, shape)
+    warn_of_columns(trace)
     return _Basis(Scenario(workload=workload, failures=rate), [], {})
 
 

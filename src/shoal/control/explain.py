@@ -1,4 +1,4 @@
-"""Why a job is not running, or why nothing is done about one that is silent."""
+"""Why a job is not running, has fewer nodes than it could use, or is silent and left alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shoal.scheduler.words import age
 
 
 def explain(core: Core, job: Job, attempts: Sequence[Attempt]) -> Explanation | None:
-    """None when there is nothing to explain: it runs and is heard from, or it has ended.
+    """None when there is nothing to explain: it runs with all it could use and is heard from, or has ended.
 
     `attempts` are the job's, oldest first: why one is tried again is part of why it waits.
     """
@@ -34,7 +34,9 @@ def explain(core: Core, job: Job, attempts: Sequence[Attempt]) -> Explanation | 
     if attempt.state is AttemptState.RUNNING and attempt.nodes_to_start:
         return _replacing(job, attempt)
     troubles = _troubles(core, attempt)
-    return _with_history(_not_begun(job, attempt, troubles), earlier) if troubles else None
+    if troubles:
+        return _with_history(_not_begun(job, attempt, troubles), earlier)
+    return core.planner.explain_growth(attempt.attempt_id, core.clock.now())
 
 
 def without_guess(told: Explanation, job: Job) -> Explanation:

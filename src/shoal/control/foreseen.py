@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
@@ -16,6 +17,10 @@ MAX_PENDING = 10_000
 
 MAX_ASKING = 8
 """Questions that wait for the one that is being answered: seconds. More are turned away."""
+MAX_EACH = 3
+"""Of one person, the one that is being answered among them: so nobody's script turns the others away."""
+TOO_MANY = "wait to be answered; this one is too many"
+AGAIN = "ask again in a few seconds"
 
 
 class _Said(NamedTuple):
@@ -30,7 +35,8 @@ class Foreseen:
     def __init__(self) -> None:
         self.calibration = Calibration()
         self._turn = asyncio.Lock()
-        self._num_asking = 0
+        self._asking: Counter[str] = Counter()
+        """By who asks."""
         self._said: dict[str, _Said] = {}
 
     def __contains__(self, attempt_id: str) -> bool:
@@ -38,22 +44,24 @@ class Foreseen:
 
     @property
     def is_idle(self) -> bool:
-        return not self._num_asking
+        return not self._asking
 
     @asynccontextmanager
-    async def one_at_a_time(self) -> AsyncIterator[None]:
-        """Around whatever takes a thread for itself. `LimitReached` when too many wait for that already."""
-        if self._num_asking > MAX_ASKING:
-            raise LimitReached(
-                f"{MAX_ASKING} questions about starts wait to be answered; this one is too many",
-                hint="ask again in a few seconds",
-            )
-        self._num_asking += 1
+    async def one_at_a_time(self, who: str) -> AsyncIterator[None]:
+        """Around whatever takes a thread for itself. `LimitReached` when too many wait for that already, or
+        too many of theirs.
+        """
+        if self._asking.total() > MAX_ASKING:
+            raise LimitReached(f"{MAX_ASKING} questions about starts {TOO_MANY}", hint=AGAIN)
+        if self._asking[who] >= MAX_EACH:
+            raise LimitReached(f"{MAX_EACH} of your questions about starts {TOO_MANY}", hint=AGAIN)
+        self._asking[who] += 1
         try:
             async with self._turn:
                 yield
         finally:
-            self._num_asking -= 1
+            self._asking[who] -= 1
+            self._asking += Counter()  # forgets whoever has none left
 
     def say(self, attempt_id: str, span: Span, interval: Interval, now: float) -> None:
         if attempt_id in self._said:

@@ -13,6 +13,7 @@ from math import inf
 import anyio
 import msgspec
 
+from shoal.control.actor import SHOAL, Actor
 from shoal.control.core import Core
 from shoal.scheduler.calibration import Interval
 from shoal.scheduler.outlook import Basis, Outlook, outlooks
@@ -23,18 +24,18 @@ NUM_LEARNED_FROM = 8
 """Waiting jobs that nobody asked about, foreseen in one turn: intervals are right when somebody does."""
 
 
-async def look_ahead(core: Core, attempt_ids: Collection[str]) -> dict[str, Outlook]:
+async def look_ahead(core: Core, actor: Actor, attempt_ids: Collection[str]) -> dict[str, Outlook]:
     """Of each of them that waits, all from the same futures. `LimitReached` when too many ask at once."""
-    async with core.foreseen.one_at_a_time():
+    async with core.foreseen.one_at_a_time(actor.id):
         return await _look_ahead(core, attempt_ids)
 
 
-async def look_ahead_and_around(core: Core, attempt_id: str) -> Outlook | None:
+async def look_ahead_and_around(core: Core, actor: Actor, attempt_id: str) -> Outlook | None:
     """One job's outlook with the changes that would start it now; None when it does not wait.
 
     `LimitReached` when too many ask at once.
     """
-    async with core.foreseen.one_at_a_time():
+    async with core.foreseen.one_at_a_time(actor.id):
         found = (await _look_ahead(core, (attempt_id,))).get(attempt_id)
         if found is None:
             return None
@@ -67,4 +68,4 @@ async def learn(core: Core) -> None:
     waiting = [one for one in core.planner.waiting if one.attempt_id not in core.foreseen and not one.unmet]
     newest = sorted(waiting, key=lambda one: (-one.submitted_at, one.attempt_id))[:NUM_LEARNED_FROM]
     if newest and core.foreseen.is_idle:
-        await look_ahead(core, [one.attempt_id for one in newest])
+        await look_ahead(core, SHOAL, [one.attempt_id for one in newest])

@@ -178,10 +178,10 @@ class ControlPlane:
         told = explain.explain(self.core, job, attempts)
         return explain.without_guess(told, job) if told is not None and has_outlook else told
 
-    async def look_ahead(self, attempt_ids: Collection[str]) -> dict[str, Outlook]:
+    async def look_ahead(self, actor: Actor, attempt_ids: Collection[str]) -> dict[str, Outlook]:
         """When each of them that waits will start. Takes a thread for up to about a quarter of a second."""
-        return await outlook.look_ahead(self.core, attempt_ids)
+        return await outlook.look_ahead(self.core, actor, attempt_ids)
 
-    async def look_ahead_and_around(self, attempt_id: str) -> Outlook | None:
+    async def look_ahead_and_around(self, actor: Actor, attempt_id: str) -> Outlook | None:
         """The same for one, with changes that would start it now; None when it does not wait."""
-        return await outlook.look_ahead_and_around(self.core, attempt_id)
+        return await outlook.look_ahead_and_around(self.core, actor, attempt_id)

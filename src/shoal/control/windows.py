@@ -66,18 +66,29 @@ async def cancel_window(core: Core, actor: Actor, window_id: str, key: str | Non
     return await core.store.write(change)
 
 
-def still_there(
-    window: Window, holding: Iterable[tuple[Job, Attempt]], projects: Iterable[Project], now: float
-) -> list[tuple[Job, Attempt]]:
-    """Jobs it is not for that run on its nodes now and may still do so when it begins, by their limits."""
-    nodes, begins = set(window.nodes), max(window.from_at, now)
-    windows = Windows(Tree(map(project_view, projects)))
+Held = tuple[Job, Attempt]
+
+
+def all_still_there(
+    windows: Iterable[Window], holding: Iterable[Held], projects: Iterable[Project], now: float
+) -> list[list[Held]]:
+    """Of each window, the jobs it is not for that run on its nodes now and may still do so when it begins, by
+    their limits. Looks at each job once for each of its nodes, and not once for each window.
+    """
+    tree = Windows(Tree(map(project_view, projects)))
+    on_node: dict[str, list[int]] = {}
+    held = list(holding)
+    for number, (_, attempt) in enumerate(held):
+        for name in attempt.node_names:
+            on_node.setdefault(name, []).append(number)
     return [
-        (job, attempt)
-        for job, attempt in holding
-        if not nodes.isdisjoint(attempt.node_names)
-        and _lasts_past(job, attempt, begins)
-        and not windows.serves(window, job.project)
+        [
+            held[number]
+            for number in sorted({number for name in window.nodes for number in on_node.get(name, ())})
+            if _lasts_past(*held[number], max(window.from_at, now))
+            and not tree.serves(window, held[number][0].project)
+        ]
+        for window in windows
     ]
 
 
@@ -176,7 +187,7 @@ def _choose(
             f"{count} nodes are asked for; {len(free)}{where} take work and are spoken for by nobody then",
             hint=f"`--count {len(free)}` could be had; {LOOK}" if free else LOOK,
         )
-    there = still_there(trial, tx.attempts.holding(), tx.people.projects(), now)
+    (there,) = all_still_there([trial], tx.attempts.holding(), tx.people.projects(), now)
     in_the_way = Counter(name for _, attempt in there for name in attempt.node_names)
     return tuple(sorted(sorted(free, key=lambda name: (in_the_way[name], name))[:count]))
 

@@ -79,7 +79,7 @@ class Book:
         """Reckons anew whenever a node has changed."""
         if self._power.has_caps and self._power_as_of != self.capacity.num_node_changes:
             views = (node.view for node in self.capacity.nodes.values())
-            self._power.rebuild(views, (one.allocation for one in self.holdings.values()))
+            self._power.rebuild(views, self.holdings.values())
             self._power_as_of = self.capacity.num_node_changes
         return self._power
 
@@ -132,13 +132,13 @@ class Book:
     def start(self, attempt_id: str, allocation: Allocation, now: float) -> None:
         """It leaves its row and holds its share."""
         candidate = self.unconfirmed[attempt_id] = self.rows.remove(attempt_id)
-        self._take(holding_of(candidate, allocation, now))
+        self._take(holding_of(candidate, allocation, now), is_new=True)
 
     def undo(self, attempt_id: str) -> Candidate | None:
         """The candidate that `start` took, which never held anything; None when it took none."""
         candidate = self.unconfirmed.pop(attempt_id, None)
         if candidate is not None:
-            self._give(attempt_id, self.holdings[attempt_id].placed_at)
+            self._give(attempt_id, self.holdings[attempt_id].placed_at, is_new=True)
         return candidate
 
     def hold(self, holding: Holding) -> bool:
@@ -156,6 +156,9 @@ class Book:
                 self.holdings[holding.attempt_id] = holding
                 return False  # where its work is safe until decides who is evicted, and not whether
             self.capacity.retime(holding, was)
+            if self._power.has_caps:
+                self._power.give(was)
+                self._power.take(holding)
             held = held_by(holding.allocation)
             self.fair.release(was.project, held, was.placed_at)
             self.fair.hold(holding.project, held, holding.placed_at)
@@ -240,7 +243,7 @@ class Book:
     def _turn(self, candidate: Candidate) -> tuple[Rank, Turn]:
         return self.rank(LineKey.of(candidate)), self.rows.turn_of(candidate)
 
-    def _take(self, holding: Holding) -> None:
+    def _take(self, holding: Holding, *, is_new: bool = False) -> None:
         self.holdings[holding.attempt_id] = holding
         self.stakes.add(holding)
         if holding.request is not None and len(holding.allocation) < holding.request.max_nodes:
@@ -248,22 +251,22 @@ class Book:
         self.capacity.hold(holding)
         held = held_by(holding.allocation)
         self.tree.take(holding.project, held)
-        self.fair.hold(holding.project, held, holding.placed_at)
+        self.fair.hold(holding.project, held, holding.placed_at, is_new=is_new)
         if self._power.has_caps:
-            self._power.take(holding.allocation, 1)
+            self._power.take(holding)
         if holding.array_id is not None:
             self._num_of_array[holding.array_id] += 1
 
-    def _give(self, attempt_id: str, at: float) -> None:
+    def _give(self, attempt_id: str, at: float, *, is_new: bool = False) -> None:
         holding = self.holdings.pop(attempt_id)
         self.stakes.remove(holding)
         self.elastic.discard(attempt_id)
         self.capacity.release(holding)
         held = held_by(holding.allocation)
         self.tree.give(holding.project, held)
-        self.fair.release(holding.project, held, at)
+        self.fair.release(holding.project, held, at, is_new=is_new)
         if self._power.has_caps:
-            self._power.take(holding.allocation, -1)
+            self._power.give(holding)
         if holding.array_id is not None:
             self._num_of_array[holding.array_id] -= 1
             if not self._num_of_array[holding.array_id]:

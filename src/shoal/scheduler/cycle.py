@@ -237,8 +237,8 @@ class Cycle:
         self.claims.take(demand.need, shares, ends_at)
         book.start(attempt_id, shares, self.now)
         self.starts.append(Start(attempt_id=attempt_id, allocation=shares))
-        if self._is_quota_unserved:
-            self.good_until = self.now
+        if self._is_quota_unserved or (self._rooms and book.tree.has_quota(project)):
+            self.good_until = self.now  # what it took of its quota may have been another's right to room
         return True
 
     def _is_allowed(self, project: str, amount: Amount) -> bool:
@@ -302,7 +302,7 @@ class Cycle:
         book = self._book
         if not book.power.has_caps:
             return None
-        return PowerAhead(book.power, book.capacity.nodes, self.claims.watts())
+        return PowerAhead(book.power, self.claims.watts())
 
 
 def _draw(demand: Demand, names: list[str], ahead: PowerAhead | None, at: float) -> Draw | None:

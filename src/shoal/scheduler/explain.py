@@ -22,6 +22,7 @@ from shoal.scheduler.eligible import explain_array, explain_backoff, explain_unm
 from shoal.scheduler.fit import SHORT_OF, fits, shortages
 from shoal.scheduler.gang import choose
 from shoal.scheduler.impossible import LOOK, never_fits
+from shoal.scheduler.policy import Policy
 from shoal.scheduler.possible import Suitable, by_domain, can_hold, most_together
 from shoal.scheduler.powered import choose_powered
 from shoal.scheduler.release import free_at
@@ -31,6 +32,7 @@ from shoal.scheduler.sharing import explain_refusal
 from shoal.scheduler.shut import explain_windows, with_windows
 from shoal.scheduler.snapshot import Candidate, NodeView
 from shoal.scheduler.types import Explanation, Why
+from shoal.scheduler.unmoved import with_unmoved
 from shoal.scheduler.words import age, amounts, are, clock_time, duration, listed, num_nodes, together
 
 NUM_TOLD = 4
@@ -45,9 +47,10 @@ WAITS_FOR_NODES = frozenset({Why.RESOURCES, Why.TOPOLOGY})
 class Explainer:
     """Answers for whole rows, remembered: ten thousand equal jobs cost one explanation."""
 
-    def __init__(self, book: Book, claims: Claims, now: float) -> None:
+    def __init__(self, book: Book, claims: Claims, policy: Policy, now: float) -> None:
         """`claims` are those of the last plan."""
         self._book = book
+        self._policy = policy
         self._capacity = book.capacity
         self._possible = book.possible
         self._finders = book.finders
@@ -85,8 +88,10 @@ class Explainer:
         if demand not in self._said:
             self._said[demand] = self._of_cluster(demand)
         said = self._said[demand]
-        if said is not None and said.why in WAITS_FOR_NODES and self._book.windows.all:
-            return self._before_windows(said, candidate, key)
+        if said is not None and said.why in WAITS_FOR_NODES:
+            if self._book.windows.all:
+                said = self._before_windows(said, candidate, key)
+            return with_unmoved(said, candidate, demand, self._book, self._policy)
         if said is not None:
             return said
         no_power = self._out_of_power(demand)

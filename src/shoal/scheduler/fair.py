@@ -81,13 +81,15 @@ class Fair:
             account.value, account.at = usage.value, usage.at
         self._totals_of = None
 
-    def hold(self, project: str, held: Amount, since: float) -> None:
-        """It holds so much more, since a time that may have passed; what was told counts only once."""
-        self._move(project, held, since, 1)
+    def hold(self, project: str, held: Amount, since: float, *, is_new: bool = False) -> None:
+        """It holds so much more, since a time that may have passed; what was told counts only once, and has
+        nothing of what `is_new`, whatever the clock says.
+        """
+        self._move(project, held, since, 1, is_new=is_new)
 
-    def release(self, project: str, held: Amount, until: float) -> None:
+    def release(self, project: str, held: Amount, until: float, *, is_new: bool = False) -> None:
         """It gave back so much of what it held, at a time that may have passed."""
-        self._move(project, held, until, -1)
+        self._move(project, held, until, -1, is_new=is_new)
 
     def charge(self, project: str, held: Amount, since: float, until: float) -> None:
         """It held so much for a while, all of it over."""
@@ -119,7 +121,7 @@ class Fair:
             levels.append(self.used(project, now))
         return tuple(levels)
 
-    def _move(self, project: str, held: Amount, at: float, sign: int) -> None:
+    def _move(self, project: str, held: Amount, at: float, sign: int, *, is_new: bool) -> None:
         account = self._account(project, at)
         if self._totals_of is not None and at < self._totals_of[0]:
             self._totals_of = None
@@ -127,7 +129,8 @@ class Fair:
             self._settle(account, at)
         else:
             # Settled later than that already: add, or take back, what this had until then.
-            missed_s = account.at - max(at, account.told_at)
+            self._totals_of = None
+            missed_s = account.at - (at if is_new else max(at, account.told_at))
             account.value = max(account.value + sign * self._accrued(devices(held), missed_s), 0.0)
         account.milligpus += sign * held.milligpus
         account.millicpus += sign * held.millicpus

@@ -1,8 +1,8 @@
 """Let a job that took fewer nodes than it could use go on with more, where they would stand idle.
 
-It is stopped at its last checkpoint and started again, so it is asked for only while nobody waits for
-room, of a job whose checkpoints are seen, and where far more time is won than is done again. While it stops,
-what it will take is kept for it.
+It is stopped at its last checkpoint and started again, so it is asked for only while nobody waits who could
+run here, of a job whose checkpoints are seen, and where so much more time is won than is done again as the
+policy says. While it stops, what it will take is kept for it.
 """
 
 from __future__ import annotations
@@ -14,36 +14,51 @@ from shoal.scheduler.amounts import Amounts, demand_of, less, need_of
 from shoal.scheduler.book import Book
 from shoal.scheduler.claims import Claim, Claims, Draw
 from shoal.scheduler.loss import lost, lost_s
+from shoal.scheduler.policy import Policy
 from shoal.scheduler.release import free_without
 from shoal.scheduler.snapshot import Candidate, Holding
 from shoal.scheduler.types import Eviction, Ground
 
-LEAST_S = 600.0
-"""A job younger than this is left alone: it may be over soon."""
-GAIN = 4.0
-"""So many times what is done again must be won."""
 
-
-def growth(book: Book, claims: Claims, now: float) -> Eviction | None:
+def growth(book: Book, claims: Claims, policy: Policy, now: float) -> Eviction | None:
     """Of the jobs that would gain, the one that gains most; None when nobody would or somebody waits."""
-    if not book.elastic or len(book.rows):
+    if not book.elastic or num_before(book):
         return None
-    found = [_worth(book, claims, book.holdings[attempt_id], now) for attempt_id in sorted(book.elastic)]
+    found = [_worth(book, claims, policy, book.holdings[one], now) for one in sorted(book.elastic)]
     worth = [one for one in found if one is not None]
     return max(worth, key=lambda one: (one[0], one[1].attempt_id), default=(0.0, None))[1]
 
 
-def _worth(book: Book, claims: Claims, one: Holding, now: float) -> tuple[float, Eviction] | None:
-    """Device-seconds won beyond what is lost, if it pays."""
-    elapsed_s = now - one.placed_at
-    if one.checkpoint_at is None or one.is_leaving or elapsed_s < LEAST_S:
-        return None
+def num_before(book: Book) -> int:
+    """How many wait whom the open nodes could hold: idle nodes are for them first, whatever they wait for."""
+    rows = (row for line in book.rows.lines.values() for row in line.rows.values())
+    return sum(len(row.by_score) for row in rows if book.possible.is_open_for(row.key.demand))
+
+
+def could_get(book: Book, claims: Claims, one: Holding, now: float) -> int:
+    """How many nodes it would have with those that stand idle."""
     has = len(one.allocation)
-    gets = has + len(_idle_nodes(book, claims, one, one.request.max_nodes - has if one.request else 0, now))
-    # What has run for so long is taken to run as long again, and to be as much faster as it gets more nodes.
+    return has + len(_idle_nodes(book, claims, one, one.request.max_nodes - has if one.request else 0, now))
+
+
+def won_s(one: Holding, gets: int, now: float) -> float:
+    """Seconds by which it ends sooner with so many nodes. What has run for so long is taken to run as long
+    again, and to be as much faster as it gets more nodes.
+    """
+    elapsed_s = now - one.placed_at
     left_s = elapsed_s if one.time_limit_s is None else min(elapsed_s, one.time_limit_s - elapsed_s)
-    won_s = left_s * (1 - has / gets)
-    if won_s < GAIN * lost_s(one, now):
+    return left_s * (1 - len(one.allocation) / gets)
+
+
+def _worth(
+    book: Book, claims: Claims, policy: Policy, one: Holding, now: float
+) -> tuple[float, Eviction] | None:
+    """Device-seconds won beyond what is lost, if it pays."""
+    if one.checkpoint_at is None or one.is_leaving:
+        return None
+    has, gets = len(one.allocation), could_get(book, claims, one, now)
+    won = won_s(one, gets, now)
+    if gets == has or won < policy.grow_gain * lost_s(one, now):
         return None
     eviction = Eviction(
         attempt_id=one.attempt_id,
@@ -55,7 +70,7 @@ def _worth(book: Book, claims: Claims, one: Holding, now: float) -> tuple[float,
         likely_device_s=lost(one, now),
         num_nodes=gets,
     )
-    return won_s * has, eviction
+    return won * has, eviction
 
 
 def kept_to_grow(book: Book, claims: Claims, one: Holding, now: float) -> Claim | None:
@@ -75,8 +90,10 @@ def kept_to_grow(book: Book, claims: Claims, one: Holding, now: float) -> Claim 
     spare.update((name, less(nodes[name].free, need, nodes[name].whole)) for name in more)
     draw = None
     if book.power.has_caps:
-        left, kept, watts = book.power.left(), claims.watts(), book.power.of_nodes(need, more)
-        draw = Draw(watts, {rack: left[rack] - kept[rack] - watts[rack] for rack in watts})
+        # Its own as well: who is given room counts it as gone.
+        left, kept, watts = book.power.left(), claims.watts(), book.power.of_nodes(need, spare)
+        back = book.power.of_shares(one.allocation)
+        draw = Draw(watts, {rack: left[rack] + back[rack] - kept[rack] - watts[rack] for rack in watts})
     return Claim(_as_candidate(one, one.request), inf, spare, (one.attempt_id,), draw)
 
 

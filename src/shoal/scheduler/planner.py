@@ -19,6 +19,7 @@ from shoal.scheduler.devices import ProjectView
 from shoal.scheduler.explain import Explainer
 from shoal.scheduler.fair import Usage
 from shoal.scheduler.growth import growth
+from shoal.scheduler.not_grown import not_grown
 from shoal.scheduler.policy import Policy
 from shoal.scheduler.snapshot import Candidate, Holding, NodeView, Snapshot
 from shoal.scheduler.types import Explanation, Plan, Promise
@@ -185,7 +186,8 @@ class Planner:
         self.planned_at = now
         again = min(cycle.look_again_at, self._moments[0][0] if self._moments else inf)
         starts, cycle.starts = tuple(cycle.starts), []
-        grows = None if starts or cycle.preemption.evictions else growth(self._book, cycle.claims, now)
+        is_busy = starts or cycle.preemption.evictions
+        grows = None if is_busy else growth(self._book, cycle.claims, self.policy, now)
         return Plan(
             starts=starts,
             promises=cycle.promises(),
@@ -210,8 +212,15 @@ class Planner:
         if kept_back is None and attempt_id not in book.rows.candidates:
             return None
         if self._explainer is None:
-            self._explainer = Explainer(book, self._cycle.claims, now)
+            self._explainer = Explainer(book, self._cycle.claims, self.policy, now)
         return self._explainer.explain(kept_back or book.rows.candidates[attempt_id])
+
+    def explain_growth(self, attempt_id: str, now: float) -> Explanation | None:
+        """Why one that runs has fewer nodes than it could use; None when it has not, or holds nothing."""
+        one = self._book.holdings.get(attempt_id)
+        if one is None or attempt_id not in self._book.elastic:
+            return None
+        return not_grown(self._book, self._cycle.claims, self.policy, one, now)
 
     def _queue(self, candidate: Candidate) -> None:
         self._book.rows.add(candidate)

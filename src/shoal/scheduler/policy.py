@@ -27,6 +27,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """Priorities that have a name, and what jobs of each may do to others."""
     max_evictions: int = 5
     """A job that gave way to others this often runs on until it ends, whoever waits. 0: nobody gives way."""
+    grow_gain: float = 2.0
+    """A job that could use more nodes is stopped to go on with idle ones where that wins this many times what
+    is done again. More: later, and surer to pay. 0: as soon as it has saved."""
 
     def patience_of(self, expected_s: float | None) -> float:
         wished_s = max(self.patience_s, self.patience_factor * (expected_s or 0.0))

@@ -8,17 +8,20 @@ thousandths of watts, so that what is given back leaves exactly nothing behind.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from math import ceil
+from math import ceil, inf
 from typing import NamedTuple
 
 import msgspec
 
-from shoal.model.attempt import Allocation, NodeShare
+from shoal.model.attempt import NodeShare
 from shoal.model.node import watts_of
 from shoal.scheduler.amounts import MILLI, Need
-from shoal.scheduler.snapshot import NodeView
+from shoal.scheduler.capacity import ends_at
+from shoal.scheduler.snapshot import Holding, NodeView
+from shoal.scheduler.words import listed, quoted
 
 RACK = "rack"
 
@@ -59,35 +62,48 @@ class Power:
         self.racks: dict[str, str] = {}
         """Of the nodes that are in a capped one."""
         self._draws: dict[str, Draws] = {}
-        self._alike: dict[tuple[str, Draws], frozenset[str]] = {}
-        """Nodes of one rack that draw alike."""
+        self._alike: dict[Draws, dict[str, frozenset[str]]] = {}
+        """Nodes that draw alike, by rack."""
         self._drawn: dict[str, int] = dict.fromkeys(caps, 0)
         self._idle: dict[str, int] = dict.fromkeys(caps, 0)
+        self.ends: dict[str, list[tuple[float, int]]] = {rack: [] for rack in caps}
+        """By rack, until when what is held there may be at the latest, and what it draws; sorted."""
 
     @property
     def has_caps(self) -> bool:
         return bool(self._caps)
 
-    def rebuild(self, nodes: Iterable[NodeView], allocations: Iterable[Allocation]) -> None:
+    def rebuild(self, nodes: Iterable[NodeView], holdings: Iterable[Holding]) -> None:
         """From what there is: when nodes came, went or changed."""
         self.racks, self._draws, self._idle = {}, {}, dict.fromkeys(self._caps, 0)
-        alike: dict[tuple[str, Draws], list[str]] = {}
+        alike: dict[Draws, dict[str, list[str]]] = {}
         for view in nodes:
             rack = view.labels.get(RACK)
             if rack in self._caps:
                 draws = _draws_of(view)
                 self.racks[view.name], self._draws[view.name] = rack, draws
                 self._idle[rack] += _milliwatts(_watts(view, "idle_watts"))
-                alike.setdefault((rack, draws), []).append(view.name)
-        self._alike = {key: frozenset(names) for key, names in alike.items()}
+                alike.setdefault(draws, {}).setdefault(rack, []).append(view.name)
+        self._alike = {
+            draws: {rack: frozenset(names) for rack, names in racks.items()} for draws, racks in alike.items()
+        }
         self._drawn = dict(self._idle)
-        for allocation in allocations:
-            self.take(allocation, 1)
+        self.ends = {rack: [] for rack in self._caps}
+        for holding in holdings:
+            self.take(holding)
 
-    def take(self, allocation: Allocation, sign: int) -> None:
-        """Held (1) or given back (-1)."""
-        for rack, drawn in self.of_shares(allocation).items():
-            self._drawn[rack] += sign * drawn
+    def take(self, holding: Holding) -> None:
+        until = ends_at(holding)
+        for rack, drawn in self.of_shares(holding.allocation).items():
+            self._drawn[rack] += drawn
+            insort(self.ends[rack], (until, drawn))
+
+    def give(self, holding: Holding) -> None:
+        """It holds nothing any more of what it took."""
+        until = ends_at(holding)
+        for rack, drawn in self.of_shares(holding.allocation).items():
+            self._drawn[rack] -= drawn
+            del self.ends[rack][bisect_left(self.ends[rack], (until, drawn))]
 
     def left(self) -> dict[str, int]:
         """What each rack may draw more now."""
@@ -99,21 +115,32 @@ class Power:
 
     def full(self, need: Need, left: Watts) -> frozenset[str]:
         """Nodes of racks that have no power for one node more of it, if that is what is left."""
-        full = (names for (rack, draws), names in self._alike.items() if draws.of_need(need) > left[rack])
+        full = []
+        for draws, racks in self._alike.items():
+            asked = draws.of_need(need)
+            full += [names for rack, names in racks.items() if asked > left[rack]]
         return frozenset().union(*full)
 
-    def within(self, names: Iterable[str], need: Need, left: Watts) -> list[str]:
-        """As many of them, the first first, as that is enough for together."""
-        rest, kept = dict(left), []
+    def within(self, names: Iterable[str], need: Need, left: Watts, most: float = inf) -> list[str]:
+        """As many of them, the first first and no more than `most`, as that is enough for together."""
+        rest, kept = dict(left), list[str]()
+        asked = {draws: draws.of_need(need) for draws in self._alike}
         for name in names:
+            if len(kept) >= most:
+                break
             rack = self.racks.get(name)
             if rack is not None:
-                rest[rack] -= self.of_need(need, name)
-                if rest[rack] < 0:
-                    rest[rack] += self.of_need(need, name)
+                drawn = asked[self._draws[name]]
+                if drawn > rest[rack]:
                     continue
+                rest[rack] -= drawn
             kept.append(name)
         return kept
+
+    def thrifty(self, names: Iterable[str], need: Need) -> list[str]:
+        """The same nodes, those first on which it draws least."""
+        asked = {draws: draws.of_need(need) for draws in self._alike}
+        return sorted(names, key=lambda name: asked[self._draws[name]] if name in self._draws else 0)
 
     def over(self, need: Need, names: Iterable[str]) -> OverCap | None:
         """The first rack, by name, that keeps any of the nodes from it."""
@@ -147,6 +174,16 @@ class Power:
 
     def _of_share(self, share: NodeShare) -> int:
         return self._draws[share.node].of(len(share.gpu_ids) * share.gpu_milli / MILLI, share.cpus)
+
+
+def unknown_racks(caps: Iterable[str], labels: Iterable[Mapping[str, str]]) -> str | None:
+    """Names racks that have a cap and no node, and those that have nodes; None when each has one."""
+    racks = {told[RACK] for told in labels if RACK in told}
+    missing = sorted(set(caps) - racks)
+    if not missing:
+        return None
+    there = f"nodes are in {listed(quoted(sorted(racks)))}" if racks else "no node says which rack it is in"
+    return f"`power_caps`: no node has the label `{RACK}` with {listed(quoted(missing))}; {there}"
 
 
 def _draws_of(view: NodeView) -> Draws:

@@ -32,11 +32,11 @@ def choose_powered(demand: Demand, names: list[str], nodes: Nodes, power: Power,
     found = power.within(gathered(demand, usable, nodes), need, left)
     if len(found) >= demand.min_nodes:
         return found
-    thrifty = sorted(usable, key=lambda name: power.of_need(need, name))
+    thrifty = power.thrifty(usable, need)
     is_close = demand.within is not None and demand.is_close_required
     domains = split(thrifty, demand.within or "", nodes) if is_close else {"": thrifty}
     for _, members in sorted(domains.items()):
-        found = power.within(apart(demand, members, nodes), need, left)[: demand.max_nodes]
+        found = power.within(apart(demand, members, nodes), need, left, demand.max_nodes)
         if len(found) >= demand.min_nodes:
             return found
     return []
@@ -45,19 +45,14 @@ def choose_powered(demand: Demand, names: list[str], nodes: Nodes, power: Power,
 class PowerAhead:
     """What racks may draw more later, by the time limits of what runs there and beside what is promised."""
 
-    def __init__(self, power: Power, nodes: Nodes, kept: Watts) -> None:
+    def __init__(self, power: Power, kept: Watts) -> None:
         self.power = power
         self._kept = kept
-        ends: dict[str, list[tuple[float, int]]] = {}
-        for name, rack in power.racks.items():
-            for ends_at, _, share in nodes[name].ends:
-                ends.setdefault(rack, []).append((ends_at, power.of_shares((share,))[rack]))
-        self._times: dict[str, list[float]] = {}
-        self._given: dict[str, list[int]] = {}
-        for rack, found in ends.items():
-            found.sort()
-            self._times[rack] = [at for at, _ in found]
-            self._given[rack] = list(accumulate((watts for _, watts in found), initial=0))
+        self._times = {rack: [at for at, _ in ends] for rack, ends in power.ends.items()}
+        self._given = {
+            rack: list(accumulate((watts for _, watts in ends), initial=0))
+            for rack, ends in power.ends.items()
+        }
 
     def moments(self) -> set[float]:
         """When any of it is given back, as far as is known."""
@@ -76,24 +71,28 @@ class PowerAhead:
         return {rack: watts - self._kept.get(rack, 0) for rack, watts in idle.items()}
 
     def _given_by(self, rack: str, at: float) -> int:
-        return self._given[rack][bisect_right(self._times[rack], at)] if rack in self._times else 0
+        return self._given[rack][bisect_right(self._times[rack], at)]
 
 
 def first_powered(
     demand: Demand, waits: Sequence[Wait], hours: Hours | None, nodes: Nodes, ahead: PowerAhead, now: float
 ) -> Opening | None:
     """The first moment at which enough nodes are free, none would meet a window, and there is power for them.
+    `waits`: the soonest first.
 
     Between two moments at which a window opens or closes a start, whatever fits goes on to fit: so it is
     enough to look at the last moment, and then to halve.
     """
-    known = [(max(at, now), name) for at, name in waits if at < inf]
-    moments = {at for at, _ in known} | {max(at, now) for at in ahead.moments()}
+    known = [name for at, name in waits if at < inf]
+    since = [max(at, now) for at, _ in waits if at < inf]
+    moments = set(since) | {max(at, now) for at in ahead.moments()}
     if hours is not None:
         moments |= {at for at in hours.opens if at > now}
 
     def chosen(at: float) -> list[str]:
-        ready = [name for since, name in known if since <= at and (hours is None or hours.is_open(name, at))]
+        ready = known[: bisect_right(since, at)]
+        if hours is not None:
+            ready = [name for name in ready if hours.is_open(name, at)]
         return choose_powered(demand, ready, nodes, ahead.power, ahead.left(at))
 
     for _, alike in groupby(sorted(moments), key=lambda at: _between(hours, at)):

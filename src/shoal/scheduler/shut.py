@@ -83,7 +83,8 @@ def _told(window: Window, free: set[str], now: float) -> str:
     verb = "is" if len(names) == 1 else "are"
     when = f"until {_time(window.until_at, now)}"
     if window.from_at > now:
-        when = f"from {_time(window.from_at, now)} {when}"
+        # Downwards, as `shoal reserve` tells it: by then nobody may be there.
+        when = f"from {_time(floor(window.from_at / 60) * 60, now)} {when}"
     because = f' ("{window.because}")' if window.because and window.kind is WindowKind.MAINTENANCE else ""
     return f"{listed(names)} {verb} {IS_THEN[window.kind]} {when}{because}"
 

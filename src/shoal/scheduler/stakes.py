@@ -90,8 +90,10 @@ class Stakes:
         """Asked to stop already: what they hold is free soon."""
         self.side_of: dict[str, Side] = {}
         """All others that were not evicted as often as anybody may be."""
+        self.spent: dict[str, Holding] = {}
+        """Those that were."""
         self.devices_of: dict[str, float] = {}
-        """Of the same, what they hold; CPUs count as parts of a GPU."""
+        """Of those who were not, what they hold; CPUs count as parts of a GPU."""
         self._sides: dict[Side, list[tuple[float, str]]] = {}
         """The same. The one that saved last is first."""
         self._held: dict[Party, dict[str, tuple[int, int]]] = {}
@@ -126,6 +128,8 @@ class Stakes:
             insort(self._sides.setdefault(side, []), _place(holding))
             self.devices_of[holding.attempt_id] = devices(held)
             self._count(holding, 1)
+        else:
+            self.spent[holding.attempt_id] = holding
         self._weigh(holding, held, 1)
 
     def remove(self, holding: Holding) -> None:
@@ -138,6 +142,7 @@ class Stakes:
             return
         if holding.checkpoint_at is not None:
             del self._saves[bisect_left(self._saves, safe_until(holding))]
+        self.spent.pop(holding.attempt_id, None)
         self._leave_side(holding)
         self._weigh(holding, held_by(holding.allocation), -1)
 

@@ -49,6 +49,8 @@ class Why(StrEnum):
     """Nodes are free, but their rack may not draw more power."""
     TOPOLOGY = "topology"
     """Enough nodes are free, but not close enough together."""
+    FEWER_NODES = "fewer_nodes"
+    """It runs, on fewer nodes than it could use."""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):

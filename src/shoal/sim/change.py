@@ -8,8 +8,9 @@ from difflib import get_close_matches
 
 import msgspec
 
+from shoal.control.tree import LOOK, check_tree
 from shoal.errors import SpecError
-from shoal.model.people import Devices
+from shoal.model.people import Devices, Project
 from shoal.scheduler.devices import ProjectView
 from shoal.scheduler.snapshot import NodeView
 from shoal.sim.machines import Shape, is_pool, looks_like, nodes_of, parse_shape
@@ -69,7 +70,20 @@ def with_quotas(workload: Workload, quotas: Mapping[str, float]) -> Workload:
         else:
             devices = Devices(gpus=view.quota.gpus if view.quota else None, cpus=amount)
         views[name] = msgspec.structs.replace(view, quota=devices)
+    for name, amount in quotas.items():
+        _check_quota(views, name, amount)
     return msgspec.structs.replace(workload, projects=tuple(views[name] for name in sorted(views)))
+
+
+def _check_quota(views: Mapping[str, ProjectView], name: str, amount: float) -> None:
+    """What `shoal project update` would refuse is not simulated either."""
+    projects = {view.name: Project(uid=0, **msgspec.structs.asdict(view)) for view in views.values()}
+    try:
+        check_tree(projects.values(), projects[name])
+    except SpecError as error:
+        raise SpecError(
+            f"`--quota {name}={amount:g}`: {error.message}", hint=f"say less, or {LOOK}"
+        ) from None
 
 
 def parse_quotas(texts: Iterable[str]) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import tarfile
 from collections.abc import Sequence
+from difflib import get_close_matches
 from functools import lru_cache
 from math import ceil
 from pathlib import Path
@@ -121,6 +122,18 @@ def _columns(path: Path) -> Columns | None:
         f"{path}: neither SWF nor a table with `submitted_at` and `run_s`: it begins `{header[:80]}`",
         hint=COLUMNS_HINT,
     )
+
+
+def unread_columns(path: Path) -> list[str]:
+    """Columns of a table with our names that say nothing to us, each with the nearest that does. Tables of
+    others have what they have.
+    """
+    if _columns(path) is not SHOAL:
+        return []
+    names = [name.strip() for name in next(csv.reader([_first_line(path)]))]
+    known = Columns.__struct_fields__
+    near = {name: get_close_matches(name, known, 1) for name in names if name not in known}
+    return [f"`{name}`" + (f" (did you mean `{one[0]}`?)" if one else "") for name, one in near.items()]
 
 
 def _first_line(path: Path) -> str:

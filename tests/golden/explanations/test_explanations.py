@@ -14,7 +14,7 @@ import pytest
 from shoal.model.job import DependencyKind
 from shoal.model.people import Devices
 from shoal.model.request import Request
-from shoal.scheduler import Explanation, Plan, Policy, UnmetDependency, Why, impossible
+from shoal.scheduler import Explanation, Plan, Planner, Policy, UnmetDependency, Why, impossible
 from shoal.scheduler.devices import Amount, ProjectView
 from shoal.scheduler.sharing import explain_refusal
 from shoal.scheduler.tree import Tree
@@ -29,6 +29,7 @@ from tests.support.clusters import (
     planned,
     reason,
     request,
+    snapshot,
     window,
     within,
 )
@@ -107,7 +108,21 @@ def _refused(asked: int) -> Explanation:
     return explain_refusal(job(1, request(gpus=asked)), refusal)
 
 
+def _small(**fields: Any) -> Explanation:
+    """It runs on one of three nodes since ten minutes, and the others have fallen idle."""
+    held = holding(1, {"node-01": ALL_GPUS}, request=request(gpus=8, nodes=(1, 3)), **fields)
+    planner = Planner.of(snapshot(nodes(3), (), (held,)), Policy())
+    planner.plan(NOW)
+    said = planner.explain_growth("held-1", NOW)
+    assert said is not None
+    return said
+
+
 CASES = {
+    "fewer_nodes_never_saved": lambda: _small(checkpoint_at=None),
+    "fewer_nodes_not_yet": lambda: _small(placed_at=NOW - 180.0, checkpoint_at=NOW - 30.0),
+    "fewer_nodes_saved_long_ago": lambda: _small(checkpoint_at=NOW - 400.0),
+    "fewer_nodes_now": lambda: _small(checkpoint_at=NOW - 30.0),
     "dependency": lambda: _one(planned(nodes(1), job(1, request(), unmet=_unmet("vision/7")))),
     "dependency_many": lambda: _one(
         planned(nodes(1), job(1, request(), unmet=_unmet(*(f"vision/{n}" for n in range(2, 9)))))

@@ -75,12 +75,12 @@ def test_nothing_is_told_of_a_job_that_the_reader_may_not_see(world: World) -> N
 def test_question_that_is_one_too_many_is_told_to_come_back(world: World) -> None:
     foreseen, release = world.plane.core.foreseen, anyio.Event()
 
-    async def ask() -> None:
-        async with foreseen.one_at_a_time():
+    async def ask(who: int) -> None:
+        async with foreseen.one_at_a_time(str(who)):
             await release.wait()
 
-    busy = [world.portal.start_task_soon(ask) for _ in range(MAX_ASKING + 1)]
-    eventually(lambda: foreseen._num_asking == MAX_ASKING + 1)
+    busy = [world.portal.start_task_soon(ask, who) for who in range(MAX_ASKING + 1)]
+    eventually(lambda: foreseen._asking.total() == MAX_ASKING + 1)
     path = f"/v1/jobs/{world.jobs['behind']}/why"
     answer = world.call("GET", f"{path}?predict=true", role="member")
     assert (answer.status, answer.header("retry-after")) == (429, "1")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from shoal.control.foreseen import MAX_ASKING
+from shoal.control.actor import Actor
+from shoal.control.foreseen import MAX_ASKING, MAX_EACH
 from shoal.control.outlook import learn, look_ahead, look_ahead_and_around
 from shoal.errors import LimitReached
 from shoal.scheduler import Basis, Outlook
 from shoal.scheduler import sooner as sooner_module
-from tests.support.lab import Lab
+from tests.support.lab import ANA, Lab
 
 WHOLE = {"cpus": 8}
 
@@ -30,7 +31,7 @@ def waiting(lab: Lab, **spec: object) -> str:
 
 
 def around(lab: Lab, attempt_id: str) -> Outlook:
-    found = anyio.run(look_ahead_and_around, lab.core, attempt_id)
+    found = anyio.run(look_ahead_and_around, lab.core, ANA, attempt_id)
     assert found is not None
     return found
 
@@ -57,8 +58,8 @@ def test_gang_is_told_what_would_start_it_now() -> None:
 
 def test_job_that_runs_or_is_not_there_has_no_outlook(full: Lab) -> None:
     (held,) = full.core.planner.snapshot().holdings
-    assert anyio.run(look_ahead_and_around, full.core, held.attempt_id) is None
-    assert anyio.run(look_ahead, full.core, ["nobody"]) == {}
+    assert anyio.run(look_ahead_and_around, full.core, ANA, held.attempt_id) is None
+    assert anyio.run(look_ahead, full.core, ANA, ["nobody"]) == {}
 
 
 def test_start_of_a_job_that_was_asked_about_is_learned_from_once() -> None:
@@ -89,17 +90,18 @@ def test_more_questions_at_once_than_may_wait_are_turned_away(full: Lab) -> None
     attempt_id = waiting(full, resources=WHOLE)
     answered, refused = list[Outlook | None](), list[LimitReached]()
 
-    async def ask() -> None:
+    async def ask(who: int) -> None:
+        actor = Actor(kind="user", id=f"usr_{who}", name=f"user{who}")
         try:
-            answered.append(await look_ahead_and_around(full.core, attempt_id))
+            answered.append(await look_ahead_and_around(full.core, actor, attempt_id))
         except LimitReached as busy:
             refused.append(busy)
 
     async def all_at_once() -> None:
         async with anyio.create_task_group() as tasks:
-            for _ in range(MAX_ASKING + 4):
-                tasks.start_soon(ask)
-        await ask()
+            for who in range(MAX_ASKING + 4):
+                tasks.start_soon(ask, who)
+        await ask(0)
 
     anyio.run(all_at_once)
     assert (len(answered), len(refused)) == (MAX_ASKING + 2, 3)
@@ -107,11 +109,36 @@ def test_more_questions_at_once_than_may_wait_are_turned_away(full: Lab) -> None
     assert refused[0].hint == "ask again in a few seconds"
 
 
+def test_questions_of_one_person_leave_room_for_those_of_others(full: Lab) -> None:
+    attempt_id = waiting(full, resources=WHOLE)
+    answered, refused = list[str](), list[LimitReached]()
+    ben = Actor(kind="user", id="usr_ben", name="ben")
+
+    async def ask(actor: Actor) -> None:
+        try:
+            await look_ahead_and_around(full.core, actor, attempt_id)
+            answered.append(actor.name)
+        except LimitReached as busy:
+            refused.append(busy)
+
+    async def all_at_once() -> None:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(MAX_ASKING + 4):
+                tasks.start_soon(ask, ANA)
+            tasks.start_soon(ask, ben)
+        await ask(ANA)
+
+    anyio.run(all_at_once)
+    assert sorted(answered) == ["ana"] * (MAX_EACH + 1) + ["ben"]
+    assert refused[0].message == "3 of your questions about starts wait to be answered; this one is too many"
+    assert full.core.foreseen.is_idle
+
+
 def test_nobody_is_learned_from_while_somebody_asks(full: Lab) -> None:
     attempt_id = waiting(full, resources=WHOLE)
 
     async def ask_and_learn() -> None:
-        async with full.core.foreseen.one_at_a_time():
+        async with full.core.foreseen.one_at_a_time("usr_ana"):
             with anyio.fail_after(1):
                 await learn(full.core)
 

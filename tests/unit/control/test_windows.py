@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shoal.control.windows import AskedWindow, still_there
+from shoal.control.windows import AskedWindow, all_still_there
 from shoal.errors import NotFound, ShoalError, SpecError, StateError
 from shoal.model.people import Project
 from shoal.model.window import Window, WindowKind
@@ -86,7 +86,7 @@ def test_so_many_nodes_are_those_with_the_fewest_jobs_in_the_way(lab: Lab) -> No
     other = declare(lab, nodes=(), count=1)
     assert other.nodes == (name,)
     holding = lab.read(lambda tx: tx.attempts.holding())
-    there = still_there(other, holding, (), lab.clock.now())
+    (there,) = all_still_there([other], holding, (), lab.clock.now())
     assert [job.job_id for job, _ in there] == [busy.job_id]
 
 
@@ -95,7 +95,8 @@ def test_jobs_below_the_project_of_a_reservation_are_not_in_its_way(lab: Lab) ->
 
     def in_the_way() -> list[str]:
         holding, projects = lab.read(lambda tx: (tx.attempts.holding(), tx.people.projects()))
-        return [job.job_id for job, _ in still_there(window, holding, projects, lab.clock.now())]
+        (there,) = all_still_there([window], holding, projects, lab.clock.now())
+        return [job.job_id for job, _ in there]
 
     window = declare(lab, nodes=("n1", "n2"), kind=WindowKind.RESERVATION, project="vision")
     assert in_the_way() == [job.job_id]

@@ -111,6 +111,25 @@ def test_a_hold_in_the_past_shows_in_a_standing_that_was_asked_for_before() -> N
     assert book.standing("a", 100.0) == (book.used("a", 100.0),)
 
 
+def test_a_hold_under_a_clock_that_was_set_back_shows_at_once() -> None:
+    book = fair()
+    book.hold("a", ONE, since=100.0)
+    before = book.standing("a", 50.0)
+    book.hold("a", ONE, since=50.0)
+    assert book.standing("a", 50.0) == (book.used("a", 50.0),) > before
+
+
+def test_a_start_under_a_clock_that_was_set_back_is_in_nothing_that_was_told() -> None:
+    live, told = fair(), fair()
+    live.hold("a", ONE, since=0.0)
+    live.hold("a", ONE, since=100.0)
+    told.tell(live.usages())
+    told.hold("a", Amount(2_000, 0), since=0.0)
+    for one in (live, told):
+        one.hold("a", ONE, since=50.0, is_new=True)
+    assert told.used("a", 100.0) == live.used("a", 100.0)
+
+
 def test_two_projects_that_never_run_dry_get_devices_in_the_ratio_of_their_weights() -> None:
     """One device, jobs of many lengths, and always the project that stands first: 2 to 1 in the end.
 

@@ -7,8 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from shoal.model.attempt import NodeShare
 from shoal.model.request import GpuRequest, Request
 from shoal.scheduler import Candidate, GpuView, NodeView, Plan, Planner, Policy, Why
+from shoal.scheduler.book import Book, holding_of
+from shoal.scheduler.claims import Claims
+from shoal.scheduler.growth import kept_to_grow
 from shoal.scheduler.types import Ground
 
 HOUR = 3600.0
@@ -71,6 +75,32 @@ def test_nobody_grows_while_somebody_waits() -> None:
     assert grown(planner, 2 * HOUR - 60, 2 * HOUR).evictions == ()
 
 
+def test_job_that_can_never_run_here_holds_no_growth_up() -> None:
+    planner = shrunken(asked(1, 4))
+    planner.add(candidate("huge", asked(9, 9), 3.0))
+    assert grown(planner, 2 * HOUR - 60, 2 * HOUR).evictions
+
+
+def test_job_grows_as_soon_as_that_wins_twice_what_is_done_again() -> None:
+    """From two nodes to four, a minute after a checkpoint: half of what it has run, against six minutes."""
+    assert grown(shrunken(asked(1, 4)), 660.0, 720.0).evictions == ()
+    assert grown(shrunken(asked(1, 4)), 661.0, 721.0).evictions
+
+
+def test_job_that_runs_is_told_what_its_growth_waits_for() -> None:
+    planner = shrunken(asked(1, 4))
+    grown(planner, None, 60.0)
+    said = planner.explain_growth("elastic", 60.0)
+    assert said is not None
+    assert "no checkpoint of it was seen" in said.sentence
+    planner.add(candidate("wide", asked(3, 3), 3.0))
+    planner.plan(61.0)
+    said = planner.explain_growth("elastic", 61.0)
+    assert said is not None
+    assert "1 job waits" in said.sentence
+    assert planner.explain_growth("wide", 61.0) is None
+
+
 def test_job_that_is_stopping_already_is_not_asked_twice() -> None:
     planner = shrunken(asked(1, 4))
     assert grown(planner, 2 * HOUR - 60, 2 * HOUR).evictions
@@ -112,6 +142,26 @@ def test_higher_priority_does_not_wait_for_a_job_that_grows() -> None:
     stopping(planner, 2 * HOUR)
     planner.add(msgspec.structs.replace(candidate("urgent", asked(1, 1), 2 * HOUR), priority=10))
     assert [start.attempt_id for start in planner.plan(2 * HOUR + 2).starts] == ["urgent"]
+
+
+def test_power_of_its_own_nodes_is_kept_as_well_as_that_of_the_others() -> None:
+    """One within its quota, who may have others stop, does not count on what the growing job gives back."""
+    labels = {"rack": "r1", "gpu_watts": "100"}
+    book = Book(Policy(power_caps={"r1": 3000.0}))
+    for number in range(4):
+        book.set_node(NodeView(name=f"n{number}", cpus=8.0, memory_bytes=64, gpus=GPUS, labels=labels))
+    shares = tuple(
+        NodeShare(node=f"n{n}", cpus=8.0, memory_bytes=64, gpu_ids=tuple(range(8))) for n in (0, 1)
+    )
+    held = msgspec.structs.replace(
+        holding_of(candidate("elastic", asked(1, 4)), shares, 0.0), is_leaving=True, grows_to=3
+    )
+    book.hold(held)
+    claims = Claims(book.capacity, book.windows, book.power)
+    claim = kept_to_grow(book, claims, held, 1.0)
+    assert claim is not None
+    assert dict(claim.draw.watts) == {"r1": 3 * 800_000}
+    assert claim.draw.spare == {"r1": 600_000}
 
 
 def test_two_jobs_do_not_stop_for_the_same_idle_nodes() -> None:

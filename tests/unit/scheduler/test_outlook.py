@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
+import pytest
+
 from shoal.model.job import DependencyKind
+from shoal.model.people import Devices
 from shoal.scheduler import Basis, Candidate, Outlook, Promise, UnmetDependency
 from shoal.scheduler.calibration import COVERAGE, Calibration
+from shoal.scheduler.devices import ProjectView
 from shoal.scheduler.outlook import outlooks
 from shoal.scheduler.predict import Span
 from tests.support.clusters import NOW, job, nodes, request, snapshot
@@ -15,13 +20,14 @@ def told(
     span: Span | None = None,
     promised_at: float | None = None,
     calibration: Calibration | None = None,
+    others: tuple[Candidate, ...] = (),
+    projects: tuple[ProjectView, ...] = (),
 ) -> Outlook:
     promise = Promise(attempt_id="att-1", job_id="job-1", at=promised_at, nodes=("node-01",))
     spans = {} if span is None else {"att-1": span}
     promises = [] if promised_at is None else [promise]
-    found = outlooks(
-        snapshot(nodes(1), (waiting,)), NOW, ["att-1"], spans, promises, calibration or Calibration()
-    )
+    facts = msgspec.structs.replace(snapshot(nodes(1), (waiting, *others)), projects=projects)
+    found = outlooks(facts, NOW, ["att-1"], spans, promises, calibration or Calibration())
     return found["att-1"]
 
 
@@ -65,7 +71,44 @@ def test_cluster_that_is_too_large_to_look_ahead_in_says_so() -> None:
 def test_nobody_is_told_of_a_start_later_than_they_are_promised() -> None:
     said = told(WAITING, Span(1020.0, 3600.0, 3600.0), promised_at=NOW + 4800)
     assert said.latest == said.promised_at == NOW + 4800
-    assert said.sentence.endswith("; 09:20 UTC at the latest, by the time limits of what runs")
+    assert said.is_firm
+    assert said.sentence.endswith(
+        "; 09:20 UTC at the latest, by the time limits of what runs, unless a new job goes first"
+    )
+
+
+LIMITED = (ProjectView(name="vision", limit=Devices(gpus=16)),)
+
+
+@pytest.mark.parametrize(
+    "who,other,projects",
+    [
+        ("another project, whose share or quota may count", job(2, request(), project="speech"), ()),
+        ("a higher priority that its array holds back", job(2, request(), priority=1), ()),
+        ("one that is due before it", job(2, request(), submitted_at=NOW - 90, due_at=NOW + 60), ()),
+        ("one that may use up the limit of both", job(2, request(), priority=-1), LIMITED),
+    ],
+)
+def test_start_that_somebody_who_waits_may_put_off_is_not_called_the_latest(
+    who: str, other: Candidate, projects: tuple[ProjectView, ...]
+) -> None:
+    span = Span(1020.0, 3600.0, 3600.0)
+    said = told(WAITING, span, NOW + 4800, others=(other,), projects=projects)
+    assert said.latest is not None
+    assert said.promised_at is not None
+    assert said.latest > said.promised_at, who
+    assert not said.is_firm
+    assert said.sentence.endswith(
+        "; 09:20 UTC by the time limits of what runs, unless a job goes first that waits now or comes"
+    )
+    alone = told(WAITING, None, NOW + 4800, others=(other,), projects=projects)
+    assert (alone.basis, alone.latest) == (Basis.PROMISE, None)
+    assert "at the latest" not in alone.sentence
+
+
+def test_later_and_lesser_jobs_do_not_put_off_a_promised_start() -> None:
+    others = (job(2, request()), job(3, request(), priority=-1, project="speech"))
+    assert told(WAITING, promised_at=NOW + 4800, others=others).is_firm
 
 
 def test_queue_that_is_too_long_to_play_leaves_the_promise() -> None:

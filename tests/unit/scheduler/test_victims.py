@@ -81,6 +81,21 @@ def test_job_that_gave_way_as_often_as_anybody_may_runs_on() -> None:
     assert evicted(planned(nodes(2), wanted, held=held, policy=Policy(max_evictions=6))) == ["held-1"]
 
 
+def test_job_that_waits_for_those_who_gave_way_often_enough_is_told_so() -> None:
+    held = tuple(ran(n, {f"node-0{n}": ALL_GPUS}, 60.0, num_evicted=5) for n in (1, 2))
+    wanted = job(1, request(gpus=8), priority=PRODUCTION)
+    said = reason(planned(nodes(2), wanted, held=held), "att-1")
+    assert said.why is Why.RESOURCES
+    assert said.details[-1] == (
+        "2 jobs that it could have stop gave way 5 times already, and run on until they end"
+    )
+    assert said.facts["unmoved"] == 2
+    never = reason(planned(nodes(2), wanted, held=held, policy=Policy(max_evictions=0)), "att-1")
+    assert never.details[-1].startswith("nobody gives way here (`max_evictions: 0`): 2 jobs")
+    lesser = reason(planned(nodes(2), job(1, request(gpus=8)), held=held), "att-1")
+    assert "unmoved" not in lesser.facts, "it has no right to have anybody stop"
+
+
 LAB = ProjectView(name="lab", limit=Devices(gpus=8))
 VISION = ProjectView(name="vision", parent="lab", quota=Devices(gpus=4))
 SPEECH = ProjectView(name="speech", parent="lab")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from shoal.errors import SpecError
 from shoal.model.people import Devices
+from shoal.scheduler.devices import ProjectView
 from shoal.sim.change import parse_quotas, with_nodes, with_quotas, without_nodes
 from shoal.sim.machines import Shape, nodes_of
 from shoal.sim.workload import NodeChange, Workload
@@ -56,10 +58,20 @@ def test_a_quota_is_of_the_devices_that_the_cluster_is_counted_in() -> None:
     assert with_quotas(pool, {"default": 8}).projects[0].quota == Devices(cpus=8)
 
 
+LAB = msgspec.structs.replace(
+    TWO,
+    projects=(
+        ProjectView(name="lab", limit=Devices(gpus=16)),
+        ProjectView(name="default", parent="lab"),
+    ),
+)
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
         (lambda: with_quotas(TWO, {"defualt": 8}), "no project `defualt`; there are default"),
+        (lambda: with_quotas(LAB, {"default": 64}), "--quota default=64`: the projects in `lab` would have"),
         (lambda: with_quotas(TWO, parse_quotas(["vision"])), "a quota is PROJECT=DEVICES"),
         (lambda: without_nodes(TWO, ["node-1"]), "no node has that name; there are 2"),
         (lambda: without_nodes(TWO, ["3x8"]), "there are 2 such nodes"),

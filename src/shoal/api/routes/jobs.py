@@ -107,7 +107,7 @@ async def list_jobs(request: Request, query: Annotated[JobQuery, Query()]) -> Re
 async def _add_outlooks(call: Call, items: list[views.JobView], shown: Sequence[tuple[Job, Attempt]]) -> None:
     """All from the same futures: a page costs about as much as its last job alone."""
     queued = {attempt.attempt_id for _, attempt in shown if attempt.state is AttemptState.QUEUED}
-    found = await call.plane.look_ahead(queued) if queued else {}
+    found = await call.plane.look_ahead(call.actor, queued) if queued else {}
     for item, (_, attempt) in zip(items, shown, strict=True):
         outlook = found.get(attempt.attempt_id)
         item["outlook"] = render_outlook(outlook) if outlook else None
@@ -174,7 +174,7 @@ async def explain_job(request: Request, job_id: str, query: Annotated[WhyQuery, 
         "checkpoint_dir": checkpoint_dir(job, call.plane.settings.home) if attempts[0].allocation else None,
     }
     if query.predict:
-        outlook = await call.plane.look_ahead_and_around(newest.attempt_id)
+        outlook = await call.plane.look_ahead_and_around(call.actor, newest.attempt_id)
         view["outlook"] = render_outlook(outlook) if outlook else None
     return answer(view)
 

@@ -13,9 +13,10 @@ from shoal.api.queries import NoQuery
 from shoal.api.render import render_window
 from shoal.api.requests import NewWindow
 from shoal.api.routing import Routes
-from shoal.control.windows import AskedWindow, still_there
+from shoal.control.windows import AskedWindow, all_still_there
 from shoal.identity import Permission
 from shoal.model.window import Window, WindowKind
+from shoal.store import Tx
 
 routes = Routes("windows")
 
@@ -65,8 +66,14 @@ async def _views(call: Call, windows: list[Window]) -> list[views.WindowView]:
     now = core.clock.now()
     if not windows:
         return []
-    holding, projects = await core.store.read(lambda tx: (tx.attempts.holding(), tx.people.projects()))
-    return [
-        render_window(window, [job for job, _ in still_there(window, holding, projects, now)], visible)
-        for window in windows
-    ]
+
+    def look(tx: Tx) -> list[views.WindowView]:
+        # In the reader's thread: with many windows and jobs it takes longer than the loop may stand still.
+        holding, projects = tx.attempts.holding(), tx.people.projects()
+        there = all_still_there(windows, holding, projects, now)
+        return [
+            render_window(window, [job for job, _ in found], visible)
+            for window, found in zip(windows, there, strict=True)
+        ]
+
+    return await core.store.read(look)
