@@ -39,6 +39,7 @@ MUST_HAPPEN = (
     "partitions",
     "ranks killed",
     "retries",
+    "shares replaced on the same node",
     "stalls",
     "stops",
     "submissions answered",
