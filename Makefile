@@ -4,7 +4,7 @@ KILLS ?= 1000
 SEEDS ?= 20000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench bench-recovery yardsticks soak sim faults mutants
+.PHONY: help setup demo test check format bench bench-recovery bench-goodput yardsticks soak sim faults mutants
 
 help: ## print these targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -38,8 +38,12 @@ bench: ## Shoal beside a real Slurm and a real Ray, in one run
 	@$(BIN)/python -m benchmarks.idle
 	@$(BIN)/python -m benchmarks.listing
 
-bench-recovery: setup ## how long training stands still when a rank is killed or hangs: Shoal beside torchrun
+bench-recovery: ## how long training stands still when a rank or a node is lost: Shoal, torchrun, torchft
+	@scripts/setup recovery
 	@$(BIN)/python -m benchmarks.recovery
+
+bench-goodput: setup ## how much of its time a training run keeps under an hour's faults, pressed into minutes
+	@$(BIN)/python -m benchmarks.goodput
 
 yardsticks: setup ## published numbers of the field and ours beside them; needs traces: SHOAL_TRACES=dir
 	@$(BIN)/python -m benchmarks.yardsticks

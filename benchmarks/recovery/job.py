@@ -32,8 +32,8 @@ def network() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 
 def one_step(replica: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int, rank: int) -> None:
     batch = torch.Generator().manual_seed(step * 1000 + rank)
-    loss = replica(torch.randn(16, WIDTH, generator=batch)).pow(2).mean()
     optimizer.zero_grad()
+    loss = replica(torch.randn(16, WIDTH, generator=batch)).pow(2).mean()
     loss.backward()
     optimizer.step()
     time.sleep(STEP_S)

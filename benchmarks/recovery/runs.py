@@ -12,13 +12,23 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
+
+from shoal.runtime.ports import free_port
 
 JOB = Path(__file__).with_name("job.py")
-SOURCE = str(Path(__file__).parents[2] / "src")
+ROOT = Path(__file__).parents[2]
+SOURCE = str(ROOT / "src")
 BIN = Path(sys.executable).parent
 STEPS = 100_000
 """More than any trial lasts for."""
+LIGHTHOUSE = """
+import sys, time
+from torchft.coordination import LighthouseServer
+server = LighthouseServer("127.0.0.1:0", 1, 100, 100, int(sys.argv[1]))
+print(server.address(), flush=True)
+time.sleep(3600)
+"""
 
 
 @dataclass(frozen=True)
@@ -33,8 +43,8 @@ class Step:
 class Run:
     """A contestant's run. `steps` is what happened so far."""
 
-    def __init__(self, ranks: int) -> None:
-        self.ranks = ranks
+    def __init__(self, ranks: int, nodes: int = 1) -> None:
+        self.ranks, self.nodes = ranks, nodes
         self.folder = tempfile.TemporaryDirectory(prefix="recovery-", dir="/var/tmp")
         data = Path(self.folder.name) / "data"
         data.mkdir()
@@ -62,6 +72,10 @@ class Run:
             return [Step(float(a), int(p), int(r), int(n)) for a, p, r, n in map(str.split, lines)]
         return []
 
+    def node_of(self, pid: int) -> list[int]:
+        """Whoever dies with the node of this rank, first the one that looks after the others."""
+        raise NotImplementedError
+
     def process_of(self, pid: int) -> int:
         """The process that the rank knows under this number, which may be one of its own namespace."""
         for path in Path("/proc").glob("[0-9]*"):
@@ -75,37 +89,93 @@ class Run:
 
 
 class Torchrun(Run):
-    """`tuned`: with the workaround for its store, without which most restarts fail."""
+    """`settings` and `variables`: what whoever has been through it before gives it."""
 
-    tuned = False
+    settings: tuple[str, ...] = ()
+    variables: ClassVar[dict[str, str]] = {}
 
     def start(self) -> None:
-        extra = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if self.tuned else {}
+        port = free_port("127.0.0.1", 0)
+        self._agents = [self._agent(port) for _ in range(self.nodes)]
+
+    def _agent(self, port: int) -> subprocess.Popen[bytes]:
         command = [
             str(BIN / "torchrun"),
-            "--standalone",
-            f"--nproc-per-node={self.ranks}",
+            f"--nnodes=1:{self.nodes}",
+            f"--nproc-per-node={self.ranks // self.nodes}",
             "--max-restarts=100",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint=127.0.0.1:{port}",
+            *self.settings,
         ]
-        self._process = subprocess.Popen(
+        return subprocess.Popen(
             [*command, str(JOB), "plain", str(STEPS), str(self.trace)],
-            env={**os.environ, "OMP_NUM_THREADS": "1", **extra},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **self.variables},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def node_of(self, pid: int) -> list[int]:
+        agent = _parent(pid)
+        workers = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
+        return [agent, *map(int, workers)]
+
+    def stop(self) -> None:
+        for pid in {step.pid for step in self.steps()}:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        for agent in self._agents:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(agent.pid, signal.SIGKILL)
+            agent.wait()
+
+
+class TunedTorchrun(Torchrun):
+    """With the workaround for its store, without which most restarts fail, and quick to miss a node."""
+
+    settings = ("--rdzv-conf=last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=3",)
+    variables: ClassVar[dict[str, str]] = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
+class Torchft(Run):
+    """A replica is started again by a loop as soon as it is gone. Losses are told by the lighthouse."""
+
+    _loops: list[subprocess.Popen[bytes]]
+    _lighthouse: subprocess.Popen[str]
+    heartbeat_ms = 1000
+    """Its default is 5000, with which survivors stand still for as long."""
+
+    def start(self) -> None:
+        command = [sys.executable, "-c", LIGHTHOUSE, str(self.heartbeat_ms)]
+        self._lighthouse = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+        )
+        assert self._lighthouse.stdout is not None
+        address = self._lighthouse.stdout.readline().strip()
+        self._loops = [self._loop(rank, address) for rank in range(self.ranks)]
+
+    def _loop(self, rank: int, address: str) -> subprocess.Popen[bytes]:
+        program = JOB.with_name("torchft_job.py")
+        once = f"{sys.executable} {program} {STEPS} {self.trace}"
+        return subprocess.Popen(
+            ["/bin/sh", "-c", f"while sleep 0.05; do {once}; done"],
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": str(ROOT),
+                "RANK": str(rank),
+                "TORCHFT_LIGHTHOUSE": address,
+            },
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
 
     def stop(self) -> None:
-        for pid in {step.pid for step in self.steps()}:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-
-
-class TunedTorchrun(Torchrun):
-    tuned = True
+        for pid in [loop.pid for loop in self._loops] + [self._lighthouse.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
 
 
 class Shoal(Run):
@@ -125,7 +195,8 @@ class Shoal(Run):
         spec = {
             "name": "recovery",
             "workdir": None,
-            "ranks_per_node": self.ranks,
+            "nodes": self.nodes,
+            "ranks_per_node": self.ranks // self.nodes,
             "resources": {"cpus": 1, "memory": "8GB"},
             "mounts": [f"{data}:{data}", f"{SOURCE}:{SOURCE}:ro", f"{JOB.parent}:{JOB.parent}:ro"],
             "run": f"python {JOB} {self.program} {STEPS} {self.trace}",
@@ -135,8 +206,15 @@ class Shoal(Run):
         }
         path = home / "job.yaml"
         path.write_text(json.dumps(spec))
-        self._shoal("up", "--mount-roots", f"{data},{SOURCE},{JOB.parent}")
+        simulated = () if self.nodes == 1 else ("--demo", f"{self.nodes}x1")
+        self._shoal("up", *simulated, "--mount-roots", f"{data},{SOURCE},{JOB.parent}")
         self._shoal("run", "-d", str(path))
+
+    def node_of(self, pid: int) -> list[int]:
+        """The supervisor: the kernel ends its ranks with it."""
+        while "shoal.runtime.supervisor" not in Path(f"/proc/{pid}/cmdline").read_text():
+            pid = _parent(pid)
+        return [pid]
 
     def stop(self) -> None:
         self._shoal("down", "--jobs")
@@ -157,10 +235,17 @@ class ShoalCold(Shoal):
     program, in_place = "plain", False
 
 
+def _parent(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[1])
+
+
+TORCHFT = "torchft, heartbeat 1 s"
 CONTESTANTS: dict[str, type[Run]] = {
     "Shoal, spare": Shoal,
     "Shoal, zygote": ShoalZygote,
     "Shoal, cold": ShoalCold,
     "torchrun, tuned": TunedTorchrun,
     "torchrun": Torchrun,
+    TORCHFT: Torchft,
 }

@@ -77,7 +77,8 @@ class Crew:
         self._survivors, self._generation = self.ranks, generation
         self._formed_at, self._formed_ns = self._clock.monotonic(), time.monotonic_ns()
         self._last_step = max((self._board.beat(p.slot).step for p in self._survivors), default=0)
-        self._pace, self.hung = Pace(), None
+        self._pace.begin()
+        self.hung = None
         self.ranks, self._kept, self._spares = [], 0, 0
         for local_rank in range(self._order.ranks_per_node):
             old = self._survivors[local_rank] if self._survivors else None
@@ -116,6 +117,12 @@ class Crew:
             )
         is_late = self._clock.monotonic() > self._formed_at + SILENT_S
         return formed if is_late else None
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether a rank of this group said that it made a step in it."""
+        beats = [self._board.beat(process.slot) for process in self.ranks]
+        return any(beat.generation == self._generation.number and beat.stepped_ns for beat in beats)
 
     def clear(self) -> bool:
         """The group is over. Who cannot join another one is killed, and everybody if one of those lives.

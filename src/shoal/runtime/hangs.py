@@ -16,7 +16,10 @@ BUSY_SHARE = 0.05
 
 
 class Pace:
-    """The steps of one group as one node sees them: at `step` since `since`, the longest took `longest_s`."""
+    """The steps of a node's groups: at `step` since `since`, the longest took `longest_s`.
+
+    `step` is -1 while the group there is now has made none.
+    """
 
     def __init__(self) -> None:
         self.step = -1
@@ -25,18 +28,22 @@ class Pace:
         self._count = 0
         self._cpu_s = 0.0
 
+    def begin(self) -> None:
+        """Another group: what is known of its steps stays known, the time until its first one is no step."""
+        self.step = -1
+
     def look(self, now: float, step: int, cpu_s: float) -> None:
         """`step`: the lowest of the node's ranks; `cpu_s`: what they have used together so far."""
         if step == self.step:
             return
-        if self._count > 0 and self.step >= 0:
+        if self.step >= 0:
             self.longest_s = max(self.longest_s, now - self.since)
         self._count += 1
         self.step, self.since, self._cpu_s = step, now, cpu_s
 
     def silent_s(self, now: float, cpu_s: float) -> float | None:
         """For how long there was no step, if that is a hang; None while all is well."""
-        if self._count < MIN_STEPS:
+        if self._count < MIN_STEPS or self.step < 0:
             return None
         silence = now - self.since
         if silence <= 0.0:

@@ -15,7 +15,7 @@ from shoal.wire import EndKind, NodeOutcome, Order
 
 LIVED_S = 5.0
 MAX_QUICK = 2
-"""So many groups in a row may be killed before they ran for that long: more would not help."""
+"""So many groups in a row may be killed before they ran for that long or made a step: more would not help."""
 RANK_FAILED = frozenset({EndKind.EXITED, EndKind.SIGNALED})
 OTHERS_FAILED = Ending(kind=EndKind.STOPPED, message="ranks of another node failed")
 
@@ -31,11 +31,14 @@ class Restarts:
         self._quick = 0
         self.generation = first_generation(order)
 
-    def may_follow(self, end: Ending, ran_s: float) -> bool:
-        """Whether a group that ended so after `ran_s` may be followed by another in the same place."""
+    def may_follow(self, end: Ending, ran_s: float, *, has_stepped: bool) -> bool:
+        """Whether a group that ended so after `ran_s` may be followed by another in the same place.
+
+        `has_stepped`: it is known to have made a step, however short its life was.
+        """
         if end is OTHERS_FAILED:
             return True
-        is_quick = ran_s < LIVED_S
+        is_quick = ran_s < LIVED_S and not has_stepped
         self._quick = self._quick + 1 if is_quick else 0
         if is_quick and self._is_alone and end.kind is EndKind.EXITED:
             # A program that gives up at once gets the pause that its retries have. On one of several nodes

@@ -186,8 +186,10 @@ class ShareRun:
             began_at = self._clock.monotonic()
             self._start_ranks(crew)
             end = self._follow(launcher, "a rank", crew)
+            ran_s = self._clock.monotonic() - began_at
+            may_follow = self._restarts.may_follow(end, ran_s, has_stepped=crew.has_stepped)
             # A log rule has said something about this node, or about trying again: not ours to pass over.
-            if self._rules.hits or not self._restarts.may_follow(end, self._clock.monotonic() - began_at):
+            if self._rules.hits or not may_follow:
                 return end
             self._failed = (self._clock.now(), time.monotonic_ns())
             self._log.say(f"{end.message}; asking whether all ranks may start anew where they are")

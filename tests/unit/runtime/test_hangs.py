@@ -42,3 +42,13 @@ def test_who_works_is_not_said_to_hang_for_minutes() -> None:
 def test_nothing_is_known_before_the_first_steps() -> None:
     pace = paced(MIN_STEPS - 1, 0.1)
     assert pace.silent_s(3600.0, 0.0) is None
+
+
+def test_what_is_known_of_the_steps_stays_known_in_the_next_group() -> None:
+    pace = paced(50, 0.1)
+    pace.begin()
+    assert pace.silent_s(3600.0, 5.0) is None, "it has made no step yet"
+    pace.look(3600.0, 49, 5.0)
+    pace.look(3600.1, 50, 5.1)
+    assert pace.longest_s < 1.0, "the time between two groups is no step"
+    assert pace.silent_s(3600.1 + 1.2, 5.1) is not None

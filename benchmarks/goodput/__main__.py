@@ -1,0 +1,97 @@
+"""The share of the time that made steps which lasted, the same faults for everybody: measured, in one run.
+
+    python -m benchmarks.goodput [--minutes 3] [--only spare,tuned] [--ranks 2]
+
+The schedule is an hour of a job on 131,072 GPUs: one fault in 0.23 hours, which is what the failure rate
+that Meta published for its research clusters comes to at that size (arXiv:2410.21680). The hour is
+pressed into `--minutes`, so a second of standing still counts for twenty: this compares those who
+recover, and says nothing about a cluster of that size. Faults are kills of a rank, at the same seconds
+for all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+
+from benchmarks.measure import table
+from benchmarks.recovery.__main__ import START_S, all_at, strike, wait
+from benchmarks.recovery.runs import CONTESTANTS, Run, Step
+
+MTTF_H = 0.23
+WARM_STEPS = 20
+SEED = 1
+
+
+@dataclass(frozen=True)
+class Kept:
+    goodput: float
+    steps: int
+    faults: int
+
+
+def schedule(length_s: float) -> list[float]:
+    """When to strike, in seconds from the start."""
+    dice, at, times = random.Random(SEED), 0.0, []
+    while (at := at + dice.expovariate(1.0 / (MTTF_H * length_s))) < length_s:
+        times.append(at)
+    return times
+
+
+def keep(kind: type[Run], ranks: int, length_s: float) -> Kept:
+    with kind(ranks) as run:
+        wait(lambda: all_at(run, WARM_STEPS), START_S, "the run did not begin")
+        began_at, first = time.time(), max(step.number for step in run.steps())
+        faults = 0
+        for at in schedule(length_s):
+            time.sleep(max(0.0, began_at + at - time.time()))
+            faults += _strike(run, ranks)
+        time.sleep(max(0.0, began_at + length_s - time.time()))
+        steps = [step for step in run.steps() if step.rank == 0]
+        done = max(step.number for step in steps) - first
+        return Kept(done * _step_s(steps) / length_s, done, faults)
+
+
+def _strike(run: Run, ranks: int) -> int:
+    """Kill the last rank; a run that stands still has none to kill, and has lost the time anyway."""
+    pid = next(step.pid for step in reversed(run.steps()) if step.rank == ranks - 1)
+    try:
+        strike(run, run.process_of(pid), "kill")
+    except ProcessLookupError:
+        return 0
+    return 1
+
+
+def _step_s(steps: list[Step]) -> float:
+    """How long a step takes when nothing happens."""
+    return statistics.median(
+        after.at - before.at for before, after in itertools.pairwise(steps) if after.pid == before.pid
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=3.0)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--only", default="spare,zygote,torchrun", help="parts of rows' names, with commas")
+    asked = parser.parse_args()
+    length_s = asked.minutes * 60
+    rows = []
+    for name, kind in CONTESTANTS.items():
+        if any(word.strip() in name for word in asked.only.split(",")):
+            sys.stderr.write(f"{name}: {asked.minutes:g} minutes\n")
+            kept = keep(kind, asked.ranks, length_s)
+            rows.append(
+                [name, f"{kept.goodput:.1%}", str(kept.steps), f"{kept.faults} of {len(schedule(length_s))}"]
+            )
+    title = f"an hour of faults in {asked.minutes:g} minutes, {asked.ranks} ranks, measured"
+    sys.stdout.write("\n" + table(title, ["", "goodput", "steps that lasted", "faults"], rows) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Twenty ranks are lost in one run: its loss curve and its weights are those of an unharmed one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.style.tree import ROOT
+from tests.support.shares import processes_with
+from tests.support.simulated import LIMIT_S, Cluster
+
+FOLDER = ROOT / "examples" / "language_model"
+RANKS, FAULTS, EVERY = 2, 20, 15
+STEPS = (FAULTS + 2) * EVERY
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+Curve = dict[int, str]
+
+
+@pytest.fixture(scope="module")
+def shoal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("home"))
+    cluster("up", "--demo", "1x2", "--listen", "127.0.0.1:0")
+    yield cluster
+    cluster("down", "--jobs")
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+def test_twenty_faults_change_neither_the_loss_curve_nor_a_bit_of_the_weights(
+    shoal: Cluster, tmp_path: Path, name: str
+) -> None:
+    curve, weights, faults = under_fire(shoal, tmp_path, name)
+    assert faults == FAULTS
+    expected, kept = unharmed(tmp_path, name)
+    assert list(curve) == list(range(1, STEPS + 1))
+    assert curve == expected
+    assert weights == kept
+
+
+def under_fire(shoal: Cluster, folder: Path, name: str) -> tuple[Curve, set[str], int]:
+    """The curve, the weights at the end, and how many faults there were."""
+    spec = (
+        (FOLDER / f"{name}.yaml")
+        .read_text()
+        .replace("max: 3", "max: 100")
+        .replace("backoff: 1s", "backoff: 0s")
+    )
+    job = folder / "job.yaml"
+    job.write_text(f"workdir: {FOLDER}\n{spec}")
+    shoal("run", "-d", "-e", f"STEPS={STEPS}", "--name", f"fire-{name}", str(job))
+    dice, faults = random.Random(name), 0
+    told: list[str] = []
+    for line in followed(shoal, f"fire-{name}"):
+        told.append(line)
+        step = newest(line)
+        if faults < FAULTS and step is not None and step >= (faults + 1) * EVERY:
+            faults += strike(f"fire-{name}", f"{name}.py", dice, how(name, faults))
+    said = "\n".join(told)
+    return curve_of(said), weights_of(said), faults
+
+
+def how(name: str, number: int) -> signal.Signals:
+    """Mostly killed. A stopped rank is noticed by its steps, of which only some programs tell."""
+    return signal.SIGSTOP if name == "ddp" and number % 7 == 6 else signal.SIGKILL
+
+
+def followed(shoal: Cluster, job: str) -> Iterator[str]:
+    """The job's lines as they come, until it ends."""
+    command = [sys.executable, "-m", "shoal.cli.main", "logs", "-f", job]
+    with subprocess.Popen(command, env=shoal.env, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield from process.stdout
+    assert process.returncode == 0
+
+
+def strike(job: str, script: str, dice: random.Random, how: signal.Signals) -> int:
+    """Hit one of the ranks, if all are there. Of a program that has a spare, that is the newest process."""
+    mine = f"SLURM_JOB_NAME={job}".encode()
+    found = []
+    for pid in sorted(processes_with(f"bin/python\0{script}\0")):
+        with contextlib.suppress(OSError):
+            if mine in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.append(pid)
+    if len(found) < RANKS + (script == "ddp.py"):
+        return 0
+    os.kill(dice.choice(found[:RANKS]), how)
+    return 1
+
+
+def newest(line: str) -> int | None:
+    found = re.search(r"step +(\d+) of \d+", line)
+    return int(found.group(1)) if found else None
+
+
+def curve_of(said: str) -> Curve:
+    """The loss of each step, as it was told last."""
+    told = dict(re.findall(r"step +(\d+) of \d+  loss ([0-9.]+)", said))
+    return {int(step): told[step] for step in sorted(told, key=int)}
+
+
+def weights_of(said: str) -> set[str]:
+    return set(re.findall(r"weights ([0-9a-f]{16})", said))
+
+
+def unharmed(folder: Path, name: str) -> tuple[Curve, set[str]]:
+    """What two ranks come to outside of Shoal, with nothing in their way."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("SHOAL_")}
+    own = {"STEPS": str(STEPS), "OMP_NUM_THREADS": "1", "SHOAL_CHECKPOINT_DIR": str(folder / "saved")}
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [sys.executable, *launcher, str(FOLDER / f"{name}.py")],
+        env={**kept, **own},
+        cwd=FOLDER,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=True,
+    )
+    return curve_of(done.stdout), weights_of(done.stdout)
