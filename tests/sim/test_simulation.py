@@ -40,6 +40,7 @@ MUST_HAPPEN = (
     "partitions",
     "ranks killed",
     "retries",
+    "shares replaced on the same node",
     "stalls",
     "stops",
     "submissions answered",
