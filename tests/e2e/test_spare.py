@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.runtime.ports import free_port
 from shoal.wire import EndKind, Order
 from tests.support.shares import SOURCE, RunningShare, Start, an_order, processes_with, shares_in, until
 
@@ -60,6 +61,7 @@ def order(**changes: object) -> Order:
         "run": f"python {NAME} {STEPS}",
         "ranks_per_node": 2,
         "max_restarts": 5,
+        "master_port": free_port("127.0.0.1", os.getpid()),
         "env": {"OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCE},
     }
     return an_order(**{**values, **changes})
