@@ -47,7 +47,7 @@ class World:
         self.disk = SimStore(open_memory_store(), self.dice)
         self.projects = ("lab",) if seed % 2 else ("lab", "lab", "vision")
         """In every other life a project has a quota, and takes back what the other borrowed."""
-        self.is_of_gangs = seed % 3 == 0
+        self.is_of_gangs = seed % 3 == 0 and seed % 4 != 3
         """In every third life jobs have several nodes and run for long, so that their shares are lost one by
         one, in running attempts."""
         self.nodes = [f"n{i}" for i in range(1, num_nodes + (4 if self.is_of_gangs else 1))]
