@@ -21,6 +21,8 @@ from shoal.store import Event, EventFilter, Tx
 LOOK_S, IDLE_S = 0.2, 1.0
 FRESH_S = 0.6
 """How long after they were asked supervisors have said how far they are."""
+LATE_S = 6.0
+"""And so long by one that holds no question open: it says it with its next renewal."""
 LOOK_BACK = 100_000
 """Events: more are not recorded while a drill lasts."""
 MAX_FOUND = 1000
@@ -62,7 +64,8 @@ def _is_fresh(core: Core, one: Open, result: DrillResult) -> bool:
         one.asked_at = now
         for attempt_id in one.drill.running or (core.drills.newest.get(one.drill.drill_id, ""),):
             core.meetings.tell(attempt_id)
-    return now >= one.asked_at + FRESH_S
+    is_told = result.window_s is None or result.window_s >= one.drill.window_s - FRESH_S
+    return now >= one.asked_at + (FRESH_S if is_told else LATE_S)
 
 
 async def _look(core: Core, one: Open) -> DrillResult | None:

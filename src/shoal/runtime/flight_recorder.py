@@ -21,7 +21,7 @@ MAX_BYTES = 16 << 20
 def variables(work: str) -> dict[str, str]:
     """What has ranks with NCCL keep a record and write it on request. The job may say otherwise."""
     return {
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+        "TORCH_FR_BUFFER_SIZE": "2000",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{work}/.nccl_record_",
         "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{work}/.nccl_pipe_",

@@ -53,7 +53,7 @@ def test_only_ranks_with_gpus_keep_one_and_the_job_may_say_otherwise() -> None:
         order = an_order(env={"A": "1"}, **changes)
         return rank_environment(
             order, 0, Generation(), work="/work", credentials=Credentials(), network={}
-        ).get("TORCH_NCCL_TRACE_BUFFER_SIZE")
+        ).get("TORCH_FR_BUFFER_SIZE")
 
     assert found() is None
     assert found(gpu_ids=(0,)) == "2000"

@@ -7,12 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.tensor import DTensor
 
+from shoal.runtime.rank.checkpoint.parts import State
 from shoal.runtime.rank.checkpoint.writing import cause
 
 EXIT_S = 5.0
@@ -28,26 +29,43 @@ class Stage:
 
     def __init__(self) -> None:
         has_device = torch.accelerator.is_available()
-        self._stager = DefaultStager(
-            StagingOptions(
-                use_pinned_memory=torch.cuda.is_available(),
-                use_shared_memory=False,
-                use_async_staging=False,
-                use_non_blocking_copy=False,
-            )
-        )
         self._stream = torch.Stream() if has_device else None
         self._device = torch.accelerator.current_device_index() if has_device else None
+        self._held: dict[str, torch.Tensor] = {}
 
     def order(self) -> None:
         """Copies come after all that was asked of the device so far. Called in the training thread."""
         if self._stream is not None:
             self._stream.wait_stream(torch.accelerator.current_stream())
 
-    def copy(self, state: dict[str, Any]) -> dict[str, Any]:
+    @torch.no_grad()
+    def copy(self, state: State) -> State:
         """The state in host memory. It stays as it is until the next call."""
         with self._on_stream():
-            return cast("dict[str, Any]", self._stager.stage(state))
+            copied = {key: self._copy_of(key, value) for key, value in state.items()}
+        if self._stream is not None:
+            self._stream.synchronize()
+        return copied
+
+    def _copy_of(self, key: str, value: object) -> object:
+        """A shard of a DTensor is copied as what it is: the same place in the same whole."""
+        if not isinstance(value, torch.Tensor):
+            return value  # bytes
+        if not isinstance(value, DTensor):
+            return self._host(key, value)
+        names, context = value.__tensor_flatten__()  # type: ignore[no-untyped-call]
+        inner = {name: getattr(value, name) for name in names}
+        inner["_local_tensor"] = self._host(key, value.to_local())
+        return DTensor.__tensor_unflatten__(  # type: ignore[no-untyped-call]
+            inner, context, value.shape, value.stride()
+        )
+
+    def _host(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
+        held = self._held.get(key)
+        if held is None or (held.shape, held.dtype) != (tensor.shape, tensor.dtype):
+            is_pinned = tensor.device.type == "cuda"
+            held = self._held[key] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=is_pinned)
+        return held.copy_(tensor, non_blocking=True)
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:
