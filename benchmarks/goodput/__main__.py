@@ -70,7 +70,7 @@ def _strike(run: Run, ranks: int) -> int:
 def _step_s(steps: list[Step]) -> float:
     """How long a step takes when nothing happens."""
     return statistics.median(
-        after.at - before.at for before, after in itertools.pairwise(steps) if after.pid == before.pid
+        after.at - before.at for before, after in itertools.pairwise(steps) if after.born == before.born
     )
 
 

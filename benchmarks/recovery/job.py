@@ -20,6 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 from shoal import runtime
 
 WIDTH, DEPTH, STEP_S, SAVE_EVERY = 1024, 4, 0.05, 10
+BORN = time.time_ns()
+"""Tells processes apart whose numbers are the same, each in a namespace of its own."""
 
 
 def network() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -40,7 +42,7 @@ def one_step(replica: torch.nn.Module, optimizer: torch.optim.Optimizer, step: i
 
 
 def note(fd: int, step: int, rank: int) -> None:
-    os.write(fd, f"{time.time():.6f} {os.getpid()} {rank} {step}\n".encode())
+    os.write(fd, f"{time.time():.6f} {os.getpid()} {BORN} {rank} {step}\n".encode())
 
 
 def plain(steps: int, fd: int, saved: Path) -> None:

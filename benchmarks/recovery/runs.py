@@ -36,6 +36,7 @@ class Step:
     at: float
     pid: int
     """As the rank itself sees it."""
+    born: int
     rank: int
     number: int
 
@@ -51,7 +52,11 @@ class Run:
         self.trace = data / "steps"
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def __exit__(
@@ -69,7 +74,7 @@ class Run:
     def steps(self) -> list[Step]:
         with contextlib.suppress(FileNotFoundError):
             lines = self.trace.read_text().split("\n")[:-1]
-            return [Step(float(a), int(p), int(r), int(n)) for a, p, r, n in map(str.split, lines)]
+            return [Step(float(at), *map(int, rest)) for at, *rest in map(str.split, lines)]
         return []
 
     def node_of(self, pid: int) -> list[int]:
@@ -195,9 +200,8 @@ class Shoal(Run):
         spec = {
             "name": "recovery",
             "workdir": None,
-            "nodes": self.nodes,
             "ranks_per_node": self.ranks // self.nodes,
-            "resources": {"cpus": 1, "memory": "8GB"},
+            "resources": {"nodes": self.nodes, "cpus": 1, "memory": "8GB"},
             "mounts": [f"{data}:{data}", f"{SOURCE}:{SOURCE}:ro", f"{JOB.parent}:{JOB.parent}:ro"],
             "run": f"python {JOB} {self.program} {STEPS} {self.trace}",
             "env": {"OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCE},
