@@ -201,7 +201,7 @@ class Shoal(Run):
             "name": "recovery",
             "workdir": None,
             "ranks_per_node": self.ranks // self.nodes,
-            "resources": {"nodes": self.nodes, "cpus": 1, "memory": "8GB"},
+            "resources": {"nodes": self.nodes, "cpus": 2 // self.nodes, "memory": "8GB"},
             "mounts": [f"{data}:{data}", f"{SOURCE}:{SOURCE}:ro", f"{JOB.parent}:{JOB.parent}:ro"],
             "run": f"python {JOB} {self.program} {STEPS} {self.trace}",
             "env": {"OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCE},

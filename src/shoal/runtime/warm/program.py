@@ -8,13 +8,16 @@ import os
 import random
 import runpy
 import signal
+import socket
 import sys
+import time
 import types
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
 OWN_FRAMES = 2
 """Frames of a traceback that are ours and tell the reader nothing."""
+MEET_S, POLL_S = 0.15, 0.002
 
 
 def settle(request: dict[str, Any], descriptors: list[int]) -> None:
@@ -34,6 +37,24 @@ def settle(request: dict[str, Any], descriptors: list[int]) -> None:
         sys.modules["numpy"].random.seed()
     importlib.invalidate_caches()
     _rename([sys.executable, *request["arguments"]])
+
+
+def let_the_first_go_first() -> None:
+    """In a group that begins anew: wait a moment for the first rank to listen, as most do at once.
+
+    A client that comes before it tries again after half a second, which is more than the whole restart takes.
+    """
+    names = os.environ
+    if names.get("SHOAL_GENERATION", "0") == "0" or names.get("RANK", "0") == "0":
+        return
+    address = (names.get("MASTER_ADDR", ""), int(names.get("MASTER_PORT") or 0))
+    until = time.monotonic() + MEET_S
+    while time.monotonic() < until:
+        try:
+            with socket.create_connection(address, timeout=MEET_S):
+                return
+        except OSError:
+            time.sleep(POLL_S)
 
 
 def _rename(words: list[str]) -> None:

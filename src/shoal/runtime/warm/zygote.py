@@ -84,6 +84,7 @@ class Zygote:
             self._leave(connection)
             program.settle(request, descriptors)
             imports.record(self._learned)
+            program.let_the_first_go_first()
             return request
         for fd in descriptors:
             os.close(fd)
