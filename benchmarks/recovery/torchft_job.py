@@ -12,7 +12,7 @@ import os
 import sys
 from datetime import timedelta
 
-from torch.distributed.distributed_c10d import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 
 from benchmarks.recovery.job import network, note, one_step

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,3 +133,20 @@ def test_when_every_rank_is_lost_the_last_checkpoint_is_where_they_go_on(
     assert weights(share.texts()) == unharmed
     assert "from a checkpoint" in " ".join(share.texts("e"))
     assert steps(share).count(0) == 1, "nobody began from the start again"
+
+
+def test_ranks_that_are_lost_while_the_next_group_forms_are_replaced_too(
+    start: Start, unharmed: set[str]
+) -> None:
+    share = start(order(max_restarts=30))
+    share.spawn()
+    for goal in (20, 60, 100):
+        until(lambda: len(steps(share)) >= goal and len(ranks()) == 3, 60, share.describe)  # noqa: B023
+        for _ in range(2):
+            os.kill(ranks()[0], signal.SIGKILL)
+            time.sleep(0.03)  # somewhere between two groups
+        seen = len(steps(share))
+        until(lambda: len(steps(share)) > seen + 5, 60, share.describe)  # noqa: B023
+    outcome = share.outcome(90)
+    assert outcome.kind is EndKind.SUCCEEDED, share.describe()
+    assert weights(share.texts()) == unharmed

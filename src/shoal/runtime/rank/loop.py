@@ -7,15 +7,18 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from shoal.runtime.board import Place
 from shoal.runtime.metrics import voice
 from shoal.runtime.rank.checkpoint.checkpoints import Checkpoints
 from shoal.runtime.rank.farewell import Farewell, Gone
 from shoal.runtime.rank.leaving import leave
-from shoal.runtime.rank.member import Member, until_open
+from shoal.runtime.rank.meeting import meet
+from shoal.runtime.rank.member import Member
 from shoal.runtime.rank.state import State, Stateful, level
 from shoal.runtime.rank.timing import Timing, watch
 
@@ -106,12 +109,7 @@ def train(
     while True:
         place = member.next()
         try:
-            if place.generation > 0:
-                until_open(place)
-            dist.init_process_group(
-                backend or ("nccl" if torch.cuda.is_available() else "gloo"),
-                timeout=timedelta(seconds=timeout_s),
-            )
+            _join(member, place, backend, timeout_s)
             member.joined()
             source = level(state)
             if not state.is_fresh and checkpoints is not None:
@@ -135,6 +133,16 @@ def train(
         else:
             _end(farewell)
             return
+
+
+def _join(member: Member, place: Place, backend: str | None, timeout_s: float) -> None:
+    """Outside of Shoal as torchrun's environment says; else where and as whom our supervisor says."""
+    ours: dict[str, Any] = {}
+    if member.has_supervisor:
+        ours = {"store": meet(member, place, timeout_s), "rank": place.rank}
+        ours["world_size"] = int(os.environ["WORLD_SIZE"])
+    backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), **ours)
 
 
 def _end(farewell: Farewell) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 
 from shoal.runtime.board import VARIABLE, Board, Place, Standing
@@ -13,9 +12,6 @@ from shoal.runtime.rank.own_stacks import answer
 POLL_S, SPARE_POLL_S = 0.002, 0.005
 PEERS_S = 2.0
 """How long after an error of ours the supervisor may take to tell that it was a peer's end."""
-
-
-STORE_S = 30.0
 
 
 class Member:
@@ -61,6 +57,12 @@ class Member:
             self._mark(time.monotonic_ns())
         self._say(Standing.JOINED)
 
+    @property
+    def is_overtaken(self) -> bool:
+        """Whether there is a newer group than ours."""
+        place = self._told()
+        return place is not None and place.generation > self.generation
+
     def is_group_over(self) -> bool:
         """After an error: whether there is another group to join. Waits a little for the word."""
         if self._board is None:
@@ -68,8 +70,7 @@ class Member:
         self._say(Standing.WAITING)
         until = time.monotonic() + PEERS_S
         while time.monotonic() < until:
-            place = self._told()
-            if place is not None and place.generation > self.generation:
+            if self.is_overtaken:
                 return True
             time.sleep(POLL_S)
         return False
@@ -97,21 +98,6 @@ class Member:
     def _say(self, standing: Standing) -> None:
         if self._board is not None:
             self._board.say(self._slot, standing, self.generation, self.step, time.monotonic_ns())
-
-
-def until_open(place: Place) -> None:
-    """Wait until the group's first rank listens, or for so long that joining may as well say what is wrong.
-
-    A store's client that comes too early tries again after half a second: longer than all the rest takes.
-    """
-    until = time.monotonic() + STORE_S
-    address = (os.environ["MASTER_ADDR"], place.master_port)
-    while place.rank != 0 and time.monotonic() < until:
-        try:
-            with socket.create_connection(address, timeout=STORE_S):
-                return
-        except OSError:
-            time.sleep(POLL_S)
 
 
 def _from_environment() -> Place:
