@@ -41,6 +41,7 @@ bench: ## Shoal beside a real Slurm and a real Ray, in one run
 bench-recovery: ## how long training stands still when a rank or a node is lost: Shoal, torchrun, torchft
 	@scripts/setup recovery
 	@$(BIN)/python -m benchmarks.recovery
+	@$(BIN)/python -m benchmarks.recovery.in_a_row
 
 bench-goodput: setup ## how much of its time a training run keeps under an hour's faults, pressed into minutes
 	@$(BIN)/python -m benchmarks.goodput

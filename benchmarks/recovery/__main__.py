@@ -42,18 +42,23 @@ class Trial:
 def trial(kind: type[Run], ranks: int, fault: str) -> Trial:
     with kind(ranks, nodes=2 if fault == "node" else 1) as run:
         wait(lambda: all_at(run, WARM_STEPS), START_S, "the run did not begin")
-        before = run.steps()
-        victim = next(step.pid for step in reversed(before) if step.rank == ranks - 1)
-        known = {step.born for step in before}
-        at = time.time()
-        strike(run, run.process_of(victim), fault)
-        try:
-            wait(lambda: any(step.born not in known for step in run.steps()), PATIENCE_S, "")
-        except TimeoutError:
-            return Trial(None, 0)
-        first = next(step for step in run.steps() if step.born not in known)
-        last = max(step.number for step in run.steps() if step.at <= at)
-        return Trial(first.at - at, max(0, last - first.number + 1))
+        return hit(run, fault)
+
+
+def hit(run: Run, fault: str) -> Trial:
+    """Strike the last rank of a run that goes well, and see how it goes on."""
+    before = run.steps()
+    victim = next(step.pid for step in reversed(before) if step.rank == run.ranks - 1)
+    known = {step.born for step in before}
+    at = time.time()
+    strike(run, run.process_of(victim), fault)
+    try:
+        wait(lambda: any(step.born not in known for step in run.steps()), PATIENCE_S, "")
+    except TimeoutError:
+        return Trial(None, 0)
+    first = next(step for step in run.steps() if step.born not in known)
+    last = max(step.number for step in run.steps() if step.at <= at)
+    return Trial(first.at - at, max(0, last - first.number + 1))
 
 
 def strike(run: Run, pid: int, fault: str) -> None:

@@ -1,0 +1,49 @@
+"""One run of Shoal with a spare loses a rank again and again: how often it goes on, and how fast. Measured.
+
+python -m benchmarks.recovery.in_a_row [--faults 100] [--ranks 2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+
+from benchmarks.recovery.__main__ import START_S, WARM_STEPS, Trial, all_at, hit, wait
+from benchmarks.recovery.runs import Shoal
+
+BETWEEN = 12
+"""Steps that all ranks make before the next fault."""
+
+
+def many(ranks: int, faults: int) -> list[Trial]:
+    trials: list[Trial] = []
+    with Shoal(ranks) as run:
+        wait(lambda: all_at(run, WARM_STEPS), START_S, "the run did not begin")
+        for number in range(faults):
+            trials.append(hit(run, "kill"))
+            if trials[-1].seconds is None:
+                break
+            goal = max(step.number for step in run.steps()) + BETWEEN
+            wait(lambda: all_at(run, goal), START_S, "the run does not go on")  # noqa: B023
+            if (number + 1) % 10 == 0:
+                sys.stderr.write(f"{number + 1} of {faults}\n")
+    return trials
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--faults", type=int, default=100)
+    parser.add_argument("--ranks", type=int, default=2)
+    asked = parser.parse_args()
+    trials = many(asked.ranks, asked.faults)
+    seconds = [one.seconds for one in trials if one.seconds is not None]
+    sys.stdout.write(
+        f"{len(seconds)} of {asked.faults} faults in a row recovered from, {asked.ranks} ranks, measured: "
+        f"median {statistics.median(seconds):.2f} s, worst {max(seconds):.2f} s, "
+        f"{sum(one.lost for one in trials)} steps lost in all\n"
+    )
+
+
+if __name__ == "__main__":
+    main()
