@@ -7,6 +7,7 @@ bytes long, and what is the signal for others is written last.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import signal
@@ -82,9 +83,13 @@ class Board:
 
     @classmethod
     def make(cls) -> tuple[int, Board]:
-        """A new page and its descriptor, which children inherit."""
-        fd = os.memfd_create("shoal-board", 0)
+        """A new page and its descriptor, which children inherit.
+
+        Of one size for ever: who reads a page that was cut off beneath it is killed.
+        """
+        fd = os.memfd_create("shoal-board", os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, SIZE + MAX_SLOTS * STACKS_AREA)  # takes no memory before it is written to
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         return fd, cls(fd)
 
     # --- the supervisor's part

@@ -230,7 +230,7 @@ class Crew:
         for pid in self._scene.stopped:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        for process in self._scene.culprits if not self._scene.stopped else ():
+        for process in self._scene.culprits:
             _kill_group(process)
 
     def _look_at_all(self) -> scene.Scene:

@@ -24,7 +24,8 @@ from shoal.wire import Order, Samples
 
 MAX_MESSAGE = 16 << 10
 MAX_AT_ONCE = 512
-PAUSE_S = 0.05
+PAUSE_S, REST = 0.05, 9.0
+"""So long between looks at least, and so many times what the last one took: who floods is not heard."""
 FIRST_LOOK_S, LOOK_S = 1.0, 5.0
 QUIET_S = 30.0
 """How long what only the supervisor measured may wait: nobody looks at it by the second."""
@@ -103,13 +104,15 @@ class Meter:
         while True:
             wait_s = max(0.0, look_at - self._clock.monotonic())
             poll.poll(wait_s * 1000)
+            began = self._clock.monotonic()
             self.hear()
+            heard_s = self._clock.monotonic() - began
             if self._clock.monotonic() >= look_at:
                 look_at = self._clock.monotonic() + LOOK_S
                 values = {**devices.look(), **self._usage()}
                 with self._lock:
                     self._tally.note(self._at_ms(), values)
-            time.sleep(PAUSE_S)
+            time.sleep(max(PAUSE_S, REST * heard_s))
 
     def _usage(self) -> dict[str, float]:
         """Processors used since the last look, and memory now."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from shoal.runtime.board import Beat, Board, Place, Standing
 
 
@@ -44,3 +46,10 @@ def test_only_who_never_left_an_earlier_group_is_behind() -> None:
     assert not beat(Standing.JOINED, 2).is_behind(2)
     assert not beat(Standing.WAITING, 2).is_behind(2), "it waits for a newcomer, or has lost a peer just now"
     assert not beat(Standing.UNKNOWN, 0).is_behind(2), "it is being built"
+
+
+def test_a_rank_cannot_cut_the_page_off_beneath_its_supervisor() -> None:
+    fd, _ = Board.make()
+    for size in (0, 1 << 30):
+        with pytest.raises(PermissionError):
+            os.ftruncate(fd, size)

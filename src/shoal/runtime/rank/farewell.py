@@ -97,7 +97,8 @@ class Farewell:
             self._is_alone = True
             os.kill(os.getpid(), signal.SIGTERM)
         except (RuntimeError, ValueError, OSError):
-            self._propose(None)  # the group is gone, and with it the question
+            if self._group is group:
+                self._propose(None)  # the group is gone, and with it the question
 
     def _agree(self, group: dist.ProcessGroup, store: Any) -> None:
         rank, ranks, ahead, turn = group.rank(), group.size(), AHEAD, 0

@@ -14,18 +14,18 @@ import threading
 import torch.distributed as dist
 
 KEPT = 4
-"""Groups held back: a program may still refer to one, in a replica that it has not replaced yet."""
+"""Losses whose groups are held back: a program may refer to one in a replica that it still has."""
 
-_left: queue.SimpleQueue[dist.ProcessGroup] = queue.SimpleQueue()
+_left: queue.SimpleQueue[list[dist.ProcessGroup]] = queue.SimpleQueue()
 _thread: threading.Thread | None = None
 
 
 def leave() -> None:
     """Give up the group, so that its other members notice too. It may be half made, or broken."""
-    for group in _groups():
-        _left.put(group)
+    groups = _groups()
     with contextlib.suppress(Exception):
         dist.destroy_process_group()
+    _left.put(groups)
     _begin()
 
 
