@@ -72,6 +72,9 @@ class Cycle:
     def run_newcomers(self, newcomers: Collection[Candidate], now: float) -> bool:
         """Look at newcomers alone: nothing was given back since `run`. False: only a whole run can tell."""
         self.now, book = now, self._book
+        # Under a ceiling, whoever starts uses up what others may have, and allowances are kept rank by rank.
+        if book.tree.has_ceilings:
+            return False
         if not book.is_order_as_before(now) or not self._do_heads_wait_for_room():
             return False
         for candidate in newcomers:
@@ -87,7 +90,7 @@ class Cycle:
         return True
 
     def _do_heads_wait_for_room(self) -> bool:
-        """Else one who started after it has filled a limit of its project or array, and others are heads."""
+        """Else one who started after it has filled the limit of its array, and others are heads."""
         rows = [self._book.rows.row_of(head.attempt_id) for head in self.heads.values()]
         return all(row in self._rooms or self._waits_for_room(row) for row in rows)
 
@@ -105,9 +108,13 @@ class Cycle:
 
     def _keep_to_grow(self, least: float) -> None:
         """For those of at least this priority who are stopping to go on with more nodes."""
-        growing = [one for _, one in sorted(self._book.stakes.leaving.items()) if one.grows_to is not None]
-        kept = {claim.head.attempt_id for claim in self.claims.all} if growing else ()
-        for one in growing:
+        growing = [one for one in self._book.stakes.leaving.values() if one.grows_to is not None]
+        if not growing:
+            return
+        # Whoever starts before one of them, or fills a node it could have had, moves what is kept for it.
+        self.good_until = self.now
+        kept = {claim.head.attempt_id for claim in self.claims.all}
+        for one in sorted(growing, key=lambda one: (-one.priority, one.attempt_id)):
             if one.priority >= least and one.attempt_id not in kept:
                 claim = kept_to_grow(self._book, self.claims, one, self.now)
                 if claim is not None:
