@@ -1,7 +1,7 @@
 """A planner that followed every change plans like one that is told the facts today; promises are kept.
 
 Lives have all that plans are made of: projects with limits and quotas, windows, power caps, jobs that were
-evicted before, and jobs that go on with more nodes. A life that fails takes minutes to make smaller: that, and
+evicted before, and jobs that go on with more nodes. To make one that fails smaller takes minutes: that, and
 many more lives, is for `make lives`, which begins with those that failed here.
 """
 
