@@ -116,6 +116,7 @@ class Life:
             score = self.draw(st.sampled_from([None, 1.0, 2.0, 3.0]))
             fields: dict[str, Any] = {"expected_s": expected, "due_at": due_at, "score": score}
             fields["project"] = self.draw(st.sampled_from(["vision", "speech"]))
+            fields["queue"] = self.draw(st.sampled_from(["default", "default", "night"]))
             fields["num_evicted"] = self.draw(st.sampled_from([0, 0, 1, 2]))
             planner.add(msgspec.structs.replace(new, **fields))
         elif what == "drop" and snapshot.candidates:

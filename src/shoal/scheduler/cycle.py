@@ -25,7 +25,7 @@ from shoal.scheduler.powered import PowerAhead, choose_powered
 from shoal.scheduler.preempt import Preemption
 from shoal.scheduler.release import free_by
 from shoal.scheduler.rights import ClaimOrder, claim_order
-from shoal.scheduler.rows import Line, Row, Turn
+from shoal.scheduler.rows import Line, LineKey, Row, Turn
 from shoal.scheduler.snapshot import Candidate
 from shoal.scheduler.types import Promise, Start
 
@@ -77,10 +77,13 @@ class Cycle:
             return False
         if not book.is_order_as_before(now) or not self._do_heads_wait_for_room():
             return False
+        last = max((book.rank(LineKey.of(claim.head)) for claim in self.claims.all), default=())
         for candidate in newcomers:
             head = self.heads.get(candidate.queue)
             if head is None or book.comes_before(candidate, head):
                 return False
+            if book.rank(LineKey.of(candidate)) < last:
+                return False  # what is kept for one of another queue is not kept from it
             if self.preemption.is_privileged(
                 candidate, asked_by(book.rows.row_of(candidate.attempt_id).key.demand)
             ):
