@@ -2,9 +2,10 @@
 BIN := .venv/bin
 KILLS ?= 1000
 SEEDS ?= 20000
+LIVES ?= 5000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench bench-recovery bench-goodput yardsticks soak sim faults mutants
+.PHONY: help setup demo test check format bench bench-recovery bench-goodput yardsticks soak sim lives faults mutants
 
 help: ## print these targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -49,14 +50,18 @@ bench-goodput: setup ## how much of its time a training run keeps under an hour'
 yardsticks: setup ## published numbers of the field and ours beside them; needs traces: SHOAL_TRACES=dir
 	@$(BIN)/python -m benchmarks.yardsticks
 
-soak: setup ## all that takes long: kills, simulated lives, faults, planted bugs: make soak KILLS=1000
+soak: setup ## all that takes long: kills, simulated and drawn lives, faults, planted bugs: make soak KILLS=1000
 	@echo "== random kills under mixed load"
 	@$(BIN)/python -m tests.soak.run --kills $(KILLS)
-	@$(MAKE) --no-print-directory sim faults mutants
+	@$(MAKE) --no-print-directory sim lives faults mutants
 
 sim: setup ## crashes, delays and partitions in virtual time: make sim SEEDS=20000
 	@echo "== simulated lives"
 	@$(BIN)/python -m tests.sim.run --seeds $(SEEDS) --processes 2
+
+lives: setup ## planners that followed drawn lives beside ones told the facts today: make lives LIVES=5000
+	@echo "== drawn lives of the planner"
+	@SHOAL_LIVES=$(LIVES) $(BIN)/python -m pytest tests/property/test_planner_memory.py --timeout 0 --no-header --quiet
 
 faults: setup ## full and read-only disks, no descriptors, clocks that jump
 	@echo "== faults"

@@ -25,7 +25,7 @@ from shoal.scheduler.powered import PowerAhead, choose_powered
 from shoal.scheduler.preempt import Preemption
 from shoal.scheduler.release import free_by
 from shoal.scheduler.rights import ClaimOrder, claim_order
-from shoal.scheduler.rows import Line, Row, Turn
+from shoal.scheduler.rows import Line, LineKey, Row, Turn
 from shoal.scheduler.snapshot import Candidate
 from shoal.scheduler.types import Promise, Start
 
@@ -72,12 +72,18 @@ class Cycle:
     def run_newcomers(self, newcomers: Collection[Candidate], now: float) -> bool:
         """Look at newcomers alone: nothing was given back since `run`. False: only a whole run can tell."""
         self.now, book = now, self._book
+        # Under a ceiling, whoever starts uses up what others may have, and allowances are kept rank by rank.
+        if book.tree.has_ceilings:
+            return False
         if not book.is_order_as_before(now) or not self._do_heads_wait_for_room():
             return False
+        last = max((book.rank(LineKey.of(claim.head)) for claim in self.claims.all), default=())
         for candidate in newcomers:
             head = self.heads.get(candidate.queue)
             if head is None or book.comes_before(candidate, head):
                 return False
+            if book.rank(LineKey.of(candidate)) < last:
+                return False  # what is kept for one of another queue is not kept from it
             if self.preemption.is_privileged(
                 candidate, asked_by(book.rows.row_of(candidate.attempt_id).key.demand)
             ):
@@ -87,7 +93,7 @@ class Cycle:
         return True
 
     def _do_heads_wait_for_room(self) -> bool:
-        """Else one who started after it has filled a limit of its project or array, and others are heads."""
+        """Else one who started after it has filled the limit of its array, and others are heads."""
         rows = [self._book.rows.row_of(head.attempt_id) for head in self.heads.values()]
         return all(row in self._rooms or self._waits_for_room(row) for row in rows)
 
@@ -105,9 +111,13 @@ class Cycle:
 
     def _keep_to_grow(self, least: float) -> None:
         """For those of at least this priority who are stopping to go on with more nodes."""
-        growing = [one for _, one in sorted(self._book.stakes.leaving.items()) if one.grows_to is not None]
-        kept = {claim.head.attempt_id for claim in self.claims.all} if growing else ()
-        for one in growing:
+        growing = [one for one in self._book.stakes.leaving.values() if one.grows_to is not None]
+        if not growing:
+            return
+        # Whoever starts before one of them, or fills a node it could have had, moves what is kept for it.
+        self.good_until = self.now
+        kept = {claim.head.attempt_id for claim in self.claims.all}
+        for one in sorted(growing, key=lambda one: (-one.priority, one.attempt_id)):
             if one.priority >= least and one.attempt_id not in kept:
                 claim = kept_to_grow(self._book, self.claims, one, self.now)
                 if claim is not None:

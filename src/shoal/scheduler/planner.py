@@ -113,7 +113,6 @@ class Planner:
         if candidate.unmet:
             self._book.kept_back[candidate.attempt_id] = candidate
         elif candidate.not_before > 0:
-            self._book.kept_back[candidate.attempt_id] = candidate
             self._wait_until(candidate)
         else:
             self._queue(candidate)
@@ -151,7 +150,10 @@ class Planner:
         """The last plan's start of it was not carried out: it waits again."""
         candidate = self._book.undo(attempt_id)
         if candidate is not None:
-            self._book.rows.add(candidate)
+            if candidate.not_before > self.planned_at:
+                self._wait_until(candidate)  # the clock was set back since
+            else:
+                self._book.rows.add(candidate)
             self._disturb()
 
     @property
@@ -227,15 +229,20 @@ class Planner:
         self._newcomers[candidate.attempt_id] = candidate
 
     def _wait_until(self, candidate: Candidate) -> None:
-        heappush(self._moments, (candidate.not_before, candidate.attempt_id))
         kept_back = self._book.kept_back
+        kept_back[candidate.attempt_id] = candidate
+        heappush(self._moments, (candidate.not_before, candidate.attempt_id))
         if len(self._moments) > 2 * len(kept_back) + SOME:
             # Whoever rests is told of before every plan, with a moment that differs in its last digits.
             self._moments = [(one.not_before, one.attempt_id) for one in kept_back.values() if not one.unmet]
             heapify(self._moments)
 
     def _wake(self, now: float) -> None:
-        """Let those start whose moment has come."""
+        """Let those start whose moment has come; a clock that was set back takes it away again."""
+        if now < self.planned_at:
+            for early in [one for one in self._book.rows.candidates.values() if one.not_before > now]:
+                self._book.rows.remove(early.attempt_id)
+                self._wait_until(early)
         while self._moments and self._moments[0][0] <= now:
             _, attempt_id = heappop(self._moments)
             candidate = self._book.kept_back.get(attempt_id)

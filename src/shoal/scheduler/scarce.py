@@ -29,7 +29,7 @@ def short_of_memory(need: Need, nodes: Iterable[NodeUse]) -> NodeUse | None:
 def memory_held(need: Need, node: NodeUse) -> str:
     """What is left of the node's memory, and where most of the rest is."""
     shares = [share for _, _, share in node.ends]
-    largest = max(shares, key=lambda share: share.memory_bytes)
+    largest = max(shares, key=lambda share: (share.memory_bytes, len(share.gpu_ids)))
     gpus = f"with {number_of(len(largest.gpu_ids), 'GPU')} " if largest.gpu_ids else ""
     took = f"{size(largest.memory_bytes)} went {gpus}to one job"
     whole = f"{_left(node)} of {size(node.whole.memory_bytes)} of memory is free, {took}"

@@ -182,3 +182,40 @@ def test_two_jobs_do_not_stop_for_the_same_idle_nodes() -> None:
         planner.save(name, 2 * HOUR - 60)
     stopping(planner, 2 * HOUR)
     assert planner.plan(2 * HOUR + 1).evictions == ()
+
+
+def planned_anew(planner: Planner, now: float) -> tuple[Plan, Planner]:
+    """What a planner does that is told the same facts today."""
+    again = Planner.of(planner.snapshot(), planner.policy)
+    return again.plan(now), again
+
+
+def test_newcomer_that_is_before_a_growing_job_is_not_kept_from_its_nodes() -> None:
+    planner = shrunken(asked(1, 4))
+    planner.save("elastic", 2 * HOUR - 60)
+    stopping(planner, 2 * HOUR)
+    for name, count, at in (("wide", 4, 2 * HOUR + 1), ("urgent", 1, 2 * HOUR + 2)):
+        planner.add(msgspec.structs.replace(candidate(name, asked(count, count), at), priority=10))
+        again, _ = planned_anew(planner, at)
+        assert planner.plan(at).starts == again.starts
+    assert planner.holds("urgent")
+
+
+def test_growing_jobs_keep_idle_nodes_in_one_order_whoever_else_waits() -> None:
+    planner = Planner(Policy())
+    for number in range(4):
+        planner.set_node(NodeView(name=f"n{number}", cpus=8.0, memory_bytes=64, gpus=GPUS))
+    for number, (name, priority) in enumerate((("a", -1), ("b", 0))):
+        share = NodeShare(node=f"n{number}", cpus=8.0, memory_bytes=64, gpu_ids=tuple(range(8)))
+        held = holding_of(candidate(name, asked(1, 2)), (share,), 0.0)
+        planner.hold(msgspec.structs.replace(held, priority=priority, is_leaving=True, grows_to=2))
+    planner.add(candidate("quick", asked(1, 1), 1.0))
+    planner.add(msgspec.structs.replace(candidate("late", asked(1, 1), 1.0), priority=-1))
+    assert [start.attempt_id for start in planner.plan(2.0).starts] == ["quick"]
+    for now in (2.0, 3.0):
+        _, again = planned_anew(planner, now)
+        planner.plan(now)
+        told = planner.explain("late", now)
+        assert told is not None
+        assert told.facts["behind_job_id"] == "b"
+        assert told == again.explain("late", now)

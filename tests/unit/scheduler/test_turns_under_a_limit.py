@@ -55,3 +55,25 @@ def test_nothing_is_kept_for_one_who_is_not_due_or_could_never_have_it() -> None
         planner.add(job(1, request(gpus=ask), due_at=due_at))
         planner.add(job(2, request(gpus=1), due_at=NOW + 3600))
         assert [start.attempt_id for start in planner.plan(NOW).starts] == ["att-2"]
+
+
+def crowded() -> Planner:
+    """As `limited`, where one who comes first waits for room, and a due one for the limit of `vision`."""
+    planner = limited(limit=4)
+    planner.hold(holding(9, {"node-02": (0,)}, project="speech"))
+    planner.add(job(9, request(gpus=8), project="speech", priority=9))
+    planner.add(job(5, request(gpus=4), due_at=NOW - 1))
+    assert planner.plan(NOW).starts == ()
+    return planner
+
+
+def test_newcomer_of_higher_priority_is_kept_from_nothing() -> None:
+    planner = crowded()
+    planner.add(job(6, request(gpus=1), priority=5))
+    assert [start.attempt_id for start in planner.plan(NOW + 1).starts] == ["att-6"]
+
+
+def test_newcomer_that_came_before_the_one_who_is_due_goes_first() -> None:
+    planner = crowded()
+    planner.add(job(4, request(gpus=1), submitted_at=NOW - 90.0, due_at=NOW - 1))
+    assert [start.attempt_id for start in planner.plan(NOW + 1).starts] == ["att-4"]
