@@ -8,7 +8,7 @@ LIVES ?= 5000
 .PHONY: help setup demo test check format bench bench-recovery bench-goodput yardsticks soak sim lives faults mutants
 
 help: ## print these targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
 	  printf '  make %-10s %s\n' "$$name" "$$what"; done
 
 setup: ## make .venv and install what is missing (the others do this first)

@@ -39,8 +39,6 @@ ELSEWHERE = 2.0
 """A node whose ranks all wait for others leaves a hang to another node until so many times the limit."""
 NUM_SEEN = 40
 """Looks, about ten seconds: the first steps of a group are slower than those that follow."""
-JOIN_S = 5.0
-"""A survivor that has not joined the next group by then is stuck in the last one, and is replaced."""
 
 Environments = Callable[[int | None, Generation], dict[str, str]]
 """The environment of a local rank; None: of a spare."""
@@ -199,12 +197,21 @@ class Crew:
         joined = [self._has_joined(process) for process in self.ranks]
         if self._spare is None and all(joined) and self._has_room_for_spare():
             self._spare = self._start(None, None)
-        if self._generation.number > 0 and self._clock.monotonic() > self._formed_at + JOIN_S:
-            for process in self.ranks:
-                if self._board.beat(process.slot).is_behind(self._generation.number):
-                    _kill_group(process)
+        if self._generation.number > 0:
+            self._replace_stuck()
         if all(joined):
             self._look_for_hang()
+
+    def _replace_stuck(self) -> None:
+        """A survivor that has not come out of the last group in time never will."""
+        waited_s = self._clock.monotonic() - self._formed_at
+        if waited_s <= self._pace.leave_s():
+            return
+        stuck = [p for p in self.ranks if self._board.beat(p.slot).is_behind(self._generation.number)]
+        for process in stuck:
+            told = f"it had not left the group before after {waited_s:.1f} s"
+            self.hung = self.hung or Hang(told=told, rank=process.rank, place="")
+            _kill_group(process)
 
     def _has_room_for_spare(self) -> bool:
         """A spare builds what a rank builds. On GPUs that is memory a rank may need: none waits there."""

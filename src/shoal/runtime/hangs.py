@@ -11,6 +11,7 @@ MIN_STEPS = 10
 """Before so many steps nothing is known about their length: the first ones compile, load and allocate."""
 IDLE_FACTOR, IDLE_S = 8.0, 1.0
 BUSY_FACTOR, BUSY_S = 60.0, 120.0
+LEAVE_S, UNKNOWN_LEAVE_S = 5.0, 60.0
 BUSY_SHARE = 0.05
 """Of one processor: more is work."""
 
@@ -55,6 +56,11 @@ class Pace:
         is_busy = cpu_s - self._cpu_s > BUSY_SHARE * (now - self.since)
         factor, least = (BUSY_FACTOR, BUSY_S) if is_busy else (IDLE_FACTOR, IDLE_S)
         return max(least, factor * self.longest_s)
+
+    def leave_s(self) -> float:
+        """How long a rank may take to come out of a group that ended: it may be in the middle of a step."""
+        least = LEAVE_S if self._count >= MIN_STEPS else UNKNOWN_LEAVE_S
+        return max(least, IDLE_FACTOR * self.longest_s)
 
     def told(self, silent_s: float) -> str:
         longest = f"the longest before took {self.longest_s:.1f} s"

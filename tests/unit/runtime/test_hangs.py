@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.runtime.hangs import BUSY_S, MIN_STEPS, Pace
+from shoal.runtime.hangs import BUSY_S, LEAVE_S, MIN_STEPS, Pace
 
 
 def paced(steps: int, step_s: float, cpu_share: float = 1.0) -> Pace:
@@ -52,3 +52,9 @@ def test_what_is_known_of_the_steps_stays_known_in_the_next_group() -> None:
     pace.look(3600.1, 50, 5.1)
     assert pace.longest_s < 1.0, "the time between two groups is no step"
     assert pace.silent_s(3600.1 + 1.2, 5.1) is not None
+
+
+def test_who_makes_long_steps_has_long_to_come_out_of_one() -> None:
+    assert paced(50, 0.1).leave_s() == LEAVE_S
+    assert paced(50, 8.0).leave_s() > 60
+    assert paced(2, 0.1).leave_s() > LEAVE_S, "its first steps may be the long ones"

@@ -102,6 +102,8 @@ class Member:
 
 def _from_environment() -> Place:
     """Outside of Shoal: as torchrun says it, or alone."""
+    os.environ.setdefault("WORLD_SIZE", "1")
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     return Place(
         generation=int(os.environ.get("SHOAL_GENERATION", "0")),
         rank=int(os.environ.setdefault("RANK", "0")),
