@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from shoal.control import drills
 from shoal.control.drill_watch import watch_drills
 from shoal.control.drills import AskedDrill, history
 from shoal.engines.fake import Act, always
@@ -230,6 +231,29 @@ def test_one_fault_at_a_time(lab: Lab) -> None:
     ask(lab, job)
     with pytest.raises(StateError, match="is under way"):
         ask(lab, job, DrillKind.HANG)
+
+
+def test_one_fault_at_a_time_is_decided_by_the_log(lab: Lab) -> None:
+    job = a_job(lab)
+    ask(lab, job, within_s=30.0)
+    lab.core.drills.open.clear()
+    for other, kind in ((job, DrillKind.KILL_RANK), (None, DrillKind.KILL_CONTROL)):
+        with pytest.raises(StateError, match="is under way"):
+            ask(lab, other, kind)
+    lab.clock.advance(200.0)
+    assert ask(lab, job).kind is DrillKind.KILL_RANK, "one that nobody follows does not last for ever"
+
+
+def test_drills_under_way_are_found_behind_many_that_are_over(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drills, "MAX_FOUND", 2)
+    job = a_job(lab)
+    for _ in range(2):
+        ask(lab, job, within_s=30.0)
+        assert look(lab, 31.0) is not None
+    newest = ask(lab, job)
+    assert [one.drill_id for one in now(lab.store.read(drills.unfinished))] == [newest.drill_id]
 
 
 @pytest.mark.parametrize(
