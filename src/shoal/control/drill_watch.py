@@ -7,16 +7,20 @@ said again by the supervisors.
 from __future__ import annotations
 
 import msgspec
+import structlog
 
 from shoal.control.actor import SHOAL
 from shoal.control.core import Core
 from shoal.control.drill_book import Open, rounded
 from shoal.control.drills import FINISHED, unfinished
 from shoal.control.record import note
+from shoal.errors import StoreUnavailable
 from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.drill import Drill, DrillKind, DrillOutcome, DrillResult, Sight, judge
 from shoal.model.drill_control import judge_control
 from shoal.store import Tx
+
+log = structlog.get_logger()
 
 LOOK_S, IDLE_S = 0.2, 1.0
 FRESH_S = 0.6
@@ -37,11 +41,25 @@ async def watch_drills(core: Core) -> None:
             # One that was asked for before this first look is our own.
             core.drills.open.setdefault(drill.drill_id, Open(drill, is_from_before=True))
         core.drills.opened_at = core.clock.now()
+    failed: Exception | None = None
     for one in list(core.drills.open.values()):
-        is_control = one.drill.kind is DrillKind.KILL_CONTROL
-        result = await (_look_at_control(core, one) if is_control else _look(core, one))
-        if result is not None and _is_fresh(core, one, result):
-            await _finish(core, one.drill, result)
+        try:
+            await _follow(core, one)
+        except StoreUnavailable:
+            raise
+        except Exception as error:
+            # One that cannot be judged must not keep the others from their end.
+            log.exception("drill.failed", drill=one.drill.drill_id)
+            failed = failed or error
+    if failed is not None:
+        raise failed
+
+
+async def _follow(core: Core, one: Open) -> None:
+    is_control = one.drill.kind is DrillKind.KILL_CONTROL
+    result = await (_look_at_control(core, one) if is_control else _look(core, one))
+    if result is not None and _is_fresh(core, one, result):
+        await _finish(core, one.drill, result)
 
 
 def _is_fresh(core: Core, one: Open, result: DrillResult) -> bool:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from shoal.control import drills
+from shoal.control import drill_watch, drills
 from shoal.control.drill_watch import watch_drills
 from shoal.control.drills import AskedDrill, history
 from shoal.engines.fake import Act, always
 from shoal.errors import SpecError, StateError
-from shoal.model.drill import Drill, DrillKind, DrillResult
+from shoal.model.drill import Drill, DrillKind, DrillResult, Sight, judge
 from shoal.model.job import Job
 from shoal.wire import (
     DrillAct,
@@ -190,6 +190,40 @@ def test_a_drill_goes_on_after_the_control_plane_was_started_again(lab: Lab) -> 
     order = say(lab, job, "n2").drill
     assert order is not None
     assert order.drill_id == drill.drill_id
+
+
+def test_a_damaged_checkpoint_is_judged_by_a_control_plane_that_heard_of_the_kills_alone(lab: Lab) -> None:
+    job = a_job(lab)
+    ask(lab, job, DrillKind.CORRUPT_CHECKPOINT, within_s=30.0)
+    killing = say(lab, job, "n1", drilled=done(lab, say(lab, job, "n1").drill)).drill
+    lab.restart()
+    look(lab)
+    assert say(lab, job, "n1", drilled=done(lab, killing)).drill is None, "not damaged twice"
+    other = say(lab, job, "n2").drill
+    assert other is not None
+    assert other.act is DrillAct.KILL_RANKS
+    result = look(lab, 40.0)
+    assert result is not None
+    assert result.outcome == "not recovered"
+
+
+def test_a_drill_that_cannot_be_judged_keeps_no_other_from_its_end(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = a_job(lab), a_job(lab)
+    bad = ask(lab, first, within_s=30.0)
+    ask(lab, second, within_s=30.0)
+
+    def fail_one(drill: Drill, sight: Sight, at: float) -> DrillResult | None:
+        if drill.drill_id == bad.drill_id:
+            raise ValueError("cannot be judged")
+        return judge(drill, sight, at)
+
+    monkeypatch.setattr(drill_watch, "judge", fail_one)
+    lab.clock.advance(31.0)
+    with pytest.raises(ValueError, match="cannot be judged"):
+        now(watch_drills(lab.core))
+    assert list(lab.core.drills.open) == [bad.drill_id]
 
 
 def test_a_killed_control_plane_is_judged_by_the_one_that_follows_it(lab: Lab) -> None:
