@@ -195,6 +195,9 @@ def _is_unharmed(drill: Drill, sight: Sight, done: Drilled) -> bool:
 def _without_end(drill: Drill, sight: Sight, done: Drilled | None, now: float) -> DrillResult | None:
     """It has not gone on: is it still to be waited for?"""
     job = sight.job
+    if not job.is_open and done is None:
+        early = f"the job was over ({job.outcome}) before anything was done to it"
+        return DrillResult(outcome=DrillOutcome.NOT_DONE, because=early, finished_at=now)
     if not job.is_open:
         is_well = job.outcome is JobOutcome.SUCCEEDED
         told = "it ended well before its next step was heard of" if is_well else job.because

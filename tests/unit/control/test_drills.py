@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from shoal.control import drill_watch, drills
@@ -141,6 +142,21 @@ def test_a_supervisor_that_is_not_reached_has_done_nothing(lab: Lab) -> None:
         "the supervisor on n2 was not reached within 30 s",
     )
     assert say(lab, job, "n2").drill is None, "and will not do it later"
+
+
+def test_nothing_was_done_to_a_job_that_ended_before(lab: Lab) -> None:
+    job = a_job(lab)
+    ask(lab, job)
+    for node in ("n1", "n2"):
+        ended = msgspec.structs.replace(failed(lab, job, node), kind=EndKind.SUCCEEDED, signal=None)
+        say(lab, job, node, phase=Phase.ENDED, outcome=ended)
+    assert lab.status(job) == "succeeded"
+    result = look(lab)
+    assert result is not None
+    assert (result.outcome, result.because) == (
+        "not done",
+        "the job was over (succeeded) before anything was done to it",
+    )
 
 
 def test_every_rank_is_killed_only_after_the_checkpoint_was_damaged(lab: Lab) -> None:
