@@ -191,7 +191,7 @@ def _check_survives(job: Job, attempt: Attempt, asked: AskedDrill) -> None:
     """Refuse what would be the end of the job, or of its work."""
     spec = spec_of(job)
     force = "`--force` does it all the same"
-    left = job.retry.max_retries - job.failures - attempt.generation
+    left = job.retry.max_retries - job.failures - attempt.restarts
     if asked.kind in ON_RANKS and (left <= 0 or EndReason.SIGNAL not in job.retry.on):
         has = "has no retry left" if job.retry.max_retries else "has no `retry`"
         raise StateError(

@@ -12,6 +12,7 @@ from shoal.control.drill_watch import watch_drills
 from shoal.control.drills import AskedDrill, history
 from shoal.engines.fake import Act, always
 from shoal.errors import SpecError, StateError
+from shoal.model.attempt import Replacement
 from shoal.model.drill import Drill, DrillKind, DrillResult, Sight, judge
 from shoal.model.job import Job
 from shoal.wire import (
@@ -242,6 +243,27 @@ def test_a_drill_that_cannot_be_judged_keeps_no_other_from_its_end(
     assert list(lab.core.drills.open) == [bad.drill_id]
 
 
+def test_ranks_that_follow_those_that_were_killed_are_not_killed_again(lab: Lab) -> None:
+    job = a_job(lab)
+    ask(lab, job)
+    drilled = done(lab, say(lab, job, "n2").drill)
+    say(lab, job, "n2", drilled=drilled, failure=failed(lab, job))
+    lab.restart()
+    look(lab)
+    assert say(lab, job, "n2", generation=1).drill is None, "also by one that does not know that it did it"
+
+
+def test_every_rank_of_the_group_is_killed_though_the_next_one_is_asked_for(lab: Lab) -> None:
+    job = a_job(lab)
+    ask(lab, job, DrillKind.CORRUPT_CHECKPOINT)
+    killing = say(lab, job, "n1", drilled=done(lab, say(lab, job, "n1").drill)).drill
+    say(lab, job, "n1", drilled=done(lab, killing), failure=failed(lab, job, "n1"))
+    answer = say(lab, job, "n2")
+    assert answer.drill is not None
+    assert (answer.generation, answer.drill.act) == (1, DrillAct.KILL_RANKS)
+    assert say(lab, job, "n2", generation=1).drill is None
+
+
 def test_a_killed_control_plane_is_judged_by_the_one_that_follows_it(lab: Lab) -> None:
     job = a_job(lab)
     say(lab, job, "n1", progress=Progress(generation=0, step=10, at=lab.clock.now(), step_s=1.0))
@@ -274,6 +296,16 @@ def test_what_would_be_the_end_of_a_job_is_refused(
     with pytest.raises(StateError, match=words):
         ask(lab, job, kind, for_s=60.0)
     assert ask(lab, job, kind, for_s=60.0, is_forced=True).kind is kind
+
+
+def test_lost_shares_use_up_no_retry(lab: Lab) -> None:
+    job = a_job(lab, retry={"max": 1})
+    lost = (Replacement(generation=1, at=1.0, lost=failed(lab, job), node="n2"),)
+    attempt = msgspec.structs.replace(lab.attempt(job), generation=1, replacements=lost)
+    asked = AskedDrill(kind=DrillKind.KILL_RANK, job_id=job.job_id)
+    drills._check_survives(job, attempt, asked)
+    with pytest.raises(StateError, match="has no retry left"):
+        drills._check_survives(job, msgspec.structs.replace(attempt, generation=2), asked)
 
 
 def test_one_fault_at_a_time(lab: Lab) -> None:
