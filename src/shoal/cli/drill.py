@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
@@ -105,16 +106,14 @@ def partition(
 def kill_control(*, window: Window = "20s", within: Within = "2m", json: JsonFlag = False) -> int:
     """Kill the control plane of this machine (SIGKILL) and start it again: jobs must not notice."""
     home = home_from_env()
-    pid, server = holder(home), read_server_file(home) or {}
-    if pid is None:
-        raise StateError(f"no control plane is running in {home}", hint="shoal up")
+    _server_of(home)
     with Connection(env=env_for_home()) as shoal:
         times = _times(window, within)
         drill = shoal.drills.of_cluster("kill-control", **times)
         _say_begun(drill, json=json)
-        os.kill(pid, signal.SIGKILL)
+        server = _kill_server(home)
         with at_work("waiting for the control plane ..."):
-            _start_again(pid, is_managed=bool(server.get("is_foreground")))
+            _start_again(server["pid"], is_managed=bool(server.get("is_foreground")))
         return _finish(shoal, drill, times, json=json)
 
 
@@ -171,15 +170,43 @@ def _finish(shoal: Connection, drill: dict[str, Any], times: dict[str, float], *
     return 0 if ended["result"]["outcome"] in ("recovered", "unharmed") else 1
 
 
+def _server_of(home: Path) -> dict[str, Any]:
+    """What the control plane that holds this home now has said of itself."""
+    pid, server = holder(home), read_server_file(home) or {}
+    if pid is None:
+        raise StateError(f"no control plane is running in {home}", hint="shoal up")
+    if pid <= 0 or server.get("pid") != pid:
+        raise StateError(f"the control plane of {home} is just being started", hint="try again in a moment")
+    return server
+
+
+def _kill_server(home: Path) -> dict[str, Any]:
+    """Kill the control plane that holds this home, and nobody else; what it had said of itself."""
+    pid = _server_of(home)["pid"]
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise StateError(f"the control plane (process {pid}) has just ended", hint="shoal up") from None
+    try:
+        # Who still holds the home is who was opened: its number cannot be another's.
+        server = _server_of(home)
+        if server["pid"] != pid:
+            raise StateError("the control plane was just started again", hint="try again in a moment")
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+    finally:
+        os.close(process)
+    return server
+
+
 def _start_again(killed: int, *, is_managed: bool) -> None:
-    """Where a service manager does it, that is waited for."""
+    """Where a service manager does it, that is waited for; not for ever: a terminal starts nothing again."""
     home = home_from_env()
     deadline = time.monotonic() + RESTART_S
-    while holder(home) in ((None, killed) if is_managed else (killed,)):
+    while (pid := holder(home)) == killed or (is_managed and pid is None):
         if time.monotonic() > deadline:
-            raise StateError(
-                f"the control plane was not started again within {RESTART_S:g} s", hint="shoal up"
-            )
+            if pid is None:
+                break
+            raise StateError(f"process {killed} still runs after {RESTART_S:g} s", hint="shoal doctor")
         time.sleep(daemon.POLL_S)
     daemon.start()
 

@@ -9,8 +9,9 @@ from collections.abc import Iterable
 
 import msgspec
 
-from shoal.model.drill import Drill, DrillKind, order_for
-from shoal.wire import Drilled, DrillOrder, Progress, Renewal
+from shoal.model.attempt import Attempt
+from shoal.model.drill import Drill, order_for
+from shoal.wire import DrillAct, Drilled, DrillOrder, Progress, Renewal
 
 Share = tuple[str, str]
 """An attempt's id and a node."""
@@ -77,15 +78,21 @@ class DrillBook:
         mine = self.open.get(drilled.drill_id) if drilled is not None else None
         return mine is not None and drilled is not None and mine.heard(renewal.node, drilled)
 
-    def order_for(self, attempt_id: str, node: str, generation: int) -> DrillOrder | None:
-        """What a supervisor has to do now, in this group. What follows a lost node is not lost again."""
-        mine = (
-            one
-            for one in self.open.values()
-            if one.drill.attempt_id == attempt_id
-            and (one.drill.kind is not DrillKind.KILL_NODE or one.drill.generation == generation)
-        )
-        return next((order for one in mine if (order := one.order_for(node)) is not None), None)
+    def order_for(self, attempt: Attempt, node: str) -> DrillOrder | None:
+        """What a supervisor has to do now. What follows those that a drill was asked for is not harmed."""
+        for one in self.open.values():
+            order = one.order_for(node) if one.drill.attempt_id == attempt.attempt_id else None
+            if order is not None and self._is_meant(one.drill, order, attempt, node):
+                return order
+        return None
+
+    def _is_meant(self, drill: Drill, order: DrillOrder, attempt: Attempt, node: str) -> bool:
+        """Whether the group is still the one that the drill was asked for."""
+        if order.act is not DrillAct.KILL_RANKS:
+            return attempt.generation == drill.generation
+        # Where they were killed first the next group is asked for before the others hear of it.
+        is_same_share = attempt.incarnation(node) <= drill.generation
+        return is_same_share and self.group(attempt.attempt_id, node) == drill.generation
 
     def close(self, drill_id: str) -> None:
         self.open.pop(drill_id, None)

@@ -7,25 +7,26 @@ said again by the supervisors.
 from __future__ import annotations
 
 import msgspec
+import structlog
 
 from shoal.control.actor import SHOAL
 from shoal.control.core import Core
 from shoal.control.drill_book import Open, rounded
-from shoal.control.drills import FINISHED, STARTED
+from shoal.control.drills import FINISHED, unfinished
 from shoal.control.record import note
+from shoal.errors import StoreUnavailable
 from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.drill import Drill, DrillKind, DrillOutcome, DrillResult, Sight, judge
 from shoal.model.drill_control import judge_control
-from shoal.store import Event, EventFilter, Tx
+from shoal.store import Tx
+
+log = structlog.get_logger()
 
 LOOK_S, IDLE_S = 0.2, 1.0
 FRESH_S = 0.6
 """How long after they were asked supervisors have said how far they are."""
 LATE_S = 6.0
 """And so long by one that holds no question open: it says it with its next renewal."""
-LOOK_BACK = 100_000
-"""Events: more are not recorded while a drill lasts."""
-MAX_FOUND = 1000
 
 
 def pause_s(core: Core) -> float:
@@ -36,23 +37,29 @@ def pause_s(core: Core) -> float:
 async def watch_drills(core: Core) -> None:
     """One look at every drill under way."""
     if core.drills.opened_at is None:
-        for drill in await core.store.read(_unfinished):
+        for drill in await core.store.read(unfinished):
             # One that was asked for before this first look is our own.
             core.drills.open.setdefault(drill.drill_id, Open(drill, is_from_before=True))
         core.drills.opened_at = core.clock.now()
+    failed: Exception | None = None
     for one in list(core.drills.open.values()):
-        is_control = one.drill.kind is DrillKind.KILL_CONTROL
-        result = await (_look_at_control(core, one) if is_control else _look(core, one))
-        if result is not None and _is_fresh(core, one, result):
-            await _finish(core, one.drill, result)
+        try:
+            await _follow(core, one)
+        except StoreUnavailable:
+            raise
+        except Exception as error:
+            # One that cannot be judged must not keep the others from their end.
+            log.exception("drill.failed", drill=one.drill.drill_id)
+            failed = failed or error
+    if failed is not None:
+        raise failed
 
 
-def _unfinished(tx: Tx) -> list[Drill]:
-    after = max(0, tx.events.head().seq - LOOK_BACK)
-    events: list[Event] = tx.events.page(after, EventFilter(kinds_prefix="drill."), MAX_FOUND)
-    finished = {event.data["drill_id"] for event in events if event.kind == FINISHED}
-    started = [event.data for event in events if event.kind == STARTED]
-    return [msgspec.convert(data, Drill) for data in started if data["drill_id"] not in finished]
+async def _follow(core: Core, one: Open) -> None:
+    is_control = one.drill.kind is DrillKind.KILL_CONTROL
+    result = await (_look_at_control(core, one) if is_control else _look(core, one))
+    if result is not None and _is_fresh(core, one, result):
+        await _finish(core, one.drill, result)
 
 
 def _is_fresh(core: Core, one: Open, result: DrillResult) -> bool:

@@ -25,6 +25,11 @@ ON_RANKS = frozenset({DrillKind.KILL_RANK, DrillKind.HANG, DrillKind.CORRUPT_CHE
 MAX_RUNNING = 200
 """Attempts that are looked at after the control plane was killed."""
 STARTED, FINISHED = "drill.started", "drill.finished"
+LOOK_BACK = 100_000
+"""Events: more are not recorded while a drill lasts."""
+MAX_FOUND = 1000
+MARGIN_S = 60.0
+"""How much longer than it may take a drill without a result keeps others away."""
 
 
 class AskedDrill(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,12 +92,21 @@ def history(tx: Tx, projects: tuple[str, ...] | None, job_id: str | None, count:
     return held[-count:]
 
 
+def unfinished(tx: Tx) -> list[Drill]:
+    """Those that have no result yet, oldest first."""
+    after = max(0, tx.events.head().seq - LOOK_BACK)
+    events = tx.events.latest(MAX_FOUND, EventFilter(kinds_prefix="drill."), after)
+    finished = {event.data["drill_id"] for event in events if event.kind == FINISHED}
+    started = [event.data for event in events if event.kind == STARTED]
+    return [msgspec.convert(data, Drill) for data in started if data["drill_id"] not in finished]
+
+
 def _result(data: object) -> DrillResult | None:
     return None if data is None else msgspec.convert(data, DrillResult)
 
 
 def _start(core: Core, tx: Tx, actor: Actor, asked: AskedDrill, now: float) -> Drill:
-    _check_alone(core, asked)
+    _check_alone(tx, asked, now)
     drill = Drill(
         drill_id=core.new_id("drl"),
         kind=asked.kind,
@@ -141,13 +155,14 @@ def _running(core: Core, holding: Sequence[tuple[Job, Attempt]]) -> dict[str, Pr
     }
 
 
-def _check_alone(core: Core, asked: AskedDrill) -> None:
+def _check_alone(tx: Tx, asked: AskedDrill, now: float) -> None:
     """One fault at a time: of two, nobody could say which did what."""
-    for other in core.drills.open.values():
-        is_mine = other.drill.job_id == asked.job_id
-        if is_mine or DrillKind.KILL_CONTROL in (other.drill.kind, asked.kind):
+    for other in unfinished(tx):
+        is_mine = other.job_id == asked.job_id
+        is_late = now > other.started_at + 2 * other.within_s + other.window_s + MARGIN_S
+        if not is_late and (is_mine or DrillKind.KILL_CONTROL in (other.kind, asked.kind)):
             raise StateError(
-                f"drill {other.drill.drill_id} ({other.drill.kind}) is under way",
+                f"drill {other.drill_id} ({other.kind}) is under way",
                 hint="see it with `shoal drill history`; it ends by itself",
             )
 
@@ -176,7 +191,7 @@ def _check_survives(job: Job, attempt: Attempt, asked: AskedDrill) -> None:
     """Refuse what would be the end of the job, or of its work."""
     spec = spec_of(job)
     force = "`--force` does it all the same"
-    left = job.retry.max_retries - job.failures - attempt.generation
+    left = job.retry.max_retries - job.failures - attempt.restarts
     if asked.kind in ON_RANKS and (left <= 0 or EndReason.SIGNAL not in job.retry.on):
         has = "has no retry left" if job.retry.max_retries else "has no `retry`"
         raise StateError(

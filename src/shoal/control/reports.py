@@ -43,7 +43,7 @@ async def renew(core: Core, renewal: Renewal) -> RenewalAnswer:
 
 async def _answer(core: Core, attempt: Attempt, node: str) -> RenewalAnswer:
     port = core.meetings.port(attempt.attempt_id, attempt.generation)
-    drill = core.drills.order_for(attempt.attempt_id, node, attempt.generation)
+    drill = core.drills.order_for(attempt, node)
     if attempt.state is not AttemptState.STOPPING:
         return RenewalAnswer(generation=attempt.generation, master_port=port, drill=drill)
     job = await core.store.read(lambda tx: tx.jobs.get(attempt.job_id))
@@ -64,7 +64,7 @@ def _has_news(core: Core, attempt: Attempt, renewal: Renewal) -> bool:
         attempt.state is AttemptState.STOPPING
         or attempt.generation > renewal.generation
         or port not in (None, renewal.master_port)
-        or core.drills.order_for(attempt.attempt_id, renewal.node, attempt.generation) is not None
+        or core.drills.order_for(attempt, renewal.node) is not None
     )
 
 

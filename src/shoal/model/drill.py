@@ -118,7 +118,9 @@ _ACTS = {
 
 
 def _act_of(drill: Drill, node: str, acts: Sequence[Drilled]) -> DrillAct | None:
-    is_damaged = any(done.act is DrillAct.CORRUPT and not done.refusal for done in acts)
+    # A supervisor says its newest act alone: ranks are killed only after the damage.
+    damaging = (DrillAct.CORRUPT, DrillAct.KILL_RANKS)
+    is_damaged = any(done.act in damaging and not done.refusal for done in acts)
     if is_damaged:
         # With every rank gone no survivor has the state: they must read what was damaged.
         return DrillAct.KILL_RANKS
@@ -163,7 +165,8 @@ def _done(drill: Drill, sight: Sight) -> Drilled | None:
     killed = [one for one in sight.acts if one.act is DrillAct.KILL_RANKS]
     if not killed:
         return None
-    before = next(one for one in sight.acts if one.act is DrillAct.CORRUPT)
+    # Of whoever did it nobody may have heard: the control plane was started again meanwhile.
+    before = next((one for one in sight.acts if one.act is DrillAct.CORRUPT), killed[0])
     return msgspec.structs.replace(killed[0], step=before.step, step_s=before.step_s)
 
 
@@ -192,6 +195,9 @@ def _is_unharmed(drill: Drill, sight: Sight, done: Drilled) -> bool:
 def _without_end(drill: Drill, sight: Sight, done: Drilled | None, now: float) -> DrillResult | None:
     """It has not gone on: is it still to be waited for?"""
     job = sight.job
+    if not job.is_open and done is None:
+        early = f"the job was over ({job.outcome}) before anything was done to it"
+        return DrillResult(outcome=DrillOutcome.NOT_DONE, because=early, finished_at=now)
     if not job.is_open:
         is_well = job.outcome is JobOutcome.SUCCEEDED
         told = "it ended well before its next step was heard of" if is_well else job.because

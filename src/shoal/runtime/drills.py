@@ -60,7 +60,6 @@ class Driller:
         watcher: Watcher,
     ) -> None:
         at, before, told = self._clock.now(), crew.progress(), ""
-        self._has_harmed = order.act is not DrillAct.CUT_OFF
         match order.act:
             case DrillAct.KILL_RANK | DrillAct.KILL_RANKS:
                 told = self._missed(order, has_hit=crew.send(signal.SIGKILL, order.rank))
@@ -73,14 +72,18 @@ class Driller:
                 self._renewer.cut_off(order.for_s)
             case DrillAct.KILL_NODE if confinement is not None:
                 self._be_lost(confinement, _done(order, at, before))
+            case DrillAct.KILL_NODE:
+                told = f"nobody can say what runs on {self._order.node}: nothing confines it"
             case DrillAct.CORRUPT:
                 told = self._begin_damage(order, at, before, crew, launcher, watcher)
-                if not told:
-                    return
-        self._tell(_done(order, at, before, refusal=told))
+        self._has_harmed = not told and order.act is not DrillAct.CUT_OFF
+        if told or order.act is not DrillAct.CORRUPT:
+            self._tell(_done(order, at, before, refusal=told))
 
     def _missed(self, order: DrillOrder, *, has_hit: bool) -> str:
-        return "" if has_hit else f"rank {order.rank} does not run on {self._order.node}"
+        """Of all ranks, those that are gone already are what was wanted."""
+        is_missed = not has_hit and order.rank is not None
+        return f"rank {order.rank} does not run on {self._order.node}" if is_missed else ""
 
     def _tell(self, drilled: Drilled, wait_s: float = 0.0) -> None:
         if self._renewer is not None:
@@ -131,6 +134,7 @@ class Driller:
         words = process.words.text()
         refusal = "" if process.status == 0 else words or launcher.failure() or "it could not be damaged"
         if refusal:
+            self._has_harmed = False
             crew.send(signal.SIGCONT)
         self._tell(_done(order, at, before, refusal=refusal, told=words))
 

@@ -99,9 +99,9 @@ class Events:
         query = select(*COLUMNS).where(events.c.seq > after_seq, *_conditions(wanted))
         return [_event(row) for row in self._session.ask(query.order_by(events.c.seq).limit(limit))]
 
-    def latest(self, count: int, wanted: EventFilter = EVERYTHING) -> list[Event]:
-        """The newest `count` matching entries, oldest of them first."""
-        query = select(*COLUMNS).where(*_conditions(wanted))
+    def latest(self, count: int, wanted: EventFilter = EVERYTHING, after_seq: int = 0) -> list[Event]:
+        """The newest `count` matching entries after that one, oldest of them first."""
+        query = select(*COLUMNS).where(events.c.seq > after_seq, *_conditions(wanted))
         rows = self._session.ask(query.order_by(events.c.seq.desc()).limit(count)).all()
         return [_event(row) for row in reversed(rows)]
 

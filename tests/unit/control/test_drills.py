@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from shoal.control import drill_watch, drills
 from shoal.control.drill_watch import watch_drills
 from shoal.control.drills import AskedDrill, history
 from shoal.engines.fake import Act, always
 from shoal.errors import SpecError, StateError
-from shoal.model.drill import Drill, DrillKind, DrillResult
+from shoal.model.attempt import Replacement
+from shoal.model.drill import Drill, DrillKind, DrillResult, Sight, judge
 from shoal.model.job import Job
 from shoal.wire import (
     DrillAct,
@@ -142,6 +145,21 @@ def test_a_supervisor_that_is_not_reached_has_done_nothing(lab: Lab) -> None:
     assert say(lab, job, "n2").drill is None, "and will not do it later"
 
 
+def test_nothing_was_done_to_a_job_that_ended_before(lab: Lab) -> None:
+    job = a_job(lab)
+    ask(lab, job)
+    for node in ("n1", "n2"):
+        ended = msgspec.structs.replace(failed(lab, job, node), kind=EndKind.SUCCEEDED, signal=None)
+        say(lab, job, node, phase=Phase.ENDED, outcome=ended)
+    assert lab.status(job) == "succeeded"
+    result = look(lab)
+    assert result is not None
+    assert (result.outcome, result.because) == (
+        "not done",
+        "the job was over (succeeded) before anything was done to it",
+    )
+
+
 def test_every_rank_is_killed_only_after_the_checkpoint_was_damaged(lab: Lab) -> None:
     job = a_job(lab)
     ask(lab, job, DrillKind.CORRUPT_CHECKPOINT)
@@ -191,6 +209,61 @@ def test_a_drill_goes_on_after_the_control_plane_was_started_again(lab: Lab) -> 
     assert order.drill_id == drill.drill_id
 
 
+def test_a_damaged_checkpoint_is_judged_by_a_control_plane_that_heard_of_the_kills_alone(lab: Lab) -> None:
+    job = a_job(lab)
+    ask(lab, job, DrillKind.CORRUPT_CHECKPOINT, within_s=30.0)
+    killing = say(lab, job, "n1", drilled=done(lab, say(lab, job, "n1").drill)).drill
+    lab.restart()
+    look(lab)
+    assert say(lab, job, "n1", drilled=done(lab, killing)).drill is None, "not damaged twice"
+    other = say(lab, job, "n2").drill
+    assert other is not None
+    assert other.act is DrillAct.KILL_RANKS
+    result = look(lab, 40.0)
+    assert result is not None
+    assert result.outcome == "not recovered"
+
+
+def test_a_drill_that_cannot_be_judged_keeps_no_other_from_its_end(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = a_job(lab), a_job(lab)
+    bad = ask(lab, first, within_s=30.0)
+    ask(lab, second, within_s=30.0)
+
+    def fail_one(drill: Drill, sight: Sight, at: float) -> DrillResult | None:
+        if drill.drill_id == bad.drill_id:
+            raise ValueError("cannot be judged")
+        return judge(drill, sight, at)
+
+    monkeypatch.setattr(drill_watch, "judge", fail_one)
+    lab.clock.advance(31.0)
+    with pytest.raises(ValueError, match="cannot be judged"):
+        now(watch_drills(lab.core))
+    assert list(lab.core.drills.open) == [bad.drill_id]
+
+
+def test_ranks_that_follow_those_that_were_killed_are_not_killed_again(lab: Lab) -> None:
+    job = a_job(lab)
+    ask(lab, job)
+    drilled = done(lab, say(lab, job, "n2").drill)
+    say(lab, job, "n2", drilled=drilled, failure=failed(lab, job))
+    lab.restart()
+    look(lab)
+    assert say(lab, job, "n2", generation=1).drill is None, "also by one that does not know that it did it"
+
+
+def test_every_rank_of_the_group_is_killed_though_the_next_one_is_asked_for(lab: Lab) -> None:
+    job = a_job(lab)
+    ask(lab, job, DrillKind.CORRUPT_CHECKPOINT)
+    killing = say(lab, job, "n1", drilled=done(lab, say(lab, job, "n1").drill)).drill
+    say(lab, job, "n1", drilled=done(lab, killing), failure=failed(lab, job, "n1"))
+    answer = say(lab, job, "n2")
+    assert answer.drill is not None
+    assert (answer.generation, answer.drill.act) == (1, DrillAct.KILL_RANKS)
+    assert say(lab, job, "n2", generation=1).drill is None
+
+
 def test_a_killed_control_plane_is_judged_by_the_one_that_follows_it(lab: Lab) -> None:
     job = a_job(lab)
     say(lab, job, "n1", progress=Progress(generation=0, step=10, at=lab.clock.now(), step_s=1.0))
@@ -225,11 +298,44 @@ def test_what_would_be_the_end_of_a_job_is_refused(
     assert ask(lab, job, kind, for_s=60.0, is_forced=True).kind is kind
 
 
+def test_lost_shares_use_up_no_retry(lab: Lab) -> None:
+    job = a_job(lab, retry={"max": 1})
+    lost = (Replacement(generation=1, at=1.0, lost=failed(lab, job), node="n2"),)
+    attempt = msgspec.structs.replace(lab.attempt(job), generation=1, replacements=lost)
+    asked = AskedDrill(kind=DrillKind.KILL_RANK, job_id=job.job_id)
+    drills._check_survives(job, attempt, asked)
+    with pytest.raises(StateError, match="has no retry left"):
+        drills._check_survives(job, msgspec.structs.replace(attempt, generation=2), asked)
+
+
 def test_one_fault_at_a_time(lab: Lab) -> None:
     job = a_job(lab)
     ask(lab, job)
     with pytest.raises(StateError, match="is under way"):
         ask(lab, job, DrillKind.HANG)
+
+
+def test_one_fault_at_a_time_is_decided_by_the_log(lab: Lab) -> None:
+    job = a_job(lab)
+    ask(lab, job, within_s=30.0)
+    lab.core.drills.open.clear()
+    for other, kind in ((job, DrillKind.KILL_RANK), (None, DrillKind.KILL_CONTROL)):
+        with pytest.raises(StateError, match="is under way"):
+            ask(lab, other, kind)
+    lab.clock.advance(200.0)
+    assert ask(lab, job).kind is DrillKind.KILL_RANK, "one that nobody follows does not last for ever"
+
+
+def test_drills_under_way_are_found_behind_many_that_are_over(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drills, "MAX_FOUND", 2)
+    job = a_job(lab)
+    for _ in range(2):
+        ask(lab, job, within_s=30.0)
+        assert look(lab, 31.0) is not None
+    newest = ask(lab, job)
+    assert [one.drill_id for one in now(lab.store.read(drills.unfinished))] == [newest.drill_id]
 
 
 @pytest.mark.parametrize(
