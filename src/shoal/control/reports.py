@@ -74,7 +74,7 @@ async def _heard(core: Core, renewal: Renewal) -> Attempt:
         core.meetings.tell(attempt.attempt_id)
     if renewal.master_port is not None and renewal.node == attempt.node_names[0]:
         core.meetings.say(attempt.attempt_id, renewal.generation, renewal.master_port)
-    core.leases.heard(renewal.attempt_id, renewal.node)
+    core.leases.heard(renewal.attempt_id, renewal.node, renewal.incarnation)
     if core.drills.heard(renewal, core.clock.now()):
         core.meetings.tell(attempt.attempt_id)
     if renewal.saved_s is not None and renewal.saved_s >= 0:
@@ -91,7 +91,7 @@ async def _noted(core: Core, renewal: Renewal) -> Attempt:
     if (
         renewal.outcome is None
         and renewal.failure is None
-        and core.leases.knows(renewal.attempt_id, renewal.node)
+        and core.leases.knows(renewal.attempt_id, renewal.node, renewal.incarnation)
     ):
         attempt = await core.store.read(lambda tx: _current(tx.attempts.get(renewal.attempt_id), renewal))
         if _news(attempt, renewal) is None:

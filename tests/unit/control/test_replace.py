@@ -6,9 +6,10 @@ import msgspec
 import pytest
 
 from shoal.control import StaleRenewal
+from shoal.control.leases import FENCE_MARGIN_S
 from shoal.control.replace import MAX_QUICK, record_end
 from shoal.control.watch import REPLACED_S
-from shoal.engines.fake import SentRenewal, Verb
+from shoal.engines.fake import Act, SentRenewal, Verb
 from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.job import Job
 from shoal.model.node import NodeState
@@ -244,3 +245,53 @@ def test_ranks_that_fail_because_a_share_was_lost_are_explained_by_the_loss() ->
     assert (attempt.generation, attempt.restarts) == (1, 0)
     assert attempt.replacements[0].lost.kind is EndKind.LOST
     assert runs(lab) == {("n1", 0), ("n2", 1)}
+
+
+def test_silence_of_a_lost_share_is_not_that_of_the_one_in_its_place() -> None:
+    lab = Lab()
+    job = a_gang(lab)
+    lab.clock.advance(REPLACED_S + 5)
+    lab.engine.lose(Verb.SUBMIT)
+    lose(lab, job, "n2")
+    lab.clock.advance(1)
+    lab.watch()
+    assert lab.attempt(job).state is AttemptState.RUNNING
+    lab.engine.lose(None)
+    lab.watch()
+    assert runs(lab) == {("n1", 0), ("n2", 1)}
+
+
+def test_share_that_was_fenced_is_begun_anew_at_the_same_look() -> None:
+    lab = Lab()
+    job = a_gang(lab, fence="60s")
+    lab.cluster.cut("n2")
+    for _ in range(13):
+        lab.clock.advance(10)
+        if lab.core.leases.share_silence_s(lab.attempt(job), "n2") > 60 + FENCE_MARGIN_S:
+            lab.engine.meanwhile("after look", lambda: lab.cluster.heal("n2"))
+        for sent in lab.cluster.renewals():
+            lab.cluster.answer(sent, now(lab.plane.renew(sent.renewal)))
+        lab.watch()
+    attempt = lab.attempt(job)
+    assert [one.lost.kind for one in attempt.replacements] == [EndKind.FENCED]
+    assert (attempt.state, runs(lab)) == (AttemptState.RUNNING, {("n1", 0), ("n2", 1)})
+
+
+def test_share_that_was_taken_and_does_not_begin_is_given_up() -> None:
+    lab = Lab(script=lambda order: Act(run_s=None, claim_s=1e6 if order.incarnation else 0.0))
+    job = a_gang(lab)
+    lab.clock.advance(REPLACED_S + 5)
+    lose(lab, job, "n2")
+    lab.watch()
+    assert (lab.attempt(job).state, runs(lab)) == (AttemptState.RUNNING, {("n1", 0)})
+    lab.clock.advance(REPLACED_S + 1)
+    lab.watch()
+    assert lab.attempt(job).state is AttemptState.STOPPING
+    for _ in range(3):
+        lab.clock.advance(40)
+        lab.watch()
+    first = lab.attempts(job)[0]
+    assert (first.reason, first.message) == (
+        EndReason.LOST,
+        "n2: the share in place of a lost one did not begin",
+    )
