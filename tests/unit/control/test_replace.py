@@ -295,3 +295,18 @@ def test_share_that_was_taken_and_does_not_begin_is_given_up() -> None:
         EndReason.LOST,
         "n2: the share in place of a lost one did not begin",
     )
+
+
+def test_rank_that_fails_after_a_loss_does_not_take_the_blame_for_it() -> None:
+    lab = Lab()
+    job = a_gang(lab)
+    lab.clock.advance(1)
+    lab.cluster.kill_rank(lab.attempt(job).attempt_id, "n1", signal=11)
+    sent = [one for one in lab.cluster.renewals() if one.renewal.failure is not None]
+    lab.clock.advance(1)
+    lose(lab, job, "n2")
+    assert len(sent) == 1
+    now(lab.plane.renew(sent[0].renewal))
+    attempt = lab.attempt(job)
+    assert attempt.failure is not None
+    assert (attempt.generation, attempt.failure.node, attempt.failure.kind) == (1, "n2", EndKind.LOST)
