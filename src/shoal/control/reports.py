@@ -30,8 +30,7 @@ async def renew(core: Core, renewal: Renewal) -> RenewalAnswer:
     An outcome is on disk here when this returns. Repeating any renewal is harmless.
     """
     if renewal.failure is not None:
-        # Ranks fail because those of a lost share are gone, and say so sooner than anybody has looked.
-        await look_at(core, renewal.attempt_id)
+        await _look_first(core, renewal)
     attempt = await _heard(core, renewal)
     if attempt.state is AttemptState.RUNNING and attempt.nodes_to_start:
         core.watcher.set()
@@ -39,6 +38,14 @@ async def renew(core: Core, renewal: Renewal) -> RenewalAnswer:
         await core.meetings.news(renewal.attempt_id, min(renewal.wait_s, MAX_WAIT_S))
         attempt = await _noted(core, renewal)
     return await _answer(core, attempt, renewal.node)
+
+
+async def _look_first(core: Core, renewal: Renewal) -> None:
+    """Ranks fail because those of a lost share are gone, and say so sooner than anybody has looked."""
+    own = renewal.attempt_id
+    attempt = await core.store.read(lambda tx: _current(tx.attempts.get(own), renewal))
+    if renewal.generation == attempt.generation:
+        await core.looks.once(own, attempt.generation, lambda: look_at(core, own))
 
 
 async def _answer(core: Core, attempt: Attempt, node: str) -> RenewalAnswer:

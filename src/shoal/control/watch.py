@@ -38,6 +38,7 @@ async def watch(core: Core) -> None:
     seen = await _look(core)
     core.leases.keep_only(attempt.attempt_id for _, attempt in holding)
     core.checkpoints.keep_only(attempt.attempt_id for _, attempt in holding)
+    core.looks.keep_only(attempt.attempt_id for _, attempt in holding)
     core.meetings.keep_only(attempt.attempt_id for _, attempt in holding)
     core.drills.keep_only(attempt.attempt_id for _, attempt in holding)
     failed: Exception | None = None

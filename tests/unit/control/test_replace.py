@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 
 from shoal.control import StaleRenewal
 from shoal.control.leases import FENCE_MARGIN_S
+from shoal.control.looks import Looks
 from shoal.control.replace import MAX_QUICK, record_end
 from shoal.control.watch import REPLACED_S
 from shoal.engines.fake import Act, SentRenewal, Verb
@@ -310,3 +313,36 @@ def test_rank_that_fails_after_a_loss_does_not_take_the_blame_for_it() -> None:
     attempt = lab.attempt(job)
     assert attempt.failure is not None
     assert (attempt.generation, attempt.failure.node, attempt.failure.kind) == (1, "n2", EndKind.LOST)
+
+
+def test_failures_of_one_generation_are_looked_into_once() -> None:
+    lab = Lab(num_nodes=4)
+    job = a_gang(lab, resources={**GANG, "nodes": 4})
+    attempt_id = lab.attempt(job).attempt_id
+    lab.cluster.kill_supervisor(attempt_id, "n4")
+    for node in ("n1", "n2", "n3"):
+        lab.cluster.kill_rank(attempt_id, node)
+    sent = lab.cluster.renewals()
+    looks: list[str] = []
+    for one in sent:
+        lab.engine.meanwhile("before look", lambda: looks.append(attempt_id))
+        now(lab.plane.renew(one.renewal))
+    assert (len(sent), len(looks)) == (3, 1)
+    assert lab.attempt(job).generation == 1
+
+
+def test_one_look_serves_all_who_ask_while_it_is_under_way_and_one_that_fails_serves_nobody() -> None:
+    looks, taken = Looks(), []
+
+    async def look() -> None:
+        taken.append(len(taken))
+        await asyncio.sleep(0)
+        if len(taken) == 1:
+            raise OSError("the first one fails")
+
+    async def ask() -> list[BaseException | None]:
+        asked = (looks.once("att", 0, look) for _ in range(9))
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    answers = asyncio.run(ask())
+    assert (len(taken), sum(isinstance(one, OSError) for one in answers)) == (2, 1)
