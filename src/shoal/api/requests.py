@@ -169,9 +169,11 @@ class RenewalBody(BaseModel):
     attempt_id: str
     epoch: int
     node: str
+    incarnation: int = 0
     phase: Literal["preparing", "running", "stopping", "ended"]
     started_at: float | None = None
     outcome: dict[str, Any] | None = None
+    saved_s: float | None = None
     generation: int = 0
     master_port: int | None = None
     failure: dict[str, Any] | None = None

@@ -14,6 +14,7 @@ from shoal.control.foreseen import Foreseen
 from shoal.control.known_nodes import KnownNodes
 from shoal.control.known_projects import KnownProjects
 from shoal.control.leases import Leases
+from shoal.control.looks import Looks
 from shoal.control.meetings import Meetings
 from shoal.control.queue import Queue
 from shoal.control.record import Recorder
@@ -60,6 +61,7 @@ class Core:
         self.backoff = Backoff(clock)
         self.recorder = Recorder(new_id, clock.now, self.backoff)
         self.leases = Leases(clock)
+        self.looks = Looks()
         self.meetings = Meetings()
         self.drills = DrillBook()
         self.submitting: set[str] = set()

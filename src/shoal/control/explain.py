@@ -107,7 +107,7 @@ def _orphaned(job: Job, attempt: Attempt, nodes: tuple[str, ...]) -> Explanation
 
 def _unreachable(core: Core, job: Job, attempt: Attempt, silent: tuple[str, ...]) -> Explanation:
     fence_s = spec_of(job).fence + FENCE_MARGIN_S
-    silent_s = max(core.leases.silence_s(attempt.attempt_id, node) for node in silent)
+    silent_s = max(core.leases.share_silence_s(attempt, node) for node in silent)
     nodes = ", ".join(silent)
     troubles = "; ".join(_troubles(core, attempt))
     rule = f"nothing is started in its place without evidence, or before {age(fence_s)} of silence"

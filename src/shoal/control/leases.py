@@ -23,19 +23,20 @@ class Leases:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._heard: dict[tuple[str, str], float] = {}
+        self._heard: dict[tuple[str, str, int], float] = {}
+        """By attempt, node and incarnation: a share is not silent for as long as the one it replaces."""
         self._sent: dict[str, float] = {}
         self._running_since: dict[str, float] = {}
         self._troubles: dict[tuple[str, str], str] = {}
         """By attempt that has not begun and node, or none where all of it could not be handed over."""
 
-    def heard(self, attempt_id: str, node: str) -> None:
+    def heard(self, attempt_id: str, node: str, incarnation: int = 0) -> None:
         """A supervisor renewed, or its engine saw it alive."""
-        self._heard[attempt_id, node] = self._clock.monotonic()
+        self._heard[attempt_id, node, incarnation] = self._clock.monotonic()
 
-    def knows(self, attempt_id: str, node: str) -> bool:
+    def knows(self, attempt_id: str, node: str, incarnation: int = 0) -> bool:
         """Whether there was a sign of life, or silence was asked about."""
-        return (attempt_id, node) in self._heard
+        return (attempt_id, node, incarnation) in self._heard
 
     def sent(self, attempt_id: str) -> None:
         """It was handed to its engine, perhaps in vain: what starts of it now is silent at first."""
@@ -54,15 +55,18 @@ class Leases:
         """Why it has not begun, by node."""
         return tuple(told for key, told in sorted(self._troubles.items()) if key[0] == attempt_id)
 
-    def silence_s(self, attempt_id: str, node: str) -> float:
+    def silence_s(self, attempt_id: str, node: str, incarnation: int = 0) -> float:
         """Seconds since the last sign of life, counted from when we first cared if there was none."""
         now = self._clock.monotonic()
-        return now - self._heard.setdefault((attempt_id, node), now)
+        return now - self._heard.setdefault((attempt_id, node, incarnation), now)
+
+    def share_silence_s(self, attempt: Attempt, node: str) -> float:
+        """The silence of the node's present share of it."""
+        return self.silence_s(attempt.attempt_id, node, attempt.incarnation(node))
 
     def silent_nodes(self, attempt: Attempt, for_s: float) -> tuple[str, ...]:
         """The nodes that may still run something of it and were not heard from for longer than that."""
-        own = attempt.attempt_id
-        return tuple(node for node in attempt.nodes_left if self.silence_s(own, node) > for_s)
+        return tuple(node for node in attempt.nodes_left if self.share_silence_s(attempt, node) > for_s)
 
     def fenced_nodes(self, attempt: Attempt, fence_s: float) -> tuple[str, ...]:
         """Those silent, and sent nothing, for so long that what ever ran there of it has certainly been

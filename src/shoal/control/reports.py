@@ -30,8 +30,7 @@ async def renew(core: Core, renewal: Renewal) -> RenewalAnswer:
     An outcome is on disk here when this returns. Repeating any renewal is harmless.
     """
     if renewal.failure is not None:
-        # Ranks fail because those of a lost share are gone, and say so sooner than anybody has looked.
-        await look_at(core, renewal.attempt_id)
+        await _look_first(core, renewal)
     attempt = await _heard(core, renewal)
     if attempt.state is AttemptState.RUNNING and attempt.nodes_to_start:
         core.watcher.set()
@@ -39,6 +38,14 @@ async def renew(core: Core, renewal: Renewal) -> RenewalAnswer:
         await core.meetings.news(renewal.attempt_id, min(renewal.wait_s, MAX_WAIT_S))
         attempt = await _noted(core, renewal)
     return await _answer(core, attempt, renewal.node)
+
+
+async def _look_first(core: Core, renewal: Renewal) -> None:
+    """Ranks fail because those of a lost share are gone, and say so sooner than anybody has looked."""
+    own = renewal.attempt_id
+    attempt = await core.store.read(lambda tx: _current(tx.attempts.get(own), renewal))
+    if renewal.generation == attempt.generation:
+        await core.looks.once(own, attempt.generation, lambda: look_at(core, own))
 
 
 async def _answer(core: Core, attempt: Attempt, node: str) -> RenewalAnswer:
@@ -74,7 +81,7 @@ async def _heard(core: Core, renewal: Renewal) -> Attempt:
         core.meetings.tell(attempt.attempt_id)
     if renewal.master_port is not None and renewal.node == attempt.node_names[0]:
         core.meetings.say(attempt.attempt_id, renewal.generation, renewal.master_port)
-    core.leases.heard(renewal.attempt_id, renewal.node)
+    core.leases.heard(renewal.attempt_id, renewal.node, renewal.incarnation)
     if core.drills.heard(renewal, core.clock.now()):
         core.meetings.tell(attempt.attempt_id)
     if renewal.saved_s is not None and renewal.saved_s >= 0:
@@ -91,7 +98,7 @@ async def _noted(core: Core, renewal: Renewal) -> Attempt:
     if (
         renewal.outcome is None
         and renewal.failure is None
-        and core.leases.knows(renewal.attempt_id, renewal.node)
+        and core.leases.knows(renewal.attempt_id, renewal.node, renewal.incarnation)
     ):
         attempt = await core.store.read(lambda tx: _current(tx.attempts.get(renewal.attempt_id), renewal))
         if _news(attempt, renewal) is None:

@@ -38,6 +38,7 @@ async def watch(core: Core) -> None:
     seen = await _look(core)
     core.leases.keep_only(attempt.attempt_id for _, attempt in holding)
     core.checkpoints.keep_only(attempt.attempt_id for _, attempt in holding)
+    core.looks.keep_only(attempt.attempt_id for _, attempt in holding)
     core.meetings.keep_only(attempt.attempt_id for _, attempt in holding)
     core.drills.keep_only(attempt.attempt_id for _, attempt in holding)
     failed: Exception | None = None
@@ -98,9 +99,9 @@ async def _compare(core: Core, job: Job, attempt: Attempt, seen: Seen | None) ->
         await refresh_nodes(core)  # one that is gone is no place for another share
     for event in events:
         attempt = await _advance(core, attempt, event, has_survivors=has_survivors)
+    attempt = await _fence(core, job, attempt, observed or {})
     if attempt.generation > known.generation:
         await _replace_lost(core, attempt)
-    attempt = await _fence(core, job, attempt, observed or {})
     if attempt.state is AttemptState.STOPPING:
         await cancel(core, job, attempt)
 
@@ -148,7 +149,7 @@ def _events(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observat
         elif seen.sight is Sight.PENDING:
             core.leases.trouble(attempt.attempt_id, node, seen.raw)
         elif seen.sight is Sight.ALIVE:
-            core.leases.heard(attempt.attempt_id, node)
+            core.leases.heard(attempt.attempt_id, node, seen.incarnation)
             core.leases.trouble(attempt.attempt_id, node, None)
             if seen.started_at is not None and node not in attempt.started_nodes:
                 events.append(Started(node, seen.incarnation))
@@ -193,7 +194,7 @@ async def _hand_over(core: Core, job: Job, attempt: Attempt) -> None:
     is_starting = attempt.state is AttemptState.STARTING
     limit_s = spec_of(job).fence + FENCE_MARGIN_S if is_starting else REPLACED_S
     nodes = attempt.nodes_left if is_starting else attempt.nodes_to_start
-    if all(core.leases.silence_s(attempt.attempt_id, node) <= limit_s for node in nodes):
+    if all(core.leases.share_silence_s(attempt, node) <= limit_s for node in nodes):
         await launch(core, attempt.attempt_id)
         return
     if attempt.attempt_id in core.submitting:
@@ -204,11 +205,22 @@ async def _hand_over(core: Core, job: Job, attempt: Attempt) -> None:
         seen = await _look(core)
         listed = {} if seen is None else seen.get(attempt.attempt_id, {})
         if seen is not None and not (is_starting and listed):
-            for node in [node for node in nodes if _present(attempt, listed, node) is None]:
-                gone = NodeEnded(_unlisted(core, attempt, node))
-                await _advance(core, attempt, gone, has_survivors=False)
+            for event in _given_up(core, attempt, nodes, listed):
+                await _advance(core, attempt, event, has_survivors=False)
     finally:
         core.submitting.discard(attempt.attempt_id)
+
+
+def _given_up(
+    core: Core, attempt: Attempt, nodes: tuple[str, ...], listed: dict[str, Observation]
+) -> list[AttemptEvent]:
+    """What could not be handed over is over. What was taken and did not begin might still: it is stopped."""
+    shares = {node: _present(attempt, listed, node) for node in nodes}
+    over = [NodeEnded(_unlisted(core, attempt, node)) for node, share in shares.items() if share is None]
+    late = ", ".join(node for node, share in shares.items() if _is_pending(share))
+    told = f"{late}: the share in place of a lost one did not begin"
+    stop = StopAsked(reason=EndReason.LOST, by="the control plane", because=told)
+    return [*over, *([stop] if late else [])]
 
 
 async def _fence(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observation]) -> Attempt:

@@ -19,6 +19,9 @@ from shoal.wire import EndKind, NodeOutcome, Recovery
 
 QUEUED, STARTING, RUNNING, STOPPING, ENDED = AttemptState
 
+LOSS_KINDS = frozenset({EndKind.LOST, EndKind.FENCED})
+"""Ends of a share that explain those of its peers."""
+
 
 class Placed(msgspec.Struct, frozen=True, tag=True):
     """The scheduler chose nodes."""
@@ -215,14 +218,16 @@ def _node_ended(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
 
 def _regroup(attempt: Attempt, event: AttemptEvent, now: float) -> Step:
     """Once for each generation: the peers of a rank that failed fail too, and all of them say so. Who says so
-    later may still be the one whose rank was the cause.
+    later may still be the one whose rank was the cause, unless a share was lost: that explains the others.
     """
     assert isinstance(event, Regrouped)
     if event.generation == attempt.generation:
         after = _change(attempt, generation=attempt.generation + 1, failure=event.failure)
         return (after, ()) if event.share is None else _replace(after, event.failure, event.share, now)
     known = attempt.failure if event.generation == attempt.generation - 1 else None
-    if known is None or event.share is not None or order_of_blame(known) <= order_of_blame(event.failure):
+    if known is None or event.share is not None or known.kind in LOSS_KINDS:
+        return attempt, ()
+    if order_of_blame(known) <= order_of_blame(event.failure):
         return attempt, ()
     return _change(attempt, failure=event.failure), ()
 
@@ -298,7 +303,7 @@ def _verdict(attempt: Attempt, now: float) -> tuple[EndReason, float, int | None
     failed = [o for o in attempt.outcomes if o.kind is not EndKind.SUCCEEDED]
     if not failed:
         return EndReason.SUCCEEDED, now, 0, ""
-    lost = [o for o in failed if o.kind in (EndKind.LOST, EndKind.FENCED)]
+    lost = [o for o in failed if o.kind in LOSS_KINDS]
     first = min(lost or failed, key=order_of_blame)
     if attempt.stop_reason is not None:
         return attempt.stop_reason, now, _exit_code(first), attempt.message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from fastapi import FastAPI, Request, Response
 from starlette.staticfiles import StaticFiles
@@ -11,9 +12,11 @@ from starlette.staticfiles import StaticFiles
 from shoal.api.app import declared_routes
 from shoal.api.call import answer
 from shoal.api.guard import OPEN
+from shoal.api.requests import RenewalBody
 from shoal.api.routing import Routes, route_table
 from shoal.errors import Bug
 from shoal.identity import Permission
+from shoal.wire import Renewal
 from tests.support.world import open_world
 
 
@@ -72,3 +75,8 @@ def test_what_somebody_mounts_later_is_still_behind_the_guard(tmp_path: Path) ->
         app.router.add_route("/raw", handler)
         for path in ("/static/secret.txt", "/raw"):
             assert world.call("GET", path).status == 401
+
+
+def test_every_field_of_a_renewal_is_published() -> None:
+    told = {field.name for field in msgspec.structs.fields(Renewal)}
+    assert set(RenewalBody.model_fields) == told

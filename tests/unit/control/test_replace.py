@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 
 from shoal.control import StaleRenewal
+from shoal.control.leases import FENCE_MARGIN_S
+from shoal.control.looks import Looks
 from shoal.control.replace import MAX_QUICK, record_end
 from shoal.control.watch import REPLACED_S
-from shoal.engines.fake import SentRenewal, Verb
+from shoal.engines.fake import Act, SentRenewal, Verb
 from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.job import Job
 from shoal.model.node import NodeState
@@ -244,3 +248,101 @@ def test_ranks_that_fail_because_a_share_was_lost_are_explained_by_the_loss() ->
     assert (attempt.generation, attempt.restarts) == (1, 0)
     assert attempt.replacements[0].lost.kind is EndKind.LOST
     assert runs(lab) == {("n1", 0), ("n2", 1)}
+
+
+def test_silence_of_a_lost_share_is_not_that_of_the_one_in_its_place() -> None:
+    lab = Lab()
+    job = a_gang(lab)
+    lab.clock.advance(REPLACED_S + 5)
+    lab.engine.lose(Verb.SUBMIT)
+    lose(lab, job, "n2")
+    lab.clock.advance(1)
+    lab.watch()
+    assert lab.attempt(job).state is AttemptState.RUNNING
+    lab.engine.lose(None)
+    lab.watch()
+    assert runs(lab) == {("n1", 0), ("n2", 1)}
+
+
+def test_share_that_was_fenced_is_begun_anew_at_the_same_look() -> None:
+    lab = Lab()
+    job = a_gang(lab, fence="60s")
+    lab.cluster.cut("n2")
+    for _ in range(13):
+        lab.clock.advance(10)
+        if lab.core.leases.share_silence_s(lab.attempt(job), "n2") > 60 + FENCE_MARGIN_S:
+            lab.engine.meanwhile("after look", lambda: lab.cluster.heal("n2"))
+        for sent in lab.cluster.renewals():
+            lab.cluster.answer(sent, now(lab.plane.renew(sent.renewal)))
+        lab.watch()
+    attempt = lab.attempt(job)
+    assert [one.lost.kind for one in attempt.replacements] == [EndKind.FENCED]
+    assert (attempt.state, runs(lab)) == (AttemptState.RUNNING, {("n1", 0), ("n2", 1)})
+
+
+def test_share_that_was_taken_and_does_not_begin_is_given_up() -> None:
+    lab = Lab(script=lambda order: Act(run_s=None, claim_s=1e6 if order.incarnation else 0.0))
+    job = a_gang(lab)
+    lab.clock.advance(REPLACED_S + 5)
+    lose(lab, job, "n2")
+    lab.watch()
+    assert (lab.attempt(job).state, runs(lab)) == (AttemptState.RUNNING, {("n1", 0)})
+    lab.clock.advance(REPLACED_S + 1)
+    lab.watch()
+    assert lab.attempt(job).state is AttemptState.STOPPING
+    for _ in range(3):
+        lab.clock.advance(40)
+        lab.watch()
+    first = lab.attempts(job)[0]
+    assert (first.reason, first.message) == (
+        EndReason.LOST,
+        "n2: the share in place of a lost one did not begin",
+    )
+
+
+def test_rank_that_fails_after_a_loss_does_not_take_the_blame_for_it() -> None:
+    lab = Lab()
+    job = a_gang(lab)
+    lab.clock.advance(1)
+    lab.cluster.kill_rank(lab.attempt(job).attempt_id, "n1", signal=11)
+    sent = [one for one in lab.cluster.renewals() if one.renewal.failure is not None]
+    lab.clock.advance(1)
+    lose(lab, job, "n2")
+    assert len(sent) == 1
+    now(lab.plane.renew(sent[0].renewal))
+    attempt = lab.attempt(job)
+    assert attempt.failure is not None
+    assert (attempt.generation, attempt.failure.node, attempt.failure.kind) == (1, "n2", EndKind.LOST)
+
+
+def test_failures_of_one_generation_are_looked_into_once() -> None:
+    lab = Lab(num_nodes=4)
+    job = a_gang(lab, resources={**GANG, "nodes": 4})
+    attempt_id = lab.attempt(job).attempt_id
+    lab.cluster.kill_supervisor(attempt_id, "n4")
+    for node in ("n1", "n2", "n3"):
+        lab.cluster.kill_rank(attempt_id, node)
+    sent = lab.cluster.renewals()
+    looks: list[str] = []
+    for one in sent:
+        lab.engine.meanwhile("before look", lambda: looks.append(attempt_id))
+        now(lab.plane.renew(one.renewal))
+    assert (len(sent), len(looks)) == (3, 1)
+    assert lab.attempt(job).generation == 1
+
+
+def test_one_look_serves_all_who_ask_while_it_is_under_way_and_one_that_fails_serves_nobody() -> None:
+    looks, taken = Looks(), []
+
+    async def look() -> None:
+        taken.append(len(taken))
+        await asyncio.sleep(0)
+        if len(taken) == 1:
+            raise OSError("the first one fails")
+
+    async def ask() -> list[BaseException | None]:
+        asked = (looks.once("att", 0, look) for _ in range(9))
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    answers = asyncio.run(ask())
+    assert (len(taken), sum(isinstance(one, OSError) for one in answers)) == (2, 1)
