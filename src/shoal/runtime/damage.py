@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import sys
 
-from shoal.runtime.rank.checkpoint.manifest import MANIFEST, parse_name
+from shoal.runtime import removal, shared_memory
+from shoal.runtime.rank.checkpoint.manifest import MANIFEST, Name, parse_name
 
 NUM_BYTES = 64
 
 
-def damage(directory: str) -> None:
+def damage(directory: str, memory: tuple[str, str]) -> None:
     """Flip bytes in the middle of the largest file of the newest checkpoint, and say which on standard error.
 
-    Ends the process with 1, having changed nothing, where there are fewer than two: none would be left.
+    What the ranks of this attempt and node (`memory`) keep in memory from that one on is removed: they would
+    read that. Ends the process with 1, having changed nothing, where there are fewer than two.
     """
     names = sorted(filter(None, map(parse_name, os.listdir(directory))), reverse=True)
     if len(names) < 2:
@@ -24,9 +26,18 @@ def damage(directory: str) -> None:
     folder = os.path.join(directory, str(names[0]))
     files = sorted(name for name in os.listdir(folder) if name != MANIFEST)
     largest = max(files, key=lambda name: os.path.getsize(os.path.join(folder, name)))
+    forget(shared_memory.folder(os.getuid(), *memory), names[0])
     num_flipped = flip(os.path.join(folder, largest))
     sys.stderr.write(f"{num_flipped} bytes of {largest} in {names[0]} were changed\n")
     sys.stderr.flush()
+
+
+def forget(memory: str, oldest: Name) -> None:
+    """Remove the checkpoints in this folder that are not older than that one."""
+    names = map(parse_name, os.listdir(memory) if os.path.isdir(memory) else ())
+    for name in names:
+        if name is not None and name >= oldest:
+            removal.remove(os.path.join(memory, str(name)), timeout_s=shared_memory.REMOVE_S)
 
 
 def flip(path: str) -> int:

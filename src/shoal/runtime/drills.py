@@ -118,7 +118,8 @@ class Driller:
             return "the job has no checkpoint directory"
         crew.send(signal.SIGSTOP)
         self._continue_at = self._clock.monotonic() + order.for_s
-        pid, pipes = launcher.start_function("shoal.runtime.damage", "damage", (directory,), keep=())
+        told = (directory, (self._order.attempt_id, self._order.node))
+        pid, pipes = launcher.start_function("shoal.runtime.damage", "damage", told, keep=())
         process = Process(pid, None, is_needed=False)
         watcher.add(process, pipes)
         self._damage = (order, process, at, before)

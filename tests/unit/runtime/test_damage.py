@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from shoal.runtime import tree
+import pytest
+
+from shoal.runtime import shared_memory, tree
 from shoal.runtime.damage import NUM_BYTES, damage, flip
 
 
@@ -23,12 +25,28 @@ def a_checkpoint(place: Path, step: int) -> Path:
 def test_only_the_largest_file_of_the_newest_checkpoint_is_changed(tmp_path: Path) -> None:
     old, new = a_checkpoint(tmp_path, 10), a_checkpoint(tmp_path, 20)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    damage(str(tmp_path))
+    damage(str(tmp_path), ("att_1", "n1"))
     changed = {path for path, data in before.items() if path.read_bytes() != data}
     assert changed == {new / "large"}
     assert old.exists()
     data = (new / "large").read_bytes()
     assert (len(data), data.count(b"l")) == (1000, 1000 - NUM_BYTES)
+
+
+def test_no_copy_in_memory_is_read_in_place_of_what_was_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_memory, "MEMORY", str(tmp_path))
+    directory = tmp_path / "directory"
+    mine, other = (Path(shared_memory.folder(os.getuid(), "att_1", node)) for node in ("n1", "n2"))
+    for place in (directory, mine, other):
+        place.mkdir()
+        for step in (10, 20, 30)[: 2 if place is directory else 3]:
+            a_checkpoint(place, step)
+    damage(str(directory), ("att_1", "n1"))
+    assert [path.name[:17] for path in mine.iterdir()] == ["step-000000000010"]
+    assert len(list(other.iterdir())) == 3
+    assert len(list(directory.iterdir())) == 2
 
 
 def test_a_file_smaller_than_that_is_changed_whole(tmp_path: Path) -> None:
@@ -40,7 +58,7 @@ def test_a_file_smaller_than_that_is_changed_whole(tmp_path: Path) -> None:
 
 def test_the_only_checkpoint_is_left_alone(tmp_path: Path) -> None:
     folder = a_checkpoint(tmp_path, 10)
-    code = f"from shoal.runtime.damage import damage; damage({str(tmp_path)!r})"
+    code = f"from shoal.runtime.damage import damage; damage({str(tmp_path)!r}, ('att_1', 'n1'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert f"holds only {folder.name}; with none before it, all work would be lost" in done.stderr
