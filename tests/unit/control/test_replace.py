@@ -332,7 +332,8 @@ def test_failures_of_one_generation_are_looked_into_once() -> None:
 
 
 def test_one_look_serves_all_who_ask_while_it_is_under_way_and_one_that_fails_serves_nobody() -> None:
-    looks, taken = Looks(), []
+    looks = Looks()
+    taken: list[int] = []
 
     async def look() -> None:
         taken.append(len(taken))
