@@ -213,7 +213,8 @@ class MetricsView(TypedDict):
 
 
 class CheckpointView(TypedDict):
-    """`state` is `complete` (every file has its size), `verified` (and its hash), `damaged` or `unfinished`.
+    """`state` is `complete` (every file has its size), `verified` (and its hash), `damaged`, `unfinished` or
+    `unchecked` (newer ones took all that one look may cost).
     `is_next`: the one that the job would go on from. `epoch` and `generation` are of who saved it.
     """
 

@@ -53,8 +53,16 @@ class Changed:
     def __init__(self) -> None:
         self._commit: anyio.Event | None = None
         """There while somebody waits."""
+        self._seq = -1
         self.placer = Signal()
         self.healer = Signal()
+
+    def is_new(self, seq: int) -> bool:
+        """Whether a commit brought events, by its newest: without any, as when numbers of jobs are kept,
+        nothing has changed that is planned for or followed. Asked once for each, where it is announced.
+        """
+        before, self._seq = self._seq, seq
+        return seq != before
 
     @property
     def is_awaited(self) -> bool:
@@ -91,7 +99,7 @@ async def run_loops(core: Core, changed: Changed) -> AsyncIterator[None]:
     loop = asyncio.get_running_loop()
 
     def on_commit(seq: int) -> None:
-        if changed.is_awaited:
+        if changed.is_new(seq) and changed.is_awaited:
             loop.call_soon_threadsafe(changed.committed)
 
     def on_notice() -> None:

@@ -132,6 +132,8 @@ class SavedState(StrEnum):
     DAMAGED = "damaged"
     UNFINISHED = "unfinished"
     """Never committed: being written now, or given up."""
+    UNCHECKED = "unchecked"
+    """Committed, and not looked into: newer ones took all that one look may cost."""
 
 
 class SavedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):

@@ -170,3 +170,8 @@ async def test_a_commit_just_before_the_placer_waits_is_not_missed() -> None:
     changed.committed()
     with anyio.fail_after(LIMIT_S / 2):
         await changed.placer.wait(LIMIT_S)
+
+
+def test_a_commit_without_events_is_nothing_new() -> None:
+    changed = Changed()
+    assert [changed.is_new(seq) for seq in (0, 0, 7, 7, 7, 8)] == [True, False, True, False, False, True]

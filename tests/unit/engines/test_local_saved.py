@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from shoal.engines.base import SavedState
+from shoal.engines.local import saved
 from shoal.engines.local.saved import look
 from shoal.runtime.rank.checkpoint.manifest import MANIFEST
 from shoal.runtime.rank.checkpoint.status import STATUS, Decision, Reason, note
@@ -112,3 +113,29 @@ def test_status_that_is_none_is_passed_over(home: Path, odd: bytes) -> None:
     (home / JOB / STATUS).write_bytes(odd)
     found = look(home, JOB)
     assert (found.decision, found.items[0].places) == (None, ("directory",))
+
+
+def test_what_one_look_may_not_reach_is_unchecked(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (1, 2, 3):
+        save(home, step)
+    monkeypatch.setattr(saved, "MAX_FILES", 2)
+    assert states(home) == {3: SavedState.COMPLETE, 2: SavedState.COMPLETE, 1: SavedState.UNCHECKED}
+    monkeypatch.setattr(saved, "MAX_FILES", 0)
+    newest, *older = look(home, JOB).items
+    assert (newest.state, newest.size_bytes, newest.world_size) == (SavedState.UNCHECKED, len(DATA), 2)
+    assert {(one.state, one.world_size) for one in older} == {(SavedState.UNCHECKED, None)}, "not even read"
+
+
+def test_look_ends_when_its_time_is_up(home: Path) -> None:
+    for step in (1, 2):
+        save(home, step)
+    answers = iter([True, True, True])
+    found = look(home, JOB, may_look=lambda: next(answers, False)).items
+    assert [one.state for one in found] == [SavedState.COMPLETE, SavedState.UNCHECKED]
+
+
+def test_files_of_what_is_unfinished_count_too(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(home, 5).rename(home / JOB / ".unfinished-step-000000000005-1-0")
+    save(home, 4)
+    monkeypatch.setattr(saved, "MAX_FILES", 2)
+    assert states(home) == {5: SavedState.UNFINISHED, 4: SavedState.UNCHECKED}

@@ -50,6 +50,10 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 MAX_THREADS = 8
+MAX_LOOKS = 2
+"""At checkpoints, at once: they are as many and as large as jobs make them, and nothing else waits for it."""
+LOOK_S = 10.0
+"""For one of them, beside what is verified."""
 MAX_PAGE = 4 << 20
 UNKNOWN = "unknown"
 LOOK_AGAIN_S = 60.0
@@ -90,6 +94,7 @@ class LocalEngine:
         environment = supervisor_environment(os.environ, self._server_file)
         self._children = Children(Nursery(nursery_command(), environment) if has_nursery else None)
         self._threads = anyio.CapacityLimiter(MAX_THREADS)
+        self._looks = anyio.CapacityLimiter(MAX_LOOKS)
         self._guard = threading.Lock()
         self._looking = threading.Lock()
         self._verifying = threading.Lock()
@@ -131,18 +136,28 @@ class LocalEngine:
 
     async def saved(self, job_id: str, verify_s: float) -> SavedCheckpoints:
         if verify_s <= 0:
-            return await self._ask(lambda: look(self._home / "checkpoints", job_id))
+            return await self._look_at_saved(job_id, 0.0)
         if not self._verifying.acquire(blocking=False):
             raise LimitReached(
                 "checkpoints of another job are being verified", hint="try again in a few seconds"
             )
         try:
-            until = self._clock.monotonic() + verify_s
-            return await self._ask(
-                lambda: look(self._home / "checkpoints", job_id, lambda: self._clock.monotonic() < until)
-            )
+            return await self._look_at_saved(job_id, verify_s)
         finally:
             self._verifying.release()
+
+    async def _look_at_saved(self, job_id: str, verify_s: float) -> SavedCheckpoints:
+        def work() -> SavedCheckpoints:
+            hash_until = self._clock.monotonic() + verify_s
+            look_until = hash_until + LOOK_S
+            return look(
+                self._home / "checkpoints",
+                job_id,
+                may_hash=lambda: self._clock.monotonic() < hash_until,
+                may_look=lambda: self._clock.monotonic() < look_until,
+            )
+
+        return await self._ask(work, self._looks)
 
     async def drop_checkpoint(self, job_id: str) -> None:
         if is_name(job_id):
@@ -153,9 +168,9 @@ class LocalEngine:
         self._notice.close()
         self._children.close()
 
-    async def _ask(self, work: Callable[[], T]) -> T:
+    async def _ask(self, work: Callable[[], T], threads: anyio.CapacityLimiter | None = None) -> T:
         try:
-            return await anyio.to_thread.run_sync(work, limiter=self._threads)
+            return await anyio.to_thread.run_sync(work, limiter=threads or self._threads)
         except OSError as error:
             raise EngineUnreachable(
                 f"the local engine could not use {self._home}: {error.strerror or error}",

@@ -1,6 +1,7 @@
 """Look into a job's checkpoint directory from outside, without trusting what the job left there.
 
-Links are not followed, what is no plain file is not opened, and what is read is bounded. Changes nothing.
+Links are not followed, what is no plain file is not opened, and what is read is bounded: for each file, and
+for all of a look. Changes nothing.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from shoal.runtime.rank.checkpoint.status import STATUS, Status, read_status
 UNFINISHED = ".unfinished-"
 MAX_SHOWN = 200
 MAX_ENTRIES = 10_000
+MAX_FILES = 10_000
+"""Of all checkpoints of one look."""
 MAX_MANIFEST = 16 << 20
 MAX_STATUS = 1 << 20
 MAX_PLACE = 200
@@ -44,8 +47,36 @@ class Damaged(Exception):
     """What is wrong, as the end of a sentence."""
 
 
-def look(folder: Path, job_id: str, may_hash: MayGoOn = lambda: False) -> SavedCheckpoints:
-    """What is there, the newest first. `may_hash`: asked before each piece that is read to be verified."""
+class Unchecked(Exception):
+    """One look may cost no more."""
+
+
+class Budget:
+    """What one look may cost. Once it is spent, all that is older stays unchecked."""
+
+    def __init__(self, may_hash: MayGoOn, may_look: MayGoOn) -> None:
+        self.may_hash = may_hash
+        self._may_look = may_look
+        self._files_left = MAX_FILES
+
+    def take(self, num_files: int) -> None:
+        """So many will be looked at. `Unchecked`: that is more than are left, or time is up."""
+        self._files_left -= num_files
+        self.look_on()
+
+    def look_on(self) -> None:
+        """`Unchecked`: it is spent."""
+        if self._files_left < 0 or not self._may_look():
+            self._files_left = -1
+            raise Unchecked
+
+
+def look(
+    folder: Path, job_id: str, may_hash: MayGoOn = lambda: False, may_look: MayGoOn = lambda: True
+) -> SavedCheckpoints:
+    """What is there, the newest first. `may_hash`: asked before each piece that is read to be verified.
+    `may_look`: before each file; what is left when it says no, or after too many files, is `unchecked`.
+    """
     if not is_name(job_id):
         return SavedCheckpoints()
     try:
@@ -55,7 +86,8 @@ def look(folder: Path, job_id: str, may_hash: MayGoOn = lambda: False) -> SavedC
     try:
         status = _status(directory)
         names = sorted(_names(directory), key=lambda one: one[0], reverse=True)[:MAX_SHOWN]
-        items = tuple(_one(directory, name, entry, status, may_hash) for name, entry in names)
+        budget = Budget(may_hash, may_look)
+        items = tuple(_one(directory, name, entry, status, budget) for name, entry in names)
         return SavedCheckpoints(items=items, decision=_decision(status))
     finally:
         os.close(directory)
@@ -71,7 +103,7 @@ def _names(directory: int) -> Iterator[tuple[Name, str]]:
                 yield name, entry.name
 
 
-def _one(directory: int, name: Name, entry: str, status: Status, may_hash: MayGoOn) -> SavedCheckpoint:
+def _one(directory: int, name: Name, entry: str, status: Status, budget: Budget) -> SavedCheckpoint:
     known = SavedCheckpoint(
         step=name.step,
         epoch=name.fence.epoch,
@@ -88,35 +120,40 @@ def _one(directory: int, name: Name, entry: str, status: Status, may_hash: MayGo
     try:
         known = msgspec.structs.replace(known, saved_at=os.fstat(inside).st_mtime)
         if entry.startswith(UNFINISHED):
-            return msgspec.structs.replace(known, size_bytes=_size(inside), places=())
-        return _committed(inside, name, known, may_hash)
+            return msgspec.structs.replace(known, size_bytes=_size(inside, budget), places=())
+        return _committed(inside, name, known, budget)
     finally:
         os.close(inside)
 
 
-def _committed(inside: int, name: Name, known: SavedCheckpoint, may_hash: MayGoOn) -> SavedCheckpoint:
+def _committed(inside: int, name: Name, known: SavedCheckpoint, budget: Budget) -> SavedCheckpoint:
     try:
+        budget.look_on()
         manifest = _manifest(inside, name)
         known = msgspec.structs.replace(
             known,
             world_size=manifest.world_size,
             size_bytes=sum(record.num_bytes for record in manifest.files.values()),
         )
-        checked = [_check(inside, file, record, may_hash) for file, record in manifest.files.items()]
+        budget.take(len(manifest.files))
+        checked = [_check(inside, file, record, budget) for file, record in manifest.files.items()]
     except Damaged as damage:
         return msgspec.structs.replace(known, state=SavedState.DAMAGED, problem=str(damage))
+    except Unchecked:
+        return msgspec.structs.replace(known, state=SavedState.UNCHECKED)
     state = SavedState.VERIFIED if checked and all(checked) else SavedState.COMPLETE
     return msgspec.structs.replace(known, state=state)
 
 
-def _check(inside: int, file: str, record: FileRecord, may_hash: MayGoOn) -> bool:
+def _check(inside: int, file: str, record: FileRecord, budget: Budget) -> bool:
     """Whether its hash was seen to be right. `Damaged`: it, or its size, is wrong."""
+    budget.look_on()
     with _opened(inside, file) as fd:
         num_bytes = os.fstat(fd).st_size
         if num_bytes != record.num_bytes:
             raise Damaged(f"{file} has {num_bytes} bytes of {record.num_bytes}")
         digest = hashlib.sha256()
-        while may_hash():
+        while budget.may_hash():
             piece = os.read(fd, PIECE)
             if not piece:
                 if digest.hexdigest() != record.sha256:
@@ -153,13 +190,12 @@ def _read(directory: int, file: str, most: int) -> bytes:
         return pieces[:most]
 
 
-def _size(inside: int) -> int:
-    """Of what is written so far, going by so many files."""
+def _size(inside: int, budget: Budget) -> int:
+    """Of what is written so far, going by as many files as may be looked at."""
     total = 0
-    with os.scandir(inside) as entries:
-        for count, entry in enumerate(entries):
-            if count >= MAX_ENTRIES:
-                break
+    with os.scandir(inside) as entries, contextlib.suppress(Unchecked):
+        for entry in entries:
+            budget.take(1)
             with contextlib.suppress(OSError):
                 total += entry.stat(follow_symlinks=False).st_size
     return total
