@@ -4,9 +4,10 @@ failure, before and after everything that lasts."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
+from shoal.control.looks import Looks
 from shoal.engines.base import LogChunk, Observation, Submission
 from shoal.engines.fake import FakeEngine
 from shoal.errors import StoreUnavailable
@@ -47,6 +48,13 @@ class SimStore:
 
     async def close(self) -> None:
         """The world closes the disk."""
+
+
+class SimLooks(Looks):
+    """No event loop to wait in: who comes while another looks takes a look of its own."""
+
+    async def once(self, attempt_id: str, generation: int, look: Callable[[], Awaitable[None]]) -> None:
+        await look()
 
 
 class SimEngine:

@@ -28,7 +28,7 @@ from shoal.spec import parse_job
 from shoal.store import Tx, open_memory_store
 from shoal.wire import RenewalAnswer
 from tests.sim.driver import Driver, run_now
-from tests.sim.seams import SimEngine, SimStore
+from tests.sim.seams import SimEngine, SimLooks, SimStore
 from tests.support.lab import place_and_launch
 
 ANA = Actor(kind="user", id="usr_ana", name="ana")
@@ -84,6 +84,7 @@ class World:
             policy=self.policy,
         )
         self.core.control_url = "http://simulated"
+        self.core.looks = SimLooks()
 
     def crash(self) -> None:
         self.tell("the control plane is killed")
