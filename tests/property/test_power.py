@@ -97,6 +97,21 @@ def test_no_rack_draws_more_than_its_cap(data: st.DataObject) -> None:
         assert _drawn(planner)["r0"] <= CAP
 
 
+def test_start_that_takes_power_changes_which_node_another_waits_for() -> None:
+    policy = Policy(power_caps={"r0": CAP}, patience_s=5.0, patience_factor=0.0)
+    planner = Planner(policy)
+    for number in range(4):
+        planner.set_node(_node(f"n{number}", f"r{number % 2}"))
+    for now, job in enumerate((_job(0, 3, 3, 3), _job(1, 1, 1, 2, priority=60), _job(2, 1, 1, 1))):
+        planner.add(job)
+        for eviction in planner.plan(float(now)).evictions:
+            held = next(one for one in planner.snapshot().holdings if one.attempt_id == eviction.attempt_id)
+            planner.hold(msgspec.structs.replace(held, is_leaving=True))
+    planner.add(_job(3, 1, 1, 0))
+    again = Planner.of(planner.snapshot(), policy).plan(3.0)
+    assert planner.plan(3.0).promises == again.promises
+
+
 WINDOWS = st.builds(
     lambda node, begins, lasts: Window(
         window_id=node, kind=WindowKind.MAINTENANCE, nodes=(node,), from_at=begins, until_at=begins + lasts

@@ -73,7 +73,8 @@ class Cycle:
         """Look at newcomers alone: nothing was given back since `run`. False: only a whole run can tell."""
         self.now, book = now, self._book
         # Under a ceiling, whoever starts uses up what others may have, and allowances are kept rank by rank.
-        if book.tree.has_ceilings:
+        # Under a cap, whoever starts changes which nodes have power left for those who wait.
+        if book.tree.has_ceilings or book.power.has_caps:
             return False
         if not book.is_order_as_before(now) or not self._do_heads_wait_for_room():
             return False
