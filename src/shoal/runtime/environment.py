@@ -85,6 +85,7 @@ def setup_environment(
         **credentials.secrets,
         **_shoal(order, credentials),
         "GROUP_RANK": str(order.node_rank),
+        "SHOAL_GENERATION": str(order.incarnation),  # a share in place of a lost one is set up anew
         "SLURM_NODEID": str(order.node_rank),
         "SLURM_JOB_ID": str(order.job_number),
         **_devices(order),
