@@ -273,6 +273,8 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True):
     """In the order of `x`; of a step that was made twice, the later."""
     rank: int | None = None
     """Whose word it is; None: of the node."""
+    newest: Point | None = None
+    """What was said last, where steps were made again; None: the last of `points`."""
 
 
 class Phase(StrEnum):

@@ -37,6 +37,17 @@ class MetricsContract:
         await add(store, samples(*steps(5, 8, 2.0)), epoch=2)
         assert [point.last for point in await curve(store)] == [1.0] * 5 + [2.0] * 3 + [1.0] * 2
 
+    async def test_newest_is_what_was_said_last_also_where_steps_are_made_again(self, store: Store) -> None:
+        await add(store, samples(*steps(0, 10, 1.0)))
+        assert await newest(store) == (9, 1.0)
+        await add(store, samples(*steps(5, 8, 2.0)), epoch=2)
+        assert await newest(store) == (7, 2.0)
+        again = Samples(
+            name="loss", axis=Axis.STEP, points=steps(5, 12, 3.0), rank=0, newest=single(6, float("nan"))
+        )
+        await add(store, again, epoch=2)
+        assert await newest(store) == (6, None)
+
     async def test_long_curve_is_bounded_and_keeps_its_ends_and_extremes(self, store: Store) -> None:
         for first in range(0, 5000, 250):
             await add(store, samples(*(single(step, float(step)) for step in range(first, first + 250))))
@@ -83,6 +94,10 @@ async def add(
     store: Store, told: Samples, *, epoch: int = 1, node: str = "n1", now: float = 10.0, job_id: str = "job_1"
 ) -> None:
     assert await store.write(lambda tx: tx.metrics.add(job_id, epoch, node, [told], now)) == 0
+
+
+async def newest(store: Store) -> tuple[int, float | None] | None:
+    return await store.read(lambda tx: tx.metrics.series("job_1")[0].newest)
 
 
 async def curve(store: Store) -> list[Point]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shoal.cli.curves import drawn, figure, sparkline
+from shoal.cli.metrics import _print
 from tests.support.cli import Shell
 from tests.support.fake_server import FakeServer
 
@@ -26,12 +27,12 @@ def told(status: str = "succeeded", *items: dict[str, Any]) -> dict[str, Any]:
 def metric(name: str = "loss", **changes: Any) -> dict[str, Any]:
     points = changes.pop("points", [point(step, 4.0 - step) for step in range(4)])
     values = {"name": name, "node": None, "axis": "step", "rank": 0, "heard_at": 5.0, "low": 1.0, "high": 4.0}
-    return {**values, "points": points, **changes}
+    return {**values, "newest": points[-1][:2], "points": points, **changes}
 
 
 def test_metrics_are_listed_with_their_curve(shell: Shell, fake: FakeServer) -> None:
-    memory = metric("memory_bytes", node="n1", axis="time", rank=None, low=2048.0, high=4096.0)
-    memory["points"] = [point(1_700_000_000_000, 4096.0)]
+    seen = [point(1_700_000_000_000, 4096.0)]
+    memory = metric("memory_bytes", node="n1", axis="time", rank=None, low=2048.0, high=4096.0, points=seen)
     fake.answers["GET", PATH] = told(
         "running", memory, metric(), metric("odd", points=[point(1, None)], low=None)
     )
@@ -71,6 +72,53 @@ def test_followed_metrics_end_with_the_job(shell: Shell, fake: FakeServer) -> No
     assert shell("metrics", JOB_ID, "--follow").out == "vision/17 succeeded  step 3 loss=1\n"
     line = shell("metrics", JOB_ID, "--follow", "--json").out
     assert json.loads(line)["items"][0]["name"] == "loss"
+
+
+def test_program_s_own_names_come_first_and_a_pipe_cuts_none(
+    shell: Shell, fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS")
+    names = ("checkpoint_s", "communication_s", "compute_s", "input_s", "loss", "step_s", "steps_per_s")
+    fake.answers["GET", PATH] = told("succeeded", *map(metric, names))
+    line = shell("metrics", JOB_ID, "--follow").out
+    assert line.startswith("vision/17 succeeded  step 3 loss=1 checkpoint_s=1 ")
+    assert line.endswith(" steps_per_s=1\n")
+    assert shell("metrics", JOB_ID).out.splitlines()[2].startswith("loss ")
+
+
+def test_narrow_screen_does_without_extremes_and_keeps_the_newest_value(
+    shell: Shell, fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    points = [point(step, 4.0) for step in range(24)]
+    fake.answers["GET", PATH] = told(
+        "running", metric("compute_and_communication_s", points=points), metric()
+    )
+    head, first, second = shell("metrics", JOB_ID).out.splitlines()[1:]
+    assert head.split() == ["NAME", "AT", "LAST"]
+    assert first.split() == ["loss", "step", "3", "1"]
+    assert second.split()[0] == "compute_and_communication_s"
+
+
+def test_newest_is_what_was_said_last_and_not_the_highest_step(shell: Shell, fake: FakeServer) -> None:
+    again = metric(newest=[1, 3.5], heard_at=9.0)
+    fake.answers["GET", PATH] = told("failed", again, metric("quiet"))
+    assert shell("metrics", JOB_ID, "--follow").out == "vision/17 failed  step 1 loss=3.5 quiet=1\n"
+    assert " step 1  3.5 " in shell("metrics", JOB_ID, "loss").out
+
+
+def test_drawing_that_is_followed_needs_a_terminal(shell: Shell) -> None:
+    result = shell("metrics", JOB_ID, "--follow", "--plot", "loss")
+    assert result.code == 2
+    assert "standard output is no terminal" in result.err
+    assert "leave out `--plot` for a line each time" in result.err
+
+
+def test_screen_that_is_drawn_anew_keeps_its_first_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    _print(told("running", *(metric(f"m{at}") for at in range(9))), None, most=2)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[2:]] == ["m0", "m1", "and"]
+    assert lines[-1] == "and 7 more: `shoal metrics vision/17` lists them"
 
 
 def test_hostile_names_reach_no_terminal(shell: Shell, fake: FakeServer) -> None:

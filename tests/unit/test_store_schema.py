@@ -114,7 +114,8 @@ DESCRIPTIONS = {
 def _described(connection: Connection) -> list[str]:
     """Every table, column and index, in the database's own words."""
     rows = [row for sql in DESCRIPTIONS[connection.dialect.name] for row in connection.exec_driver_sql(sql)]
-    return sorted(" ".join(str(tuple(row)).split()) for row in rows if "alembic" not in str(row))
+    # A column that was added later stands on the line of the one before.
+    return sorted(" ".join(" | ".join(map(str, row)).split()) for row in rows if "alembic" not in str(row))
 
 
 class Statements:

@@ -191,6 +191,7 @@ class LogPageView(TypedDict):
 class MetricView(TypedDict):
     """One curve, along steps or along time (milliseconds since 1970). `node` is null for what ranks logged,
     `rank` for what nodes measured. A point is `[x, last, low, high]`; null is not a finite number.
+    `newest` is `[x, value]` as it was said last: after a restart that is not the one with the highest step.
     """
 
     name: str
@@ -200,6 +201,7 @@ class MetricView(TypedDict):
     heard_at: float
     low: float | None
     high: float | None
+    newest: tuple[int, float | None]
     points: list[tuple[int, float | None, float | None, float | None]]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from cyclopts import Parameter
 
 from shoal.cli.curves import BLOCKS, PLAIN, drawn, figure, moment, sparkline
 from shoal.cli.flags import JobRef, JsonFlag, connect, one_job
-from shoal.cli.show import note, print_json, print_json_line, print_table, screen_columns
+from shoal.cli.show import is_bounded, note, print_json, print_json_line, print_table, screen_columns
 from shoal.cli.text import one_line, shorten
 from shoal.client.handles import ENDED
 from shoal.errors import SpecError
@@ -19,7 +20,18 @@ from shoal.errors import SpecError
 POLL_S = 2.0
 SPARK_COLUMNS = 24
 PLOT_ROWS = 14
+HEAD_ROWS = 4
+"""Of a screen: the job, the heads, what was left out, and the cursor."""
 MAX_POINTS = 512
+MEASURED = frozenset(
+    f"{name}_s"
+    for name in (
+        "steps_per", "step", "input", "checkpoint", "communication", "compute", "compute_and_communication"
+    )
+)  # fmt: skip
+"""What `runtime` measures of ranks without a word of the program's: the program's own names come first."""
+SPARE = ("MIN", "MAX", "NODE", "CURVE")
+"""Columns that a narrow screen does without, the first of them first."""
 
 
 def metrics(
@@ -35,6 +47,11 @@ def metrics(
 
     A step that was made again after a restart shows its later value.
     """
+    if plot is not None and follow and not json and not sys.stdout.isatty():
+        raise SpecError(
+            "`--plot` with `--follow` draws anew in one place, and standard output is no terminal",
+            hint="leave out `--plot` for a line each time, or `--follow` for one drawing",
+        )
     wanted = (plot,) if plot is not None else names
     with connect() as shoal:
         job_id = one_job(shoal, job)
@@ -70,36 +87,51 @@ def _redraw(told: dict[str, Any], name: str | None) -> None:
     """The same place on a terminal; in a pipe a line for each time."""
     if sys.stdout.isatty():
         print("\x1b[H\x1b[2J", end="")
-        _print(told, name)
+        _print(told, name, most=shutil.get_terminal_size().lines - HEAD_ROWS)
     else:
-        print(
-            shorten(f"{one_line(told['ref'])} {told['status']}  {_newest(told)}", screen_columns()),
-            flush=True,
-        )
+        line = f"{one_line(told['ref'])} {told['status']}  {_newest(told)}"
+        print(shorten(line, screen_columns()) if is_bounded() else line, flush=True)
 
 
 def _newest(told: dict[str, Any]) -> str:
-    ours = [one for one in told["items"] if one["node"] is None and one["points"]]
-    values = (f"{one_line(one['name'])}={figure(one['points'][-1][1])}" for one in ours)
-    last = max((one["points"][-1][0] for one in ours if one["axis"] == "step"), default=None)
-    return " ".join([*([f"step {last}"] if last is not None else []), *values])
+    ours = [one for one in _in_order(told) if one["node"] is None]
+    values = (f"{one_line(one['name'])}={figure(one['newest'][1])}" for one in ours)
+    # What was heard of last says where training is, also after it went back to a checkpoint.
+    stepped = max((one for one in ours if one["axis"] == "step"), key=_recency, default=None)
+    return " ".join([*([f"step {stepped['newest'][0]}"] if stepped is not None else []), *values])
 
 
-def _print(told: dict[str, Any], name: str | None) -> None:
+def _recency(one: dict[str, Any]) -> tuple[float, int]:
+    return one["heard_at"], one["newest"][0]
+
+
+def _in_order(told: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the program logs, what is measured of its ranks, and what of nodes."""
+    return sorted(
+        told["items"],
+        key=lambda one: (one["node"] is not None, one["name"] in MEASURED, one["axis"] != "step"),
+    )
+
+
+def _print(told: dict[str, Any], name: str | None, most: int | None = None) -> None:
+    """A drawing, or a table of at most so many rows: a screen that is drawn anew keeps its first."""
     print(f"{one_line(told['ref'])} {one_line(told['name'])}: {told['status']}")
     if name is not None:
         for one in told["items"]:
             where = f" on {one_line(one['node'])}" if one["node"] else ""
-            print(f"\n{one_line(one['name'])}{where}, last {figure(one['points'][-1][1])}")
+            print(f"\n{one_line(one['name'])}{where}, last {figure(one['newest'][1])}")
             print("\n".join(drawn(one["points"], one["axis"], columns=screen_columns(), rows=PLOT_ROWS)))
         return
     heads = ("NAME", "NODE", "AT", "LAST", "MIN", "MAX", "CURVE")
-    items = sorted(told["items"], key=lambda one: (one["node"] is not None, one["axis"] != "step"))
-    print_table(heads, (_row(one) for one in items), elastic="NAME")
+    items = _in_order(told)
+    shown = items if most is None else items[: max(most, 1)]
+    print_table(heads, (_row(one) for one in shown), elastic="NAME", spare=SPARE)
+    if len(shown) < len(items):
+        print(f"and {len(items) - len(shown)} more: `shoal metrics {one_line(told['ref'])}` lists them")
 
 
 def _row(one: dict[str, Any]) -> tuple[str, ...]:
-    newest = one["points"][-1]
+    newest = one["newest"]
     letters = BLOCKS if (sys.stdout.encoding or "").lower().startswith("utf") else PLAIN
     return (
         one["name"],

@@ -61,16 +61,25 @@ def print_json_line(data: Any) -> None:
 
 
 def table(
-    heads: Sequence[str], rows: Iterable[Sequence[object]], *, elastic: str, wraps: bool = False
+    heads: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    elastic: str,
+    wraps: bool = False,
+    spare: Sequence[str] = (),
 ) -> str:
-    """Rows under `heads`; only the `elastic` column is cut to make the table fit the screen, or, where it is
-    the last one and `wraps`, goes on below.
+    """Rows under `heads`; to make the table fit the screen `spare` columns are left out, the first of them
+    first, and then only the `elastic` one is cut, or, where it is the last one and `wraps`, goes on below.
     """
     cells = [[one_line(cell) for cell in row] for row in rows]
     widths = [max([width(head), *(width(row[i]) for row in cells)]) for i, head in enumerate(heads)]
-    bend = list(heads).index(elastic)
     columns = screen_columns() if is_bounded() else UNBOUNDED
     over = sum(widths) + 2 * (len(widths) - 1) - columns
+    if over > 0 and spare:
+        kept = [i for i, head in enumerate(heads) if head != spare[0]]
+        fewer = [[row[i] for i in kept] for row in cells]
+        return table([heads[i] for i in kept], fewer, elastic=elastic, wraps=wraps, spare=spare[1:])
+    bend = list(heads).index(elastic)
     if over > 0:
         widths[bend] = max(len(elastic), widths[bend] - over)
     if wraps:
@@ -95,9 +104,14 @@ def _below(row: list[str], columns: int) -> Iterator[list[str]]:
 
 
 def print_table(
-    heads: Sequence[str], rows: Iterable[Sequence[object]], *, elastic: str, wraps: bool = False
+    heads: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    elastic: str,
+    wraps: bool = False,
+    spare: Sequence[str] = (),
 ) -> None:
-    print(table(heads, rows, elastic=elastic, wraps=wraps))
+    print(table(heads, rows, elastic=elastic, wraps=wraps, spare=spare))
 
 
 def note(text: str) -> None:

@@ -44,7 +44,8 @@ def sensible(told: Iterable[Samples]) -> list[Samples]:
     for one in told:
         has_name = 0 < len(one.name) <= MAX_NAME and one.name.isprintable()
         is_rank = one.rank is None or 0 <= one.rank < MAX_X
-        if not (has_name and is_rank and all(0 <= point.x <= MAX_X for point in one.points)):
+        points = one.points if one.newest is None else (*one.points, one.newest)
+        if not (has_name and is_rank and all(0 <= point.x <= MAX_X for point in points)):
             continue
         left -= len(one.points)
         if left < 0 or len(kept) >= MAX_TOLD_SERIES:

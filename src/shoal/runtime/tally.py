@@ -28,6 +28,8 @@ class Tally:
     def __init__(self, ranks: range) -> None:
         self._ranks = ranks
         self._points: dict[Key, list[Point]] = {}
+        self._newest: dict[Key, Point] = {}
+        """What ranks said last: of a step that is made again it is not the one with the highest `x`."""
         self._owners: dict[str, int] = {}
         self._lost = self._lost_told = 0
         self.has_lines = False
@@ -60,15 +62,10 @@ class Tally:
             self._lost_told = self._lost
             self.note(at_ms, {LOST: self._lost})
         taken, self._points, self.has_lines = self._points, {}, False
+        newest, self._newest = self._newest, {}
         most = max(1, MAX_TOLD // max(len(taken), 1))
         return tuple(
-            Samples(
-                name=name,
-                axis=axis,
-                points=tuple(thinned(points, most)),
-                rank=None if is_nodes else self._owners[name],
-            )
-            for (name, axis, is_nodes), points in taken.items()
+            self._samples(key, thinned(points, most), newest.get(key)) for key, points in taken.items()
         )
 
     def put_back(self, told: Iterable[Samples]) -> None:
@@ -77,6 +74,19 @@ class Tally:
             if one.rank is None or one.rank == self._owners.get(one.name):
                 key = (one.name, one.axis, one.rank is None)
                 self._points[key] = list(chain(one.points, self._points.pop(key, ())))
+                if one.rank is not None:
+                    self._newest.setdefault(key, one.newest or one.points[-1])
+
+    def _samples(self, key: Key, points: list[Point], newest: Point | None) -> Samples:
+        name, axis, is_nodes = key
+        is_last = newest is None or newest.x == points[-1].x
+        return Samples(
+            name=name,
+            axis=axis,
+            points=tuple(points),
+            rank=None if is_nodes else self._owners[name],
+            newest=None if is_last else newest,
+        )
 
     def _hear_one(self, name: str, axis: Axis, rank: int, x: int, value: float | None) -> None:
         if not is_metric_name(name):
@@ -93,7 +103,9 @@ class Tally:
                 self._points.pop((name, other, False), None)
         self._owners[name] = rank
         kept = None if value is None else finite(value)
-        self._add((name, axis, False), [Point(x, kept, kept, kept)])
+        point = Point(x, kept, kept, kept)
+        self._newest[name, axis, False] = point
+        self._add((name, axis, False), [point])
 
     def _add(self, key: Key, points: list[Point]) -> None:
         waiting = self._points.setdefault(key, [])

@@ -23,6 +23,7 @@ MAX_SERIES = 1000
 MAX_POINTS = 512
 """Of one series."""
 NO_RANK = -1
+CHANGING = ("epoch", "rank", "stride", "num_points", "heard_at", "newest_x", "newest")
 
 _THIS: dict[str, Any] = {name: bindparam(f"of_{name}") for name in ("job_id", "name", "node", "axis")}
 IS_SERIES = and_(*(series.c[name] == value for name, value in _THIS.items()))
@@ -30,18 +31,14 @@ IS_POINT = and_(*(points.c[name] == value for name, value in _THIS.items()))
 HEAD = select(series.c.epoch, series.c.rank, series.c.stride, series.c.num_points).where(IS_SERIES)
 COUNT = select(func.count()).select_from(series).where(series.c.job_id == bindparam("of"))
 ADD = insert(series)
-CHANGE = (
-    update(series)
-    .where(IS_SERIES)
-    .values({name: bindparam(f"to_{name}") for name in ("epoch", "rank", "stride", "num_points", "heard_at")})
-)
+CHANGE = update(series).where(IS_SERIES).values({name: bindparam(f"to_{name}") for name in CHANGING})
 COLUMNS = (points.c.x, points.c.last, points.c.low, points.c.high)
 FROM = select(points.c.stretch, *COLUMNS).where(IS_POINT, points.c.stretch >= bindparam("first"))
 PUT = insert(points)
 DROP_FROM = delete(points).where(IS_POINT, points.c.stretch >= bindparam("first"))
 DROP_ONE = delete(points).where(IS_POINT, points.c.stretch == bindparam("at"))
 ALL_SERIES = (
-    select(series.c.name, series.c.node, series.c.axis, series.c.rank, series.c.heard_at)
+    select(*(series.c[name] for name in ("name", "node", "axis", "rank", "heard_at", "newest_x", "newest")))
     .where(series.c.job_id == bindparam("of"))
     .order_by(series.c.name, series.c.node, series.c.axis)
 )
@@ -65,6 +62,8 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     axis: Axis
     rank: int | None
     heard_at: float
+    newest: tuple[int, float | None] | None
+    """The `x` and the value that were said last; None: only the points tell."""
 
 
 class Metrics:
@@ -91,8 +90,15 @@ class Metrics:
 
     def series(self, job_id: str) -> list[Series]:
         return [
-            Series(name=name, node=node, axis=Axis(axis), rank=None if rank == NO_RANK else rank, heard_at=at)
-            for name, node, axis, rank, at in self._run(ALL_SERIES, {"of": job_id})
+            Series(
+                name=name,
+                node=node,
+                axis=Axis(axis),
+                rank=None if rank == NO_RANK else rank,
+                heard_at=at,
+                newest=None if x is None else (x, value),
+            )
+            for name, node, axis, rank, at, x, value in self._run(ALL_SERIES, {"of": job_id})
         ]
 
     def points(self, job_id: str, one: Series) -> list[Point]:
@@ -116,14 +122,15 @@ class Metrics:
             if self._session.value(COUNT, {"of": key["job_id"]}) >= MAX_SERIES:
                 return False
             head = (epoch, rank, 1, 0)
-            self._run(
-                ADD, {**key, "epoch": epoch, "rank": rank, "stride": 1, "num_points": 0, "heard_at": now}
-            )
+            begun = dict(zip(CHANGING, (*head, now, None, None), strict=True))
+            self._run(ADD, {**key, **begun})
         if (epoch, -rank) < (head[0], -head[1]):
             return True  # somebody else's word counts: nothing is lost that anybody would miss
         stride, num_points = self._merge(key, told.points, stride=head[2], num_points=head[3])
-        values = {"epoch": epoch, "rank": rank, "stride": stride, "num_points": num_points, "heard_at": now}
-        self._run(CHANGE, {**_of(key), **{f"to_{name}": value for name, value in values.items()}})
+        newest = told.newest or max(told.points, key=lambda point: point.x)
+        values = (epoch, rank, stride, num_points, now, newest.x, newest.last)
+        changed = {f"to_{name}": value for name, value in zip(CHANGING, values, strict=True)}
+        self._run(CHANGE, {**_of(key), **changed})
         return True
 
     def _merge(

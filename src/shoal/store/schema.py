@@ -217,6 +217,9 @@ metric_series = Table(
     Column("stride", BigInteger, nullable=False),
     Column("num_points", BigInteger, nullable=False),
     Column("heard_at", Double, nullable=False),
+    # What was said last, at which `x`; no `x`: it was not said since there are these columns.
+    Column("newest_x", BigInteger),
+    Column("newest", Double),
 )
 
 metric_points = Table(

@@ -171,6 +171,19 @@ def test_of_ranks_that_log_one_name_the_lowest_counts() -> None:
     assert found["other"].rank == 3
 
 
+def test_newest_is_told_where_steps_are_made_again_and_outlives_a_lost_message() -> None:
+    tally = Tally(range(1))
+    for step in (8, 9, 3):
+        tally.hear(line(step, loss=float(step)))
+    (lost,) = tally.take(0)
+    assert (lost.points[-1].x, lost.newest) == (9, Point(3, 3.0, 3.0, 3.0))
+    tally.put_back((lost,))
+    assert tally.take(0) == (lost,)
+    tally.put_back((lost,))
+    tally.hear(line(4, loss=4.0))
+    assert tally.take(0)[0].newest == Point(4, 4.0, 4.0, 4.0)
+
+
 def test_what_nobody_heard_is_told_again_before_what_came_since() -> None:
     tally = Tally(range(1))
     tally.hear(line(1, loss=1.0))

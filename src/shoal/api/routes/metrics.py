@@ -55,5 +55,6 @@ def _render(one: Series, points: list[Point], most: int) -> views.MetricView:
         "heard_at": one.heard_at,
         "low": min(lows, default=None),
         "high": max(highs, default=None),
+        "newest": one.newest or (points[-1].x, points[-1].last),
         "points": [(point.x, point.last, point.low, point.high) for point in thinned(points, most)],
     }
