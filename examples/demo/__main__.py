@@ -152,7 +152,8 @@ def lose_node(stage: Stage, training: Training) -> None:
 def kill_control_plane(stage: Stage, training: Training) -> None:
     stage.act("Kill the control plane")
     training.wait_for_step(THIRD)
-    say("API, scheduler, database: gone and started again. The training does not notice.")
+    say("API, scheduler, database: gone and started again. The training loses no step; goodput says what it")
+    say("lost to the restart, which takes its share of this machine's processors.")
     stage.shoal("drill", "kill-control", "--window", WINDOW)
     stage.shoal("why", "lm-ddp")
 

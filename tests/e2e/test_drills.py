@@ -158,8 +158,11 @@ def test_a_job_that_would_end_of_it_is_left_alone(plane: RealPlane) -> None:
     refused = plane.command("drill", "kill-rank", mortal.ref)
     assert refused.returncode == 3
     assert "has no `retry`: it would end as failed" in refused.stderr
-    hung = json.loads(plane.command("drill", "hang", mortal.ref, "--force", "--json").stdout)["result"]
-    assert (hung["outcome"], "told of no step" in hung["because"]) == ("not done", True)
+    hung = plane.command("drill", "hang", mortal.ref, "--force")
+    # By its supervisor; by the control plane, once the job has run for a while.
+    assert hung.returncode in (1, 3)
+    assert "told of no step" in hung.stdout + hung.stderr
+    assert "nothing was done to it" in hung.stdout + hung.stderr
     forced = plane.command("drill", "kill-rank", mortal.ref, "--force", "--json")
     assert forced.returncode == 1
     assert json.loads(forced.stdout)["result"]["outcome"] == "not recovered"

@@ -27,6 +27,8 @@ LOGS = f"/v1/jobs/{JOB_ID}/logs"
         ("logs a b", "`b` is one word too many"),
         ("logs a --tail x", "`--tail` takes a whole number, not `x`"),
         ("logs a --tail", "`--tail` needs a value"),
+        ("drill partition a", "`shoal drill partition` needs `--for`"),
+        ("drill kill-rank", "`shoal drill kill-rank` needs JOB"),
         ("reserve --for -1h --maintenance", "`--for` needs a value; `-1h` is none"),
         ("run --gpsu 3", "unknown option `--gpsu`; did you mean `--gpus`?"),
         ("logs a -z", "unknown option `-z`"),

@@ -16,6 +16,8 @@ from shoal.cli import daemon, drill
 from shoal.cli.drill_words import begun, report, row
 from shoal.errors import StateError
 from shoal.home import LOCK
+from tests.support.cli import Shell
+from tests.support.fake_server import FakeServer
 
 DRILL: dict[str, Any] = {
     "id": "drl_1",
@@ -39,6 +41,7 @@ RESULT: dict[str, Any] = {
     "steps_lost": 0,
     "goodput": 0.986,
     "window_s": 20.1,
+    "step_s": 0.03111,
     "new_attempts": 0,
     "finished_at": 1_800_007_521.0,
 }
@@ -51,7 +54,7 @@ def test_it_says_what_it_does_and_then_what_that_cost() -> None:
         "noticed        after 0.01 s",
         "next step      after 0.27 s",
         "steps lost     0",
-        "goodput        99% over 20 s",
+        "goodput        99% of the 20 s from then on, at 0.031 s a step",
     ]
 
 
@@ -59,6 +62,11 @@ def test_what_is_not_known_is_not_told() -> None:
     unknown = dict.fromkeys(("noticed_s", "stepped_s", "steps_lost", "goodput", "window_s"))
     result = {**RESULT, **unknown, "outcome": "not recovered", "because": "no step within 120 s"}
     assert report({**DRILL, "result": result}) == ["outcome        not recovered: no step within 120 s"]
+
+
+def test_goodput_of_several_jobs_has_a_window_and_no_pace() -> None:
+    lines = report({**DRILL, "kind": "kill-control", "result": {**RESULT, "step_s": None}})
+    assert lines[-1] == "goodput        99% of 20 s around it"
 
 
 def test_new_attempts_are_told() -> None:
@@ -75,6 +83,32 @@ def test_a_drill_without_a_result_is_under_way() -> None:
 
 def test_a_row_of_the_history_has_the_numbers() -> None:
     assert row({**DRILL, "result": RESULT})[3:] == ("0.01s", "0.27s", "0", "99%", "recovered")
+
+
+@pytest.mark.parametrize(
+    ("typed", "field"),
+    [("--for=700s", "for_s"), ("--for 1s --window 700s", "window_s"), ("--for 1s --within 700s", "within_s")],
+)
+def test_refusal_names_the_flag_that_was_typed_and_not_the_field(
+    shell: Shell, fake: FakeServer, typed: str, field: str
+) -> None:
+    problem = f"`{field}` must be at most 600, not 700.0"
+    fake.answers["POST", "/v1/drills"] = fake.problem(422, "spec.invalid", "no", problems=[problem])
+    result = shell("drill", "partition", f"job_{17:026d}", *typed.split())
+    assert result.code == 2
+    assert result.err == f"error: `--{field.removesuffix('_s')}` must be at most 600, not 700.0\n"
+
+
+def test_flags_of_a_drill_are_asked_for(shell: Shell, fake: FakeServer) -> None:
+    done = {**DRILL, "result": RESULT}
+    fake.answers["POST", f"/v1/jobs/job_{17:026d}/drills"] = DRILL
+    fake.answers["GET", "/v1/drills"] = {"items": [done], "next_cursor": None}
+    result = shell("drill", "hang", f"job_{17:026d}", "--rank", "3", "--window", "5s", "--force", "--json")
+    assert (result.code, result.json()["id"]) == (0, "drl_1")
+    asked = next(one for one in fake.seen if one.method == "POST")
+    assert asked.json() == {
+        "kind": "hang", "rank": 3, "window_s": 5.0, "within_s": 120.0, "is_forced": True
+    }  # fmt: skip
 
 
 @pytest.fixture

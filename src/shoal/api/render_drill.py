@@ -34,6 +34,7 @@ def _result(result: DrillResult) -> views.DrillResultView:
         "steps_lost": result.steps_lost,
         "goodput": result.goodput,
         "window_s": result.window_s,
+        "step_s": result.step_s,
         "new_attempts": result.new_attempts,
         "finished_at": result.finished_at,
     }

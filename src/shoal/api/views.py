@@ -500,8 +500,9 @@ class HealthView(TypedDict):
 
 
 class DrillResultView(TypedDict):
-    """Seconds count from when it was done; null: not known. `goodput` is over `window_s`: what the steps made
-    in it would have taken, undisturbed, over what it took.
+    """Seconds count from when it was done; null: not known. `goodput` is over `window_s` from then on: what
+    the steps made in it would have taken at `step_s` each, over what it took. `step_s` is the pace before the
+    drill or that after it, whichever is faster.
     """
 
     outcome: str
@@ -512,6 +513,7 @@ class DrillResultView(TypedDict):
     steps_lost: int | None
     goodput: float | None
     window_s: float | None
+    step_s: float | None
     new_attempts: int
     finished_at: float
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,64 +27,54 @@ RESTART_S = 60.0
 
 Rank = Annotated[int | None, Parameter(help="Which rank; the last, if not given.")]
 Node = Annotated[str | None, Parameter(help="Which of the job's nodes; the last, if not given.")]
-Window = Annotated[str, Parameter(help="Over how long goodput is measured.")]
-Within = Annotated[str, Parameter(help="A job that has not gone on by then has not recovered.")]
-Force = Annotated[bool, Parameter(negative="", help="Also where it would be the end of the job.")]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """How long to look, and how to tell what was seen."""
+
+    window: Annotated[str, Parameter(help="Over how long goodput is measured.")] = "20s"
+    within: Annotated[str, Parameter(help="A job that has not gone on by then has not recovered.")] = "2m"
+    json: JsonFlag = False
+
+    def times(self) -> dict[str, Any]:
+        return {"window_s": _seconds("window", self.window), "within_s": _seconds("within", self.within)}
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Harm(Measure):
+    """And whether the job may end by it."""
+
+    force: Annotated[bool, Parameter(negative="", help="Also where it would be the end of the job.")] = False
+
+
+MEASURE, HARM = Measure(), Harm()
 
 
 @app.command(name="kill-rank")
-def kill_rank(
-    job: JobRef,
-    *,
-    rank: Rank = None,
-    window: Window = "20s",
-    within: Within = "2m",
-    force: Force = False,
-    json: JsonFlag = False,
-) -> int:
+def kill_rank(job: JobRef, *, rank: Rank = None, flags: Harm = HARM) -> int:
     """Kill one rank, as when a process crashes."""
-    return _of_ranks("kill-rank", job, window, within, rank=rank, is_forced=force, json=json)
+    return _of_job("kill-rank", job, flags, rank=rank)
 
 
 @app.command
-def hang(
-    job: JobRef,
-    *,
-    rank: Rank = None,
-    window: Window = "20s",
-    within: Within = "2m",
-    force: Force = False,
-    json: JsonFlag = False,
-) -> int:
+def hang(job: JobRef, *, rank: Rank = None, flags: Harm = HARM) -> int:
     """Stop one rank (SIGSTOP): it lives and does nothing. Continued if nobody misses it."""
-    return _of_ranks("hang", job, window, within, rank=rank, is_forced=force, json=json)
+    return _of_job("hang", job, flags, rank=rank)
 
 
 @app.command(name="corrupt-checkpoint")
-def corrupt_checkpoint(
-    job: JobRef,
-    *,
-    window: Window = "20s",
-    within: Within = "2m",
-    force: Force = False,
-    json: JsonFlag = False,
-) -> int:
+def corrupt_checkpoint(job: JobRef, *, flags: Harm = HARM) -> int:
     """Change bytes of the newest checkpoint and kill every rank: the one before must be used."""
-    return _of_ranks("corrupt-checkpoint", job, window, within, is_forced=force, json=json)
+    return _of_job("corrupt-checkpoint", job, flags)
 
 
 @app.command(name="kill-node")
-def kill_node(
-    job: JobRef,
-    *,
-    node: Node = None,
-    window: Window = "20s",
-    within: Within = "2m",
-    force: Force = False,
-    json: JsonFlag = False,
-) -> int:
+def kill_node(job: JobRef, *, node: Node = None, flags: Harm = HARM) -> int:
     """Kill the supervisor and the ranks of one node, as when a machine is lost. For operators."""
-    return _of_node("kill-node", job, window, within, node=node, is_forced=force, json=json)
+    return _of_job("kill-node", job, flags, is_of_node=True, node=node)
 
 
 @app.command
@@ -92,29 +83,24 @@ def partition(
     *,
     lasts: Annotated[str, Parameter(name="--for", help="How long: `10s`.")],
     node: Node = None,
-    window: Window = "20s",
-    within: Within = "2m",
-    force: Force = False,
-    json: JsonFlag = False,
+    flags: Harm = HARM,
 ) -> int:
     """Keep one node's supervisor from reaching the control plane, for a while. For operators."""
-    for_s = _seconds("for", lasts)
-    return _of_node("partition", job, window, within, node=node, for_s=for_s, is_forced=force, json=json)
+    return _of_job("partition", job, flags, is_of_node=True, node=node, for_s=_seconds("for", lasts))
 
 
 @app.command(name="kill-control")
-def kill_control(*, window: Window = "20s", within: Within = "2m", json: JsonFlag = False) -> int:
+def kill_control(*, flags: Measure = MEASURE) -> int:
     """Kill the control plane of this machine (SIGKILL) and start it again: jobs must not notice."""
     home = home_from_env()
     _server_of(home)
     with Connection(env=env_for_home()) as shoal:
-        times = _times(window, within)
-        drill = shoal.drills.of_cluster("kill-control", **times)
-        _say_begun(drill, json=json)
+        drill = shoal.drills.of_cluster("kill-control", **flags.times())
+        _say_begun(drill, json=flags.json)
         server = _kill_server(home)
         with at_work("waiting for the control plane ..."):
             _start_again(server["pid"], is_managed=bool(server.get("is_foreground")))
-        return _finish(shoal, drill, times, json=json)
+        return _finish(shoal, drill, flags)
 
 
 @app.command
@@ -137,20 +123,12 @@ def history(
     return 0
 
 
-def _of_ranks(kind: str, job: str, window: str, within: str, *, json: bool, **asked: Any) -> int:
+def _of_job(kind: str, job: str, flags: Harm, *, is_of_node: bool = False, **asked: Any) -> int:
     with connect() as shoal:
-        times = _times(window, within)
-        drill = shoal.drills.of_ranks(kind, one_job(shoal, job), **times, **asked)
-        _say_begun(drill, json=json)
-        return _finish(shoal, drill, times, json=json)
-
-
-def _of_node(kind: str, job: str, window: str, within: str, *, json: bool, **asked: Any) -> int:
-    with connect() as shoal:
-        times = _times(window, within)
-        drill = shoal.drills.of_cluster(kind, one_job(shoal, job), **times, **asked)
-        _say_begun(drill, json=json)
-        return _finish(shoal, drill, times, json=json)
+        ask = shoal.drills.of_cluster if is_of_node else shoal.drills.of_ranks
+        drill = ask(kind, one_job(shoal, job), **flags.times(), is_forced=flags.force, **asked)
+        _say_begun(drill, json=flags.json)
+        return _finish(shoal, drill, flags)
 
 
 def _say_begun(drill: dict[str, Any], *, json: bool) -> None:
@@ -158,12 +136,12 @@ def _say_begun(drill: dict[str, Any], *, json: bool) -> None:
         print_folded(begun(drill))
 
 
-def _finish(shoal: Connection, drill: dict[str, Any], times: dict[str, float], *, json: bool) -> int:
+def _finish(shoal: Connection, drill: dict[str, Any], flags: Measure) -> int:
     """Wait for the result and print it. 0 only where the job went on."""
-    patience_s = sum(times.values()) + float(drill["for_s"] or 0.0) * 2 + MARGIN_S
+    patience_s = sum(flags.times().values()) + float(drill["for_s"] or 0.0) * 2 + MARGIN_S
     with at_work("waiting for the next step ..."):
         ended = shoal.drills.wait(drill, patience_s)
-    if json:
+    if flags.json:
         print_json(ended)
     else:
         print("\n".join(report(ended)))
@@ -209,10 +187,6 @@ def _start_again(killed: int, *, is_managed: bool) -> None:
             raise StateError(f"process {killed} still runs after {RESTART_S:g} s", hint="shoal doctor")
         time.sleep(daemon.POLL_S)
     daemon.start()
-
-
-def _times(window: str, within: str) -> dict[str, Any]:
-    return {"window_s": _seconds("window", window), "within_s": _seconds("within", within)}
 
 
 def _seconds(flag: str, text: str) -> float:

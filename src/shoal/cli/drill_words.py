@@ -37,7 +37,7 @@ def report(drill: dict[str, Any]) -> list[str]:
     if result["steps_lost"] is not None:
         lines.append(("steps lost", str(result["steps_lost"])))
     if result["goodput"] is not None:
-        lines.append(("goodput", f"{result['goodput']:.0%} over {result['window_s']:.0f} s"))
+        lines.append(("goodput", _goodput(result)))
     return [f"{name:<14} {value}" for name, value in lines]
 
 
@@ -54,6 +54,14 @@ def row(drill: dict[str, Any]) -> tuple[str, ...]:
         "-" if result.get("goodput") is None else f"{result['goodput']:.0%}",
         str(result.get("outcome") or "under way"),
     )
+
+
+def _goodput(result: dict[str, Any]) -> str:
+    """With its window; of several jobs, which `kill-control` looks at, there is no one pace."""
+    share, window = f"{result['goodput']:.0%}", f"{result['window_s']:.0f} s"
+    if result["step_s"] is None:
+        return f"{share} of {window} around it"
+    return f"{share} of the {window} from then on, at {result['step_s']:.3f} s a step"
 
 
 def _seconds(number: float | None) -> str:

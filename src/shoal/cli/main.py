@@ -101,7 +101,7 @@ def run_command(argv: list[str]) -> int:
     except ShoalError as error:
         from shoal.cli.show import print_error
 
-        print_error(error)
+        print_error(error, argv)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -19,8 +19,10 @@ SENTENCES = (
     (r'Unknown command "(.*?)"\.(?: Did you mean "(.*?)"\?)?.*', r"unknown command `\1`"),
 )
 
-GROUPS = {"nodes", "project", "reservations", "token", "user"}  # commands of commands
-NEEDED_FLAGS = {("plan", "target"), ("plan", "nodes"), ("reserve", "for")}
+GROUPS = {"drill", "nodes", "project", "reservations", "token", "user"}  # commands of commands
+NEEDED_FLAGS = {("plan", "target"), ("plan", "nodes"), ("reserve", "for"), ("drill", "for")}
+FIELD = re.compile(r"^`([a-z][a-z_]*)`")
+UNITS = ("_s", "_at", "_bytes")
 
 
 def plain(told: str, typed: Sequence[str]) -> str:
@@ -35,6 +37,19 @@ def plain(told: str, typed: Sequence[str]) -> str:
         near = found[found.re.groups] if "Did you mean" in pattern else None
         return f"{sentence}; did you mean `{near}`?" if near else sentence
     return told
+
+
+def with_flags(told: str, typed: Sequence[str]) -> str:
+    """What a server finds wrong with its own field, said of the flag that was typed for it."""
+    flags = {word.partition("=")[0] for word in typed if word.startswith("--")}
+
+    def flag(found: re.Match[str]) -> str:
+        field = found[1]
+        bare = next((field.removesuffix(unit) for unit in UNITS if field.endswith(unit)), field)
+        named = f"--{bare.replace('_', '-')}"
+        return f"`{named}`" if named in flags else found[0]
+
+    return FIELD.sub(flag, told)
 
 
 def _missing(name: str, typed: Sequence[str]) -> str:

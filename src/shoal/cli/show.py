@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from shoal.cli.parse_words import with_flags
 from shoal.cli.text import broken, hanging, one_line, shorten, width
 from shoal.errors import ShoalError, SpecError
 
@@ -163,11 +164,11 @@ def slow_work() -> Iterator[Callable[[str], None]]:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def print_error(error: ShoalError) -> None:
-    """`error:` for every problem, then one `hint:`."""
+def print_error(error: ShoalError, typed: Sequence[str] = ()) -> None:
+    """`error:` for every problem, then one `hint:`. Fields of the API are called as flags were typed."""
     problems = error.problems if isinstance(error, SpecError) else (error.message,)
     for problem in problems:
-        note(f"error: {one_line(problem)}")
+        note(f"error: {one_line(with_flags(problem, typed))}")
     if error.hint:
         note(f"hint: {one_line(error.hint)}")
     request_id = error.facts.get("request_id")

@@ -142,8 +142,11 @@ async def _look_at_control(core: Core, one: Open) -> DrillResult | None:
 
 async def _finish(core: Core, drill: Drill, result: DrillResult) -> None:
     numbers = {name: rounded(getattr(result, name)) for name in ("noticed_s", "stepped_s", "window_s")}
+    step_s = None if result.step_s is None else round(result.step_s, 6)
     goodput = None if result.goodput is None else round(result.goodput, 4)
-    result = msgspec.structs.replace(result, goodput=goodput, finished_at=core.clock.now(), **numbers)
+    result = msgspec.structs.replace(
+        result, goodput=goodput, step_s=step_s, finished_at=core.clock.now(), **numbers
+    )
     told = {"drill_id": drill.drill_id, "kind": drill.kind, "result": msgspec.to_builtins(result)}
 
     def write(tx: Tx) -> None:

@@ -28,6 +28,8 @@ STARTED, FINISHED = "drill.started", "drill.finished"
 LOOK_BACK = 100_000
 """Events: more are not recorded while a drill lasts."""
 MAX_FOUND = 1000
+SETTLED_S = 15.0
+"""A program that has run for so long has told of a step, or tells of none: renewals come every 5 s."""
 MARGIN_S = 60.0
 """How much longer than it may take a drill without a result keeps others away."""
 
@@ -130,6 +132,8 @@ def _start(core: Core, tx: Tx, actor: Actor, asked: AskedDrill, now: float) -> D
             hint=f"shoal why {job.reference}",
         )
     node, rank = _aim(job, attempt, asked)
+    if asked.kind is DrillKind.HANG:
+        _check_tells(core, job, attempt, node, now)
     if not asked.is_forced:
         _check_survives(job, attempt, asked)
     drill = msgspec.structs.replace(
@@ -185,6 +189,18 @@ def _aim(job: Job, attempt: Attempt, asked: AskedDrill) -> tuple[str, int | None
     if asked.kind is DrillKind.CORRUPT_CHECKPOINT:
         return names[0], None
     return asked.node or names[-1], None
+
+
+def _check_tells(core: Core, job: Job, attempt: Attempt, node: str, now: float) -> None:
+    """Refuse to stop a rank that nobody would miss. Of one that has just begun its supervisor decides."""
+    is_heard = core.drills.group(attempt.attempt_id, node) >= 0
+    has_begun = attempt.started_at is not None and now > attempt.started_at + SETTLED_S
+    if is_heard and has_begun and not core.drills.progress(attempt.attempt_id, (node,)):
+        raise StateError(
+            f"job {job.reference} has told of no step, so nobody could tell that a rank hangs; "
+            "nothing was done to it",
+            hint="its program tells with `runtime.train`; if it does, try again after its first steps",
+        )
 
 
 def _check_survives(job: Job, attempt: Attempt, asked: AskedDrill) -> None:

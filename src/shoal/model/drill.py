@@ -73,7 +73,9 @@ class DrillResult(msgspec.Struct, frozen=True, kw_only=True):
     goodput: float | None = None
     """What the steps made in the window would have taken, undisturbed, over what it took."""
     window_s: float | None = None
-    """How long it was in the end."""
+    """How long it was in the end, from the act on."""
+    step_s: float | None = None
+    """What counts as undisturbed: the pace before the act or that after it, whichever is faster."""
     new_attempts: int = 0
     finished_at: float = 0.0
 
@@ -141,7 +143,7 @@ def judge(drill: Drill, sight: Sight, now: float) -> DrillResult | None:
     if not is_over:
         return None
     is_harmed = stepped_at is not None
-    goodput, window_s = _goodput(done, sight.progress)
+    goodput, window_s, step_s = _goodput(done, sight.progress)
     return DrillResult(
         outcome=DrillOutcome.RECOVERED if is_harmed else DrillOutcome.UNHARMED,
         told=next((one.told for one in sight.acts if one.told), ""),
@@ -150,6 +152,7 @@ def judge(drill: Drill, sight: Sight, now: float) -> DrillResult | None:
         steps_lost=_lost(done, first_step) if is_harmed else 0,
         goodput=goodput,
         window_s=window_s,
+        step_s=step_s,
         new_attempts=len(sight.attempts) - 1,
         finished_at=now,
     )
@@ -235,9 +238,16 @@ def _lost(done: Drilled, first_step: int | None) -> int | None:
     return max(0, done.step - first_step + 1)
 
 
-def _goodput(done: Drilled, progress: Sequence[Progress]) -> tuple[float | None, float | None]:
+def _goodput(done: Drilled, progress: Sequence[Progress]) -> tuple[float | None, float | None, float | None]:
+    """Goodput, the window, and the pace that counts as undisturbed."""
     newest = max(progress, key=lambda one: one.at, default=None)
-    if newest is None or done.step is None or not done.step_s or newest.at <= done.at:
-        return None, None
+    step_s = undisturbed_s(done.step_s, newest.step_s if newest is not None else None)
+    if newest is None or done.step is None or step_s is None or newest.at <= done.at:
+        return None, None, None
     window_s = newest.at - done.at
-    return min(1.0, max(0, newest.step - done.step) * done.step_s / window_s), window_s
+    return min(1.0, max(0, newest.step - done.step) * step_s / window_s), window_s, step_s
+
+
+def undisturbed_s(before_s: float | None, after_s: float | None) -> float | None:
+    """The faster pace. Of a slow start alone, whatever follows would look as good as undisturbed."""
+    return min((pace for pace in (before_s, after_s) if pace), default=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shoal.model.drill import Drill, DrillOutcome, DrillResult
+from shoal.model.drill import Drill, DrillOutcome, DrillResult, undisturbed_s
 from shoal.wire import Progress
 
 
@@ -34,23 +34,26 @@ def judge_control(
     found = "attempt was" if len(drill.running) == 1 else "attempts were"
     told = f"{len(drill.running)} {found} found again within {heard_at - drill.started_at:.1f} s"
     rates = [rate for own in drill.running if (rate := _rate(drill, own, progress)) is not None]
+    num_rates = max(len(rates), 1)
     return DrillResult(
         outcome=DrillOutcome.RECOVERED,
         told=told if drill.running else "nothing was running",
         noticed_s=back_at - drill.started_at,
         steps_lost=0 if rates else None,
-        goodput=min(1.0, sum(rates) / len(rates)) if rates else None,
-        window_s=now - drill.started_at,
+        goodput=sum(goodput for goodput, _ in rates) / num_rates if rates else None,
+        window_s=sum(window_s for _, window_s in rates) / num_rates if rates else None,
         finished_at=now,
     )
 
 
-def _rate(drill: Drill, attempt_id: str, progress: Mapping[str, Progress]) -> float | None:
-    """Of one attempt: the steps it made since, times what one took before, over the time."""
+def _rate(drill: Drill, attempt_id: str, progress: Mapping[str, Progress]) -> tuple[float, float] | None:
+    """Of one attempt: the steps it made since, times what one takes undisturbed, over the time; and that."""
     before, after = drill.running[attempt_id], progress.get(attempt_id)
-    if before is None or after is None or not before.step_s or after.at <= before.at:
+    if before is None or after is None or after.at <= before.at:
         return None
-    return (after.step - before.step) * before.step_s / (after.at - before.at)
+    step_s = undisturbed_s(before.step_s, after.step_s)
+    window_s = after.at - before.at
+    return None if step_s is None else (min(1.0, (after.step - before.step) * step_s / window_s), window_s)
 
 
 def _failed(drill: Drill, because: str, back_at: float, now: float) -> DrillResult:

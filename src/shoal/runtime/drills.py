@@ -64,7 +64,10 @@ class Driller:
             case DrillAct.KILL_RANK | DrillAct.KILL_RANKS:
                 told = self._missed(order, has_hit=crew.send(signal.SIGKILL, order.rank))
             case DrillAct.HANG_RANK if before is None:
-                told = "the program has told of no step: nobody could tell that it hangs"
+                told = (
+                    "the program has told of no step, as `runtime.train` does: nobody could tell that it "
+                    "hangs; nothing was done to it"
+                )
             case DrillAct.HANG_RANK:
                 told = self._missed(order, has_hit=crew.send(signal.SIGSTOP, order.rank))
                 self._continue_at = self._clock.monotonic() + order.for_s

@@ -118,8 +118,44 @@ def test_recovery_is_measured_from_when_it_was_done(lab: Lab) -> None:
     result = look(lab, 5.0)
     assert result is not None
     assert (result.outcome, result.noticed_s, result.stepped_s) == ("recovered", 0.25, 0.75)
-    assert (result.steps_lost, result.window_s) == (1, 6.25)
+    assert (result.steps_lost, result.window_s, result.step_s) == (1, 6.25, 0.1)
     assert result.goodput == pytest.approx(4.0 / 6.25, abs=1e-3)
+
+
+@pytest.mark.parametrize(("before_s", "after_s"), [(0.4, 0.1), (0.1, 0.4), (None, 0.1), (0.1, None)])
+def test_goodput_is_measured_against_the_faster_pace_so_that_a_slow_start_flatters_nobody(
+    lab: Lab, before_s: float | None, after_s: float | None
+) -> None:
+    job = a_job(lab)
+    ask(lab, job, DrillKind.PARTITION, for_s=1.0)
+    drilled = done(lab, say(lab, job, "n2").drill, step_s=before_s)
+    lab.clock.advance(10.0)
+    progress = Progress(generation=0, step=150, at=lab.clock.now(), step_s=after_s)
+    say(lab, job, "n2", drilled=drilled, progress=progress)
+    result = look(lab)
+    assert result is not None
+    assert (result.goodput, result.window_s, result.step_s) == (0.5, 10.0, 0.1)
+
+
+def test_hang_of_a_program_that_tells_of_no_step_is_refused_before_anything_is_done(lab: Lab) -> None:
+    job = a_job(lab)
+    lab.clock.advance(drills.SETTLED_S + 1)
+    with pytest.raises(StateError, match="so nobody could tell that a rank hangs; nothing was done"):
+        ask(lab, job, DrillKind.HANG, is_forced=True)
+    say(lab, job, "n2", progress=Progress(generation=0, step=3, at=lab.clock.now()))
+    assert ask(lab, job, DrillKind.HANG).kind is DrillKind.HANG
+
+
+def test_hang_of_a_program_that_has_just_begun_is_left_to_its_supervisor(lab: Lab) -> None:
+    job = a_job(lab)
+    assert ask(lab, job, DrillKind.HANG).kind is DrillKind.HANG
+
+
+def test_hang_is_not_refused_by_a_control_plane_that_has_heard_nothing_yet(lab: Lab) -> None:
+    job = a_job(lab)
+    lab.clock.advance(drills.SETTLED_S + 1)
+    lab.restart()
+    assert ask(lab, job, DrillKind.HANG).kind is DrillKind.HANG
 
 
 def test_a_job_that_does_not_go_on_in_time_has_not_recovered(lab: Lab) -> None:
