@@ -54,7 +54,7 @@ def test_logs_of_a_job_that_waits_say_so(shell: Shell, fake: FakeServer) -> None
 
 
 def test_a_rank_that_a_job_has_not_is_refused(shell: Shell, fake: FakeServer) -> None:
-    job = job_view(status="running", attempts=[{"nodes": ["n1"]}, {"nodes": []}])
+    job = job_view(status="running", attempts=[{"epoch": 1, "nodes": ["n1"]}, {"epoch": 2, "nodes": []}])
     job["request"]["ranks_per_node"] = 2
     fake.answers["GET", f"/v1/jobs/{JOB_ID}"] = job
     fake.answers["GET", LOGS] = {"items": [log_line("hi", 1)], "next_cursor": None, "is_complete": True}
@@ -101,7 +101,7 @@ def test_why_of_a_job_that_ended_shows_its_attempts(
         "1        n1+1   01-15 08:01:40  12s    lost: its supervisor died on n2\n"
         "2        n1     01-15 08:02:00  1m10s  failed: n1: rank 0 ran out of memory\n"
         "took 3m10s from submit to end; exit code 137\n"
-        "1 of 3 attempts used; 1 more lost by the cluster, which are not counted\n"
+        "1 of 3 failures used; 1 more lost by the cluster, which are not counted\n"
         "checkpoint: /srv/ckpt\n"
     )
     assert shell("why", JOB_ID, "--json").json() == answer
@@ -185,6 +185,7 @@ def test_events_show_the_newest_unless_told_from_where(shell: Shell, fake: FakeS
 
 
 def test_logs_print_rank_and_text_and_neutralise_escapes(shell: Shell, fake: FakeServer) -> None:
+    fake.answers["GET", f"/v1/jobs/{JOB_ID}"] = job_view(status="running")
     items = [log_line("loss 1.0\x1b]0;x\x07"), log_line("setup", None), log_line("b\r30%\r100%", 11)]
     fake.answers["GET", LOGS] = {"items": items, "next_cursor": None, "is_complete": True}
     assert shell("logs", "17").out == "[0] loss 1.0\n[shoal] setup\n[11] 100%\n"
@@ -203,7 +204,77 @@ def test_logs_follow_every_page(shell: Shell, fake: FakeServer) -> None:
         {"items": [], "next_cursor": "c2", "is_complete": True},
     ]
     fake.answers["GET", LOGS] = pages
+    fake.answers["GET", f"/v1/jobs/{JOB_ID}"] = job_view(status="running")
     assert shell("logs", "17").out == "[0] one\n[0] two\n"
+
+
+def test_words_that_are_no_rank_s_name_their_node_where_there_are_others(
+    shell: Shell, fake: FakeServer
+) -> None:
+    attempt = {"epoch": 1, "nodes": ["n1", "n2"]}
+    fake.answers["GET", f"/v1/jobs/{JOB_ID}"] = job_view(status="running", attempts=[attempt])
+    items = [log_line("group 1 begins", None), {**log_line("pip", None), "stream": "s"}, log_line("loss", 1)]
+    fake.answers["GET", LOGS] = {"items": items, "next_cursor": None, "is_complete": True}
+    told = "[shoal n1] group 1 begins\n[setup n1] pip\n[1] loss\n"
+    assert shell("logs", JOB_ID).out == told
+    lines = [sse("line", item) for item in items]
+    fake.streams[f"{LOGS}/stream"] = [[sse("attempt", attempt), *lines, sse("end", {"status": "succeeded"})]]
+    assert shell("logs", "-f", JOB_ID).out == told
+
+
+@pytest.mark.parametrize("flag", ["--tail=5", "--follow"])
+def test_logs_of_the_newest_attempt_say_how_to_see_those_before(
+    shell: Shell, fake: FakeServer, flag: str
+) -> None:
+    attempts = [{"epoch": epoch, "nodes": ["n1"]} for epoch in (1, 2, 3)]
+    fake.answers["GET", LOGS] = {"items": [log_line("hi")], "next_cursor": None, "is_complete": True}
+    fake.streams[f"{LOGS}/stream"] = [[sse("end", {"status": "succeeded"})]] * 2
+    fake.answers["GET", f"/v1/jobs/{JOB_ID}"] = job_view(status="running", attempts=attempts[:2])
+    one = "-- this is attempt 2; there is one before; `shoal logs vision/17 --attempt 1` shows it\n"
+    assert shell("logs", JOB_ID, flag).err == one
+    fake.answers["GET", f"/v1/jobs/{JOB_ID}"] = job_view(status="running", attempts=attempts)
+    two = "-- this is attempt 3; there are 2 before; `shoal logs vision/17 --attempt 2` shows the last\n"
+    assert shell("logs", JOB_ID, flag).err == two
+    assert shell("logs", JOB_ID, "--attempt", "1").err == ""
+
+
+def test_logs_of_a_job_that_gave_way_say_that_it_waits_again(shell: Shell, fake: FakeServer) -> None:
+    attempts = [{"epoch": 1, "nodes": ["n1"]}, {"epoch": 2, "nodes": []}]
+    fake.answers["GET", f"/v1/jobs/{JOB_ID}"] = job_view(attempts=attempts)
+    fake.answers["GET", LOGS] = {"items": [], "next_cursor": None, "is_complete": False}
+    assert shell("logs", JOB_ID).err == (
+        "-- this is attempt 2; there is one before; `shoal logs vision/17 --attempt 1` shows it\n"
+        "-- vision/17 waits again: `shoal why vision/17` says for what\n"
+    )
+
+
+def test_failures_that_ranks_survived_where_they_are_are_not_called_attempts(
+    shell: Shell, fake: FakeServer
+) -> None:
+    ended = {
+        "epoch": 1,
+        "nodes": ["n1"],
+        "state": "ended",
+        "started_at": 0.0,
+        "ended_at": 9.0,
+        "generation": 2,
+    }
+    job = job_view(status="failed", ended_at=1_800_000_090.0, failures=3)
+    fake.answers["GET", f"/v1/jobs/{JOB_ID}/why"] = {
+        "job": job, "status": "failed", "explanation": None, "sentence": "vision/17 failed",
+        "attempts": [ended], "max_failures": 3, "checkpoint_dir": None,
+    }  # fmt: skip
+    told = shell("why", JOB_ID).out.splitlines()
+    assert told[-1] == "3 of 3 failures used; ranks that began anew where they are count too"
+
+
+@pytest.mark.parametrize("words", [("17",), ("--job", "17"), (JOB_ID,)])
+def test_events_of_one_job_are_asked_for_by_its_name_alone(
+    shell: Shell, fake: FakeServer, words: tuple[str, ...]
+) -> None:
+    fake.answers["GET", "/v1/events"] = {"items": [], "next_cursor": None}
+    assert shell("events", *words).code == 0
+    assert fake.seen[-1].query["job"] == [JOB_ID]
 
 
 def test_queue_asks_for_open_jobs_unless_told_otherwise(shell: Shell, fake: FakeServer) -> None:

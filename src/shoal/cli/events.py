@@ -16,6 +16,7 @@ Limit = Annotated[int, Parameter(name=["--limit", "-n"], help="At most this many
 
 
 def events(
+    job: Annotated[str | None, Parameter(help="Only this job.")] = None,
     *,
     follow: Annotated[
         bool, Parameter(name=["--follow", "-f"], negative="", help="Go on as they come.")
@@ -23,7 +24,6 @@ def events(
     after: After = None,
     limit: Limit = 50,
     project: Annotated[str | None, Parameter(name=["--project", "-p"], help="Only this project.")] = None,
-    job: Annotated[str | None, Parameter(help="Only this job.")] = None,
     node: Annotated[str | None, Parameter(help="Only this node.")] = None,
     kind: Annotated[
         str | None, Parameter(help="Only kinds that start so, e.g. `job.` or `node.draining`.")

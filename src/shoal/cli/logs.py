@@ -47,33 +47,58 @@ def logs(
         ref, job = job, one_job(shoal, job)
         if follow and stacks:
             raise SpecError("`--stacks` are there once ranks have hung; they cannot be followed")
-        if follow or rank is not None:
-            check(shoal.job_data(job), rank, is_followed=follow)
+        told = shoal.job_data(job)
+        check(told, rank)
+        if attempt is None and not stacks:
+            _say_earlier(told)
         if follow and attempt is None:
-            told = followed(shoal, job, one_line(ref), rank=rank, tail=tail)
-            print_stream(told, timestamps=timestamps, json=json)
+            _say_waiting(told)
+            stream = followed(shoal, job, one_line(ref), rank=rank, tail=tail)
+            print_stream(stream, timestamps=timestamps, json=json)
             return 0
-        is_empty = True
+        is_empty, has_peers = True, max(_node_counts(told), default=1) > 1
         for line in shoal.logs(job, rank=rank, attempt=attempt, tail=tail, stacks=stacks):
-            print_line(line, timestamps=timestamps, json=json)
+            print_line(line, timestamps=timestamps, json=json, has_peers=has_peers)
             is_empty = False
         if is_empty and stacks:
             note(f"-- no rank of {one_line(ref)} has hung")
         elif is_empty and rank is None:
-            check(shoal.job_data(job), None, is_followed=True)
+            _say_waiting(told)
     return 0
 
 
-def check(job: dict[str, Any], rank: int | None, *, is_followed: bool) -> None:
-    """`SpecError` for a rank that the job has not; a word where it has written nothing because it waits."""
+def check(job: dict[str, Any], rank: int | None) -> None:
+    """`SpecError` for a rank that the job has not."""
     request, ref = job.get("request") or {}, one_line(job["ref"])
-    nodes = [len(attempt["nodes"]) for attempt in job.get("attempts") or () if attempt["nodes"]]
-    ranks = max(nodes, default=request.get("max_nodes") or 1) * (request.get("ranks_per_node") or 1)
+    nodes = max(_node_counts(job), default=request.get("max_nodes") or 1)
+    ranks = nodes * (request.get("ranks_per_node") or 1)
     if rank is not None and not 0 <= rank < ranks:
         has = f"{ranks} ranks, 0 to {ranks - 1}" if ranks > 1 else "one rank, 0"
         raise SpecError(f"`--rank {rank}`: job {ref} has {has}", hint=f"`shoal logs {ref}` shows all of them")
-    if is_followed and job["status"] == "queued":
-        note(f"-- {ref} waits and has not begun: `shoal why {ref}` says for what")
+
+
+def _node_counts(job: dict[str, Any]) -> list[int]:
+    """On how many nodes each attempt ran that has begun."""
+    return [len(attempt["nodes"]) for attempt in job.get("attempts") or () if attempt["nodes"]]
+
+
+def _say_waiting(job: dict[str, Any]) -> None:
+    if job["status"] == "queued":
+        ref, how = one_line(job["ref"]), "again" if _node_counts(job) else "and has not begun"
+        note(f"-- {ref} waits {how}: `shoal why {ref}` says for what")
+
+
+def _say_earlier(job: dict[str, Any]) -> None:
+    """Only the newest attempt is shown: say which others there are."""
+    ref, attempts = one_line(job["ref"]), job.get("attempts") or []
+    earlier = [attempt["epoch"] for attempt in attempts[:-1] if attempt["nodes"]]
+    if earlier:
+        before = f"there is one before; `shoal logs {ref} --attempt {earlier[-1]}` shows it"
+        if len(earlier) > 1:
+            before = (
+                f"there are {len(earlier)} before; `shoal logs {ref} --attempt {earlier[-1]}` shows the last"
+            )
+        note(f"-- this is attempt {attempts[-1]['epoch']}; {before}")
 
 
 def followed(
@@ -96,9 +121,12 @@ def followed(
 
 def print_stream(events: Iterable[StreamEvent], *, timestamps: bool, json: bool) -> dict[str, Any]:
     """Print lines as they come and return what the `end` event said."""
+    has_peers = False
     for event in events:
+        if event.kind == "attempt":
+            has_peers = len(event.data.get("nodes") or ()) > 1
         if event.kind == "line":
-            print_line(event.data, timestamps=timestamps, json=json)
+            print_line(event.data, timestamps=timestamps, json=json, has_peers=has_peers)
         elif json:
             print_json_line({"event": event.kind, **event.data})
         elif event.kind == "attempt":
@@ -136,12 +164,17 @@ def ending_of(attempt: dict[str, Any]) -> str:
     return f"{word}: {because}" if because else word
 
 
-def print_line(line: dict[str, Any], *, timestamps: bool, json: bool) -> None:
+def print_line(line: dict[str, Any], *, timestamps: bool, json: bool, has_peers: bool) -> None:
+    """After its rank. What is no rank's, of its node where there are others."""
     if json:
         print_json_line(line)
         return
     when = f"{clock_text(line['at'])} " if timestamps else ""
-    who = str(line["rank"]) if line.get("rank") is not None else "setup" if line["stream"] == "s" else "shoal"
+    who = "setup" if line["stream"] == "s" else "shoal"
+    if line.get("rank") is not None:
+        who = str(line["rank"])
+    elif has_peers:
+        who += f" {one_line(line['node'])}"
     print(f"{when}[{who}] {log_text(line.get('text') or '')}", flush=True)
 
 

@@ -73,10 +73,15 @@ def history(told: dict[str, Any]) -> list[str]:
     if told["status"] == "failed" and told["max_failures"] > 1:
         used, lost = job["failures"], job["losses"]
         more = f"; {lost} more lost by the cluster, which are not counted" if lost else ""
-        found.append(f"{used} of {told['max_failures']} attempts used{more}")
+        again = "; ranks that began anew where they are count too" if _num_restarts(attempts) else ""
+        found.append(f"{used} of {told['max_failures']} failures used{again}{more}")
     if told.get("checkpoint_dir"):
         found.append(f"checkpoint: {one_line(told['checkpoint_dir'])}")
     return found
+
+
+def _num_restarts(attempts: list[dict[str, Any]]) -> int:
+    return sum(attempt.get("generation") or 0 for attempt in attempts)
 
 
 def _restarts(attempt: dict[str, Any]) -> list[str]:

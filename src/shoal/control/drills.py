@@ -180,9 +180,8 @@ def _aim(job: Job, attempt: Attempt, asked: AskedDrill) -> tuple[str, int | None
         near = f"; did you mean `{meant}`?" if meant else f"; it runs on {', '.join(names)}"
         raise SpecError(f"{job.reference} does not run on `{asked.node}`{near}")
     if asked.rank is not None and asked.rank >= world_size:
-        raise SpecError(
-            f"{job.reference} has {world_size} ranks, 0 to {world_size - 1}; {asked.rank} is none"
-        )
+        has = "one rank, 0" if world_size == 1 else f"{world_size} ranks, 0 to {world_size - 1}"
+        raise SpecError(f"{job.reference} has {has}; {asked.rank} is none")
     if asked.kind in (DrillKind.KILL_RANK, DrillKind.HANG):
         rank = world_size - 1 if asked.rank is None else asked.rank
         return names[rank // per_node], rank

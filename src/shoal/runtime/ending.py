@@ -71,7 +71,8 @@ def of_hang(end: Ending, hang: Hang) -> Ending:
 
 def recovered(recovery: Recovery) -> str:
     """A recovery in one line of the log."""
-    how = f"{recovery.kept} ranks lived on, {recovery.spares} were waiting"
+    lived = "1 rank lived" if recovery.kept == 1 else f"{recovery.kept} ranks lived"
+    how = f"{lived} on, {recovery.spares} {'was' if recovery.spares == 1 else 'were'} waiting"
     if recovery.stepped_s is None:
         return f"group {recovery.generation} started {recovery.formed_s:.2f} s after the failure: {how}"
     if recovery.steps_lost is None:
@@ -79,7 +80,7 @@ def recovered(recovery: Recovery) -> str:
         return f"group {recovery.generation}: {went_on}"
     return (
         f"group {recovery.generation} made its first step {recovery.stepped_s:.2f} s after the failure, "
-        f"{recovery.steps_lost} steps lost: {how}"
+        f"{recovery.steps_lost} {'step' if recovery.steps_lost == 1 else 'steps'} lost: {how}"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -160,8 +161,26 @@ def test_a_store_that_ignores_conditions_is_refused() -> None:
 
 def test_a_url_of_no_known_kind_is_refused() -> None:
     pytest.importorskip("obstore.store")
-    with pytest.raises(SpecError, match="gopher"):
+    with pytest.raises(SpecError, match="gopher") as refused:
         open_objects("gopher://somewhere/else", keep=3)
+    assert refused.value.message.startswith(
+        "checkpoints cannot be kept at `gopher://somewhere/else`: Unable to recognise URL "
+    )
+    assert "; write `s3://BUCKET/PATH`, " in refused.value.message
+    assert "Debug source" not in "".join(traceback.format_exception(refused.value)), "a program prints that"
+
+
+def test_bucket_that_cannot_be_reached_is_said_in_one_line() -> None:
+    exceptions = pytest.importorskip("obstore.exceptions")
+
+    class Away:
+        def put(self, path: str, data: bytes, **options: object) -> None:
+            raise exceptions.GenericError("Generic S3 error: no such bucket\n\nDebug source:\nGeneric { .. }")
+
+    with pytest.raises(StateError) as refused:
+        Objects(Away(), "s3://away", keep=3).claim(Fence(epoch=1))
+    told = "checkpoints cannot be kept at s3://away: no such bucket; is there such a bucket, "
+    assert refused.value.message.startswith(told)
 
 
 def test_what_all_hold_is_written_by_all_and_what_one_holds_by_that_one() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from shoal.errors import SpecError
+from shoal.errors import SpecError, StateError
 from shoal.runtime.rank.checkpoint.manifest import (
     MANIFEST,
     PIECE_BYTES,
@@ -25,7 +25,7 @@ from shoal.runtime.rank.checkpoint.manifest import (
     problem_of,
     read_manifest,
 )
-from shoal.runtime.rank.checkpoint.place import fenced
+from shoal.runtime.rank.checkpoint.place import fenced, said
 
 INDEX = "index.json"
 PROBE = "probe"
@@ -51,8 +51,14 @@ class Objects:
                 raise fenced(mine, index.fence, self.title)
             return msgspec.structs.replace(index, fence=mine)
 
-        self._probe()
-        return self._change(taken).fence
+        try:
+            self._probe()
+            return self._change(taken).fence
+        except (_error("BaseError"), FileNotFoundError) as error:
+            raise StateError(
+                f"checkpoints cannot be kept at {self.title}: {said(error)}; is there such a bucket, and are "
+                "its credentials in the job's environment?"
+            ) from None
 
     def names(self) -> list[Name]:
         found = [parse_name(text) for text in self._read()[0].names]
@@ -152,5 +158,8 @@ def open_objects(url: str, *, keep: int) -> Objects:
         ) from error
     try:
         return Objects(stores.from_url(url), url, keep=keep)
-    except Exception as error:
-        raise SpecError(f"checkpoints cannot be kept at {url}: {error}") from error
+    except (_error("BaseError"), ValueError) as error:
+        raise SpecError(
+            f"checkpoints cannot be kept at `{url}`: {said(error)}; write `s3://BUCKET/PATH`, "
+            "`gs://BUCKET/PATH`, `az://CONTAINER/PATH` or `file:///PATH` of a directory that is there"
+        ) from None

@@ -51,3 +51,9 @@ def fenced(mine: Fence, theirs: Fence, title: str) -> StateError:
         f"attempt {mine.epoch}, group {mine.generation} saves nothing there any more",
         hint="let this process end: its successor goes on",
     )
+
+
+def said(error: BaseException) -> str:
+    """What went wrong with a place, in one line: below it a store's library tells of its own insides."""
+    first = next(iter(str(error).splitlines()), "") or type(error).__name__
+    return first.partition(" error: ")[2] if first.startswith("Generic ") else first

@@ -17,6 +17,7 @@ from shoal.errors import SpecError
 from shoal.runtime.rank.checkpoint.manifest import Fence, FileRecord, Manifest, Name
 from shoal.runtime.rank.checkpoint.parts import capture, restore
 from shoal.runtime.rank.checkpoint.peers import Peers
+from shoal.runtime.rank.checkpoint.place import said
 from shoal.runtime.rank.checkpoint.spread import Spread
 from shoal.runtime.rank.checkpoint.status import MEMORY
 from shoal.runtime.rank.checkpoint.tiers import SPREAD, Candidate, Tiers
@@ -129,4 +130,4 @@ def _tried(action: Callable[[], Result]) -> Result | str:
     try:
         return action()
     except Exception as error:  # noqa: BLE001 - a damaged one may fail in any way; the one before is next
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {said(error)}"

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from shoal.errors import StateError
 from shoal.runtime.rank.checkpoint.manifest import FileRecord, Manifest, Name
 from shoal.runtime.rank.checkpoint.peers import Peers
-from shoal.runtime.rank.checkpoint.place import Place
+from shoal.runtime.rank.checkpoint.place import Place, said
 from shoal.runtime.rank.checkpoint.spread import Spread
 from shoal.runtime.rank.checkpoint.status import Decision, note
 from shoal.runtime.rank.checkpoint.tiers import Tiers
@@ -95,7 +95,7 @@ class Writing:
         try:
             place.take(self._name, source, files)
         except Exception as error:  # noqa: BLE001 - every store has errors of its own; all ranks must hear
-            problem = str(error)
+            problem = said(error)
         problem = next((one for one in self._peers.all(problem) if one), None)
         if self._manifest is None:
             return False
