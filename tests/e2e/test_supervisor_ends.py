@@ -147,6 +147,16 @@ def test_rank_that_ignores_sigterm_is_killed_after_the_grace_of_the_stop_file(st
     assert (outcome.kind, outcome.message) == (EndKind.STOPPED, "stopped as asked")
 
 
+def test_rank_that_is_stopped_hears_that_it_is_to_end(start: Start) -> None:
+    run = "trap 'echo saved; exit 0' TERM; echo ready; kill -STOP $$; while :; do sleep 0.05; done"
+    share = start(an_order(run=run, grace_s=300.0))
+    share.spawn()
+    until(lambda: share.texts() == ["ready"], describe=share.describe)
+    assert spool.signal_supervisor(share.share)
+    assert share.outcome().kind is EndKind.STOPPED
+    assert share.texts() == ["ready", "saved"]
+
+
 def test_stop_written_before_the_start_starts_nothing(start: Start) -> None:
     share = start(an_order(run="echo never"))
     spool.write_stop(share.share, spool.Stop(grace_s=1.0, at=0.0))

@@ -312,6 +312,7 @@ class ShareRun:
         for group in groups:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGTERM if end.grace_s > 0 else signal.SIGKILL)
+                os.killpg(group, signal.SIGCONT)  # one that is stopped, as by a drill, hears nothing
         deadline = self._clock.monotonic() + end.grace_s
         while any(_is_alive(group) for group in groups):
             hurry = self._reasons.now()

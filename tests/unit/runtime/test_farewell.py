@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.runtime.rank.farewell import SAVED_AND_GONE
+from shoal.runtime.rank.farewell import SAVED_AND_GONE, Farewell
+from shoal.runtime.rank.member import Member
 from tests.support.shares import SOURCE, until
 
 PROGRAM = """
@@ -86,6 +87,26 @@ def test_ranks_that_hear_of_it_one_after_the_other_save_after_the_same_step(
     for process in again.processes:
         process.kill()
         process.wait()
+
+
+class Supervised(Member):
+    """As if a supervisor had asked everybody to save."""
+
+    has_supervisor = may_save = True
+
+
+@pytest.mark.parametrize(("is_asked", "goes"), [(True, True), (False, False)])
+def test_rank_that_was_asked_to_stop_goes_when_its_group_breaks_and_waits_for_no_other(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_asked: bool, goes: bool
+) -> None:
+    farewell = Farewell(Supervised())
+    gone: list[bool] = []
+    monkeypatch.setattr(farewell, "_go", lambda: gone.append(True))
+    farewell._is_asked = is_asked
+    farewell.give_up(RuntimeError("connection closed by peer"))
+    assert gone == [True] * goes
+    told = "shoal: asked to stop, and the group is gone: RuntimeError: connection closed by peer\n"
+    assert capsys.readouterr().err == told * goes
 
 
 def test_program_with_a_handler_of_its_own_is_left_alone(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from types import FrameType
@@ -67,6 +68,16 @@ class Farewell:
         """It is in none: a request now ends it at once."""
         self._group = None
 
+    def give_up(self, error: Exception) -> None:
+        """The group broke. Who was asked to stop goes: its supervisor, which asked, forms no other."""
+        self.leave()
+        if self._is_asked and self._member.has_supervisor:
+            sys.stderr.write(
+                f"shoal: asked to stop, and the group is gone: {type(error).__name__}: {error}\n"
+            )
+            sys.stderr.flush()
+            self._go()
+
     def is_time(self, step: int) -> bool:
         """Whether to save now that so many steps are complete, and go. The same answer on every rank."""
         self._complete = step
@@ -79,11 +90,15 @@ class Farewell:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._group is None or self._is_alone or not self._member.may_save:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+            self._go()
         elif not self._is_asked:
             self._is_asked = True
             self._begin()
+
+    @staticmethod
+    def _go() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     def _begin(self) -> None:
         threading.Thread(target=self._run, args=(self._group,), name="farewell", daemon=True).start()

@@ -125,8 +125,8 @@ def train(
         except Gone:
             _end(farewell)
             raise
-        except Exception:
-            farewell.leave()
+        except Exception as error:
+            farewell.give_up(error)
             leave()
             if not member.is_group_over():
                 raise
