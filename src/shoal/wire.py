@@ -230,6 +230,8 @@ class DrillOrder(msgspec.Struct, frozen=True, kw_only=True):
     act: DrillAct
     rank: int | None = None
     for_s: float = 0.0
+    generation: int | None = None
+    """The group of ranks that it is meant for: no other is harmed. None: nobody has said."""
 
 
 class Drilled(msgspec.Struct, frozen=True, kw_only=True):

@@ -90,6 +90,11 @@ class Crew:
         """What a rank, and whoever starts one, inherits."""
         return (self._board_fd, self._meter.fd)
 
+    @property
+    def generation(self) -> int:
+        """Which group the ranks are."""
+        return self._generation.number
+
     def form(self, generation: Generation) -> None:
         """Have every rank of this node in this group: survivors are told, the others are started."""
         self._survivors, self._generation = self.ranks, generation
