@@ -7,7 +7,7 @@ cd "$(dirname "$0")"
 python=${PYTHON:-python3}
 ranks=${RANKS:-$("$python" -c 'import torch; print(torch.cuda.device_count())')}
 [ "$ranks" -gt 0 ] || { echo "gpu.sh: torch sees no GPU; hint: run the jobs on CPUs: shoal run ddp.yaml" >&2; exit 2; }
-export PYTHONPATH="$PWD/../../src${PYTHONPATH:+:$PYTHONPATH}" # ddp.py uses shoal.runtime
+export PYTHONPATH="$PWD/../../src${PYTHONPATH:+:$PYTHONPATH}" # ddp.py and fsdp2.py use shoal.runtime
 saved=$(mktemp -d)
 trap 'rm -rf "$saved"' EXIT
 failed=0

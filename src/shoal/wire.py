@@ -159,6 +159,8 @@ class NodeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     failed_at: float | None = None
     """When that was: the others may take their time to stop."""
     message: str = ""
+    is_hang: bool = False
+    """That rank did not move, and was killed for it."""
     rules_hit: tuple[RuleAction, ...] = ()
     started_at: float | None = None
     """When the ranks were started; None if they never were."""
@@ -228,6 +230,8 @@ class DrillOrder(msgspec.Struct, frozen=True, kw_only=True):
     act: DrillAct
     rank: int | None = None
     for_s: float = 0.0
+    generation: int | None = None
+    """The group of ranks that it is meant for: no other is harmed. None: nobody has said."""
 
 
 class Drilled(msgspec.Struct, frozen=True, kw_only=True):
@@ -334,6 +338,8 @@ class RenewalAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The group of ranks there should be: a supervisor with an older one clears it and starts this."""
     master_port: int | None = None
     """Where that group meets; None: its first node has not said yet."""
+    is_after_hang: bool = False
+    """The group before is ended for a hang: who has ranks of it keeps their stacks."""
     drill: DrillOrder | None = None
     proof: str = ""
 

@@ -89,6 +89,17 @@ class MetricsContract:
         assert await store.read(lambda tx: tx.metrics.series("job_1")) == []
         assert await store.read(lambda tx: tx.metrics.silent(99.0, 10)) == ["job_2"]
 
+    async def test_rows_of_all_jobs_are_counted_and_the_longest_silent_is_named_first(
+        self, store: Store
+    ) -> None:
+        assert await store.read(lambda tx: (tx.metrics.num_rows(), tx.metrics.oldest(0, 10))) == (0, [])
+        await add(store, samples(*steps(0, 5, 1.0)), now=20.0)
+        await add(store, samples(*steps(0, 2, 1.0)), now=10.0, job_id="job_2")
+        await add(store, samples(*steps(0, 2, 1.0), name="lr"), now=15.0, job_id="job_2")
+        assert await store.read(lambda tx: tx.metrics.num_rows()) == 12
+        assert await store.read(lambda tx: tx.metrics.oldest(0, 10)) == [("job_2", 6), ("job_1", 6)]
+        assert await store.read(lambda tx: tx.metrics.oldest(1, 1)) == [("job_1", 6)]
+
 
 async def add(
     store: Store, told: Samples, *, epoch: int = 1, node: str = "n1", now: float = 10.0, job_id: str = "job_1"

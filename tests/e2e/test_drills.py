@@ -111,6 +111,19 @@ def test_a_rank_that_hangs_is_found_and_replaced(plane: RealPlane, job: JobHandl
     )
 
 
+def test_stacks_of_a_hang_are_kept_on_every_node(plane: RealPlane, job: JobHandle) -> None:
+    def stacks() -> dict[int, str]:
+        newest = max(attempt["epoch"] for attempt in plane.attempts(job))
+        lines = list(plane.shoal.logs(job.job_id, attempt=newest, stacks=True))
+        return {rank: "".join(line["text"] for line in lines if line["rank"] == rank) for rank in (0, 1)}
+
+    before = stacks()
+    assert drill(plane, "hang", job.ref)["outcome"] == "recovered"
+    added = {rank: text[len(before[rank]) :] for rank, text in stacks().items()}
+    assert all("program (" in text or "in program" in text for text in added.values()), added
+    assert "torch/autograd" in added[0], "it waits for the gradients of the one that was stopped"
+
+
 def test_a_lost_node_costs_what_was_done_since_the_last_checkpoint(plane: RealPlane, job: JobHandle) -> None:
     nodes = plane.attempts(job)[-1]["nodes"]
     told = drill(plane, "kill-node", job.ref, "--node", nodes[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import signal
@@ -63,6 +64,14 @@ def test_every_program_has_a_job_and_a_test() -> None:
 @pytest.mark.parametrize("name", [name for name in RANKS if name != "ddp"])
 def test_sharded_program_learns(shoal: Cluster, name: str) -> None:
     train(shoal, name)
+
+
+def test_sharded_program_shows_its_curve_and_its_checkpoints(shoal: Cluster) -> None:
+    shoal("run", "-e", f"STEPS={STEPS}", "--name", "lm-shown", "examples/language_model/fsdp2.yaml")
+    (curve,) = json.loads(shoal("metrics", "lm-shown", "loss", "--json"))["items"]
+    assert curve["points"][-1][0] == STEPS - 1
+    saved = json.loads(shoal("checkpoints", "lm-shown", "--verify", "--json"))
+    assert [(one["step"], one["state"]) for one in saved["items"]] == [(STEPS, "verified"), (10, "verified")]
 
 
 def test_ddp_under_shoal_ends_with_the_very_weights_of_torchrun(shoal: Cluster, tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ def saved(step: int, **changes: Any) -> dict[str, Any]:
 
 def told(*items: dict[str, Any], **changes: Any) -> dict[str, Any]:
     values = {"ref": "vision/17", "name": "train", "status": "running", "has_directory": True}
-    return {**values, "items": list(items), "decision": DECISION, **changes}
+    more = {"decision": DECISION, "own": [], "num_own": 0}
+    return {**values, "items": list(items), **more, **changes}
 
 
 def test_checkpoints_are_listed_with_the_one_to_go_on_from(shell: Shell, fake: FakeServer) -> None:
@@ -59,6 +60,26 @@ def test_job_without_a_directory_is_told_how_to_get_one(shell: Shell, fake: Fake
     assert "`checkpoint: {}` in the job" in shell("checkpoints", JOB_ID).err
     fake.answers["GET", PATH] = told(decision=None)
     assert "nothing saved yet" in shell("checkpoints", JOB_ID).err
+
+
+def test_what_the_program_saved_by_itself_is_marked_as_its_own_and_unverified(
+    shell: Shell, fake: FakeServer
+) -> None:
+    own = {"name": "a\x1b[2J.pt", "saved_at": 0.0, "size_bytes": 2048}
+    fake.answers["GET", PATH] = told(decision=None, own=[own], num_own=3)
+    found = shell("checkpoints", JOB_ID)
+    heads, row = found.out.splitlines()[1:]
+    assert heads.split() == ["THE", "PROGRAM'S", "OWN", "WRITTEN", "SIZE", "STATE"]
+    assert row.split()[1:] == ["01-01", "00:00:00Z", "2", "KiB", "unverified"]
+    assert "\x1b" not in row
+    assert found.err.splitlines() == ["-- the newest 1 of 3"]
+
+
+def test_server_that_does_not_look_for_other_files_is_understood(shell: Shell, fake: FakeServer) -> None:
+    before = told(saved(5))
+    del before["own"], before["num_own"]
+    fake.answers["GET", PATH] = before
+    assert "complete" in shell("checkpoints", JOB_ID).out
 
 
 def test_checkpoints_for_machines(shell: Shell, fake: FakeServer) -> None:

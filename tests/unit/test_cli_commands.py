@@ -53,6 +53,19 @@ def test_logs_of_a_job_that_waits_say_so(shell: Shell, fake: FakeServer) -> None
     assert shell("logs", "-f", JOB_ID).err == told
 
 
+def test_stacks_that_are_not_there_are_denied_for_what_was_asked_alone(
+    shell: Shell, fake: FakeServer
+) -> None:
+    job = job_view(status="running", attempts=[{"nodes": ["n1", "n2"]}])
+    fake.answers["GET", f"/v1/jobs/{JOB_ID}"] = job
+    fake.answers["GET", LOGS] = {"items": [], "next_cursor": None, "is_complete": True}
+    none = "they are kept when ranks hang"
+    newest = f"no stacks in its newest attempt, {none}; `--attempt N` shows an earlier one's\n"
+    assert shell("logs", JOB_ID, "--stacks").err == f"-- {JOB_ID}: {newest}"
+    asked = shell("logs", JOB_ID, "--stacks", "--rank", "1", "--attempt", "2")
+    assert asked.err == f"-- {JOB_ID}: no stacks of rank 1 in attempt 2, {none}\n"
+
+
 def test_a_rank_that_a_job_has_not_is_refused(shell: Shell, fake: FakeServer) -> None:
     job = job_view(status="running", attempts=[{"epoch": 1, "nodes": ["n1"]}, {"epoch": 2, "nodes": []}])
     job["request"]["ranks_per_node"] = 2

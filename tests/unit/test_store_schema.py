@@ -177,6 +177,10 @@ QUERIES: dict[str, Callable[[Tx], object]] = {
     "events after": lambda tx: tx.events.page(5),
     "events of a job": lambda tx: tx.events.page(5, EventFilter(job_id="a")),
     "events by others": lambda tx: tx.events.page(5, EventFilter(without_ours=True)),
+    "drills": lambda tx: tx.events.latest(5, EventFilter(kinds_prefix="drill.")),
+    "drills of projects": lambda tx: tx.events.latest(
+        5, EventFilter(kinds_prefix="drill.", projects=("a", "b"))
+    ),
     "audit tail": lambda tx: tx.events.latest(5, EventFilter(without_ours=True)),
 }
 
@@ -195,11 +199,19 @@ def test_query_walks_an_index_and_sorts_nothing(sqlite: Connection, name: str) -
             assert "TEMP B-TREE" not in step, (statement, plan)
 
 
-def test_audit_has_an_index_of_its_own(sqlite: Connection) -> None:
-    """It holds few rows of many, and only a condition written out lets SQLite see that it fits."""
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [
+        ("events by others", "events_by_others"),
+        ("drills", "events_of_drills"),
+        ("drills of projects", "events_of_drills"),
+    ],
+)
+def test_few_rows_of_many_have_an_index_of_their_own(sqlite: Connection, name: str, index: str) -> None:
+    """Only a condition written out lets SQLite see that it fits."""
     tx = Tx(sqlite)
     statements = Statements(tx, sqlite)
-    QUERIES["events by others"](tx)
+    QUERIES[name](tx)
     [(statement, parameters)] = list(statements.sent)
     plan = sqlite.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters).all()
-    assert "events_by_others" in str(plan)
+    assert index in str(plan)

@@ -246,8 +246,19 @@ class SaveDecisionView(TypedDict):
     mtbf_s: float | None
 
 
+class OwnSaveView(TypedDict):
+    """A file or folder (its name ends in `/`) that the program saved by itself. Nothing is verified."""
+
+    name: str
+    saved_at: float
+    size_bytes: int
+
+
 class CheckpointsView(TypedDict):
-    """What the job's directory holds, the newest first. The job writes there: this is its word."""
+    """What the job's directory holds, the newest first. The job writes there: this is its word.
+
+    `own`: what is there besides the checkpoints of `runtime.Checkpoints`, the newest of `num_own`.
+    """
 
     ref: str
     name: str
@@ -255,6 +266,8 @@ class CheckpointsView(TypedDict):
     has_directory: bool
     items: list[CheckpointView]
     decision: SaveDecisionView | None
+    own: list[OwnSaveView]
+    num_own: int
 
 
 class ArchiveView(TypedDict):

@@ -39,6 +39,7 @@ def checkpoints(
 
 def _print(told: dict[str, Any], *, verify: bool) -> None:
     print(f"{one_line(told['ref'])} {one_line(told['name'])}: {told['status']}")
+    own = told.get("own", [])  # a server of an earlier version does not look for them
     if told["items"]:
         heads = ("STEP", "SAVED", "SIZE", "ATTEMPT", "GROUP", "STATE", "WHERE")
         print_table(heads, (_row(one) for one in told["items"]), elastic="WHERE", wraps=True)
@@ -47,7 +48,7 @@ def _print(told: dict[str, Any], *, verify: bool) -> None:
                 print_folded(f"step {one['step']}: {one_line(one['problem'])}")
     elif not told["has_directory"]:
         note("-- it keeps none: `checkpoint: {}` in the job gives it a directory")
-    else:
+    elif not own:
         note("-- nothing saved yet")
     if verify and any(one["state"] == "complete" for one in told["items"]):
         note(
@@ -55,6 +56,24 @@ def _print(told: dict[str, Any], *, verify: bool) -> None:
         )
     if told["decision"] is not None:
         print_folded(f"saves: {pace(told['decision'])}")
+    if own:
+        _print_own(own, told["num_own"])
+
+
+def _print_own(own: list[dict[str, Any]], count: int) -> None:
+    """What nobody can check: only the program knows whether it is whole."""
+    rows = (
+        (
+            one_line(one["name"]),
+            utc(one["saved_at"], "%m-%d %H:%M:%SZ"),
+            size(one["size_bytes"]),
+            "unverified",
+        )
+        for one in own
+    )
+    print_table(("THE PROGRAM'S OWN", "WRITTEN", "SIZE", "STATE"), rows, elastic="THE PROGRAM'S OWN")
+    if count > len(own):
+        note(f"-- the newest {len(own)} of {count}")
 
 
 def _row(one: dict[str, Any]) -> tuple[str, ...]:

@@ -61,10 +61,18 @@ def logs(
             print_line(line, timestamps=timestamps, json=json, has_peers=has_peers)
             is_empty = False
         if is_empty and stacks:
-            note(f"-- no rank of {one_line(ref)} has hung")
+            note(no_stacks(one_line(ref), rank, attempt))
         elif is_empty and rank is None:
             _say_waiting(told)
     return 0
+
+
+def no_stacks(ref: str, rank: int | None, attempt: int | None) -> str:
+    """Of what was asked for, and no more: another attempt or rank may have some."""
+    who = "" if rank is None else f" of rank {rank}"
+    which = "its newest attempt" if attempt is None else f"attempt {attempt}"
+    other = "" if attempt is not None else "; `--attempt N` shows an earlier one's"
+    return f"-- {ref}: no stacks{who} in {which}, they are kept when ranks hang{other}"
 
 
 def check(job: dict[str, Any], rank: int | None) -> None:

@@ -26,6 +26,8 @@ KEEP_KEYS_S = 7 * DAY_S
 KEEP_ARCHIVES_S = 7 * DAY_S
 KEEP_PARTS_S = DAY_S
 PAGE = 500
+MAX_METRIC_ROWS = 10_000_000
+"""Of all jobs together, running ones included: some 1.7 GB in SQLite, by 166 bytes a row."""
 OPEN = ("queued", "starting", "running", "stopping")
 _ARCHIVE = re.compile(r"[0-9a-f]{64}\.tar")
 
@@ -106,6 +108,28 @@ async def _clean_metrics(core: Core, now: float) -> None:
         job = await core.store.read(partial(_job, job_id))
         if job is None or (job.ended_at is not None and job.ended_at < before):
             await core.store.write(partial(_drop_metrics, job_id))
+    await _bound_metrics(core)
+
+
+async def _bound_metrics(core: Core) -> None:
+    """Where all together are too many: of jobs that ended, the oldest first. Of an open one nothing goes."""
+    excess = await core.store.read(lambda tx: tx.metrics.num_rows()) - MAX_METRIC_ROWS
+    num_kept = 0
+    while excess > 0 and (page := await core.store.read(partial(_oldest_metrics, num_kept))):
+        for job_id, num_rows in page:
+            job = await core.store.read(partial(_job, job_id))
+            if job is not None and job.ended_at is None:
+                num_kept += 1
+                continue
+            await core.store.write(partial(_drop_metrics, job_id))
+            log.info("metrics.dropped", job_id=job_id, rows=num_rows)
+            excess -= num_rows
+            if excess <= 0:
+                return
+
+
+def _oldest_metrics(skip: int, tx: Tx) -> list[tuple[str, int]]:
+    return tx.metrics.oldest(skip, PAGE)
 
 
 def _drop_metrics(job_id: str, tx: Tx) -> None:

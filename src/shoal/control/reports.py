@@ -52,7 +52,10 @@ async def _answer(core: Core, attempt: Attempt, node: str) -> RenewalAnswer:
     port = core.meetings.port(attempt.attempt_id, attempt.generation)
     drill = core.drills.order_for(attempt, node)
     if attempt.state is not AttemptState.STOPPING:
-        return RenewalAnswer(generation=attempt.generation, master_port=port, drill=drill)
+        is_after_hang = attempt.failure is not None and attempt.failure.is_hang
+        return RenewalAnswer(
+            generation=attempt.generation, master_port=port, is_after_hang=is_after_hang, drill=drill
+        )
     job = await core.store.read(lambda tx: tx.jobs.get(attempt.job_id))
     assert job is not None
     return RenewalAnswer(

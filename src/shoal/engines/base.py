@@ -166,10 +166,23 @@ class SaveDecision(msgspec.Struct, frozen=True, kw_only=True):
     mtbf_s: float | None
 
 
+class OwnSave(msgspec.Struct, frozen=True, kw_only=True):
+    """A file or folder that the program put into its directory by itself. Nobody knows what is in it."""
+
+    name: str
+    """A folder's ends in `/`."""
+    saved_at: float
+    size_bytes: int
+
+
 class SavedCheckpoints(msgspec.Struct, frozen=True, kw_only=True):
     items: tuple[SavedCheckpoint, ...] = ()
     """The newest first."""
     decision: SaveDecision | None = None
+    own: tuple[OwnSave, ...] = ()
+    """The newest of them first."""
+    num_own: int = 0
+    """How many were seen in all."""
 
 
 @runtime_checkable

@@ -107,6 +107,7 @@ def order_for(drill: Drill, node: str, acts: Sequence[Drilled]) -> DrillOrder | 
         act=act,
         rank=drill.rank if is_alone else None,
         for_s=drill.for_s if act is DrillAct.CUT_OFF else bound_s,
+        generation=drill.generation,
     )
 
 

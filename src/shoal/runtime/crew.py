@@ -37,6 +37,10 @@ GONE_S = 5.0
 """How long what was killed may take to be gone."""
 ELSEWHERE = 2.0
 """A node whose ranks all wait for others leaves a hang to another node until so many times the limit."""
+EARLY = 0.5
+"""Of the limit: where there are other nodes, the ranks are looked at by then. Once another node has ended
+what hangs, those who waited for it stand elsewhere.
+"""
 NUM_SEEN = 40
 """Looks, about ten seconds: the first steps of a group are slower than those that follow."""
 
@@ -72,6 +76,9 @@ class Crew:
         self._last_step = self._kept = self._spares = 0
         self._pace = Pace()
         self._scene: scene.Scene | None = None
+        self._early: scene.Scene | None = None
+        self._recorders: set[int] = set()
+        """Ranks that were asked for their last NCCL calls at the newest look."""
         self._seen: deque[tuple[int, int]] = deque(maxlen=NUM_SEEN)
         """Steps, and when they were complete, at the last looks."""
         self.hung: Hang | None = None
@@ -83,13 +90,18 @@ class Crew:
         """What a rank, and whoever starts one, inherits."""
         return (self._board_fd, self._meter.fd)
 
+    @property
+    def generation(self) -> int:
+        """Which group the ranks are."""
+        return self._generation.number
+
     def form(self, generation: Generation) -> None:
         """Have every rank of this node in this group: survivors are told, the others are started."""
         self._survivors, self._generation = self.ranks, generation
         self._formed_at, self._formed_ns = self._clock.monotonic(), time.monotonic_ns()
         self._last_step = max((self._board.beat(p.slot).step for p in self._survivors), default=0)
         self._pace.begin()
-        self._scene = self.hung = None
+        self._scene = self._early = self.hung = None
         self._seen.clear()
         self.ranks, self._kept, self._spares = [], 0, 0
         for local_rank in range(self._order.ranks_per_node):
@@ -210,7 +222,9 @@ class Crew:
         stuck = [p for p in self.ranks if self._board.beat(p.slot).is_behind(self._generation.number)]
         for process in stuck:
             told = f"it had not left the group before after {waited_s:.1f} s"
-            self.hung = self.hung or Hang(told=told, rank=process.rank, place="")
+            if self.hung is None:
+                self._keep(self._look_at_all())
+                self.hung = Hang(told=told, rank=process.rank, place="")
             _kill_group(process)
 
     def _has_room_for_spare(self) -> bool:
@@ -225,14 +239,18 @@ class Crew:
         if cpu_s is None:
             return  # nobody can tell the idle from the busy here
         self._pace.look(now, min(self._board.beat(process.slot).step for process in self.ranks), cpu_s)
+        has_others = len(self._order.nodes) > 1
+        if has_others and not self._is_of_now(self._early) and self._pace.silent_s(now, cpu_s, EARLY):
+            self._early = self._look_at_all()
         silent_s = self._pace.silent_s(now, cpu_s)
         if silent_s is None or self.hung is not None:
             return
-        if self._scene is None or self._scene.step != self._pace.step:
+        if self._scene is None or not self._is_of_now(self._scene):
             self._scene = self._look_at_all()
-        may_be_elsewhere = len(self._order.nodes) > 1 and self._scene.is_elsewhere
+        may_be_elsewhere = has_others and self._scene.is_elsewhere
         if may_be_elsewhere and silent_s < ELSEWHERE * self._pace.limit_s(now, cpu_s):
             return  # its own node sees it too, and ends it alone: those who wait here may live on
+        self._keep(self._scene)
         self.hung = self._scene.hang(self._pace.told(silent_s))
         for pid in self._scene.stopped:
             with contextlib.suppress(ProcessLookupError):
@@ -240,18 +258,28 @@ class Crew:
         for process in self._scene.culprits:
             _kill_group(process)
 
+    def keep_stacks(self) -> None:
+        """Another node ends the group for a hang: where the ranks of this one stood, into the log."""
+        seen = next((one for one in (self._scene, self._early) if self._is_of_now(one)), None)
+        self._keep(seen or self._look_at_all())
+
+    def _is_of_now(self, seen: scene.Scene | None) -> bool:
+        return seen is not None and seen.step == self._pace.step
+
     def _look_at_all(self) -> scene.Scene:
-        """Where every rank of the node stands, into the log. Blocks for three seconds at most."""
-        work, found = self._launcher.work, self._confinement.processes()
-        asked = flight_recorder.ask(
-            work, [process.rank for process in self.ranks if process.rank is not None]
-        )
-        seen = scene.look(self.ranks, self._board, self._board_fd, found, self._confinement.path)
+        """Where every rank of the node stands. Blocks for two seconds at most."""
+        numbers = [process.rank for process in self.ranks if process.rank is not None]
+        self._recorders = flight_recorder.ask(self._launcher.work, numbers)
+        found = self._confinement.processes()
+        return scene.look(self.ranks, self._board, self._board_fd, found, self._confinement.path)
+
+    def _keep(self, seen: scene.Scene) -> None:
+        """What was seen, into the log. Blocks while ranks on NCCL write, a second at most."""
+        work = self._launcher.work
         for process, stacks in seen.stacks:
             self._watcher.keep(process.rank, stacks.text)
-        for rank, path in flight_recorder.keep(work, asked, os.path.dirname(work)).items():
+        for rank, path in flight_recorder.keep(work, self._recorders, os.path.dirname(work)).items():
             self._watcher.keep(rank, f"its last NCCL calls: {path} on {self._order.node}")
-        return seen
 
     @property
     def pause_s(self) -> float:

@@ -42,7 +42,13 @@ class Driller:
         order = self._renewer.drill if self._renewer is not None else None
         if order is None or (order.drill_id, order.act) in self._done:
             return
+        group = crew.generation if order.generation is None else order.generation
+        if group > crew.generation:
+            return  # its ranks are yet to be started here
         self._done.add((order.drill_id, order.act))
+        if group < crew.generation:
+            self._pass_over(order, crew)
+            return
         self._log.say(f"drill {order.drill_id}: {order.act.replace('_', ' ')}")
         self._act(order, crew, confinement, launcher, watcher)
 
@@ -82,6 +88,15 @@ class Driller:
         self._has_harmed = not told and order.act is not DrillAct.CUT_OFF
         if told or order.act is not DrillAct.CORRUPT:
             self._tell(_done(order, at, before, refusal=told))
+
+    def _pass_over(self, order: DrillOrder, crew: Crew) -> None:
+        """Those it was meant for are gone, and those who follow are not harmed."""
+        ended = f"group {order.generation} had ended before {self._order.node} heard of it"
+        told = f"{ended}; group {crew.generation} runs now"
+        self._log.say(f"drill {order.drill_id}: {order.act.replace('_', ' ')} was not done: {told}")
+        # The drill that damages has begun with the damage: a node that is late undoes none of it.
+        if order.act is not DrillAct.KILL_RANKS:
+            self._tell(_done(order, self._clock.now(), None, refusal=told))
 
     def _missed(self, order: DrillOrder, *, has_hit: bool) -> str:
         """Of all ranks, those that are gone already are what was wanted."""

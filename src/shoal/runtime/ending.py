@@ -26,6 +26,8 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     signal: int | None = None
     rank: int | None = None
+    is_hang: bool = False
+    """Ranks were killed that did not move."""
 
 
 class Hang(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +68,7 @@ def of_hang(end: Ending, hang: Hang) -> Ending:
     rank = end.rank if hang.rank is None else hang.rank
     where = f"; it stood in {hang.place}" if hang.place else ""
     told = f"rank {rank} hung and was killed: {hang.told}{where}"
-    return msgspec.structs.replace(end, rank=rank, message=told)
+    return msgspec.structs.replace(end, rank=rank, message=told, is_hang=True)
 
 
 def recovered(recovery: Recovery) -> str:

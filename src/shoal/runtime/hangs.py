@@ -42,14 +42,14 @@ class Pace:
         self._count += 1
         self.step, self.since, self._cpu_s = step, now, cpu_s
 
-    def silent_s(self, now: float, cpu_s: float) -> float | None:
-        """For how long there was no step, if that is a hang; None while all is well."""
+    def silent_s(self, now: float, cpu_s: float, share: float = 1.0) -> float | None:
+        """For how long there was no step, if that is a hang or such a share of one; None: all is well."""
         if self._count < MIN_STEPS or self.step < 0:
             return None
         silence = now - self.since
         if silence <= 0.0:
             return None
-        return silence if silence > self.limit_s(now, cpu_s) else None
+        return silence if silence > share * self.limit_s(now, cpu_s) else None
 
     def limit_s(self, now: float, cpu_s: float) -> float:
         """How long a silence may be."""

@@ -19,6 +19,7 @@ import msgspec
 
 from shoal.curve import MAX_X, finite
 from shoal.errors import SpecError
+from shoal.runtime.arguments import check_number, whole
 
 VARIABLE: Final = "SHOAL_METRICS"
 """`<descriptor>:<inode>`: a socket that a process inherits, unless something else has its number by now."""
@@ -115,17 +116,20 @@ def log(values: Mapping[str, float] | None = None, /, *, step: int | None = None
 
     Without a step it is the one that `runtime.train` is at, and elsewhere the time. Of ranks that log the
     same name, the lowest one's counts. What is not finite is kept as such; a name that is not printable or
-    longer than 100, or more than 64 at once, is a `SpecError`. Reading a tensor waits for its device.
+    longer than 100, or more than 64 at once, is a `SpecError`; a value or a step that is not a number, a
+    `TypeError`: whether anybody listens or not. Reading a tensor waits for its device.
     """
     told = {**(values or {}), **named}
     if not told or len(told) > MAX_VALUES:
         raise SpecError(f"{len(told)} values in one call of `log`; it takes 1 to {MAX_VALUES}")
-    for name in told:
+    for name, value in told.items():
         if not is_metric_name(name):
             raise SpecError(f"{name!r:.120} cannot name a metric; use up to {MAX_NAME} printable characters")
-    if step is not None and not 0 <= step <= MAX_X:
-        raise SpecError(f"step {step!r:.40} is not a number from 0 to {MAX_X}")
-    voice().say(told, step)
+        check_number(name, value)
+    at = None if step is None else whole("step", step, 0)
+    if at is not None and at > MAX_X:
+        raise SpecError(f"step={at!r:.40} is too great; pass {MAX_X} or less")
+    voice().say(told, at)
 
 
 def is_metric_name(name: object) -> bool:

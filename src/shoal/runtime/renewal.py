@@ -149,10 +149,7 @@ class Renewer:
         if self._saves is not None:
             self._saves.start()
         while True:
-            with self._changed:
-                metrics = () if self._is_asking() else self._meter.take(is_last=self._outcome is not None)
-                renewal = self._message(metrics=metrics)
-                self._is_due = False
+            renewal = self._next()
             asked_at = self._clock.monotonic()
             answer = self._ask(connections, renewal)
             if answer is not None:
@@ -167,10 +164,22 @@ class Renewer:
                 backoff_s, wait_s = FIRST_BACKOFF_S, self._order.renew_s
             else:
                 wait_s, backoff_s = backoff_s, min(backoff_s * 2, self._order.renew_s)
-                self._meter.put_back(metrics)
+                self._meter.put_back(renewal.metrics)
                 self._find_server()
             with self._changed:
                 self._changed.wait_for(lambda: self._is_due, timeout=wait_s)
+
+    def _next(self) -> Renewal:
+        """What to say now. Metrics are taken without the lock: the main thread must not wait for them."""
+        while True:
+            with self._changed:
+                is_asking, is_last = self._is_asking(), self._outcome is not None
+            metrics = () if is_asking else self._meter.take(is_last=is_last)
+            with self._changed:
+                if (is_asking, is_last) == (self._is_asking(), self._outcome is not None):
+                    self._is_due = False
+                    return self._message(metrics=metrics)
+            self._meter.put_back(metrics)
 
     def _is_asking(self) -> bool:
         """Whether ranks wait for the answer: then the question carries nothing that takes time to keep."""

@@ -64,6 +64,11 @@ class Restarts:
         """Whether the control plane has begun another group: ranks of another node failed."""
         return self._renewer is not None and self._renewer.group.generation > self.generation.number
 
+    @property
+    def is_after_hang(self) -> bool:
+        """Whether that is because they hung."""
+        return self.is_wanted and self._renewer is not None and self._renewer.group.is_after_hang
+
     def begin(self, failure: NodeOutcome | None) -> None:
         """Our group is cleared away. `failure`: how it ended here; None: elsewhere."""
         if self._renewer is not None and failure is not None:

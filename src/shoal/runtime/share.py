@@ -215,6 +215,8 @@ class ShareRun:
             if not may_follow:
                 return end
             self._failed = (self._clock.now(), time.monotonic_ns())
+            if end is OTHERS_FAILED and self._restarts.is_after_hang:
+                crew.keep_stacks()
             self._log.say(f"{end.message}; asking whether all ranks may start anew where they are")
             failure = None if end is OTHERS_FAILED else self._outcome_of(end)
             last = self._regroup(end, failure) if crew.clear() else end
@@ -359,6 +361,7 @@ class ShareRun:
             signal=end.signal,
             rank=end.rank,
             message=ending.shortened(end.message, words),
+            is_hang=end.is_hang,
             rules_hit=tuple(self._rules.hits),
             started_at=self._started_at,
             cpu_s=self._confinement.cpu_seconds() if self._confinement is not None else None,

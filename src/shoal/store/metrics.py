@@ -50,6 +50,15 @@ SILENT = (
     .order_by(series.c.job_id)
     .limit(bindparam("most"))
 )
+ROWS = func.sum(series.c.num_points + 1)
+ALL_ROWS = select(func.coalesce(ROWS, 0)).select_from(series)
+OLDEST = (
+    select(series.c.job_id, ROWS)
+    .group_by(series.c.job_id)
+    .order_by(func.max(series.c.heard_at), series.c.job_id)
+    .limit(bindparam("most"))
+    .offset(bindparam("skip"))
+)
 DROP_SERIES_OF_JOB = delete(series).where(series.c.job_id == bindparam("of"))
 DROP_POINTS_OF_JOB = delete(points).where(points.c.job_id == bindparam("of"))
 
@@ -109,6 +118,14 @@ class Metrics:
     def silent(self, before: float, most: int) -> list[str]:
         """Jobs of which nothing was heard since then, at most so many."""
         return [job_id for (job_id,) in self._run(SILENT, {"before": before, "most": most})]
+
+    def num_rows(self) -> int:
+        """Of all jobs together: curves and their points. Reads the heads of curves alone."""
+        return int(self._session.value(ALL_ROWS, {}))
+
+    def oldest(self, skip: int, most: int) -> list[tuple[str, int]]:
+        """Jobs and their rows, those of which nothing was heard for longest first, after the first `skip`."""
+        return [(job_id, int(count)) for job_id, count in self._run(OLDEST, {"skip": skip, "most": most})]
 
     def drop(self, job_id: str) -> None:
         """May be repeated."""

@@ -137,6 +137,12 @@ events = Table(
         sqlite_where=text("actor <> 'shoal'"),
         postgresql_where=text("actor <> 'shoal'"),
     ),
+    Index(
+        "events_of_drills",
+        "seq",
+        sqlite_where=text("substr(kind, 1, 6) = 'drill.'"),
+        postgresql_where=text("substr(kind, 1, 6) = 'drill.'"),
+    ),
 )
 
 idempotency_keys = Table(

@@ -98,7 +98,7 @@ def test_only_the_node_of_the_rank_is_asked_and_until_it_has_done_it(lab: Lab) -
     assert say(lab, job, "n1").drill is None
     order = say(lab, job, "n2").drill
     assert order is not None
-    assert (order.act, order.rank) == (DrillAct.KILL_RANK, 1)
+    assert (order.act, order.rank, order.generation) == (DrillAct.KILL_RANK, 1, 0)
     assert say(lab, job, "n2").drill == order, "an answer may be lost"
     assert say(lab, job, "n2", drilled=done(lab, order)).drill is None
 
@@ -387,3 +387,15 @@ def test_a_job_that_does_not_run_cannot_be_drilled(lab: Lab) -> None:
     job = lab.running(**SPEC)
     with pytest.raises(StateError, match="is starting; a drill needs one that runs"):
         ask(lab, job)
+
+
+def test_drill_that_came_too_late_for_its_group_was_not_done(lab: Lab) -> None:
+    job = a_job(lab)
+    ask(lab, job)
+    order = say(lab, job, "n2").drill
+    say(lab, job, "n1", failure=failed(lab, job, "n1"))
+    late = "group 0 had ended before n2 heard of it; group 1 runs now"
+    say(lab, job, "n2", generation=1, drilled=done(lab, order, refusal=late))
+    result = look(lab)
+    assert result is not None
+    assert (result.outcome, result.because) == ("not done", late)

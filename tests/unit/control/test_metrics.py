@@ -7,6 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
+from shoal.control import clean as clean_module
 from shoal.control.clean import clean
 from shoal.control.metrics import MAX_TOLD_POINTS, sensible
 from shoal.curve import MAX_X, single
@@ -25,7 +26,7 @@ def renewal(lab: Lab, job: Job, *told: Samples, **fields: Any) -> Renewal:
         **{
             "attempt_id": attempt.attempt_id,
             "epoch": attempt.epoch,
-            "node": "n1",
+            "node": attempt.node_names[0],
             "phase": Phase.RUNNING,
             "metrics": told,
             **fields,
@@ -36,7 +37,11 @@ def renewal(lab: Lab, job: Job, *told: Samples, **fields: Any) -> Renewal:
 def end_of(lab: Lab, job: Job) -> NodeOutcome:
     attempt = lab.attempt(job)
     return NodeOutcome(
-        attempt_id=attempt.attempt_id, epoch=attempt.epoch, node="n1", kind=EndKind.SUCCEEDED, ended_at=5.0
+        attempt_id=attempt.attempt_id,
+        epoch=attempt.epoch,
+        node=attempt.node_names[0],
+        kind=EndKind.SUCCEEDED,
+        ended_at=5.0,
     )
 
 
@@ -110,3 +115,21 @@ def test_metrics_go_with_the_logs_of_a_job_that_ended_long_ago() -> None:
     lab.clock.advance(lab.settings.keep_logs_s + 1)
     anyio.run(clean, lab.core)
     assert series(lab, job) == []
+
+
+def test_metrics_of_all_jobs_are_bounded_and_the_oldest_that_ended_go_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lab = Lab()
+    running, old, new = (lab.running(resources={"cpus": 1}) for _ in range(3))
+    for job in (running, old, new):
+        lab.clock.advance(10.0)
+        now(lab.plane.renew(renewal(lab, job, LOSS)))
+    for job in (old, new):
+        now(lab.plane.renew(renewal(lab, job, phase=Phase.ENDED, outcome=end_of(lab, job))))
+    rows = now(lab.core.store.read(lambda tx: tx.metrics.num_rows()))
+    monkeypatch.setattr(clean_module, "PAGE", 1)
+    for most, left in ((rows, [running, old, new]), (rows - 1, [running, new]), (0, [running])):
+        monkeypatch.setattr(clean_module, "MAX_METRIC_ROWS", most)
+        anyio.run(clean, lab.core)
+        assert [job for job in (running, old, new) if series(lab, job)] == left

@@ -184,3 +184,15 @@ def test_rank_that_was_killed_is_blamed_although_its_peers_were_heard_first(lab:
     assert (attempt.generation, attempt.failure) == (1, killed)
     kinds = [event.kind for event in lab.events()]
     assert kinds.count("attempt.regrouped") == kinds.count("attempt.explained") == 1
+
+
+@pytest.mark.parametrize("is_hang", [True, False])
+def test_every_node_is_told_when_the_group_is_ended_for_a_hang(lab: Lab, *, is_hang: bool) -> None:
+    retry = {"max": 3, "on": ["exit", "signal"]}
+    job = lab.running(resources={"nodes": 2, "cpus": 1}, retry=retry)
+    for node in ("n1", "n2"):
+        assert not send(lab, renewal(lab, job, node, started_at=1.0)).is_after_hang
+    hung = outcome(lab, job, "n1", kind=EndKind.SIGNALED, signal=9, rank=0, is_hang=is_hang)
+    send(lab, renewal(lab, job, "n1", failure=hung))
+    answer = send(lab, renewal(lab, job, "n2"))
+    assert (answer.generation, answer.is_after_hang) == (1, is_hang)

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from shoal.engines.base import SavedState
-from shoal.engines.local import saved
+from shoal.engines.local import own_saves, saved
 from shoal.engines.local.saved import look
 from shoal.runtime.rank.checkpoint.manifest import MANIFEST
 from shoal.runtime.rank.checkpoint.status import STATUS, Decision, Reason, note
@@ -139,3 +139,55 @@ def test_files_of_what_is_unfinished_count_too(home: Path, monkeypatch: pytest.M
     save(home, 4)
     monkeypatch.setattr(saved, "MAX_FILES", 2)
     assert states(home) == {5: SavedState.UNFINISHED, 4: SavedState.UNCHECKED}
+
+
+def test_what_a_program_saves_by_itself_is_listed_beside_the_checkpoints(home: Path) -> None:
+    save(home, 1)
+    save(home, 2).rename(home / JOB / ".unfinished-step-000000000002-1-0")
+    note(str(home / JOB), "step-000000000001-1-0", ("directory",), None)
+    (home / JOB / "last.pt").write_bytes(DATA)
+    inside = home / JOB / "checkpoint-500" / "optimizer"
+    inside.mkdir(parents=True)
+    (inside / "a.pt").write_bytes(DATA)
+    (inside.parent / "model.safetensors").write_bytes(DATA)
+    os.utime(home / JOB / "last.pt", (100.0, 100.0))
+    found = look(home, JOB)
+    assert [one.step for one in found.items] == [2, 1]
+    assert [(one.name, one.size_bytes) for one in found.own] == [
+        ("checkpoint-500/", 2 * len(DATA)),
+        ("last.pt", len(DATA)),
+    ]
+    assert (found.own[1].saved_at, found.num_own) == (100.0, 2)
+
+
+def test_links_and_pipes_are_no_saves_and_are_not_followed(home: Path) -> None:
+    (home / "secret").mkdir()
+    (home / "secret" / "key").write_bytes(DATA)
+    (home / JOB / "model").symlink_to(home / "secret")
+    (home / JOB / "model.pt").symlink_to(home / "secret" / "key")
+    os.mkfifo(home / JOB / "pipe")
+    (home / JOB / "run").mkdir()
+    (home / JOB / "run" / "inside").symlink_to(home / "secret")
+    assert [(one.name, one.size_bytes) for one in look(home, JOB).own] == [("run/", 0)]
+
+
+def test_saves_with_odd_names_are_told_as_text(home: Path) -> None:
+    Path(os.fsdecode(bytes(home / JOB) + b"/\xff.pt")).write_bytes(DATA)
+    (only,) = look(home, JOB).own
+    assert only.name == "\ufffd.pt"
+    assert msgspec.json.encode(only)
+
+
+def test_only_the_newest_saves_are_listed_and_a_look_is_bounded(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(6):
+        path = home / JOB / f"{number}.pt"
+        path.write_bytes(DATA)
+        os.utime(path, (number, number))
+    monkeypatch.setattr(own_saves, "MAX_SHOWN", 2)
+    found = look(home, JOB)
+    assert ([one.name for one in found.own], found.num_own) == (["5.pt", "4.pt"], 6)
+    monkeypatch.setattr(own_saves, "MAX_LOOKED_AT", 3)
+    assert look(home, JOB).num_own == 3
+    assert look(home, JOB, may_look=lambda: False).own == ()

@@ -16,8 +16,9 @@ from tests.support.shares import an_order
 class Renewer:
     """Has one order, and keeps what it is told."""
 
-    def __init__(self, act: DrillAct) -> None:
-        self.drill = DrillOrder(drill_id="drl_1", act=act, rank=None if act is DrillAct.KILL_RANKS else 1)
+    def __init__(self, act: DrillAct, generation: int | None = None) -> None:
+        rank = None if act is DrillAct.KILL_RANKS else 1
+        self.drill = DrillOrder(drill_id="drl_1", act=act, rank=rank, generation=generation)
         self.told: list[Drilled] = []
 
     def tell_drilled(self, drilled: Drilled, wait_s: float = 0.0) -> None:
@@ -40,7 +41,7 @@ class Renewer:
 )
 def test_only_what_was_done_is_blamed(act: DrillAct, has_hit: bool, refusal: str, is_blamed: bool) -> None:
     renewer: Any = Renewer(act)
-    crew: Any = SimpleNamespace(progress=lambda: None, send=lambda *_: has_hit)
+    crew: Any = SimpleNamespace(progress=lambda: None, send=lambda *_: has_hit, generation=0)
     unused: Any = None
     log: Any = SimpleNamespace(say=lambda _: None)
     driller = Driller(an_order(node="n1", nodes=("n1",)), renewer, SystemClock(), log)
@@ -49,3 +50,51 @@ def test_only_what_was_done_is_blamed(act: DrillAct, has_hit: bool, refusal: str
     assert bool(told.refusal) == bool(refusal)
     assert refusal in told.refusal
     assert driller.take_blame() is is_blamed
+
+
+def look(renewer: Any, crew: Any, *, times: int = 1) -> Driller:
+    unused: Any = None
+    log: Any = SimpleNamespace(say=lambda _: None)
+    driller = Driller(an_order(node="n1", nodes=("n1",)), renewer, SystemClock(), log)
+    for _ in range(times):
+        driller.look(crew, None, unused, unused)
+    return driller
+
+
+def crew_of(generation: int) -> tuple[Any, list[object]]:
+    """And the signals it is sent."""
+    sent: list[object] = []
+
+    def send(*told: object) -> bool:
+        sent.append(told)
+        return True
+
+    return SimpleNamespace(progress=lambda: None, send=send, generation=generation), sent
+
+
+@pytest.mark.parametrize("act", [DrillAct.KILL_RANK, DrillAct.HANG_RANK, DrillAct.CUT_OFF])
+def test_order_for_a_group_that_has_ended_harms_nobody_and_is_told_as_not_done(act: DrillAct) -> None:
+    renewer = Renewer(act, generation=2)
+    crew, sent = crew_of(3)
+    assert look(renewer, crew, times=2).take_blame() is False
+    (told,) = renewer.told
+    assert told.refusal == "group 2 had ended before n1 heard of it; group 3 runs now"
+    assert sent == []
+
+
+def test_node_that_is_late_for_the_second_part_of_a_drill_undoes_nothing_of_it() -> None:
+    renewer = Renewer(DrillAct.KILL_RANKS, generation=2)
+    crew, sent = crew_of(3)
+    look(renewer, crew, times=2)
+    assert (renewer.told, sent) == ([], [])
+
+
+def test_order_for_a_group_that_is_yet_to_begin_waits_for_it() -> None:
+    renewer = Renewer(DrillAct.KILL_RANK, generation=3)
+    crew, sent = crew_of(2)
+    driller = look(renewer, crew)
+    assert (renewer.told, sent) == ([], [])
+    crew.generation = 3
+    unused: Any = None
+    driller.look(crew, None, unused, unused)
+    assert ([told.refusal for told in renewer.told], len(sent)) == ([""], 1)

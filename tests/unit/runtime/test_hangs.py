@@ -58,3 +58,11 @@ def test_who_makes_long_steps_has_long_to_come_out_of_one() -> None:
     assert paced(50, 0.1).leave_s() == LEAVE_S
     assert paced(50, 8.0).leave_s() > 60
     assert paced(2, 0.1).leave_s() > LEAVE_S, "its first steps may be the long ones"
+
+
+def test_half_of_the_silence_of_a_hang_is_seen_too() -> None:
+    pace = paced(50, 0.1)
+    last = 49 * 0.1
+    assert pace.silent_s(last + 0.4, last, 0.5) is None
+    assert pace.silent_s(last + 0.6, last, 0.5) is not None
+    assert pace.silent_s(last + 0.6, last) is None

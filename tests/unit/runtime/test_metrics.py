@@ -93,7 +93,7 @@ def test_name_that_no_table_can_show_is_refused_where_it_is_written(name: str) -
 
 @pytest.mark.parametrize("step", [-1, 1 << 53])
 def test_step_that_no_axis_has_is_refused(step: int) -> None:
-    with pytest.raises(SpecError, match="is not a number from 0"):
+    with pytest.raises(SpecError, match=f"step={step} is too (small|great); pass"):
         runtime.log(loss=1.0, step=step)
 
 

@@ -36,7 +36,7 @@ USABLE = (SavedState.COMPLETE, SavedState.VERIFIED)
 async def list_checkpoints(
     request: Request, job_id: str, query: Annotated[CheckpointsQuery, Query()]
 ) -> Response:
-    """A job's checkpoints, the newest first, and how often it saves."""
+    """A job's checkpoints, the newest first, how often it saves, and what else is in its directory."""
     call = call_of(request)
     job, attempts = await load_job(call, job_id)
     call.allow(job.project, job_id=job.job_id)
@@ -52,6 +52,10 @@ async def list_checkpoints(
         "has_directory": spec_of(job).checkpoint is not None,
         "items": [_render(one, is_next=one is following, is_open=job.outcome is None) for one in found.items],
         "decision": None if found.decision is None else _decision(found.decision),
+        "own": [
+            {"name": one.name, "saved_at": one.saved_at, "size_bytes": one.size_bytes} for one in found.own
+        ],
+        "num_own": found.num_own,
     }
     return answer(view)
 

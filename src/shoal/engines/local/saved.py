@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from shoal.engines.base import SavedCheckpoint, SavedCheckpoints, SaveDecision, SavedState
+from shoal.engines.local.own_saves import FOLDER, Walk
 from shoal.engines.refusal import is_name
 from shoal.runtime.rank.checkpoint.manifest import (
     MANIFEST,
@@ -37,7 +38,6 @@ MAX_STATUS = 1 << 20
 MAX_PLACE = 200
 PIECE = 1 << 20
 MAX_NUMBER = (1 << 53) - 1
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 MayGoOn = Callable[[], bool]
@@ -88,7 +88,8 @@ def look(
         names = sorted(_names(directory), key=lambda one: one[0], reverse=True)[:MAX_SHOWN]
         budget = Budget(may_hash, may_look)
         items = tuple(_one(directory, name, entry, status, budget) for name, entry in names)
-        return SavedCheckpoints(items=items, decision=_decision(status))
+        own, num_own = Walk(may_look).saves(directory, _is_ours)
+        return SavedCheckpoints(items=items, decision=_decision(status), own=own, num_own=num_own)
     finally:
         os.close(directory)
 
@@ -101,6 +102,11 @@ def _names(directory: int) -> Iterator[tuple[Name, str]]:
             name = parse_name(entry.name.removeprefix(UNFINISHED))
             if name is not None and max(name.fence.epoch, name.fence.generation) <= MAX_NUMBER:
                 yield name, entry.name
+
+
+def _is_ours(entry: str) -> bool:
+    """A checkpoint of `runtime.Checkpoints`, or what it keeps beside them: all of that is hidden."""
+    return entry.startswith(".") or parse_name(entry) is not None
 
 
 def _one(directory: int, name: Name, entry: str, status: Status, budget: Budget) -> SavedCheckpoint:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from shoal.runtime.arguments import check_parts, whole
 from shoal.runtime.board import Place
 from shoal.runtime.metrics import voice
 from shoal.runtime.rank.checkpoint.checkpoints import Checkpoints
@@ -58,6 +59,9 @@ class Run:
         Where there are checkpoints and everybody is asked to stop (SIGTERM), all ranks save after the same
         step and `Gone`, a `SystemExit`, is raised here.
         """
+        return self._steps(whole("total", total, 0))
+
+    def _steps(self, total: int) -> Iterator[int]:
         timing = Timing(is_told=self.rank == 0, world_size=self.world_size, stalled_s=self._stalled_s)
         while self._state.step < total:
             voice().step = step = self._state.step
@@ -99,8 +103,9 @@ def train(
     `parts` is everything a step changes, held whole by every rank: the model, the optimizer, the scheduler.
     A rank that replaces a lost one gets them from a rank that has them, so no step is lost. Where no rank has
     them, as when a job is tried again, they come from `checkpoints`, which are saved whenever one is due. An
-    error of this rank's own is raised.
+    error of this rank's own is raised; a `TypeError` about the arguments, before anybody is joined.
     """
+    _check(program, parts, checkpoints)
     watch()
     member, state = Member(), State(parts)
     farewell = Farewell(member)
@@ -133,6 +138,14 @@ def train(
         else:
             _end(farewell)
             return
+
+
+def _check(program: object, parts: object, checkpoints: object) -> None:
+    if not callable(program):
+        raise TypeError(f"the program is {program!r:.60}; pass a function that takes a `Run`")
+    check_parts(parts)
+    if not isinstance(checkpoints, Checkpoints | None):
+        raise TypeError(f"checkpoints={checkpoints!r:.60}; pass `runtime.Checkpoints(...)`")
 
 
 def _join(member: Member, place: Place, backend: str | None, timeout_s: float) -> None:

@@ -17,6 +17,7 @@ from weakref import WeakSet
 import torch
 
 from shoal.errors import ShoalError, StateError
+from shoal.runtime.arguments import check_parts, whole
 from shoal.runtime.rank.checkpoint.flight import Flight, Stage
 from shoal.runtime.rank.checkpoint.manifest import Fence, Name
 from shoal.runtime.rank.checkpoint.owners import divide
@@ -51,8 +52,9 @@ class Checkpoints:
         memory: bool = False,
         url: str | None = None,
     ) -> None:
+        keep = whole("keep", keep, 1)
+        self._pace = Pace(None if every is None else whole("every", every, 1))
         self._tiers = Tiers(directory, keep=keep, is_in_memory=memory, url=url)
-        self._pace = Pace(every)
         self._peers: Peers | None = None
         self._fence = Fence()
         self._owners: dict[str, int] | None = None
@@ -69,6 +71,7 @@ class Checkpoints:
         Collective, and the same one on every rank, at any world size. Damaged ones are named and passed over.
         `SpecError`: it does not fit these parts, which may be half filled.
         """
+        check_parts(parts)
         self.wait()
         peers = self._join()
         found = find(peers, self._tiers, self._fence)
@@ -94,6 +97,8 @@ class Checkpoints:
         parameters calls `staged` first. A save that fails is said and training goes on. Waits for the one
         before. `StateError`: a later attempt has taken over.
         """
+        check_parts(parts)
+        step = whole("step", step, 0)
         asked = time.monotonic()
         self.wait()
         began = time.monotonic()

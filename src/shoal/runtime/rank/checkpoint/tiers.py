@@ -28,8 +28,6 @@ class Tiers:
     """`is_in_memory`: also in the memory of nodes. `url`: also in a bucket."""
 
     def __init__(self, directory: str | None, *, keep: int, is_in_memory: bool, url: str | None) -> None:
-        if keep < 1:
-            raise SpecError(f"keep={keep} would keep no checkpoint; keep 1 or more")
         directory = directory or os.environ.get("SHOAL_CHECKPOINT_DIR")
         if not directory:
             raise SpecError(
