@@ -19,7 +19,7 @@ demo: setup ## a cluster of four simulated nodes, jobs, kills and recoveries, in
 
 test: check ## everything that must pass: check, then every test (under 15 minutes on two cores)
 	@echo "== tests that share the machine, two at a time"
-	@$(BIN)/python -m pytest tests -n 2 --dist worksteal -m "not serial" --ignore tests/style
+	@$(BIN)/python -m pytest tests -n 3 --dist worksteal -m "not serial" --ignore tests/style
 	@echo "== tests that need the machine for themselves"
 	@$(BIN)/python -m pytest tests -m serial --ignore tests/style
 

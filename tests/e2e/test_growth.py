@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.real_plane import Gate, RealPlane, open_gate, until
 
+pytestmark = pytest.mark.slow
 SAVES = 'echo step > "$SHOAL_CHECKPOINT_DIR/last"; '
 MOST_S = 100.0
 """A file counts as a checkpoint when it was left alone for 20 s, is looked for every 20 s, and told of with

@@ -39,6 +39,7 @@ def program(run):
 
 runtime.train(program, {"model": model, "optimizer": optimizer})
 """
+pytestmark = pytest.mark.slow
 NAME = f"hangs_{uuid.uuid4().hex}.py"
 
 

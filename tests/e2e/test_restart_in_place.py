@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,11 +92,10 @@ def test_stop_reaches_a_forked_rank_in_time_to_save(start: Start) -> None:
 
 
 def test_zygote_that_is_killed_takes_its_ranks_with_it_and_the_next_ones_start_cold(start: Start) -> None:
-    share = start(order("pass", lived_s=6.0))
+    share = start(order("pass", lived_s=3.0))
     share.spawn()
     until(lambda: len(begins(share)) == 2, describe=share.describe)
     (zygote,) = processes_with(f"zygote.main('{share.share.work}")
-    time.sleep(5.2)
     os.kill(zygote, signal.SIGKILL)
     outcome = share.outcome(60)
     assert (outcome.kind, outcome.restarts) == (EndKind.SUCCEEDED, 1), share.describe()
