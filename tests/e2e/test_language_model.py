@@ -18,7 +18,7 @@ from tests.support.torchrun import needs_torch
 
 FOLDER = ROOT / "examples" / "language_model"
 RANKS = {"ddp": 2, "fsdp2": 2, "tp": 2, "pp": 2, "fsdp2_tp": 4}
-STEPS, MORE, LONG = 12, 15, 200
+STEPS, MORE, LONG = 12, 15, 80
 pytestmark = [pytest.mark.slow, needs_torch]
 
 
@@ -66,7 +66,7 @@ def test_ddp_that_lost_a_rank_ends_with_the_very_weights_of_one_that_did_not(
     shoal: Cluster, tmp_path: Path
 ) -> None:
     job = "lm-ddp-killed"
-    asked = ("-e", f"STEPS={LONG}", "-e", "SAVE_EVERY=1000", "--name", job)
+    asked = ("-e", f"STEPS={LONG}", "-e", "SAVE_EVERY=1000", "-e", "PACE_S=0.05", "--name", job)
     shoal("run", "-d", *asked, "examples/language_model/ddp.yaml")
     told = []
     for line in shoal.follow(job):
