@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from shoal.runtime.restarts import MAX_QUICK
 from shoal.wire import EndKind, LogRule, Order, RuleAction
-from tests.support.shares import RunningShare, Start, an_order, processes_with, shares_in, until
+from tests.support.shares import RunningShare, Start, an_order, processes_with, until
 
 PROGRAM = """
 import json, os, sys, time
@@ -26,12 +24,6 @@ if os.environ["SHOAL_GENERATION"] == "0" and os.environ["RANK"] == "1":
 time.sleep(1)
 print("end", os.environ["RANK"], flush=True)
 """
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    with shares_in(tmp_path / "home") as make:
-        yield make
 
 
 def order(how: str, lived_s: float = 5.5, **changes: object) -> Order:

@@ -7,14 +7,13 @@ import re
 import signal
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from shoal.runtime.ports import free_port
 from shoal.wire import EndKind, NodeOutcome, Order
-from tests.support.shares import SOURCE, RunningShare, Start, an_order, processes_with, shares_in, until
+from tests.support.shares import SOURCE, RunningShare, Start, an_order, processes_with, until
 from tests.support.torchrun import torchrun
 
 PROGRAM = """
@@ -48,12 +47,6 @@ STEPS = 400
 pytestmark = pytest.mark.slow
 NAME = f"loses_ranks_{uuid.uuid4().hex}.py"
 """Of this process alone: others may run this test too."""
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    with shares_in(tmp_path / "home") as make:
-        yield make
 
 
 def order(**changes: object) -> Order:
