@@ -65,7 +65,7 @@ def test_ddp_under_shoal_ends_with_the_very_weights_of_torchrun(shoal: Cluster, 
 def test_ddp_that_lost_a_rank_ends_with_the_very_weights_of_one_that_did_not(
     shoal: Cluster, tmp_path: Path
 ) -> None:
-    job = "lm-ddp-killed"
+    job = f"lm-ddp-killed-{os.getpid()}"
     asked = ("-e", f"STEPS={LONG}", "-e", "SAVE_EVERY=1000", "-e", "PACE_S=0.05", "--name", job)
     shoal("run", "-d", *asked, "examples/language_model/ddp.yaml")
     told = []

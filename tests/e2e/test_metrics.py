@@ -15,7 +15,7 @@ from tests.support.simulated import Cluster, a_cluster, rank_of
 from tests.support.torchrun import needs_torch
 
 STEPS = 150
-JOB = "curve"
+JOB = f"curve-{os.getpid()}"
 pytestmark = [pytest.mark.slow, needs_torch]
 
 

@@ -18,8 +18,10 @@ from tests.support.simulated import Cluster, a_cluster
 from tests.support.torchrun import torchrun
 
 FOLDER = ROOT / "examples" / "language_model"
-RANKS, FAULTS, EVERY = 2, 20, 15
-STEPS = (FAULTS + 2) * EVERY
+RANKS, FAULTS, EVERY = 2, 20, 8
+STEPS = FAULTS * EVERY + 30
+PACE_S = 0.03
+"""A step is shorter than it takes to hear of it and to strike."""
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 Curve = dict[int, str]
 
@@ -54,14 +56,15 @@ def under_fire(shoal: Cluster, folder: Path, name: str) -> tuple[Curve, set[str]
     )
     job = folder / "job.yaml"
     job.write_text(f"workdir: {FOLDER}\n{spec}")
-    shoal("run", "-d", "-e", f"STEPS={STEPS}", "--name", f"fire-{name}", str(job))
+    own = f"fire-{name}-{os.getpid()}"
+    shoal("run", "-d", "-e", f"STEPS={STEPS}", "-e", f"PACE_S={PACE_S}", "--name", own, str(job))
     dice, faults = random.Random(name), 0
     told: list[str] = []
-    for line in shoal.follow(f"fire-{name}"):
+    for line in shoal.follow(own):
         told.append(line)
         step = newest(line)
         if faults < FAULTS and step is not None and step >= (faults + 1) * EVERY:
-            faults += strike(f"fire-{name}", f"{name}.py", dice, how(name, faults))
+            faults += strike(own, f"{name}.py", dice, how(name, faults))
     said = "\n".join(told)
     return curve_of(said), weights_of(said), faults
 
