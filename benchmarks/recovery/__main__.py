@@ -18,6 +18,7 @@ import signal
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from benchmarks.measure import table, times
@@ -25,11 +26,13 @@ from benchmarks.recovery.runs import CONTESTANTS, TORCHFT, Run, Step
 
 FAULTS = {"kill": "one rank is killed", "node": "one of two nodes is lost", "hang": "one rank is stopped"}
 WARM_STEPS = 45
+BETWEEN = 12
+"""Steps that all ranks make before the next fault."""
 PATIENCE_S, START_S = 90.0, 120.0
 PEERS = {"kill": "torchrun, tuned", "node": "torchrun", "hang": "torchrun, tuned"}
-CANNOT = {"node": ("torchft",), "hang": ("torch", "Shoal, zygote", "Shoal, cold")}
-"""torchft knows no nodes here. A hang is noticed by the steps that a program tells of, and by nobody else
-before the process group's own time-out, half an hour by default."""
+CANNOT = {"node": ("torchft", "Shoal, cold"), "hang": ("torch", "Shoal, zygote", "Shoal, cold")}
+"""torchft knows no nodes here, and a lost node's ranks start cold whoever they are. A hang is noticed by the
+steps that a program tells of, and by nobody else before the process group's own time-out, half an hour."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +42,29 @@ class Trial:
     lost: int
 
 
-def trial(kind: type[Run], ranks: int, fault: str) -> Trial:
-    with kind(ranks, nodes=2 if fault == "node" else 1) as run:
-        wait(lambda: all_at(run, WARM_STEPS), START_S, "the run did not begin")
-        return hit(run, fault)
+def trials_of(kind: type[Run], ranks: int, fault: str, count: int) -> Iterator[Trial]:
+    """Faults one after the other, in a run that goes on for as long as it does: one that is lost, that never
+    recovers or that shrinks, as torchrun's does without a node, is followed by another.
+    """
+    while count > 0:
+        with kind(ranks, nodes=2 if fault == "node" else 1) as run:
+            wait(lambda: all_at(run, WARM_STEPS), START_S, "the run did not begin")
+            is_well = True
+            while is_well and count > 0:
+                found = hit(run, fault)
+                is_well = fault != "node" and found.seconds is not None and goes_on(run)
+                yield found if is_well or fault == "node" else Trial(None, 0)
+                count -= 1
+
+
+def goes_on(run: Run) -> bool:
+    """Wait until all ranks have made some steps more. False: they do not."""
+    goal = max(step.number for step in run.steps()) + BETWEEN
+    try:
+        wait(lambda: all_at(run, goal), PATIENCE_S, "")
+    except TimeoutError:
+        return False
+    return True
 
 
 def hit(run: Run, fault: str) -> Trial:
@@ -84,9 +106,9 @@ def measure(names: list[str], ranks: int, fault: str, trials: int) -> list[list[
     found: dict[str, list[Trial]] = {}
     for name in names:
         found[name] = []
-        for number in range(trials):
-            found[name].append(trial(CONTESTANTS[name], ranks, fault))
-            sys.stderr.write(f"{fault}, {ranks} ranks, {name}, {number + 1}: {found[name][-1]}\n")
+        for one in trials_of(CONTESTANTS[name], ranks, fault, trials):
+            found[name].append(one)
+            sys.stderr.write(f"{fault}, {ranks} ranks, {name}, {len(found[name])}: {one}\n")
     peer = _median(found.get(PEERS[fault], []))
     return [_row(name, found[name], peer) for name in names]
 

@@ -9,25 +9,16 @@ import argparse
 import statistics
 import sys
 
-from benchmarks.recovery.__main__ import START_S, WARM_STEPS, Trial, all_at, hit, wait
+from benchmarks.recovery.__main__ import Trial, trials_of
 from benchmarks.recovery.runs import Shoal
-
-BETWEEN = 12
-"""Steps that all ranks make before the next fault."""
 
 
 def many(ranks: int, faults: int) -> list[Trial]:
     trials: list[Trial] = []
-    with Shoal(ranks) as run:
-        wait(lambda: all_at(run, WARM_STEPS), START_S, "the run did not begin")
-        for number in range(faults):
-            trials.append(hit(run, "kill"))
-            if trials[-1].seconds is None:
-                break
-            goal = max(step.number for step in run.steps()) + BETWEEN
-            wait(lambda: all_at(run, goal), START_S, "the run does not go on")  # noqa: B023
-            if (number + 1) % 10 == 0:
-                sys.stderr.write(f"{number + 1} of {faults}\n")
+    for one in trials_of(Shoal, ranks, "kill", faults):
+        trials.append(one)
+        if len(trials) % 10 == 0:
+            sys.stderr.write(f"{len(trials)} of {faults}\n")
     return trials
 
 

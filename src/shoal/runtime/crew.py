@@ -142,7 +142,7 @@ class Crew:
         """How far the ranks are; None: not every one has made a step in this group, or they do not say."""
         beats = [self._board.beat(process.slot) for process in self.ranks]
         last = min(beats, key=lambda beat: beat.step, default=None)
-        if last is None or not all(self._has_joined(p) for p in self.ranks) or not last.stepped_ns:
+        if last is None or not self._have_all_stepped():
             return None
         self._seen.append((last.step, last.at_ns))
         first_step, first_ns = self._seen[0]
@@ -195,7 +195,7 @@ class Crew:
         if self._spare is not None and self._spare.status is not None:
             self._spare = None
         joined = [self._has_joined(process) for process in self.ranks]
-        if self._spare is None and all(joined) and self._has_room_for_spare():
+        if self._spare is None and self._have_all_stepped() and self._has_room_for_spare():
             self._spare = self._start(None, None)
         if self._generation.number > 0:
             self._replace_stuck()
@@ -264,6 +264,11 @@ class Crew:
     def _has_joined(self, process: Process) -> bool:
         beat = self._board.beat(process.slot)
         return beat.standing is Standing.JOINED and beat.generation == self._generation.number
+
+    def _have_all_stepped(self) -> bool:
+        """In this group. Before that, a spare on its way would take from them the time that they need."""
+        beats = [self._board.beat(process.slot) for process in self.ranks]
+        return all(map(self._has_joined, self.ranks)) and all(beat.stepped_ns for beat in beats)
 
     def _place(self, local_rank: int) -> Place:
         return Place(
