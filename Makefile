@@ -18,8 +18,8 @@ demo: setup ## a cluster of four simulated nodes, jobs, kills and recoveries, in
 	@$(BIN)/python -m examples.demo
 
 test: check ## everything that must pass: check, then every test (under 15 minutes on two cores)
-	@echo "== tests that share the machine, two at a time"
-	@$(BIN)/python -m pytest tests -n 2 --dist worksteal -m "not serial" --ignore tests/style
+	@echo "== tests that share the machine, three at a time: one of them mostly waits for something"
+	@$(BIN)/python -m pytest tests -n 3 --dist worksteal -m "not serial" --ignore tests/style
 	@echo "== tests that need the machine for themselves"
 	@$(BIN)/python -m pytest tests -m serial --ignore tests/style
 

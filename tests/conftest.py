@@ -1,9 +1,11 @@
-"""What every test shares: one async backend, and property tests that are slow rather than flaky."""
+"""What every test shares: one async backend, property tests that are slow rather than flaky, and an order."""
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
+from itertools import groupby
 
 import hypothesis
 import pytest
@@ -16,6 +18,25 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # No deadline: a shared two-core machine may take a second where it took a millisecond before.
 hypothesis.settings.register_profile("shoal", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("shoal")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long tests first, some to each worker: one that is begun last keeps all others waiting.
+
+    A worker begins with its part of the list, and takes from the end of another's when it is through.
+    """
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    quick = [item for item in items if item.get_closest_marker("slow") is None]
+    slow = [item for item in items if item.get_closest_marker("slow") is not None]
+    files = [list(together) for _, together in groupby(slow, key=lambda item: item.path)]
+    ordered: list[pytest.Item] = []
+    for number in range(workers):
+        own = [item for file in files[number::workers] for item in file]
+        room = max(0, len(items) // workers - len(own))
+        ordered += [*own, *quick[:room]]
+        del quick[:room]
+    items[:] = [*ordered, *quick]
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 from collections.abc import Iterator
@@ -10,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.simulated import Cluster
+from tests.support.simulated import Cluster, a_cluster
+from tests.support.torchrun import needs_torch
 
 PROGRAM = """
 import time, torch
@@ -36,20 +36,13 @@ workdir: .
 checkpoint: {interval: 1s}
 env: {OMP_NUM_THREADS: "1"}
 """
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("torch") is None, reason="torch is not installed: pip install 'shoal[train]'"
-    ),
-]
+pytestmark = [pytest.mark.slow, needs_torch]
 
 
 @pytest.fixture
 def shoal(tmp_path: Path) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path / "home")
-    cluster("up", "--listen", "127.0.0.1:0")
-    yield cluster
-    cluster("down", "--jobs")
+    with a_cluster(tmp_path / "home") as cluster:
+        yield cluster
 
 
 def test_checkpoints_of_a_job_are_listed_verified_and_found_damaged(shoal: Cluster, tmp_path: Path) -> None:

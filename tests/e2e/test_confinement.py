@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,12 +17,6 @@ from tests.support.confinements import CGROUP, JOB_UID, MODES, needs
 from tests.support.shares import ATTEMPT_ID, Start, an_order, processes_with, shares_in, until
 
 FULL = (CGROUP, "bubblewrap", "uid")
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    with shares_in(tmp_path / "home") as make:
-        yield make
 
 
 def test_what_is_in_force_is_said_in_words() -> None:

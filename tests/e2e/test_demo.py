@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import importlib.util
 import os
 import re
 import signal
@@ -20,15 +19,11 @@ import pytest
 from examples.demo.place import PREFIX, a_stage
 from tests.style.tree import ROOT
 from tests.support.shares import processes_with
+from tests.support.torchrun import needs_torch
 
-pytestmark = [
-    pytest.mark.serial,
-    pytest.mark.slow,
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(
-        importlib.util.find_spec("torch") is None, reason="torch is not installed: pip install 'shoal[train]'"
-    ),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), needs_torch]
+alone = pytest.mark.serial
+"""A whole demo shows what comes of training while it goes on: too slow a machine shows something else."""
 LIMIT_S = 200.0
 SHOWN = (
     "shoal up",
@@ -76,17 +71,20 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> str:
     return said
 
 
+@alone
 def test_it_types_real_commands(told: str) -> None:
     typed = [line[2:] for line in told.splitlines() if line.startswith("$ ")]
     assert [command for command in SHOWN if not any(line.startswith(command) for line in typed)] == []
 
 
+@alone
 def test_it_shows_work_waiting_and_why(told: str) -> None:
     assert re.search(r"all-four +\S+ +queued .* resources", told)
     assert "waiting: needs 4 nodes with 2 free GPUs" in told
     assert re.search(r"^\[0\] step +\d+ of 160  loss", told, re.MULTILINE)
 
 
+@alone
 def test_it_breaks_three_things_and_all_come_back(told: str) -> None:
     begun = re.findall(
         r"^drill drl_\w+: (killing (?:rank 1|the supervisor|the control plane))", told, re.MULTILINE
@@ -97,6 +95,7 @@ def test_it_breaks_three_things_and_all_come_back(told: str) -> None:
     assert [kind for kind, _ in kept] == ["kill-rank", "kill-node", "kill-control"]
 
 
+@alone
 def test_the_loss_went_on_falling_through_all_of_it(told: str) -> None:
     curve = told.partition("it went on falling:")[2]
     first, last = (
@@ -112,12 +111,14 @@ def test_the_loss_went_on_falling_through_all_of_it(told: str) -> None:
     assert re.search(r"^intact: \d+ entries", told, re.MULTILINE)
 
 
+@alone
 def test_it_ends_with_what_to_try_next(told: str) -> None:
     assert "No process of the demo is left" in told
     assert "What to try next:" in told.splitlines()[-9]
     assert "shoal run -- " in told
 
 
+@alone
 def test_the_readmes_transcript_is_what_it_says(told: str) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     shown = readme.partition("<!-- transcript")[2].partition("<!-- end of transcript -->")[0]

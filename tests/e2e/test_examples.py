@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.style.tree import ROOT
-from tests.support.simulated import Cluster
+from tests.support.simulated import Cluster, a_cluster
+from tests.support.torchrun import needs_torch
 
 TESTED = {"array", "data_parallel", "language_model"}
 """The last one by `test_language_model.py`."""
-needs_torch = pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None, reason="torch is not installed: pip install 'shoal[train]'"
-)
 
 
-@pytest.fixture
-def shoal(tmp_path: Path) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path / "home")
-    cluster("up", "--demo", "2x2", "--listen", "127.0.0.1:0")
-    yield cluster
-    cluster("down", "--jobs")
+@pytest.fixture(scope="module")
+def shoal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with a_cluster(tmp_path_factory.mktemp("home"), "--demo", "2x2") as cluster:
+        yield cluster
 
 
 def test_every_example_is_run_by_a_test() -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from shoal.runtime.ports import free_port
 from shoal.wire import EndKind
-from tests.support.shares import Start, an_order, shares_in
+from tests.support.shares import Start, an_order
 
 MEGATRON = """
 import argparse, os
@@ -65,12 +63,6 @@ found = multihost_utils.process_allgather(jnp.array([jax.process_index() + 1]))
 print("sum", int(found.sum()), "of", jax.process_count(), flush=True)
 jax.distributed.shutdown()
 """
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    with shares_in(tmp_path / "home") as make:
-        yield make
 
 
 @pytest.mark.slow

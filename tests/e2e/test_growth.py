@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.real_plane import Gate, RealPlane, open_gate, until
+from tests.support.real_plane import Gate, RealPlane, a_plane, open_gate, until
 
+pytestmark = pytest.mark.slow
 SAVES = 'echo step > "$SHOAL_CHECKPOINT_DIR/last"; '
 MOST_S = 100.0
 """A file counts as a checkpoint when it was left alone for 20 s, is looked for every 20 s, and told of with
@@ -19,18 +20,8 @@ the next renewal; idle nodes are looked at every 30 s."""
 def plane(tmp_path: Path) -> Iterator[RealPlane]:
     policy = tmp_path / "policy.yaml"
     policy.write_text("grow_gain: 0\n", encoding="utf-8")
-    real = RealPlane(tmp_path / "home", "--policy", str(policy))
-    real.up()
-    try:
+    with a_plane(tmp_path / "home", "--policy", str(policy)) as real:
         yield real
-    finally:
-        real.down()
-
-
-@pytest.fixture
-def gate() -> Iterator[Gate]:
-    with open_gate() as opened:
-        yield opened
 
 
 def test_elastic_job_starts_small_and_goes_on_with_the_nodes_that_fall_idle(

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import uuid
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from shoal.runtime.ports import free_port
 from shoal.wire import EndKind, Order
-from tests.support.shares import SOURCE, RunningShare, Start, an_order, processes_with, shares_in, until
+from tests.support.shares import SOURCE, RunningShare, Start, an_order, processes_with, until
 
 PROGRAM = """
 import os, time
@@ -39,13 +37,8 @@ def program(run):
 
 runtime.train(program, {"model": model, "optimizer": optimizer})
 """
+pytestmark = pytest.mark.slow
 NAME = f"hangs_{uuid.uuid4().hex}.py"
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    with shares_in(tmp_path / "home") as make:
-        yield make
 
 
 def order(*, hangs: bool) -> Order:

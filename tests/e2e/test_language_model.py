@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.style.tree import ROOT
-from tests.support.shares import processes_with, until
-from tests.support.simulated import LIMIT_S, Cluster
+from tests.support import torchrun as outside
+from tests.support.simulated import Cluster, a_cluster, rank_of
+from tests.support.torchrun import needs_torch
 
 FOLDER = ROOT / "examples" / "language_model"
 RANKS = {"ddp": 2, "fsdp2": 2, "tp": 2, "pp": 2, "fsdp2_tp": 4}
-STEPS, MORE, LONG = 12, 15, 200
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("torch") is None, reason="torch is not installed: pip install 'shoal[train]'"
-    ),
-]
+STEPS, MORE, LONG = 12, 15, 80
+pytestmark = [pytest.mark.slow, needs_torch]
 
 
 @pytest.fixture(scope="module")
 def shoal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path_factory.mktemp("home"))
-    cluster("up", "--demo", "1x2", "--listen", "127.0.0.1:0")
-    yield cluster
-    cluster("down", "--jobs")
+    with a_cluster(tmp_path_factory.mktemp("home"), "--demo", "1x2") as cluster:
+        yield cluster
 
 
 def losses(said: str) -> dict[int, float]:
@@ -83,26 +74,18 @@ def test_ddp_under_shoal_ends_with_the_very_weights_of_torchrun(shoal: Cluster, 
 def test_ddp_that_lost_a_rank_ends_with_the_very_weights_of_one_that_did_not(
     shoal: Cluster, tmp_path: Path
 ) -> None:
-    job = "lm-ddp-killed"
-    told = ("-e", f"STEPS={LONG}", "-e", "SAVE_EVERY=1000", "--name", job)
-    shoal("run", "-d", *told, "examples/language_model/ddp.yaml")
-    until(lambda: 20 in losses(shoal("logs", job)), LIMIT_S)
-    os.kill(rank_of(job, 1), signal.SIGKILL)
-    said = shoal("logs", "-f", job)
+    job = f"lm-ddp-killed-{os.getpid()}"
+    asked = ("-e", f"STEPS={LONG}", "-e", "SAVE_EVERY=1000", "-e", "PACE_S=0.05", "--name", job)
+    shoal("run", "-d", *asked, "examples/language_model/ddp.yaml")
+    told = []
+    for line in shoal.follow(job):
+        told.append(line)
+        if 20 in losses(line):
+            os.kill(rank_of(job, "ddp.py", 1), signal.SIGKILL)
+    said = "".join(told)
     assert "0 steps lost" in said
     assert list(losses(said)) == list(range(1, LONG + 1))
     assert weights(said) == weights(torchrun(tmp_path, "ddp", LONG))
-
-
-def rank_of(job: str, rank: int) -> int:
-    """The process of one rank of a job."""
-    mine = {f"RANK={rank}".encode(), f"SLURM_JOB_NAME={job}".encode()}
-    found = [
-        pid
-        for pid in processes_with("ddp.py")
-        if mine <= set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
-    ]
-    return found[-1]
 
 
 def test_run_that_was_cut_in_two_ends_with_the_weights_of_one_that_was_not(tmp_path: Path) -> None:
@@ -121,8 +104,7 @@ def test_checkpoint_of_one_layout_is_read_by_another(tmp_path: Path) -> None:
 
 def torchrun(folder: Path, name: str, steps: int) -> str:
     """What two ranks print outside of Shoal."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return _printed([*launcher, str(FOLDER / f"{name}.py")], folder, {"STEPS": str(steps)})
+    return outside.torchrun(FOLDER / f"{name}.py", STEPS=str(steps), SHOAL_CHECKPOINT_DIR=str(folder))
 
 
 def bare(folder: Path, name: str, steps: int) -> str:
@@ -131,23 +113,9 @@ def bare(folder: Path, name: str, steps: int) -> str:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    return _printed([str(FOLDER / f"{name}.py")], folder, {**alone, "STEPS": str(steps)})
-
-
-def _printed(arguments: list[str], folder: Path, variables: dict[str, str]) -> str:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")}
     folder.mkdir(exist_ok=True)
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        env={**kept, **variables, "OMP_NUM_THREADS": "1", "SHOAL_CHECKPOINT_DIR": str(folder)},
-        cwd=FOLDER,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    own = {**alone, "STEPS": str(steps), "SHOAL_CHECKPOINT_DIR": str(folder)}
+    return outside.run([f"{name}.py"], FOLDER, own)
 
 
 def test_deepspeed_learns_with_its_launcher_in_front(shoal: Cluster) -> None:

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shoal.wire import EndKind, Order
-from tests.support.shares import RunningShare, Start, an_order, shares_in
+from tests.support.shares import RunningShare, Start, an_order
 
 PROGRAM = """
 import json, os, sys
 print("found", json.dumps({"argv": sys.argv[1:], **os.environ}), flush=True)
 """
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    with shares_in(tmp_path / "home") as make:
-        yield make
 
 
 def order(run: str, **changes: object) -> Order:

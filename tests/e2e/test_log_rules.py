@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.simulated import Cluster
+from tests.support.simulated import Cluster, a_cluster
 
 JOB = """
 name: NAME
@@ -24,10 +24,8 @@ retry: {max: 3, on: [exit], backoff: 0s}
 
 @pytest.fixture(scope="module")
 def shoal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path_factory.mktemp("home"))
-    cluster("up", "--demo", "2x2", "--listen", "127.0.0.1:0")
-    yield cluster
-    cluster("down", "--jobs")
+    with a_cluster(tmp_path_factory.mktemp("home"), "--demo", "2x2") as cluster:
+        yield cluster
 
 
 def events(shoal: Cluster, job: str) -> list[dict[str, Any]]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.simulated import Cluster
+from tests.support.simulated import Cluster, a_cluster
+from tests.support.torchrun import needs_torch
 
 PROGRAM = """
 import os, pathlib, shutil
@@ -63,20 +63,13 @@ retry: {max: 2, on: [exit, signal], backoff: 1s}
 time_limit: 5m
 env: {OMP_NUM_THREADS: "1"}
 """
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("torch") is None, reason="torch is not installed: pip install 'shoal[train]'"
-    ),
-]
+pytestmark = [pytest.mark.slow, needs_torch]
 
 
 @pytest.fixture
 def shoal(tmp_path: Path) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path / "home")
-    cluster("up", "--demo", "2x1", "--listen", "127.0.0.1:0")
-    yield cluster
-    cluster("down", "--jobs")
+    with a_cluster(tmp_path / "home", "--demo", "2x1") as cluster:
+        yield cluster
 
 
 def test_sharded_training_goes_on_from_a_neighbours_memory(shoal: Cluster, tmp_path: Path) -> None:

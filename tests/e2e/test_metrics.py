@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -12,25 +11,18 @@ from typing import Any
 
 import pytest
 
-from tests.support.shares import processes_with, until
-from tests.support.simulated import LIMIT_S, Cluster
+from tests.support.simulated import Cluster, a_cluster, rank_of
+from tests.support.torchrun import needs_torch
 
 STEPS = 150
-JOB = "curve"
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("torch") is None, reason="torch is not installed: pip install 'shoal[train]'"
-    ),
-]
+JOB = f"curve-{os.getpid()}"
+pytestmark = [pytest.mark.slow, needs_torch]
 
 
 @pytest.fixture
 def shoal(tmp_path: Path) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path / "home")
-    cluster("up", "--demo", "1x2", "--listen", "127.0.0.1:0")
-    yield cluster
-    cluster("down", "--jobs")
+    with a_cluster(tmp_path / "home", "--demo", "1x2") as cluster:
+        yield cluster
 
 
 def curves(shoal: Cluster) -> dict[str, list[list[Any]]]:
@@ -40,8 +32,8 @@ def curves(shoal: Cluster) -> dict[str, list[list[Any]]]:
 
 def test_training_that_lost_the_rank_that_logs_has_one_curve(shoal: Cluster) -> None:
     shoal("run", "-d", "--name", JOB, "-e", f"STEPS={STEPS}", "examples/language_model/ddp.yaml")
-    until(lambda: len(curves(shoal).get("loss", ())) > 20, LIMIT_S)
-    os.kill(rank(0), signal.SIGKILL)
+    shoal.until(lambda: len(curves(shoal).get("loss", ())) > 20)
+    os.kill(rank_of(JOB, "ddp.py", 0), signal.SIGKILL)
     said = shoal("logs", "-f", JOB)
     assert "steps lost" in said
     found = curves(shoal)
@@ -55,14 +47,3 @@ def test_training_that_lost_the_rank_that_logs_has_one_curve(shoal: Cluster) -> 
     assert {"steps_per_s", "step_s", "cpus_used", "memory_bytes"} | parts <= found.keys()
     assert all(point[1] > 0 for point in found["steps_per_s"])
     assert "step 149" in shoal("metrics", JOB, "--plot", "loss")
-
-
-def rank(number: int) -> int:
-    """The process of one rank of the job."""
-    mine = {f"RANK={number}".encode(), f"SLURM_JOB_NAME={JOB}".encode()}
-    found = [
-        pid
-        for pid in processes_with("ddp.py")
-        if mine <= set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
-    ]
-    return found[-1]

@@ -17,7 +17,7 @@ from shoal.control.opening import open_core
 from shoal.errors import ShoalError, StateError
 from shoal.settings import Settings
 from tests.support.postgres import PostgresServer, postgres
-from tests.support.real_plane import Gate, RealPlane, open_gate, until
+from tests.support.real_plane import Gate, RealPlane, a_plane, until
 
 __all__ = ["postgres"]  # pytest finds the fixture by its name
 
@@ -32,18 +32,8 @@ def url(postgres: PostgresServer) -> str:
 
 @pytest.fixture(scope="module")
 def plane(url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealPlane]:
-    real = RealPlane(tmp_path_factory.mktemp("postgres") / "home", "--database", url)
-    real.up()
-    try:
+    with a_plane(tmp_path_factory.mktemp("postgres") / "home", "--database", url) as real:
         yield real
-    finally:
-        real.down()
-
-
-@pytest.fixture
-def gate() -> Iterator[Gate]:
-    with open_gate() as opened:
-        yield opened
 
 
 class Submitter(threading.Thread):

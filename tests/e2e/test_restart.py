@@ -10,23 +10,13 @@ from typing import Any
 import pytest
 
 from shoal.runtime import spool
-from tests.support.real_plane import Gate, RealPlane, open_gate, until
+from tests.support.real_plane import Gate, RealPlane, a_plane, until
 
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealPlane]:
-    real = RealPlane(tmp_path_factory.mktemp("restart") / "home")
-    real.up()
-    try:
+    with a_plane(tmp_path_factory.mktemp("restart") / "home") as real:
         yield real
-    finally:
-        real.down()
-
-
-@pytest.fixture
-def gate() -> Iterator[Gate]:
-    with open_gate() as opened:
-        yield opened
 
 
 def test_a_running_gang_survives_a_killed_control_plane_and_is_adopted(plane: RealPlane, gate: Gate) -> None:

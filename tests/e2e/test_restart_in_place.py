@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from shoal.runtime.restarts import MAX_QUICK
 from shoal.wire import EndKind, LogRule, Order, RuleAction
-from tests.support.shares import RunningShare, Start, an_order, processes_with, shares_in, until
+from tests.support.shares import RunningShare, Start, an_order, processes_with, until
 
 PROGRAM = """
 import json, os, sys, time
@@ -27,12 +24,6 @@ if os.environ["SHOAL_GENERATION"] == "0" and os.environ["RANK"] == "1":
 time.sleep(1)
 print("end", os.environ["RANK"], flush=True)
 """
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    with shares_in(tmp_path / "home") as make:
-        yield make
 
 
 def order(how: str, lived_s: float = 5.5, **changes: object) -> Order:
@@ -93,11 +84,10 @@ def test_stop_reaches_a_forked_rank_in_time_to_save(start: Start) -> None:
 
 
 def test_zygote_that_is_killed_takes_its_ranks_with_it_and_the_next_ones_start_cold(start: Start) -> None:
-    share = start(order("pass", lived_s=6.0))
+    share = start(order("pass", lived_s=3.0))
     share.spawn()
     until(lambda: len(begins(share)) == 2, describe=share.describe)
     (zygote,) = processes_with(f"zygote.main('{share.share.work}")
-    time.sleep(5.2)
     os.kill(zygote, signal.SIGKILL)
     outcome = share.outcome(60)
     assert (outcome.kind, outcome.restarts) == (EndKind.SUCCEEDED, 1), share.describe()

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,7 @@ import pytest
 from shoal.runtime import spool
 from shoal.wire import EndKind
 from tests.support.confinements import JOB_UID, MODES
-from tests.support.shares import SOURCE, Start, an_order, processes_with, shares_in, until
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    with shares_in(tmp_path / "home") as make:
-        yield make
+from tests.support.shares import SOURCE, Start, an_order, processes_with, until
 
 
 def test_ten_supervisors_for_one_share_are_one_run(start: Start) -> None:

@@ -6,20 +6,11 @@ import hashlib
 import io
 import signal
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from shoal.runtime import spool
 from shoal.wire import Credentials, EndKind, Limits, LogRule, RuleAction
-from tests.support.shares import RunningShare, Start, an_order, shares_in, until
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    with shares_in(tmp_path / "home") as make:
-        yield make
+from tests.support.shares import RunningShare, Start, an_order, until
 
 
 def test_share_whose_ranks_all_exit_0_has_succeeded(start: Start) -> None:

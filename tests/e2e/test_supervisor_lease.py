@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,7 +15,7 @@ from shoal.proof import prove
 from shoal.runtime import spool
 from shoal.wire import Credentials, EndKind, Renewal, RenewalAnswer
 from tests.support.renewals import TOKEN, ControlPlane, proven
-from tests.support.shares import ATTEMPT_ID, RunningShare, Start, an_order, shares_in, until
+from tests.support.shares import ATTEMPT_ID, RunningShare, Start, an_order, until
 
 FOREVER = "echo ready; sleep 300"
 
@@ -26,12 +25,6 @@ def plane() -> Iterator[ControlPlane]:
     made = ControlPlane()
     yield made
     made.close()
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    with shares_in(tmp_path / "home") as make:
-        yield make
 
 
 def is_ready(share: RunningShare) -> Callable[[], bool]:

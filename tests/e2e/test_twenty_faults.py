@@ -7,8 +7,6 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,21 +14,22 @@ import pytest
 
 from tests.style.tree import ROOT
 from tests.support.shares import processes_with
-from tests.support.simulated import LIMIT_S, Cluster
+from tests.support.simulated import Cluster, a_cluster
+from tests.support.torchrun import torchrun
 
 FOLDER = ROOT / "examples" / "language_model"
-RANKS, FAULTS, EVERY = 2, 20, 15
-STEPS = (FAULTS + 2) * EVERY
+RANKS, FAULTS, EVERY = 2, 20, 8
+STEPS = FAULTS * EVERY + 30
+PACE_S = 0.03
+"""A step is shorter than it takes to hear of it and to strike."""
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 Curve = dict[int, str]
 
 
 @pytest.fixture(scope="module")
 def shoal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path_factory.mktemp("home"))
-    cluster("up", "--demo", "1x2", "--listen", "127.0.0.1:0")
-    yield cluster
-    cluster("down", "--jobs")
+    with a_cluster(tmp_path_factory.mktemp("home"), "--demo", "1x2") as cluster:
+        yield cluster
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp2"])
@@ -57,14 +56,15 @@ def under_fire(shoal: Cluster, folder: Path, name: str) -> tuple[Curve, set[str]
     )
     job = folder / "job.yaml"
     job.write_text(f"workdir: {FOLDER}\n{spec}")
-    shoal("run", "-d", "-e", f"STEPS={STEPS}", "--name", f"fire-{name}", str(job))
+    own = f"fire-{name}-{os.getpid()}"
+    shoal("run", "-d", "-e", f"STEPS={STEPS}", "-e", f"PACE_S={PACE_S}", "--name", own, str(job))
     dice, faults = random.Random(name), 0
     told: list[str] = []
-    for line in followed(shoal, f"fire-{name}"):
+    for line in shoal.follow(own):
         told.append(line)
         step = newest(line)
         if faults < FAULTS and step is not None and step >= (faults + 1) * EVERY:
-            faults += strike(f"fire-{name}", f"{name}.py", dice, how(name, faults))
+            faults += strike(own, f"{name}.py", dice, how(name, faults))
     said = "\n".join(told)
     return curve_of(said), weights_of(said), faults
 
@@ -72,15 +72,6 @@ def under_fire(shoal: Cluster, folder: Path, name: str) -> tuple[Curve, set[str]
 def how(name: str, number: int) -> signal.Signals:
     """Mostly killed. A stopped rank is noticed by its steps, of which only some programs tell."""
     return signal.SIGSTOP if name == "ddp" and number % 7 == 6 else signal.SIGKILL
-
-
-def followed(shoal: Cluster, job: str) -> Iterator[str]:
-    """The job's lines as they come, until it ends."""
-    command = [sys.executable, "-m", "shoal.cli.main", "logs", "-f", job]
-    with subprocess.Popen(command, env=shoal.env, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        yield from process.stdout
-    assert process.returncode == 0
 
 
 def strike(job: str, script: str, dice: random.Random, how: signal.Signals) -> int:
@@ -114,16 +105,6 @@ def weights_of(said: str) -> set[str]:
 
 def unharmed(folder: Path, name: str) -> tuple[Curve, set[str]]:
     """What two ranks come to outside of Shoal, with nothing in their way."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("SHOAL_")}
-    own = {"STEPS": str(STEPS), "OMP_NUM_THREADS": "1", "SHOAL_CHECKPOINT_DIR": str(folder / "saved")}
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [sys.executable, *launcher, str(FOLDER / f"{name}.py")],
-        env={**kept, **own},
-        cwd=FOLDER,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=True,
-    )
-    return curve_of(done.stdout), weights_of(done.stdout)
+    saved = str(folder / "saved")
+    said = torchrun(FOLDER / f"{name}.py", STEPS=str(STEPS), SHOAL_CHECKPOINT_DIR=saved)
+    return curve_of(said), weights_of(said)

@@ -14,7 +14,6 @@ import pytest
 from tests.faults.people import TAKEN, Person, is_root, running, until
 
 pytestmark = [
-    pytest.mark.serial,
     pytest.mark.slow,
     pytest.mark.timeout(300),
     pytest.mark.skipif(not is_root(), reason="the cluster's jobs mount a directory, which takes root"),

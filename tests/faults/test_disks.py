@@ -15,7 +15,6 @@ import pytest
 from tests.faults.people import TAKEN, Person, is_root, running, until
 
 pytestmark = [
-    pytest.mark.serial,
     pytest.mark.slow,
     pytest.mark.timeout(400),
     pytest.mark.skipif(not is_root(), reason="mounting disks takes root"),

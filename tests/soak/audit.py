@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -119,9 +120,11 @@ def _attempts(home: Path) -> set[str]:
 def _cgroups(home: Path) -> Iterator[str]:
     """Directories that were made for this home's attempts, in any hierarchy."""
     attempts = _attempts(home)
-    for path in Path("/sys/fs/cgroup").rglob("shoal.*"):
-        if path.is_dir() and path.name.split(".")[1] in attempts:
-            yield str(path)
+    # `walk` goes on when a directory that belongs to somebody else goes away under it.
+    for folder, names, _ in os.walk("/sys/fs/cgroup"):
+        for name in names:
+            if name.startswith("shoal.") and name.split(".")[1] in attempts:
+                yield f"{folder}/{name}"
 
 
 def _mounts(root: Path) -> Iterator[str]:

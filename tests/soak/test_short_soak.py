@@ -16,7 +16,6 @@ from tests.soak.run import soak
 KILLS = 60
 
 
-@pytest.mark.serial
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(os.geteuid() != 0, reason="killing inside sandboxes takes root")

@@ -138,3 +138,14 @@ class RealPlane:
     def share(self, attempt: dict[str, Any]) -> spool.Share:
         """The directory of its first node."""
         return spool.Share(self.home / "spool" / "live" / attempt["attempt_id"] / attempt["nodes"][0])
+
+
+@contextmanager
+def a_plane(home: Path, *flags: str, demo: str = "2x2") -> Iterator[RealPlane]:
+    """One that is up; afterwards nothing of it runs."""
+    plane = RealPlane(home, *flags, demo=demo)
+    plane.up()
+    try:
+        yield plane
+    finally:
+        plane.down()

@@ -6,12 +6,18 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.style.tree import ROOT
+from tests.support.shares import processes_with
 
 LIMIT_S = 110.0
+LOOK_S = 0.4
+"""Each look starts a program, and what it looks for needs the processor too."""
 
 
 class Cluster:
@@ -36,5 +42,42 @@ class Cluster:
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout
 
+    def follow(self, job: str) -> Iterator[str]:
+        """The job's lines as they come, until it ends."""
+        command = [sys.executable, "-m", "shoal.cli.main", "logs", "-f", job]
+        with subprocess.Popen(command, env=self.env, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            yield from process.stdout
+        assert process.returncode == 0
+
+    def until(self, is_so: Callable[[], bool]) -> None:
+        """Look again and again; fails when the deadline passes."""
+        deadline = time.monotonic() + LIMIT_S
+        while not is_so():
+            assert time.monotonic() < deadline, f"not within {LIMIT_S} s"
+            time.sleep(LOOK_S)
+
     def jobs(self, name: str) -> list[dict[str, Any]]:
         return list(json.loads(self("queue", "--all", "--name", name, "--json")))
+
+
+@contextmanager
+def a_cluster(home: Path, *flags: str) -> Iterator[Cluster]:
+    """One that is up; afterwards nothing of it runs."""
+    cluster = Cluster(home)
+    cluster("up", "--listen", "127.0.0.1:0", *flags)
+    try:
+        yield cluster
+    finally:
+        cluster("down", "--jobs")
+
+
+def rank_of(job: str, script: str, number: int) -> int:
+    """The newest process of one rank of a job."""
+    mine = {f"RANK={number}".encode(), f"SLURM_JOB_NAME={job}".encode()}
+    found = [
+        pid
+        for pid in processes_with(script)
+        if mine <= set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+    ]
+    return found[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import socket
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import fully_shard
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 from shoal.runtime import shared_memory
@@ -34,7 +35,11 @@ def free_port() -> int:
 def launch(program: Callable[..., None], world: int, *args: object) -> None:
     """Run `program(rank, *args)` as so many ranks of a gloo group; raises what the first to fail raised."""
     port = free_port()
-    spawn(_rank, (world, port, program, args), nprocs=world)  # type: ignore[no-untyped-call]
+    # Forked from one process that has imported torch: 3 s of a processor less for each rank.
+    multiprocessing.set_forkserver_preload([__name__])
+    start_processes(  # type: ignore[no-untyped-call]
+        _rank, (world, port, program, args), nprocs=world, start_method="forkserver"
+    )
 
 
 def _rank(rank: int, world: int, port: int, program: Callable[..., None], args: tuple[object, ...]) -> None:
