@@ -120,8 +120,9 @@ def test_stacks_of_a_hang_are_kept_on_every_node(plane: RealPlane, job: JobHandl
     before = stacks()
     assert drill(plane, "hang", job.ref)["outcome"] == "recovered"
     added = {rank: text[len(before[rank]) :] for rank, text in stacks().items()}
-    assert all("program (" in text or "in program" in text for text in added.values()), added
-    assert "torch/autograd" in added[0], "it waits for the gradients of the one that was stopped"
+    # Where the other one stands depends on whose limit is over first: it may have left the group by then.
+    assert all("train (" in text or "in train" in text for text in added.values()), added
+    assert "program (" in added[1] or "in program" in added[1], "where it was stopped"
 
 
 def test_a_lost_node_costs_what_was_done_since_the_last_checkpoint(plane: RealPlane, job: JobHandle) -> None:

@@ -559,6 +559,7 @@ class RenewalView(TypedDict):
     is_stale: bool
     generation: int
     master_port: int | None
+    is_after_hang: bool
     drill: dict[str, Any] | None
     proof: str
 

@@ -72,6 +72,8 @@ class Crew:
         self._generation = Generation()
         self._formed_at, self._formed_ns = 0.0, 0
         self._spare: Process | None = None
+        self._is_spare_settled = True
+        """Whether it has been seen to wait: until then what it uses is mistaken for work of the ranks."""
         self._survivors: list[Process] = []
         self._last_step = self._kept = self._spares = 0
         self._pace = Pace()
@@ -207,8 +209,8 @@ class Crew:
         if self._spare is not None and self._spare.status is not None:
             self._spare = None
         joined = [self._has_joined(process) for process in self.ranks]
-        if self._spare is None and self._have_all_stepped() and self._has_room_for_spare():
-            self._spare = self._start(None, None)
+        if self._spare is None and self._is_time_for_spare() and self._has_room_for_spare():
+            self._spare, self._is_spare_settled = self._start(None, None), False
         if self._generation.number > 0:
             self._replace_stuck()
         if all(joined):
@@ -239,6 +241,9 @@ class Crew:
         if cpu_s is None:
             return  # nobody can tell the idle from the busy here
         self._pace.look(now, min(self._board.beat(process.slot).step for process in self.ranks), cpu_s)
+        if not self._is_spare_settled and self._has_settled(self._spare):
+            self._is_spare_settled = True
+            self._pace.disregard(now, cpu_s)
         has_others = len(self._order.nodes) > 1
         if has_others and not self._is_of_now(self._early) and self._pace.silent_s(now, cpu_s, EARLY):
             self._early = self._look_at_all()
@@ -293,8 +298,15 @@ class Crew:
         beat = self._board.beat(process.slot)
         return beat.standing is Standing.JOINED and beat.generation == self._generation.number
 
+    def _is_time_for_spare(self) -> bool:
+        """Beside the first group as soon as it is there. After a loss its peers go first: a spare on its way
+        would take from them the time that the next step waits for.
+        """
+        is_first = self._generation.number == 0
+        return all(map(self._has_joined, self.ranks)) if is_first else self._have_all_stepped()
+
     def _have_all_stepped(self) -> bool:
-        """In this group. Before that, a spare on its way would take from them the time that they need."""
+        """In this group."""
         beats = [self._board.beat(process.slot) for process in self.ranks]
         return all(map(self._has_joined, self.ranks)) and all(beat.stepped_ns for beat in beats)
 
@@ -308,12 +320,16 @@ class Crew:
 
     def _take_spare(self) -> Process | None:
         spare = self._spare
-        if spare is None or spare.status is not None:
-            return None
-        if self._board.beat(spare.slot).standing is not Standing.WAITING:
+        if spare is None or not self._has_settled(spare):
             return None
         self._spare = None
         return spare
+
+    def _has_settled(self, spare: Process | None) -> bool:
+        """It waits, and can be a rank at once."""
+        if spare is None or spare.status is not None:
+            return False
+        return self._board.beat(spare.slot).standing is Standing.WAITING
 
     def _start(self, local_rank: int | None, place: Place | None) -> Process:
         slot = self._free_slot()

@@ -27,7 +27,7 @@ class Pace:
         self.since = 0.0
         self.longest_s = 0.0
         self._count = 0
-        self._cpu_s = 0.0
+        self._cpu_s = self._counted_from = 0.0
 
     def begin(self) -> None:
         """Another group: what is known of its steps stays known, the time until its first one is no step."""
@@ -39,8 +39,14 @@ class Pace:
             return
         if self.step >= 0:
             self.longest_s = max(self.longest_s, now - self.since)
-        self._count += 1
-        self.step, self.since, self._cpu_s = step, now, cpu_s
+        # Several steps may lie between two looks. Those before the first look were nobody's to time.
+        self._count += max(1, step - self.step) if self.step >= 0 else 1
+        self.step, self.since = step, now
+        self._counted_from, self._cpu_s = now, cpu_s
+
+    def disregard(self, now: float, cpu_s: float) -> None:
+        """What was used up to now is not only the ranks': it says nothing about them."""
+        self._counted_from, self._cpu_s = now, cpu_s
 
     def silent_s(self, now: float, cpu_s: float, share: float = 1.0) -> float | None:
         """For how long there was no step, if that is a hang or such a share of one; None: all is well."""
@@ -53,8 +59,10 @@ class Pace:
 
     def limit_s(self, now: float, cpu_s: float) -> float:
         """How long a silence may be."""
-        is_busy = cpu_s - self._cpu_s > BUSY_SHARE * (now - self.since)
-        factor, least = (BUSY_FACTOR, BUSY_S) if is_busy else (IDLE_FACTOR, IDLE_S)
+        counted_s = now - self._counted_from
+        is_known = self._counted_from == self.since or counted_s >= IDLE_S
+        is_idle = is_known and cpu_s - self._cpu_s <= BUSY_SHARE * counted_s
+        factor, least = (IDLE_FACTOR, IDLE_S) if is_idle else (BUSY_FACTOR, BUSY_S)
         return max(least, factor * self.longest_s)
 
     def leave_s(self) -> float:

@@ -66,3 +66,20 @@ def test_half_of_the_silence_of_a_hang_is_seen_too() -> None:
     assert pace.silent_s(last + 0.4, last, 0.5) is None
     assert pace.silent_s(last + 0.6, last, 0.5) is not None
     assert pace.silent_s(last + 0.6, last) is None
+
+
+def test_processor_time_that_is_not_the_ranks_own_is_left_out() -> None:
+    pace = paced(50, 0.1)
+    last = 49 * 0.1
+    assert pace.silent_s(last + 3, last + 2.5) is None, "somebody works"
+    pace.disregard(last + 3, last + 2.5)
+    assert pace.silent_s(last + 3.5, last + 2.5) is None, "too short a time to say that nobody does"
+    assert pace.silent_s(last + 4.1, last + 2.5) is not None
+    assert pace.silent_s(last + 4.1, last + 3.5) is None, "they went on working"
+
+
+def test_steps_between_two_looks_count_one_by_one() -> None:
+    pace = Pace()
+    for look in range(3):
+        pace.look(look * 0.25, look * 8, look * 0.25)
+    assert pace.silent_s(0.5 + 2.5, 0.5) is not None

@@ -55,6 +55,7 @@ async def renew_lease(request: Request, query: Annotated[NoQuery, Query()]) -> R
         "is_stale": told.is_stale,
         "generation": told.generation,
         "master_port": told.master_port,
+        "is_after_hang": told.is_after_hang,
         "drill": None if told.drill is None else msgspec.to_builtins(told.drill),
         "proof": told.proof,
     }
