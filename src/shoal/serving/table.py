@@ -1,0 +1,122 @@
+"""What the control plane tells data planes, and what they tell it. Whole tables, swapped at once.
+
+A table is complete: what it does not name is no longer served. Older ones than the newest seen are refused
+by `version`, so that late answers do no harm.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+import msgspec
+
+
+class Balance(StrEnum):
+    LEAST = "least"
+    """The replica with the fewest requests of ours in it."""
+    TOKENS = "tokens"
+    """For language models: the least estimated time to the first token, by prefixes seen."""
+
+
+class Replica(msgspec.Struct, frozen=True, kw_only=True):
+    replica_id: str
+    address: str
+    """`10.0.0.7:8000`, or `unix:/path/of/socket`."""
+    release: int
+    weight: float = 1.0
+    """Of mixed devices: twice as much work for 2.0."""
+    zone: str = ""
+    secret: str = ""
+    """Sent with every request as `x-shoal-secret`; a replica's gate lets nobody else in."""
+    is_draining: bool = False
+    """Gets nothing new; what it has, it finishes."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    rps: float | None = None
+    concurrency: int | None = None
+    per: Literal["token", "project"] = "token"
+
+
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
+    """Who may call a service, known by the SHA-256 of a token: the token itself is nowhere."""
+
+    digest: str
+    name: str
+    project: str
+
+
+class Service(msgspec.Struct, frozen=True, kw_only=True):
+    project: str
+    name: str
+    hosts: tuple[str, ...] = ()
+    """Names in `Host` that mean this service, beside the path `/{project}/{name}/`."""
+    replicas: tuple[Replica, ...] = ()
+    shares: dict[int, float] = {}
+    """Of requests, by release, while more than one is served: `{3: 0.95, 4: 0.05}`. Empty: all alike."""
+    balance: Balance = Balance.LEAST
+    cap: int = 64
+    """Requests at once in one replica; the others wait here, and are bound late."""
+    queue_count: int = 1024
+    queue_bytes: int = 64 << 20
+    queue_s: float = 60.0
+    """How many requests may wait for a slot, how many bytes of them, for how long."""
+    timeout_s: float = 600.0
+    """From the request's last byte to the response's first."""
+    retries: int = 1
+    """Of requests that can be sent again: never begun at the replica, or without effect by their method."""
+    affinity: str = ""
+    """A header or cookie whose value keeps a caller at one replica, as `header:x-session`."""
+    limits: Limits = Limits()
+    is_public: bool = False
+    """Needs no token."""
+    callers: tuple[Caller, ...] = ()
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True):
+    version: int
+    services: tuple[Service, ...] = ()
+
+
+BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""Upper bounds of the buckets of a latency histogram; one more counts what is above."""
+
+
+class Count(msgspec.Struct, kw_only=True):
+    """Of one release of one service, since the data plane started, except for what is there now."""
+
+    project: str
+    name: str
+    release: int
+    in_flight: int = 0
+    queued: int = 0
+    """Now. Waiting requests are counted for release 0: they are bound late."""
+    requests: int = 0
+    errors: int = 0
+    """Answers of 500 and above, and requests that no answer came for, whoever was to blame but the caller."""
+    first_byte_s: list[int] = []
+    """A histogram over `BOUNDS_S` of the time to the response's first byte."""
+    tokens: int = 0
+    """Chunks of event streams that went through."""
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """What a data plane sees of a replica by using it."""
+
+    replica_id: str
+    is_ejected: bool
+    in_flight: int
+    failures: int
+    """In a row."""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Once a second, from each process."""
+
+    process_id: str
+    """Made up when it starts: counters begin anew with it."""
+    version: int
+    """Of the table in use."""
+    counts: tuple[Count, ...] = ()
+    health: tuple[Health, ...] = ()
