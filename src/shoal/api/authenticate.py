@@ -116,6 +116,10 @@ class Authenticator:
             )
             return Known(caller=caller, user=None, at=0.0)
 
+        if signed.kind is SignedKind.DATA_PLANE:
+            caller = Caller(kind=CallerKind.DATA_PLANE, id="data_plane", name="data plane")
+            return Known(caller=caller, user=None, at=0.0)
+
         def load(tx: Tx) -> Caller | None:
             attempt = tx.attempts.get(signed.attempt_id)
             if attempt is None or attempt.state is AttemptState.ENDED:

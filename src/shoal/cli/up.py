@@ -165,6 +165,8 @@ def down(
 
 def _stop_jobs() -> list[str]:
     with Connection(env=env_for_home()) as shoal:
+        for service in shoal.services.all():
+            shoal.services.stop(service["id"])  # or it would replace what is stopped
         handles = [JobHandle(shoal, job) for job in shoal.jobs(status=OPEN)]
         for handle in handles:
             handle.stop()
