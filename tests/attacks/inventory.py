@@ -47,6 +47,7 @@ BODIES: dict[str, Any] = {
     "POST /v1/arrays/{array_id}/stop": {},
     "POST /v1/services": {"spec": {"name": "hello", "run": "sleep 1000"}, "project": "vision"},
     "POST /v1/services/{service_id}/scale": {"min": 1, "max": 2},
+    "POST /v1/services/{service_id}/rollout": {"action": "undo"},
     "POST /v1/services/{service_id}/stop": {},
     "POST /v1/serving/reports": {"process_id": "prc_0", "version": 1},
     "POST /v1/supervisor/renew": {"attempt_id": "att_0", "epoch": 1, "node": "node-1", "phase": "running"},

@@ -45,6 +45,7 @@ GET    /v1/services                         401  y    y    y    y    y    y    y
 POST   /v1/services                         401  403  y    y    y    404  y    y    403  403  403
 GET    /v1/services/{service_id}            401  y    y    y    y    404  y    y    403  403  403
 POST   /v1/services/{service_id}/scale      401  403  y    403  y    404  y    y    403  403  403
+POST   /v1/services/{service_id}/rollout    401  403  y    403  y    404  y    y    403  403  403
 POST   /v1/services/{service_id}/stop       401  403  y    403  y    404  y    y    403  403  403
 GET    /v1/serving/table                    401  403  403  403  403  403  403  403  403  403  y
 POST   /v1/serving/reports                  401  403  403  403  403  403  403  403  403  403  y

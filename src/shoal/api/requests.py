@@ -77,6 +77,12 @@ class ScaleBody(Body):
         return self
 
 
+class RolloutBody(Body):
+    """`undo`: back to the release before. `promote`: a canary is watched no longer."""
+
+    action: Literal["undo", "promote"]
+
+
 class ReportBody(Body):
     """What a data plane counts: see `serving/table.py`."""
 

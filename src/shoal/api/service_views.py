@@ -37,6 +37,7 @@ class RolloutView(TypedDict):
     new: int
     stage: str
     step: int
+    share: float | None
     since: float
     because: str
 
@@ -131,6 +132,7 @@ def _rollout(rollout: Rollout) -> RolloutView:
         "new": rollout.new,
         "stage": rollout.stage.value,
         "step": rollout.step,
+        "share": rollout.share,
         "since": rollout.since,
         "because": rollout.because,
     }

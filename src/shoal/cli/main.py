@@ -21,6 +21,7 @@ COMMANDS = {
     "run": ("run:run", "Submit a job and follow it; returns the job's exit code."),
     "serve": ("services:serve", "Run a service, or a new release of it."),
     "services": ("services:services", "List services, or show one with its replicas."),
+    "rollout": ("services:rollout", "Show a service's rollout; undo or promote it."),
     "scale": ("services:scale", "Say how many replicas a service may have."),
     "queue": ("queue:queue", "List jobs."),
     "logs": ("logs:logs", "Print or follow a job's output."),

@@ -169,3 +169,35 @@ def scale(
     else:
         print(one_line(f"{changed['ref']}: {changed['min_replicas']} to {changed['max_replicas']} replicas"))
     return 0
+
+
+def rollout(
+    service: ServiceRef,
+    /,
+    *,
+    undo: Annotated[bool, Parameter(negative="", help="Back to the release before.")] = False,
+    promote: Annotated[bool, Parameter(negative="", help="Watch a canary no longer: it takes over.")] = False,
+    json: JsonFlag = False,
+) -> int:
+    """Show how a service comes from one release to the next, or turn it back or on."""
+    if undo and promote:
+        raise SpecError("`--undo` or `--promote`, one of the two", hint="see `shoal rollout --help`")
+    with connect() as shoal:
+        if undo or promote:
+            found = shoal.services.rollout(service, "undo" if undo else "promote")
+        else:
+            found = shoal.services.show(service)
+    if json:
+        print_json(found["rollout"])
+        return 0
+    print(one_line(rollout_line(found)))
+    return 0
+
+
+def rollout_line(service: dict[str, Any]) -> str:
+    told = service.get("rollout")
+    if told is None:
+        return f"{service['ref']}: release {service['release']} was the first"
+    word = rollout_word(told) or f"release {told['new']} took over from {told['old']}"
+    share = f" with {told['share']:.0%} of the requests" if told.get("share") else ""
+    return f"{service['ref']}: {word}{share}" + (f" ({told['because']})" if told["because"] else "")

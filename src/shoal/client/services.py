@@ -48,6 +48,11 @@ class Services:
         path = path_of("services", self.service_id(ref), "scale")
         return dict(self._transport.call("POST", path, json_body={"min": low, "max": high}))
 
+    def rollout(self, ref: str, action: str) -> Answer:
+        """`undo` or `promote`."""
+        path = path_of("services", self.service_id(ref), "rollout")
+        return dict(self._transport.call("POST", path, json_body={"action": action}))
+
     def stop(self, ref: str) -> Answer:
         return dict(self._transport.call("POST", path_of("services", self.service_id(ref), "stop")))
 

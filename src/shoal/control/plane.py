@@ -95,6 +95,12 @@ class ControlPlane:
     ) -> Service:
         return await services.scale(self.core, actor, service_id, low, high, key)
 
+    async def undo_rollout(self, actor: Actor, service_id: str, *, key: str | None = None) -> Service:
+        return await services.undo(self.core, actor, service_id, key)
+
+    async def promote_rollout(self, actor: Actor, service_id: str, *, key: str | None = None) -> Service:
+        return await services.promote(self.core, actor, service_id, key)
+
     async def stop_service(self, actor: Actor, service_id: str, *, key: str | None = None) -> Service:
         return await services.stop(self.core, actor, service_id, key)
 

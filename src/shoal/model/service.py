@@ -30,8 +30,14 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     stage: Stage
     step: int = 0
     """Of a canary: which share of the requests it has."""
+    share: float | None = None
+    """Of the requests, for the new release; None: all replicas alike."""
     since: float
     """When it came to this stage and step."""
+    baking_at: float | None = None
+    """Of a canary: since when all replicas of the step are ready and watched."""
+    failures: int = 0
+    """Replicas of the new release that ended before they were ever ready."""
     because: str = ""
 
     @property
@@ -56,6 +62,8 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int
     """How many there should be now: decided by load between those two."""
     scaled_at: float
+    cold_start_s: float = 0.0
+    """How long its replicas take from their start to being ready: the most, of those known."""
     failures: int = 0
     """Replicas that failed one after the other without having been of use in between."""
     failed_at: float = 0.0

@@ -11,7 +11,7 @@ from shoal.api import service_views as views
 from shoal.api.bodies import read_model
 from shoal.api.call import Call, answer, call_of, idempotency_key
 from shoal.api.queries import NoQuery, ServiceQuery
-from shoal.api.requests import NoBody, ScaleBody, ServeBody
+from shoal.api.requests import NoBody, RolloutBody, ScaleBody, ServeBody
 from shoal.api.routes.jobs import missing_archive, read_nothing
 from shoal.api.routing import Routes
 from shoal.control.services.commands import AskedService
@@ -110,6 +110,24 @@ async def scale_service(request: Request, service_id: str, query: Annotated[NoQu
     await _allowed(call, service_id)
     body = await read_model(request, ScaleBody)
     await call.plane.scale_service(call.actor, service_id, body.min, body.max, key=key)
+    return answer(views.render_service(await _look(call, service_id)))
+
+
+@routes.add(
+    "POST",
+    "/v1/services/{service_id}/rollout",
+    Permission.SERVICE_MANAGE,
+    answers=views.ServiceView,
+    body=RolloutBody,
+)
+async def steer_rollout(request: Request, service_id: str, query: Annotated[NoQuery, Query()]) -> Response:
+    """Back to the release before, or on without watching any longer."""
+    call = call_of(request)
+    key = idempotency_key(request)
+    await _allowed(call, service_id)
+    body = await read_model(request, RolloutBody)
+    steer = call.plane.undo_rollout if body.action == "undo" else call.plane.promote_rollout
+    await steer(call.actor, service_id, key=key)
     return answer(views.render_service(await _look(call, service_id)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import msgspec
@@ -19,16 +20,21 @@ from shoal.serving.table import Report
 
 routes = Routes("serving")
 UNCHANGED = 304
+KNOWN = re.compile(r'(?:W/)?"([0-9]{1,18})"')
+"""A version as an entity tag."""
 
 
 @routes.add("GET", "/v1/serving/table", Permission.TABLE_READ, answers=TableView)
 async def read_table(request: Request, query: Annotated[TableQuery, Query()]) -> Response:
     """The whole table, as soon as it is newer than the one that the asker has; 304 if it is not in time."""
     call = call_of(request)
-    table = await call.plane.core.services.newer(query.after, query.wait_s)
+    known = KNOWN.fullmatch(request.headers.get("if-none-match", ""))
+    after = max(query.after, int(known[1]) if known else 0)
+    table = await call.plane.core.services.newer(after, query.wait_s)
     if table is None:
         return Response(status_code=UNCHANGED)
-    return Response(msgspec.json.encode(table), media_type="application/json")
+    tag = {"etag": f'"{table.version}"'}
+    return Response(msgspec.json.encode(table), media_type="application/json", headers=tag)
 
 
 @routes.add("POST", "/v1/serving/reports", Permission.TABLE_REPORT, answers=ReportedView, body=ReportBody)

@@ -178,6 +178,44 @@ async def stop(core: Core, actor: Actor, service_id: str, key: str | None) -> Se
     return await alter(core, actor, service_id, "service.stop_asked", {}, change, key)
 
 
+async def undo(core: Core, actor: Actor, service_id: str, key: str | None) -> Service:
+    """Give up the rollout that is open, or roll back over to the release before the one that serves."""
+
+    def change(service: Service, now: float) -> Service:
+        rollout = service.rollout
+        if rollout is not None and rollout.is_open:
+            gone = f"undone by {actor.name}"
+            over = msgspec.structs.replace(rollout, stage=Stage.ROLLED_BACK, since=now, because=gone)
+            return msgspec.structs.replace(service, rollout=over)
+        before = rollout.old if rollout is not None and rollout.stage is Stage.DONE else service.live
+        if before == service.live:
+            raise StateError(
+                f"service {service.reference} has no release before {service.live} to go back to",
+                hint="change its file and `shoal serve` it",
+            )
+        back = Rollout(old=service.live, new=before, stage=Stage.ROLLING, since=now)
+        return msgspec.structs.replace(service, rollout=back, failures=0)
+
+    return await alter(core, actor, service_id, "rollout.undone", {}, change, key)
+
+
+async def promote(core: Core, actor: Actor, service_id: str, key: str | None) -> Service:
+    """Watch a canary no longer: the new release takes over from here on."""
+
+    def change(service: Service, now: float) -> Service:
+        rollout = service.rollout
+        if rollout is None or rollout.stage is not Stage.CANARY:
+            stage = "none" if rollout is None else str(rollout.stage)
+            raise StateError(
+                f"service {service.reference} has no canary to promote; its rollout is {stage}",
+                hint=f"see `shoal services {service.reference}`",
+            )
+        over = msgspec.structs.replace(rollout, stage=Stage.ROLLING, share=None, since=now)
+        return msgspec.structs.replace(service, rollout=over)
+
+    return await alter(core, actor, service_id, "rollout.promoted", {}, change, key)
+
+
 async def alter(
     core: Core,
     actor: Actor,

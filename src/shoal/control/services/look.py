@@ -12,6 +12,7 @@ from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
 from shoal.model.service import Release, Replica, Service
 from shoal.serving.life import Seen
+from shoal.serving.traffic import Sample, Stats
 from shoal.spec.service import ServiceSpec
 from shoal.store import Tx
 
@@ -38,6 +39,12 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Replicas whose supervisors say nothing."""
     idle: frozenset[str] = frozenset()
     """Those that drain, as every data plane knows, and have nothing left."""
+    samples: tuple[Sample, ...] = ()
+    at: float = 0.0
+    """Now, on the clock of the samples."""
+    old_stats: Stats = msgspec.field(default_factory=Stats)
+    new_stats: Stats = msgspec.field(default_factory=Stats)
+    """Of the two releases of a rollout, since its step began."""
 
 
 def load(tx: Tx, service_id: str) -> Look | None:
@@ -61,7 +68,18 @@ def view(core: Core, look: Look) -> View:
         and attempt.state is AttemptState.RUNNING
         and core.leases.silent_nodes(attempt, SILENT_S)
     }
-    return View(silent=frozenset(silent))
+    book, service = core.services, look.service
+    at = core.clock.monotonic()
+    drained = (one.replica_id for one, _, _ in look.servers if one.draining_at is not None)
+    old, new = book.since_step(service)
+    return View(
+        silent=frozenset(silent),
+        idle=frozenset(one for one in drained if book.is_idle(one, at)),
+        samples=book.traffic.samples(service.project, service.name),
+        at=at,
+        old_stats=old,
+        new_stats=new,
+    )
 
 
 def is_serving(replica: Replica, job: Job, attempt: Attempt) -> bool:

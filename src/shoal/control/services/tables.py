@@ -37,6 +37,7 @@ def _service(core: Core, look: Look, people: _People) -> told.Service:
         name=service.name,
         hosts=spec.hosts,
         replicas=tuple(_replicas(core, look)),
+        shares=_shares(service),
         balance=told.Balance(spec.balance),
         cap=spec.cap,
         timeout_s=spec.timeout,
@@ -46,6 +47,13 @@ def _service(core: Core, look: Look, people: _People) -> told.Service:
         is_public=spec.public,
         callers=() if spec.public else people.callers(service),
     )
+
+
+def _shares(service: Service) -> dict[int, float]:
+    rollout = service.rollout
+    if rollout is None or not rollout.is_open or rollout.share is None:
+        return {}
+    return {rollout.old: 1.0 - rollout.share, rollout.new: rollout.share}
 
 
 def _limits(spec: ServiceSpec) -> told.Limits:

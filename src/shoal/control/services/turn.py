@@ -6,6 +6,8 @@ decided again. So two turns, or a turn and a command, never start a replica twic
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import structlog
 
@@ -16,6 +18,7 @@ from shoal.control.record import note
 from shoal.control.services.look import Look, Server, View, load, seen, view
 from shoal.control.services.replicas import begin
 from shoal.control.services.tables import publish
+from shoal.control.services.wishes import wish
 from shoal.control.watch import cancel
 from shoal.errors import LimitReached
 from shoal.model.attempt import Attempt, AttemptState
@@ -32,6 +35,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """As it is to be recorded, but for its version."""
     ended: tuple[Server, ...]
     steps: life.Steps
+    because: str = ""
+    """Why there should be more or fewer replicas than before."""
 
 
 async def tend(core: Core) -> None:
@@ -61,15 +66,16 @@ async def _tend(core: Core, service_id: str) -> None:
 def decide(look: Look, known: View, now: float) -> Decision:
     """Pure."""
     ended = tuple(server for server in look.servers if not server[1].is_open)
-    service = _after_ends(look.service, ended, now)
-    wanted = {} if service.stop_asked_by is not None else {service.live: service.replicas}
+    service = _after_ends(_after_starts(look), ended, now)
+    there = seen(look, known, now)
+    wished = wish(look, service, known, there, now)
     steps = life.decide(
-        wanted,
-        seen(look, known, now),
+        wished.counts,
+        there,
         drain_s=look.spec(service.live).drain,
         may_start=now >= service.may_start_at,
     )
-    return Decision(service=service, ended=ended, steps=steps)
+    return Decision(service=wished.service, ended=ended, steps=steps, because=wished.because)
 
 
 def _is_due(look: Look, decided: Decision) -> bool:
@@ -77,17 +83,25 @@ def _is_due(look: Look, decided: Decision) -> bool:
     return is_gone or bool(decided.ended) or not decided.steps.is_nothing or decided.service != look.service
 
 
+def _after_starts(look: Look) -> Service:
+    """With how long replicas took to become ready, as far as any of them is there to tell."""
+    known = [replica.cold_start_s for replica, _, _ in look.servers if replica.cold_start_s is not None]
+    return msgspec.structs.replace(look.service, cold_start_s=max(known)) if known else look.service
+
+
 def _after_ends(service: Service, ended: tuple[Server, ...], now: float) -> Service:
     """With what replicas that ended by themselves tell about how soon others may follow."""
-    failures = service.failures
+    failures, rollout = service.failures, service.rollout
     for replica, job, _ in ended:
         if job.outcome is JobOutcome.CANCELLED:
             continue
+        if rollout is not None and replica.release == rollout.new and replica.ready_at is None:
+            rollout = msgspec.structs.replace(rollout, failures=rollout.failures + 1)
         served_s = 0.0 if replica.ready_at is None else (job.ended_at or now) - replica.ready_at
         failures = 1 if served_s >= STEADY_S else failures + 1
     if failures == service.failures:
         return service
-    return msgspec.structs.replace(service, failures=failures, failed_at=now)
+    return msgspec.structs.replace(service, failures=failures, failed_at=now, rollout=rollout)
 
 
 def _change(core: Core, tx: Tx, service_id: str, known: View) -> list[tuple[Job, Attempt]]:
@@ -105,6 +119,7 @@ def _change(core: Core, tx: Tx, service_id: str, known: View) -> list[tuple[Job,
         _remove(tx, look, now)
         return []
     service = decided.service
+    _tell(tx, look.service, decided, now)
     for number in decided.steps.start:
         begin(core, tx, service, look.releases[number], service.next_slot, now)
         service = msgspec.structs.replace(service, next_slot=service.next_slot + 1)
@@ -112,6 +127,18 @@ def _change(core: Core, tx: Tx, service_id: str, known: View) -> list[tuple[Job,
         tx.services.update(msgspec.structs.replace(service, version=look.service.version + 1))
     _drain(tx, look, decided.steps.drain, now)
     return _stop(core, tx, look, decided.steps, now)
+
+
+def _tell(tx: Tx, before: Service, decided: Decision, now: float) -> None:
+    after = decided.service
+    if after.replicas != before.replicas:
+        told: dict[str, Any] = {"service": after.name, "replicas": after.replicas, "because": decided.because}
+        note(tx, "service.resized", now, SHOAL, project=after.project, data=told)
+    old, new = before.rollout, after.rollout
+    if new is not None and (old is None or (old.stage, old.step) != (new.stage, new.step)):
+        told = {"service": after.name, "from": new.old, "to": new.new, "step": new.step}
+        told |= {"because": new.because} if new.because else {}
+        note(tx, f"rollout.{new.stage}", now, SHOAL, project=after.project, data=told)
 
 
 def _drain(tx: Tx, look: Look, replica_ids: tuple[str, ...], now: float) -> None:
