@@ -21,6 +21,7 @@ def rules(draw: st.DrawFn) -> Rule:
         cap=draw(st.sampled_from([1, 8, 64])),
         least=least,
         most=draw(st.integers(max(least, 1), 12)),
+        to_zero_after_s=draw(st.sampled_from([1.0, 30.0, 300.0])),
     )
 
 
@@ -84,7 +85,8 @@ def test_fewer_are_chosen_only_when_all_of_a_long_time_needed_fewer(
                 assert chosen >= max(needed(rule, one) for one in samples if NOW - one.at <= calm_s)
             if chosen == 0 and replicas > 0:
                 assert replicas == 1, "the last one goes in a step of its own"
-                idle = [one for one in samples if NOW - one.at <= rule.to_zero_after_s]
+                long_s = max(rule.to_zero_after_s, rule.window_s)
+                idle = [one for one in samples if NOW - one.at <= long_s]
                 assert not any(one.requests or one.in_flight or one.queued for one in idle)
 
 

@@ -85,7 +85,7 @@ class Authenticator:
 
         def load(tx: Tx) -> tuple[Token, User, Caller] | None:
             token = tx.people.get_token(presented.token_id)
-            if not presented.matches(token) or token is None:
+            if not presented.matches(token) or token is None or token.service is not None:
                 return None
             user = tx.people.get_user(token.user_id)
             if user is None or not user.is_active or token.revoked_at is not None:

@@ -255,6 +255,7 @@ def render_token(token: Token) -> views.TokenView:
         "label": token.label,
         "scope": token.scope.value,
         "project": token.project,
+        "service": token.service,
         "created_at": token.created_at,
         "expires_at": token.expires_at,
         "revoked_at": token.revoked_at,

@@ -194,12 +194,16 @@ class MemberBody(Body):
 
 
 class NewToken(Body):
-    """A token for oneself, or for `user` where an admin asks. Never more than the token it is made with."""
+    """A token for oneself, or for `user` where an admin asks. Never more than the token it is made with.
+
+    `service`: to call that service of `project`, and for nothing else.
+    """
 
     label: Text = ""
     user: Name | None = None
     scope: RoleWord | None = None
     project: Name | None = None
+    service: Text | None = Field(default=None, max_length=100)
     lifetime_s: Annotated[float, Field(gt=0, le=10 * 365 * 86400, allow_inf_nan=False)] | None = None
 
 

@@ -425,6 +425,7 @@ class TokenView(TypedDict):
     label: str
     scope: str
     project: str | None
+    service: str | None
     created_at: float
     expires_at: float | None
     revoked_at: float | None

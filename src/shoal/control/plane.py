@@ -170,10 +170,14 @@ class ControlPlane:
         label: str,
         scope: Role,
         project: str | None = None,
+        service: str | None = None,
         lifetime_s: float | None = None,
         key: str | None = None,
     ) -> tuple[Token, str | None]:
-        return await people.create_token(self.core, actor, user, label, scope, project, lifetime_s, key)
+        asked = people.AskedToken(
+            label=label, scope=scope, project=project, service=service, lifetime_s=lifetime_s
+        )
+        return await people.create_token(self.core, actor, user, asked, key)
 
     async def revoke_token(self, actor: Actor, token_id: str, *, key: str | None = None) -> Token:
         return await people.revoke_token(self.core, actor, token_id, key)

@@ -88,7 +88,7 @@ def _fewer(
     down = max(most, rule.least, 1)
     if down < replicas:
         return Choice(replicas=down, because=f"no more than {most} were needed for {calm_s:g} s")
-    zero_s = max(rule.to_zero_after_s, cold_start_s)
+    zero_s = max(rule.to_zero_after_s, cold_start_s, rule.window_s)
     if replicas == 1 and rule.least == 0 and now - samples[0].at >= zero_s:
         lately = [one for one in samples if now - one.at <= zero_s]
         if not any(one.in_flight or one.queued or one.requests for one in lately):
@@ -98,14 +98,21 @@ def _fewer(
 
 def needed(rule: Rule, sample: Sample) -> int:
     """Replicas that this second asked for; one at least, if it had a request at all."""
-    waiting = ceil(sample.queued / rule.cap)
+    return _mean_needed(rule, [sample], 1.0)
+
+
+def _mean_needed(rule: Rule, samples: Sequence[Sample], over: float) -> int:
+    """The same of the mean of some seconds."""
+    in_flight = sum(one.in_flight for one in samples) / over
+    queued = sum(one.queued for one in samples) / over
+    waiting = ceil(queued / rule.cap)
     counts = {
-        Target.CONCURRENCY: ceil((sample.in_flight + sample.queued) / rule.value),
-        Target.RPS: ceil(sample.requests / rule.value) + waiting,
-        Target.TOKENS: ceil(sample.tokens / rule.value) + waiting,
-        Target.QUEUE: ceil(sample.in_flight / rule.cap) + ceil(sample.queued / rule.value),
+        Target.CONCURRENCY: ceil((in_flight + queued) / rule.value),
+        Target.RPS: ceil(sum(one.requests for one in samples) / over / rule.value) + waiting,
+        Target.TOKENS: ceil(sum(one.tokens for one in samples) / over / rule.value) + waiting,
+        Target.QUEUE: ceil(in_flight / rule.cap) + ceil(queued / rule.value),
     }
-    return max(counts[rule.target], int(bool(sample.in_flight or sample.queued)))
+    return max(counts[rule.target], int(bool(in_flight or queued)))
 
 
 def _needed_now(rule: Rule, samples: Sequence[Sample], now: float) -> int:
@@ -113,16 +120,9 @@ def _needed_now(rule: Rule, samples: Sequence[Sample], now: float) -> int:
     window = [one for one in samples if now - one.at <= rule.window_s]
     # A second without a word has nothing in it: the mean is of the whole window, not of what was heard.
     over = max(len(window), min(rule.window_s, now - samples[0].at + 1))
-    mean = Sample(
-        at=int(now),
-        in_flight=ceil(sum(one.in_flight for one in window) / over),
-        queued=ceil(sum(one.queued for one in window) / over),
-        requests=ceil(sum(one.requests for one in window) / over),
-        tokens=ceil(sum(one.tokens for one in window) / over),
-    )
     newest = samples[-1]
     is_waited = newest.queued > 0 and now - newest.at <= NEWEST_S
-    return max(needed(rule, mean), needed(rule, newest) if is_waited else 0)
+    return max(_mean_needed(rule, window, over), needed(rule, newest) if is_waited else 0)
 
 
 def _told(rule: Rule, newest: Sample) -> str:

@@ -140,6 +140,8 @@ async def test_callers_are_those_with_a_role_in_the_project_by_digest(tmp_path: 
         token, _ = await plane.create_token(ROOT, ours.owner, label="", scope=Role.VIEWER)
         gone, _ = await plane.create_token(ROOT, ours.owner, label="", scope=Role.VIEWER)
         await plane.create_token(ROOT, stranger, label="", scope=Role.ADMIN)
+        told: dict[str, Any] = {"label": "", "scope": Role.VIEWER, "project": "vision"}
+        await plane.create_token(ROOT, ours.owner, **told, service="other")
         await ours.serve()
         await ours.until_ready(1)
         digests = {one.digest for one in ours.served().callers}

@@ -91,6 +91,7 @@ class _People:
             told.Caller(digest=token.secret_hash.hex(), name=user.name, project=service.project)
             for token in self._tokens
             if token.project in (None, service.project)
+            and token.service in (None, service.name)
             and (user := self._users.get(token.user_id)) is not None
             and (user.cluster_role is not None or user.user_id in members)
         )
