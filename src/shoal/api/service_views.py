@@ -51,6 +51,7 @@ class ServiceView(TypedDict):
     name: str
     owner: str
     path: str
+    url: str | None
     hosts: list[str]
     release: int
     newest_release: int
@@ -89,8 +90,10 @@ class ReportedView(TypedDict):
     version: int
 
 
-def render_service(look: Look) -> ServiceView:
+def render_service(look: Look, base: str | None) -> ServiceView:
+    """`base`: where services are called, if that is known."""
     service = look.service
+    path = f"/{service.project}/{service.name}/"
     starts = [replica.cold_start_s for replica, _, _ in look.servers if replica.cold_start_s is not None]
     return {
         "id": service.service_id,
@@ -98,7 +101,8 @@ def render_service(look: Look) -> ServiceView:
         "project": service.project,
         "name": service.name,
         "owner": service.owner_name,
-        "path": f"/{service.project}/{service.name}/",
+        "path": path,
+        "url": base + path if base is not None else None,
         "hosts": list(look.spec(service.live).hosts),
         "release": service.live,
         "newest_release": service.newest,
@@ -114,9 +118,9 @@ def render_service(look: Look) -> ServiceView:
     }
 
 
-def render_detail(look: Look, releases: list[Release]) -> ServiceDetailView:
+def render_detail(look: Look, base: str | None, releases: list[Release]) -> ServiceDetailView:
     return {
-        **render_service(look),
+        **render_service(look, base),
         "servers": [_replica(server) for server in look.servers],
         "releases": [
             {"number": one.number, "model": one.model, "created_at": one.created_at, "by": one.by}

@@ -17,7 +17,7 @@ from shoal.errors import LimitReached, SpecError
 
 ServiceRef = Annotated[str, Parameter(help="A service: `NAME`, `PROJECT/NAME` or `svc_...`.")]
 POLL_S = 0.2
-HEADS = ("SERVICE", "RELEASE", "READY", "REPLICAS", "ROLLOUT", "AGE", "PATH")
+HEADS = ("SERVICE", "RELEASE", "READY", "REPLICAS", "ROLLOUT", "AGE", "AT")
 
 
 def serve(
@@ -48,7 +48,9 @@ def serve(
     if json:
         print_json(made)
     else:
-        print(one_line(f"{made['ref']}: release {made['newest_release']}, at {made['path']}"))
+        print(
+            one_line(f"{made['ref']}: release {made['newest_release']}, at {made.get('url') or made['path']}")
+        )
     return 0
 
 
@@ -94,7 +96,7 @@ def services(
         print("no services (`shoal serve FILE` runs one)")
     else:
         now = time.time()
-        print_table(HEADS, (row(one, now) for one in listed), elastic="PATH")
+        print_table(HEADS, (row(one, now) for one in listed), elastic="AT")
     return 0
 
 
@@ -107,7 +109,7 @@ def row(service: dict[str, Any], now: float) -> tuple[str, ...]:
         str(low) if low == high else f"{low}..{high}",
         "stopping" if service["is_stopping"] else rollout_word(service.get("rollout")),
         duration(now - service["created_at"]),
-        one_line(service["path"]),
+        one_line(service.get("url") or service["path"]),
     )
 
 

@@ -52,7 +52,7 @@ async def serve(request: Request, query: Annotated[NoQuery, Query()]) -> Respons
         refusal=missing_archive(call, project, body.archive),
     )
     service = await call.plane.serve(call.actor, asked, key=key)
-    return answer(views.render_service(await _look(call, service.service_id)), 201)
+    return answer(_shown(call, await _look(call, service.service_id)), 201)
 
 
 def _project_for(call: Call, named: str | None, spec: ServiceSpec) -> str:
@@ -76,7 +76,7 @@ async def list_services(request: Request, query: Annotated[ServiceQuery, Query()
 
     found = await call.plane.core.store.read(look)
     view: views.ServicePageView = {
-        "items": [views.render_service(one) for one in found],
+        "items": [_shown(call, one) for one in found],
         "next_cursor": None,
     }
     return answer(view)
@@ -93,7 +93,7 @@ async def show_service(request: Request, service_id: str, query: Annotated[NoQue
         return tx.services.releases(service_id)
 
     releases = await call.plane.core.store.read(load_releases)
-    return answer(views.render_detail(look, releases))
+    return answer(views.render_detail(look, call.plane.core.services.url, releases))
 
 
 @routes.add(
@@ -110,7 +110,7 @@ async def scale_service(request: Request, service_id: str, query: Annotated[NoQu
     await _allowed(call, service_id)
     body = await read_model(request, ScaleBody)
     await call.plane.scale_service(call.actor, service_id, body.min, body.max, key=key)
-    return answer(views.render_service(await _look(call, service_id)))
+    return answer(_shown(call, await _look(call, service_id)))
 
 
 @routes.add(
@@ -128,7 +128,7 @@ async def steer_rollout(request: Request, service_id: str, query: Annotated[NoQu
     body = await read_model(request, RolloutBody)
     steer = call.plane.undo_rollout if body.action == "undo" else call.plane.promote_rollout
     await steer(call.actor, service_id, key=key)
-    return answer(views.render_service(await _look(call, service_id)))
+    return answer(_shown(call, await _look(call, service_id)))
 
 
 @routes.add(
@@ -148,7 +148,11 @@ async def stop_service(request: Request, service_id: str, query: Annotated[NoQue
     await call.plane.stop_service(call.actor, service_id, key=key)
     with suppress(NotFound):  # it had no replicas, and is gone already
         look = await _look(call, service_id)
-    return answer(views.render_service(look))
+    return answer(_shown(call, look))
+
+
+def _shown(call: Call, look: Look) -> views.ServiceView:
+    return views.render_service(look, call.plane.core.services.url)
 
 
 async def _allowed(call: Call, service_id: str) -> Service:

@@ -23,6 +23,8 @@ class ServiceBook:
 
     def __init__(self) -> None:
         self.table = EMPTY
+        self.url: str | None = None
+        """Where the data plane of this machine listens; None: there is none."""
         self.said: dict[str, Serving] = {}
         """By attempt."""
         self.traffic = Traffic()
