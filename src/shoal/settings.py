@@ -15,6 +15,7 @@ from shoal.errors import SpecError
 from shoal.home import home_from_env
 
 DEFAULT_PORT = 7462
+DEFAULT_SERVE_PORT = 7463
 DEFAULT_QUEUE = "default"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - refused without TLS or a declared proxy
@@ -31,6 +32,7 @@ OPTIONS = (
     "policy",
     "keep_logs",
     "max_kept_bytes",
+    "serve_on",
 )
 """What can be set, as text, by a flag of `shoal up` or a variable `SHOAL_...`."""
 MAX_QUEUE_NAME = 100
@@ -89,6 +91,9 @@ class Settings:
     """Logs and checkpoints of what ended longer ago are removed."""
     max_kept_bytes: int = 10 << 30
     """Logs of ended attempts beyond this are removed, oldest first."""
+    serve_host: str = "127.0.0.1"
+    serve_port: int = DEFAULT_SERVE_PORT
+    """Where services are called; another port where this one is taken."""
     limits: ServerLimits = field(default_factory=ServerLimits)
 
     def __post_init__(self) -> None:
@@ -149,6 +154,7 @@ def load_settings(
         if env.get(name := f"SHOAL_{f.name.upper()}")
     }
     host, port = parse_listen(told["listen"]) if "listen" in told else ("127.0.0.1", DEFAULT_PORT)
+    serve_on = parse_listen(told["serve_on"]) if "serve_on" in told else ("127.0.0.1", DEFAULT_SERVE_PORT)
     return Settings(
         home=home_from_env(env),
         host=host,
@@ -164,6 +170,8 @@ def load_settings(
         policy=Path(told["policy"]).absolute() if told.get("policy", "none") != "none" else None,
         keep_logs_s=parse_keep(told.get("keep_logs", "30d")),
         max_kept_bytes=_whole(told.get("max_kept_bytes", str(10 << 30)), "SHOAL_MAX_KEPT_BYTES"),
+        serve_host=serve_on[0],
+        serve_port=serve_on[1],
         limits=ServerLimits(**limits),
     )
 
@@ -216,9 +224,12 @@ def _problems(settings: Settings) -> list[str]:
     found = []
     if (settings.tls_cert is None) != (settings.tls_key is None):
         found.append("TLS needs both files: give `--tls-cert` and `--tls-key`")
-    if not settings.is_loopback and settings.tls_cert is None and not settings.is_behind_proxy:
+    hosts = (settings.host, settings.serve_host)
+    for host in dict.fromkeys(one for one in hosts if one not in LOOPBACK):
+        if settings.tls_cert is not None or settings.is_behind_proxy:
+            break
         found.append(
-            f"refusing to listen on {settings.host} without TLS: give `--tls-cert` and `--tls-key`, "
+            f"refusing to listen on {host} without TLS: give `--tls-cert` and `--tls-key`, "
             "or `--behind-proxy` where a proxy on the way does TLS"
         )
     if settings.database_url and not settings.database_url.startswith(("sqlite:///", "postgresql")):

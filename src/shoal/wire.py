@@ -44,6 +44,34 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_log_bytes: int = 256 << 20
 
 
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """How to find out whether a server that runs as a replica of a service can be given requests."""
+
+    port: int | None = None
+    """Where it listens; None: the supervisor gives it a port that nobody else has."""
+    path: str = "/"
+    interval_s: float = 1.0
+    timeout_s: float = 2.0
+    failures: int = 3
+    """In a row, and it is not ready any more."""
+    dead_after_s: float = 60.0
+    """One that was ready and is not for so long is ended."""
+    within_s: float = 600.0
+    """So is one that was not ready so long after its start."""
+
+
+class Serving(msgspec.Struct, frozen=True, kw_only=True):
+    """What a supervisor knows of the replica it runs. Said with every message."""
+
+    address: str
+    """`10.0.0.7:8000`, as every node can reach it."""
+    is_ready: bool = False
+    at: float = 0.0
+    """Since when it is, or is not."""
+    because: str = ""
+    """How the last question was not answered, while it is not ready."""
+
+
 class GpuHandle(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU of a share, by each of its three names; they need not agree."""
 
@@ -107,6 +135,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """Where the ranks also find it: relative, a link in their work directory; absolute, a mount."""
     checkpoint_interval_s: float | None = None
     """How often to save; None: as the program finds best."""
+    probe: Probe | None = None
+    """It is a replica of a service: the first rank of the first node listens, and is asked so."""
     confinement: tuple[str, ...] | None = None
     """Use only these of the ways to confine (`shoal nodes` prints their names); None: all that work here."""
 
@@ -317,6 +347,8 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
     progress: Progress | None = None
     drilled: Drilled | None = None
     """The newest one here."""
+    serving: Serving | None = None
+    """Of a replica, once its server was started."""
     wait_s: float = 0.0
     """How long the answer may wait for something new to say."""
     nonce: str = ""
@@ -347,6 +379,8 @@ class RenewalAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     """What travels on the supervisor's standard input instead of on disk."""
 
+    replica_secret: str = ""
+    """What a data plane sends with every request for this replica."""
     proof_key: str = ""
     """Signs what the supervisor says, and tells the control plane's answers from others; never sent."""
     job_token: str | None = None

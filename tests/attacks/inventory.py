@@ -45,6 +45,11 @@ BODIES: dict[str, Any] = {
     "POST /v1/jobs/{job_id}/stop": {},
     "POST /v1/jobs/{job_id}/retry": {},
     "POST /v1/arrays/{array_id}/stop": {},
+    "POST /v1/services": {"spec": {"name": "hello", "run": "sleep 1000"}, "project": "vision"},
+    "POST /v1/services/{service_id}/scale": {"min": 1, "max": 2},
+    "POST /v1/services/{service_id}/rollout": {"action": "undo"},
+    "POST /v1/services/{service_id}/stop": {},
+    "POST /v1/serving/reports": {"process_id": "prc_0", "version": 1},
     "POST /v1/supervisor/renew": {"attempt_id": "att_0", "epoch": 1, "node": "node-1", "phase": "running"},
 }
 
@@ -91,6 +96,10 @@ def aimed(world: World, row: Declared) -> Shot:
         values["job_id"] = world.submit("member", "vision")
     if "{array_id}" in row.path:
         values["array_id"] = _new_array(world)
+    if name == "POST /v1/services":
+        data = _service()
+    if "{service_id}" in row.path:
+        values["service_id"] = _new_service(world)
     if "/windows" in row.path:
         data = _next_window()
     if "{window_id}" in row.path:
@@ -152,6 +161,17 @@ def _next_window() -> dict[str, Any]:
 
 def _new_window(world: World) -> str:
     made = world.call("POST", "/v1/windows", role="operator", data=_next_window())
+    assert made.status == 201, made.body
+    return str(made.json()["id"])
+
+
+def _service() -> dict[str, Any]:
+    """One that there is not."""
+    return {"spec": {"name": f"hello-{next(_serial)}", "run": "sleep 1000"}, "project": "vision"}
+
+
+def _new_service(world: World) -> str:
+    made = world.call("POST", "/v1/services", role="member", data=_service())
     assert made.status == 201, made.body
     return str(made.json()["id"])
 

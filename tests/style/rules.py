@@ -10,7 +10,7 @@ from tests.style.tree import Import, Module, length
 LEAVES = frozenset(
     {"errors", "clock", "curve", "home", "ids", "log", "loopback", "proof", "settings", "wire"}
 )
-BELOW_CONTROL = frozenset({"scheduler", "engines", "store", "identity"})
+BELOW_CONTROL = frozenset({"scheduler", "engines", "store", "identity", "serving"})
 
 MAY_SEE: dict[str, frozenset[str]] = {
     "errors": frozenset(),
@@ -30,6 +30,7 @@ MAY_SEE: dict[str, frozenset[str]] = {
     "store": LEAVES | {"spec", "model"},
     "identity": LEAVES | {"spec", "model"},
     "engines": LEAVES | {"spec", "model", "runtime"},
+    "serving": frozenset({"errors", "clock", "ids", "log", "loopback", "wire"}),
     "control": LEAVES | {"spec", "model"} | BELOW_CONTROL,
     "api": LEAVES | {"spec", "model", "control"} | BELOW_CONTROL,
     "sim": LEAVES | {"spec", "model", "control"} | BELOW_CONTROL,

@@ -6,6 +6,7 @@
 | stranger | dora: a member of `speech`, which the others may not see |
 | operator, admin | oz, ada: on the whole cluster |
 | job, supervisor | of ben's running job on node-1 |
+| data_plane | what requests to services go through |
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from starlette.types import ASGIApp
 from shoal.api import create_app
 from shoal.control import Actor, ControlPlane
 from shoal.engines.fake import Script
-from shoal.identity import job_token, proof_key
+from shoal.identity import data_plane_token, job_token, proof_key
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.people import Role
 from shoal.proof import sign
@@ -182,5 +183,6 @@ def _work(world: World) -> None:
     world.jobs["speech"] = world.submit("stranger", "speech")
     attempt = world.until_state(world.jobs["vision"], AttemptState.RUNNING)
     key = world.plane.core.key
+    world.tokens["data_plane"] = data_plane_token(key)
     world.tokens["job"] = job_token(key, attempt.attempt_id)
     world.tokens["supervisor"] = world.signed(attempt, b"")

@@ -85,7 +85,7 @@ class Authenticator:
 
         def load(tx: Tx) -> tuple[Token, User, Caller] | None:
             token = tx.people.get_token(presented.token_id)
-            if not presented.matches(token) or token is None:
+            if not presented.matches(token) or token is None or token.service is not None:
                 return None
             user = tx.people.get_user(token.user_id)
             if user is None or not user.is_active or token.revoked_at is not None:
@@ -114,6 +114,10 @@ class Authenticator:
                 node=signed.node,
                 body_digest=signed.digest,
             )
+            return Known(caller=caller, user=None, at=0.0)
+
+        if signed.kind is SignedKind.DATA_PLANE:
+            caller = Caller(kind=CallerKind.DATA_PLANE, id="data_plane", name="data plane")
             return Known(caller=caller, user=None, at=0.0)
 
         def load(tx: Tx) -> Caller | None:

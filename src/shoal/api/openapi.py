@@ -15,6 +15,7 @@ from shoal.api.problems import MEDIA_TYPE
 from shoal.api.routing import BODY_FIELD, PERMISSION_FIELD
 from shoal.api.views import ProblemView
 from shoal.spec import flags_schema, job_schema
+from shoal.spec.schema import service_schema
 
 REF = "#/components/schemas/"
 ARCHIVE_BODY = {
@@ -63,6 +64,7 @@ def build_schema(app: FastAPI) -> dict[str, Any]:
     _put(components, "ProblemView", TypeAdapter(ProblemView).json_schema(ref_template=REF + "{model}"))
     _put(components, "JobSpec", job_schema())
     _put(components, "JobFlags", flags_schema())
+    _put(components, "ServiceSpec", service_schema())
     for path, operations in schema["paths"].items():
         for method, operation in operations.items():
             _complete(operation, method, path, components)
@@ -85,7 +87,7 @@ def _complete(operation: dict[str, Any], method: str, path: str, components: dic
         operation["requestBody"] = _body(getattr(requests, body), components)
     elif path.startswith("/v1/archives/") and method == "put":
         operation["requestBody"] = ARCHIVE_BODY
-    if method in MUTATIONS and not path.startswith("/v1/supervisor/"):
+    if method in MUTATIONS and not path.startswith(("/v1/supervisor/", "/v1/serving/")):
         operation.setdefault("parameters", []).append(KEY_PARAMETER)
 
 
@@ -101,6 +103,8 @@ def _body(model: type[BaseModel], components: dict[str, Any]) -> dict[str, Any]:
     if model is requests.SubmitBody:
         schema["properties"] |= {"spec": {"$ref": f"{REF}JobSpec"}, "flags": {"$ref": f"{REF}JobFlags"}}
         schema["oneOf"] = [{"required": ["spec"]}, {"required": ["flags"]}]
+    if model is requests.ServeBody:
+        schema["properties"]["spec"] = {"$ref": f"{REF}ServiceSpec"}
     _put(components, model.__name__, schema)
     return {
         "required": "required" in schema or "oneOf" in schema,

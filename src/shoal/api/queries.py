@@ -51,6 +51,20 @@ class JobQuery(PageQuery):
     predict: bool = False
 
 
+class ServiceQuery(Query):
+    """`name`: only those of that name, at most one a project."""
+
+    project: Short | None = None
+    name: Short | None = None
+
+
+class TableQuery(Query):
+    """The answer waits up to `wait_s` for a table newer than `after`."""
+
+    after: Annotated[int, Field(ge=0, le=MAX_SEQ)] = 0
+    wait_s: Annotated[float, Field(ge=0, le=30, allow_inf_nan=False)] = 0.0
+
+
 class LogQuery(Query):
     """`attempt` is its epoch, the newest if not given. `tail` and `cursor` exclude each other. `stacks`: of
     ranks that hung, instead of what was written.

@@ -9,7 +9,7 @@ import msgspec
 from shoal.api import views
 from shoal.control.shares import Share
 from shoal.model.attempt import Attempt
-from shoal.model.job import Job
+from shoal.model.job import Job, ReplicaPlace
 from shoal.model.node import Node
 from shoal.model.people import Devices, Membership, Project, Role, Token, User
 from shoal.model.request import Request, TopologyRequest
@@ -41,6 +41,7 @@ def render_job(job: Job, attempt: Attempt | None) -> views.JobView:
         "epoch": job.epoch,
         "nodes": list(attempt.node_names) if attempt is not None else [],
         "array": {"id": array.array_id, "index": array.index, "size": array.size} if array else None,
+        "replica": _replica_place(job.replica) if job.replica else None,
         "submitted_at": job.submitted_at,
         "deadline_at": job.deadline_at,
         "started_at": attempt.started_at if attempt is not None else None,
@@ -50,6 +51,15 @@ def render_job(job: Job, attempt: Attempt | None) -> views.JobView:
         "failures": job.failures,
         "losses": job.losses,
         "request": render_request(job.request),
+    }
+
+
+def _replica_place(place: ReplicaPlace) -> views.ReplicaPlaceView:
+    return {
+        "service_id": place.service_id,
+        "service": place.service,
+        "release": place.release,
+        "slot": place.slot,
     }
 
 
@@ -245,6 +255,7 @@ def render_token(token: Token) -> views.TokenView:
         "label": token.label,
         "scope": token.scope.value,
         "project": token.project,
+        "service": token.service,
         "created_at": token.created_at,
         "expires_at": token.expires_at,
         "revoked_at": token.revoked_at,

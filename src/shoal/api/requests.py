@@ -52,6 +52,46 @@ class SubmitBody(Body):
         return self
 
 
+class ServeBody(Body):
+    """A service to run, or a new release of one: `spec` is what a YAML file says."""
+
+    spec: dict[str, Any]
+    project: Name | None = None
+    secrets: dict[
+        Annotated[str, StringConstraints(pattern=ENV_PATTERN)],
+        Annotated[str, StringConstraints(max_length=64 << 10)],
+    ] = Field(default_factory=dict, max_length=MAX_SECRETS)
+    archive: Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)] | None = None
+
+
+class ScaleBody(Body):
+    """At least and at most so many replicas."""
+
+    min: Annotated[int, Field(ge=0, le=1000)]
+    max: Annotated[int, Field(ge=0, le=1000)]
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.max < self.min:
+            raise ValueError(f"`max`, {self.max}, is below `min`, {self.min}")
+        return self
+
+
+class RolloutBody(Body):
+    """`undo`: back to the release before. `promote`: a canary is watched no longer."""
+
+    action: Literal["undo", "promote"]
+
+
+class ReportBody(Body):
+    """What a data plane counts: see `serving/table.py`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    process_id: Annotated[str, StringConstraints(min_length=1, max_length=100)]
+    version: int
+
+
 class NodeBody(Body):
     """Why a node is closed or opened."""
 
@@ -154,12 +194,16 @@ class MemberBody(Body):
 
 
 class NewToken(Body):
-    """A token for oneself, or for `user` where an admin asks. Never more than the token it is made with."""
+    """A token for oneself, or for `user` where an admin asks. Never more than the token it is made with.
+
+    `service`: to call that service of `project`, and for nothing else.
+    """
 
     label: Text = ""
     user: Name | None = None
     scope: RoleWord | None = None
     project: Name | None = None
+    service: Text | None = Field(default=None, max_length=100)
     lifetime_s: Annotated[float, Field(gt=0, le=10 * 365 * 86400, allow_inf_nan=False)] | None = None
 
 
@@ -181,6 +225,7 @@ class RenewalBody(BaseModel):
     metrics: list[dict[str, Any]] = []
     progress: dict[str, Any] | None = None
     drilled: dict[str, Any] | None = None
+    serving: dict[str, Any] | None = None
     wait_s: float = 0.0
     nonce: str = ""
 

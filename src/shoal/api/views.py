@@ -53,6 +53,15 @@ class ChangeView(TypedDict):
     starts_at: float | None
 
 
+class ReplicaPlaceView(TypedDict):
+    """The job is a replica of a service."""
+
+    service_id: str
+    service: str
+    release: int
+    slot: int
+
+
 class OutlookView(TypedDict):
     """When a waiting job starts. `basis` is `scenarios`, `promise` or `nothing`; a time is null where nobody
     can say. The start is between `earliest` and `latest` with the probability `coverage`, which rests on the
@@ -88,6 +97,7 @@ class JobView(TypedDict):
     epoch: int
     nodes: list[str]
     array: ArrayView | None
+    replica: ReplicaPlaceView | None
     submitted_at: float
     deadline_at: float | None
     started_at: float | None
@@ -430,6 +440,7 @@ class TokenView(TypedDict):
     label: str
     scope: str
     project: str | None
+    service: str | None
     created_at: float
     expires_at: float | None
     revoked_at: float | None

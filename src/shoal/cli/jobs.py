@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from shoal.cli.flags import JobRefs, JsonFlag, connect
 from shoal.cli.show import print_error, print_json
 from shoal.cli.text import in_one_breath, one_line
+from shoal.client.connection import Connection
 from shoal.client.handles import JobHandle
 from shoal.errors import ShoalError, SpecError
 
@@ -22,7 +23,8 @@ def stop(
 ) -> int:
     """Stop jobs: SIGTERM, then after the job's `grace` the whole process tree is killed.
 
-    The name of an array stops every element of it.
+    The name of an array stops every element of it, the name of a service all
+    of its replicas when they have finished what they have.
     """
     with connect() as shoal:
         if array:
@@ -31,16 +33,27 @@ def stop(
                 print(f"array {one_line(array)}: asked to stop")
         elif not jobs:
             raise SpecError("no job named", hint="`shoal stop JOB`, or `shoal stop --array ARRAY`")
-        done, code = _each(shoal.stop_all, jobs)
+        served = {ref for ref in jobs if _is_service(shoal, ref)}
+        ending = [shoal.services.stop(ref) for ref in sorted(served)]
+        done, code = _each(shoal.stop_all, tuple(ref for ref in jobs if ref not in served))
         over = {job.job_id for job in done if job.is_ended}
         if wait:
             done = [job.wait() for job in done]
     if json:
-        print_json([job.data for job in done])
+        print_json([*ending, *(job.data for job in done)])
         return code
+    for service in ending:
+        print(f"{one_line(service['ref'])}: stopping; its replicas finish what they have")
     for job in done:
         print(after_stop(job) if job.job_id in over else f"{one_line(job.ref)}: {job.status}")
     return code
+
+
+def _is_service(shoal: Connection, ref: str) -> bool:
+    """A job of the same name is a replica, as a rule: it is the service that is meant."""
+    name = ref.rpartition("/")[2]
+    is_job = name.isdigit() or ref.startswith(("job_", "arr_")) or name.endswith("]")
+    return not is_job and (ref.startswith("svc_") or bool(shoal.services.named(ref)))
 
 
 def after_stop(job: JobHandle) -> str:

@@ -106,9 +106,11 @@ def row(job: dict[str, Any], now: float, reason: str) -> tuple[str, ...]:
 
 
 def name_of(job: dict[str, Any]) -> str:
-    """Its name, with its index where it is an element of an array."""
-    array = job.get("array")
+    """Its name; of an array's element with its index, of a replica with its release and slot: `chat@2.7`."""
+    array, replica = job.get("array"), job.get("replica")
     index = f"[{array['index']}]" if array else ""
+    if replica:
+        index = f"@{replica['release']}.{replica['slot']}"
     return fitting(job.get("name") or "", NAME_COLUMNS - len(index)) + index
 
 

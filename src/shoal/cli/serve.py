@@ -18,6 +18,7 @@ from functools import partial
 import anyio
 
 from shoal.api.server import open_socket, serve
+from shoal.cli import data_plane
 from shoal.cli.home import (
     adopt_first_token,
     hold,
@@ -82,8 +83,10 @@ def tune() -> None:
 
 
 async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable[[str], None]) -> None:
-    async with ControlPlane.open(settings) as plane:
+    async with ControlPlane.open(settings) as plane, anyio.create_task_group() as beside:
+        beside.start_soon(data_plane.keep, settings, plane)
         await serve(settings, plane, listener=listener, on_ready=on_ready)
+        beside.cancel_scope.cancel()
 
 
 def listen(settings: Settings, *, is_fixed: bool) -> tuple[socket.socket, int | None]:

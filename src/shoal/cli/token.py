@@ -48,6 +48,7 @@ def create(
     project: Annotated[
         str | None, Parameter(name=["--project", "-p"], help="Good in this project alone.")
     ] = None,
+    service: Annotated[str | None, Parameter(help="Only to call this service of the project.")] = None,
     lifetime: Annotated[str | None, Parameter(help="Such as `12h` or `30d`; for ever if not given.")] = None,
     label: Annotated[str, Parameter(help="What it is for.")] = "",
     json: JsonFlag = False,
@@ -55,18 +56,23 @@ def create(
     """Make a token and print it: this once, on standard output alone."""
     seconds = lifetime_s(lifetime) if lifetime else None
     with connect() as shoal:
-        made = shoal.tokens.create(user=user, scope=scope, project=project, lifetime_s=seconds, label=label)
+        made = shoal.tokens.create(
+            user=user, scope=scope, project=project, service=service, lifetime_s=seconds, label=label
+        )
     if json:
         print_json(made)
         return 0
     print(made["text"])
     note(reach(made, user, is_chosen=scope is not None))
-    note("shown this once; use it with `shoal login URL`, or as SHOAL_TOKEN")
+    use = "as `Authorization: Bearer TOKEN`" if service else "with `shoal login URL`, or as SHOAL_TOKEN"
+    note(f"shown this once; use it {use}")
     return 0
 
 
 def reach(made: dict[str, Any], user: str | None, *, is_chosen: bool) -> str:
     """What the token is good for, and why that much."""
+    if made.get("service"):
+        return f"it calls service {one_line(made['service'])} of {one_line(made['project'])}, nothing else"
     where = f" in project {one_line(made['project'])} alone" if made.get("project") else ""
     told = f"scope {made['scope']}{where}"
     if is_chosen:

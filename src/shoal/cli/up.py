@@ -58,6 +58,9 @@ def up(
     max_kept_bytes: Annotated[
         str | None, Parameter(help="Keep so many bytes of old logs (10 GiB); SHOAL_MAX_KEPT_BYTES.")
     ] = None,
+    serve_on: Annotated[
+        str | None, Parameter(help="HOST:PORT where services are called; 127.0.0.1:7463 if not given.")
+    ] = None,
     foreground: Annotated[bool, Parameter(negative="", help="Stay in front, for a service manager.")] = False,
     json: JsonFlag = False,
 ) -> int:
@@ -79,6 +82,7 @@ def up(
         "policy": os.path.abspath(policy) if policy and policy != "none" else policy,  # noqa: PTH100
         "keep_logs": keep_logs,
         "max_kept_bytes": max_kept_bytes,
+        "serve_on": serve_on,
     }
     if foreground:
         return _stay(flags)
@@ -152,6 +156,10 @@ def down(
     home = home_from_env()
     stopped = _stop_jobs() if jobs and holder(home) is not None else []
     pid = daemon.stop(home)
+    if jobs:
+        from shoal.cli import data_plane
+
+        data_plane.stop(home)  # nothing is left that it could serve
     if json:
         print_json({"was_running": pid is not None, "pid": pid, "stopped_jobs": stopped})
     elif pid is None:
@@ -165,6 +173,8 @@ def down(
 
 def _stop_jobs() -> list[str]:
     with Connection(env=env_for_home()) as shoal:
+        for service in shoal.services.all():
+            shoal.services.stop(service["id"])  # or it would replace what is stopped
         handles = [JobHandle(shoal, job) for job in shoal.jobs(status=OPEN)]
         for handle in handles:
             handle.stop()

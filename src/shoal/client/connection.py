@@ -15,6 +15,7 @@ from shoal.client.credentials import Endpoint, endpoint_at, find_endpoint
 from shoal.client.drills import Drills
 from shoal.client.handles import ArrayHandle, JobHandle
 from shoal.client.people import Projects, Tokens, Users, items_of
+from shoal.client.services import Services
 from shoal.client.stream import Reach, StreamEvent, follow
 from shoal.client.submission import project_of, send
 from shoal.client.transport import Transport, path_of
@@ -67,6 +68,7 @@ class Connection:
         self.tokens = Tokens(self.transport)
         self.windows = Windows(self.transport)
         self.drills = Drills(self.transport)
+        self.services = Services(self.transport)
 
     def __enter__(self) -> Self:
         return self

@@ -92,7 +92,7 @@ class Tokens:
         return items_of(self._transport, path_of("tokens"), user=user)
 
     def create(self, **fields: Any) -> Answer:
-        """`label scope project user lifetime_s`. The answer's `text` is shown this once."""
+        """`label scope project service user lifetime_s`. The answer's `text` is shown this once."""
         body = {k: v for k, v in fields.items() if v is not None}
         return dict(self._transport.call("POST", path_of("tokens"), json_body=body))
 

@@ -28,27 +28,28 @@ def send(
     env: Mapping[str, str],
     key: str | None = None,
     progress: Callable[[str], None] | None = None,
+    to: str = "jobs",
 ) -> dict[str, Any]:
     """The server's answer. `asked` is `{"spec": ...}` or `{"flags": ...}`; the server reads either.
 
     One request where `workdir` is None, empty or known to the server already. Repeating it with the same
-    `key` gives the same job. `progress` is told what takes time.
+    `key` gives the same job. `progress` is told what takes time. `to`: `jobs` or `services`.
     """
     body = dict(asked)
     if secrets:
         body["secrets"] = secrets_from(env, secrets)
     snapshot = _snapshot_of(workdir, progress) if workdir is not None else None
     if snapshot is None:
-        return _post(transport, body, key)
+        return _post(transport, to, body, key)
     with snapshot.file as file:
         body["archive"] = snapshot.digest
         try:
-            return _post(transport, body, key)
+            return _post(transport, to, body, key)
         except ArchiveMissing:
             if progress is not None:
                 progress(f"sending the work directory: {snapshot.size_bytes / (1 << 20):,.0f} MiB ...")
             _upload(transport, snapshot.digest, project_of(asked), file)
-            return _post(transport, body, key)
+            return _post(transport, to, body, key)
 
 
 def secrets_from(env: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
@@ -76,8 +77,8 @@ def _snapshot_of(workdir: Path, progress: Callable[[str], None] | None) -> Snaps
     return taken
 
 
-def _post(transport: Transport, body: dict[str, Any], key: str | None) -> dict[str, Any]:
-    return dict(transport.call("POST", path_of("jobs"), json_body=body, key=key))
+def _post(transport: Transport, to: str, body: dict[str, Any], key: str | None) -> dict[str, Any]:
+    return dict(transport.call("POST", path_of(to), json_body=body, key=key))
 
 
 def _upload(transport: Transport, digest: str, project: str | None, file: IO[bytes]) -> None:

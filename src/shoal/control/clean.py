@@ -51,7 +51,7 @@ async def clean(core: Core) -> None:
 
 
 async def _clean_archives(core: Core, now: float) -> None:
-    """Archives that no open job uses and nobody asked for in a week; uploads that never ended."""
+    """Archives that no open job or service uses and nobody asked for in a week; uploads that never ended."""
     folder = core.settings.home / "archives"
     old = await anyio.to_thread.run_sync(_old_archives, folder, now)
     # Most of the time there is none, and then nobody has to look through the open jobs.
@@ -94,6 +94,9 @@ def _archives_in_use(tx: Tx) -> frozenset[str]:
 
 
 def _digests(tx: Tx) -> Iterator[str]:
+    for service in tx.services.all():
+        releases = tx.services.releases(service.service_id)
+        yield from (one.archive_digest for one in releases if one.archive_digest is not None)
     before = None
     while page := tx.jobs.page(JobFilter(statuses=OPEN), before, PAGE):
         yield from (job.archive_digest for job, _ in page if job.archive_digest is not None)

@@ -18,6 +18,7 @@ from shoal.control.looks import Looks
 from shoal.control.meetings import Meetings
 from shoal.control.queue import Queue
 from shoal.control.record import Recorder
+from shoal.control.services.book import ServiceBook
 from shoal.control.signals import Signal
 from shoal.control.turns import Turns
 from shoal.engines.base import Engine
@@ -64,6 +65,7 @@ class Core:
         self.looks = Looks()
         self.meetings = Meetings()
         self.drills = DrillBook()
+        self.services = ServiceBook()
         self.submitting: set[str] = set()
         """Attempts being handed to the engine at this moment."""
         self.lost: dict[str, NodeOutcome] = {}

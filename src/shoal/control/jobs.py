@@ -43,7 +43,7 @@ async def _stop(
 
         def stop_chosen() -> list[str]:
             job_ids = choose(tx)
-            _stop_all(core, tx, actor, job_ids, now)
+            ask_to_stop(core, tx, actor, job_ids, now)
             return job_ids
 
         chosen, _ = once(tx, actor, key, fingerprint("stop", what), now, list[str], stop_chosen)
@@ -56,7 +56,10 @@ async def _stop(
     return [job for job, _ in stopped]
 
 
-def _stop_all(core: Core, tx: Tx, actor: Actor, job_ids: list[str], now: float) -> None:
+def ask_to_stop(
+    core: Core, tx: Tx, actor: Actor, job_ids: list[str], now: float
+) -> list[tuple[Job, Attempt]]:
+    """Record that they are to end; those that may still run something have to be cancelled afterwards."""
     for job_id in job_ids:
         job, attempt = _load(tx, job_id)
         if not job.is_open or job.stop_asked_by is not None:
@@ -66,6 +69,7 @@ def _stop_all(core: Core, tx: Tx, actor: Actor, job_ids: list[str], now: float) 
         note(tx, "job.stop_asked", now, actor, job=job, attempt=attempt)
         stop = StopAsked(reason=EndReason.CANCELLED, by=actor.name)
         core.recorder.advance(tx, attempt.attempt_id, stop, actor)
+    return [_load(tx, job_id) for job_id in job_ids]
 
 
 async def retry_job(core: Core, actor: Actor, job_id: str, key: str | None) -> Job:

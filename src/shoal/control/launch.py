@@ -14,7 +14,7 @@ from shoal.control.orders import orders_for
 from shoal.control.replace import record_end
 from shoal.engines.base import Submission
 from shoal.errors import EngineRefused, EngineUnreachable, NodeGone, StoreUnavailable
-from shoal.identity import SecretsUnreadable, job_token, open_secrets, proof_key
+from shoal.identity import SecretsUnreadable, job_token, open_secrets, proof_key, replica_secret
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
 from shoal.model.moves import Accepted, AttemptEvent, NodeEnded, Refused
@@ -167,6 +167,7 @@ def _submission(core: Core, starting: Starting) -> Submission:
         order.node: Credentials(
             proof_key=proof_key(core.key, attempt.attempt_id, order.node),
             job_token=job_token(core.key, attempt.attempt_id),
+            replica_secret=replica_secret(core.key, attempt.attempt_id) if job.replica else "",
             secrets=open_secrets(core.key, job.job_id, sealed) if sealed else {},
         )
         for order in orders

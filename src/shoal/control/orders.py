@@ -74,6 +74,7 @@ def orders_for(
             checkpoint_dir=kept,
             checkpoint_path=spec.checkpoint.path if spec.checkpoint is not None else None,
             checkpoint_interval_s=spec.checkpoint.interval if spec.checkpoint is not None else None,
+            probe=job.replica.probe if job.replica else None,
             uid=uid,
         )
         for node_rank, share in enumerate(attempt.allocation)

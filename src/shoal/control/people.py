@@ -136,15 +136,18 @@ async def remove_member(core: Core, actor: Actor, project: str, user_name: str, 
     await _change(core, actor, key, "member.removed", said, User, make, project)
 
 
+class AskedToken(msgspec.Struct, frozen=True, kw_only=True):
+    """A token as somebody wants it. `service`: good for requests to that service of `project` alone."""
+
+    label: str
+    scope: Role
+    project: str | None = None
+    service: str | None = None
+    lifetime_s: float | None = None
+
+
 async def create_token(
-    core: Core,
-    actor: Actor,
-    user: User,
-    label: str,
-    scope: Role,
-    project: str | None,
-    lifetime_s: float | None,
-    key: str | None,
+    core: Core, actor: Actor, user: User, asked: AskedToken, key: str | None
 ) -> tuple[Token, str | None]:
     """The token and its text, which nobody can ever read again: None when the key was used before."""
     token_id = core.new_id("tok")
@@ -155,16 +158,17 @@ async def create_token(
             token_id=token_id,
             user_id=user.user_id,
             secret_hash=minted.secret_hash,
-            label=label,
-            scope=scope,
-            project=project,
+            label=asked.label,
+            scope=asked.scope,
+            project=asked.project,
+            service=asked.service,
             created_at=now,
-            expires_at=now + lifetime_s if lifetime_s is not None else None,
+            expires_at=now + asked.lifetime_s if asked.lifetime_s is not None else None,
         )
         tx.people.add_token(token)
         return token
 
-    said = {"user": user.name, "label": label, "scope": scope, "project": project, "lifetime_s": lifetime_s}
+    said = {"user": user.name, **msgspec.structs.asdict(asked)}
     token, was_repeated = await _change(core, actor, key, "token.created", said, Token, make)
     return token, None if was_repeated else minted.text
 

@@ -14,6 +14,8 @@ from shoal.control.frozen import Frozen
 from shoal.control.opening import open_core
 from shoal.control.record import note
 from shoal.control.runner import Changed, run_loops
+from shoal.control.services import commands as services
+from shoal.control.services.commands import AskedService
 from shoal.control.submit import Asked, SubmitResult
 from shoal.control.windows import AskedWindow
 from shoal.errors import ShoalError
@@ -22,6 +24,7 @@ from shoal.model.drill import Drill
 from shoal.model.job import Job
 from shoal.model.node import Node, NodeState
 from shoal.model.people import Membership, Project, Role, Token, User
+from shoal.model.service import Service
 from shoal.model.window import Window
 from shoal.scheduler import Explanation, Outlook
 from shoal.settings import Settings
@@ -83,6 +86,23 @@ class ControlPlane:
             refusal=refusal,
         )
         return await submit.submit(self.core, actor, asked, key)
+
+    async def serve(self, actor: Actor, asked: AskedService, *, key: str | None = None) -> Service:
+        return await services.serve(self.core, actor, asked, key)
+
+    async def scale_service(
+        self, actor: Actor, service_id: str, low: int, high: int, *, key: str | None = None
+    ) -> Service:
+        return await services.scale(self.core, actor, service_id, low, high, key)
+
+    async def undo_rollout(self, actor: Actor, service_id: str, *, key: str | None = None) -> Service:
+        return await services.undo(self.core, actor, service_id, key)
+
+    async def promote_rollout(self, actor: Actor, service_id: str, *, key: str | None = None) -> Service:
+        return await services.promote(self.core, actor, service_id, key)
+
+    async def stop_service(self, actor: Actor, service_id: str, *, key: str | None = None) -> Service:
+        return await services.stop(self.core, actor, service_id, key)
 
     async def stop_job(self, actor: Actor, job_id: str, *, key: str | None = None) -> Job:
         return await jobs.stop_job(self.core, actor, job_id, key)
@@ -150,10 +170,14 @@ class ControlPlane:
         label: str,
         scope: Role,
         project: str | None = None,
+        service: str | None = None,
         lifetime_s: float | None = None,
         key: str | None = None,
     ) -> tuple[Token, str | None]:
-        return await people.create_token(self.core, actor, user, label, scope, project, lifetime_s, key)
+        asked = people.AskedToken(
+            label=label, scope=scope, project=project, service=service, lifetime_s=lifetime_s
+        )
+        return await people.create_token(self.core, actor, user, asked, key)
 
     async def revoke_token(self, actor: Actor, token_id: str, *, key: str | None = None) -> Token:
         return await people.revoke_token(self.core, actor, token_id, key)

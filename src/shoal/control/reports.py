@@ -6,6 +6,7 @@ from shoal.control import metrics
 from shoal.control.core import NEWS_PATIENCE_S, Core
 from shoal.control.frozen import spec_of
 from shoal.control.replace import record_end
+from shoal.control.services import replicas
 from shoal.control.watch import look_at
 from shoal.errors import StateError
 from shoal.model.attempt import Attempt, AttemptState
@@ -89,6 +90,8 @@ async def _heard(core: Core, renewal: Renewal) -> Attempt:
         core.meetings.tell(attempt.attempt_id)
     if renewal.saved_s is not None and renewal.saved_s >= 0:
         core.checkpoints.heard(renewal.attempt_id, core.clock.now() - renewal.saved_s)
+    if renewal.serving is not None:
+        await replicas.heard(core, attempt, renewal.serving)
     if renewal.metrics:
         await metrics.keep(core, attempt, renewal.node, renewal.metrics)
     return attempt

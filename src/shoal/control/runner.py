@@ -22,6 +22,7 @@ from shoal.control.heal import heal
 from shoal.control.launch import Starting, hand_over, take
 from shoal.control.outlook import learn
 from shoal.control.place import Cycle, place
+from shoal.control.services.turn import tend
 from shoal.control.signals import Signal
 from shoal.control.watch import watch
 from shoal.engines.base import SupportsNotice
@@ -35,6 +36,7 @@ HEAL_EVERY_S = 5.0
 ANCHOR_EVERY_S = 30.0
 CLEAN_EVERY_S = 600.0
 LEARN_EVERY_S = 60.0
+SERVE_EVERY_S = 0.5
 PLACE_AT_LEAST_EVERY_S = 30.0
 IDLE_SHARE, BUSY_SHARE = 0.2, 0.5
 """At most this share of a core goes to looking and planning: the longer it took, the longer the pause. The
@@ -124,6 +126,9 @@ async def run_loops(core: Core, changed: Changed) -> AsyncIterator[None]:
         tasks.start_soon(_repeat, core, "learn", lambda: learn(core), lambda: anyio.sleep(LEARN_EVERY_S))
         tasks.start_soon(
             _repeat, core, "drill", lambda: watch_drills(core), lambda: anyio.sleep(pause_s(core))
+        )
+        tasks.start_soon(
+            _repeat, core, "serve", lambda: tend(core), lambda: core.services.waker.wait(SERVE_EVERY_S)
         )
         tasks.start_soon(_repeat, core, "clean", lambda: clean(core), lambda: anyio.sleep(CLEAN_EVERY_S))
         try:

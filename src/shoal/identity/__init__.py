@@ -10,9 +10,11 @@ from shoal.identity.permissions import LEAST_ROLE, Permission, is_at_least, less
 from shoal.identity.seal import SecretsUnreadable, open_secrets, seal_secrets
 from shoal.identity.signed import (
     SignedToken,
+    data_plane_token,
     job_token,
     parse_signed,
     proof_key,
+    replica_secret,
 )
 from shoal.identity.tokens import MintedToken, UserTokenText, hash_secret, mint_token, parse_user_token
 
@@ -28,6 +30,7 @@ __all__ = [
     "authorize",
     "check_member_grant",
     "check_token_grant",
+    "data_plane_token",
     "hash_secret",
     "is_at_least",
     "job_token",
@@ -37,6 +40,7 @@ __all__ = [
     "parse_signed",
     "parse_user_token",
     "proof_key",
+    "replica_secret",
     "seal_secrets",
     "user_caller",
     "visible_projects",

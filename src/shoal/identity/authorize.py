@@ -17,6 +17,7 @@ DOING = {
     Permission.JOB_DRILL: "drilling",
     Permission.ARCHIVE_WRITE: "submitting",
     Permission.MEMBER_MANAGE: "changing members",
+    Permission.SERVICE_MANAGE: "serving",
 }
 """What a person is doing who lacks the role for it."""
 
@@ -40,6 +41,9 @@ def authorize(
     elif caller.kind is CallerKind.SUPERVISOR:
         if rule.reach is not Reach.SUPERVISOR:
             raise Denied("a supervisor's token can only renew its own lease")
+    elif caller.kind is CallerKind.DATA_PLANE:
+        if rule.reach is not Reach.DATA_PLANE:
+            raise Denied("a data plane's token can only read the table and report what it counts")
     elif rule.reach is Reach.PROJECT:
         _in_project(caller, permission, rule, project, is_own=is_own)
     elif rule.reach is Reach.CLUSTER:

@@ -15,6 +15,7 @@ class CallerKind(StrEnum):
     USER = "user"
     JOB = "job"
     SUPERVISOR = "supervisor"
+    DATA_PLANE = "data_plane"
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):

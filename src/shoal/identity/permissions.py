@@ -42,6 +42,11 @@ class Permission(StrEnum):
     TOKEN_REVOKE = "token.revoke"  # noqa: S105 - a permission, no password
     JOB_SELF = "job.self"
     LEASE_RENEW = "lease.renew"
+    SERVICE_LIST = "service.list"
+    SERVICE_READ = "service.read"
+    SERVICE_MANAGE = "service.manage"
+    TABLE_READ = "table.read"
+    TABLE_REPORT = "table.report"
 
 
 class Reach(StrEnum):
@@ -57,6 +62,8 @@ class Reach(StrEnum):
     """A job's own token, and nobody else."""
     SUPERVISOR = "supervisor"
     """A supervisor's own token, and nobody else."""
+    DATA_PLANE = "data plane"
+    """What requests to services go through, and nobody else."""
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -106,6 +113,11 @@ LEAST_ROLE: dict[Permission, Rule] = {
     Permission.TOKEN_REVOKE: _everybody(Role.ADMIN),
     Permission.JOB_SELF: Rule(Reach.JOB),
     Permission.LEASE_RENEW: Rule(Reach.SUPERVISOR),
+    Permission.SERVICE_LIST: _everybody(),
+    Permission.SERVICE_READ: _project(Role.VIEWER),
+    Permission.SERVICE_MANAGE: _project(Role.MEMBER, others=Role.LEAD),
+    Permission.TABLE_READ: Rule(Reach.DATA_PLANE),
+    Permission.TABLE_REPORT: Rule(Reach.DATA_PLANE),
 }
 """`_everybody(role)`: everybody for what is their own, `role` on the cluster for what is not."""
 

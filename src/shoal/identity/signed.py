@@ -2,6 +2,7 @@
 
 `shj_<attempt_id>_<mac>` speaks for the job, `shs_<attempt_id>.<node>_<digest>_<mac>` for one message of
 its supervisor (see `shoal.proof`): a supervisor has a key and no token that could be used for another.
+`shd_<mac>` is of the cluster's data planes.
 The key is a file outside the database, so a copy of the database makes no token. Whether the attempt
 still lives is not decided here: ask the store.
 """
@@ -25,9 +26,13 @@ _SUPERVISOR = re.compile(
 )
 
 
+_DATA_PLANE = re.compile(r"shd_(?P<mac>[0-9a-f]{64})", re.ASCII)
+
+
 class SignedKind(StrEnum):
     JOB = "job"
     SUPERVISOR = "supervisor"
+    DATA_PLANE = "data_plane"
 
 
 class SignedToken(msgspec.Struct, frozen=True):
@@ -44,9 +49,19 @@ def job_token(key: bytes, attempt_id: str) -> str:
     return f"shj_{attempt_id}_{_mac(key, SignedKind.JOB, attempt_id, '')}"
 
 
+def data_plane_token(key: bytes) -> str:
+    """What every data plane of this cluster carries: it reads the table and reports, nothing else."""
+    return f"shd_{_mac(key, SignedKind.DATA_PLANE, '', '')}"
+
+
 def proof_key(key: bytes, attempt_id: str, node: str) -> str:
     """What the supervisor of this attempt on this node and the control plane sign with. It is never sent."""
     return _mac(key, "proof", attempt_id, node)
+
+
+def replica_secret(key: bytes, attempt_id: str) -> str:
+    """What a data plane proves itself with to a replica that runs as this attempt."""
+    return _mac(key, "replica", attempt_id, "")
 
 
 def parse_signed(key: bytes, text: str) -> SignedToken | None:
@@ -57,6 +72,9 @@ def parse_signed(key: bytes, text: str) -> SignedToken | None:
     elif match := _SUPERVISOR.fullmatch(text):
         expected = signature(proof_key(key, match["attempt"], match["node"]), match["digest"])
         token = SignedToken(SignedKind.SUPERVISOR, match["attempt"], match["node"], match["digest"])
+    elif match := _DATA_PLANE.fullmatch(text):
+        expected = _mac(key, SignedKind.DATA_PLANE, "", "")
+        token = SignedToken(SignedKind.DATA_PLANE, "")
     else:
         return None
     return token if hmac.compare_digest(expected, match["mac"]) else None

@@ -7,6 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from shoal.model.request import Request
+from shoal.wire import Probe
 
 
 class JobOutcome(StrEnum):
@@ -42,6 +43,17 @@ class ArrayPlace(msgspec.Struct, frozen=True, kw_only=True):
     """How many elements may hold resources together."""
 
 
+class ReplicaPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """The job is a replica of a service."""
+
+    service_id: str
+    service: str
+    """Its name."""
+    release: int
+    slot: int
+    probe: Probe
+
+
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Only the program's own failures are counted: what the cluster lost is repeated for free."""
 
@@ -71,6 +83,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The frozen spec in its canonical JSON form."""
     after: tuple[Dependency, ...] = ()
     array: ArrayPlace | None = None
+    replica: ReplicaPlace | None = None
     archive_digest: str | None = None
     submitted_at: float
     deadline_at: float | None = None

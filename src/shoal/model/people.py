@@ -80,6 +80,8 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     """The most this token may do, whatever its user may."""
     project: str | None = None
     """Good in this project alone; None: wherever its user is."""
+    service: str | None = None
+    """Good for requests to this service of its project alone: it opens nothing of Shoal's own."""
     created_at: float = 0.0
     expires_at: float | None = None
     revoked_at: float | None = None

@@ -1,4 +1,4 @@
-"""A port for a new group of ranks to meet at."""
+"""Ports: for a new group of ranks to meet at, and for a server that is a replica of a service."""
 
 from __future__ import annotations
 
@@ -19,3 +19,27 @@ def free_port(address: str, after: int) -> int:
                 continue
         return port
     raise OSError(f"all {COUNT} ports from {FIRST} on are taken")
+
+
+def hold_port(address: str, port: int | None) -> socket.socket:
+    """A socket that keeps a port for the server we are about to start; this very port if one is given.
+
+    It is bound and never listens: Linux lets a server bind beside it that sets SO_REUSEADDR, as servers do
+    to survive their own restart, and refuses everybody who does not, such as the next who looks for a port.
+    `OSError`: it is taken.
+    """
+    for candidate in (port,) if port is not None else range(FIRST, FIRST + COUNT):
+        held = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            # Looking for one, first without the option: to be refused where somebody else holds it. What was
+            # asked for may have been in use a moment ago, and then it takes the option to have it again.
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(port is not None))
+            held.bind((address, candidate))
+        except OSError:
+            held.close()
+            continue
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return held
+    raise OSError(
+        f"port {port} is taken" if port is not None else f"all {COUNT} ports from {FIRST} are taken"
+    )

@@ -31,6 +31,7 @@ from shoal.wire import (
     Renewal,
     RenewalAnswer,
     Samples,
+    Serving,
 )
 
 TIMEOUT_S = 10.0
@@ -86,6 +87,7 @@ class Renewer:
         """What this node should do by the newest answer; whether that is done, the asked one knows."""
         self.progress: Progress | None = None
         """How far the ranks are; goes with every message."""
+        self._serving: Serving | None = None
 
     def start(self) -> None:
         """Begin to renew. Starting it twice changes nothing."""
@@ -118,6 +120,13 @@ class Renewer:
         """Say how the newest group began here, with the next message."""
         with self._changed:
             self._recovery = recovery
+            self._is_due = True
+            self._changed.notify()
+
+    def tell_serving(self, serving: Serving) -> None:
+        """Say whether the replica can be given requests, at once."""
+        with self._changed:
+            self._serving = serving
             self._is_due = True
             self._changed.notify()
 
@@ -227,6 +236,7 @@ class Renewer:
             metrics=metrics,
             progress=self.progress,
             drilled=self._drilled,
+            serving=self._serving,
             wait_s=wait_s,
         )
 

@@ -21,6 +21,7 @@ from shoal.runtime.environment import DEFAULT_PATH, Generation, rank_environment
 from shoal.runtime.launch import Launcher, Pipes
 from shoal.runtime.logs import LogFile
 from shoal.runtime.meter import Meter
+from shoal.runtime.probe import Prober
 from shoal.runtime.reasons import Reasons
 from shoal.runtime.renewal import Renewer
 from shoal.runtime.restarts import OTHERS_FAILED, Restarts
@@ -38,6 +39,8 @@ SCRATCH_S = 2.0
 """How long the outcome waits for the ranks' /tmp to be removed; the engine removes what is left."""
 
 
+DEAD_GRACE_S = 3.0
+"""Who does not answer has nothing to finish, and another waits for its place."""
 ALL_STOP = frozenset({EndKind.STOPPED, EndKind.TIME_LIMIT})
 """Endings that every node of the attempt has at about the same time: its ranks can save together."""
 
@@ -75,6 +78,7 @@ class ShareRun:
         self._started_at: float | None = None
         self._restarts = Restarts(order, self._renewer)
         self._network: dict[str, str] = {}
+        self._prober: Prober | None = None
         self._driller = Driller(order, self._renewer, clock, self._log)
         self._failed: tuple[float, int] | None = (clock.now(), time.monotonic_ns())
         """When the group before failed here, or we began, until it is told how this group did."""
@@ -199,7 +203,7 @@ class ShareRun:
             self._environment,
             self._meter,
         )
-        last = self._warm_up(launcher, crew)
+        last = self._hold_port() or self._warm_up(launcher, crew)
         if last is None and self._order.incarnation > 0 and self._renewer is not None:
             self._tell(Phase.PREPARING)
             last = self._regroup(OTHERS_FAILED, None)
@@ -221,6 +225,19 @@ class ShareRun:
             failure = None if end is OTHERS_FAILED else self._outcome_of(end)
             last = self._regroup(end, failure) if crew.clear() else end
         return last
+
+    def _hold_port(self) -> Ending | None:
+        """Where the server of a replica listens; only the first node has one."""
+        order = self._order
+        if order.probe is None or order.node_rank > 0:
+            return None
+        tell = self._renewer.tell_serving if self._renewer is not None else None
+        try:
+            self._prober = Prober(order.probe, order.master_addr, self._credentials, self._clock, tell)
+        except OSError as error:
+            told = f"{error} on {order.node}; leave `port` out and have the server listen at $PORT"
+            return Ending(kind=EndKind.SETUP_FAILED, message=told)
+        return None
 
     def _tell_recovery(self, crew: Crew) -> None:
         if self._failed is None:
@@ -258,6 +275,8 @@ class ShareRun:
         pids = tuple(process.pid for process in self._running)
         cgroups = self._confinement.cgroups if self._confinement is not None else ()
         self._tell(Phase.RUNNING)
+        if self._prober is not None:
+            self._prober.start()
         with contextlib.suppress(OSError):  # a full disk is no reason to end what runs
             spool.write_started(self._share, spool.Started(at=self._started_at, pids=pids, cgroups=cgroups))
 
@@ -270,6 +289,7 @@ class ShareRun:
             path=self._path,
             credentials=self._credentials,
             network=self._network,
+            port=self._prober.port if self._prober is not None else None,
         )
 
     def _follow(self, launcher: Launcher, what: str, crew: Crew | None = None) -> Ending:
@@ -283,7 +303,7 @@ class ShareRun:
                 return ending.of_hang(end, crew.hung) if crew is not None and crew.hung else end
             if all(process.status == 0 for process in self._running):
                 return ending.SUCCEEDED
-            reason = self._reasons.now()
+            reason = self._reasons.now() or self._dead_server()
             if reason is not None:
                 return reason
             if crew is not None and self._restarts.is_wanted:
@@ -294,6 +314,13 @@ class ShareRun:
                 if self._renewer is not None:
                     self._renewer.progress = crew.progress()
             self._watcher.turn(self._reasons.next_in(TURN_S if crew is None else crew.pause_s))
+
+    def _dead_server(self) -> Ending | None:
+        told = self._prober.verdict if self._prober is not None else None
+        if told is None:
+            return None
+        grace_s = min(self._order.grace_s, DEAD_GRACE_S)
+        return Ending(kind=EndKind.EXITED, message=told, grace_s=grace_s, rank=0)
 
     def _end_of(self, process: Process, status: int, failure: str | None, what: str) -> Ending:
         if failure is not None:

@@ -1,4 +1,4 @@
-"""Job files: YAML with every mistake named by file and line. The one part of this room that needs PyYAML."""
+"""Job and service files: YAML with every mistake named by file and line. Nobody else here needs PyYAML."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pydantic import ValidationError
 from shoal.errors import SpecError
 from shoal.spec.flags import Given, spoken_flag
 from shoal.spec.job import JobSpec
-from shoal.spec.problems import Loc, path_of, sentences, spec_error
+from shoal.spec.parse import Spec
+from shoal.spec.problems import JOB_MODELS, SERVICE_MODELS, Loc, Models, path_of, sentences, spec_error
+from shoal.spec.service import ServiceSpec
 from shoal.spec.wording import escape, show
 from shoal.spec.yaml_tree import Mapping, Node, Unreadable, line_of, plain, read_tree
 
@@ -28,7 +30,15 @@ def load_job(path: str | Path, flags: MappingType[str, Any] | None = None) -> Jo
 
 def read_job(content: bytes, source: str, flags: MappingType[str, Any] | None = None) -> JobSpec:
     """Like `load_job`, for what was read elsewhere, such as standard input; `source` names it."""
-    given = Given(flags or {})
+    return _read(content, source, Given(flags or {}), JobSpec, JOB_MODELS)
+
+
+def load_service(path: str | Path) -> ServiceSpec:
+    """The service in a YAML file. Raises `SpecError` with every mistake and its line."""
+    return _read(_file_bytes(Path(path)), str(path), Given({}), ServiceSpec, SERVICE_MODELS)
+
+
+def _read(content: bytes, source: str, given: Given, model: type[Spec], models: Models) -> Spec:
     shown = escape(source)
     try:
         root, repeated = read_tree(_decoded(content))
@@ -39,7 +49,7 @@ def read_job(content: bytes, source: str, flags: MappingType[str, Any] | None = 
     problems += given.problems
     given.put_over(data)
     try:
-        spec = JobSpec.model_validate(data)
+        spec = model.model_validate(data)
     except ValidationError as wrong:
 
         def place(loc: Loc) -> tuple[int, str]:
@@ -51,7 +61,7 @@ def read_job(content: bytes, source: str, flags: MappingType[str, Any] | None = 
         def spoken(loc: Loc) -> str:
             return spoken_flag(loc) if given.has(loc) else path_of(loc)
 
-        problems += sentences(wrong, place, spoken)
+        problems += sentences(wrong, place, spoken, models)
     else:
         if not problems:
             return spec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
@@ -54,6 +55,16 @@ EnvValue = Annotated[
     str, Field(strict=True), AfterValidator(writable), Human(_whole_as_text, ({"type": "integer"},))
 ]
 Env = Annotated[dict[EnvName, EnvValue], AfterValidator(_fits_execve)]
+
+
+def check_secret_names(secrets: tuple[str, ...], env: Mapping[str, str]) -> tuple[str, ...]:
+    """The names, if each is there once and none is also in `env`."""
+    for position, name in enumerate(secrets):
+        if name in env:
+            raise ValueError(f"{show(name)} is also set in `env`; keep one of the two")
+        if name in secrets[:position]:
+            raise ValueError(f"{show(name)} is there twice")
+    return secrets
 
 
 class JobSpec(BaseModel):
@@ -111,13 +122,7 @@ class JobSpec(BaseModel):
     @field_validator("secrets", mode="after")
     @classmethod
     def _secrets_stand_alone(cls, secrets: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        env: dict[str, str] = info.data.get("env", {})
-        for position, name in enumerate(secrets):
-            if name in env:
-                raise ValueError(f"{show(name)} is also set in `env`; keep one of the two")
-            if name in secrets[:position]:
-                raise ValueError(f"{show(name)} is there twice")
-        return secrets
+        return check_secret_names(secrets, info.data.get("env", {}))
 
     @field_validator("checkpoint", mode="after")
     @classmethod

@@ -31,6 +31,8 @@ from shoal.spec.resources import (
     NodeRange,
     Resources,
 )
+from shoal.spec.service import ServiceSpec
+from shoal.spec.service_clauses import AFFINITY_PATTERN, HOST_PATTERN, HTTP_PATH_PATTERN, PARTS
 from shoal.spec.text import ENV_NAME_PATTERN, NAME_PATTERN
 from shoal.spec.wording import either, escape, nearest, plural, show
 
@@ -43,7 +45,9 @@ Place = Callable[[Loc], tuple[int, str]]
 Spoken = Callable[[Loc], str]
 """What the person who wrote the spec calls the field at `loc`."""
 
-_MODEL_AT: dict[tuple[str, ...], type[BaseModel]] = {
+Models = Mapping[tuple[str, ...], type[BaseModel]]
+"""Which part of a spec stands where."""
+JOB_MODELS: Models = {
     (): JobSpec,
     ("resources",): Resources,
     ("resources", "gpus"): GpuSpec,
@@ -59,6 +63,7 @@ _MODEL_AT: dict[tuple[str, ...], type[BaseModel]] = {
     ("log_rules",): LogRuleSpec,
     ("topology",): TopologySpec,
 }
+SERVICE_MODELS: Models = {**JOB_MODELS, **PARTS, (): ServiceSpec}
 
 _OTHER_WORDS = {
     "args": "run",
@@ -108,6 +113,9 @@ _PATTERNS = {
     ENV_NAME_PATTERN: "made of letters, digits and `_`, the first no digit",
     JOB_PATTERN: "a job such as `17`, `vision/17` or `train`",
     LEVEL_PATTERN: "a level such as `rack`",
+    HTTP_PATH_PATTERN: "a path such as `/health`",
+    HOST_PATTERN: "a host's name in small letters, such as `chat.example.org`",
+    AFFINITY_PATTERN: "`header:NAME` or `cookie:NAME`",
     LABEL_PATTERN: "a label such as `gpu_memory`",
     f"^{KIND_PATTERN}$": "a kind of GPU such as `H100`",
 }
@@ -124,13 +132,15 @@ def path_of(loc: Loc) -> str:
     return path.removeprefix(".")
 
 
-def sentences(wrong: ValidationError, place: Place, spoken: Spoken = path_of) -> list[tuple[int, str]]:
+def sentences(
+    wrong: ValidationError, place: Place, spoken: Spoken = path_of, models: Models = JOB_MODELS
+) -> list[tuple[int, str]]:
     """(line, sentence) for each mistake.
 
     Beyond `MAX_PROBLEMS` the sentences are empty, so that a file of mistakes alone is answered quickly.
     """
     found = wrong.errors(include_url=False)
-    told = [_told(error, place, spoken) for error in found[:MAX_PROBLEMS]]
+    told = [_told(error, place, spoken, models) for error in found[:MAX_PROBLEMS]]
     return told + [(0, "")] * (len(found) - len(told))
 
 
@@ -146,11 +156,11 @@ def spec_error(source: str, problems: Iterable[tuple[int, str]]) -> SpecError:
     )
 
 
-def _told(error: ErrorDetails, place: Place, spoken: Spoken) -> tuple[int, str]:
+def _told(error: ErrorDetails, place: Place, spoken: Spoken, models: Models) -> tuple[int, str]:
     loc = error["loc"]
     line, prefix = place(loc)
     if error["type"] == "extra_forbidden":
-        return line, f"{prefix}{_unknown_key(loc)}"
+        return line, f"{prefix}{_unknown_key(loc, models)}"
     return line, f"{prefix}{sentence(error, spoken(loc))}"
 
 
@@ -216,17 +226,17 @@ def _not_a_choice(name: str, value: object, expected: str) -> str:
     return f"{told}; did you mean `{meant}`?" if meant else told
 
 
-def _unknown_key(loc: Loc) -> str:
+def _unknown_key(loc: Loc, models: Models) -> str:
     key = str(loc[-1])
     parent = tuple(step for step in loc[:-1] if isinstance(step, str))
     where = f" in `{path_of(loc[:-1])}`" if parent else ""
     told = f"unknown key {show(key)}{where}"
-    known = list(_MODEL_AT[parent].model_fields)
+    known = list(models[parent].model_fields)
     meant = nearest(key, known) or _OTHER_WORDS.get(key.lower())
     if meant in known:
         return f"{told}; did you mean `{meant}`?"
     if not parent and (inner := nearest(meant or key, Resources.model_fields)):
         return f"{told}; `{inner}` belongs in `resources`"
-    if parent and (outer := nearest(meant or key, JobSpec.model_fields)):
+    if parent and (outer := nearest(meant or key, models[()].model_fields)):
         return f"{told}; `{outer}` belongs at the top level"
     return f"{told}; the keys here are {', '.join(known)}"

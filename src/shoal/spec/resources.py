@@ -31,7 +31,9 @@ FROZEN = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 """For parts of a job: their validators are built when used alone, and otherwise only as part of the job's."""
 
 
-class _Range(BaseModel):
+class Range(BaseModel):
+    """What has a lower and perhaps an upper end, in order."""
+
     model_config = FROZEN
 
     @model_validator(mode="after")
@@ -44,14 +46,14 @@ class _Range(BaseModel):
         return self
 
 
-class NodeRange(_Range):
+class NodeRange(Range):
     """How many nodes. Both ends are needed: an open end would take the whole cluster."""
 
     min: Annotated[int, Field(strict=True, ge=1, le=MAX_NODES)]
     max: Annotated[int, Field(strict=True, ge=1, le=MAX_NODES)]
 
 
-class CpuRange(_Range):
+class CpuRange(Range):
     """CPUs on each node, in fractions if wanted. Without `max`: at least `min`."""
 
     min: Annotated[float, Field(strict=True, ge=MIN_CPUS, le=MAX_CPUS, allow_inf_nan=False)]
@@ -92,7 +94,7 @@ _Bytes = Annotated[
 ]
 
 
-class ByteRange(_Range):
+class ByteRange(Range):
     """Bytes on each node. Without `max`: at least `min`."""
 
     min: _Bytes
@@ -101,7 +103,7 @@ class ByteRange(_Range):
 
 def read_range(value: object, read_one: Callable[[object], Any], example: str) -> object:
     """`2..4`, `2..`, `2+` or one amount as `{min, max}`; a mapping or a range is handed through."""
-    if isinstance(value, Mapping | _Range):
+    if isinstance(value, Mapping | Range):
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
         one = read_one(value)

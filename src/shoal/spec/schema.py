@@ -8,6 +8,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from shoal.spec.flags import LOC_OF
 from shoal.spec.job import JobSpec
+from shoal.spec.service import ServiceSpec
 
 
 class _WithoutTitles(GenerateJsonSchema):
@@ -27,6 +28,15 @@ def job_schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **JobSpec.model_json_schema(mode="validation", schema_generator=_WithoutTitles),
         "title": "Shoal job",
+    }
+
+
+def service_schema() -> dict[str, Any]:
+    """The same of a service, for `parse_service`."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **ServiceSpec.model_json_schema(mode="validation", schema_generator=_WithoutTitles),
+        "title": "Shoal service",
     }
 
 

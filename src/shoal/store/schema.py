@@ -243,6 +243,34 @@ metric_points = Table(
     Column("high", Double),
 )
 
+services = Table(
+    "services",
+    metadata,
+    Column("service_id", Words, primary_key=True),
+    Column("project", Words, nullable=False),
+    Column("name", Words, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("body", Words, nullable=False),
+    Index("services_by_name", "project", "name", unique=True),
+)
+
+releases = Table(
+    "releases",
+    metadata,
+    Column("service_id", Words, primary_key=True),
+    Column("number", BigInteger, primary_key=True),
+    Column("body", Words, nullable=False),
+)
+
+replicas = Table(
+    "replicas",
+    metadata,
+    Column("job_id", Words, primary_key=True),
+    Column("service_id", Words, nullable=False),
+    Column("body", Words, nullable=False),
+    Index("replicas_by_service", "service_id"),
+)
+
 meta = Table(
     "meta",
     metadata,

@@ -14,6 +14,7 @@ from shoal.store.nodes import Nodes
 from shoal.store.people import People
 from shoal.store.prepared import Session
 from shoal.store.secrets import Secrets
+from shoal.store.services import Services
 from shoal.store.submissions import Submissions
 from shoal.store.windows import Windows
 
@@ -28,6 +29,7 @@ class Tx:
         self.attempts = Attempts(session)
         self.submissions = Submissions(session)
         self.nodes = Nodes(session)
+        self.services = Services(session)
         self.windows = Windows(session)
         self.events = Events(session)
         self.keys = Keys(session)

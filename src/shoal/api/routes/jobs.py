@@ -52,7 +52,7 @@ async def submit_job(request: Request, query: Annotated[NoQuery, Query()]) -> Re
         archive_digest=body.archive,
         secrets=body.secrets,
         said=said,
-        refusal=_missing_archive(call, project, body.archive),
+        refusal=missing_archive(call, project, body.archive),
     )
     shown = result.jobs[:MAX_SHOWN]
     # A new job is queued, which needs no look; one that was accepted before may be anywhere.
@@ -75,7 +75,8 @@ def _project_for(call: Call, named: str | None, spec: JobSpec) -> str:
     return named or spec.project or call.only_project()
 
 
-def _missing_archive(call: Call, project: str, digest: str | None) -> ArchiveMissing | None:
+def missing_archive(call: Call, project: str, digest: str | None) -> ArchiveMissing | None:
+    """Why a snapshot that was named cannot be used; None if it can, or none was named."""
     if digest is None or archives_of(call).size_for(project, digest) is not None:
         return None
     return ArchiveMissing(

@@ -14,7 +14,7 @@ from shoal.api.render import render_token
 from shoal.api.requests import NewToken, role
 from shoal.api.routing import Routes
 from shoal.control.people import find_user
-from shoal.errors import Denied, NotFound
+from shoal.errors import Denied, NotFound, SpecError
 from shoal.identity import Permission, check_token_grant, is_at_least
 from shoal.model.people import Role, User
 
@@ -51,12 +51,18 @@ async def create_token(request: Request, query: Annotated[NoQuery, Query()]) -> 
         raise NotFound("no such thing, or one you may not see")
     if project is not None:
         await call.project(project)
+    if body.service is not None and project is None:
+        raise SpecError(
+            f"a token for service `{body.service}` needs its `project`: names are unique in one alone",
+            hint="add `--project PROJECT`",
+        )
     token, text = await call.plane.create_token(
         call.actor,
         owner,
         label=body.label,
         scope=scope,
         project=project,
+        service=body.service,
         lifetime_s=_lifetime(call, body.lifetime_s),
         key=key,
     )

@@ -1,0 +1,170 @@
+"""Serve, list, look at, scale and stop services."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Annotated
+
+from fastapi import Query, Request, Response
+
+from shoal.api import service_views as views
+from shoal.api.bodies import read_model
+from shoal.api.call import Call, answer, call_of, idempotency_key
+from shoal.api.queries import NoQuery, ServiceQuery
+from shoal.api.requests import NoBody, RolloutBody, ScaleBody, ServeBody
+from shoal.api.routes.jobs import missing_archive, read_nothing
+from shoal.api.routing import Routes
+from shoal.control.services.commands import AskedService
+from shoal.control.services.look import Look, load
+from shoal.errors import NotFound, SpecError
+from shoal.identity import Permission
+from shoal.model.service import Release, Service
+from shoal.spec.parse import parse_service
+from shoal.spec.service import ServiceSpec
+from shoal.store import Tx
+
+routes = Routes("services")
+
+
+@routes.add(
+    "POST",
+    "/v1/services",
+    Permission.SERVICE_MANAGE,
+    answers=views.ServiceView,
+    status=201,
+    body=ServeBody,
+)
+async def serve(request: Request, query: Annotated[NoQuery, Query()]) -> Response:
+    """A new service, or a new release of the one of that name; the same spec again changes nothing."""
+    call = call_of(request)
+    key = idempotency_key(request)
+    body = await read_model(request, ServeBody)
+    spec = parse_service(body.spec)
+    project = _project_for(call, body.project, spec)
+    known = await call.plane.core.store.read(lambda tx: tx.services.by_name(project, spec.name))
+    call.allow(project, is_own=known is None or known.owner == call.caller.id)
+    asked = AskedService(
+        spec=spec,
+        project=project,
+        owner=call.person(),
+        archive_digest=body.archive,
+        secrets=body.secrets,
+        refusal=missing_archive(call, project, body.archive),
+    )
+    service = await call.plane.serve(call.actor, asked, key=key)
+    return answer(_shown(call, await _look(call, service.service_id)), 201)
+
+
+def _project_for(call: Call, named: str | None, spec: ServiceSpec) -> str:
+    if named is not None and spec.project is not None and named != spec.project:
+        raise SpecError(
+            f"the request says project `{named}`, its spec `{spec.project}`", hint="drop one of them"
+        )
+    return named or spec.project or call.only_project()
+
+
+@routes.add("GET", "/v1/services", Permission.SERVICE_LIST, answers=views.ServicePageView)
+async def list_services(request: Request, query: Annotated[ServiceQuery, Query()]) -> Response:
+    """Services of the projects you may see."""
+    call = call_of(request)
+    projects = await call.listed(query.project)
+
+    def look(tx: Tx) -> list[Look]:
+        named = (one for one in tx.services.all() if query.name in (None, one.name))
+        shown = [one for one in named if projects is None or one.project in projects]
+        return [found for one in shown if (found := load(tx, one.service_id)) is not None]
+
+    found = await call.plane.core.store.read(look)
+    view: views.ServicePageView = {
+        "items": [_shown(call, one) for one in found],
+        "next_cursor": None,
+    }
+    return answer(view)
+
+
+@routes.add("GET", "/v1/services/{service_id}", Permission.SERVICE_READ, answers=views.ServiceDetailView)
+async def show_service(request: Request, service_id: str, query: Annotated[NoQuery, Query()]) -> Response:
+    """One service with its replicas, releases and the spec of the newest."""
+    call = call_of(request)
+    await _allowed(call, service_id)
+    look = await _look(call, service_id)
+
+    def load_releases(tx: Tx) -> list[Release]:
+        return tx.services.releases(service_id)
+
+    releases = await call.plane.core.store.read(load_releases)
+    return answer(views.render_detail(look, call.plane.core.services.url, releases))
+
+
+@routes.add(
+    "POST",
+    "/v1/services/{service_id}/scale",
+    Permission.SERVICE_MANAGE,
+    answers=views.ServiceView,
+    body=ScaleBody,
+)
+async def scale_service(request: Request, service_id: str, query: Annotated[NoQuery, Query()]) -> Response:
+    """Between so many and so many replicas from now on, whatever its spec says."""
+    call = call_of(request)
+    key = idempotency_key(request)
+    await _allowed(call, service_id)
+    body = await read_model(request, ScaleBody)
+    await call.plane.scale_service(call.actor, service_id, body.min, body.max, key=key)
+    return answer(_shown(call, await _look(call, service_id)))
+
+
+@routes.add(
+    "POST",
+    "/v1/services/{service_id}/rollout",
+    Permission.SERVICE_MANAGE,
+    answers=views.ServiceView,
+    body=RolloutBody,
+)
+async def steer_rollout(request: Request, service_id: str, query: Annotated[NoQuery, Query()]) -> Response:
+    """Back to the release before, or on without watching any longer."""
+    call = call_of(request)
+    key = idempotency_key(request)
+    await _allowed(call, service_id)
+    body = await read_model(request, RolloutBody)
+    steer = call.plane.undo_rollout if body.action == "undo" else call.plane.promote_rollout
+    await steer(call.actor, service_id, key=key)
+    return answer(_shown(call, await _look(call, service_id)))
+
+
+@routes.add(
+    "POST",
+    "/v1/services/{service_id}/stop",
+    Permission.SERVICE_MANAGE,
+    answers=views.ServiceView,
+    body=NoBody,
+)
+async def stop_service(request: Request, service_id: str, query: Annotated[NoQuery, Query()]) -> Response:
+    """Its replicas finish what they have and stop; then it is gone."""
+    call = call_of(request)
+    key = idempotency_key(request)
+    await read_nothing(request)
+    await _allowed(call, service_id)
+    look = await _look(call, service_id)
+    await call.plane.stop_service(call.actor, service_id, key=key)
+    with suppress(NotFound):  # it had no replicas, and is gone already
+        look = await _look(call, service_id)
+    return answer(_shown(call, look))
+
+
+def _shown(call: Call, look: Look) -> views.ServiceView:
+    return views.render_service(look, call.plane.core.services.url)
+
+
+async def _allowed(call: Call, service_id: str) -> Service:
+    service = await call.plane.core.store.read(lambda tx: tx.services.get(service_id))
+    if service is None:
+        raise NotFound("no such thing, or one you may not see")
+    call.allow(service.project, is_own=service.owner == call.caller.id)
+    return service
+
+
+async def _look(call: Call, service_id: str) -> Look:
+    found = await call.plane.core.store.read(lambda tx: load(tx, service_id))
+    if found is None:
+        raise NotFound("no such thing, or one you may not see")
+    return found

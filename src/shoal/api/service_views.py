@@ -1,0 +1,160 @@
+"""Services as the API shows them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from typing_extensions import TypedDict
+
+from shoal.control.services.look import Look, Server, is_serving
+from shoal.model.service import Release, Rollout
+
+
+class ReplicaView(TypedDict):
+    """`state`: `queued starting running stopping`, once it serves `ready`, before its end `draining`."""
+
+    job_id: str
+    ref: str
+    release: int
+    slot: int
+    state: str
+    nodes: list[str]
+    address: str
+    because: str
+    cold_start_s: float | None
+
+
+class ReleaseView(TypedDict):
+    number: int
+    model: str
+    created_at: float
+    by: str
+
+
+class RolloutView(TypedDict):
+    old: int
+    new: int
+    stage: str
+    step: int
+    share: float | None
+    since: float
+    because: str
+
+
+class ServiceView(TypedDict):
+    """`replicas`: how many there should be, from `min_replicas` to `max_replicas`; `ready`: that serve."""
+
+    id: str
+    ref: str
+    project: str
+    name: str
+    owner: str
+    path: str
+    url: str | None
+    hosts: list[str]
+    release: int
+    newest_release: int
+    rollout: RolloutView | None
+    min_replicas: int
+    max_replicas: int
+    replicas: int
+    ready: int
+    is_stopping: bool
+    failures: int
+    cold_start_s: float | None
+    created_at: float
+
+
+class ServiceDetailView(ServiceView):
+    servers: list[ReplicaView]
+    releases: list[ReleaseView]
+    spec: dict[str, Any]
+
+
+class ServicePageView(TypedDict):
+    items: list[ServiceView]
+    next_cursor: str | None
+
+
+class TableView(TypedDict):
+    """See `serving/table.py`."""
+
+    version: int
+    services: list[dict[str, Any]]
+
+
+class ReportedView(TypedDict):
+    """The newest table's version."""
+
+    version: int
+
+
+def render_service(look: Look, base: str | None) -> ServiceView:
+    """`base`: where services are called, if that is known."""
+    service = look.service
+    path = f"/{service.project}/{service.name}/"
+    starts = [replica.cold_start_s for replica, _, _ in look.servers if replica.cold_start_s is not None]
+    return {
+        "id": service.service_id,
+        "ref": service.reference,
+        "project": service.project,
+        "name": service.name,
+        "owner": service.owner_name,
+        "path": path,
+        "url": base + path if base is not None else None,
+        "hosts": list(look.spec(service.live).hosts),
+        "release": service.live,
+        "newest_release": service.newest,
+        "rollout": _rollout(service.rollout) if service.rollout else None,
+        "min_replicas": service.min_replicas,
+        "max_replicas": service.max_replicas,
+        "replicas": service.replicas,
+        "ready": sum(is_serving(*server) and server[0].draining_at is None for server in look.servers),
+        "is_stopping": service.stop_asked_by is not None,
+        "failures": service.failures,
+        "cold_start_s": max(starts, default=None),
+        "created_at": service.created_at,
+    }
+
+
+def render_detail(look: Look, base: str | None, releases: list[Release]) -> ServiceDetailView:
+    return {
+        **render_service(look, base),
+        "servers": [_replica(server) for server in look.servers],
+        "releases": [
+            {"number": one.number, "model": one.model, "created_at": one.created_at, "by": one.by}
+            for one in releases
+        ],
+        "spec": msgspec.json.decode(look.releases[look.service.newest].spec_json),
+    }
+
+
+def _rollout(rollout: Rollout) -> RolloutView:
+    return {
+        "old": rollout.old,
+        "new": rollout.new,
+        "stage": rollout.stage.value,
+        "step": rollout.step,
+        "share": rollout.share,
+        "since": rollout.since,
+        "because": rollout.because,
+    }
+
+
+def _replica(server: Server) -> ReplicaView:
+    replica, job, attempt = server
+    state = attempt.state.value if job.is_open else str(job.outcome)
+    if is_serving(replica, job, attempt):
+        state = "draining" if replica.draining_at is not None else "ready"
+    return {
+        "job_id": job.job_id,
+        "ref": job.reference,
+        "release": replica.release,
+        "slot": replica.slot,
+        "state": state,
+        "nodes": list(attempt.node_names),
+        "address": replica.address if replica.attempt_id == attempt.attempt_id else "",
+        "because": replica.because or job.because,
+        "cold_start_s": replica.cold_start_s,
+    }

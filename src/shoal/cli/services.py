@@ -1,0 +1,205 @@
+"""`shoal serve`, `services`, `scale`: HTTP servers that run as replicas behind one address."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from shoal.cli.flags import JsonFlag, connect
+from shoal.cli.show import print_json, print_table, slow_work
+from shoal.cli.submit import is_served, start_server
+from shoal.cli.text import duration, in_one_breath, one_line
+from shoal.errors import LimitReached, SpecError
+
+ServiceRef = Annotated[str, Parameter(help="A service: `NAME`, `PROJECT/NAME` or `svc_...`.")]
+POLL_S = 0.2
+HEADS = ("SERVICE", "RELEASE", "READY", "REPLICAS", "ROLLOUT", "AGE", "AT")
+
+
+def serve(
+    file: Annotated[Path, Parameter(help="A service file (YAML) with `name` and `run`.")],
+    /,
+    *,
+    wait: Annotated[
+        float | None, Parameter(help="Return when it is ready; give up after so many seconds.")
+    ] = None,
+    json: JsonFlag = False,
+) -> int:
+    """Run a service, or roll it over to what the file says now.
+
+    The same file again changes nothing. Replicas are jobs: `shoal logs NAME`
+    prints what the newest of them writes, `shoal why NAME` why it waits.
+    """
+    from shoal.spec.files import load_service
+
+    spec = load_service(file)
+    if not is_served():
+        start_server()
+    workdir = file.absolute().parent / spec.workdir if spec.workdir else None
+    with connect() as shoal:
+        with slow_work() as progress:
+            made = shoal.services.serve(spec.canonical(), workdir=workdir, env=os.environ, progress=progress)
+        if wait is not None:
+            made = _wait(shoal.services.show, made, wait)
+    if json:
+        print_json(made)
+    else:
+        print(
+            one_line(f"{made['ref']}: release {made['newest_release']}, at {made.get('url') or made['path']}")
+        )
+    return 0
+
+
+def _wait(show: Any, made: dict[str, Any], for_s: float) -> dict[str, Any]:
+    deadline = time.monotonic() + for_s
+    while not _is_settled(made):
+        if time.monotonic() > deadline:
+            raise LimitReached(
+                f"after {for_s:g} s {made['ready']} of {made['replicas']} of {made['ref']} are ready",
+                hint=f"it goes on; look with `shoal services {made['ref']}`",
+            )
+        time.sleep(POLL_S)
+        made = show(made["id"])
+    return made
+
+
+def _is_settled(service: dict[str, Any]) -> bool:
+    rollout = service.get("rollout")
+    is_rolling = rollout is not None and rollout["stage"] in ("rolling", "canary")
+    return not is_rolling and service["ready"] >= service["replicas"]
+
+
+def services(
+    service: Annotated[str | None, Parameter(help="Only this one, with its replicas.")] = None,
+    /,
+    *,
+    project: Annotated[str | None, Parameter(name=["--project", "-p"], help="Only this project.")] = None,
+    json: JsonFlag = False,
+) -> int:
+    """List services, or show one with its replicas and releases."""
+    with connect() as shoal:
+        if service is not None:
+            found = shoal.services.show(service)
+            if json:
+                print_json(found)
+            else:
+                print(screen(found))
+            return 0
+        listed = shoal.services.all(project)
+    if json:
+        print_json(listed)
+    elif not listed:
+        print("no services (`shoal serve FILE` runs one)")
+    else:
+        now = time.time()
+        print_table(HEADS, (row(one, now) for one in listed), elastic="AT")
+    return 0
+
+
+def row(service: dict[str, Any], now: float) -> tuple[str, ...]:
+    low, high = service["min_replicas"], service["max_replicas"]
+    return (
+        one_line(service["ref"]),
+        str(service["release"]),
+        f"{service['ready']}/{service['replicas']}",
+        str(low) if low == high else f"{low}..{high}",
+        "stopping" if service["is_stopping"] else rollout_word(service.get("rollout")),
+        duration(now - service["created_at"]),
+        one_line(service.get("url") or service["path"]),
+    )
+
+
+def rollout_word(rollout: dict[str, Any] | None) -> str:
+    """`rolling to 3`; nothing once it is done."""
+    if rollout is None or rollout["stage"] == "done":
+        return ""
+    if rollout["stage"] == "rolled_back":
+        return f"{rollout['new']} rolled back"
+    step = f", step {rollout['step'] + 1}" if rollout["stage"] == "canary" else ""
+    return f"{rollout['stage']} to {rollout['new']}{step}"
+
+
+def screen(service: dict[str, Any]) -> str:
+    """One service: a line about it, then its replicas."""
+    from shoal.cli.show import table
+
+    head = (
+        f"{service['ref']}: release {service['release']}, {service['ready']} of {service['replicas']} ready"
+    )
+    word = rollout_word(service.get("rollout"))
+    because = (service.get("rollout") or {}).get("because") or ""
+    lines = [one_line(head + (f", {word}" if word else "") + (f" ({because})" if because else ""))]
+    rows = [
+        (
+            one_line(one["ref"]),
+            str(one["release"]),
+            one["state"],
+            one_line(", ".join(one["nodes"])) or "-",
+            one_line(one["address"]) or "-",
+            "-" if one["cold_start_s"] is None else f"{one['cold_start_s']:.1f} s",
+            in_one_breath(one["because"]),
+        )
+        for one in service["servers"]
+    ]
+    heads = ("JOB", "RELEASE", "STATE", "NODE", "ADDRESS", "COLD START", "WHY")
+    return "\n".join([*lines, table(heads, rows, elastic="WHY")] if rows else lines)
+
+
+def scale(
+    service: ServiceRef,
+    replicas: Annotated[str, Parameter(help="`3`, or `0..8`.")],
+    /,
+    *,
+    json: JsonFlag = False,
+) -> int:
+    """Say how many replicas a service may have, until its next release says it anew."""
+    from shoal.spec.service_clauses import read_replicas
+
+    try:
+        asked = read_replicas(replicas)
+    except ValueError as wrong:
+        raise SpecError(f"`{one_line(replicas)}`: {wrong}", hint="`shoal scale NAME 0..8`") from None
+    assert isinstance(asked, dict)
+    with connect() as shoal:
+        changed = shoal.services.scale(service, asked["min"], asked["max"])
+    if json:
+        print_json(changed)
+    else:
+        print(one_line(f"{changed['ref']}: {changed['min_replicas']} to {changed['max_replicas']} replicas"))
+    return 0
+
+
+def rollout(
+    service: ServiceRef,
+    /,
+    *,
+    undo: Annotated[bool, Parameter(negative="", help="Back to the release before.")] = False,
+    promote: Annotated[bool, Parameter(negative="", help="Watch a canary no longer: it takes over.")] = False,
+    json: JsonFlag = False,
+) -> int:
+    """Show how a service comes from one release to the next, or turn it back or on."""
+    if undo and promote:
+        raise SpecError("`--undo` or `--promote`, one of the two", hint="see `shoal rollout --help`")
+    with connect() as shoal:
+        if undo or promote:
+            found = shoal.services.rollout(service, "undo" if undo else "promote")
+        else:
+            found = shoal.services.show(service)
+    if json:
+        print_json(found["rollout"])
+        return 0
+    print(one_line(rollout_line(found)))
+    return 0
+
+
+def rollout_line(service: dict[str, Any]) -> str:
+    told = service.get("rollout")
+    if told is None:
+        return f"{service['ref']}: release {service['release']} was the first"
+    word = rollout_word(told) or f"release {told['new']} took over from {told['old']}"
+    share = f" with {told['share']:.0%} of the requests" if told.get("share") else ""
+    return f"{service['ref']}: {word}{share}" + (f" ({told['because']})" if told["because"] else "")

@@ -1,0 +1,84 @@
+"""What is known of services in memory: the newest table, what supervisors said last, what data planes count.
+
+All of it can be thrown away: the table is made from what is recorded, and the others say it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import anyio
+
+from shoal.control.signals import Signal
+from shoal.model.service import Service
+from shoal.serving.table import Report, Table
+from shoal.serving.traffic import Stats, Traffic
+from shoal.wire import Serving
+
+EMPTY = Table(version=0)
+
+
+class ServiceBook:
+    """Used on the event loop alone."""
+
+    def __init__(self) -> None:
+        self.table = EMPTY
+        self.url: str | None = None
+        """Where the data plane of this machine listens; None: there is none."""
+        self.said: dict[str, Serving] = {}
+        """By attempt."""
+        self.traffic = Traffic()
+        self.waker = Signal()
+        """Somebody has a reason to look at services at once."""
+        self._news = anyio.Event()
+        self._drained: dict[str, int] = {}
+        """By replica: the first table that says that it drains."""
+        self._began: dict[str, tuple[tuple[int, int], Stats, Stats]] = {}
+        """By service: the step of its rollout, and what was counted of both releases when it began."""
+
+    def heard(self, report: Report, now: float) -> None:
+        """A data plane said what it counts; somebody who waits for a slot is looked at right away."""
+        self.traffic.heard(report, now)
+        if any(count.queued for count in report.counts):
+            self.waker.set()
+
+    def keep_only(self, attempt_ids: Iterable[str]) -> None:
+        """Forget attempts that hold nothing any more."""
+        kept = set(attempt_ids)
+        self.said = {attempt_id: said for attempt_id, said in self.said.items() if attempt_id in kept}
+
+    def publish(self, table: Table) -> None:
+        """Give it to everybody who waits for a newer one."""
+        self.table = table
+        draining = {one.replica_id for of in table.services for one in of.replicas if one.is_draining}
+        self._drained = {one: self._drained.get(one, table.version) for one in draining}
+        self.traffic.forget((of.project, of.name) for of in table.services)
+        self._news.set()
+        self._news = anyio.Event()
+
+    def is_idle(self, replica_id: str, now: float) -> bool:
+        """Whether every data plane knows that it drains, and has nothing left in it."""
+        version = self._drained.get(replica_id)
+        return version is not None and self.traffic.is_idle(replica_id, version, now)
+
+    def since_step(self, service: Service) -> tuple[Stats, Stats]:
+        """What was counted of the old and the new release since the rollout came to its step, or since we
+        first looked at it.
+        """
+        rollout = service.rollout
+        if rollout is None or not rollout.is_open:
+            self._began.pop(service.service_id, None)
+            return Stats(), Stats()
+        numbers, step = (rollout.old, rollout.new), (rollout.new, rollout.step)
+        old, new = (self.traffic.stats(service.project, service.name, number) for number in numbers)
+        began = self._began.get(service.service_id)
+        if began is None or began[0] != step:
+            began = self._began[service.service_id] = (step, old, new)
+        return old.since(began[1]), new.since(began[2])
+
+    async def newer(self, than: int, timeout_s: float) -> Table | None:
+        """The table, as soon as it is newer than that; None after so long."""
+        with anyio.move_on_after(timeout_s):
+            while self.table.version <= than:
+                await self._news.wait()
+        return self.table if self.table.version > than else None

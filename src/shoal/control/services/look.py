@@ -1,0 +1,109 @@
+"""One service as it is recorded, and what is only known in memory about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from shoal.control.core import Core
+from shoal.control.services.replicas import spec_of_release
+from shoal.model.attempt import Attempt, AttemptState
+from shoal.model.job import Job
+from shoal.model.service import Release, Replica, Service
+from shoal.serving.life import Seen
+from shoal.serving.traffic import Sample, Stats
+from shoal.spec.service import ServiceSpec
+from shoal.store import Tx
+
+SILENT_S = 30.0
+"""A replica whose supervisor was not heard from for so long counts for nothing; another takes its place."""
+
+Server = tuple[Replica, Job, Attempt]
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    service: Service
+    releases: Mapping[int, Release]
+    """Those that replicas may be of."""
+    servers: tuple[Server, ...]
+
+    def spec(self, number: int) -> ServiceSpec:
+        return spec_of_release(self.releases[number].spec_json)
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """What the event loop knows; taken there, and used in the writer's thread."""
+
+    silent: frozenset[str] = frozenset()
+    """Replicas whose supervisors say nothing."""
+    idle: frozenset[str] = frozenset()
+    """Those that drain, as every data plane knows, and have nothing left."""
+    samples: tuple[Sample, ...] = ()
+    at: float = 0.0
+    """Now, on the clock of the samples."""
+    old_stats: Stats = msgspec.field(default_factory=Stats)
+    new_stats: Stats = msgspec.field(default_factory=Stats)
+    """Of the two releases of a rollout, since its step began."""
+
+
+def load(tx: Tx, service_id: str) -> Look | None:
+    service = tx.services.get(service_id)
+    if service is None:
+        return None
+    servers = tuple(tx.services.replicas(service_id))
+    numbers = {service.live, service.newest, *(replica.release for replica, _, _ in servers)}
+    numbers |= {service.rollout.old, service.rollout.new} if service.rollout else set()
+    found = {number: tx.services.release(service_id, number) for number in sorted(numbers)}
+    releases = {number: release for number, release in found.items() if release is not None}
+    return Look(service=service, releases=releases, servers=servers)
+
+
+def view(core: Core, look: Look) -> View:
+    """On the event loop."""
+    silent = {
+        replica.replica_id
+        for replica, job, attempt in look.servers
+        if job.is_open
+        and attempt.state is AttemptState.RUNNING
+        and core.leases.silent_nodes(attempt, SILENT_S)
+    }
+    book, service = core.services, look.service
+    at = core.clock.monotonic()
+    drained = (one.replica_id for one, _, _ in look.servers if one.draining_at is not None)
+    old, new = book.since_step(service)
+    return View(
+        silent=frozenset(silent),
+        idle=frozenset(one for one in drained if book.is_idle(one, at)),
+        samples=book.traffic.samples(service.project, service.name),
+        at=at,
+        old_stats=old,
+        new_stats=new,
+    )
+
+
+def is_serving(replica: Replica, job: Job, attempt: Attempt) -> bool:
+    """Whether it can be given requests, by what its present supervisor said last."""
+    is_up = attempt.state is AttemptState.RUNNING and job.is_open and job.stop_asked_by is None
+    return is_up and replica.is_ready and replica.attempt_id == attempt.attempt_id
+
+
+def seen(look: Look, known: View, now: float) -> list[Seen]:
+    """The replicas whose stop nobody has asked for."""
+    return [
+        Seen(
+            replica_id=replica.replica_id,
+            release=replica.release,
+            slot=replica.slot,
+            is_ready=is_serving(replica, job, attempt),
+            draining_s=None if replica.draining_at is None else max(0.0, now - replica.draining_at),
+            is_idle=replica.replica_id in known.idle,
+            failing=_failing(replica, known),
+        )
+        for replica, job, attempt in look.servers
+        if job.is_open and job.stop_asked_by is None
+    ]
+
+
+def _failing(replica: Replica, known: View) -> str:
+    return f"not heard from for {SILENT_S:g} s" if replica.replica_id in known.silent else ""

@@ -1,0 +1,101 @@
+"""The table that data planes serve by, made from what is recorded. Its version is that of the newest event.
+
+So it grows across restarts of the control plane, and two tables of one version are the same.
+"""
+
+from __future__ import annotations
+
+from shoal.control.core import Core
+from shoal.control.services.look import Look, is_serving, load
+from shoal.identity import replica_secret
+from shoal.model.people import Token
+from shoal.model.service import Service
+from shoal.serving import table as told
+from shoal.spec.service import ServiceSpec
+from shoal.store import Tx
+
+
+async def publish(core: Core) -> None:
+    """Make the table anew, and tell of it if anything in it has changed."""
+    fresh = await core.store.read(lambda tx: make(core, tx))
+    book = core.services
+    if fresh.services != book.table.services or book.table.version == 0:
+        book.publish(fresh)
+
+
+def make(core: Core, tx: Tx) -> told.Table:
+    looks = [load(tx, service.service_id) for service in tx.services.all()]
+    people = _People(tx, core.clock.now()) if looks else None
+    served = [_service(core, look, people) for look in looks if look is not None and people is not None]
+    return told.Table(version=max(1, tx.events.head().seq), services=tuple(served))
+
+
+def _service(core: Core, look: Look, people: _People) -> told.Service:
+    service, spec = look.service, look.spec(look.service.live)
+    return told.Service(
+        project=service.project,
+        name=service.name,
+        hosts=spec.hosts,
+        replicas=tuple(_replicas(core, look)),
+        shares=_shares(service),
+        balance=told.Balance(spec.balance),
+        cap=spec.cap,
+        timeout_s=spec.timeout,
+        retries=spec.retries,
+        affinity=spec.affinity or "",
+        limits=_limits(spec),
+        is_public=spec.public,
+        callers=() if spec.public else people.callers(service),
+    )
+
+
+def _shares(service: Service) -> dict[int, float]:
+    rollout = service.rollout
+    if rollout is None or not rollout.is_open or rollout.share is None:
+        return {}
+    return {rollout.old: 1.0 - rollout.share, rollout.new: rollout.share}
+
+
+def _limits(spec: ServiceSpec) -> told.Limits:
+    return told.Limits(rps=spec.limits.rps, concurrency=spec.limits.concurrency, per=spec.limits.per)
+
+
+def _replicas(core: Core, look: Look) -> list[told.Replica]:
+    return [
+        told.Replica(
+            replica_id=replica.replica_id,
+            address=replica.address,
+            release=replica.release,
+            secret=replica_secret(core.key, attempt.attempt_id),
+            is_draining=replica.draining_at is not None,
+        )
+        for replica, job, attempt in look.servers
+        if is_serving(replica, job, attempt)
+    ]
+
+
+class _People:
+    """Whose tokens are good where, read once for a table."""
+
+    def __init__(self, tx: Tx, now: float) -> None:
+        self._users = {user.user_id: user for user in tx.people.users() if user.is_active}
+        self._tokens = [token for token in tx.people.tokens() if _is_good(token, now)]
+        self._members: dict[str, set[str]] = {}
+        for member in tx.people.memberships():
+            self._members.setdefault(member.project, set()).add(member.user_id)
+
+    def callers(self, service: Service) -> tuple[told.Caller, ...]:
+        """Everybody with a role in the project, by each of their tokens that reaches into it."""
+        members = self._members.get(service.project, set())
+        return tuple(
+            told.Caller(digest=token.secret_hash.hex(), name=user.name, project=service.project)
+            for token in self._tokens
+            if token.project in (None, service.project)
+            and token.service in (None, service.name)
+            and (user := self._users.get(token.user_id)) is not None
+            and (user.cluster_role is not None or user.user_id in members)
+        )
+
+
+def _is_good(token: Token, now: float) -> bool:
+    return token.revoked_at is None and (token.expires_at is None or token.expires_at > now)

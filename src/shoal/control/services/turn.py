@@ -1,0 +1,166 @@
+"""Keep every service as it should be: look, decide, and record what is to be done in one transaction.
+
+What is decided outside a transaction only says whether one is needed; inside it everything is read and
+decided again. So two turns, or a turn and a command, never start a replica twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import structlog
+
+from shoal.control.actor import SHOAL
+from shoal.control.core import Core
+from shoal.control.jobs import ask_to_stop
+from shoal.control.record import note
+from shoal.control.services.look import Look, Server, View, load, seen, view
+from shoal.control.services.replicas import begin
+from shoal.control.services.tables import publish
+from shoal.control.services.wishes import wish
+from shoal.control.watch import cancel
+from shoal.errors import LimitReached
+from shoal.model.attempt import Attempt, AttemptState
+from shoal.model.job import Job, JobOutcome
+from shoal.model.service import STEADY_S, Service
+from shoal.serving import life
+from shoal.store import Tx
+
+log = structlog.get_logger()
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    service: Service
+    """As it is to be recorded, but for its version."""
+    ended: tuple[Server, ...]
+    steps: life.Steps
+    because: str = ""
+    """Why there should be more or fewer replicas than before."""
+
+
+async def tend(core: Core) -> None:
+    """One turn for all services, and the table that follows from it."""
+    for service in await core.store.read(lambda tx: tx.services.all()):
+        await _tend(core, service.service_id)
+    await publish(core)
+
+
+async def _tend(core: Core, service_id: str) -> None:
+    look = await core.store.read(lambda tx: load(tx, service_id))
+    if look is None:
+        return
+    known = view(core, look)
+    if not _is_due(look, decide(look, known, core.clock.now())):
+        return
+    try:
+        stopped = await core.store.write(lambda tx: _change(core, tx, service_id, known))
+    except LimitReached as error:
+        log.warning("service.no_room", service=look.service.reference, error=error.message)
+        return
+    for job, attempt in stopped:
+        if attempt.state is AttemptState.STOPPING:
+            await cancel(core, job, attempt)
+
+
+def decide(look: Look, known: View, now: float) -> Decision:
+    """Pure."""
+    ended = tuple(server for server in look.servers if not server[1].is_open)
+    service = _after_ends(_after_starts(look), ended, now)
+    there = seen(look, known, now)
+    wished = wish(look, service, known, there, now)
+    steps = life.decide(
+        wished.counts,
+        there,
+        drain_s=look.spec(service.live).drain,
+        may_start=now >= service.may_start_at,
+    )
+    return Decision(service=wished.service, ended=ended, steps=steps, because=wished.because)
+
+
+def _is_due(look: Look, decided: Decision) -> bool:
+    is_gone = look.service.stop_asked_by is not None and not look.servers
+    return is_gone or bool(decided.ended) or not decided.steps.is_nothing or decided.service != look.service
+
+
+def _after_starts(look: Look) -> Service:
+    """With how long replicas took to become ready, as far as any of them is there to tell."""
+    known = [replica.cold_start_s for replica, _, _ in look.servers if replica.cold_start_s is not None]
+    return msgspec.structs.replace(look.service, cold_start_s=max(known)) if known else look.service
+
+
+def _after_ends(service: Service, ended: tuple[Server, ...], now: float) -> Service:
+    """With what replicas that ended by themselves tell about how soon others may follow."""
+    failures, rollout = service.failures, service.rollout
+    for replica, job, _ in ended:
+        if job.outcome is JobOutcome.CANCELLED:
+            continue
+        if rollout is not None and replica.release == rollout.new and replica.ready_at is None:
+            rollout = msgspec.structs.replace(rollout, failures=rollout.failures + 1)
+        served_s = 0.0 if replica.ready_at is None else (job.ended_at or now) - replica.ready_at
+        failures = 1 if served_s >= STEADY_S else failures + 1
+    if failures == service.failures:
+        return service
+    return msgspec.structs.replace(service, failures=failures, failed_at=now, rollout=rollout)
+
+
+def _change(core: Core, tx: Tx, service_id: str, known: View) -> list[tuple[Job, Attempt]]:
+    """Do what is decided, or as much of it as there is room for. Returns who was asked to stop."""
+    now = core.clock.now()
+    look = load(tx, service_id)
+    if look is None:
+        return []
+    decided = decide(look, known, now)
+    for replica, job, attempt in decided.ended:
+        tx.services.drop_replica(replica.replica_id)
+        told = {"service": look.service.name, "release": replica.release, "because": job.because}
+        note(tx, "replica.ended", now, SHOAL, job=job, attempt=attempt, data=told)
+    if decided.service.stop_asked_by is not None and len(decided.ended) == len(look.servers):
+        _remove(tx, look, now)
+        return []
+    service = decided.service
+    _tell(tx, look.service, decided, now)
+    for number in decided.steps.start:
+        begin(core, tx, service, look.releases[number], service.next_slot, now)
+        service = msgspec.structs.replace(service, next_slot=service.next_slot + 1)
+    if service != look.service:
+        tx.services.update(msgspec.structs.replace(service, version=look.service.version + 1))
+    _drain(tx, look, decided.steps.drain, now)
+    return _stop(core, tx, look, decided.steps, now)
+
+
+def _tell(tx: Tx, before: Service, decided: Decision, now: float) -> None:
+    after = decided.service
+    if after.replicas != before.replicas:
+        told: dict[str, Any] = {"service": after.name, "replicas": after.replicas, "because": decided.because}
+        note(tx, "service.resized", now, SHOAL, project=after.project, data=told)
+    old, new = before.rollout, after.rollout
+    if new is not None and (old is None or (old.stage, old.step) != (new.stage, new.step)):
+        told = {"service": after.name, "from": new.old, "to": new.new, "step": new.step}
+        told |= {"because": new.because} if new.because else {}
+        note(tx, f"rollout.{new.stage}", now, SHOAL, project=after.project, data=told)
+
+
+def _drain(tx: Tx, look: Look, replica_ids: tuple[str, ...], now: float) -> None:
+    for replica, job, attempt in look.servers:
+        if replica.replica_id in replica_ids:
+            tx.services.set_replica(msgspec.structs.replace(replica, draining_at=now))
+            note(tx, "replica.draining", now, SHOAL, job=job, attempt=attempt)
+
+
+def _stop(core: Core, tx: Tx, look: Look, steps: life.Steps, now: float) -> list[tuple[Job, Attempt]]:
+    reasons = dict(steps.stop)
+    for replica, job, attempt in look.servers:
+        if replica.replica_id in reasons:
+            told = {"because": reasons[replica.replica_id]}
+            note(tx, "replica.stopped", now, SHOAL, job=job, attempt=attempt, data=told)
+    return ask_to_stop(core, tx, SHOAL, list(reasons), now)
+
+
+def _remove(tx: Tx, look: Look, now: float) -> None:
+    service = look.service
+    for release in tx.services.releases(service.service_id):
+        tx.secrets.drop(release.secrets_id)
+    tx.services.remove(service.service_id)
+    told = {"service": service.name, "releases": service.newest}
+    note(tx, "service.ended", now, SHOAL, project=service.project, data=told)

@@ -1,0 +1,116 @@
+"""How many replicas of which release a service should have: load, rollout and bounds together. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from shoal.control.services.look import Look, View
+from shoal.model.service import Rollout, Service, Stage
+from shoal.serving import rollout as rolling
+from shoal.serving import scaling
+from shoal.serving.life import Seen
+from shoal.spec.service import ServiceSpec
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    service: Service
+    """With what was decided about it."""
+    counts: dict[int, int]
+    """By release."""
+    because: str = ""
+    """Why there should be more or fewer than before."""
+
+
+def wish(look: Look, service: Service, known: View, seen: Sequence[Seen], now: float) -> Wish:
+    """`service`: as recorded, but for what this turn has found out already."""
+    if service.stop_asked_by is not None:
+        return Wish(service=service, counts={})
+    choice = scaling.decide(
+        scaling_rule(look.spec(service.live), service),
+        service.replicas,
+        known.samples,
+        known.at,
+        changed_s=max(0.0, now - service.scaled_at),
+        cold_start_s=service.cold_start_s,
+    )
+    if choice.because:
+        service = msgspec.structs.replace(service, replicas=choice.replicas, scaled_at=now)
+    if service.rollout is None or not service.rollout.is_open:
+        return Wish(service=service, counts={service.live: service.replicas}, because=choice.because)
+    after, counts = _rolled(look, service, service.rollout, known, seen, now)
+    return Wish(service=after, counts=counts, because=choice.because)
+
+
+def scaling_rule(spec: ServiceSpec, service: Service) -> scaling.Rule:
+    asked = spec.scale
+    return scaling.Rule(
+        target=scaling.Target(asked.target),
+        value=asked.value,
+        cap=spec.cap,
+        least=service.min_replicas,
+        most=service.max_replicas,
+        window_s=asked.window,
+        cooldown_s=asked.cooldown,
+        to_zero_after_s=asked.to_zero_after,
+    )
+
+
+def rollout_rule(spec: ServiceSpec) -> rolling.Rule:
+    asked = spec.rollout
+    return rolling.Rule(
+        steps=tuple(percent / 100 for percent in asked.steps),
+        bake_s=asked.bake,
+        error_rate=asked.rollback_on.error_rate,
+        latency=asked.rollback_on.latency,
+        requests=asked.rollback_on.requests,
+    )
+
+
+def _rolled(
+    look: Look, service: Service, rollout: Rollout, known: View, seen: Sequence[Seen], now: float
+) -> tuple[Service, dict[int, int]]:
+    serving = [one for one in seen if one.draining_s is None and not one.failing]
+    fleet = rolling.Fleet(
+        wanted=service.replicas,
+        old=sum(one.release != rollout.new for one in serving),
+        new_ready=sum(one.release == rollout.new and one.is_ready for one in serving),
+        new_failures=rollout.failures,
+    )
+    where = rolling.Where(
+        stage=rolling.Stage(rollout.stage),
+        step=rollout.step,
+        baked_s=None if rollout.baking_at is None else max(0.0, now - rollout.baking_at),
+    )
+    rule = rollout_rule(look.spec(rollout.new))
+    told = rolling.decide(rule, where, fleet, known.old_stats, known.new_stats)
+    after = _recorded(rollout, told, now)
+    live = rollout.new if after.stage is Stage.DONE else service.live
+    counts = {**_kept(rollout, told.old, serving), rollout.new: told.new}
+    return msgspec.structs.replace(service, rollout=after, live=live), counts
+
+
+def _kept(rollout: Rollout, count: int, serving: Sequence[Seen]) -> dict[int, int]:
+    """So many of what was there before: also of a release whose own rollout this one has overtaken."""
+    counts: dict[int, int] = {}
+    for release in sorted({one.release for one in serving} - {rollout.new}):
+        counts[release] = min(count, sum(one.release == release for one in serving))
+        count -= counts[release]
+    return {**counts, rollout.old: counts.get(rollout.old, 0) + count}
+
+
+def _recorded(before: Rollout, told: rolling.Next, now: float) -> Rollout:
+    is_moved = (before.stage, before.step) != (Stage(told.stage), told.step)
+    baking_at = None if is_moved else before.baking_at
+    if told.is_baking and baking_at is None and not is_moved:
+        baking_at = now
+    return msgspec.structs.replace(
+        before,
+        stage=Stage(told.stage),
+        step=told.step,
+        share=told.share,
+        since=now if is_moved else before.since,
+        baking_at=baking_at,
+        because=told.because,
+    )

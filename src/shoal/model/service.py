@@ -1,0 +1,126 @@
+"""A service: an HTTP server that runs as replicas. Each replica is a job; here is what ties them together."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+MAX_BACKOFF_S = 60.0
+STEADY_S = 60.0
+"""A replica that was ready for so long and fails later did not fail because of its release."""
+
+
+class Stage(StrEnum):
+    """Where a rollout is."""
+
+    ROLLING = "rolling"
+    """Replicas of the new release take the place of the old ones, one after the other."""
+    CANARY = "canary"
+    """The new release has a part of the requests and is watched."""
+    DONE = "done"
+    ROLLED_BACK = "rolled_back"
+
+
+class Rollout(msgspec.Struct, frozen=True, kw_only=True):
+    """From one release to another; the newest there was, also when it is over."""
+
+    old: int
+    new: int
+    stage: Stage
+    step: int = 0
+    """Of a canary: which share of the requests it has."""
+    share: float | None = None
+    """Of the requests, for the new release; None: all replicas alike."""
+    since: float
+    """When it came to this stage and step."""
+    baking_at: float | None = None
+    """Of a canary: since when all replicas of the step are ready and watched."""
+    failures: int = 0
+    """Replicas of the new release that ended before they were ever ready."""
+    because: str = ""
+
+    @property
+    def is_open(self) -> bool:
+        return self.stage in (Stage.ROLLING, Stage.CANARY)
+
+
+class Service(msgspec.Struct, frozen=True, kw_only=True):
+    service_id: str
+    project: str
+    name: str
+    owner: str
+    """The user's id."""
+    owner_name: str
+    newest: int = 1
+    """The number of the newest release; numbers are never used again."""
+    live: int = 1
+    """The release that serves; while a rollout is open, the old one."""
+    rollout: Rollout | None = None
+    min_replicas: int
+    max_replicas: int
+    replicas: int
+    """How many there should be now: decided by load between those two."""
+    scaled_at: float
+    cold_start_s: float = 0.0
+    """How long its replicas take from their start to being ready: the most, of those known."""
+    failures: int = 0
+    """Replicas that failed one after the other without having been of use in between."""
+    failed_at: float = 0.0
+    next_slot: int = 1
+    stop_asked_by: str | None = None
+    """It ends: gone when its last replica is."""
+    created_at: float
+    version: int = 1
+
+    @property
+    def reference(self) -> str:
+        """How people name it, and below which path it is served."""
+        return f"{self.project}/{self.name}"
+
+    @property
+    def may_start_at(self) -> float:
+        """When the next replica may be started: later and later while they fail."""
+        backoff_s = 0.0 if self.failures < 2 else min(2.0 ** min(self.failures - 1, 10), MAX_BACKOFF_S)
+        return self.failed_at + backoff_s
+
+
+class Release(msgspec.Struct, frozen=True, kw_only=True):
+    """A service's spec, frozen under a number."""
+
+    service_id: str
+    number: int
+    spec_json: str
+    """The service spec in its canonical JSON form."""
+    archive_digest: str | None = None
+    priority: int = 0
+    model: str = ""
+    created_at: float
+    by: str = ""
+
+    @property
+    def secrets_id(self) -> str:
+        """Under which its secrets are sealed, until the service is gone."""
+        return f"{self.service_id}.{self.number}"
+
+
+class Replica(msgspec.Struct, frozen=True, kw_only=True):
+    """One server of a service, for as long as its job is there. The job's id is its own."""
+
+    replica_id: str
+    service_id: str
+    release: int
+    slot: int
+    """Its place in the order of their starts; never used again."""
+    created_at: float
+    attempt_id: str = ""
+    """Whose supervisor said what follows."""
+    address: str = ""
+    is_ready: bool = False
+    because: str = ""
+    ready_at: float | None = None
+    """When it first was."""
+    cold_start_s: float | None = None
+    """From the start of its program until then."""
+    draining_at: float | None = None
+    """Since when it is given nothing new."""

@@ -1,0 +1,122 @@
+"""Whether the server that a replica of a service runs can be given requests, asked from a thread of its own.
+
+A server is ready from its first good answer on. The thread only finds out and tells; that a dead server ends
+the share is decided by the main loop, which looks at `verdict`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from shoal.clock import Clock
+from shoal.runtime.ports import hold_port
+from shoal.wire import Credentials, Probe, Serving
+
+_STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})")
+HEAD_BYTES = 12
+"""`HTTP/1.1 200`."""
+FIRST_PAUSE_S = 0.05
+"""Servers that start quickly are not kept waiting: the pause doubles up to the interval."""
+BAD_STATUS = 400
+MAX_READ = 1 << 16
+
+
+class Prober:
+    """Holds the port from birth on. `OSError` when it is taken."""
+
+    def __init__(
+        self,
+        probe: Probe,
+        address: str,
+        credentials: Credentials,
+        clock: Clock,
+        tell: Callable[[Serving], None] | None,
+    ) -> None:
+        self._probe = probe
+        self._address = address
+        self._secret = credentials.replica_secret
+        self._clock = clock
+        self._tell = tell
+        self._held = hold_port(address, probe.port)
+        self.port: int = self._held.getsockname()[1]
+        host = f"[{address}]" if ":" in address else address
+        self._state = Serving(address=f"{host}:{self.port}")
+        self._thread: threading.Thread | None = None
+        self.verdict: str | None = None
+        """Why the server is as good as dead; None: it is not, or not known to be."""
+
+    def start(self) -> None:
+        """The server was started. May be repeated."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="probe", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        began = good_at = self._clock.monotonic()
+        failures, was_ready, pause_s = 0, False, FIRST_PAUSE_S
+        pause = threading.Event()
+        self._say(is_ready=False, because="it was not asked yet")
+        while True:
+            problem = self._ask()
+            now = self._clock.monotonic()
+            if problem is None:
+                failures, good_at, was_ready, self.verdict = 0, now, True, None
+            else:
+                failures += 1
+                since = good_at if was_ready else began
+                self.verdict = self._judge(problem, now - since, was_ready=was_ready)
+            if problem is None or not was_ready or failures >= self._probe.failures:
+                self._say(is_ready=problem is None, because=problem or "")
+            pause.wait(pause_s if not was_ready else self._probe.interval_s)
+            pause_s = min(pause_s * 2, self._probe.interval_s)
+
+    def _judge(self, problem: str, for_s: float, *, was_ready: bool) -> str | None:
+        limit_s = self._probe.dead_after_s if was_ready else self._probe.within_s
+        if for_s < limit_s:
+            return None
+        told = "has not answered" if was_ready else "was not ready"
+        return f"the server {told} at {self._probe.path} for {for_s:.0f} s: {problem}"
+
+    def _say(self, *, is_ready: bool, because: str) -> None:
+        before = self._state
+        if (before.is_ready, before.because) == (is_ready, because) and before.at:
+            return
+        at = self._clock.now() if before.is_ready != is_ready or not before.at else before.at
+        self._state = msgspec.structs.replace(before, is_ready=is_ready, because=because, at=at)
+        if self._tell is not None:
+            self._tell(self._state)
+
+    def _ask(self) -> str | None:
+        """What is wrong; None: nothing."""
+        secret = f"x-shoal-secret: {self._secret}\r\n" if self._secret else ""
+        host = f"Host: {self._state.address}\r\n"
+        question = f"GET {self._probe.path} HTTP/1.1\r\n{host}{secret}Connection: close\r\n\r\n"
+        try:
+            answer = self._exchange(question.encode("ascii"))
+        except OSError as error:
+            return (error.strerror or str(error) or type(error).__name__).lower()
+        match = _STATUS.match(answer)
+        if match is None:
+            return "what it said is not HTTP"
+        return f"status {match[1].decode()}" if int(match[1]) >= BAD_STATUS else None
+
+    def _exchange(self, question: bytes) -> bytes:
+        answer = b""
+        deadline = self._clock.monotonic() + self._probe.timeout_s
+        with socket.create_connection((self._address, self.port), self._probe.timeout_s) as link:
+            link.sendall(question)
+            while len(answer) < HEAD_BYTES:
+                link.settimeout(max(0.001, deadline - self._clock.monotonic()))
+                part = link.recv(HEAD_BYTES - len(answer))
+                if not part:
+                    break
+                answer += part
+            with contextlib.suppress(OSError):  # closed with words unread, it would see a reset
+                link.recv(MAX_READ)
+        return answer

@@ -1,0 +1,17 @@
+"""How a data plane knows a caller: by a digest that the control plane has, too, and nobody can turn back."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+_USER = re.compile(r"shl_(tok_[0-9a-z]{1,40})_([0-9a-f]{64})", re.ASCII)
+
+
+def digest_of(token: str) -> str | None:
+    """What stands in the table for this token; None for a text that is no token of Shoal."""
+    match = _USER.fullmatch(token)
+    if match is None:
+        return None
+    # Bound to the token's id, as it is kept: see `identity.tokens.hash_secret`.
+    return hashlib.sha256(f"shoal-token\0{match[1]}\0{match[2]}".encode()).hexdigest()

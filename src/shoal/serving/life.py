@@ -1,0 +1,69 @@
+"""Which replicas to start, drain and stop, for as many of each release as there should be. Pure.
+
+A replica goes in three steps: it is given nothing new, it finishes what it has, it is stopped. One that is of
+no use (it failed, or nobody can reach it) is stopped at once and another started in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica as far as it matters here."""
+
+    replica_id: str
+    release: int
+    slot: int
+    is_ready: bool = False
+    draining_s: float | None = None
+    """For how long it has been given nothing new; None: it is."""
+    is_idle: bool = False
+    """Every data plane knows that it drains, and has nothing in it."""
+    failing: str = ""
+    """Why it is of no use."""
+
+
+class Steps(msgspec.Struct, frozen=True, kw_only=True):
+    start: tuple[int, ...] = ()
+    """For each replica to start, its release."""
+    drain: tuple[str, ...] = ()
+    stop: tuple[tuple[str, str], ...] = ()
+    """Which, and why."""
+
+    @property
+    def is_nothing(self) -> bool:
+        return not (self.start or self.drain or self.stop)
+
+
+def decide(wanted: Mapping[int, int], replicas: Sequence[Seen], *, drain_s: float, may_start: bool) -> Steps:
+    """`wanted`: how many of each release; of one that is not named, none. `replicas`: whose stop nobody has
+    asked for yet. The same replicas and wishes give the same steps, and once these are taken, none.
+    """
+    stop = [(one.replica_id, one.failing) for one in replicas if one.failing]
+    stop += [
+        (one.replica_id, "drained" if one.is_idle else f"drained for {drain_s:g} s")
+        for one in replicas
+        if not one.failing and one.draining_s is not None and (one.is_idle or one.draining_s >= drain_s)
+    ]
+    start: list[int] = []
+    drain: list[str] = []
+    serving = [one for one in replicas if not one.failing and one.draining_s is None]
+    for release in sorted({*wanted, *(one.release for one in serving)}):
+        own = [one for one in serving if one.release == release]
+        count = wanted.get(release, 0)
+        start += [release] * (count - len(own) if may_start else 0)
+        for one in surplus(own, count):
+            if one.is_ready:
+                drain.append(one.replica_id)
+            else:
+                stop.append((one.replica_id, "not needed any more"))
+    return Steps(start=tuple(start), drain=tuple(drain), stop=tuple(stop))
+
+
+def surplus(replicas: Sequence[Seen], count: int) -> list[Seen]:
+    """Those beyond `count`: first who serves nothing yet, then the youngest."""
+    in_order = sorted(replicas, key=lambda one: (not one.is_ready, one.slot))
+    return in_order[max(0, count) :]

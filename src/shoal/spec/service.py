@@ -1,0 +1,118 @@
+"""The service spec: an HTTP server that runs as replicas behind one address, validated and frozen."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+from shoal.spec.clauses import (
+    Fence,
+    Grace,
+    LogRules,
+    Mounts,
+    Priority,
+    RetrySpec,
+    TimeLimit,
+    Topology,
+)
+from shoal.spec.job import Env, JobSpec, check_secret_names
+from shoal.spec.resources import Resources
+from shoal.spec.service_clauses import (
+    Affinity,
+    Balance,
+    Hosts,
+    LimitsSpec,
+    Pause,
+    Readiness,
+    ReadinessSpec,
+    ReplicaRange,
+    Replicas,
+    Rollout,
+    RolloutSpec,
+    ScaleSpec,
+)
+from shoal.spec.text import EnvName, Folder, JobName, Name, Script
+
+MAX_CAP = 100_000
+MAX_RETRIES = 5
+
+
+class ServiceSpec(BaseModel):
+    """Only `name` and `run` are needed. Resources are for each replica."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    kind: Literal["service"] = "service"
+    name: JobName = Field(description="One of its name in a project; served at `/{project}/{name}/`.")
+    project: Name | None = Field(default=None, description="Whose service it is; unset: your only project.")
+    queue: Name = Field(default="default", description="One that the cluster has.")
+    priority: Priority = Field(
+        default=0, description="Of its replicas, as of jobs: higher goes first, and may take from lower."
+    )
+    resources: Resources = Resources.model_construct()
+    workdir: Folder | None = Field(
+        default=".", description="The folder to run in, copied at submission; null: an empty one."
+    )
+    setup: Script | None = Field(default=None, description="Run once on each node before the server.")
+    run: Script = Field(description="Starts the server, for a shell. It listens at $PORT.")
+    port: Annotated[int, Field(strict=True, ge=1, le=65535)] | None = Field(
+        default=None, description="Where it listens if not at $PORT: then a node has room for one replica."
+    )
+    env: Env = {}
+    secrets: Annotated[tuple[EnvName, ...], Field(max_length=256)] = Field(
+        default=(),
+        description="Names of variables taken from the submitter's environment and never stored in the spec.",
+    )
+    mounts: Mounts = ()
+    log_rules: LogRules = ()
+    topology: Topology | None = None
+    grace: Grace = Field(default=30.0, description="From the first signal to the kill.")
+    fence: Fence = Field(default=1800.0, description="A replica cut off for this long stops by itself.")
+    model: Annotated[str, Field(strict=True, max_length=200)] | None = Field(
+        default=None, description="The version of the model it serves, kept with the release."
+    )
+    replicas: Replicas = ReplicaRange.model_construct(min=1, max=1)
+    readiness: Readiness = ReadinessSpec.model_construct()
+    scale: ScaleSpec = ScaleSpec.model_construct()
+    rollout: Rollout = RolloutSpec.model_construct()
+    drain: Pause = Field(
+        default=30.0, description="A replica may finish what it has for so long before it stops."
+    )
+    limits: LimitsSpec = LimitsSpec.model_construct()
+    cap: Annotated[int, Field(strict=True, ge=1, le=MAX_CAP)] = Field(
+        default=64, description="Requests at once in one replica; others wait in front of it."
+    )
+    timeout: TimeLimit = Field(default=600.0, description="From a request's last byte to its answer's first.")
+    retries: Annotated[int, Field(strict=True, ge=0, le=MAX_RETRIES)] = Field(
+        default=1, description="Of requests that can be sent again without harm."
+    )
+    affinity: Affinity | None = Field(
+        default=None, description="`header:NAME` or `cookie:NAME` whose value keeps a caller at one replica."
+    )
+    balance: Balance = Field(
+        default="least", description="Fewest requests; `tokens`: soonest first token, for language models."
+    )
+    hosts: Hosts = Field(default=(), description="Names in `Host` that mean this service.")
+    public: Annotated[bool, Field(strict=True)] = Field(default=False, description="Needs no token.")
+
+    @field_validator("secrets", mode="after")
+    @classmethod
+    def _secrets_stand_alone(cls, secrets: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        return check_secret_names(secrets, info.data.get("env", {}))
+
+    def canonical(self) -> dict[str, Any]:
+        """Plain data with defaults left out; parsing it gives an equal spec."""
+        return self.model_dump(mode="json", exclude_defaults=True)
+
+    def canonical_json(self) -> str:
+        """The one text of this spec. `model_validate_json` reads it back."""
+        return json.dumps(self.canonical(), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+    def replica_job(self) -> JobSpec:
+        """What each replica runs. One that failed is replaced by the service, and not tried again."""
+        shared = {name: getattr(self, name) for name in JobSpec.model_fields.keys() & type(self).model_fields}
+        return JobSpec.model_construct(
+            **{**shared, "ranks_per_node": 1, "retry": RetrySpec.model_construct()}
+        )

@@ -1,0 +1,90 @@
+"""Requests through the data plane that `shoal up` keeps: none fails, whatever is done to what serves them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.cli.data_plane import is_installed, running
+from shoal.client.credentials import LOCAL, Credentials
+from tests.support.real_plane import RealPlane, until
+from tests.support.services import Caller, Served, pid_at
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not is_installed(), reason="no data plane: shoal.serving.__main__ is missing"),
+]
+PATH = "/default/hello/"
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    plane = RealPlane(tmp_path / "home", "--serve-on", "127.0.0.1:0", demo="2x4")
+    plane.up()
+    folder = tmp_path / "hello"
+    folder.mkdir()
+    yield Served(plane, folder)
+    plane.down()
+
+
+def address_of(served: Served) -> str:
+    url = until(lambda: served.plane.shoal.services.show("hello")["url"], "the data plane listens")
+    return str(url).removeprefix("http://").partition("/")[0]
+
+
+def token_of(served: Served) -> str:
+    return str(Credentials(served.plane.home).token(LOCAL))
+
+
+def test_no_request_fails_while_replicas_die_releases_roll_and_the_control_plane_restarts(
+    served: Served,
+) -> None:
+    served.serve(replicas=2)
+    served.until_ready(2)
+    with Caller(address_of(served), PATH, token_of(served)) as caller:
+        until(lambda: caller.answers["1"] > 20, "it is answered")
+        [(first, address), *_] = served.replicas().items()
+        os.kill(pid_at(address), signal.SIGKILL)
+        served.until_other(first)
+        served.until_ready(2)
+        served.serve(replicas=2, env={"VERSION": "2"})
+        until(lambda: served.plane.shoal.services.show("hello")["release"] == 2, "release 2 took over")
+        before = running(served.plane.home)
+        served.plane.kill()
+        seen = caller.answers["2"]
+        until(lambda: caller.answers["2"] > seen + 20, "it is answered without a control plane")
+        served.plane.up()
+        until(lambda: len(served.addresses()) == 2, "the new control plane knows its replicas")
+        assert running(served.plane.home) == before
+    assert set(caller.statuses) == {200}
+    assert set(caller.answers) == {"1", "2"}
+
+
+def test_canary_that_returns_errors_is_taken_back_without_anybody(served: Served) -> None:
+    served.serve(replicas=2)
+    served.until_ready(2)
+    with Caller(address_of(served), PATH + "work", token_of(served)) as caller:
+        rollout = {"strategy": "canary", "steps": [30], "bake": "10m"}
+        served.serve(replicas=2, env={"VERSION": "2", "BROKEN": "1"}, rollout=rollout)
+        until(lambda: "rolled back" in served.plane.command("rollout", "hello").stdout, "it rolled back")
+        until(lambda: len(served.addresses()) == 2, "only the old ones are left")
+        bad = caller.statuses[500]
+        good = caller.statuses[200]
+        until(lambda: caller.statuses[200] > good + 50, "it is answered")
+        assert caller.statuses[500] <= bad + 1
+    assert set(caller.statuses) == {200, 500}
+
+
+def test_service_sleeps_without_requests_and_wakes_for_the_next(served: Served) -> None:
+    scale = {"value": 1, "cooldown": 1, "to_zero_after": 1, "window": 1}
+    served.serve(replicas="0..2", scale=scale)
+    address = address_of(served)
+    for _ in range(2):
+        with Caller(address, PATH, token_of(served)) as caller:
+            until(lambda: sum(caller.statuses.values()) > 5, "held requests are answered")
+        assert set(caller.statuses) == {200}
+        until(lambda: not served.plane.shoal.services.show("hello")["servers"], "it sleeps")

@@ -1,0 +1,264 @@
+"""Services over a fake engine: who supervisors and data planes are, the test says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+
+from shoal.control import Actor, ControlPlane
+from shoal.control.services.commands import AskedService
+from shoal.control.services.look import Look, load
+from shoal.errors import StateError
+from shoal.model.attempt import AttemptState
+from shoal.model.people import Role
+from shoal.model.service import Service, Stage
+from shoal.serving.table import Count, Report
+from shoal.serving.table import Service as Served
+from shoal.spec.parse import parse_service
+from shoal.wire import Phase, Renewal, Serving
+from tests.support.plane import open_plane
+
+ROOT = Actor(kind="user", id="usr_root", name="root")
+pytestmark = pytest.mark.anyio
+QUICK: dict[str, Any] = {"name": "chat", "run": "serve", "drain": 0.1}
+
+
+class Cluster:
+    """One service named `chat` in project `vision`; every replica is ready at once unless it is `held`."""
+
+    def __init__(self, plane: ControlPlane, owner: Any) -> None:
+        self.plane = plane
+        self.owner = owner
+        self.service_id = ""
+        self.is_held = False
+        self.counts: dict[int, Count] = {}
+        self.queued = 0
+
+    async def serve(self, **fields: Any) -> Service:
+        spec = parse_service({**QUICK, **fields})
+        asked = AskedService(spec=spec, project="vision", owner=self.owner)
+        made = await self.plane.serve(ROOT, asked)
+        self.service_id = made.service_id
+        return made
+
+    async def look(self) -> Look:
+        found = await self.plane.core.store.read(lambda tx: load(tx, self.service_id))
+        assert found is not None
+        return found
+
+    async def said(self) -> None:
+        """Supervisors tell that their servers are ready; a data plane tells what it counts."""
+        found = await self.plane.core.store.read(lambda tx: load(tx, self.service_id))
+        for replica, _, attempt in () if found is None or self.is_held else found.servers:
+            if attempt.state is AttemptState.RUNNING:
+                serving = Serving(address=f"127.0.0.1:{1000 + replica.slot}", is_ready=True, at=time.time())
+                renewal = Renewal(
+                    attempt_id=attempt.attempt_id,
+                    epoch=attempt.epoch,
+                    node=attempt.node_names[0],
+                    phase=Phase.RUNNING,
+                    serving=serving if attempt.attempt_id not in self.plane.core.services.said else None,
+                )
+                await self.plane.renew(renewal)
+        book = self.plane.core.services
+        waiting = Count(project="vision", name="chat", release=0, queued=self.queued)
+        counts = tuple(msgspec.structs.replace(one) for one in (waiting, *self.counts.values()))
+        report = Report(process_id="prc_1", version=book.table.version, counts=counts)
+        book.heard(report, self.plane.core.clock.monotonic())
+
+    async def until(self, is_so: Callable[[Look], bool], within_s: float = 30.0) -> Look:
+        with anyio.fail_after(within_s):
+            while not is_so(look := await self.look()):
+                await self.said()
+                await anyio.sleep(0.02)
+        return look
+
+    def served(self) -> Served:
+        [service] = self.plane.core.services.table.services
+        return service
+
+    async def until_ready(self, count: int) -> None:
+        await self.until(lambda _: self.has_ready(count))
+
+    def has_ready(self, count: int) -> bool:
+        services = self.plane.core.services.table.services
+        return bool(services) and sum(not one.is_draining for one in services[0].replicas) == count
+
+    def count(self, release: int, *, requests: int, errors: int = 0, in_flight: int = 0) -> None:
+        self.counts[release] = Count(
+            project="vision",
+            name="chat",
+            release=release,
+            requests=requests,
+            errors=errors,
+            in_flight=in_flight,
+        )
+
+
+@asynccontextmanager
+async def cluster(home: Path) -> AsyncIterator[Cluster]:
+    async with open_plane(home) as plane:
+        await plane.create_project(ROOT, "vision", {})
+        user = await plane.create_user(ROOT, "ana")
+        await plane.set_member(ROOT, "vision", "ana", Role.MEMBER)
+        yield Cluster(plane, user)
+
+
+async def test_same_spec_again_is_no_new_release_and_another_is(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as ours:
+        first = await ours.serve()
+        assert (await ours.serve()) == first
+        second = await ours.serve(env={"A": "1"})
+        assert (second.newest, second.live) == (2, 1)
+        assert second.rollout is not None
+        assert second.rollout.stage is Stage.ROLLING
+
+
+async def test_only_replicas_that_said_they_are_ready_are_in_the_table(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as ours:
+        ours.is_held = True
+        await ours.serve(replicas=2)
+        await ours.until(lambda look: [a.state for _, _, a in look.servers] == [AttemptState.RUNNING] * 2)
+        await ours.until(lambda _: bool(ours.plane.core.services.table.services))
+        assert ours.served().replicas == ()
+        ours.is_held = False
+        await ours.until_ready(2)
+        assert len({one.secret for one in ours.served().replicas}) == 2
+
+
+async def test_callers_are_those_with_a_role_in_the_project_by_digest(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as ours:
+        plane = ours.plane
+        stranger = await plane.create_user(ROOT, "dora")
+        token, _ = await plane.create_token(ROOT, ours.owner, label="", scope=Role.VIEWER)
+        gone, _ = await plane.create_token(ROOT, ours.owner, label="", scope=Role.VIEWER)
+        await plane.create_token(ROOT, stranger, label="", scope=Role.ADMIN)
+        told: dict[str, Any] = {"label": "", "scope": Role.VIEWER, "project": "vision"}
+        await plane.create_token(ROOT, ours.owner, **told, service="other")
+        await ours.serve()
+        await ours.until_ready(1)
+        digests = {one.digest for one in ours.served().callers}
+        assert digests == {token.secret_hash.hex(), gone.secret_hash.hex()}
+        await plane.revoke_token(ROOT, gone.token_id)
+        await ours.until(lambda _: {c.digest for c in ours.served().callers} == {token.secret_hash.hex()})
+        await ours.serve(public=True)
+        await ours.until(lambda _: ours.served().is_public)
+        assert ours.served().callers == ()
+
+
+async def test_held_requests_wake_a_service_from_zero_and_more_of_them_more(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as ours:
+        await ours.serve(replicas="0..4", scale={"value": 2})
+        await ours.until(lambda _: bool(ours.plane.core.services.table.services))
+        assert (await ours.look()).servers == ()
+        ours.queued = 1
+        await ours.until_ready(1)
+        ours.queued = 6
+        await ours.until_ready(3)
+        ours.queued = 100
+        await ours.until_ready(4)
+        assert (await ours.look()).service.replicas == 4
+
+
+async def test_idle_service_goes_down_to_one_and_then_to_zero(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as ours:
+        scale = {"value": 1, "cooldown": 1, "to_zero_after": 2}
+        await ours.serve(replicas="0..4", scale=scale)
+        ours.queued = 3
+        await ours.until_ready(3)
+        ours.queued = 0
+        look = await ours.until(lambda look: look.service.replicas == 0)
+        assert look.service.live == 1
+        await ours.until(lambda look: not look.servers)
+        events = await ours.plane.core.store.read(lambda tx: tx.events.latest(100))
+        resized = [event.data["replicas"] for event in events if event.kind == "service.resized"]
+        assert resized[-2:] == [1, 0]
+
+
+async def test_rolling_release_takes_over_one_by_one(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as ours:
+        await ours.serve(replicas=3)
+        await ours.until_ready(3)
+        await ours.serve(replicas=3, env={"VERSION": "2"})
+        fewest = 3
+
+        def is_done(look: Look) -> bool:
+            nonlocal fewest
+            ready = sum(not one.is_draining for one in ours.served().replicas)
+            fewest = min(fewest, ready)
+            return look.service.live == 2 and len(look.servers) == 3
+
+        look = await ours.until(is_done)
+        assert fewest == 3
+        assert {replica.release for replica, _, _ in look.servers} == {2}
+        assert look.service.rollout is not None
+        assert look.service.rollout.stage is Stage.DONE
+
+
+async def test_canary_that_returns_errors_rolls_back_by_itself(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as ours:
+        await ours.serve(replicas=2)
+        await ours.until_ready(2)
+        ours.count(1, requests=0)
+        ours.count(2, requests=0)
+        rollout = {"strategy": "canary", "steps": [10, 50], "bake": "1h"}
+        await ours.serve(replicas=2, env={"VERSION": "2"}, rollout=rollout)
+        await ours.until(lambda _: ours.served().shares == {1: 0.9, 2: 0.1})
+        ours.count(1, requests=900, errors=1)
+        ours.count(2, requests=100, errors=50)
+        look = await ours.until(lambda look: look.service.rollout.stage is Stage.ROLLED_BACK)  # type: ignore[union-attr]
+        assert look.service.live == 1
+        assert look.service.rollout is not None
+        assert "50.0% of its 100 requests failed" in look.service.rollout.because
+        look = await ours.until(lambda look: len(look.servers) == 2)
+        assert {replica.release for replica, _, _ in look.servers} == {1}
+        assert ours.served().shares == {}
+
+
+async def test_canary_that_does_well_takes_over_step_by_step(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as ours:
+        await ours.serve(replicas=2)
+        await ours.until_ready(2)
+        rollout = {"strategy": "canary", "steps": [10, 50], "bake": 0.3}
+        await ours.serve(replicas=2, env={"VERSION": "2"}, rollout=rollout)
+        await ours.until(lambda _: ours.served().shares == {1: 0.5, 2: 0.5})
+        look = await ours.until(lambda look: look.service.live == 2)
+        assert look.service.rollout is not None
+        assert look.service.rollout.stage is Stage.DONE
+
+
+async def test_rollout_is_undone_and_promoted_by_hand(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as ours:
+        await ours.serve()
+        await ours.until_ready(1)
+        with pytest.raises(StateError, match="no release before 1"):
+            await ours.plane.undo_rollout(ROOT, ours.service_id)
+        canary = {"strategy": "canary", "bake": "1h"}
+        await ours.serve(env={"VERSION": "2"}, rollout=canary)
+        await ours.plane.promote_rollout(ROOT, ours.service_id)
+        await ours.until(lambda look: look.service.live == 2)
+        await ours.plane.undo_rollout(ROOT, ours.service_id)
+        look = await ours.until(lambda look: look.service.live == 1)
+        assert look.service.newest == 2
+
+
+async def test_stopped_service_is_gone_with_its_replicas(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as ours:
+        await ours.serve(replicas=2)
+        await ours.until_ready(2)
+        await ours.plane.stop_service(ROOT, ours.service_id)
+        with pytest.raises(StateError, match="being stopped by root"):
+            await ours.serve(env={"A": "1"})
+        with anyio.fail_after(30):
+            while await ours.plane.core.store.read(lambda tx: tx.services.all()):
+                await ours.said()
+                await anyio.sleep(0.02)
+        open_jobs = await ours.plane.core.store.read(lambda tx: tx.jobs.count_open("vision"))
+        assert open_jobs == 0

@@ -1,0 +1,18 @@
+"""Both sides know a caller by the same digest."""
+
+from __future__ import annotations
+
+import os
+
+from shoal.identity import mint_token
+from shoal.serving.callers import digest_of
+
+
+def test_data_plane_finds_the_digest_that_the_store_keeps() -> None:
+    minted = mint_token("tok_00000000000000000000000007", os.urandom)
+    assert digest_of(minted.text) == minted.secret_hash.hex()
+
+
+def test_what_is_no_token_of_a_person_has_no_digest() -> None:
+    for text in ("", "secret", "shl_tok_1_abc", "shj_att_1_" + "0" * 64, "shl_tok_1_" + "0" * 64 + "\n"):
+        assert digest_of(text) is None
