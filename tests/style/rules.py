@@ -10,7 +10,7 @@ from tests.style.tree import Import, Module, length
 LEAVES = frozenset(
     {"errors", "clock", "curve", "home", "ids", "log", "loopback", "proof", "settings", "wire"}
 )
-BELOW_CONTROL = frozenset({"scheduler", "engines", "store", "identity"})
+BELOW_CONTROL = frozenset({"scheduler", "engines", "store", "identity", "serving"})
 
 MAY_SEE: dict[str, frozenset[str]] = {
     "errors": frozenset(),
@@ -29,6 +29,7 @@ MAY_SEE: dict[str, frozenset[str]] = {
     "scheduler": LEAVES | {"spec", "model"},
     "store": LEAVES | {"spec", "model"},
     "identity": LEAVES | {"spec", "model"},
+    "serving": frozenset({"errors", "clock", "ids"}),
     "engines": LEAVES | {"spec", "model", "runtime"},
     "control": LEAVES | {"spec", "model"} | BELOW_CONTROL,
     "api": LEAVES | {"spec", "model", "control"} | BELOW_CONTROL,
@@ -155,11 +156,11 @@ def torch_imports(modules: Iterable[Module]) -> list[str]:
 
 
 def worker_weight(modules: Iterable[Module]) -> list[str]:
-    """`runtime` installs and starts on workers without the control plane's dependencies."""
+    """`runtime` and `serving` install and start on workers without the control plane's dependencies."""
     return [
         f"{module.at(item.line)}: `{item.target}` is too heavy for a worker"
         for module in modules
-        if module.room == "runtime"
+        if module.room in {"runtime", "serving"}
         for item in module.imports()
         if _top(item) in HEAVY_FOR_WORKERS
     ]
