@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from shoal.serving.checks import keep_checking
 from shoal.serving.plane import DataPlane
 from shoal.serving.sweep import keep_sweeping
 from shoal.serving.table import Caller, Replica, Service, Table
@@ -55,7 +56,7 @@ async def read_body(reader: asyncio.StreamReader, head: Message, *, until_close:
     if head.get("transfer-encoding") == "chunked":
         body = b""
         while True:
-            size = int((await reader.readuntil(b"\r\n")).strip(), 16)
+            size = int((await reader.readuntil(b"\r\n")).partition(b";")[0].strip(), 16)
             piece = await reader.readexactly(size + 2)
             assert piece.endswith(b"\r\n")
             if not size:
@@ -241,11 +242,13 @@ async def running_lab(**options: Any) -> AsyncIterator[Lab]:
     listener.setblocking(False)
     await plane.listen(listener)
     lab = Lab(plane, listener.getsockname()[1])
-    sweeping = asyncio.get_running_loop().create_task(keep_sweeping(plane))
+    loop = asyncio.get_running_loop()
+    keeping = [loop.create_task(keep_sweeping(plane)), loop.create_task(keep_checking(plane))]
     try:
         yield lab
     finally:
-        sweeping.cancel()
+        for task in keeping:
+            task.cancel()
         for wire in lab.wires:
             wire.close()
         await plane.drain(1.0)

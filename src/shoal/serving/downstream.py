@@ -48,6 +48,8 @@ class Plane(Protocol):
         """Counts it."""
         ...
 
+    def guessed(self, peer: str, refused: Refused) -> Refused: ...
+
     def left(self, client: Downstream) -> None:
         """The connection is closed."""
         ...
@@ -134,7 +136,8 @@ class Downstream(asyncio.Protocol):
         head = data[:end]
         try:
             entry = routes.recall(head) or routes.resolve(head)
-        except Refused as refused:
+        except Refused as seen:
+            refused = self._plane.guessed(self.peer, seen) if seen.status == 401 else seen
             # Of a request whose body is not read, nobody can say where the next one begins.
             refused.must_close = refused.must_close or end < len(data) or self._has_body(head)
             self._answer(refused, is_head=head.startswith(b"HEAD "))

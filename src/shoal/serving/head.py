@@ -74,6 +74,8 @@ class _Lines:
 
 def parse_head(raw: bytes) -> RequestHead:
     """The head in `raw`, which ends with its empty line. `Refused`: what its sender is to be told."""
+    if len(raw) > MAX_HEAD_BYTES:
+        raise _too_long()
     if LOOSE_LINES.search(raw) is not None:
         raise malformed("the head has a control character, a bare line end or a folded line")
     line = REQUEST_LINE.match(raw)
@@ -99,9 +101,13 @@ def parse_head(raw: bytes) -> RequestHead:
 def too_large(seen: bytes) -> Refused | None:
     """Of a head that is not whole yet: whether any more of it is worth waiting for."""
     if len(seen) > MAX_HEAD_BYTES:
-        told = f"the head is longer than {MAX_HEAD_BYTES} bytes"
-        return Refused(431, "request.head", told, must_close=True)
+        return _too_long()
     return malformed("the head has a bare line end") if LOOSE_LINES.search(seen[:-1]) is not None else None
+
+
+def _too_long() -> Refused:
+    told = f"the head is longer than {MAX_HEAD_BYTES} bytes"
+    return Refused(431, "request.head", told, must_close=True)
 
 
 def _judged(method: bytes, lines: _Lines, *, is_http10: bool) -> RequestHead:

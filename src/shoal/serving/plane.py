@@ -16,11 +16,15 @@ from shoal.serving.problem import Refused
 from shoal.serving.replica import LiveReplica
 from shoal.serving.route import Routes
 from shoal.serving.service import LiveService
-from shoal.serving.table import Table
+from shoal.serving.table import Table, faults
 from shoal.serving.upstream import connect
 
 BACKLOG = 4096
 HANDSHAKE_S = 10.0
+MAX_GUESSES = 100
+GUESSES_S = 60.0
+"""Requests without a known token that one address may send in so long."""
+MAX_GUESSERS = 10_000
 
 
 class DataPlane:
@@ -35,6 +39,8 @@ class DataPlane:
         self.max_clients = max_clients
         self.is_draining = False
         self.refusals: dict[tuple[int, str], int] = {}
+        self._guesses: dict[str, int] = {}
+        self._guesses_since = 0.0
         self._share = share
         self._zone = zone
         self._ids = itertools.count()
@@ -56,9 +62,14 @@ class DataPlane:
         self._servers.append(server)
 
     def swap(self, table: Table) -> bool:
-        """From now on this table, whole; no request is dropped. False: the one in use is as new."""
+        """From now on this table, whole; no request is dropped. False: the one in use is as new.
+
+        `ValueError`: it names something that cannot be; nothing has changed.
+        """
         if table.version <= self.version:
             return False
+        if found := faults(table):
+            raise ValueError(f"table {table.version} cannot be served: {found[0]}")
         now = monotonic()
         before, self.services = self.services, {}
         for spec in table.services:
@@ -95,6 +106,20 @@ class DataPlane:
     def refused(self, refused: Refused) -> None:
         key = (refused.status, refused.code)
         self.refusals[key] = self.refusals.get(key, 0) + 1
+
+    def guessed(self, peer: str, refused: Refused) -> Refused:
+        """Somebody showed no token that is known: whoever does so too often is not even told that."""
+        seen = self._guesses.get(peer, 0) + 1
+        if peer in self._guesses or len(self._guesses) < MAX_GUESSERS:
+            self._guesses[peer] = seen
+        if seen <= MAX_GUESSES:
+            return refused
+        return Refused(429, "limit.guesses", "too many requests without a known token", retry_s=GUESSES_S)
+
+    def forget_guesses(self, now: float) -> None:
+        if now - self._guesses_since > GUESSES_S:
+            self._guesses_since = now
+            self._guesses.clear()
 
     def left(self, client: Downstream) -> None:
         self.clients.discard(client)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from time import monotonic
 
 from shoal.serving.plane import DataPlane
 from shoal.serving.replica import LiveReplica
-from shoal.serving.upstream import connect
 
 UPSTREAM_IDLE_S = 3.0
 """Many servers close connections idle for five seconds; a request must not meet that."""
@@ -22,6 +20,7 @@ def sweep(plane: DataPlane, now: float) -> None:
         service.sweep(now)
         for replica in service.replicas.values():
             _close_stale(replica, now)
+    plane.forget_guesses(now)
 
 
 def _close_stale(replica: LiveReplica, now: float) -> None:
@@ -31,24 +30,8 @@ def _close_stale(replica: LiveReplica, now: float) -> None:
             up.close()
 
 
-async def check(replica: LiveReplica) -> None:
-    """Whether somebody listens again where nobody did."""
-    with contextlib.suppress(OSError, ValueError):
-        (await connect(replica)).close()
-        replica.is_refusing = False
-        replica.ejected_until = 0.0
-
-
 async def keep_sweeping(plane: DataPlane) -> None:
     """Until cancelled."""
     while True:
         await asyncio.sleep(1.0)
-        refusing = [
-            replica
-            for service in plane.services.values()
-            for replica in service.replicas.values()
-            if replica.is_refusing
-        ]
-        if refusing:
-            await asyncio.wait([asyncio.ensure_future(check(replica)) for replica in refusing], timeout=1.0)
         sweep(plane, monotonic())
