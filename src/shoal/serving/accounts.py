@@ -79,19 +79,16 @@ class FairQueue:
         self._append(waiter)
         return dropped
 
-    def pop(self) -> Waiter:
-        """The next one; only to be called while `count`."""
-        account = min(self._accounts.values(), key=lambda account: account.bound)
-        waiter = account.waiting[0]
+    def first(self) -> Waiter:
+        """Whose turn it is; only to be called while `count`."""
+        return min(self._accounts.values(), key=lambda account: account.bound).waiting[0]
+
+    def take(self, waiter: Waiter) -> None:
+        """It has a slot; its caller's next request is behind those of callers with as many running."""
         self.remove(waiter)
+        account = waiter.account
         if account.waiting:
             self._accounts[account.name] = self._accounts.pop(account.name)
-        return waiter
-
-    def push_back(self, waiter: Waiter) -> None:
-        """It was taken out and could not be served: first again."""
-        waiter.account.waiting.appendleft(waiter)
-        self._counted(waiter)
 
     def remove(self, waiter: Waiter) -> None:
         """Bound, or its caller went away."""
@@ -116,9 +113,6 @@ class FairQueue:
 
     def _append(self, waiter: Waiter) -> None:
         waiter.account.waiting.append(waiter)
-        self._counted(waiter)
-
-    def _counted(self, waiter: Waiter) -> None:
         self._accounts.setdefault(waiter.account.name, waiter.account)
         self.count += 1
         self.bytes += waiter.weight_bytes

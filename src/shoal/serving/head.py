@@ -23,6 +23,8 @@ CHUNKED = -1
 
 REQUEST_LINE = re.compile(rb"[A-Z-]{1,24} ([!-~]+) HTTP/1\.[01]\r\n")
 LOOSE_LINES = re.compile(rb"(?<!\r)\n|\r(?!\n)|\n[ \t]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+LOOSE_SO_FAR = re.compile(LOOSE_LINES.pattern.replace(rb"\r(?!\n)", rb"\r(?!\n|\Z)"))
+"""The same of a head that may go on after its last byte."""
 HOST = re.compile(rb"(?:[A-Za-z0-9_](?:[A-Za-z0-9_.-]*)|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
 ABSOLUTE = re.compile(rb"https?://([^/?#]*)(.*)", re.IGNORECASE)
 DOTS = re.compile(rb"/(?:\.|%2e){1,2}(?:/|%2f|\\|%5c|;|$)", re.IGNORECASE)
@@ -102,7 +104,7 @@ def too_large(seen: bytes) -> Refused | None:
     """Of a head that is not whole yet: whether any more of it is worth waiting for."""
     if len(seen) > MAX_HEAD_BYTES:
         return _too_long()
-    return malformed("the head has a bare line end") if LOOSE_LINES.search(seen[:-1]) is not None else None
+    return malformed("the head has a bare line end") if LOOSE_SO_FAR.search(seen) is not None else None
 
 
 def _too_long() -> Refused:

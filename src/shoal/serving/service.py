@@ -149,11 +149,11 @@ class LiveService:
         """Slots may be free: bind who waits, fairly."""
         waiting = self.waiting
         while waiting.count:
-            request = cast("Request", waiting.pop())
+            request = cast("Request", waiting.first())
             replica = self.pick(request.ask)
             if replica is None:
-                waiting.push_back(request)
                 return
+            waiting.take(request)
             request.bind(replica)
 
     def sweep(self, now: float) -> None:
