@@ -37,6 +37,7 @@ class Running:
         self.version = 0
         self.replicas: list[FakeReplica] = []
         self.wires: list[Wire] = []
+        self.tasks: list[asyncio.Task[None]] = []
         self.process: asyncio.subprocess.Process
         self.port = 0
 
@@ -85,13 +86,13 @@ class Running:
 async def running(tmp_path: Path) -> AsyncIterator[Running]:
     made = Running(tmp_path)
     yield made
+    for task in made.tasks:
+        task.cancel()
     with contextlib.suppress(ProcessLookupError, AttributeError):
         made.process.kill()
         await made.process.wait()
     for wire in made.wires:
-        wire.close()
-        with contextlib.suppress(OSError):
-            await wire.writer.wait_closed()
+        wire.writer.transport.abort()
     for replica in made.replicas:
         await replica.stop()
 
@@ -110,6 +111,7 @@ class Load:
         self._is_over = False
         self.statuses: list[int] = []
         self._tasks = [asyncio.ensure_future(self._call(n)) for n in range(callers)]
+        running.tasks += self._tasks
 
     async def _call(self, number: int) -> None:
         wire: Wire | None = None
@@ -151,11 +153,15 @@ async def test_no_request_fails_while_replicas_are_killed_and_replaced(running: 
     await load.more(200)
     third = await running.replica("c", release=2)
     running.serve(service(second, third))
+
+    async def third_is_used() -> bool:
+        return bool(third.requests)
+
+    await eventually(third_is_used)
     await load.more(200)
     running.serve(service(second.told(is_draining=True), third))
     await load.more(200)
     assert await load.end() == []
-    assert third.requests
     assert await running.stop() == 0
 
 
@@ -165,21 +171,28 @@ async def test_no_request_fails_while_processes_are_replaced(running: Running) -
     load = Load(running)
     await load.more(100)
     for _ in range(2):
+        before = set(children_of(running.process.pid))
         running.process.send_signal(signal.SIGHUP)
-        await load.more(300)
+
+        async def are_replaced(before: set[int] = before) -> bool:
+            now = set(children_of(running.process.pid))
+            return len(now) == 2 and not now & before
+
+        await eventually(are_replaced)
+        await load.more(100)
     assert await load.end() == []
     assert await running.stop() == 0
 
 
-def child_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 async def test_process_that_dies_is_replaced(running: Running) -> None:
     running.serve(service(await running.replica()))
     await running.start("--processes", "1")
     assert (await running.ask(get())).status == 200
-    os.kill(child_of(running.process.pid), signal.SIGKILL)
+    os.kill(children_of(running.process.pid)[0], signal.SIGKILL)
     # Its listening socket lives on in the parent: callers wait for the next one instead of failing.
     assert (await running.ask(get())).status == 200
 

@@ -35,6 +35,37 @@ def _chunked(body: bytes, *headers: str) -> bytes:
     return _post("Transfer-Encoding: chunked", *headers, body=body)
 
 
+STRICTER_LINES = {
+    "double space": "GET  {path} HTTP/1.1",
+    "tab for space": "GET\t{path} HTTP/1.1",
+    "space after version": "GET {path} HTTP/1.1 ",
+    "space in target": "GET {path}a b HTTP/1.1",
+    "fragment": "GET {path}#x HTTP/1.1",
+    "bytes beyond ascii in target": "GET {path}\xe9 HTTP/1.1",
+    "dot segment": "GET {path}./x HTTP/1.1",
+    "two dots within": "GET {path}x/../y HTTP/1.1",
+    "encoded dots": "GET {path}%2e%2e/y HTTP/1.1",
+    "half encoded dots": "GET {path}.%2E/y HTTP/1.1",
+    "encoded slash after dots": "GET {path}..%2fy HTTP/1.1",
+    "dots and a parameter": "GET {path}..;/y HTTP/1.1",
+    "backslash after dots": "GET {path}..\\y HTTP/1.1",
+    "unknown method": "BREW {path} HTTP/1.1",
+}
+TAKEN_LINES = {
+    "plain": "GET {path} HTTP/1.1",
+    "query": "GET {path}?a=b&c=d HTTP/1.1",
+    "query with slashes and dots": "GET {path}?a=/../b HTTP/1.1",
+    "double slash inside": "GET {path}a//b HTTP/1.1",
+    "encoded": "GET {path}a%20b HTTP/1.1",
+    "dots in a name": "GET {path}a..b/.well HTTP/1.1",
+    "absolute": "GET http://a{path} HTTP/1.1",
+    "head": "HEAD {path} HTTP/1.1",
+    "delete": "DELETE {path} HTTP/1.1",
+    "options": "OPTIONS {path} HTTP/1.1",
+    "long query": "GET {path}?" + "x" * 4000 + " HTTP/1.1",
+}
+
+
 def request_lines() -> list[Case]:
     refused = {
         "no version": "GET {path}",
@@ -76,39 +107,10 @@ def request_lines() -> list[Case]:
         "absolute with another scheme": "it knows any scheme",
         "leading space": "",
     }
-    stricter = {
-        "double space": "GET  {path} HTTP/1.1",
-        "tab for space": "GET\t{path} HTTP/1.1",
-        "space after version": "GET {path} HTTP/1.1 ",
-        "space in target": "GET {path}a b HTTP/1.1",
-        "fragment": "GET {path}#x HTTP/1.1",
-        "bytes beyond ascii in target": "GET {path}\xe9 HTTP/1.1",
-        "dot segment": "GET {path}./x HTTP/1.1",
-        "two dots within": "GET {path}x/../y HTTP/1.1",
-        "encoded dots": "GET {path}%2e%2e/y HTTP/1.1",
-        "half encoded dots": "GET {path}.%2E/y HTTP/1.1",
-        "encoded slash after dots": "GET {path}..%2fy HTTP/1.1",
-        "dots and a parameter": "GET {path}..;/y HTTP/1.1",
-        "backslash after dots": "GET {path}..\\y HTTP/1.1",
-        "unknown method": "BREW {path} HTTP/1.1",
-    }
-    taken = {
-        "plain": "GET {path} HTTP/1.1",
-        "query": "GET {path}?a=b&c=d HTTP/1.1",
-        "query with slashes and dots": "GET {path}?a=/../b HTTP/1.1",
-        "double slash inside": "GET {path}a//b HTTP/1.1",
-        "encoded": "GET {path}a%20b HTTP/1.1",
-        "dots in a name": "GET {path}a..b/.well HTTP/1.1",
-        "absolute": "GET http://a{path} HTTP/1.1",
-        "head": "HEAD {path} HTTP/1.1",
-        "delete": "DELETE {path} HTTP/1.1",
-        "options": "OPTIONS {path} HTTP/1.1",
-        "long query": "GET {path}?" + "x" * 4000 + " HTTP/1.1",
-    }
     return [
         *(Case(f"line: {n}", _get(line=x), REFUSED, differs.get(n, "")) for n, x in refused.items()),
-        *(Case(f"line: {n}", _get(line=x), REFUSED, "we are stricter") for n, x in stricter.items()),
-        *(Case(f"line: {n}", _get(line=x), TAKEN) for n, x in taken.items()),
+        *(Case(f"line: {n}", _get(line=x), REFUSED, "we are stricter") for n, x in STRICTER_LINES.items()),
+        *(Case(f"line: {n}", _get(line=x), TAKEN) for n, x in TAKEN_LINES.items()),
     ]
 
 

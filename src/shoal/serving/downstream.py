@@ -20,6 +20,8 @@ from shoal.serving.route import Entry, Routes
 HEAD_S = 10.0
 """From a request's first byte to the end of its head."""
 IDLE_S = 75.0
+LAST_IDLE_S = 2.0
+"""While the process drains."""
 BODY_S = 20.0
 """How often a body is looked at: it must have grown by `BODY_RATE` bytes for each second."""
 BODY_RATE = 64
@@ -266,7 +268,7 @@ class Downstream(asyncio.Protocol):
             self.due = monotonic() + LINGER_S
             self._transport.close()
             return
-        self.due = monotonic() + IDLE_S
+        self.due = monotonic() + (LAST_IDLE_S if self._plane.is_draining else IDLE_S)
         if self._buffer:
             asyncio.get_running_loop().call_soon(self._resumed)
         elif self._is_held:
@@ -283,10 +285,13 @@ class Downstream(asyncio.Protocol):
         self._transport.abort()
 
     def drain(self) -> None:
-        """No further request; the one under way is finished."""
-        if self.exchange is None and not self._buffer:
-            self._transport.close()
-        else:
+        """The answer to come, or the one to the next request, says that it is the last one.
+
+        A connection closed without that word might cross a request on its way.
+        """
+        if self.exchange is None:
+            self.due = min(self.due, monotonic() + LAST_IDLE_S)
+        elif not self.exchange.is_answered:
             self.is_last = True
 
     def open(self, replica: LiveReplica, exchange: Exchange) -> None:

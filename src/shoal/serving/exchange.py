@@ -68,7 +68,6 @@ class Exchange:
         "_connects",
         "_has_moved",
         "_held",
-        "_is_answered",
         "_is_bound",
         "_is_over",
         "_is_waiting",
@@ -83,6 +82,7 @@ class Exchange:
         "began",
         "client",
         "entry",
+        "is_answered",
         "is_head",
         "is_upgrade",
         "is_whole",
@@ -115,7 +115,7 @@ class Exchange:
         self._waits_until = FOREVER
         self._is_bound = False
         self._is_waiting = False
-        self._is_answered = False
+        self.is_answered = False
         self._is_over = False
         self._must_close = False
         self._has_moved = False
@@ -146,7 +146,7 @@ class Exchange:
         if self.entry.head.length == CHUNKED:
             self.on_body(LAST)
         self.is_whole = True
-        if self._is_answered or self._is_waiting:
+        if self.is_answered or self._is_waiting:
             return
         if self._is_bound:
             self.client.due = monotonic() + self.entry.service.spec.timeout_s
@@ -168,7 +168,7 @@ class Exchange:
                 return
             told = f"no replica had a free slot for {spec.queue_s:g} s"
             self.refuse(Refused(503, "service.busy", told, retry_s=5.0))
-        elif self._is_answered and self._has_moved:
+        elif self.is_answered and self._has_moved:
             self._has_moved = False
             self.client.due = now + spec.timeout_s
         else:
@@ -180,7 +180,7 @@ class Exchange:
         if self._is_over:
             return
         self._leave(is_error=refused.status >= 500)
-        if self._is_answered:
+        if self.is_answered:
             self.client.abort()
         elif isinstance(self._relay, Warm):
             self.client.write(self._relay.failed(document(refused, self.request_id.decode())))
@@ -282,7 +282,7 @@ class Exchange:
         self._judge(replica, answer.status, now)
         self._answer = answer
         self._replay = None
-        self._is_answered = True
+        self.is_answered = True
         client = self.client
         client.due = now + self.entry.service.spec.timeout_s
         if self._relay is None and self.entry.head.is_http10:

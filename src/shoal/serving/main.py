@@ -85,6 +85,8 @@ async def serve(options: argparse.Namespace, listener: socket.socket) -> None:
     feed = await _fed(options, plane, token)
     tls = TlsFiles(options.tls_cert, options.tls_key) if options.tls_cert else None
     await plane.listen(listener, tls.context if tls else None)
+    if options.listener >= 0:
+        _follow_parent(stopped)
     keeps = [keep_sweeping(plane), keep_checking(plane), feed.keep_reading()]
     if tls is not None:
         keeps.append(tls.keep_fresh())
@@ -105,6 +107,20 @@ async def serve(options: argparse.Namespace, listener: socket.socket) -> None:
             task.cancel()
     if admin is not None:
         admin.close()
+
+
+def _follow_parent(stopped: asyncio.Event) -> None:
+    """A child whose parent is gone would be replaced by nobody and reloaded by nobody: it drains."""
+    parent = os.getppid()
+    loop = asyncio.get_running_loop()
+
+    def look() -> None:
+        if os.getppid() != parent:
+            stopped.set()
+        else:
+            loop.call_later(1.0, look)
+
+    look()
 
 
 async def _fed(options: argparse.Namespace, plane: DataPlane, token: str) -> Feed:
@@ -147,8 +163,7 @@ async def supervise(options: argparse.Namespace, argv: Sequence[str]) -> None:
     def command(index: int, listener: int, ready: int) -> list[str]:
         return [*argv, f"--index={index}", f"--listener={listener}", f"--ready={ready}"]
 
-    _tell(first)
-    await Family([first, *others], command).run()
+    await Family([first, *others], command).run(lambda: _tell(first))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -41,19 +41,20 @@ class Family:
         self._reload.set()
         self._reload = asyncio.Event()
 
-    async def run(self) -> None:
-        """Until SIGTERM or SIGINT; SIGHUP replaces the children one by one."""
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Until SIGTERM or SIGINT; SIGHUP replaces the children. `ready` is called once all of them serve."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopped.set)
         loop.add_signal_handler(signal.SIGHUP, self.reload)
+        children = await asyncio.gather(*map(self._start, range(len(self._listeners))))
+        ready()
         async with asyncio.TaskGroup() as group:
-            for index in range(len(self._listeners)):
-                group.create_task(self._keep(index))
+            for index, child in enumerate(children):
+                group.create_task(self._keep(index, child))
 
-    async def _keep(self, index: int) -> None:
-        generation = self._generation
-        child = await self._start(index)
+    async def _keep(self, index: int, child: Process) -> None:
+        generation = 0
         while not self._stopped.is_set():
             if generation == self._generation:
                 await _first(child.wait(), self._stopped.wait(), self._reload.wait())
