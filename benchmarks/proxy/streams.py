@@ -1,0 +1,73 @@
+"""Many event streams at once through a proxy: how many events came, and how late each one was.
+
+    python -m benchmarks.proxy.streams URL_PORT PATH STREAMS
+
+A process of its own, so that its CPU is not the proxy's. Prints JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+import time
+from typing import cast
+
+import uvloop
+
+from benchmarks.measure import percentile
+from benchmarks.proxy.upstream import CHUNKS, EVERY_S
+
+EVENT = re.compile(rb"data: (\d+\.\d+)")
+PATIENCE_S = 20.0
+
+
+class Stream(asyncio.Protocol):
+    """One request; ends when all of its events have come, or the connection has gone."""
+
+    def __init__(self, path: str, headers: list[str], delays: list[float]) -> None:
+        head = [f"GET {path} HTTP/1.1", "host: localhost", "accept: text/event-stream", *headers]
+        self._request = "\r\n".join([*head, "", ""]).encode()
+        self._delays = delays
+        self._seen = 0
+        self.done = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast("asyncio.Transport", transport).write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        now = time.time()
+        for sent in EVENT.findall(data):
+            self._delays.append(now - float(sent))
+            self._seen += 1
+        if self._seen >= CHUNKS:
+            self._end()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
+
+
+async def follow(port: int, path: str, streams: int, headers: list[str]) -> dict[str, float]:
+    """All of them, begun one after the other within the time between two events."""
+    loop, delays = asyncio.get_running_loop(), list[float]()
+    ends = []
+    for _ in range(streams):
+        _, stream = await loop.create_connection(lambda: Stream(path, headers, delays), "127.0.0.1", port)
+        ends.append(stream.done)
+        await asyncio.sleep(EVERY_S / streams)
+    await asyncio.wait(ends, timeout=PATIENCE_S)
+    return {
+        "expected": streams * CHUNKS,
+        "came": len(delays),
+        "p50_s": percentile(delays, 0.5) if delays else 0.0,
+        "p99_s": percentile(delays, 0.99) if delays else 0.0,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(uvloop.run(follow(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4:]))))
