@@ -330,7 +330,9 @@ class Downstream(asyncio.Protocol):
         """Called when `due` or `body_due` has passed."""
         exchange = self.exchange
         if now >= self.body_due and exchange is not None:
-            if self._grown < BODY_RATE * BODY_S and not self._is_held:
+            # Chunks may be a conversation: they only have to come.
+            wanted = BODY_RATE * BODY_S if self._chunks is None else 1
+            if self._grown < wanted and not self._is_held:
                 self.body_due = float("inf")
                 exchange.refuse(Refused(408, "request.slow", "the body comes too slowly", must_close=True))
                 return

@@ -43,21 +43,26 @@ class LiveService:
         self.waiting = FairQueue()
         self._retries = 10.0
         self.is_gone = False
+        self.spec = spec
+        self.balancer: Balancer = balancer_for(spec.balance)
+        self.shares = _shares(spec)
         self.told(spec, now)
 
     def told(self, spec: Service, now: float) -> None:
         """A newer table. Requests under way go on, also in replicas that it does not name any more."""
-        self.spec = spec
-        self.balancer: Balancer = balancer_for(spec.balance)
-        self.shares = Shares(spec.shares) if len(spec.shares) > 1 else None
+        before, self.spec = self.spec, spec
+        if spec.balance is not before.balance:
+            self.balancer = balancer_for(spec.balance)
+        if spec.shares != before.shares:
+            self.shares = _shares(spec)
         limits = spec.limits
         self.rps = limits.rps and limits.rps * self._share
         self.concurrency = limits.concurrency and max(1, round(limits.concurrency * self._share))
-        before, self.replicas = self.replicas, {}
+        gone, self.replicas = self.replicas, {}
         cap = max(1, round(spec.cap * self._share))
         for replica in random.sample(spec.replicas, len(spec.replicas)):
             tally = self.tallies.setdefault(replica.release, Tally(replica.release))
-            live = before.pop(replica.replica_id, None)
+            live = gone.pop(replica.replica_id, None)
             if live is None or live.spec.address != replica.address:
                 if live is not None:
                     live.close_idle()
@@ -65,7 +70,7 @@ class LiveService:
             else:
                 live.told(replica, tally, cap=cap, zone=self._zone)
             self.replicas[replica.replica_id] = live
-        for live in before.values():
+        for live in gone.values():
             live.is_draining = True
             live.close_idle()
         self.refresh(now)
@@ -165,3 +170,7 @@ class LiveService:
                 if account.admitted or now - account.filled_at < 60.0
             }
         self.refresh(now)
+
+
+def _shares(spec: Service) -> Shares | None:
+    return Shares(spec.shares) if len(spec.shares) > 1 else None

@@ -233,3 +233,14 @@ async def test_language_model_gets_conversations_back(lab: Lab) -> None:
     home = (await lab.ask(turn(b""))).body
     assert {(await lab.ask(turn(b"%d" % n))).body for n in range(10)} == {home}
     assert all(live.prefill_tokens == 0 for live in lab.plane.services["p", "s"].replicas.values())
+
+
+async def test_turns_go_on_where_they_were_when_a_new_table_comes(lab: Lab) -> None:
+    replicas = [await lab.replica(name) for name in "abcd"]
+    lab.serve(service(*replicas))
+    for _ in range(100):
+        await lab.ask(get())
+    lab.serve(service(*replicas, cap=7))
+    for _ in range(100):
+        await lab.ask(get())
+    assert [len(replica.requests) for replica in replicas] == [50, 50, 50, 50]
