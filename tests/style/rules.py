@@ -156,11 +156,11 @@ def torch_imports(modules: Iterable[Module]) -> list[str]:
 
 
 def worker_weight(modules: Iterable[Module]) -> list[str]:
-    """`runtime` installs and starts on workers without the control plane's dependencies."""
+    """`runtime` and `serving` install and start on workers without the control plane's dependencies."""
     return [
         f"{module.at(item.line)}: `{item.target}` is too heavy for a worker"
         for module in modules
-        if module.room == "runtime"
+        if module.room in {"runtime", "serving"}
         for item in module.imports()
         if _top(item) in HEAVY_FOR_WORKERS
     ]

@@ -6,6 +6,7 @@ by `version`, so that late answers do no harm.
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Literal
 
@@ -69,6 +70,8 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     affinity: str = ""
     """A header or cookie whose value keeps a caller at one replica, as `header:x-session`."""
     limits: Limits = Limits()
+    check: str = ""
+    """A path that answers below 500 while a replica is well, asked now and then. Empty: only use tells."""
     is_public: bool = False
     """Needs no token."""
     callers: tuple[Caller, ...] = ()
@@ -77,6 +80,34 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 class Table(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     services: tuple[Service, ...] = ()
+
+
+ADDRESS = re.compile(r"unix:/.+|[^\s:/]+:[0-9]{1,5}|\[[0-9a-fA-F:.]+\]:[0-9]{1,5}")
+PLAIN = re.compile(r"[\x21-\x7e]*")
+AFFINITY = re.compile(r"(?:(?:header|cookie):[!#$%&'*+\-.^_`|~0-9A-Za-z]+)?")
+
+
+def faults(table: Table) -> list[str]:
+    """Why no data plane can serve this table; empty if one can. Each is a sentence with the value seen."""
+    found = []
+    seen: set[tuple[str, str]] = set()
+    for service in table.services:
+        name = f"{service.project}/{service.name}"
+        if (service.project, service.name) in seen:
+            found.append(f"`{name}` is there twice")
+        seen.add((service.project, service.name))
+        if AFFINITY.fullmatch(service.affinity) is None:
+            found.append(f"`{name}`: affinity `{service.affinity}` is not header:NAME or cookie:NAME")
+        if len({replica.replica_id for replica in service.replicas}) < len(service.replicas):
+            found.append(f"`{name}` has two replicas of one id")
+        for replica in service.replicas:
+            if ADDRESS.fullmatch(replica.address) is None:
+                found.append(f"`{name}`: address `{replica.address}` is not HOST:PORT or unix:/PATH")
+            if PLAIN.fullmatch(replica.secret) is None:
+                found.append(f"`{name}`: the secret of `{replica.replica_id}` cannot stand in a header")
+            if not replica.weight > 0:
+                found.append(f"`{name}`: weight {replica.weight} of `{replica.replica_id}` is not above 0")
+    return found
 
 
 BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)

@@ -1,0 +1,5 @@
+"""`python -m shoal.serving`."""
+
+from shoal.serving.main import main
+
+main()

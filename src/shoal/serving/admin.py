@@ -1,0 +1,66 @@
+"""A door for operators, on an address of its own: `/-/health` for anybody, `/-/metrics` with the token."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from typing import cast
+
+import msgspec
+
+from shoal.serving.head import parse_head, too_large
+from shoal.serving.plane import DataPlane
+from shoal.serving.problem import Refused, response
+from shoal.serving.report import metrics
+
+
+class Admin(asyncio.Protocol):
+    """One request for each connection."""
+
+    def __init__(self, plane: DataPlane, token: str) -> None:
+        self._plane = plane
+        self._token = token
+        self._buffer = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        asyncio.get_running_loop().call_later(10.0, transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        end = self._buffer.find(b"\r\n\r\n") + 4
+        try:
+            if end > 3:
+                self._transport.write(self._answer(self._buffer[:end]))
+            elif (refused := too_large(self._buffer)) is not None:
+                raise refused
+            else:
+                return
+        except Refused as refused:
+            self._transport.write(response(refused, closes=True))
+        self._transport.close()
+
+    def _answer(self, raw: bytes) -> bytes:
+        head = parse_head(raw)
+        if head.target == b"/-/health":
+            state = {
+                "status": "draining" if self._plane.is_draining else "ok",
+                "version": self._plane.version,
+            }
+            return _page("503 Draining" if self._plane.is_draining else "200 OK", msgspec.json.encode(state))
+        if head.target != b"/-/metrics":
+            raise Refused(404, "not_found", "there are /-/health and /-/metrics")
+        given = head.value(b"authorization")
+        if self._token and not hmac.compare_digest(given, b"Bearer " + self._token.encode()):
+            raise Refused(401, "unauthenticated", "a token is needed: `Authorization: Bearer TOKEN`")
+        return _page("200 OK", metrics(self._plane).encode(), "text/plain; version=0.0.4")
+
+
+def _page(status: str, body: bytes, kind: str = "application/json") -> bytes:
+    lines = (
+        f"HTTP/1.1 {status}",
+        f"content-type: {kind}",
+        f"content-length: {len(body)}",
+        "connection: close",
+    )
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body

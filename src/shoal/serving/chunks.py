@@ -1,0 +1,96 @@
+"""Where a chunked body ends. Strict: what another reader might take for something else is refused.
+
+The bytes themselves go on as they came, so a body costs no copy; trailers stay here.
+"""
+
+from __future__ import annotations
+
+import re
+
+SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[\t !-~\x80-\xff]*)?\r\n")
+SIZE_BEGUN = re.compile(rb"[0-9A-Fa-f]{0,15}(?:[ \t]*(?:;[\t !-~\x80-\xff]*)?)?\r?")
+TRAILERS = re.compile(rb"(?:[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t !-~\x80-\xff]*\r\n)*\r\n")
+MAX_LINE = 256
+"""Of a size and its extensions."""
+MAX_TRAILERS = 8192
+LAST = b"0\r\n\r\n"
+
+
+class BadChunk(ValueError):
+    """The framing is broken: nothing after it on the connection means anything."""
+
+
+class Chunks:
+    """One body. Holds at most an unfinished line or the trailers between two pieces."""
+
+    __slots__ = ("_held", "_is_ending", "_left", "count")
+
+    def __init__(self) -> None:
+        self._held = b""
+        self._left = 0
+        """Of the chunk being read, its closing line end included."""
+        self._is_ending = False
+        self.count = 0
+
+    def feed(self, data: bytes, decoded: list[bytes] | None = None) -> tuple[bytes, bytes | None]:
+        """What may go on as it is, and, once the body is over, what came after it.
+
+        The last chunk is not among the former: whoever passes the body on ends it. What the chunks contain
+        is appended to `decoded`. `BadChunk`: see there; nothing of this piece may go on.
+        """
+        if self._held:
+            data = self._held + data
+            self._held = b""
+        at, end = 0, len(data)
+        while not self._is_ending:
+            if self._left:
+                at = self._inside(data, at, end, decoded)
+                if self._left:
+                    return self._wait(data, at)
+            line = SIZE.match(data, at)
+            if line is None:
+                if end - at > MAX_LINE or SIZE_BEGUN.fullmatch(data, at) is None:
+                    raise BadChunk(f"chunk size expected, {data[at : at + 16]!r} seen")
+                return self._wait(data, at)
+            if line.end() - at > MAX_LINE:
+                raise BadChunk(f"line of a chunk's size is longer than {MAX_LINE} bytes")
+            size = int(line[1], 16)
+            if size:
+                at = line.end()
+                self._left = size + 2
+                self.count += 1
+            else:
+                self._is_ending = True
+                return data[:at], self._end(data[line.end() :])
+        return b"", self._end(data)
+
+    def _inside(self, data: bytes, at: int, end: int, decoded: list[bytes] | None) -> int:
+        """Goes on to the end of the chunk, or as far as there are bytes; a part of the line end is left."""
+        left = self._left
+        stop = at + left - 2
+        if decoded is not None and at < stop:
+            decoded.append(data[at : min(stop, end)])
+        if end < stop:
+            self._left = left - (end - at)
+            return end
+        if data[stop : stop + 2] == b"\r\n":
+            self._left = 0
+            return stop + 2
+        if end - stop >= 2 or data[stop:end] not in {b"", b"\r"}:
+            raise BadChunk(f"line end expected after a chunk, {data[stop : stop + 2]!r} seen")
+        self._left = 2
+        return stop
+
+    def _wait(self, data: bytes, at: int) -> tuple[bytes, None]:
+        self._held = data[at:]
+        return data[:at], None
+
+    def _end(self, data: bytes) -> bytes | None:
+        """What follows the trailers; None while they are not over."""
+        trailers = TRAILERS.match(data)
+        if trailers is not None and trailers.end() <= MAX_TRAILERS:
+            return data[trailers.end() :]
+        if len(data) > MAX_TRAILERS or b"\r\n\r\n" in data:
+            raise BadChunk("trailers are malformed or too long")
+        self._held = data
+        return None

@@ -1,0 +1,356 @@
+"""A caller's connection: finds requests in what arrives, one after the other, and writes what comes back.
+
+Bounded whatever the caller does: an unfinished head, one request under way, one piece read ahead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from time import monotonic
+from typing import Protocol, cast
+
+from shoal.serving.chunks import BadChunk, Chunks
+from shoal.serving.exchange import Exchange
+from shoal.serving.head import CHUNKED, too_large
+from shoal.serving.problem import Refused, malformed, response
+from shoal.serving.replica import LiveReplica
+from shoal.serving.route import Entry, Routes
+
+HEAD_S = 10.0
+"""From a request's first byte to the end of its head."""
+IDLE_S = 75.0
+LAST_IDLE_S = 2.0
+"""While the process drains."""
+BODY_S = 20.0
+"""How often a body is looked at: it must have grown by `BODY_RATE` bytes for each second."""
+BODY_RATE = 64
+STALL_S = 60.0
+"""How long a caller may read nothing of what is there for it."""
+LINGER_S = 5.0
+LINGER_BYTES = 1 << 20
+"""Of a request that was answered before it was over: read and thrown away, so that the answer arrives."""
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+WRITE_BUFFER = 64 << 10
+
+
+class Plane(Protocol):
+    """What a connection needs of the process it is in."""
+
+    routes: Routes
+    is_draining: bool
+    clients: set[Downstream]
+    max_clients: int
+
+    def open(self, replica: LiveReplica, exchange: Exchange) -> None: ...
+
+    def new_id(self) -> bytes: ...
+
+    def refused(self, refused: Refused) -> None:
+        """Counts it."""
+        ...
+
+    def guessed(self, peer: str, refused: Refused) -> Refused: ...
+
+    def left(self, client: Downstream) -> None:
+        """The connection is closed."""
+        ...
+
+
+class Downstream(asyncio.Protocol):
+    __slots__ = (
+        "_buffer",
+        "_chunks",
+        "_grown",
+        "_is_held",
+        "_is_stalled",
+        "_left",
+        "_plane",
+        "_transport",
+        "body_due",
+        "due",
+        "exchange",
+        "forwarded",
+        "is_last",
+        "peer",
+        "write",
+    )
+
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
+        self._buffer = b""
+        """Of a head that is not whole, or read ahead of the answer to the request before."""
+        self._chunks: Chunks | None = None
+        self._left = 0
+        """Of a body that has a length."""
+        self._grown = 0
+        self._is_held = False
+        self._is_stalled = False
+        self.exchange: Exchange | None = None
+        self.is_last = False
+        self.due = self.body_due = float("inf")
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self.write = self._transport.write
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER)
+        name = transport.get_extra_info("peername")
+        self.peer = str(name[0]) if isinstance(name, tuple) else "local"
+        is_safe = isinstance(transport.get_extra_info("ssl_object"), ssl.SSLObject)
+        proto = b"https" if is_safe else b"http"
+        self.forwarded = b"x-forwarded-for: %b\r\nx-forwarded-proto: %b\r\n" % (self.peer.encode(), proto)
+        self.due = monotonic() + HEAD_S
+        if len(self._plane.clients) >= self._plane.max_clients:
+            self._answer(Refused(503, "plane.full", "too many connections", must_close=True, retry_s=2.0))
+        else:
+            self._plane.clients.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        exchange = self.exchange
+        if exchange is None:
+            self._head(data)
+        elif not exchange.is_whole:
+            self._body(exchange, data)
+        elif exchange.up is not None and exchange.is_upgrade:
+            exchange.up.transport.write(data)
+        else:
+            self._ahead(data)
+
+    # Reading.
+
+    def _head(self, data: bytes) -> None:
+        if self.is_last:
+            self._thrown_away(len(data))
+            return
+        routes = self._plane.routes
+        if self._buffer:
+            data = self._buffer + data
+            self._buffer = b""
+        entry = routes.recall(data)
+        if entry is not None:
+            self._begin(entry, b"")
+            return
+        data = data.lstrip(b"\r\n") if data.startswith(b"\r\n") else data
+        end = data.find(b"\r\n\r\n") + 4
+        if end == 3:
+            self._unfinished(data)
+            return
+        head = data[:end]
+        try:
+            entry = routes.recall(head) or routes.resolve(head)
+        except Refused as seen:
+            refused = self._plane.guessed(self.peer, seen) if seen.status == 401 else seen
+            # Of a request whose body is not read, nobody can say where the next one begins.
+            refused.must_close = refused.must_close or end < len(data) or self._has_body(head)
+            self._answer(refused, is_head=head.startswith(b"HEAD "))
+            return
+        self._begin(entry, data[end:])
+
+    def _unfinished(self, data: bytes) -> None:
+        refused = too_large(data)
+        if refused is not None:
+            self._answer(refused)
+            return
+        if not self._buffer:
+            self.due = min(self.due, monotonic() + HEAD_S)
+        self._buffer = data
+
+    @staticmethod
+    def _has_body(head: bytes) -> bool:
+        lowered = head.lower()
+        return b"\r\ncontent-length" in lowered or b"\r\ntransfer-encoding" in lowered
+
+    def _begin(self, entry: Entry, rest: bytes) -> None:
+        now = monotonic()
+        service, head = entry.service, entry.head
+        account = entry.account or service.account(self.peer)
+        refused = service.admit(account, now)
+        if refused is not None:
+            refused.must_close = len(rest) != max(head.length, 0)
+            self._answer(refused, is_head=head.method == b"HEAD")
+            return
+        self.is_last = not head.is_keep_alive or self._plane.is_draining
+        exchange = Exchange(self, entry, account, entry.request_id or self._plane.new_id(), now)
+        self.exchange = exchange
+        if head.length == 0:
+            exchange.on_body_end()
+            if rest:
+                self._ahead(rest)
+            return
+        self._grown = 0
+        self.due = float("inf")
+        self.body_due = now + BODY_S
+        self._left = head.length
+        self._chunks = Chunks() if head.length == CHUNKED else None
+        if head.is_expecting and not rest:
+            self.write(CONTINUE)
+        if entry.hold_bytes == 0:
+            exchange.seek()
+        if rest:
+            self._body(exchange, rest)
+
+    def _body(self, exchange: Exchange, data: bytes) -> None:
+        self._grown += len(data)
+        if self._chunks is not None:
+            try:
+                ready, rest = self._chunks.feed(data)
+            except BadChunk as error:
+                self.is_last = True
+                exchange.refuse(malformed(str(error)))
+                return
+        else:
+            left = self._left
+            ready, rest = (data, None) if len(data) < left else (data[:left], data[left:])
+            self._left = left - len(ready)
+        if ready:
+            exchange.on_body(ready)
+        if rest is not None:
+            self.body_due = float("inf")
+            exchange.on_body_end()
+            exchange.is_whole = True
+            if rest:
+                self._ahead(rest)
+
+    def _ahead(self, data: bytes) -> None:
+        """The next request, before this one is answered: it waits, and no more is read."""
+        if self.exchange is None:
+            self._head(data)
+            return
+        self._buffer += data
+        self.hold()
+
+    # Writing.
+
+    def _answer(self, refused: Refused, *, is_head: bool = False, request_id: str = "") -> None:
+        self._plane.refused(refused)
+        self.is_last = closes = refused.must_close or self.is_last or self._plane.is_draining
+        self.write(response(refused, closes=closes, has_body=not is_head, request_id=request_id))
+        if refused.must_close:
+            self._linger()
+        else:
+            self._next(must_close=closes)
+
+    def refuse(self, refused: Refused, exchange: Exchange) -> None:
+        refused.must_close = refused.must_close or not exchange.is_whole
+        self.exchange = None
+        self._answer(refused, is_head=exchange.is_head, request_id=exchange.request_id.decode())
+
+    def finish(self, *, must_close: bool) -> None:
+        exchange, self.exchange = self.exchange, None
+        if exchange is not None and not exchange.is_whole:
+            self._linger()
+        else:
+            self._next(must_close=must_close or self.is_last)
+
+    def _linger(self) -> None:
+        """Closing now would destroy the answer on its way: the caller still sends. What comes is ignored."""
+        self.is_last = True
+        self.body_due = float("inf")
+        self.due = monotonic() + LINGER_S
+        self._buffer = b""
+        self._grown = 0
+        if not self._transport.can_write_eof():
+            self._transport.close()
+            return
+        self._transport.write_eof()
+        self.resume()
+
+    def _thrown_away(self, num_bytes: int) -> None:
+        self._grown += num_bytes
+        if self._grown > LINGER_BYTES:
+            self.abort()
+
+    def _next(self, *, must_close: bool) -> None:
+        self.body_due = float("inf")
+        if must_close:
+            self.is_last = True
+            self._buffer = b""
+            self.due = monotonic() + LINGER_S
+            self._transport.close()
+            return
+        self.due = monotonic() + (LAST_IDLE_S if self._plane.is_draining else IDLE_S)
+        if self._buffer:
+            asyncio.get_running_loop().call_soon(self._resumed)
+        elif self._is_held:
+            self.resume()
+
+    def _resumed(self) -> None:
+        """What was read ahead."""
+        if self.exchange is None and self._buffer and not self._transport.is_closing():
+            data, self._buffer = self._buffer, b""
+            self.resume()
+            self._head(data)
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def drain(self) -> None:
+        """The answer to come, or the one to the next request, says that it is the last one.
+
+        A connection closed without that word might cross a request on its way.
+        """
+        if self.exchange is None:
+            self.due = min(self.due, monotonic() + LAST_IDLE_S)
+        elif not self.exchange.is_answered:
+            self.is_last = True
+
+    def open(self, replica: LiveReplica, exchange: Exchange) -> None:
+        self._plane.open(replica, exchange)
+
+    # Back-pressure.
+
+    def hold(self) -> None:
+        """Read nothing until `resume`."""
+        if not self._is_held:
+            self._is_held = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._is_held and not self._transport.is_closing():
+            self._is_held = False
+            self._transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        """The caller reads slower than the replica sends."""
+        self._is_stalled = True
+        self.due = monotonic() + STALL_S
+        if self.exchange is not None and self.exchange.up is not None:
+            self.exchange.up.pause()
+
+    def resume_writing(self) -> None:
+        self._is_stalled = False
+        exchange = self.exchange
+        if exchange is not None and exchange.up is not None:
+            self.due = monotonic() + exchange.entry.service.spec.timeout_s
+            exchange.up.unpause()
+
+    # The end.
+
+    def sweep(self, now: float) -> None:
+        """Called when `due` or `body_due` has passed."""
+        exchange = self.exchange
+        if now >= self.body_due and exchange is not None:
+            # Chunks may be a conversation: they only have to come.
+            wanted = BODY_RATE * BODY_S if self._chunks is None else 1
+            if self._grown < wanted and not self._is_held:
+                self.body_due = float("inf")
+                exchange.refuse(Refused(408, "request.slow", "the body comes too slowly", must_close=True))
+                return
+            self._grown = 0
+            self.body_due = now + BODY_S
+        if now < self.due:
+            return
+        if self._is_stalled or (self.is_last and exchange is None):
+            self.abort()
+        elif exchange is not None:
+            exchange.expire(now)
+        elif self._buffer:
+            self._answer(Refused(408, "request.slow", "the head comes too slowly", must_close=True))
+        else:
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._plane.left(self)
+        exchange, self.exchange = self.exchange, None
+        if exchange is not None:
+            exchange.on_gone()

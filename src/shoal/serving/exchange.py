@@ -1,0 +1,390 @@
+"""One request's way: awaited, bound to a replica, sent, answered; sent again where that is safe.
+
+Everything that was counted for it is given back exactly once, whichever way it ends.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from time import monotonic
+from typing import Protocol
+
+from shoal.serving.accounts import Account
+from shoal.serving.answer import UNTIL_CLOSE, Answer
+from shoal.serving.balancer import ANY, Ask
+from shoal.serving.chunks import LAST
+from shoal.serving.head import CHUNKED
+from shoal.serving.problem import Refused, document
+from shoal.serving.prompt import ask_of
+from shoal.serving.replica import LiveReplica
+from shoal.serving.route import Entry
+from shoal.serving.table import BOUNDS_S
+from shoal.serving.upstream import Upstream
+from shoal.serving.warming import EVERY_S, WANTS_STREAM, Relay, Warm
+
+MAX_CONNECTS = 5
+"""Tries to reach some replica; none of them has begun anything anywhere."""
+OVERHEAD_BYTES = 2048
+"""What a request that waits takes beside its body."""
+AHEAD_BYTES = 64 << 10
+"""Of a body, read beyond what is awaited while there is nobody to send it to."""
+GATEWAY_ERRORS = frozenset({502, 503, 504})
+FOREVER = float("inf")
+
+
+class Client(Protocol):
+    """The connection that the request came on."""
+
+    due: float
+    forwarded: bytes
+    """Headers about the caller, for the replica."""
+    is_last: bool
+    """No more requests are taken from it."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def finish(self, *, must_close: bool) -> None:
+        """The response is over."""
+        ...
+
+    def refuse(self, refused: Refused, exchange: Exchange) -> None:
+        """An answer of our own, whole."""
+        ...
+
+    def abort(self) -> None: ...
+
+    def hold(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def open(self, replica: LiveReplica, exchange: Exchange) -> None:
+        """Connect, then call `connected` or `on_refused`."""
+        ...
+
+
+class Exchange:
+    __slots__ = (
+        "_answer",
+        "_connects",
+        "_has_moved",
+        "_held",
+        "_is_bound",
+        "_is_over",
+        "_is_waiting",
+        "_must_close",
+        "_prefill",
+        "_relay",
+        "_replay",
+        "_tries",
+        "_waits_until",
+        "account",
+        "ask",
+        "began",
+        "client",
+        "entry",
+        "is_answered",
+        "is_head",
+        "is_upgrade",
+        "is_whole",
+        "replica",
+        "request_id",
+        "up",
+        "weight_bytes",
+    )
+
+    def __init__(self, client: Client, entry: Entry, account: Account, request_id: bytes, now: float) -> None:
+        self.client = client
+        self.entry = entry
+        self.account = account
+        self.request_id = request_id
+        self.began = now
+        self.ask: Ask = ANY
+        self.is_head = entry.head.method == b"HEAD"
+        self.is_upgrade = entry.head.is_websocket
+        self.is_whole = False
+        self.replica: LiveReplica | None = None
+        self.up: Upstream | None = None
+        self.weight_bytes = OVERHEAD_BYTES
+        self._held: list[bytes] = []
+        self._replay: bytes | None = None
+        self._answer: Answer | None = None
+        self._relay: Relay | None = None
+        self._connects = 0
+        self._tries = 0
+        self._prefill = 0
+        self._waits_until = FOREVER
+        self._is_bound = False
+        self._is_waiting = False
+        self.is_answered = False
+        self._is_over = False
+        self._must_close = False
+        self._has_moved = False
+
+    # From the caller.
+
+    def on_body(self, data: bytes) -> None:
+        """A piece of the body, as it is framed."""
+        if self._is_over:
+            return
+        if self.up is not None:
+            self.up.transport.write(data)
+            return
+        self._held.append(data)
+        if self._is_waiting:
+            self.entry.service.waiting.grew(self, len(data))
+        else:
+            self.weight_bytes += len(data)
+        has_enough = self.weight_bytes - OVERHEAD_BYTES > self.entry.hold_bytes
+        if has_enough and not self._is_bound and not self._is_waiting:
+            self.seek()
+        if self._held and self.weight_bytes - OVERHEAD_BYTES > self.entry.hold_bytes + AHEAD_BYTES:
+            self.client.hold()
+
+    def on_body_end(self) -> None:
+        if self._is_over:
+            return
+        if self.entry.head.length == CHUNKED:
+            self.on_body(LAST)
+        self.is_whole = True
+        if self.is_answered or self._is_waiting:
+            return
+        if self._is_bound:
+            self.client.due = monotonic() + self.entry.service.spec.timeout_s
+        else:
+            self.seek()
+
+    def on_gone(self) -> None:
+        """The caller went away: what it asked for is not worth finishing."""
+        if not self._is_over:
+            self._leave(is_error=False)
+
+    def expire(self, now: float) -> None:
+        """Its time is up, or it is time to look."""
+        spec = self.entry.service.spec
+        if self._is_waiting:
+            if now < self._waits_until:
+                self._warm()
+                self.client.due = min(self._waits_until, now + EVERY_S)
+                return
+            told = f"no replica had a free slot for {spec.queue_s:g} s"
+            self.refuse(Refused(503, "service.busy", told, retry_s=5.0))
+        elif self.is_answered and self._has_moved:
+            self._has_moved = False
+            self.client.due = now + spec.timeout_s
+        else:
+            self._failed(now)
+            self.refuse(Refused(504, "replica.late", f"the replica did not answer for {spec.timeout_s:g} s"))
+
+    def refuse(self, refused: Refused) -> None:
+        """Ends it with an answer of our own, or cuts off one that has begun."""
+        if self._is_over:
+            return
+        self._leave(is_error=refused.status >= 500)
+        if self.is_answered:
+            self.client.abort()
+        elif isinstance(self._relay, Warm):
+            self.client.write(self._relay.failed(document(refused, self.request_id.decode())))
+            self.client.finish(must_close=not self.is_whole)
+        else:
+            self.client.refuse(refused, self)
+
+    def _warm(self) -> None:
+        """Tell who waits for a stream that it will come. Only while there is no replica: a queue is short."""
+        if self._relay is None:
+            head = self.entry.head
+            is_stream = self.is_whole and WANTS_STREAM.search(b"".join(self._held)) is not None
+            if not is_stream or head.is_http10 or self.entry.service.open:
+                return
+            self._relay = Warm()
+            self.client.write(self._relay.begin(self.request_id))
+        if isinstance(self._relay, Warm):
+            self.client.write(self._relay.beat())
+
+    # To a replica.
+
+    def seek(self, avoid: LiveReplica | None = None) -> None:
+        """A replica now, or as soon as one has a slot."""
+        service = self.entry.service
+        if self.ask is ANY and (self.entry.affinity or self.entry.has_prompt):
+            self.ask = ask_of(self.entry.affinity, b"".join(self._held) if self.entry.has_prompt else b"")
+        replica = None if service.waiting.count else service.pick(self.ask, avoid)
+        if replica is not None:
+            self.bind(replica)
+            return
+        now = monotonic()
+        self._is_waiting = True
+        self._waits_until = now + service.spec.queue_s
+        self.client.due = min(self._waits_until, now + EVERY_S)
+        service.wait(self)
+
+    def bind(self, replica: LiveReplica) -> None:
+        self._is_waiting = False
+        self._is_bound = True
+        self.replica = replica
+        replica.outstanding += 1
+        replica.tally.in_flight += 1
+        self.account.bound += 1
+        self._prefill = self.entry.service.balancer.bound(replica, self.ask)
+        self.client.due = monotonic() + self.entry.service.spec.timeout_s
+        if replica.idle:
+            self._send(replica.idle.pop())
+        else:
+            self._connects += 1
+            self.client.open(replica, self)
+
+    def connected(self, up: Upstream) -> None:
+        if self._is_over or self.replica is not up.replica:
+            up.close()
+        else:
+            self._send(up)
+
+    def on_refused(self, replica: LiveReplica) -> None:
+        """It could not be reached; nothing has begun anywhere."""
+        if self._is_over or self.replica is not replica:
+            return
+        self._unbind()
+        if replica.fail(monotonic(), is_refused=True):
+            self.entry.service.refresh(monotonic())
+        if self._connects < MAX_CONNECTS:
+            self.seek(replica)
+        else:
+            self.refuse(Refused(502, "replica.unreachable", "no replica could be reached"))
+
+    def _send(self, up: Upstream) -> None:
+        """Head and what there is of the body. What was sent whole is kept until the answer begins."""
+        self.up = up
+        client, replica = self.client, up.replica
+        body = b"".join(self._held) if self._held else b""
+        self._held = []
+        self._replay = body if self.is_whole else None
+        up.send(
+            self,
+            b"%b%bx-request-id: %b\r\n%b\r\n%b"
+            % (self.entry.prefix, client.forwarded, self.request_id, replica.secret_line, body),
+        )
+        if not self.is_whole:
+            client.resume()
+
+    def hold(self) -> None:
+        """The replica reads slower than the caller sends."""
+        self.client.hold()
+
+    def resume(self) -> None:
+        self.client.resume()
+
+    # From the replica.
+
+    def on_answer(self, answer: Answer, body: bytes, *, is_whole: bool) -> None:
+        now = monotonic()
+        replica = self.replica
+        assert replica is not None
+        replica.tally.first_byte[bisect_left(BOUNDS_S, now - self.began)] += 1
+        self._judge(replica, answer.status, now)
+        self._answer = answer
+        self._replay = None
+        self.is_answered = True
+        client = self.client
+        client.due = now + self.entry.service.spec.timeout_s
+        if self._relay is None and self.entry.head.is_http10:
+            self._relay = Relay()
+        if self._relay is not None:
+            self._must_close = self.entry.head.is_http10
+            head = self._relay.head(answer, self.request_id)
+            client.write(head + (self._relay.data(body) if body else b""))
+            return
+        self._must_close = client.is_last or (answer.length == UNTIL_CLOSE and not self.is_head)
+        last = b"connection: close\r\n" if self._must_close else answer.upgrade
+        client.write(
+            b"%b%bx-request-id: %b\r\n%b\r\n%b" % (answer.head, answer.framing, self.request_id, last, body)
+        )
+
+    def on_data(self, data: bytes) -> None:
+        """A piece of the body, as the replica framed it."""
+        self._has_moved = True
+        answer = self._answer
+        if answer is not None and answer.is_stream and self.replica is not None:
+            self.replica.tally.tokens += 1
+        self.client.write(data if self._relay is None else self._relay.data(data))
+
+    def on_end(self) -> None:
+        answer = self._answer
+        if self._relay is not None:
+            self.client.write(self._relay.end())
+        elif answer is not None and answer.length == CHUNKED and not self.is_head:
+            self.client.write(LAST)
+        self.up = None
+        self._leave(is_error=answer is not None and answer.status >= 500)
+        self.client.finish(must_close=self._must_close)
+
+    def on_lost(self, reason: str) -> None:
+        """The connection to the replica is gone before the response was over."""
+        self.up = None
+        if self._answer is not None and self._answer.status == 101:
+            self._leave(is_error=False)
+            self.client.finish(must_close=True)
+            return
+        replica, service = self.replica, self.entry.service
+        self._failed(monotonic())
+        if (
+            self.entry.is_safe
+            and self._replay is not None
+            and self._tries < service.spec.retries
+            and service.may_retry()
+        ):
+            self._tries += 1
+            self._held = [self._replay] if self._replay else []
+            self._unbind()
+            self.seek(replica)
+            return
+        self.refuse(Refused(502, "replica.lost", f"{reason}; the request may have had an effect"))
+
+    def _judge(self, replica: LiveReplica, status: int, now: float) -> None:
+        if self._prefill:
+            replica.prefill_tokens -= self._prefill
+            self._prefill = 0
+        if status in GATEWAY_ERRORS:
+            self._failed(now)
+        elif replica.failures or replica.ejections:
+            replica.succeed()
+
+    def _failed(self, now: float) -> None:
+        if self.replica is not None and self.replica.fail(now):
+            self.entry.service.refresh(now)
+
+    # The end.
+
+    def _unbind(self) -> None:
+        """Gives the slot to who waits for it."""
+        replica = self.replica
+        if replica is None:
+            return
+        self.replica = None
+        self._is_bound = False
+        replica.outstanding -= 1
+        replica.tally.in_flight -= 1
+        replica.prefill_tokens -= self._prefill
+        self._prefill = 0
+        self.account.bound -= 1
+        if self.up is not None:
+            self.up.close()
+            self.up = None
+        service = self.entry.service
+        if service.waiting.count:
+            service.pump()
+
+    def _leave(self, *, is_error: bool) -> None:
+        """Once, whichever way it ends."""
+        self._is_over = True
+        service = self.entry.service
+        tally = self.replica.tally if self.replica is not None else service.tallies[0]
+        tally.requests += 1
+        if is_error:
+            tally.errors += 1
+        if self._is_waiting:
+            self._is_waiting = False
+            if self in self.account.waiting:
+                service.waiting.remove(self)
+        self._held = []
+        self._replay = None
+        self._unbind()
+        service.leave(self.account)

@@ -1,0 +1,178 @@
+"""`python -m shoal.serving`: the data plane of services. Serves until it is told to stop, then drains."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import ipaddress
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+
+from shoal.serving.admin import Admin
+from shoal.serving.checks import keep_checking
+from shoal.serving.feed import Feed, FileSource, UrlSource, keep_reporting
+from shoal.serving.plane import DataPlane
+from shoal.serving.processes import Family
+from shoal.serving.sweep import keep_sweeping
+from shoal.serving.tls import TlsFiles
+
+
+def arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m shoal.serving", description=__doc__)
+    add = parser.add_argument
+    add("--listen", required=True, metavar="HOST:PORT", help="port 0: any; the first line printed says which")
+    add("--table", required=True, metavar="FILE|URL", help="what to serve; read again as it changes")
+    add("--cache", type=Path, metavar="FILE", help="keeps the table of a URL for a start without it")
+    add("--report", default="", metavar="FILE|URL", help="where to tell what happens, once a second")
+    add("--token-file", type=Path, metavar="FILE", help="shown to URLs, and to be shown for metrics")
+    add(
+        "--admin",
+        default="",
+        metavar="HOST:PORT",
+        help="/-/health and /-/metrics; +1 for each further process",
+    )
+    add("--tls-cert", type=Path, metavar="FILE")
+    add("--tls-key", type=Path, metavar="FILE")
+    add("--zone", default="", help="where this process stands: replicas there are preferred")
+    add("--processes", type=int, default=0, help="on the one port, replaced on SIGHUP without a lost request")
+    add("--drain-s", type=float, default=30.0, help="for requests under way when told to stop")
+    add("--max-connections", type=int, default=10_000, help="of callers, in each process")
+    for hidden in ("--listener", "--ready", "--index"):
+        add(hidden, type=int, default=-1, help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if bool(options.tls_cert) != bool(options.tls_key):
+        parser.error("--tls-cert and --tls-key belong together")
+    if options.admin and not options.token_file and not _is_loopback(options.admin):
+        parser.error(f"--admin {options.admin} can be reached from elsewhere: give --token-file, too")
+    return options
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    return host == "localhost" or ipaddress.ip_address(host).is_loopback
+
+
+def bound(address: str, *, is_shared: bool = False) -> socket.socket:
+    """A socket to listen on; `is_shared`: other processes may have the same port."""
+    host, _, port = address.rpartition(":")
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if is_shared:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    made.bind((host.strip("[]"), int(port)))
+    made.listen(4096)
+    made.setblocking(False)  # noqa: FBT003 - the standard library's own
+    return made
+
+
+async def serve(options: argparse.Namespace, listener: socket.socket) -> None:
+    """Until SIGTERM or SIGINT."""
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    share = 1.0 / max(1, options.processes)
+    plane = DataPlane(share=share, zone=options.zone, max_clients=options.max_connections)
+    token = options.token_file.read_text().strip() if options.token_file else ""
+    feed = await _fed(options, plane, token)
+    tls = TlsFiles(options.tls_cert, options.tls_key) if options.tls_cert else None
+    await plane.listen(listener, tls.context if tls else None)
+    if options.listener >= 0:
+        _follow_parent(stopped)
+    keeps = [keep_sweeping(plane), keep_checking(plane), feed.keep_reading()]
+    if tls is not None:
+        keeps.append(tls.keep_fresh())
+    if options.report:
+        suffix = f".{options.index}" if options.index > 0 and "://" not in options.report else ""
+        keeps.append(keep_reporting(plane, options.report + suffix, token))
+    admin = None
+    if options.admin:
+        host, _, port = options.admin.rpartition(":")
+        at = int(port) + max(0, options.index) if int(port) else 0
+        admin = await loop.create_server(lambda: Admin(plane, token), host.strip("[]"), at, reuse_port=True)
+    _ready(options, listener)
+    async with asyncio.TaskGroup() as group:
+        running = [group.create_task(keep) for keep in keeps]
+        await stopped.wait()
+        await plane.drain(options.drain_s)
+        for task in running:
+            task.cancel()
+    if admin is not None:
+        admin.close()
+
+
+def _follow_parent(stopped: asyncio.Event) -> None:
+    """A child whose parent is gone would be replaced by nobody and reloaded by nobody: it drains."""
+    parent = os.getppid()
+    loop = asyncio.get_running_loop()
+
+    def look() -> None:
+        if os.getppid() != parent:
+            stopped.set()
+        else:
+            loop.call_later(1.0, look)
+
+    look()
+
+
+async def _fed(options: argparse.Namespace, plane: DataPlane, token: str) -> Feed:
+    if "://" not in options.table:
+        feed = Feed(FileSource(Path(options.table)), plane)
+    else:
+        source = UrlSource(options.table, token, options.cache)
+        feed = Feed(source, plane)
+        remembered = source.remembered()
+        if remembered is not None:
+            feed.take(remembered)
+    await feed.read()
+    return feed
+
+
+def _ready(options: argparse.Namespace, listener: socket.socket) -> None:
+    if options.ready >= 0:
+        os.write(options.ready, b"1")
+        os.close(options.ready)
+    else:
+        _tell(listener)
+    # What is there now stays: the collector need not look at it again and again.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 50)
+
+
+def _tell(listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    sys.stdout.write(f"listening on {host}:{port}\n")
+    sys.stdout.flush()
+
+
+async def supervise(options: argparse.Namespace, argv: Sequence[str]) -> None:
+    first = bound(options.listen, is_shared=True)
+    host, port = first.getsockname()[:2]
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    others = [bound(address, is_shared=True) for _ in range(options.processes - 1)]
+
+    def command(index: int, listener: int, ready: int) -> list[str]:
+        return [*argv, f"--index={index}", f"--listener={listener}", f"--ready={ready}"]
+
+    await Family([first, *others], command).run(lambda: _tell(first))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    argv = sys.argv[1:] if argv is None else argv
+    options = arguments(argv)
+    logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO)
+    if options.listener >= 0:
+        uvloop.run(serve(options, socket.socket(fileno=options.listener)))
+    elif options.processes > 0:
+        asyncio.run(supervise(options, argv))
+    else:
+        uvloop.run(serve(options, bound(options.listen)))

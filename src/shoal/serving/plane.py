@@ -1,0 +1,142 @@
+"""The data plane in one process: listens, holds what is shared by its connections, swaps tables, drains."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import socket
+import ssl
+from time import monotonic
+
+from shoal.serving.downstream import Downstream
+from shoal.serving.exchange import Exchange
+from shoal.serving.problem import Refused
+from shoal.serving.replica import LiveReplica
+from shoal.serving.route import Routes
+from shoal.serving.service import LiveService
+from shoal.serving.table import Table, faults
+from shoal.serving.upstream import connect
+
+BACKLOG = 4096
+HANDSHAKE_S = 10.0
+MAX_GUESSES = 100
+GUESSES_S = 60.0
+"""Requests without a known token that one address may send in so long."""
+MAX_GUESSERS = 10_000
+
+
+class DataPlane:
+    """`share` is this process's part where several serve one port; `zone` is where it stands."""
+
+    def __init__(self, *, share: float = 1.0, zone: str = "", max_clients: int = 10_000) -> None:
+        self.process_id = os.urandom(8).hex()
+        self.version = 0
+        self.services: dict[tuple[str, str], LiveService] = {}
+        self.routes = Routes({})
+        self.clients: set[Downstream] = set()
+        self.max_clients = max_clients
+        self.is_draining = False
+        self.refusals: dict[tuple[int, str], int] = {}
+        self._guesses: dict[str, int] = {}
+        self._guesses_since = 0.0
+        self._share = share
+        self._zone = zone
+        self._ids = itertools.count()
+        self._id_prefix = f"{self.process_id}-".encode()
+        self._emptied = asyncio.Event()
+        self._servers: list[asyncio.Server] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def listen(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        """Serve what `listener` accepts, until `drain`."""
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(
+            lambda: Downstream(self),
+            sock=listener,
+            backlog=BACKLOG,
+            ssl=tls,
+            ssl_handshake_timeout=HANDSHAKE_S if tls else None,
+        )
+        self._servers.append(server)
+
+    def swap(self, table: Table) -> bool:
+        """From now on this table, whole; no request is dropped. False: the one in use is as new.
+
+        `ValueError`: it names something that cannot be; nothing has changed.
+        """
+        if table.version <= self.version:
+            return False
+        if found := faults(table):
+            raise ValueError(f"table {table.version} cannot be served: {found[0]}")
+        now = monotonic()
+        before, self.services = self.services, {}
+        for spec in table.services:
+            key = (spec.project, spec.name)
+            live = before.pop(key, None)
+            if live is None:
+                live = LiveService(spec, share=self._share, zone=self._zone, now=now)
+            else:
+                live.told(spec, now)
+            self.services[key] = live
+        for gone in before.values():
+            gone.end()
+        self.routes = Routes(self.services)
+        self.version = table.version
+        return True
+
+    def open(self, replica: LiveReplica, exchange: Exchange) -> None:
+        """Connect for the exchange; it is told how that went."""
+        task = asyncio.get_running_loop().create_task(self._connect(replica, exchange))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _connect(self, replica: LiveReplica, exchange: Exchange) -> None:
+        try:
+            up = await connect(replica)
+        except (OSError, ValueError):  # a time-out is an OSError, too
+            exchange.on_refused(replica)
+        else:
+            exchange.connected(up)
+
+    def new_id(self) -> bytes:
+        return b"%b%x" % (self._id_prefix, next(self._ids))
+
+    def refused(self, refused: Refused) -> None:
+        key = (refused.status, refused.code)
+        self.refusals[key] = self.refusals.get(key, 0) + 1
+
+    def guessed(self, peer: str, refused: Refused) -> Refused:
+        """Somebody showed no token that is known: whoever does so too often is not even told that."""
+        seen = self._guesses.get(peer, 0) + 1
+        if peer in self._guesses or len(self._guesses) < MAX_GUESSERS:
+            self._guesses[peer] = seen
+        if seen <= MAX_GUESSES:
+            return refused
+        return Refused(429, "limit.guesses", "too many requests without a known token", retry_s=GUESSES_S)
+
+    def forget_guesses(self, now: float) -> None:
+        if now - self._guesses_since > GUESSES_S:
+            self._guesses_since = now
+            self._guesses.clear()
+
+    def left(self, client: Downstream) -> None:
+        self.clients.discard(client)
+        if self.is_draining and not self.clients:
+            self._emptied.set()
+
+    async def drain(self, within_s: float) -> None:
+        """Take nothing new, finish what is here, then close. After `within_s`, what is left is cut off."""
+        self.is_draining = True
+        for server in self._servers:
+            server.close()
+        for client in list(self.clients):
+            client.drain()
+        if self.clients:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._emptied.wait(), within_s)
+        for client in list(self.clients):
+            client.abort()
+        for service in self.services.values():
+            service.end()

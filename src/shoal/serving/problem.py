@@ -1,0 +1,61 @@
+"""Answers of the data plane's own: the refusal that asks for one, its problem document, the response."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+import msgspec
+
+
+class Refused(Exception):
+    """A request that goes no further, and what its sender is told. `must_close`: framing is in doubt."""
+
+    def __init__(
+        self, status: int, code: str, detail: str, *, must_close: bool = False, retry_s: float | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.code = code
+        self.detail = detail
+        self.must_close = must_close
+        self.retry_s = retry_s
+
+
+def malformed(detail: str) -> Refused:
+    """Nobody can say where this message ends, so nothing after it on the connection is believed."""
+    return Refused(400, "request.malformed", detail, must_close=True)
+
+
+def document(refused: Refused, request_id: str = "") -> bytes:
+    """RFC 9457, with a stable `code` and nothing about our inside."""
+    told: dict[str, object] = {
+        "type": "about:blank",
+        "title": HTTPStatus(refused.status).phrase,
+        "status": refused.status,
+        "code": refused.code,
+        "detail": refused.detail,
+    }
+    if request_id:
+        told["request_id"] = request_id
+    return msgspec.json.encode(told)
+
+
+def response(refused: Refused, *, closes: bool, has_body: bool = True, request_id: str = "") -> bytes:
+    """The whole answer. Without a body for HEAD, though its length is told."""
+    body = document(refused, request_id)
+    lines = [
+        f"HTTP/1.1 {refused.status} {HTTPStatus(refused.status).phrase}",
+        "content-type: application/problem+json",
+        f"content-length: {len(body)}",
+        "cache-control: no-store",
+    ]
+    if request_id:
+        lines.append(f"x-request-id: {request_id}")
+    if refused.status == 401:
+        lines.append('www-authenticate: Bearer realm="shoal"')
+    if refused.retry_s is not None:
+        lines.append(f"retry-after: {max(1, round(refused.retry_s))}")
+    if closes:
+        lines.append("connection: close")
+    head = "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n"
+    return head + body if has_body else head

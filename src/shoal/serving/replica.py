@@ -1,0 +1,125 @@
+"""A replica as this process knows it by using it: what is in it, whether it can be trusted, idle connections.
+
+Opens nothing and reads no clock: `upstream.py` does the former, whoever calls tells the time.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from shoal.serving.table import BOUNDS_S, Replica
+
+if TYPE_CHECKING:
+    from shoal.serving.upstream import Upstream
+
+FOREIGN = 2.0
+"""A replica in another zone is taken when one here has this many times as much to do."""
+MAX_FAILURES = 5
+"""In a row, of answers that say the replica cannot; then it is left alone for a while."""
+FIRST_EJECTION_S = 2.0
+LONGEST_EJECTION_S = 60.0
+MAX_BLOCKS = 32768
+"""Of prefixes remembered for one replica: about 4 million tokens, more than its own cache holds."""
+
+
+class Tally:
+    """What became of the requests of one release of a service."""
+
+    __slots__ = ("errors", "first_byte", "in_flight", "release", "requests", "tokens")
+
+    def __init__(self, release: int) -> None:
+        self.release = release
+        self.in_flight = 0
+        self.requests = 0
+        self.errors = 0
+        self.first_byte = [0] * (len(BOUNDS_S) + 1)
+        self.tokens = 0
+
+
+class LiveReplica:
+    """`outstanding` counts requests of this process alone; `cap` is its part of what the replica takes."""
+
+    __slots__ = (
+        "cap",
+        "checks_failed",
+        "ejected_until",
+        "ejections",
+        "failures",
+        "handicap",
+        "idle",
+        "is_draining",
+        "is_refusing",
+        "outstanding",
+        "picked",
+        "prefill_tokens",
+        "secret_line",
+        "seed",
+        "seen",
+        "spec",
+        "tally",
+    )
+
+    def __init__(self, spec: Replica, tally: Tally, *, cap: int, zone: str = "") -> None:
+        self.idle: list[Upstream] = []
+        self.outstanding = 0
+        self.picked = 0
+        self.failures = 0
+        self.checks_failed = 0
+        self.ejections = 0
+        self.ejected_until = 0.0
+        self.is_refusing = False
+        """Nobody listens there: nothing is sent until somebody does."""
+        self.prefill_tokens = 0
+        self.seen: OrderedDict[int, None] = OrderedDict()
+        self.seed = zlib.crc32(spec.replica_id.encode())
+        self.told(spec, tally, cap=cap, zone=zone)
+
+    def told(self, spec: Replica, tally: Tally, *, cap: int, zone: str) -> None:
+        """A newer table names it again."""
+        self.spec = spec
+        self.tally = tally
+        self.cap = max(1, cap)
+        self.is_draining = spec.is_draining
+        is_local = not zone or not spec.zone or zone == spec.zone
+        self.handicap = (1.0 if is_local else FOREIGN) / max(spec.weight, 1e-6)
+        self.secret_line = b"x-shoal-secret: %b\r\n" % spec.secret.encode() if spec.secret else b""
+
+    def succeed(self) -> None:
+        self.failures = 0
+        self.ejections = 0
+
+    def fail(self, now: float, *, is_refused: bool = False) -> bool:
+        """Whether it is to be left alone from now on. At once if it does not even take connections."""
+        self.failures += 1
+        self.is_refusing = self.is_refusing or is_refused
+        if not is_refused and self.failures < MAX_FAILURES:
+            return False
+        self.ejected_until = now + min(LONGEST_EJECTION_S, FIRST_EJECTION_S * 2**self.ejections)
+        self.ejections += 1
+        self.failures = 0
+        return True
+
+    def is_ejected(self, now: float) -> bool:
+        return self.is_refusing or self.ejected_until > now
+
+    def close_idle(self) -> None:
+        while self.idle:
+            self.idle.pop().close()
+
+    def matched(self, chain: tuple[int, ...]) -> int:
+        """How many leading blocks of a prompt it has seen lately."""
+        seen = self.seen
+        for index, block in enumerate(chain):
+            if block not in seen:
+                return index
+        return len(chain)
+
+    def remember(self, chain: tuple[int, ...]) -> None:
+        seen = self.seen
+        for block in chain:
+            seen[block] = None
+            seen.move_to_end(block)
+        while len(seen) > MAX_BLOCKS:
+            seen.popitem(last=False)

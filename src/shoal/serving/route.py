@@ -1,0 +1,189 @@
+"""From a request's head to the service meant, the caller, and the head as a replica will see it.
+
+`Routes` is made anew from every table. What it finds is remembered by the exact bytes of the head: callers
+that keep a connection repeat them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from shoal.serving.accounts import Account
+from shoal.serving.head import CHUNKED, RequestHead, parse_head
+from shoal.serving.problem import Refused
+from shoal.serving.service import LiveService
+from shoal.serving.table import Balance, Caller
+
+MAX_REMEMBERED = 4096
+MAX_REMEMBERED_BYTES = 4096
+"""Of one head: 16 MiB of them at most."""
+
+STAYS_HERE = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-connection",
+        b"proxy-authorization",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"content-length",
+        b"expect",
+        b"host",
+        b"forwarded",
+        b"x-real-ip",
+        b"x-request-id",
+    }
+)
+"""Headers between two neighbours, and those the data plane writes itself."""
+OURS = (b"x-shoal-", b"x-forwarded-")
+SAFE = frozenset({b"GET", b"HEAD", b"OPTIONS"})
+HOLD_BYTES = 64 << 10
+HOLD_PROMPT_BYTES = 1 << 20
+"""How much of a body is awaited before a replica is chosen: slow senders take no slot, and what was held
+can be sent again."""
+
+
+class Entry:
+    """All that can be said about a request by its head. Made once for equal heads, never changed."""
+
+    __slots__ = (
+        "account",
+        "affinity",
+        "has_prompt",
+        "head",
+        "hold_bytes",
+        "is_safe",
+        "prefix",
+        "request_id",
+        "service",
+    )
+
+    def __init__(
+        self, head: RequestHead, service: LiveService, account: Account | None, prefix: bytes
+    ) -> None:
+        self.head = head
+        self.service = service
+        self.account = account
+        """None: of whoever has the connection's address."""
+        self.prefix = prefix
+        self.request_id = _request_id(head)
+        self.is_safe = head.method in SAFE or bool(head.value(b"idempotency-key"))
+        self.affinity = _affinity(head, service.spec.affinity)
+        self.has_prompt = service.spec.balance is Balance.TOKENS and head.method == b"POST"
+        self.hold_bytes = HOLD_PROMPT_BYTES if self.has_prompt else HOLD_BYTES
+        if head.length == CHUNKED and not self.has_prompt:
+            self.hold_bytes = 0
+
+
+class Routes:
+    """Services by path and by host, callers by digest."""
+
+    def __init__(self, services: Mapping[tuple[str, str], LiveService]) -> None:
+        self._by_path = {(p.encode(), n.encode()): live for (p, n), live in services.items()}
+        self._by_host = {
+            host.lower().encode(): live for live in services.values() for host in live.spec.hosts
+        }
+        self._known: set[str] = set()
+        self._callers: dict[tuple[int, str], Caller] = {}
+        for live in services.values():
+            for caller in live.spec.callers:
+                self._known.add(caller.digest)
+                self._callers[id(live), caller.digest] = caller
+        self._remembered: dict[bytes, Entry] = {}
+        self.recall = self._remembered.get
+        """The entry of a head seen before, by its bytes."""
+
+    def resolve(self, raw: bytes) -> Entry:
+        """`Refused`: malformed, not known, not allowed."""
+        entry = self._made(parse_head(raw))
+        if len(raw) <= MAX_REMEMBERED_BYTES:
+            if len(self._remembered) >= MAX_REMEMBERED:
+                self._remembered.clear()
+            self._remembered[raw] = entry
+        return entry
+
+    def _made(self, head: RequestHead) -> Entry:
+        service, path = self._found(head)
+        if service is not None and service.spec.is_public:
+            return Entry(head, service, None, _prefix(head, path, keeps_token=True))
+        digest = _digest(head)
+        if digest is None or digest not in self._known:
+            told = (
+                "a token is needed: `Authorization: Bearer TOKEN`"
+                if digest is None
+                else "the token is not known"
+            )
+            raise Refused(401, "unauthenticated", told)
+        caller = self._callers.get((id(service), digest))
+        if service is None or caller is None:
+            # The same for what is not there and for what the caller may not see.
+            raise Refused(404, "service.unknown", f"no service at `{head.target[:200].decode()}`")
+        name = caller.project if service.spec.limits.per == "project" else caller.name
+        return Entry(head, service, service.account(name), _prefix(head, path, caller=caller.name))
+
+    def _found(self, head: RequestHead) -> tuple[LiveService | None, bytes]:
+        """The service meant, and the target as it knows it."""
+        by_host = self._by_host.get(head.host)
+        if by_host is not None:
+            return by_host, head.target
+        path, mark, query = head.target.partition(b"?")
+        parts = path.split(b"/", 3)
+        if len(parts) < 3:
+            return None, b""
+        rest = b"/" + (parts[3] if len(parts) > 3 else b"")
+        return self._by_path.get((parts[1], parts[2])), rest + mark + query
+
+
+def _prefix(head: RequestHead, path: bytes, *, caller: str = "", keeps_token: bool = False) -> bytes:
+    """The head for the replica as far as it is the same for every request alike: not ended yet."""
+    lines = [b"%b %b HTTP/1.1" % (head.method, path), b"host: " + (head.value(b"host") or b"shoal")]
+    for name, value in head.headers:
+        plain = name.replace(b"_", b"-")  # many servers take one for the other
+        if (
+            plain in STAYS_HERE
+            or plain.startswith(OURS)
+            or (name in head.options and name != b"authorization")
+        ):
+            continue
+        if name == b"authorization" and not keeps_token:
+            continue
+        lines.append(b"%b: %b" % (name, value))
+    if head.length == CHUNKED:
+        lines.append(b"transfer-encoding: chunked")
+    elif head.length or head.value(b"content-length"):
+        lines.append(b"content-length: %d" % head.length)
+    if head.is_websocket:
+        lines.append(b"connection: upgrade\r\nupgrade: websocket")
+    if caller:
+        lines.append(b"x-shoal-caller: " + caller.encode("ascii", "replace"))
+    if head.host:
+        lines.append(b"x-forwarded-host: " + head.value(b"host"))
+    return b"\r\n".join(lines) + b"\r\n"
+
+
+def _digest(head: RequestHead) -> str | None:
+    """Of the token sent. Looking a digest up tells nothing by its time: nobody can aim at one."""
+    kind, _, token = head.value(b"authorization").partition(b" ")
+    token = token.strip()
+    return hashlib.sha256(token).hexdigest() if kind.lower() == b"bearer" and token else None
+
+
+def _request_id(head: RequestHead) -> bytes:
+    """As its sender calls it, if that is a decent name; empty: we call it something."""
+    given = head.value(b"x-request-id")
+    return given if 0 < len(given) <= 128 and given.replace(b"-", b"").replace(b"_", b"").isalnum() else b""
+
+
+def _affinity(head: RequestHead, wanted: str) -> bytes:
+    kind, _, name = wanted.partition(":")
+    if kind == "header":
+        return head.value(name.lower().encode())
+    if kind == "cookie":
+        for pair in head.value(b"cookie").split(b";"):
+            seen, _, value = pair.strip().partition(b"=")
+            if seen == name.encode():
+                return value
+    return b""

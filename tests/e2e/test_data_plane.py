@@ -1,0 +1,348 @@
+"""The data plane as a process of its own: started, fed, reloaded, killed around, watched."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import json
+import os
+import signal
+import ssl
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from shoal.serving.feed import write_whole
+from shoal.serving.table import Report, Service, Table
+from tests.support.serving import Conversation, FakeReplica, Message, Wire, get, read_head, reply, service
+
+DEADLINE_S = 60.0
+
+
+class Running:
+    """A data plane and the files around it."""
+
+    def __init__(self, place: Path) -> None:
+        self.table = place / "table.json"
+        self.report = place / "report.json"
+        self.version = 0
+        self.replicas: list[FakeReplica] = []
+        self.wires: list[Wire] = []
+        self.tasks: list[asyncio.Task[None]] = []
+        self.process: asyncio.subprocess.Process
+        self.port = 0
+
+    def serve(self, *services: Service) -> None:
+        self.version += 1
+        write_whole(self.table, msgspec.json.encode(Table(version=self.version, services=services)))
+
+    async def replica(self, name: str = "one", **known: Any) -> FakeReplica:
+        self.replicas.append(await FakeReplica(name, **known).start())
+        return self.replicas[-1]
+
+    async def start(self, *options: str) -> None:
+        command = [
+            sys.executable,
+            "-m",
+            "shoal.serving",
+            "--listen",
+            "127.0.0.1:0",
+            "--table",
+            str(self.table),
+        ]
+        self.process = await asyncio.create_subprocess_exec(
+            *command, "--report", str(self.report), *options, stdout=asyncio.subprocess.PIPE
+        )
+        assert self.process.stdout is not None
+        line = await asyncio.wait_for(self.process.stdout.readline(), DEADLINE_S)
+        self.port = int(line.rpartition(b":")[2])
+
+    async def connect(self, tls: ssl.SSLContext | None = None) -> Wire:
+        self.wires.append(Wire(*await asyncio.open_connection("127.0.0.1", self.port, ssl=tls)))
+        return self.wires[-1]
+
+    async def ask(self, data: bytes) -> Message:
+        wire = await self.connect()
+        try:
+            return await wire.ask(data)
+        finally:
+            wire.close()
+
+    async def stop(self) -> int:
+        self.process.terminate()
+        return await asyncio.wait_for(self.process.wait(), DEADLINE_S)
+
+
+@pytest.fixture
+async def running(tmp_path: Path) -> AsyncIterator[Running]:
+    made = Running(tmp_path)
+    yield made
+    for task in made.tasks:
+        task.cancel()
+    with contextlib.suppress(ProcessLookupError, AttributeError):
+        made.process.kill()
+        await made.process.wait()
+    for wire in made.wires:
+        wire.writer.transport.abort()
+    for replica in made.replicas:
+        await replica.stop()
+
+
+async def eventually(condition: Any) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not await condition():  # noqa: ASYNC110 - another process changes it
+            await asyncio.sleep(0.05)
+
+
+class Load:
+    """Callers that ask until told to stop, each on a connection that it keeps; all answers are kept."""
+
+    def __init__(self, running: Running, callers: int = 8) -> None:
+        self._running = running
+        self._is_over = False
+        self.statuses: list[int] = []
+        self._tasks = [asyncio.ensure_future(self._call(n)) for n in range(callers)]
+        running.tasks += self._tasks
+
+    async def _call(self, number: int) -> None:
+        wire: Wire | None = None
+        while not self._is_over:
+            wire = wire or await self._running.connect()
+            body = b"x" * 10 if number % 2 else b""
+            header = f"idempotency-key: {number}"
+            answer = await wire.ask(get("/p/s/", header, method="POST" if body else "GET", body=body))
+            self.statuses.append(answer.status)
+            if answer.get("connection") == "close":
+                wire.close()
+                wire = None
+
+    async def more(self, count: int) -> None:
+        """Until so many further answers have come."""
+        wanted = len(self.statuses) + count
+
+        async def enough() -> bool:
+            for task in self._tasks:
+                if task.done():
+                    task.result()
+            return len(self.statuses) >= wanted
+
+        await eventually(enough)
+
+    async def end(self) -> list[int]:
+        self._is_over = True
+        await asyncio.gather(*self._tasks)
+        return [status for status in self.statuses if status != 200]
+
+
+async def test_no_request_fails_while_replicas_are_killed_and_replaced(running: Running) -> None:
+    first, second = await running.replica("a"), await running.replica("b")
+    running.serve(service(first, second))
+    await running.start()
+    load = Load(running)
+    await load.more(200)
+    await first.stop()
+    await load.more(200)
+    third = await running.replica("c", release=2)
+    running.serve(service(second, third))
+
+    async def third_is_used() -> bool:
+        return bool(third.requests)
+
+    await eventually(third_is_used)
+    await load.more(200)
+    running.serve(service(second.told(is_draining=True), third))
+    await load.more(200)
+    assert await load.end() == []
+    assert await running.stop() == 0
+
+
+async def test_no_request_fails_while_processes_are_replaced(running: Running) -> None:
+    running.serve(service(await running.replica()))
+    await running.start("--processes", "2")
+    load = Load(running)
+    await load.more(100)
+    for _ in range(2):
+        before = set(children_of(running.process.pid))
+        running.process.send_signal(signal.SIGHUP)
+
+        async def are_replaced(before: set[int] = before) -> bool:
+            now = set(children_of(running.process.pid))
+            return len(now) == 2 and not now & before
+
+        await eventually(are_replaced)
+        await load.more(100)
+    assert await load.end() == []
+    assert await running.stop() == 0
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+async def test_process_that_dies_is_replaced(running: Running) -> None:
+    running.serve(service(await running.replica()))
+    await running.start("--processes", "1")
+    assert (await running.ask(get())).status == 200
+    os.kill(children_of(running.process.pid)[0], signal.SIGKILL)
+    # Its listening socket lives on in the parent: callers wait for the next one instead of failing.
+    assert (await running.ask(get())).status == 200
+
+
+async def test_stop_finishes_what_is_under_way(running: Running) -> None:
+    gate = asyncio.Event()
+
+    async def slow(seen: Conversation) -> None:
+        await gate.wait()
+        await seen.send(reply(b"late"))
+
+    replica = await running.replica("one", behaviour=slow)
+    running.serve(service(replica))
+    await running.start()
+    asked = asyncio.ensure_future(running.ask(get()))
+
+    async def has_begun() -> bool:
+        return bool(replica.requests)
+
+    await eventually(has_begun)
+    running.process.terminate()
+
+    async def is_closed() -> bool:
+        try:
+            (await running.connect()).close()
+        except OSError:
+            return True
+        return False
+
+    await eventually(is_closed)
+    gate.set()
+    assert (await asked).body == b"late"
+    assert await asyncio.wait_for(running.process.wait(), DEADLINE_S) == 0
+
+
+async def test_bad_table_changes_nothing(running: Running) -> None:
+    running.serve(service(await running.replica()))
+    await running.start()
+    bad = Table(version=9, services=(service((await running.replica("x")).told(address="nonsense")),))
+    write_whole(running.table, msgspec.json.encode(bad))
+    write_whole(running.table, b"{half a tab")
+    assert (await running.ask(get())).body == b"one"
+    running.version = 10
+    running.serve(service(await running.replica("new")))
+
+    async def is_new() -> bool:
+        return (await running.ask(get())).body == b"new"
+
+    await eventually(is_new)
+
+
+async def test_what_happens_is_reported(running: Running, tmp_path: Path) -> None:
+    running.serve(service(await running.replica()))
+    (tmp_path / "token").write_text("operator\n")
+    door = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    admin = door.sockets[0].getsockname()[1]
+    door.close()
+    await running.start("--admin", f"127.0.0.1:{admin}", "--token-file", str(tmp_path / "token"))
+    for _ in range(3):
+        await running.ask(get())
+
+    async def is_told() -> bool:
+        if not running.report.exists():
+            return False
+        told = msgspec.json.decode(running.report.read_bytes(), type=Report)
+        return told.version == 1 and [(c.release, c.requests) for c in told.counts] == [(1, 3)]
+
+    await eventually(is_told)
+
+    async def page(path: str, *headers: str) -> Message:
+        running.wires.append(Wire(*await asyncio.open_connection("127.0.0.1", admin)))
+        return await running.wires[-1].ask(get(path, *headers))
+
+    assert json.loads((await page("/-/health")).body) == {"status": "ok", "version": 1}
+    assert (await page("/-/metrics")).status == 401
+    shown = (await page("/-/metrics", "authorization: Bearer operator")).body.decode()
+    assert 'shoal_serving_requests_total{project="p",service="s",release="1"} 3' in shown
+    assert 'shoal_serving_first_byte_seconds_bucket{project="p",service="s",release="1",le="+Inf"} 3' in shown
+
+
+async def test_table_comes_from_the_control_plane_and_outlives_it(running: Running, tmp_path: Path) -> None:
+    replica = await running.replica()
+    reports: list[bytes] = []
+
+    async def control(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = await read_head(reader)
+        assert request.get("authorization") == "Bearer plane"
+        if request.first.startswith("POST"):
+            reports.append(await reader.readexactly(int(request.get("content-length"))))
+            writer.write(reply(b""))
+        elif request.get("if-none-match") == '"5"':
+            writer.write(b"HTTP/1.1 304 Not Modified\r\n\r\n")
+        else:
+            writer.write(reply(msgspec.json.encode(Table(version=5, services=(service(replica),)))))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(control, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/table"
+    (tmp_path / "token").write_text("plane")
+    running.table = Path("unused")
+    options = ("--table", url, "--cache", str(tmp_path / "cache"), "--token-file", str(tmp_path / "token"))
+    await running.start(*options, "--report", url)
+    assert (await running.ask(get())).status == 200
+
+    async def has_reported() -> bool:
+        return bool(reports)
+
+    await eventually(has_reported)
+    assert msgspec.json.decode(reports[0], type=Report).version == 5
+    server.close()
+    assert (await running.ask(get())).status == 200
+    assert await running.stop() == 0
+    await running.start(*options)
+    assert (await running.ask(get())).status == 200
+    assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o600
+
+
+def certificate(place: Path) -> tuple[Path, Path]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "shoal.test")])
+    now = dt.datetime.now(dt.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .sign(key, hashes.SHA256())
+    )
+    (place / "cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    kind, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    (place / "key.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, kind, plain))
+    return place / "cert.pem", place / "key.pem"
+
+
+async def test_tls_is_spoken_and_told_to_the_replica(running: Running, tmp_path: Path) -> None:
+    replica = await running.replica()
+    running.serve(service(replica))
+    cert, key = certificate(tmp_path)
+    await running.start("--tls-cert", str(cert), "--tls-key", str(key))
+    trust = ssl.create_default_context(cafile=str(cert))
+    trust.check_hostname = False
+    wire = await running.connect(trust)
+    for _ in range(3):
+        assert (await wire.ask(get(method="POST", body=b"x" * 100_000))).status == 200
+    assert replica.requests[0].get("x-forwarded-proto") == "https"
+    wire.close()
+    plain = await running.connect()
+    await plain.send(get())
+    assert await plain.is_closed()

@@ -1,0 +1,185 @@
+"""However a stream of bytes is cut into pieces, the same requests come out of it, or the same refusal."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.serving.chunks import LAST, BadChunk, Chunks
+from shoal.serving.downstream import Downstream
+from shoal.serving.exchange import Exchange
+from shoal.serving.head import parse_head, too_large
+from shoal.serving.plane import DataPlane
+from shoal.serving.problem import Refused
+from shoal.serving.replica import LiveReplica
+from shoal.serving.table import Replica, Table
+from tests.support.http_cases import TAKEN, all_cases
+from tests.support.serving import get, service
+
+CASES = all_cases()
+
+
+def pieces(raw: bytes, cuts: list[int]) -> list[bytes]:
+    at = sorted({cut % (len(raw) + 1) for cut in cuts})
+    return [raw[a:b] for a, b in zip([0, *at], [*at, len(raw)], strict=True) if a != b]
+
+
+CUTS = st.lists(st.integers(min_value=0, max_value=1 << 16), max_size=20)
+
+
+class Pipe(asyncio.Transport):
+    """Keeps what is written to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = b""
+        self.is_open = True
+
+    def write(self, data: Any) -> None:
+        self.sent += data
+
+    def close(self) -> None:
+        self.is_open = False
+
+    abort = close
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.is_open = False
+
+    def is_closing(self) -> bool:
+        return not self.is_open
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+class Recorder(DataPlane):
+    """Opens no connection: what would be sent to a replica stays in the exchange."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Exchange] = []
+        replica = Replica(replica_id="r", address="127.0.0.1:1", release=1)
+        self.swap(Table(version=1, services=(service(replica),)))
+
+    def open(self, replica: LiveReplica, exchange: Exchange) -> None:
+        self.seen.append(exchange)
+
+
+async def taken(parts: list[bytes]) -> tuple[list[tuple[bytes, bytes, bool]], bytes]:
+    """Requests as they would go on, each once the one before has been answered, and what was answered."""
+    plane, pipe = Recorder(), Pipe()
+    client = Downstream(plane)
+    client.connection_made(pipe)
+    found: list[tuple[bytes, bytes, bool]] = []
+
+    def finish() -> None:
+        while client.exchange is not None and client.exchange.is_whole and plane.seen:
+            exchange = client.exchange
+            found.append((exchange.entry.prefix, b"".join(exchange._held), True))
+            exchange._leave(is_error=False)
+            client.finish(must_close=False)
+
+    for part in parts:
+        if pipe.is_open:
+            client.data_received(part)
+            finish()
+            await asyncio.sleep(0)
+            finish()
+    while pipe.is_open and client._buffer and client.exchange is None:
+        before = client._buffer
+        await asyncio.sleep(0)
+        finish()
+        if client._buffer == before:
+            break
+    if client.exchange is not None:
+        exchange = client.exchange
+        found.append((exchange.entry.prefix, b"".join(exchange._held), False))
+    client.connection_lost(None)
+    assert all(live.outstanding == 0 for live in plane.services["p", "s"].replicas.values())
+    assert plane.services["p", "s"].waiting.count == 0
+    assert all(account.admitted == 0 for account in plane.services["p", "s"].accounts.values())
+    return found, pipe.sent
+
+
+@given(st.lists(st.sampled_from(CASES), min_size=1, max_size=4), CUTS)
+def test_cuts_change_nothing(cases: list[Any], cuts: list[int]) -> None:
+    raw = b"".join(case.raw for case in cases).replace(b"{path}", b"/p/s/")
+    whole, cut = asyncio.run(taken([raw])), asyncio.run(taken(pieces(raw, cuts)))
+    done = [request for request in whole[0] if request[2]]
+    assert [request for request in cut[0] if request[2]] == done
+    assert cut[1].partition(b"\r\n")[0] == whole[1].partition(b"\r\n")[0]
+
+
+@given(st.lists(st.binary(max_size=40), max_size=8), CUTS)
+def test_chunked_body_ends_where_it_ends_however_it_is_cut(contents: list[bytes], cuts: list[int]) -> None:
+    contents = [content for content in contents if content]
+    body = b"".join(b"%x\r\n%b\r\n" % (len(content), content) for content in contents)
+    raw = body + LAST + b"next"
+    chunks, sent, rest, decoded = Chunks(), b"", None, cast("list[bytes]", [])
+    for piece in pieces(raw, cuts):
+        if rest is None:
+            ready, rest = chunks.feed(piece, decoded)
+            sent += ready
+        else:
+            rest += piece
+    assert (sent, rest) == (body, b"next")
+    assert b"".join(decoded) == b"".join(contents)
+
+
+def read_chunks(parts: list[bytes]) -> tuple[bytes, bytes | None] | None:
+    chunks, sent, rest = Chunks(), b"", None
+    try:
+        for piece in parts:
+            if rest is None:
+                ready, rest = chunks.feed(piece)
+                sent += ready
+            else:
+                rest += piece
+    except BadChunk:
+        return None
+    return sent, rest
+
+
+CHUNKY = st.lists(
+    st.sampled_from(
+        [b"0", b"1", b"a", b"\r\n", b"\r", b"\n", b";x=1", b" ", b"X: y", b"\r\n\r\n", b"-", b"x"]
+    ),
+    max_size=12,
+).map(b"".join)
+
+
+@given(CHUNKY, CUTS)
+def test_bytes_that_may_be_chunks_are_read_alike_however_they_are_cut(raw: bytes, cuts: list[int]) -> None:
+    whole, cut = read_chunks([raw]), read_chunks(pieces(raw, cuts))
+    if whole is None or cut is None:
+        assert whole == cut
+    else:
+        assert whole[1] == cut[1]
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_for_a_head_are_read_or_refused(noise: bytes) -> None:
+    raw = get().removesuffix(b"\r\n") + noise + b"\r\n\r\n"
+    try:
+        head = parse_head(raw[: raw.find(b"\r\n\r\n") + 4])
+        seen = 200 if head.method == b"GET" else 0
+    except Refused as refused:
+        seen = refused.status
+    assert seen in {200, 400, 405, 413, 414, 417, 431, 501}
+
+
+@given(st.sampled_from([case for case in CASES if case.verdict == TAKEN]), st.integers(0, 1 << 16))
+def test_beginning_of_a_good_head_is_not_refused_for_what_is_missing(case: Any, cut: int) -> None:
+    raw = case.raw.replace(b"{path}", b"/p/s/").lstrip(b"\r\n")
+    head = raw[: raw.find(b"\r\n\r\n") + 3]
+    assert too_large(head[: cut % len(head)]) is None

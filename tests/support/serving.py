@@ -1,0 +1,264 @@
+"""A data plane in the test's own loop, replicas that answer as told, callers that send what they like."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from shoal.serving.checks import keep_checking
+from shoal.serving.plane import DataPlane
+from shoal.serving.sweep import keep_sweeping
+from shoal.serving.table import Caller, Replica, Service, Table
+
+PATIENCE_S = 30.0
+TOKEN = "shl_made_up_token"
+DIGEST = hashlib.sha256(TOKEN.encode()).hexdigest()
+
+
+@dataclass
+class Message:
+    """A request or a response as it stood on the wire."""
+
+    first: str
+    headers: list[tuple[str, str]]
+    body: bytes = b""
+    raw_head: bytes = b""
+
+    @property
+    def status(self) -> int:
+        return int(self.first.split(" ")[1])
+
+    @property
+    def path(self) -> str:
+        return self.first.split(" ")[1]
+
+    def all(self, name: str) -> list[str]:
+        return [value for seen, value in self.headers if seen == name]
+
+    def get(self, name: str) -> str:
+        return next(iter(self.all(name)), "")
+
+
+async def read_head(reader: asyncio.StreamReader) -> Message:
+    raw = await reader.readuntil(b"\r\n\r\n")
+    first, *lines = raw.decode("latin-1").split("\r\n")[:-2]
+    pairs = [line.split(":", 1) for line in lines]
+    return Message(first, [(name.lower(), value.strip()) for name, value in pairs], b"", raw)
+
+
+async def read_body(reader: asyncio.StreamReader, head: Message, *, until_close: bool) -> bytes:
+    if head.get("transfer-encoding") == "chunked":
+        body = b""
+        while True:
+            size = int((await reader.readuntil(b"\r\n")).partition(b";")[0].strip(), 16)
+            piece = await reader.readexactly(size + 2)
+            assert piece.endswith(b"\r\n")
+            if not size:
+                return body
+            body += piece[:-2]
+    if head.get("content-length"):
+        return await reader.readexactly(int(head.get("content-length")))
+    return await reader.read() if until_close else b""
+
+
+def reply(body: bytes = b"ok", status: str = "200 OK", *headers: str) -> bytes:
+    lines = [f"HTTP/1.1 {status}", f"content-length: {len(body)}", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+Behaviour = Callable[["Conversation"], Awaitable[None]]
+
+
+@dataclass
+class Conversation:
+    """One request at a replica, its head read."""
+
+    replica: FakeReplica
+    request: Message
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def body(self) -> bytes:
+        self.request.body = await read_body(self.reader, self.request, until_close=False)
+        return self.request.body
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+
+async def answer_ok(seen: Conversation) -> None:
+    await seen.body()
+    await seen.send(reply(seen.replica.name.encode()))
+
+
+@dataclass
+class FakeReplica:
+    name: str = "one"
+    behaviour: Behaviour = answer_ok
+    release: int = 1
+    requests: list[Message] = field(default_factory=list)
+    connections: int = 0
+    lost: int = 0
+    address: str = ""
+    _server: asyncio.Server | None = None
+    _writers: set[asyncio.StreamWriter] = field(default_factory=set)
+
+    async def start(self, path: str | None = None, port: int = 0) -> FakeReplica:
+        if path is not None:
+            self._server = await asyncio.start_unix_server(self._serve, path)
+            self.address = f"unix:{path}"
+        else:
+            self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
+            self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    async def stop(self) -> None:
+        """As if killed."""
+        if self._server is not None:
+            self._server.close()
+            for writer in list(self._writers):
+                writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self._writers.add(writer)
+        try:
+            while True:
+                request = await read_head(reader)
+                self.requests.append(request)
+                await self.behaviour(Conversation(self, request, reader, writer))
+        except (OSError, asyncio.IncompleteReadError):
+            self.lost += 1
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    def told(self, **changes: Any) -> Replica:
+        known = {"replica_id": self.name, "address": self.address, "release": self.release}
+        return Replica(**{**known, **changes})
+
+
+def service(*replicas: FakeReplica | Replica, **changes: Any) -> Service:
+    known: dict[str, Any] = {"project": "p", "name": "s", "is_public": True}
+    told = tuple(one.told() if isinstance(one, FakeReplica) else one for one in replicas)
+    return Service(**{**known, "replicas": told, **changes})
+
+
+def callers(*names: str) -> tuple[Caller, ...]:
+    """Each with the token `token-NAME`."""
+    return tuple(
+        Caller(digest=hashlib.sha256(f"token-{name}".encode()).hexdigest(), name=name, project="p")
+        for name in names
+    )
+
+
+def get(path: str = "/p/s/", *headers: str, method: str = "GET", body: bytes = b"") -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", "host: shoal.test", *headers]
+    if body or method in {"POST", "PUT"}:
+        lines.append(f"content-length: {len(body)}")
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+@dataclass
+class Wire:
+    """A caller's connection."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def receive(self, *, is_head: bool = False) -> Message:
+        async with asyncio.timeout(PATIENCE_S):
+            message = await read_head(self.reader)
+            if not is_head and message.status >= 200 and message.status not in {204, 304}:
+                message.body = await read_body(self.reader, message, until_close=True)
+            return message
+
+    async def ask(self, data: bytes, *, is_head: bool = False) -> Message:
+        await self.send(data)
+        return await self.receive(is_head=is_head)
+
+    async def is_closed(self) -> bool:
+        """Waits for the other end to close; what still comes is thrown away."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await self.reader.read()
+        except ConnectionError:
+            return True
+        except TimeoutError:
+            return False
+        return True
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class Lab:
+    """One data plane and everything around it."""
+
+    def __init__(self, plane: DataPlane, port: int) -> None:
+        self.plane = plane
+        self.port = port
+        self.replicas: list[FakeReplica] = []
+        self.wires: list[Wire] = []
+
+    def serve(self, *services: Service) -> None:
+        assert self.plane.swap(Table(version=self.plane.version + 1, services=services))
+
+    async def replica(self, name: str = "one", behaviour: Behaviour = answer_ok, **known: Any) -> FakeReplica:
+        made = await FakeReplica(name, behaviour, **known).start()
+        self.replicas.append(made)
+        return made
+
+    async def connect(self) -> Wire:
+        wire = Wire(*await asyncio.open_connection("127.0.0.1", self.port))
+        self.wires.append(wire)
+        return wire
+
+    async def ask(self, data: bytes) -> Message:
+        """On a connection of its own."""
+        wire = await self.connect()
+        return await wire.ask(data, is_head=data.startswith(b"HEAD"))
+
+
+@contextlib.asynccontextmanager
+async def running_lab(**options: Any) -> AsyncIterator[Lab]:
+    plane = DataPlane(**options)
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setblocking(False)
+    await plane.listen(listener)
+    lab = Lab(plane, listener.getsockname()[1])
+    loop = asyncio.get_running_loop()
+    keeping = [loop.create_task(keep_sweeping(plane)), loop.create_task(keep_checking(plane))]
+    try:
+        yield lab
+    finally:
+        for task in keeping:
+            task.cancel()
+        for wire in lab.wires:
+            wire.close()
+        await plane.drain(1.0)
+        for replica in lab.replicas:
+            await replica.stop()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Polls; fails loudly, and late enough for a busy machine."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        await asyncio.sleep(0.01)

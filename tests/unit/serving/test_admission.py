@@ -1,0 +1,229 @@
+"""Who is let in, how much at once, and who waits how long."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from shoal.serving.sweep import sweep
+from shoal.serving.table import Limits, Service
+from tests.support.serving import Conversation, Lab, Wire, callers, get, reply, service, until
+
+
+def closed(*replicas: Any, **changes: Any) -> Service:
+    return service(*replicas, **{"is_public": False, "callers": callers("ana", "bo"), **changes})
+
+
+def as_caller(name: str, path: str = "/p/s/", **more: Any) -> bytes:
+    return get(path, f"authorization: Bearer token-{name}", **more)
+
+
+async def test_known_token_is_let_in_and_stays_here(lab: Lab) -> None:
+    replica = await lab.replica()
+    lab.serve(closed(replica))
+    assert (await lab.ask(as_caller("ana"))).status == 200
+    seen = replica.requests[0]
+    assert (seen.get("authorization"), seen.get("x-shoal-caller")) == ("", "ana")
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["x: y", "authorization: Bearer wrong", "authorization: Basic dG9rZW4tYW5h", "authorization: Bearer"],
+)
+async def test_without_a_known_token_nobody_gets_in(lab: Lab, header: str) -> None:
+    replica = await lab.replica()
+    lab.serve(closed(replica))
+    answer = await lab.ask(get("/p/s/", header))
+    assert (answer.status, answer.get("www-authenticate")) == (401, 'Bearer realm="shoal"')
+    assert (await lab.ask(get("/p/s/?token=token-ana"))).status == 401
+    assert replica.requests == []
+
+
+async def test_what_is_not_there_looks_like_what_one_may_not_see(lab: Lab) -> None:
+    other = await lab.replica()
+    lab.serve(closed(), closed(other, name="theirs", callers=callers("eve")))
+    denied, unknown = (
+        await lab.ask(as_caller("ana", "/p/theirs/")),
+        await lab.ask(as_caller("ana", "/p/nothing/")),
+    )
+    strangers = await lab.ask(get("/p/theirs/")), await lab.ask(get("/p/nothing/"))
+    assert (denied.status, unknown.status) == (404, 404)
+    assert json.loads(denied.body)["code"] == json.loads(unknown.body)["code"]
+    assert strangers[0].body == strangers[1].body
+
+
+async def test_token_taken_out_of_the_table_stops_working_at_once(lab: Lab) -> None:
+    replica = await lab.replica()
+    lab.serve(closed(replica))
+    wire = await lab.connect()
+    assert (await wire.ask(as_caller("ana"))).status == 200
+    lab.serve(closed(replica, callers=callers("bo")))
+    assert (await wire.ask(as_caller("ana"))).status == 401
+
+
+async def test_who_guesses_tokens_is_turned_away(lab: Lab) -> None:
+    lab.serve(closed(await lab.replica()))
+    wire = await lab.connect()
+    answers = [await wire.ask(get("/p/s/", f"authorization: Bearer guess-{n}")) for n in range(101)]
+    assert [answer.status for answer in answers] == [401] * 100 + [429]
+    assert (await wire.ask(as_caller("ana"))).status == 200
+
+
+async def test_requests_beyond_a_rate_are_told_when_to_come_back(lab: Lab) -> None:
+    lab.serve(closed(await lab.replica(), limits=Limits(rps=0.01)))
+    wire = await lab.connect()
+    assert (await wire.ask(as_caller("ana"))).status == 200
+    refused = await wire.ask(as_caller("ana"))
+    assert (refused.status, refused.get("retry-after")) == (429, "100")
+    assert (await wire.ask(as_caller("bo"))).status == 200
+
+
+async def test_rate_can_be_the_projects(lab: Lab) -> None:
+    lab.serve(closed(await lab.replica(), limits=Limits(rps=0.01, per="project")))
+    assert (await lab.ask(as_caller("ana"))).status == 200
+    assert (await lab.ask(as_caller("bo"))).status == 429
+
+
+async def held(seen: Conversation) -> None:
+    await seen.reader.read()
+
+
+async def test_requests_at_once_are_bounded_for_each_caller(lab: Lab) -> None:
+    replica = await lab.replica("one", held)
+    lab.serve(closed(replica, limits=Limits(concurrency=2)))
+    first, second = await lab.connect(), await lab.connect()
+    for wire in (first, second):
+        await wire.send(as_caller("ana"))
+    await until(lambda: len(replica.requests) == 2)
+    refused = await lab.ask(as_caller("ana"))
+    assert (refused.status, json.loads(refused.body)["code"]) == (429, "limit.concurrency")
+    first.close()
+    await until(lambda: lab.plane.services["p", "s"].accounts["ana"].admitted == 1)
+    third = await lab.connect()
+    await third.send(as_caller("ana"))
+    await until(lambda: len(replica.requests) == 3)
+
+
+async def test_refused_upload_does_not_cost_the_connection(lab: Lab) -> None:
+    lab.serve(closed(await lab.replica(), limits=Limits(rps=0.01)))
+    wire = await lab.connect()
+    statuses = [(await wire.ask(as_caller("ana", method="POST", body=b"x" * 100))).status for _ in range(3)]
+    assert statuses == [200, 429, 429]
+
+
+async def test_greedy_caller_waits_behind_itself_not_the_others_behind_it(lab: Lab) -> None:
+    order: list[str] = []
+    gate = asyncio.Event()
+
+    async def slow(seen: Conversation) -> None:
+        await gate.wait()
+        order.append(seen.request.get("x-shoal-caller"))
+        await seen.send(reply())
+
+    lab.serve(closed(await lab.replica("one", slow), cap=1))
+    live = lab.plane.services["p", "s"]
+    asked = [asyncio.ensure_future(lab.ask(as_caller("ana"))) for _ in range(30)]
+    await until(lambda: live.waiting.count == 29)
+    asked += [asyncio.ensure_future(lab.ask(as_caller("bo"))) for _ in range(3)]
+    await until(lambda: live.waiting.count == 32)
+    gate.set()
+    assert {(await one).status for one in asked} == {200}
+    assert max(at for at, name in enumerate(order) if name == "bo") <= 6
+
+
+async def test_full_queue_drops_the_newest_of_who_has_most_in_it(lab: Lab) -> None:
+    lab.serve(closed(queue_count=4))
+    live = lab.plane.services["p", "s"]
+    greedy = [asyncio.ensure_future(lab.ask(as_caller("ana"))) for _ in range(4)]
+    await until(lambda: live.waiting.count == 4)
+    modest = asyncio.ensure_future(lab.ask(as_caller("bo")))
+    done, _ = await asyncio.wait(greedy, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+    dropped = [task.result() for task in done]
+    assert [(answer.status, answer.get("retry-after")) for answer in dropped] == [(503, "2")]
+    assert live.waiting.count == 4
+    lab.serve(closed(await lab.replica(), queue_count=4))
+    assert (await modest).status == 200
+
+
+async def test_queue_is_bounded_by_bytes(lab: Lab) -> None:
+    lab.serve(service(queue_bytes=100_000))
+    live = lab.plane.services["p", "s"]
+    first = asyncio.ensure_future(lab.ask(get(method="POST", body=b"x" * 60_000)))
+    await until(lambda: live.waiting.count)
+    assert (await lab.ask(get(method="POST", body=b"x" * 60_000))).status == 503
+    assert not first.done()
+    lab.serve(service(await lab.replica(), queue_bytes=100_000))
+    assert (await first).status == 200
+    assert (live.waiting.count, live.waiting.bytes) == (0, 0)
+
+
+async def test_request_at_zero_replicas_waits_for_one_and_not_forever(lab: Lab) -> None:
+    lab.serve(service(queue_s=50.0))
+    live = lab.plane.services["p", "s"]
+    old = asyncio.ensure_future(lab.ask(get()))
+    await until(lambda: live.waiting.count)
+    sweep(lab.plane, monotonic() + 49.0)
+    assert not old.done()
+    sweep(lab.plane, monotonic() + 51.0)
+    assert (await old).status == 503
+    new = asyncio.ensure_future(lab.ask(get()))
+    await until(lambda: live.waiting.count)
+    lab.serve(service(await lab.replica()))
+    assert (await new).status == 200
+
+
+async def test_service_that_is_removed_tells_those_who_wait(lab: Lab) -> None:
+    lab.serve(service())
+    asked = asyncio.ensure_future(lab.ask(get()))
+    await until(lambda: lab.plane.services["p", "s"].waiting.count)
+    lab.serve()
+    assert (await asked).status == 503
+
+
+async def warmed(lab: Lab) -> Wire:
+    """Somebody who waits for a stream and has been told so."""
+    lab.serve(service())
+    wire = await lab.connect()
+    await wire.send(get("/p/s/v1/chat/completions", method="POST", body=b'{"stream": true}'))
+    await until(lambda: lab.plane.services["p", "s"].waiting.count)
+    sweep(lab.plane, monotonic() + 15.0)
+    head = await wire.reader.readuntil(b": warming\n\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n")
+    return wire
+
+
+async def test_who_waits_for_a_stream_is_kept_warm_and_then_gets_it(lab: Lab) -> None:
+    async def stream(seen: Conversation) -> None:
+        await seen.body()
+        await seen.send(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
+        await seen.send(b"9\r\ndata: 1\n\n\r\n9\r\ndata: 2\n\n\r\n0\r\n\r\n")
+
+    wire = await warmed(lab)
+    lab.serve(service(await lab.replica("one", stream)))
+    rest = await wire.reader.readuntil(b"0\r\n\r\n")
+    assert b"data: 1\n\ndata: 2\n\n" in rest
+    assert (await wire.ask(get(method="POST", body=b"x"))).status == 200
+
+
+async def test_stream_kept_warm_ends_with_an_event_when_it_fails(lab: Lab) -> None:
+    async def broken(seen: Conversation) -> None:
+        await seen.body()
+        await seen.send(reply(b'{"error": "no such model"}', "404 Not Found"))
+
+    wire = await warmed(lab)
+    lab.serve(service(await lab.replica("one", broken)))
+    assert b'event: error\ndata: {"error": "no such model"}\n\n' in await wire.reader.readuntil(b"0\r\n\r\n")
+
+
+async def test_stream_kept_warm_too_long_ends_with_an_event(lab: Lab) -> None:
+    wire = await warmed(lab)
+    sweep(lab.plane, monotonic() + 100.0)
+    last = await wire.reader.readuntil(b"0\r\n\r\n")
+    assert b"event: error" in last
+    assert b"service.busy" in last

@@ -1,0 +1,176 @@
+"""Whatever callers do, memory, slots and connections stay bounded, and others are served meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from time import monotonic
+
+import pytest
+
+from shoal.serving.sweep import sweep
+from tests.support.serving import Conversation, Lab, get, reply, running_lab, service, until
+
+
+async def test_caller_that_never_finishes_its_head_is_told_so(lab: Lab) -> None:
+    wire = await lab.connect()
+    await wire.send(b"GET /p/s/ HTTP/1.1\r\nHost: a\r\n")
+    await until(lambda: any(client._buffer for client in lab.plane.clients))
+    sweep(lab.plane, monotonic() + 11.0)
+    assert (await wire.receive()).status == 408
+    assert await wire.is_closed()
+
+
+async def test_drip_of_headers_buys_no_time(lab: Lab) -> None:
+    wire = await lab.connect()
+    await until(lambda: lab.plane.clients)
+    client = next(iter(lab.plane.clients))
+    due = client.due
+    for _ in range(5):
+        await wire.send(b"GET /p/s/ HTTP/1.1\r\nX: y\r\n" if not client._buffer else b"X: y\r\n")
+    await until(lambda: client._buffer.count(b"X: y") == 5)
+    assert client.due <= due
+
+
+async def test_silent_connection_is_closed(lab: Lab) -> None:
+    lab.serve(service(await lab.replica()))
+    fresh, used = await lab.connect(), await lab.connect()
+    assert (await used.ask(get())).status == 200
+    await until(lambda: len(lab.plane.clients) == 2)
+    sweep(lab.plane, monotonic() + 11.0)
+    assert await fresh.is_closed()
+    sweep(lab.plane, monotonic() + 76.0)
+    assert await used.is_closed()
+
+
+async def test_slow_upload_takes_no_slot_and_is_given_up(lab: Lab) -> None:
+    replica = await lab.replica()
+    lab.serve(service(replica, cap=1))
+    slow = await lab.connect()
+    await slow.send(b"POST /p/s/ HTTP/1.1\r\nhost: a\r\ncontent-length: 1000\r\n\r\nx")
+    await until(lambda: any(client.exchange for client in lab.plane.clients))
+    assert (await lab.ask(get())).status == 200
+    sweep(lab.plane, monotonic() + 21.0)
+    assert (await slow.receive()).status == 408
+    assert len(replica.requests) == 1
+
+
+async def test_replica_that_does_not_read_stops_the_caller_from_sending(lab: Lab) -> None:
+    go_on = asyncio.Event()
+
+    async def deaf(seen: Conversation) -> None:
+        seen.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        await go_on.wait()
+        seen.reader._transport.resume_reading()  # type: ignore[attr-defined]
+        body = await seen.body()
+        await seen.send(reply(str(len(body)).encode()))
+
+    replica = await lab.replica("one", deaf)
+    lab.serve(service(replica))
+    size = 32 << 20
+    wire = await lab.connect()
+    sending = asyncio.ensure_future(wire.send(get(method="POST", body=b"x" * size)))
+    await until(lambda: any(client._is_held for client in lab.plane.clients))
+    exchange = next(client.exchange for client in lab.plane.clients if client.exchange)
+    assert exchange.up is not None
+    assert exchange.up.transport.get_write_buffer_size() < 2 << 20
+    go_on.set()
+    await sending
+    assert (await wire.receive()).body == str(size).encode()
+
+
+async def test_caller_that_does_not_read_stops_the_replica_from_sending(lab: Lab) -> None:
+    size = 64 << 20
+
+    async def flood(seen: Conversation) -> None:
+        await seen.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size)
+        for _ in range(size >> 16):
+            await seen.send(b"x" * (1 << 16))
+
+    lab.serve(service(await lab.replica("one", flood)))
+    raw = socket.create_connection(("127.0.0.1", lab.port))
+    raw.sendall(get())
+    await until(lambda: any(client._is_stalled for client in lab.plane.clients))
+    client = next(iter(lab.plane.clients))
+    assert client._transport.get_write_buffer_size() < 2 << 20
+    sweep(lab.plane, monotonic() + 61.0)
+    await until(lambda: not lab.plane.clients)
+    assert [live.outstanding for live in lab.plane.services["p", "s"].replicas.values()] == [0]
+    raw.close()
+
+
+async def test_slow_reader_gets_everything_in_the_end(lab: Lab) -> None:
+    size = 16 << 20
+
+    async def flood(seen: Conversation) -> None:
+        await seen.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size + b"y" * size)
+
+    replica = await lab.replica("one", flood)
+    lab.serve(service(replica))
+    wire = await lab.connect()
+    await wire.send(get())
+    await until(lambda: any(client._is_stalled for client in lab.plane.clients))
+    assert len((await wire.receive()).body) == size
+    assert len((await wire.ask(get())).body) == size
+    assert replica.connections == 1
+
+
+async def test_requests_far_ahead_are_not_read(lab: Lab) -> None:
+    gate = asyncio.Event()
+
+    async def slow(seen: Conversation) -> None:
+        await gate.wait()
+        await seen.send(reply())
+
+    lab.serve(service(await lab.replica("one", slow)))
+    wire = await lab.connect()
+    wire.writer.write(get() * 100_000)
+    await until(lambda: any(client._is_held for client in lab.plane.clients))
+    assert all(len(client._buffer) <= 512 << 10 for client in lab.plane.clients)
+    gate.set()
+    for _ in range(100):
+        assert (await wire.receive()).status == 200
+
+
+async def test_connections_beyond_the_cap_are_told_so() -> None:
+    async with running_lab(max_clients=3) as lab:
+        lab.serve(service(await lab.replica()))
+        kept = [await lab.connect() for _ in range(3)]
+        await until(lambda: len(lab.plane.clients) == 3)
+        assert (await (await lab.connect()).receive()).status == 503
+        assert (await kept[0].ask(get())).status == 200
+
+
+async def test_early_answer_reaches_a_caller_that_still_sends(lab: Lab) -> None:
+    async def impatient(seen: Conversation) -> None:
+        await seen.send(reply(b"too large", "413 Content Too Large"))
+        await seen.reader.read()
+
+    lab.serve(service(await lab.replica("one", impatient)))
+    wire = await lab.connect()
+    await wire.send(b"POST /p/s/ HTTP/1.1\r\nhost: a\r\ncontent-length: 500000\r\n\r\n" + b"x" * 100_000)
+    answer = await wire.receive()
+    assert (answer.status, answer.body) == (413, b"too large")
+    await wire.send(b"x" * 100_000)
+    assert await wire.is_closed()
+
+
+async def test_idle_connections_to_replicas_are_closed_before_they_close_them(lab: Lab) -> None:
+    replica = await lab.replica()
+    lab.serve(service(replica))
+    assert (await lab.ask(get())).status == 200
+    live = next(iter(lab.plane.services["p", "s"].replicas.values()))
+    assert len(live.idle) == 1
+    sweep(lab.plane, monotonic() + 3.5)
+    assert live.idle == []
+    await until(lambda: replica.lost)
+
+
+@pytest.mark.parametrize("count", [5000])
+async def test_heads_remembered_are_bounded(lab: Lab, count: int) -> None:
+    lab.serve(service(await lab.replica()))
+    wire = await lab.connect()
+    for n in range(count):
+        await wire.send(get(f"/p/s/{n}"))
+        await wire.receive()
+    assert len(lab.plane.routes._remembered) <= 4096

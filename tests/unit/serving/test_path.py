@@ -1,0 +1,282 @@
+"""Requests find their way to replicas and answers back, whatever their shape."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from shoal.serving.table import Table
+from tests.support.serving import Conversation, FakeReplica, Lab, get, reply, service, until
+
+
+async def test_path_loses_its_prefix_and_keeps_its_query(lab: Lab) -> None:
+    replica = await lab.replica()
+    lab.serve(service(replica))
+    answer = await lab.ask(get("/p/s/a/b?x=1&y=%20"))
+    assert (answer.status, answer.body) == (200, b"one")
+    assert replica.requests[0].first == "GET /a/b?x=1&y=%20 HTTP/1.1"
+
+
+@pytest.mark.parametrize("path,seen", [("/p/s", "/"), ("/p/s?x", "/?x"), ("/p/s//a", "//a"), ("/p/s/", "/")])
+async def test_service_itself_is_the_replicas_root(lab: Lab, path: str, seen: str) -> None:
+    replica = await lab.replica()
+    lab.serve(service(replica))
+    assert (await lab.ask(get(path))).status == 200
+    assert replica.requests[0].path == seen
+
+
+async def test_host_alone_names_a_service_whatever_its_port_and_case(lab: Lab) -> None:
+    replica = await lab.replica()
+    lab.serve(service(replica, hosts=("chat.example",)))
+    wire = await lab.connect()
+    answer = await wire.ask(b"GET /v1/x HTTP/1.1\r\nHost: Chat.Example:8443\r\n\r\n")
+    assert answer.status == 200
+    assert replica.requests[0].path == "/v1/x"
+
+
+async def test_replica_on_a_unix_socket_is_reached(lab: Lab, tmp_path: Path) -> None:
+    replica = await FakeReplica("unix").start(str(tmp_path / "r.sock"))
+    lab.replicas.append(replica)
+    lab.serve(service(replica))
+    assert (await lab.ask(get())).body == b"unix"
+
+
+async def test_many_requests_take_one_connection_on_each_side(lab: Lab) -> None:
+    replica = await lab.replica()
+    lab.serve(service(replica))
+    wire = await lab.connect()
+    for _ in range(20):
+        assert (await wire.ask(get())).status == 200
+    assert replica.connections == 1
+
+
+async def test_requests_sent_ahead_are_answered_in_their_order(lab: Lab) -> None:
+    async def echo(seen: Conversation) -> None:
+        body = await seen.body()
+        await seen.send(reply(seen.request.path.encode() + body))
+
+    lab.serve(service(await lab.replica("one", echo)))
+    wire = await lab.connect()
+    await wire.send(b"".join(get(f"/p/s/{n}", method="POST", body=b"x" * n) for n in range(10)))
+    assert [(await wire.receive()).body for _ in range(10)] == [
+        f"/{n}".encode() + b"x" * n for n in range(10)
+    ]
+
+
+async def test_hop_by_hop_headers_end_here_and_ours_cannot_be_forged(lab: Lab) -> None:
+    async def rude(seen: Conversation) -> None:
+        await seen.send(
+            reply(b"", "200 OK", "connection: x-inner", "x-inner: 1", "keep-alive: 5", "x-kept: 1")
+        )
+
+    replica = await lab.replica("one", rude)
+    lab.serve(service(replica.told(secret="real")))
+    answer = await lab.ask(
+        get(
+            "/p/s/",
+            "Connection: x-private, keep-alive",
+            "X-Private: 1",
+            "X-Shoal-Secret: forged",
+            "x_shoal_secret: forged",
+            "X-Forwarded-For: 6.6.6.6",
+            "Forwarded: for=6.6.6.6",
+            "TE: trailers",
+            "X-Kept: yes",
+        )
+    )
+    seen = replica.requests[0]
+    assert seen.all("x-shoal-secret") == ["real"]
+    assert seen.all("x-forwarded-for") == ["127.0.0.1"]
+    assert seen.get("x-kept") == "yes"
+    assert not {"x-private", "te", "forwarded", "connection", "x_shoal_secret"} & {
+        name for name, _ in seen.headers
+    }
+    assert answer.get("x-kept") == "1"
+    assert not {"x-inner", "keep-alive", "connection"} & {name for name, _ in answer.headers}
+
+
+async def test_request_has_an_id_its_senders_or_a_new_one(lab: Lab) -> None:
+    replica = await lab.replica()
+    lab.serve(service(replica))
+    given = await lab.ask(get("/p/s/", "x-request-id: trace-7"))
+    made = await lab.ask(get("/p/s/", "x-request-id: <script>"))
+    assert given.get("x-request-id") == replica.requests[0].get("x-request-id") == "trace-7"
+    assert made.get("x-request-id") == replica.requests[1].get("x-request-id") != "<script>"
+
+
+@pytest.mark.parametrize("status", ["204 No Content", "304 Not Modified"])
+async def test_answer_without_a_body_ends_with_its_head(lab: Lab, status: str) -> None:
+    async def bare(seen: Conversation) -> None:
+        await seen.send(f"HTTP/1.1 {status}\r\netag: x\r\n\r\n".encode())
+
+    lab.serve(service(await lab.replica("one", bare)))
+    wire = await lab.connect()
+    assert (await wire.ask(get())).get("etag") == "x"
+    assert (await wire.ask(get())).get("etag") == "x"
+
+
+async def test_answer_to_head_tells_a_length_and_has_no_body(lab: Lab) -> None:
+    async def bare(seen: Conversation) -> None:
+        await seen.send(b"HTTP/1.1 200 OK\r\ncontent-length: 12345\r\n\r\n")
+
+    lab.serve(service(await lab.replica("one", bare)))
+    wire = await lab.connect()
+    for _ in range(2):
+        answer = await wire.ask(get(method="HEAD"), is_head=True)
+        assert (answer.status, answer.get("content-length")) == (200, "12345")
+
+
+async def test_chunks_go_on_as_they_come_and_trailers_stay(lab: Lab) -> None:
+    gate = asyncio.Event()
+
+    async def stream(seen: Conversation) -> None:
+        await seen.send(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
+        await seen.send(b"9\r\ndata: 1\n\n\r\n")
+        await gate.wait()
+        await seen.send(b"9\r\ndata: 2\n\n\r\n0\r\nx-trailer: 1\r\n\r\n")
+
+    lab.serve(service(await lab.replica("one", stream)))
+    wire = await lab.connect()
+    await wire.send(get())
+    assert b"data: 1" in await asyncio.wait_for(wire.reader.readuntil(b"\n\n\r\n"), 30)
+    gate.set()
+    assert await asyncio.wait_for(wire.reader.readexactly(19), 30) == b"9\r\ndata: 2\n\n\r\n0\r\n\r\n"
+    assert (await wire.ask(get())).status == 200
+
+
+async def test_answer_that_ends_with_its_connection_closes_the_callers(lab: Lab) -> None:
+    async def old(seen: Conversation) -> None:
+        await seen.send(b"HTTP/1.1 200 OK\r\n\r\nuntil the end")
+        seen.writer.close()
+
+    lab.serve(service(await lab.replica("one", old)))
+    wire = await lab.connect()
+    answer = await wire.ask(get())
+    assert (answer.body, answer.get("connection")) == (b"until the end", "close")
+
+
+async def test_caller_of_http_1_0_gets_plain_bytes_and_a_closed_connection(lab: Lab) -> None:
+    async def stream(seen: Conversation) -> None:
+        await seen.send(
+            b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
+        )
+
+    lab.serve(service(await lab.replica("one", stream)))
+    wire = await lab.connect()
+    answer = await wire.ask(b"GET /p/s/ HTTP/1.0\r\n\r\n")
+    assert (answer.body, answer.get("transfer-encoding")) == (b"abcde", "")
+
+
+async def test_interim_answers_of_replicas_stay_here(lab: Lab) -> None:
+    async def hints(seen: Conversation) -> None:
+        await seen.send(b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" + reply(b"real"))
+
+    lab.serve(service(await lab.replica("one", hints)))
+    assert (await lab.ask(get())).body == b"real"
+
+
+async def test_who_expects_to_be_told_to_continue_is_told(lab: Lab) -> None:
+    replica = await lab.replica()
+    lab.serve(service(replica))
+    wire = await lab.connect()
+    await wire.send(b"POST /p/s/ HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 4\r\n\r\n")
+    assert (await wire.receive()).status == 100
+    assert (await wire.ask(b"body")).status == 200
+    assert (replica.requests[0].body, replica.requests[0].get("expect")) == (b"body", "")
+
+
+async def test_chunked_upload_reaches_the_replica_while_it_comes(lab: Lab) -> None:
+    pieces: list[bytes] = []
+
+    async def collect(seen: Conversation) -> None:
+        pieces.append(await seen.reader.readexactly(8))
+        pieces.append(await seen.reader.readuntil(b"0\r\n\r\n"))
+        await seen.send(reply())
+
+    lab.serve(service(await lab.replica("one", collect)))
+    wire = await lab.connect()
+    await wire.send(b"POST /p/s/ HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n")
+    await until(lambda: pieces)
+    assert (await wire.ask(b"2\r\nde\r\n0\r\nx: 1\r\n\r\n")).status == 200
+    assert pieces == [b"3\r\nabc\r\n", b"2\r\nde\r\n0\r\n\r\n"]
+
+
+async def test_websocket_is_passed_through_both_ways(lab: Lab) -> None:
+    async def echo(seen: Conversation) -> None:
+        assert seen.request.get("upgrade") == "websocket"
+        await seen.send(
+            b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\nhi"
+        )
+        while data := await seen.reader.read(100):
+            await seen.send(data.upper())
+
+    lab.serve(service(await lab.replica("one", echo)))
+    wire = await lab.connect()
+    switched = await wire.ask(
+        get("/p/s/ws", "connection: Upgrade", "upgrade: websocket", "sec-websocket-key: x")
+    )
+    assert (switched.status, switched.get("upgrade")) == (101, "websocket")
+    assert await wire.reader.readexactly(2) == b"hi"
+    await wire.send(b"hello")
+    assert await wire.reader.readexactly(5) == b"HELLO"
+    wire.close()
+    await until(lambda: not lab.plane.clients)
+    assert all(live.outstanding == 0 for live in lab.plane.services["p", "s"].replicas.values())
+
+
+async def test_replica_that_changes_the_protocol_unasked_is_not_believed(lab: Lab) -> None:
+    async def rude(seen: Conversation) -> None:
+        await seen.send(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n")
+
+    lab.serve(service(await lab.replica("one", rude), retries=0))
+    assert (await lab.ask(get())).status == 502
+
+
+async def test_table_that_is_not_newer_changes_nothing(lab: Lab) -> None:
+    lab.serve(service(await lab.replica()))
+    assert not lab.plane.swap(Table(version=1))
+    assert (await lab.ask(get())).status == 200
+
+
+async def test_request_under_way_outlives_the_table_that_named_its_replica(lab: Lab) -> None:
+    gate = asyncio.Event()
+
+    async def slow(seen: Conversation) -> None:
+        await gate.wait()
+        await seen.send(reply(seen.replica.name.encode()))
+
+    old, new = await lab.replica("old", slow), await lab.replica("new")
+    lab.serve(service(old))
+    wire = await lab.connect()
+    await wire.send(get())
+    await until(lambda: old.requests)
+    lab.serve(service(new))
+    assert (await lab.ask(get())).body == b"new"
+    gate.set()
+    assert (await wire.receive()).body == b"old"
+
+
+async def test_drain_finishes_what_is_under_way_and_takes_nothing_new(lab: Lab) -> None:
+    gate = asyncio.Event()
+
+    async def slow(seen: Conversation) -> None:
+        await gate.wait()
+        await seen.send(reply())
+
+    replica = await lab.replica("one", slow)
+    lab.serve(service(replica))
+    idle, busy = await lab.connect(), await lab.connect()
+    await busy.send(get())
+    await until(lambda: replica.requests)
+    draining = asyncio.ensure_future(lab.plane.drain(30.0))
+    assert await idle.is_closed()
+    gate.set()
+    answer = await busy.receive()
+    assert (answer.status, answer.get("connection")) == (200, "close")
+    await draining
+    with pytest.raises(OSError):
+        await lab.connect()
