@@ -8,6 +8,7 @@ import datetime as dt
 import json
 import os
 import signal
+import socket
 import ssl
 import sys
 from collections.abc import AsyncIterator
@@ -346,3 +347,40 @@ async def test_tls_is_spoken_and_told_to_the_replica(running: Running, tmp_path:
     plain = await running.connect()
     await plain.send(get())
     assert await plain.is_closed()
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def test_slow_callers_cost_little_memory_and_nobody_else_anything(running: Running) -> None:
+    size = 64 << 20
+
+    async def flood(seen: Conversation) -> None:
+        if seen.request.path != "/flood":
+            await seen.send(reply(str(len(await seen.body())).encode()))
+            return
+        await seen.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size)
+        for _ in range(size >> 16):
+            await seen.send(b"x" * (1 << 16))
+
+    running.serve(service(await running.replica("one", behaviour=flood), cap=1000))
+    await running.start()
+    assert (await running.ask(get())).status == 200
+    before = resident_bytes(running.process.pid)
+    for _ in range(300):
+        await (await running.connect()).send(b"GET /p/s/ HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 20_000)
+    readers = []
+    for _ in range(40):
+        raw = socket.create_connection(("127.0.0.1", running.port))
+        raw.sendall(get("/p/s/flood"))
+        readers.append(raw)
+    answer = await running.ask(get("/p/s/", method="POST", body=b"z" * (8 << 20)))
+    assert answer.body == str(8 << 20).encode()
+    grown = resident_bytes(running.process.pid) - before
+    assert grown < 128 << 20, (
+        f"{grown >> 20} MiB more for 300 unfinished heads and 40 answers of 64 MiB unread"
+    )
+    for raw in readers:
+        raw.close()
+    assert (await running.ask(get())).status == 200
