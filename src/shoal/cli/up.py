@@ -58,9 +58,7 @@ def up(
     max_kept_bytes: Annotated[
         str | None, Parameter(help="Keep so many bytes of old logs (10 GiB); SHOAL_MAX_KEPT_BYTES.")
     ] = None,
-    serve_on: Annotated[
-        str | None, Parameter(help="HOST:PORT where services are called; 127.0.0.1:7463 if not given.")
-    ] = None,
+    serve_on: Annotated[str | None, Parameter(help="HOST:PORT of services (127.0.0.1:7463).")] = None,
     foreground: Annotated[bool, Parameter(negative="", help="Stay in front, for a service manager.")] = False,
     json: JsonFlag = False,
 ) -> int:
@@ -88,8 +86,7 @@ def up(
         return _stay(flags)
     running = daemon.start(flags)
     if json:
-        facts = {"url": running.url, "pid": running.pid, "was_running": running.was_running}
-        print_json({**facts, "token": running.first_token})
+        print_json(facts_of(running))
         return 0
     announce(running)
     for text in remarks(running):
@@ -97,6 +94,11 @@ def up(
     if running.first_token:
         print("try   shoal run -- echo hello\n      shoal nodes\n      shoal queue --watch")
     return 0
+
+
+def facts_of(running: daemon.Running) -> dict[str, object]:
+    facts = {"url": running.url, "pid": running.pid, "was_running": running.was_running}
+    return {**facts, "token": running.first_token}
 
 
 def announce(running: daemon.Running) -> None:

@@ -44,7 +44,7 @@ def _read(content: bytes, source: str, given: Given, model: type[Spec], models: 
         root, repeated = read_tree(_decoded(content))
         data = _top(root)
     except Unreadable as wrong:
-        raise spec_error(source, [(wrong.line, f"{shown}:{wrong.line}: {wrong.sentence}")]) from None
+        raise spec_error(source, [(wrong.line, f"{shown}:{wrong.line}: {wrong.sentence}")], models) from None
     problems = [(line, f"{shown}:{line}: {sentence}") for line, sentence in repeated]
     problems += given.problems
     given.put_over(data)
@@ -65,7 +65,7 @@ def _read(content: bytes, source: str, given: Given, model: type[Spec], models: 
     else:
         if not problems:
             return spec
-    raise spec_error(source, problems)
+    raise spec_error(source, problems, models)
 
 
 def _top(root: Node | None) -> dict[str, Any]:

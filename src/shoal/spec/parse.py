@@ -28,7 +28,9 @@ def parse_service(data: Mapping[str, Any], source: str = "request") -> ServiceSp
 def _parsed(data: Mapping[str, Any], source: str, model: type[Spec], models: Models) -> Spec:
     if not isinstance(data, Mapping):
         what = "job" if model is JobSpec else "service"
-        raise spec_error(source, [(0, f"{source}: a {what} must be a mapping with `run`, not {show(data)}")])
+        raise spec_error(
+            source, [(0, f"{source}: a {what} must be a mapping with `run`, not {show(data)}")], models
+        )
     try:
         return model.model_validate(dict(data))
     except ValidationError as wrong:
@@ -37,4 +39,4 @@ def _parsed(data: Mapping[str, Any], source: str, model: type[Spec], models: Mod
         def place(_: Loc) -> tuple[int, str]:
             return 0, prefix
 
-        raise spec_error(source, sentences(wrong, place, models=models)) from None
+        raise spec_error(source, sentences(wrong, place, models=models), models) from None

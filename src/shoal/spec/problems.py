@@ -144,16 +144,16 @@ def sentences(
     return told + [(0, "")] * (len(found) - len(told))
 
 
-def spec_error(source: str, problems: Iterable[tuple[int, str]]) -> SpecError:
+def spec_error(source: str, problems: Iterable[tuple[int, str]], models: Models = JOB_MODELS) -> SpecError:
     """One error with all problems in the order of their lines."""
     ordered = [sentence for _, sentence in sorted(problems, key=lambda problem: problem[0])]
     told = [sentence for sentence in ordered if sentence][:MAX_PROBLEMS]
     if len(ordered) > len(told):
         told.append(f"{escape(source)}: and {plural(len(ordered) - len(told), 'more mistake')}")
     message = told[0] if len(told) == 1 else f"{plural(len(ordered), 'mistake')} in {escape(source)}"
-    return SpecError(
-        message, problems=tuple(told), hint="see every field and its forms with `shoal run --help`"
-    )
+    command = "run" if models[()] is JobSpec else "serve"
+    hint = f"see every field and its forms with `shoal {command} --help`"
+    return SpecError(message, problems=tuple(told), hint=hint)
 
 
 def _told(error: ErrorDetails, place: Place, spoken: Spoken, models: Models) -> tuple[int, str]:

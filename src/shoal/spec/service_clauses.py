@@ -136,7 +136,8 @@ class RollbackSpec(BaseModel):
 
 def _growing(steps: tuple[float, ...]) -> tuple[float, ...]:
     if any(one >= after for one, after in pairwise(steps)):
-        raise ValueError(f"{show(list(steps))} does not grow; write percentages such as `[5, 25, 50]`")
+        told = show(", ".join(f"{one:g}" for one in steps))
+        raise ValueError(f"{told} does not grow; write percentages such as `[5, 25, 50]`")
     return steps
 
 

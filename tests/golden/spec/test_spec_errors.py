@@ -13,7 +13,8 @@ import pytest
 
 from shoal.errors import SpecError
 from shoal.spec import job_schema, spec_from_flags
-from shoal.spec.files import read_job
+from shoal.spec.files import load_service, read_job
+from shoal.spec.schema import service_schema
 
 HERE = Path(__file__).parent
 SCHEMA = HERE.parents[2] / "docs" / "reference" / "job.schema.json"
@@ -38,6 +39,12 @@ def test_what_a_wrong_job_file_is_answered_with(case: str) -> None:
     assert_golden(HERE / "cases" / f"{case}.txt", told(refused.value))
 
 
+def test_what_a_wrong_service_file_is_answered_with() -> None:
+    with pytest.raises(SpecError) as refused:
+        load_service(HERE / "cases" / "service.yaml")
+    assert_golden(HERE / "cases" / "service.txt", told(refused.value).replace(f"{HERE}/cases/", ""))
+
+
 def test_what_wrong_flags_are_answered_with() -> None:
     with pytest.raises(SpecError) as refused:
         spec_from_flags(
@@ -48,3 +55,4 @@ def test_what_wrong_flags_are_answered_with() -> None:
 
 def test_the_published_schema_is_the_one_in_force() -> None:
     assert_golden(SCHEMA, json.dumps(job_schema(), indent=2) + "\n")
+    assert_golden(SCHEMA.with_name("service.schema.json"), json.dumps(service_schema(), indent=2) + "\n")
