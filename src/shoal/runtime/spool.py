@@ -45,6 +45,16 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True):
     at: float
 
 
+# Made here, once and by one thread. What msgspec knows of a type it finds out at the first use, and a second
+# thread that came along meanwhile would use what is not finished: with msgspec 0.22 the process was gone.
+_CLAIM = msgspec.json.Decoder(Claim)
+_ORDER = msgspec.json.Decoder(Order)
+_STARTED = msgspec.json.Decoder(Started)
+_STOP = msgspec.json.Decoder(Stop)
+_OUTCOME = msgspec.json.Decoder(NodeOutcome)
+_PATHS = msgspec.json.Decoder(tuple[str, ...])
+
+
 class Share:
     """Paths of one node's share of one attempt: `$SHOAL_HOME/spool/live/<attempt_id>/<node>/`."""
 
@@ -165,7 +175,7 @@ def claim(share: Share, at: float) -> bool:
 
 def read_claim(share: Share) -> Claim | None:
     """Who claimed the share; None while nobody has."""
-    return _read(share.claimed, Claim)
+    return _read(share.claimed, _CLAIM)
 
 
 def write_order(share: Share, order: Order) -> None:
@@ -175,7 +185,7 @@ def write_order(share: Share, order: Order) -> None:
 
 def read_order(share: Share) -> Order | None:
     """The order, None when there is none. `msgspec.ValidationError`: the file is not an order."""
-    return _read(share.order, Order)
+    return _read(share.order, _ORDER)
 
 
 def write_started(share: Share, started: Started) -> None:
@@ -185,7 +195,7 @@ def write_started(share: Share, started: Started) -> None:
 
 def read_started(share: Share) -> Started | None:
     """When and what was started; None before."""
-    return _read(share.started, Started)
+    return _read(share.started, _STARTED)
 
 
 def write_stop(share: Share, stop: Stop) -> None:
@@ -195,7 +205,7 @@ def write_stop(share: Share, stop: Stop) -> None:
 
 def read_stop(share: Share) -> Stop | None:
     """The request to stop; None when there is none."""
-    return _read(share.stop, Stop)
+    return _read(share.stop, _STOP)
 
 
 def write_cgroups(share: Share, paths: tuple[str, ...]) -> None:
@@ -205,7 +215,7 @@ def write_cgroups(share: Share, paths: tuple[str, ...]) -> None:
 
 def read_cgroups(share: Share) -> tuple[str, ...]:
     """Every cgroup ever made for this share."""
-    return _read(share.cgroups, tuple[str, ...]) or ()
+    return _read(share.cgroups, _PATHS) or ()
 
 
 def write_outcome(share: Share, outcome: NodeOutcome) -> None:
@@ -215,7 +225,7 @@ def write_outcome(share: Share, outcome: NodeOutcome) -> None:
 
 def read_outcome(share: Share) -> NodeOutcome | None:
     """How the share ended; None while it has not, or while nobody has said so."""
-    return _read(share.outcome, NodeOutcome)
+    return _read(share.outcome, _OUTCOME)
 
 
 def signal_supervisor(share: Share, signum: int = signal.SIGTERM) -> bool:
@@ -294,10 +304,10 @@ def start_ticks(pid: int) -> int | None:
         return None
 
 
-def _read(path: str, kind: type[T]) -> T | None:
+def _read(path: str, decoder: msgspec.json.Decoder[T]) -> T | None:
     try:
         with open(path, "rb") as file:
             data = file.read()
     except FileNotFoundError:
         return None
-    return msgspec.json.decode(data, type=kind)
+    return decoder.decode(data)
