@@ -17,6 +17,8 @@ def many(ranks: int, faults: int) -> list[Trial]:
     trials: list[Trial] = []
     for one in trials_of(Shoal, ranks, "kill", faults):
         trials.append(one)
+        if one.seconds is None:
+            break
         if len(trials) % 10 == 0:
             sys.stderr.write(f"{len(trials)} of {faults}\n")
     return trials
@@ -28,6 +30,8 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     asked = parser.parse_args()
     trials = many(asked.ranks, asked.faults)
+    if any(one.seconds is None for one in trials):
+        raise SystemExit(f"fault {len(trials)} of {asked.faults} in a row was never recovered from")
     seconds = [one.seconds for one in trials if one.seconds is not None]
     sys.stdout.write(
         f"{len(seconds)} of {asked.faults} faults in a row recovered from, {asked.ranks} ranks, measured: "

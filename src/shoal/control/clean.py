@@ -27,7 +27,7 @@ KEEP_ARCHIVES_S = 7 * DAY_S
 KEEP_PARTS_S = DAY_S
 PAGE = 500
 MAX_METRIC_ROWS = 10_000_000
-"""Of all jobs together, running ones included: some 1.7 GB in SQLite, by 166 bytes a row."""
+"""Of all jobs together: some 1.7 GB in SQLite, by 166 bytes a row. More where those that run have more."""
 OPEN = ("queued", "starting", "running", "stopping")
 _ARCHIVE = re.compile(r"[0-9a-f]{64}\.tar")
 
@@ -115,7 +115,9 @@ async def _clean_metrics(core: Core, now: float) -> None:
 
 
 async def _bound_metrics(core: Core) -> None:
-    """Where all together are too many: of jobs that ended, the oldest first. Of an open one nothing goes."""
+    """Where all together are too many: of jobs that ended, the oldest first. Of an open one nothing goes:
+    it has a bound of its own, and there may be as many rows more as open jobs have.
+    """
     excess = await core.store.read(lambda tx: tx.metrics.num_rows()) - MAX_METRIC_ROWS
     num_kept = 0
     while excess > 0 and (page := await core.store.read(partial(_oldest_metrics, num_kept))):

@@ -33,27 +33,46 @@ def judge_control(
         return _failed(drill, f"{num_lost} of {len(drill.running)} attempts were lost", back_at, now)
     found = "attempt was" if len(drill.running) == 1 else "attempts were"
     told = f"{len(drill.running)} {found} found again within {heard_at - drill.started_at:.1f} s"
-    rates = [rate for own in drill.running if (rate := _rate(drill, own, progress)) is not None]
+    rates = [rate for own in drill.running if (rate := _rate(drill, own, progress, now)) is not None]
     num_rates = max(len(rates), 1)
     return DrillResult(
         outcome=DrillOutcome.RECOVERED,
         told=told if drill.running else "nothing was running",
         noticed_s=back_at - drill.started_at,
-        steps_lost=0 if rates else None,
+        steps_lost=_lost(drill, progress),
         goodput=sum(goodput for goodput, _ in rates) / num_rates if rates else None,
         window_s=sum(window_s for _, window_s in rates) / num_rates if rates else None,
         finished_at=now,
     )
 
 
-def _rate(drill: Drill, attempt_id: str, progress: Mapping[str, Progress]) -> tuple[float, float] | None:
-    """Of one attempt: the steps it made since, times what one takes undisturbed, over the time; and that."""
+def _rate(
+    drill: Drill, attempt_id: str, progress: Mapping[str, Progress], now: float
+) -> tuple[float, float] | None:
+    """Of one attempt: the steps it made since, times what one takes undisturbed, over the time; and that.
+
+    One that told of steps before and of none since has made none in all that time.
+    """
     before, after = drill.running[attempt_id], progress.get(attempt_id)
-    if before is None or after is None or after.at <= before.at:
+    if before is None:
         return None
-    step_s = undisturbed_s(before.step_s, after.step_s)
+    step_s = undisturbed_s(before.step_s, after.step_s if after is not None else None)
+    if step_s is None:
+        return None
+    if after is None or after.step <= before.step:
+        return 0.0, now - before.at
     window_s = after.at - before.at
-    return None if step_s is None else (min(1.0, (after.step - before.step) * step_s / window_s), window_s)
+    return min(1.0, (after.step - before.step) * step_s / window_s), window_s
+
+
+def _lost(drill: Drill, progress: Mapping[str, Progress]) -> int | None:
+    """Steps by which attempts are behind where they were; None where nobody told of any."""
+    told = [
+        max(0, before.step - progress[own].step)
+        for own, before in drill.running.items()
+        if before is not None and own in progress
+    ]
+    return sum(told) if told else None
 
 
 def _failed(drill: Drill, because: str, back_at: float, now: float) -> DrillResult:

@@ -264,9 +264,13 @@ class Crew:
             _kill_group(process)
 
     def keep_stacks(self) -> None:
-        """Another node ends the group for a hang: where the ranks of this one stood, into the log."""
+        """Another node ends the group for a hang: where the ranks of this one stood, into the log.
+
+        Of what was seen before: now they have left the group, and the next one waits for this node.
+        """
         seen = next((one for one in (self._scene, self._early) if self._is_of_now(one)), None)
-        self._keep(seen or self._look_at_all())
+        if seen is not None:
+            self._keep(seen)
 
     def _is_of_now(self, seen: scene.Scene | None) -> bool:
         return seen is not None and seen.step == self._pace.step

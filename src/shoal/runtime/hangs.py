@@ -60,7 +60,8 @@ class Pace:
     def limit_s(self, now: float, cpu_s: float) -> float:
         """How long a silence may be."""
         counted_s = now - self._counted_from
-        is_known = self._counted_from == self.since or counted_s >= IDLE_S
+        # Idle for as long as a hang is idle: to wait for a disk after long work takes seconds, too.
+        is_known = self._counted_from == self.since or counted_s > max(IDLE_S, IDLE_FACTOR * self.longest_s)
         is_idle = is_known and cpu_s - self._cpu_s <= BUSY_SHARE * counted_s
         factor, least = (IDLE_FACTOR, IDLE_S) if is_idle else (BUSY_FACTOR, BUSY_S)
         return max(least, factor * self.longest_s)

@@ -342,6 +342,8 @@ class ShareRun:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGTERM if end.grace_s > 0 else signal.SIGKILL)
                 os.killpg(group, signal.SIGCONT)  # one that is stopped, as by a drill, hears nothing
+        if self._crew is not None:
+            self._crew.send(signal.SIGCONT)  # its workers, too, which may be in sessions of their own
         deadline = self._clock.monotonic() + end.grace_s
         while any(_is_alive(group) for group in groups):
             hurry = self._reasons.now()

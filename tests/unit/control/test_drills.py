@@ -316,6 +316,23 @@ def test_a_killed_control_plane_is_judged_by_the_one_that_follows_it(lab: Lab) -
     assert result.noticed_s == 6.0
 
 
+def test_a_job_that_stood_still_since_the_control_plane_was_killed_counts_as_standing_still(lab: Lab) -> None:
+    job = a_job(lab)
+    before = Progress(generation=0, step=10, at=lab.clock.now(), step_s=1.0)
+    say(lab, job, "n1", progress=before)
+    ask(lab, None, DrillKind.KILL_CONTROL)
+    lab.clock.advance(2.0)
+    lab.restart()
+    assert look(lab, 4.0) is None
+    for node in ("n1", "n2"):
+        say(lab, job, node, progress=before)
+    result = look(lab, 30.0)
+    assert result is not None
+    assert (result.outcome, result.steps_lost, result.goodput) == ("recovered", 0, 0.0)
+    assert result.window_s is not None
+    assert result.window_s >= 6.0
+
+
 @pytest.mark.parametrize(
     ("fields", "kind", "words"),
     [

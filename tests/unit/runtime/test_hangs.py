@@ -83,3 +83,11 @@ def test_steps_between_two_looks_count_one_by_one() -> None:
     for look in range(3):
         pace.look(look * 0.25, look * 8, look * 0.25)
     assert pace.silent_s(0.5 + 2.5, 0.5) is not None
+
+
+def test_a_short_rest_after_long_work_is_no_hang_when_a_spare_came_meanwhile() -> None:
+    pace = paced(50, 0.5)
+    last = 49 * 0.5
+    pace.disregard(last + 20, last + 20)
+    assert pace.silent_s(last + 21.5, last + 20) is None
+    assert pace.silent_s(last + 24.5, last + 20) is not None

@@ -72,9 +72,8 @@ class Farewell:
         """The group broke. Who was asked to stop goes: its supervisor, which asked, forms no other."""
         self.leave()
         if self._is_asked and self._member.has_supervisor:
-            sys.stderr.write(
-                f"shoal: asked to stop, and the group is gone: {type(error).__name__}: {error}\n"
-            )
+            sys.stderr.write("shoal: asked to stop; this rank ends with what follows\n")
+            sys.excepthook(type(error), error, error.__traceback__)
             sys.stderr.flush()
             self._go()
 
