@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[\t !-~\x80-\xff]*)?\r\n")
+SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[\t !-~\x80-\xff]{0,200})?\r\n")
 SIZE_BEGUN = re.compile(rb"[0-9A-Fa-f]{0,15}(?:[ \t]*(?:;[\t !-~\x80-\xff]*)?)?\r?")
 TRAILERS = re.compile(rb"(?:[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t !-~\x80-\xff]*\r\n)*\r\n")
 MAX_LINE = 256
@@ -38,6 +38,16 @@ class Chunks:
         The last chunk is not among the former: whoever passes the body on ends it. What the chunks contain
         is appended to `decoded`. `BadChunk`: see there; nothing of this piece may go on.
         """
+        if decoded is None and not (self._left or self._held or self._is_ending):
+            # Exactly one chunk: how events of a stream come. Worth a microsecond of two.
+            line = SIZE.match(data)
+            if (
+                line is not None
+                and 0 < int(line[1], 16) == len(data) - line.end() - 2
+                and data[-2:] == b"\r\n"
+            ):
+                self.count += 1
+                return data, None
         if self._held:
             data = self._held + data
             self._held = b""
@@ -52,8 +62,6 @@ class Chunks:
                 if end - at > MAX_LINE or SIZE_BEGUN.fullmatch(data, at) is None:
                     raise BadChunk(f"chunk size expected, {data[at : at + 16]!r} seen")
                 return self._wait(data, at)
-            if line.end() - at > MAX_LINE:
-                raise BadChunk(f"line of a chunk's size is longer than {MAX_LINE} bytes")
             size = int(line[1], 16)
             if size:
                 at = line.end()

@@ -298,12 +298,12 @@ class Exchange:
             b"%b%bx-request-id: %b\r\n%b\r\n%b" % (answer.head, answer.framing, self.request_id, last, body)
         )
 
-    def on_data(self, data: bytes) -> None:
+    def on_data(self, data: bytes, num_chunks: int = 1) -> None:
         """A piece of the body, as the replica framed it."""
         self._has_moved = True
         answer = self._answer
         if answer is not None and answer.is_stream and self.replica is not None:
-            self.replica.tally.tokens += 1
+            self.replica.tally.tokens += num_chunks
         self.client.write(data if self._relay is None else self._relay.data(data))
 
     def on_end(self) -> None:

@@ -34,7 +34,7 @@ class Asker(Protocol):
 
     def on_answer(self, answer: Answer, body: bytes, *, is_whole: bool) -> None: ...
 
-    def on_data(self, data: bytes) -> None: ...
+    def on_data(self, data: bytes, num_chunks: int = 1) -> None: ...
 
     def on_end(self) -> None: ...
 
@@ -101,7 +101,9 @@ class Upstream(asyncio.Protocol):
             self.transport.abort()  # nobody asked: a replica that speaks unasked is not believed
             return
         try:
-            if self._left == AWAITING:
+            if self._chunks is not None:
+                self._chunked(asker, self._chunks, data)
+            elif self._left == AWAITING:
                 self._head(asker, data)
             elif self._left == TUNNEL:
                 asker.on_data(data)
@@ -115,18 +117,19 @@ class Upstream(asyncio.Protocol):
         if self._buffer:
             data = self._buffer + data
             self._buffer = b""
-        end = data.find(b"\r\n\r\n") + 4
-        if end == 3:
-            if len(data) > MAX_HEAD_BYTES:
-                raise BadAnswer(f"the head of the response is longer than {MAX_HEAD_BYTES} bytes")
-            self._buffer = data
-            return
-        answer = _remembered.get(data[:end]) or _read(data[:end])
-        body = data[end:]
-        if answer.status < 200 and answer.status != 101:
-            if body:
-                self._head(asker, body)
-            return
+        at = 0
+        while True:
+            end = data.find(b"\r\n\r\n", at) + 4
+            if end == 3:
+                self._buffer = data[at:]
+                if len(self._buffer) > MAX_HEAD_BYTES:
+                    raise BadAnswer(f"the head of the response is longer than {MAX_HEAD_BYTES} bytes")
+                return
+            answer = _remembered.get(data[at:end]) or _read(data[at:end])
+            at = end
+            if answer.status >= 200 or answer.status == 101:
+                break  # others are interim
+        body = data[at:]
         self._keeps = answer.is_keep_alive
         length = 0 if asker.is_head else answer.length
         if answer.status == 101:
@@ -139,7 +142,7 @@ class Upstream(asyncio.Protocol):
             return
         elif length == CHUNKED:
             self._chunks = Chunks()
-            self._left = CHUNKED
+            self._left = 0
         elif length != UNTIL_CLOSE and len(body) > length:
             raise BadAnswer("the response is longer than it says")
         else:
@@ -149,9 +152,7 @@ class Upstream(asyncio.Protocol):
             self.data_received(body)
 
     def _body(self, asker: Asker, data: bytes) -> None:
-        if self._left == CHUNKED:
-            self._chunked(asker, data)
-        elif self._left == UNTIL_CLOSE or len(data) < self._left:
+        if self._left == UNTIL_CLOSE or len(data) < self._left:
             self._left -= len(data) if self._left > 0 else 0
             asker.on_data(data)
         elif len(data) == self._left:
@@ -160,12 +161,11 @@ class Upstream(asyncio.Protocol):
         else:
             raise BadAnswer("the response is longer than it says")
 
-    def _chunked(self, asker: Asker, data: bytes) -> None:
-        chunks = self._chunks
-        assert chunks is not None
+    def _chunked(self, asker: Asker, chunks: Chunks, data: bytes) -> None:
+        before = chunks.count
         ready, rest = chunks.feed(data)
         if ready:
-            asker.on_data(ready)
+            asker.on_data(ready, chunks.count - before)
         if rest is not None:
             self._chunks = None
             self._keeps = self._keeps and not rest
