@@ -145,8 +145,8 @@ def services() -> list[dict[str, Any]]:
     """One on its way to a new release, and one that sleeps."""
     rollout = {"old": 2, "new": 3, "stage": "canary", "step": 1, "share": 0.25, "since": NOW, "because": ""}
     facts = {"id": "svc_1", "ref": "vision/chat", "release": 2, "newest_release": 3,
-             "ready": 4, "replicas": 4, "min_replicas": 0, "max_replicas": 8, "rollout": rollout, "is_stopping": False,
-             "created_at": NOW - 90_000, "path": "/vision/chat/",
+             "ready": 4, "replicas": 4, "min_replicas": 0, "max_replicas": 8, "rollout": rollout,
+             "is_stopping": False, "created_at": NOW - 90_000, "path": "/vision/chat/",
              "url": "http://127.0.0.1:7463/vision/chat/"}  # fmt: skip
     idle = {**facts, "id": "svc_2", "ref": "vision/rank\x1b[31m", "release": 1, "ready": 0, "replicas": 0,
             "rollout": None, "url": None, "path": "/vision/rank/"}  # fmt: skip
