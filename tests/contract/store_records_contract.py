@@ -1,4 +1,4 @@
-"""What every store must do with nodes, idempotency keys, secrets, settings and people."""
+"""What every store must do with nodes, services, idempotency keys, secrets, settings and people."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from msgspec.structs import replace
 from shoal.errors import NotFound, StateError
 from shoal.model.node import Gpu, NodeState
 from shoal.model.people import Membership, Project, Role, Token, User
+from shoal.model.service import Release, Replica, Rollout, Service, Stage
 from shoal.store import KeyReused, Stale, Store, Tx
-from tests.support.store_records import a_node, a_window
+from tests.support.store_records import a_job, a_node, a_window, an_attempt
 
 
 class RecordsContract:
@@ -38,6 +39,68 @@ class RecordsContract:
         await store.write(lambda tx: tx.nodes.remove("n2"))
         await store.write(lambda tx: tx.nodes.remove("n2"))
         assert await store.read(lambda tx: tx.nodes.get("n2")) is None
+
+    # --- services -----------------------------------------------------------------------------
+
+    async def test_service_is_one_of_its_name_guarded_by_version_and_goes_with_its_releases(
+        self, store: Store
+    ) -> None:
+        chat = Service(
+            service_id="svc_1",
+            project="p",
+            name="chat",
+            owner="u",
+            owner_name="ana",
+            min_replicas=0,
+            max_replicas=2,
+            replicas=1,
+            scaled_at=1.0,
+            created_at=1.0,
+        )
+        first, second = (
+            Release(service_id="svc_1", number=number, spec_json="{}", created_at=1.0) for number in (1, 2)
+        )
+
+        def add(tx: Tx) -> None:
+            tx.services.add(chat)
+            tx.services.add_release(second)
+            tx.services.add_release(first)
+
+        await store.write(add)
+        with pytest.raises(StateError, match="p/chat"):
+            await store.write(lambda tx: tx.services.add(replace(chat, service_id="svc_2")))
+        rolled = replace(
+            chat, version=2, rollout=Rollout(old=1, new=2, stage=Stage.CANARY, share=0.05, since=2.0)
+        )
+        await store.write(lambda tx: tx.services.update(rolled))
+        with pytest.raises(Stale, match="p/chat"):
+            await store.write(lambda tx: tx.services.update(rolled))
+        assert await store.read(lambda tx: tx.services.by_name("p", "chat")) == rolled
+        assert await store.read(lambda tx: tx.services.releases("svc_1")) == [first, second]
+        assert await store.read(lambda tx: tx.services.release("svc_1", 2)) == second
+        await store.write(lambda tx: tx.services.remove("svc_1"))
+        assert await store.read(lambda tx: (tx.services.all(), tx.services.releases("svc_1"))) == ([], [])
+
+    async def test_replicas_come_with_their_jobs_and_newest_attempts(self, store: Store) -> None:
+        job = a_job(1)
+        attempt = an_attempt(job)
+        replica = Replica(
+            replica_id=job.job_id, service_id="svc_1", release=1, slot=1, created_at=1.0, address="h:1"
+        )
+
+        def add(tx: Tx) -> None:
+            tx.submissions.admit(job.project, 1)
+            tx.submissions.add([(job, attempt)])
+            tx.services.add_replica(replica)
+
+        await store.write(add)
+        ready = replace(replica, is_ready=True, ready_at=2.0)
+        await store.write(lambda tx: tx.services.set_replica(ready))
+        assert await store.read(lambda tx: tx.services.replicas("svc_1")) == [(ready, job, attempt)]
+        assert await store.read(lambda tx: tx.services.replicas("svc_2")) == []
+        await store.write(lambda tx: tx.services.drop_replica(job.job_id))
+        await store.write(lambda tx: tx.services.set_replica(ready))
+        assert await store.read(lambda tx: tx.services.replica(job.job_id)) is None
 
     # --- windows ------------------------------------------------------------------------------
 

@@ -70,3 +70,21 @@ def test_killed_control_plane_goes_on_with_the_replicas_there_are(served: Served
     served.until_ready(3)
     jobs = served.plane.shoal.jobs(name="hello")
     assert sum(1 for _ in jobs) == 3
+
+
+def test_control_plane_killed_at_any_moment_makes_no_replica_twice(served: Served) -> None:
+    served.serve(replicas=1)
+    for count, version in ((3, "1"), (2, "2"), (4, "3"), (3, "4")):
+        served.serve(replicas=count, env={"VERSION": version})
+        served.plane.kill()
+        served.plane.up()
+    settled = {"release": 5, "ready": 3, "replicas": 3}
+
+    def is_settled() -> bool:
+        shown = served.plane.shoal.services.show("hello")
+        return {name: shown[name] for name in settled} == settled and len(shown["servers"]) == 3
+
+    until(is_settled, "three replicas of the last release, and no other")
+    assert {ask(address).partition(" ")[0] for address in served.addresses()} == {"4"}
+    open_jobs = served.plane.shoal.jobs(status=("queued", "starting", "running", "stopping"))
+    assert sum(1 for _ in open_jobs) == 3

@@ -40,7 +40,7 @@ def token_of(served: Served) -> str:
     return str(Credentials(served.plane.home).token(LOCAL))
 
 
-def test_no_request_fails_while_replicas_die_releases_roll_and_the_control_plane_restarts(
+def test_no_request_fails_while_replicas_die_releases_roll_nodes_drain_and_the_control_plane_dies(
     served: Served,
 ) -> None:
     served.serve(replicas=2)
@@ -53,6 +53,9 @@ def test_no_request_fails_while_replicas_die_releases_roll_and_the_control_plane
         served.until_ready(2)
         served.serve(replicas=2, env={"VERSION": "2"})
         until(lambda: served.plane.shoal.services.show("hello")["release"] == 2, "release 2 took over")
+        node = served.plane.shoal.services.show("hello")["servers"][0]["nodes"][0]
+        assert served.plane.command("drain", node).returncode == 0
+        until(lambda: node not in served.nodes() and len(served.addresses()) == 2, f"nothing is on {node}")
         before = running(served.plane.home)
         served.plane.kill()
         seen = caller.answers["2"]

@@ -141,6 +141,27 @@ def life_of_a_job() -> list[dict[str, Any]]:
     return [{"seq": 42 + place, "at": NOW, **event} for place, event in enumerate(seen)]
 
 
+def services() -> list[dict[str, Any]]:
+    """One on its way to a new release, and one that sleeps."""
+    rollout = {"old": 2, "new": 3, "stage": "canary", "step": 1, "share": 0.25, "since": NOW, "because": ""}
+    facts = {"id": "svc_1", "ref": "vision/chat", "release": 2, "newest_release": 3,
+             "ready": 4, "replicas": 4, "min_replicas": 0, "max_replicas": 8, "rollout": rollout,
+             "is_stopping": False, "created_at": NOW - 90_000, "path": "/vision/chat/",
+             "url": "http://127.0.0.1:7463/vision/chat/"}  # fmt: skip
+    idle = {**facts, "id": "svc_2", "ref": "vision/rank\x1b[31m", "release": 1, "ready": 0, "replicas": 0,
+            "rollout": None, "url": None, "path": "/vision/rank/"}  # fmt: skip
+    return [facts, idle]
+
+
+def servers() -> list[dict[str, Any]]:
+    ready = {"job_id": "job_1", "ref": "vision/21", "release": 2, "slot": 4, "state": "ready",
+             "nodes": ["node-01"], "address": "10.0.0.1:30000", "because": "",
+             "cold_start_s": 12.25}  # fmt: skip
+    waits = {**ready, "ref": "vision/25", "release": 3, "slot": 5, "state": "running",
+             "address": "10.0.0.1:30001", "because": "connection refused", "cold_start_s": None}  # fmt: skip
+    return [ready, waits, {**waits, "ref": "vision/26", "state": "queued", "nodes": [], "address": ""}]
+
+
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
     for module in (queue_command, status_command):
@@ -170,6 +191,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
         server.answers["GET", f"/v1/jobs/{jobs[0]['job_id']}/why"] = why
         server.answers["GET", "/v1/nodes"] = {"items": gpu_nodes(), "next_cursor": None}
         server.answers["GET", "/v1/projects"] = {"items": projects(), "next_cursor": None}
+        server.answers["GET", "/v1/services"] = {"items": services(), "next_cursor": None}
+        server.answers["GET", "/v1/services/svc_1"] = {**services()[0], "servers": servers(), "releases": []}
         server.answers["GET", "/v1/windows"] = {"items": windows(), "next_cursor": None}
         server.answers["GET", "/v1/nodes/node-07"] = gpu_nodes()[2]
         server.answers["GET", "/v1/status"] = {
@@ -207,6 +230,10 @@ def shell(
         ("project", ("project", "show", "vision")),
         ("reservations", ("reservations",)),
         ("help-reserve", ("reserve", "--help")),
+        ("services", ("services",)),
+        ("service", ("services", "svc_1")),
+        ("rollout", ("rollout", "svc_1")),
+        ("help-serve", ("serve", "--help")),
         ("status", ("status",)),
         ("events", ("events",)),
         ("help", ("--help",)),

@@ -77,6 +77,10 @@ class Served:
         replicas = (one for service in table.services for one in service.replicas if not one.is_draining)
         return {one.replica_id: one.address for one in replicas}
 
+    def nodes(self) -> list[str]:
+        """Where its replicas are."""
+        return [name for one in self.plane.shoal.services.show("hello")["servers"] for name in one["nodes"]]
+
     def addresses(self) -> list[str]:
         return list(self.replicas().values())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -12,7 +13,7 @@ from shoal.cli.show import print_error, print_json
 from shoal.cli.text import in_one_breath, one_line
 from shoal.client.connection import Connection
 from shoal.client.handles import JobHandle
-from shoal.errors import ShoalError, SpecError
+from shoal.errors import NotFound, ShoalError, SpecError
 
 
 def stop(
@@ -53,7 +54,11 @@ def _is_service(shoal: Connection, ref: str) -> bool:
     """A job of the same name is a replica, as a rule: it is the service that is meant."""
     name = ref.rpartition("/")[2]
     is_job = name.isdigit() or ref.startswith(("job_", "arr_")) or name.endswith("]")
-    return not is_job and (ref.startswith("svc_") or bool(shoal.services.named(ref)))
+    if is_job or ref.startswith("svc_"):
+        return not is_job
+    with suppress(NotFound):  # a server without services
+        return bool(shoal.services.named(ref))
+    return False
 
 
 def after_stop(job: JobHandle) -> str:

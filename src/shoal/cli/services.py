@@ -17,7 +17,7 @@ from shoal.errors import LimitReached, SpecError
 
 ServiceRef = Annotated[str, Parameter(help="A service: `NAME`, `PROJECT/NAME` or `svc_...`.")]
 POLL_S = 0.2
-HEADS = ("SERVICE", "RELEASE", "READY", "REPLICAS", "ROLLOUT", "AGE", "AT")
+HEADS = ("SERVICE", "RELEASE", "READY", "REPLICAS", "ROLLOUT", "AGE", "PATH")
 
 
 def serve(
@@ -104,7 +104,10 @@ def services(
         print("no services (`shoal serve FILE` runs one)")
     else:
         now = time.time()
-        print_table(HEADS, (row(one, now) for one in listed), elastic="AT")
+        print_table(HEADS, (row(one, now) for one in listed), elastic="PATH")
+        bases = {one["url"].removesuffix(one["path"]) for one in listed if one.get("url")}
+        for base in sorted(bases):
+            print(f"called at {one_line(base)}")
     return 0
 
 
@@ -117,7 +120,7 @@ def row(service: dict[str, Any], now: float) -> tuple[str, ...]:
         str(low) if low == high else f"{low}..{high}",
         "stopping" if service["is_stopping"] else rollout_word(service.get("rollout")),
         duration(now - service["created_at"]),
-        one_line(service.get("url") or service["path"]),
+        one_line(service["path"]),
     )
 
 

@@ -18,6 +18,9 @@ from shoal.model.node import Node, NodeState
 from shoal.store import Tx
 from shoal.wire import EndKind, NodeOutcome
 
+MOVE_SERVERS_S = 300.0
+"""So long a drain waits for a service to start another replica elsewhere."""
+
 
 async def heal(core: Core) -> None:
     """One look at the nodes."""
@@ -52,12 +55,18 @@ async def _move(core: Core, job: Job, attempt: Attempt, node: Node) -> None:
     if node.state is NodeState.DEAD and not node.facts.is_alive:
         await _bury(core, attempt, node)
         return
-    if attempt.state is AttemptState.STOPPING:
+    if attempt.state is AttemptState.STOPPING or _is_being_moved(core, job, attempt, node):
         return
     stop = StopAsked(reason=EndReason.PREEMPTED, by=f"the drain of {node.name}")
     after = await core.store.write(lambda tx: core.recorder.advance(tx, attempt.attempt_id, stop))
     if after is not None and after.state is AttemptState.STOPPING:
         await cancel(core, job, after)
+
+
+def _is_being_moved(core: Core, job: Job, attempt: Attempt, node: Node) -> bool:
+    """A server is let go by its service once another is ready in its place, or after so long."""
+    is_server = job.replica is not None and attempt.state is AttemptState.RUNNING
+    return is_server and core.clock.now() - node.changed_at < MOVE_SERVERS_S
 
 
 async def _bury(core: Core, attempt: Attempt, node: Node) -> None:

@@ -20,6 +20,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     is_ready: bool = False
     draining_s: float | None = None
     """For how long it has been given nothing new; None: it is."""
+    is_leaving: bool = False
+    """Its node is being emptied: it serves until another is ready in its place."""
     is_idle: bool = False
     """Every data plane knows that it drains, and has nothing in it."""
     failing: str = ""
@@ -53,14 +55,22 @@ def decide(wanted: Mapping[int, int], replicas: Sequence[Seen], *, drain_s: floa
     serving = [one for one in replicas if not one.failing and one.draining_s is None]
     for release in sorted({*wanted, *(one.release for one in serving)}):
         own = [one for one in serving if one.release == release]
+        staying = [one for one in own if not one.is_leaving]
         count = wanted.get(release, 0)
-        start += [release] * (count - len(own) if may_start else 0)
-        for one in surplus(own, count):
+        start += [release] * (count - len(staying) if may_start else 0)
+        for one in (*surplus(staying, count), *_replaced(own, count)):
             if one.is_ready:
                 drain.append(one.replica_id)
             else:
                 stop.append((one.replica_id, "not needed any more"))
     return Steps(start=tuple(start), drain=tuple(drain), stop=tuple(stop))
+
+
+def _replaced(own: Sequence[Seen], count: int) -> list[Seen]:
+    """Those that leave and can: who serves nothing yet, and as many as are ready beyond `count`."""
+    leaving = sorted((one for one in own if one.is_leaving), key=lambda one: (one.is_ready, one.slot))
+    idle = sum(not one.is_ready for one in leaving)
+    return leaving[: idle + max(0, sum(one.is_ready for one in own) - count)]
 
 
 def surplus(replicas: Sequence[Seen], count: int) -> list[Seen]:

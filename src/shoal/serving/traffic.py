@@ -15,6 +15,8 @@ from shoal.serving.table import BOUNDS_S, Count, Report
 
 FRESH_S = 5.0
 """A process not heard from for so long has nothing in it, as far as anybody knows."""
+GONE_S = 60.0
+"""One not heard from for so long is none any more, and begins anew if it is heard again."""
 KEPT = 3600
 """Seconds remembered of each service."""
 
@@ -64,7 +66,7 @@ class Traffic:
         """One process said what it counts."""
         known = self._reports.get(report.process_id)
         self._reports[report.process_id] = (report, now)
-        self._reports = {who: told for who, told in self._reports.items() if now - told[1] < KEPT}
+        self._reports = {who: told for who, told in self._reports.items() if now - told[1] < GONE_S}
         if known is not None:
             before = {(one.project, one.name, one.release): one for one in known[0].counts}
             for count in report.counts:

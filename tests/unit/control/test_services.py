@@ -15,6 +15,7 @@ import pytest
 from shoal.control import Actor, ControlPlane
 from shoal.control.services.commands import AskedService
 from shoal.control.services.look import Look, load
+from shoal.control.services.turn import tend
 from shoal.errors import StateError
 from shoal.model.attempt import AttemptState
 from shoal.model.people import Role
@@ -151,6 +152,26 @@ async def test_callers_are_those_with_a_role_in_the_project_by_digest(tmp_path: 
         await ours.serve(public=True)
         await ours.until(lambda _: ours.served().is_public)
         assert ours.served().callers == ()
+
+
+async def test_project_without_room_for_more_jobs_has_as_many_replicas_as_it_can(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as ours:
+        await ours.plane.update_project(ROOT, "vision", {"max_open_jobs": 2})
+        await ours.serve(replicas=3)
+        await ours.until_ready(2)
+        await ours.plane.update_project(ROOT, "vision", {"max_open_jobs": 3})
+        await ours.until_ready(3)
+        assert len((await ours.look()).servers) == 3
+
+
+async def test_two_turns_at_once_start_no_replica_twice(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as ours:
+        await ours.serve(replicas=4)
+        async with anyio.create_task_group() as turns:
+            for _ in range(8):
+                turns.start_soon(tend, ours.plane.core)
+        await ours.until_ready(4)
+        assert [replica.slot for replica, _, _ in (await ours.look()).servers] == [1, 2, 3, 4]
 
 
 async def test_held_requests_wake_a_service_from_zero_and_more_of_them_more(tmp_path: Path) -> None:

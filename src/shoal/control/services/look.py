@@ -10,6 +10,7 @@ from shoal.control.core import Core
 from shoal.control.services.replicas import spec_of_release
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
+from shoal.model.node import NodeState
 from shoal.model.service import Release, Replica, Service
 from shoal.serving.life import Seen
 from shoal.serving.traffic import Sample, Stats
@@ -27,6 +28,8 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     releases: Mapping[int, Release]
     """Those that replicas may be of."""
     servers: tuple[Server, ...]
+    draining: frozenset[str] = frozenset()
+    """Nodes that are being emptied, of those that replicas are on."""
 
     def spec(self, number: int) -> ServiceSpec:
         return spec_of_release(self.releases[number].spec_json)
@@ -56,7 +59,9 @@ def load(tx: Tx, service_id: str) -> Look | None:
     numbers |= {service.rollout.old, service.rollout.new} if service.rollout else set()
     found = {number: tx.services.release(service_id, number) for number in sorted(numbers)}
     releases = {number: release for number, release in found.items() if release is not None}
-    return Look(service=service, releases=releases, servers=servers)
+    names = {name for _, _, attempt in servers for name in attempt.node_names}
+    draining = {name for name in names if (node := tx.nodes.get(name)) and node.state is NodeState.DRAINING}
+    return Look(service=service, releases=releases, servers=servers, draining=frozenset(draining))
 
 
 def view(core: Core, look: Look) -> View:
@@ -96,6 +101,7 @@ def seen(look: Look, known: View, now: float) -> list[Seen]:
             release=replica.release,
             slot=replica.slot,
             is_ready=is_serving(replica, job, attempt),
+            is_leaving=not look.draining.isdisjoint(attempt.node_names),
             draining_s=None if replica.draining_at is None else max(0.0, now - replica.draining_at),
             is_idle=replica.replica_id in known.idle,
             failing=_failing(replica, known),

@@ -46,12 +46,12 @@ def probe_of(spec: ServiceSpec) -> Probe:
 
 
 def begin(core: Core, tx: Tx, service: Service, release: Release, slot: int, now: float) -> Replica:
-    """Queue one more replica. `LimitReached`: the project has no room for another job."""
+    """Queue one more replica. `LimitReached`, with nothing changed: the project may not have another job."""
     project = tx.people.get_project(service.project)
     if project is None:
         raise NotFound(f"no project `{service.project}`", hint="shoal project list")
+    check_quota(project, tx.jobs.count_open(project.name), 1)
     admitted = tx.submissions.admit(service.project, 1)
-    check_quota(project, admitted.open_jobs - 1, 1)
     job = _job(core.new_id("job"), service, release, slot, admitted.first, now)
     attempt = core.recorder.new_attempt(job, now)
     tx.submissions.add([(job, attempt)])

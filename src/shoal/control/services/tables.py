@@ -1,9 +1,11 @@
-"""The table that data planes serve by, made from what is recorded. Its version is that of the newest event.
+"""The table that data planes serve by, made from what is recorded. Its version counts with the log's.
 
-So it grows across restarts of the control plane, and two tables of one version are the same.
+So it grows across restarts of the control plane, without being kept.
 """
 
 from __future__ import annotations
+
+import msgspec
 
 from shoal.control.core import Core
 from shoal.control.services.look import Look, is_serving, load
@@ -14,20 +16,25 @@ from shoal.serving import table as told
 from shoal.spec.service import ServiceSpec
 from shoal.store import Tx
 
+ROOM = 1024
+"""Versions for each event."""
+
 
 async def publish(core: Core) -> None:
     """Make the table anew, and tell of it if anything in it has changed."""
     fresh = await core.store.read(lambda tx: make(core, tx))
     book = core.services
-    if fresh.services != book.table.services or book.table.version == 0:
-        book.publish(fresh)
+    if fresh.services == book.table.services and book.table.version > 0:
+        return
+    # The end of a token is no event: then the next number is taken, for which each event leaves room.
+    book.publish(msgspec.structs.replace(fresh, version=max(fresh.version, book.table.version + 1)))
 
 
 def make(core: Core, tx: Tx) -> told.Table:
     looks = [load(tx, service.service_id) for service in tx.services.all()]
     people = _People(tx, core.clock.now()) if looks else None
     served = [_service(core, look, people) for look in looks if look is not None and people is not None]
-    return told.Table(version=max(1, tx.events.head().seq), services=tuple(served))
+    return told.Table(version=(tx.events.head().seq + 1) * ROOM, services=tuple(served))
 
 
 def _service(core: Core, look: Look, people: _People) -> told.Service:

@@ -6,6 +6,7 @@ decided again. So two turns, or a turn and a command, never start a replica twic
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from shoal.control.services.replicas import begin
 from shoal.control.services.tables import publish
 from shoal.control.services.wishes import wish
 from shoal.control.watch import cancel
-from shoal.errors import LimitReached
+from shoal.errors import LimitReached, StoreUnavailable
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job, JobOutcome
 from shoal.model.service import STEADY_S, Service
@@ -41,9 +42,19 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 async def tend(core: Core) -> None:
     """One turn for all services, and the table that follows from it."""
+    failed: Exception | None = None
     for service in await core.store.read(lambda tx: tx.services.all()):
-        await _tend(core, service.service_id)
+        try:
+            await _tend(core, service.service_id)
+        except StoreUnavailable:
+            raise
+        except Exception as error:
+            # One service that cannot be tended must not keep the others from it.
+            log.exception("service.failed", service=service.reference)
+            failed = failed or error
     await publish(core)
+    if failed is not None:
+        raise failed
 
 
 async def _tend(core: Core, service_id: str) -> None:
@@ -53,11 +64,7 @@ async def _tend(core: Core, service_id: str) -> None:
     known = view(core, look)
     if not _is_due(look, decide(look, known, core.clock.now())):
         return
-    try:
-        stopped = await core.store.write(lambda tx: _change(core, tx, service_id, known))
-    except LimitReached as error:
-        log.warning("service.no_room", service=look.service.reference, error=error.message)
-        return
+    stopped = await core.store.write(lambda tx: _change(core, tx, service_id, known))
     for job, attempt in stopped:
         if attempt.state is AttemptState.STOPPING:
             await cancel(core, job, attempt)
@@ -120,9 +127,10 @@ def _change(core: Core, tx: Tx, service_id: str, known: View) -> list[tuple[Job,
         return []
     service = decided.service
     _tell(tx, look.service, decided, now)
-    for number in decided.steps.start:
-        begin(core, tx, service, look.releases[number], service.next_slot, now)
-        service = msgspec.structs.replace(service, next_slot=service.next_slot + 1)
+    with suppress(LimitReached):  # the others are started when the project has room for them
+        for number in decided.steps.start:
+            begin(core, tx, service, look.releases[number], service.next_slot, now)
+            service = msgspec.structs.replace(service, next_slot=service.next_slot + 1)
     if service != look.service:
         tx.services.update(msgspec.structs.replace(service, version=look.service.version + 1))
     _drain(tx, look, decided.steps.drain, now)

@@ -1,0 +1,63 @@
+"""What data planes count, added up."""
+
+from __future__ import annotations
+
+from shoal.serving.rollout import quantile_s
+from shoal.serving.table import BOUNDS_S, Count, Health, Report
+from shoal.serving.traffic import FRESH_S, GONE_S, Traffic
+
+
+def report(who: str, *, version: int = 1, health: tuple[Health, ...] = (), **counted: int) -> Report:
+    count = Count(project="p", name="s", release=1, **counted)  # type: ignore[arg-type]
+    return Report(process_id=who, version=version, counts=(count,), health=health)
+
+
+def test_first_word_of_a_process_is_where_its_counting_begins() -> None:
+    traffic = Traffic()
+    traffic.heard(report("a", requests=1000, errors=10), 0.0)
+    assert traffic.stats("p", "s", 1).requests == 0
+    traffic.heard(report("a", requests=1007, errors=11), 1.0)
+    stats = traffic.stats("p", "s", 1)
+    assert (stats.requests, stats.errors) == (7, 1)
+
+
+def test_processes_add_up_and_a_silent_one_has_nothing_in_it() -> None:
+    traffic = Traffic()
+    traffic.heard(report("a", in_flight=2, queued=1), 10.0)
+    traffic.heard(report("b", in_flight=3), 10.5)
+    assert (traffic.samples("p", "s")[-1].in_flight, traffic.samples("p", "s")[-1].queued) == (5, 1)
+    traffic.heard(report("b", in_flight=3), 11.0 + FRESH_S)
+    assert traffic.samples("p", "s")[-1].in_flight == 3
+
+
+def test_replica_is_idle_when_everybody_knows_that_it_drains_and_says_so() -> None:
+    traffic = Traffic()
+    busy = Health(replica_id="r", is_ejected=False, in_flight=1, failures=0)
+    assert not traffic.is_idle("r", 5, 0.0)
+    traffic.heard(report("a", version=5), 0.0)
+    traffic.heard(report("b", version=4), 0.0)
+    assert not traffic.is_idle("r", 5, 1.0)
+    traffic.heard(report("b", version=5, health=(busy,)), 1.0)
+    assert not traffic.is_idle("r", 5, 1.0)
+    traffic.heard(report("b", version=6), 2.0)
+    assert traffic.is_idle("r", 5, 2.0)
+    assert not traffic.is_idle("r", 5, 3.0 + FRESH_S), "who is silent may be serving on"
+    traffic.heard(report("b", version=6), GONE_S + 10.0)
+    assert traffic.is_idle("r", 5, GONE_S + 10.0)
+
+
+def test_quantiles_are_of_what_was_counted_since() -> None:
+    traffic = Traffic()
+    slow = [0] * (len(BOUNDS_S) + 1)
+    traffic.heard(Report(process_id="a", version=1, counts=(_timed(slow),)), 0.0)
+    before = traffic.stats("p", "s", 1)
+    slow[3], slow[-1] = 96, 4
+    traffic.heard(Report(process_id="a", version=1, counts=(_timed(slow),)), 1.0)
+    after = traffic.stats("p", "s", 1).since(before)
+    assert quantile_s(after, 0.95) == BOUNDS_S[3]
+    assert quantile_s(after, 0.99) == BOUNDS_S[-1]
+    assert quantile_s(before, 0.95) is None
+
+
+def _timed(counts: list[int]) -> Count:
+    return Count(project="p", name="s", release=1, requests=sum(counts), first_byte_s=list(counts))
