@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from shoal.api import views
+from shoal.api import drill_views
 from shoal.control.drills import Held
 from shoal.model.drill import DrillResult
 
 
-def render_drill(held: Held) -> views.DrillView:
+def render_drill(held: Held) -> drill_views.DrillView:
     drill = held.drill
     return {
         "id": drill.drill_id,
@@ -24,7 +24,7 @@ def render_drill(held: Held) -> views.DrillView:
     }
 
 
-def _result(result: DrillResult) -> views.DrillResultView:
+def _result(result: DrillResult) -> drill_views.DrillResultView:
     return {
         "outcome": result.outcome.value,
         "because": result.because,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import Query, Request, Response
 
-from shoal.api import views
+from shoal.api import drill_views
 from shoal.api.bodies import read_model
 from shoal.api.call import answer, call_of, idempotency_key
 from shoal.api.queries import DrillQuery, NoQuery
@@ -22,13 +22,13 @@ from shoal.model.drill import DrillKind
 routes = Routes("drills")
 
 
-@routes.add("GET", "/v1/drills", Permission.EVENT_READ, answers=views.DrillPageView)
+@routes.add("GET", "/v1/drills", Permission.EVENT_READ, answers=drill_views.DrillPageView)
 async def list_drills(request: Request, query: Annotated[DrillQuery, Query()]) -> Response:
     """The newest drills of the projects you may see, oldest of them first."""
     call = call_of(request)
     projects = call.visible()
     found = await call.plane.core.store.read(lambda tx: history(tx, projects, query.job, query.limit))
-    view: views.DrillPageView = {"items": [render_drill(one) for one in found], "next_cursor": None}
+    view: drill_views.DrillPageView = {"items": [render_drill(one) for one in found], "next_cursor": None}
     return answer(view)
 
 
@@ -36,7 +36,7 @@ async def list_drills(request: Request, query: Annotated[DrillQuery, Query()]) -
     "POST",
     "/v1/jobs/{job_id}/drills",
     Permission.JOB_DRILL,
-    answers=views.DrillView,
+    answers=drill_views.DrillView,
     status=201,
     body=JobDrill,
 )
@@ -61,7 +61,7 @@ async def drill_job(request: Request, job_id: str, query: Annotated[NoQuery, Que
 
 
 @routes.add(
-    "POST", "/v1/drills", Permission.NODE_DRILL, answers=views.DrillView, status=201, body=ClusterDrill
+    "POST", "/v1/drills", Permission.NODE_DRILL, answers=drill_views.DrillView, status=201, body=ClusterDrill
 )
 async def drill_cluster(request: Request, query: Annotated[NoQuery, Query()]) -> Response:
     """Do something to a node of a job, or announce that the control plane is about to be killed."""

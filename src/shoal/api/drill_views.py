@@ -1,0 +1,45 @@
+"""Drills as the API shows them."""
+
+from __future__ import annotations
+
+from typing_extensions import TypedDict
+
+
+class DrillResultView(TypedDict):
+    """Seconds count from when it was done; null: not known. `goodput` is over `window_s` from then on: what
+    the steps made in it would have taken at `step_s` each, over what it took. `step_s` is the pace before the
+    drill or that after it, whichever is faster.
+    """
+
+    outcome: str
+    because: str
+    told: str
+    noticed_s: float | None
+    stepped_s: float | None
+    steps_lost: int | None
+    goodput: float | None
+    window_s: float | None
+    step_s: float | None
+    new_attempts: int
+    finished_at: float
+
+
+class DrillView(TypedDict):
+    """`result` is null while it is under way."""
+
+    id: str
+    kind: str
+    job_id: str | None
+    ref: str | None
+    project: str | None
+    node: str | None
+    rank: int | None
+    for_s: float | None
+    by: str
+    started_at: float
+    result: DrillResultView | None
+
+
+class DrillPageView(TypedDict):
+    items: list[DrillView]
+    next_cursor: str | None
