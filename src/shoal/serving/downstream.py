@@ -126,10 +126,11 @@ class Downstream(asyncio.Protocol):
         if self._buffer:
             data = self._buffer + data
             self._buffer = b""
-        entry = routes.recall(data)
-        if entry is not None:
-            self._begin(entry, b"")
-            return
+        if data.endswith(b"\r\n\r\n"):
+            entry = routes.recall(data)
+            if entry is not None:
+                self._begin(entry, b"")
+                return
         data = data.lstrip(b"\r\n") if data.startswith(b"\r\n") else data
         end = data.find(b"\r\n\r\n") + 4
         if end == 3:
@@ -174,10 +175,12 @@ class Downstream(asyncio.Protocol):
         self.is_last = not head.is_keep_alive or self._plane.is_draining
         exchange = Exchange(self, entry, account, entry.request_id or self._plane.new_id(), now)
         self.exchange = exchange
+        if head.length == len(rest):
+            exchange.on_whole(rest)
+            return
         if head.length == 0:
-            exchange.on_body_end()
-            if rest:
-                self._ahead(rest)
+            exchange.on_whole(b"")
+            self._ahead(rest)
             return
         self._grown = 0
         self.due = float("inf")
