@@ -5,7 +5,7 @@ SEEDS ?= 20000
 LIVES ?= 5000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench bench-recovery bench-goodput yardsticks soak sim lives faults mutants
+.PHONY: help setup demo test check format bench bench-recovery bench-goodput bench-balancing yardsticks soak sim lives faults fuzz mutants
 
 help: ## print these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -47,6 +47,9 @@ bench-recovery: ## how long training stands still when a rank or a node is lost:
 bench-goodput: setup ## how much of its time a training run keeps under an hour's faults, pressed into minutes
 	@$(BIN)/python -m benchmarks.goodput
 
+bench-balancing: setup ## heavy-tailed requests in virtual time through the real balancer and the fair queue
+	@$(BIN)/python -m benchmarks.balancing
+
 yardsticks: setup ## published numbers of the field and ours beside them; needs traces: SHOAL_TRACES=dir
 	@$(BIN)/python -m benchmarks.yardsticks
 
@@ -66,6 +69,10 @@ lives: setup ## planners that followed drawn lives beside ones told the facts to
 faults: setup ## full and read-only disks, no descriptors, clocks that jump
 	@echo "== faults"
 	@$(BIN)/python -m pytest tests/faults --no-header --quiet
+
+fuzz: setup ## a minute of coverage-guided fuzzing over what reads HTTP in the data plane
+	@echo "== fuzzing"
+	@$(BIN)/python -m tests.fuzz.framing
 
 mutants: setup ## plant bugs and see that the suites notice each of them
 	@echo "== planted bugs"

@@ -41,6 +41,12 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/e2e/test_supervisor_lease.py",
     ),
     "engine": (*PYTEST, "tests/unit/engines", "tests/contract/test_engine_local.py"),
+    "serving": (
+        *PYTEST,
+        "tests/unit/serving",
+        "tests/contract/test_balancers.py",
+        "tests/property/test_serving_framing.py",
+    ),
     "attacks": (*PYTEST, "tests/attacks"),
 }
 FAILED = 1

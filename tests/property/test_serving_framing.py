@@ -3,113 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from typing import cast
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.serving.chunks import LAST, BadChunk, Chunks
-from shoal.serving.downstream import Downstream
-from shoal.serving.exchange import Exchange
 from shoal.serving.head import parse_head, too_large
-from shoal.serving.plane import DataPlane
 from shoal.serving.problem import Refused
-from shoal.serving.replica import LiveReplica
-from shoal.serving.table import Replica, Table
+from tests.support.framing import pieces, taken
 from tests.support.http_cases import TAKEN, all_cases
-from tests.support.serving import get, service
+from tests.support.serving import get
 
 CASES = all_cases()
 RAW = {case.name: case.raw.replace(b"{path}", b"/p/s/") for case in CASES}
 
 
-def pieces(raw: bytes, cuts: list[int]) -> list[bytes]:
-    at = sorted({cut % (len(raw) + 1) for cut in cuts})
-    return [raw[a:b] for a, b in zip([0, *at], [*at, len(raw)], strict=True) if a != b]
-
-
 CUTS = st.lists(st.integers(min_value=0, max_value=1 << 16), max_size=20)
-
-
-class Pipe(asyncio.Transport):
-    """Keeps what is written to it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sent = b""
-        self.is_open = True
-
-    def write(self, data: Any) -> None:
-        self.sent += data
-
-    def close(self) -> None:
-        self.is_open = False
-
-    abort = close
-
-    def can_write_eof(self) -> bool:
-        return True
-
-    def write_eof(self) -> None:
-        self.is_open = False
-
-    def is_closing(self) -> bool:
-        return not self.is_open
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
-
-    def pause_reading(self) -> None: ...
-
-    def resume_reading(self) -> None: ...
-
-
-class Recorder(DataPlane):
-    """Opens no connection: what would be sent to a replica stays in the exchange."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Exchange] = []
-        replica = Replica(replica_id="r", address="127.0.0.1:1", release=1)
-        self.swap(Table(version=1, services=(service(replica),)))
-
-    def open(self, replica: LiveReplica, exchange: Exchange) -> None:
-        self.seen.append(exchange)
-
-
-async def taken(parts: list[bytes]) -> tuple[list[tuple[bytes, bytes, bool]], bytes]:
-    """Requests as they would go on, each once the one before has been answered, and what was answered."""
-    plane, pipe = Recorder(), Pipe()
-    client = Downstream(plane)
-    client.connection_made(pipe)
-    found: list[tuple[bytes, bytes, bool]] = []
-
-    def finish() -> None:
-        while client.exchange is not None and client.exchange.is_whole and plane.seen:
-            exchange = client.exchange
-            found.append((exchange.entry.prefix, b"".join(exchange._held), True))
-            exchange._leave(is_error=False)
-            client.finish(must_close=False)
-
-    for part in parts:
-        if pipe.is_open:
-            client.data_received(part)
-            finish()
-            await asyncio.sleep(0)
-            finish()
-    while pipe.is_open and client._buffer and client.exchange is None:
-        before = client._buffer
-        await asyncio.sleep(0)
-        finish()
-        if client._buffer == before:
-            break
-    if client.exchange is not None:
-        exchange = client.exchange
-        found.append((exchange.entry.prefix, b"".join(exchange._held), False))
-    client.connection_lost(None)
-    assert all(live.outstanding == 0 for live in plane.services["p", "s"].replicas.values())
-    assert plane.services["p", "s"].waiting.count == 0
-    assert all(account.admitted == 0 for account in plane.services["p", "s"].accounts.values())
-    return found, pipe.sent
 
 
 @given(st.lists(st.sampled_from([case.name for case in CASES]), min_size=1, max_size=4), CUTS)

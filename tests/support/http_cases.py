@@ -271,6 +271,7 @@ def chunk_sizes() -> list[Case]:
         "leading space": b" 3\r\nabc\r\n" + end,
         "longer than it says": b"3\r\nabcd\r\n" + end,
         "no line end after": b"3\r\nabc2\r\nde\r\n" + end,
+        "two other bytes for the line end": b"3\r\nabcXX" + end,
         "seventeen digits": b"1" * 17 + b"\r\nabc\r\n" + end,
         "quotient of an overflow": b"10000000000000003\r\nabc\r\n" + end,
         "comma": b"3,3\r\nabc\r\n" + end,

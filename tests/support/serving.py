@@ -138,7 +138,7 @@ class FakeReplica:
                 request = await read_head(reader)
                 self.requests.append(request)
                 await self.behaviour(Conversation(self, request, reader, writer))
-        except (OSError, asyncio.IncompleteReadError):
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
             self.lost += 1
         finally:
             self._writers.discard(writer)

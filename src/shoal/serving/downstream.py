@@ -126,10 +126,11 @@ class Downstream(asyncio.Protocol):
         if self._buffer:
             data = self._buffer + data
             self._buffer = b""
-        entry = routes.recall(data)
-        if entry is not None:
-            self._begin(entry, b"")
-            return
+        if data.endswith(b"\r\n\r\n"):
+            entry = routes.recall(data)
+            if entry is not None:
+                self._begin(entry, b"")
+                return
         data = data.lstrip(b"\r\n") if data.startswith(b"\r\n") else data
         end = data.find(b"\r\n\r\n") + 4
         if end == 3:
@@ -141,7 +142,8 @@ class Downstream(asyncio.Protocol):
         except Refused as seen:
             refused = self._plane.guessed(self.peer, seen) if seen.status == 401 else seen
             # Of a request whose body is not read, nobody can say where the next one begins.
-            refused.must_close = refused.must_close or end < len(data) or self._has_body(head)
+            refused.must_close = refused.must_close or self._has_body(head)
+            self._buffer = data[end:]
             self._answer(refused, is_head=head.startswith(b"HEAD "))
             return
         self._begin(entry, data[end:])
@@ -166,16 +168,19 @@ class Downstream(asyncio.Protocol):
         account = entry.account or service.account(self.peer)
         refused = service.admit(account, now)
         if refused is not None:
-            refused.must_close = len(rest) != max(head.length, 0)
+            refused.must_close = not 0 <= head.length <= len(rest)
+            self._buffer = rest[head.length :]
             self._answer(refused, is_head=head.method == b"HEAD")
             return
         self.is_last = not head.is_keep_alive or self._plane.is_draining
         exchange = Exchange(self, entry, account, entry.request_id or self._plane.new_id(), now)
         self.exchange = exchange
+        if head.length == len(rest):
+            exchange.on_whole(rest)
+            return
         if head.length == 0:
-            exchange.on_body_end()
-            if rest:
-                self._ahead(rest)
+            exchange.on_whole(b"")
+            self._ahead(rest)
             return
         self._grown = 0
         self.due = float("inf")
@@ -213,11 +218,11 @@ class Downstream(asyncio.Protocol):
 
     def _ahead(self, data: bytes) -> None:
         """The next request, before this one is answered: it waits, and no more is read."""
-        if self.exchange is None:
-            self._head(data)
-            return
         self._buffer += data
-        self.hold()
+        if self.exchange is not None:
+            self.hold()
+        elif not self.is_last:
+            asyncio.get_running_loop().call_soon(self._resumed)
 
     # Writing.
 

@@ -122,6 +122,14 @@ class Exchange:
 
     # From the caller.
 
+    def on_whole(self, body: bytes) -> None:
+        """All of it came at once."""
+        if body:
+            self._held.append(body)
+            self.weight_bytes += len(body)
+        self.is_whole = True
+        self.seek()
+
     def on_body(self, data: bytes) -> None:
         """A piece of the body, as it is framed."""
         if self._is_over:

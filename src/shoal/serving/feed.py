@@ -104,7 +104,9 @@ class Feed:
 
     def take(self, raw: bytes) -> None:
         """`ValueError`: it is no table, or one that cannot be; the one in use stays."""
-        self._plane.swap(msgspec.json.decode(raw, type=Table))
+        table = msgspec.json.decode(raw, type=Table)
+        if not self._plane.swap(table) and table.version < self._plane.version:
+            raise ValueError(f"version {table.version} is older")
 
     async def keep_reading(self) -> None:
         """Until cancelled."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 import pytest
 
+from shoal.serving.accounts import Account, FairQueue
 from shoal.serving.sweep import sweep
 from shoal.serving.table import Limits, Service
 from tests.support.serving import Conversation, Lab, Wire, callers, get, reply, service, until
@@ -227,3 +229,18 @@ async def test_stream_kept_warm_too_long_ends_with_an_event(lab: Lab) -> None:
     last = await wire.reader.readuntil(b"0\r\n\r\n")
     assert b"event: error" in last
     assert b"service.busy" in last
+
+
+@dataclass
+class Waiting:
+    account: Account
+    weight_bytes: int = 1
+
+
+def test_next_slot_is_for_whoever_has_fewest_running() -> None:
+    greedy, modest = Account("ana"), Account("bo")
+    greedy.bound = 3
+    queue = FairQueue()
+    for account in (greedy, modest):
+        queue.push(Waiting(account), max_count=10, max_bytes=10)
+    assert queue.first().account is modest

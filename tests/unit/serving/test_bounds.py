@@ -174,3 +174,21 @@ async def test_heads_remembered_are_bounded(lab: Lab, count: int) -> None:
         await wire.send(get(f"/p/s/{n}"))
         await wire.receive()
     assert len(lab.plane.routes._remembered) <= 4096
+
+
+async def test_thousands_of_refused_requests_in_one_piece_are_each_answered(lab: Lab) -> None:
+    wire = await lab.connect()
+    await wire.send(get("/no/such") * 2000)
+    statuses = [(await wire.receive()).status for _ in range(2000)]
+    assert (statuses.count(401), statuses.count(429)) == (100, 1900)
+    lab.serve(service(queue_count=0))
+    await wire.send(get() * 2000)
+    assert {(await wire.receive()).status for _ in range(2000)} == {503}
+
+
+async def test_thousands_of_interim_answers_in_one_piece_are_passed_over(lab: Lab) -> None:
+    async def hints(seen: Conversation) -> None:
+        await seen.send(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 5000 + reply(b"real"))
+
+    lab.serve(service(await lab.replica("one", hints)))
+    assert (await lab.ask(get())).body == b"real"
