@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,24 @@ def test_service_sleeps_without_requests_and_wakes_for_the_next(served: Served) 
             until(lambda: sum(caller.statuses.values()) > 5, "held requests are answered")
         assert set(caller.statuses) == {200}
         until(lambda: not served.plane.shoal.services.show("hello")["servers"], "it sleeps")
+
+
+def test_load_alone_takes_a_service_from_none_to_the_most_and_back_without_a_lost_request(
+    served: Served,
+) -> None:
+    scale = {"value": 1, "cooldown": 1, "to_zero_after": 1, "window": 1}
+    served.serve(replicas="0..4", cap=1, scale=scale)
+    address, token = address_of(served), token_of(served)
+    callers = [Caller(address, PATH + "slow", token) for _ in range(6)]
+    with ExitStack() as all_of_them:
+        all_of_them.enter_context(callers[0])
+        until(lambda: callers[0].statuses[200] > 2, "the first one was held until a replica was ready")
+        for caller in callers[1:]:
+            all_of_them.enter_context(caller)
+        served.until_ready(4)
+        until(lambda: all(caller.statuses[200] > 2 for caller in callers), "everybody is answered")
+    until(lambda: not served.plane.shoal.services.show("hello")["servers"], "it sleeps")
+    assert {status for caller in callers for status in caller.statuses} == {200}
+    events = served.plane.shoal.transport.call("GET", "/v1/events", params={"tail": 500})["items"]
+    sizes = [event["data"]["replicas"] for event in events if event["kind"] == "service.resized"]
+    assert (sizes[0], max(sizes), sizes[-2:]) == (1, 4, [1, 0])

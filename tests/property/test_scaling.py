@@ -21,6 +21,7 @@ def rules(draw: st.DrawFn) -> Rule:
         cap=draw(st.sampled_from([1, 8, 64])),
         least=least,
         most=draw(st.integers(max(least, 1), 12)),
+        cooldown_s=draw(st.sampled_from([1.0, 5.0, 60.0])),
         to_zero_after_s=draw(st.sampled_from([1.0, 30.0, 300.0])),
     )
 
@@ -73,7 +74,7 @@ def test_who_waits_is_not_kept_waiting_by_any_window(
 def test_fewer_are_chosen_only_when_all_of_a_long_time_needed_fewer(
     rule: Rule, samples: list[Sample], cold_start_s: float
 ) -> None:
-    calm_s = max(rule.cooldown_s, COLD_STARTS * cold_start_s)
+    calm_s = max(rule.cooldown_s, COLD_STARTS * cold_start_s, rule.window_s)
     for replicas in range(rule.least, rule.most + 1):
         for changed_s in (0.0, calm_s - 1.0, calm_s, 5000.0):
             chosen = decide(

@@ -18,9 +18,10 @@ from tests.support.real_plane import RealPlane, until
 from tests.support.shares import processes_with
 
 SERVER = """
-import http.server, os
+import http.server, os, time
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
+        time.sleep(0.2 if self.path == "/slow" else 0)
         body = f"{os.environ['VERSION']} {os.environ['SHOAL_JOB_NUMBER']}".encode()
         self.send_response(500 if "BROKEN" in os.environ and self.path == "/work" else 200)
         self.send_header("content-length", str(len(body)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -42,15 +41,15 @@ def serve(
     The same file again changes nothing. Replicas are jobs: `shoal logs NAME`
     prints what the newest of them writes, `shoal why NAME` why it waits.
     """
+    from shoal.client.sdk import Shoal
     from shoal.spec.files import load_service
 
-    spec = load_service(file)
+    load_service(file)  # what is wrong with it is said before a server is started for it
     if not is_served():
         start_server()
-    workdir = file.absolute().parent / spec.workdir if spec.workdir else None
-    with connect() as shoal:
-        with slow_work() as progress:
-            made = shoal.services.serve(spec.canonical(), workdir=workdir, env=os.environ, progress=progress)
+    with Shoal() as shoal:
+        with slow_work() as shoal.on_progress:
+            made = shoal.serve(file)
         if wait is not None:
             made = _wait(shoal.services.show, made, wait)
     if json:

@@ -13,9 +13,12 @@ from typing import Any
 
 from shoal.client.connection import Connection
 from shoal.client.handles import ArrayHandle, JobHandle
+from shoal.client.people import Answer
 from shoal.errors import SpecError
 from shoal.spec import JobSpec, parse_job
-from shoal.spec.files import load_job
+from shoal.spec.files import load_job, load_service
+from shoal.spec.parse import parse_service
+from shoal.spec.service import ServiceSpec
 
 
 class Shoal(Connection):
@@ -58,6 +61,22 @@ class Shoal(Connection):
         submitted = self.submit_spec(job, base or start, key=key)
         assert isinstance(submitted, ArrayHandle)
         return submitted
+
+    def serve(
+        self, spec: ServiceSpec | str | Path | None = None, /, *, key: str | None = None, **fields: Any
+    ) -> Answer:
+        """Run a service or a new release of it: a `ServiceSpec`, the path of a service file, or its fields.
+
+        Returns once the server has it durably; `services.show` tells how far it is.
+        """
+        base = Path(spec).absolute().parent if isinstance(spec, str | Path) else Path.cwd()
+        if isinstance(spec, str | Path):
+            spec = load_service(spec)
+        asked = spec if spec is not None else parse_service(fields, source="serve")
+        workdir = base / asked.workdir if asked.workdir else None
+        return self.services.serve(
+            asked.canonical(), workdir=workdir, env=self.env, key=key, progress=self.on_progress
+        )
 
     def submit_spec(self, job: JobSpec, base: Path, *, key: str | None = None) -> JobHandle | ArrayHandle:
         """Submit what was read already, a job or an array; a relative `workdir` starts at `base`."""

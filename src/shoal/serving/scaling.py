@@ -73,7 +73,8 @@ def decide(
     up = min(_needed_now(rule, samples, now), rule.most)
     if up > replicas:
         return Choice(replicas=up, because=_told(rule, samples[-1]))
-    calm_s = max(rule.cooldown_s, COLD_STARTS * cold_start_s)
+    # Not less than the window: what counts for more must not be forgotten before.
+    calm_s = max(rule.cooldown_s, COLD_STARTS * cold_start_s, rule.window_s)
     if changed_s < calm_s:
         return Choice(replicas=replicas)
     return _fewer(rule, replicas, samples, now, calm_s, cold_start_s)
