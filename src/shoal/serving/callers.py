@@ -8,10 +8,12 @@ import re
 _USER = re.compile(r"shl_(tok_[0-9a-z]{1,40})_([0-9a-f]{64})", re.ASCII)
 
 
-def digest_of(token: str) -> str | None:
-    """What stands in the table for this token; None for a text that is no token of Shoal."""
+def digest_of(token: str) -> str:
+    """What stands in the table for this token. Of one that is not of Shoal's making, as in a table written by
+    hand, the SHA-256.
+    """
     match = _USER.fullmatch(token)
     if match is None:
-        return None
+        return hashlib.sha256(token.encode()).hexdigest()
     # Bound to the token's id, as it is kept: see `identity.tokens.hash_secret`.
     return hashlib.sha256(f"shoal-token\0{match[1]}\0{match[2]}".encode()).hexdigest()

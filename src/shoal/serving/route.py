@@ -6,9 +6,9 @@ that keep a connection repeat them.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 
+from shoal.serving.callers import digest_of
 from shoal.serving.accounts import Account
 from shoal.serving.head import CHUNKED, RequestHead, parse_head
 from shoal.serving.problem import Refused
@@ -168,7 +168,7 @@ def _digest(head: RequestHead) -> str | None:
     """Of the token sent. Looking a digest up tells nothing by its time: nobody can aim at one."""
     kind, _, token = head.value(b"authorization").partition(b" ")
     token = token.strip()
-    return hashlib.sha256(token).hexdigest() if kind.lower() == b"bearer" and token else None
+    return digest_of(token.decode("latin-1")) if kind.lower() == b"bearer" and token else None
 
 
 def _request_id(head: RequestHead) -> bytes:

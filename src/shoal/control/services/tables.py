@@ -46,6 +46,7 @@ def _service(core: Core, look: Look, people: _People) -> told.Service:
         replicas=tuple(_replicas(core, look)),
         shares=_shares(service),
         balance=told.Balance(spec.balance),
+        check=spec.readiness.path,
         cap=spec.cap,
         timeout_s=spec.timeout,
         retries=spec.retries,
