@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shoal.serving.callers import digest_of
 from shoal.serving.accounts import Account
+from shoal.serving.callers import digest_of
 from shoal.serving.head import CHUNKED, RequestHead, parse_head
 from shoal.serving.problem import Refused
 from shoal.serving.service import LiveService
