@@ -73,7 +73,7 @@ class Served:
 
     def replicas(self) -> dict[str, str]:
         """Those that are given requests, with their addresses."""
-        table = self.table()
+        table = self.table(wait_s=20.0)  # one that was just started has none yet
         assert table is not None
         replicas = (one for service in table.services for one in service.replicas if not one.is_draining)
         return {one.replica_id: one.address for one in replicas}
