@@ -83,3 +83,24 @@ def test_start_that_nobody_who_waits_can_put_off_is_not_put_off(snapshot: Snapsh
     started = starts_by_limits(planner, NOW)
     for attempt_id, at in firm.items():
         assert started.get(attempt_id, inf) <= at
+
+
+def test_start_of_one_too_large_for_its_quota_is_not_firm_beside_one_that_fits() -> None:
+    """The small one goes first as soon as the quota has room for it."""
+
+    def asking(number: int, nodes: int, gpus: int, queue: str) -> Candidate:
+        asked = Request(
+            min_nodes=nodes, max_nodes=nodes, gpus=GpuRequest(count=gpus), cpus=1.0, time_limit_s=60.0
+        )
+        return job(number, asked, project="vision", queue=queue, submitted_at=NOW - 10.0)
+
+    snapshot = Snapshot(
+        nodes=(node("n0", gpus=4), node("n1", gpus=4)),
+        holdings=(),
+        candidates=(asking(0, 1, 4, "default"), asking(1, 2, 4, "default"), asking(2, 2, 1, "night")),
+        projects=(ProjectView(name="vision", quota=Devices(gpus=4)),),
+    )
+    planner = Planner.of(snapshot, Policy())
+    made = planner.plan(NOW)
+    assert made.promises
+    assert firm_starts(planner.snapshot(), made.promises, NOW) == {}

@@ -3,7 +3,7 @@
 A promise rests on the time limits of what runs. It leaves out whoever may come first by then: one that is
 held back by a limit, a quota or its array today, is due only later, is of a project whose turn comes as
 shares change, or may take other or more nodes than it was promised itself. And it leaves out whoever starts
-beside it and uses up a limit that both are under.
+beside it and uses up a limit that both are under, or is small enough for a quota that it is too large for.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ def firm_starts(snapshot: Snapshot, promises: Collection[Promise], now: float) -
 
     @cache
     def ceilings(project: str) -> frozenset[str]:
-        line = tree.line(project)
-        return frozenset(view.name for view in line if view.limit is not None or view.borrow is not None)
+        return frozenset(view.name for view in tree.line(project) if view.quota or view.limit or view.borrow)
 
     def is_firm(head: Candidate) -> bool:
         at, shared = promised[head.attempt_id], ceilings(head.project)
