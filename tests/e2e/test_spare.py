@@ -100,7 +100,8 @@ def test_lost_and_stopped_ranks_cost_no_step_and_no_bit(
         until(lambda: len(steps(share)) >= goal and len(ranks()) == 3, 60, share.describe)  # noqa: B023
         os.kill(ranks()[0], how)
         seen = len(steps(share))
-        until(lambda: len(steps(share)) > seen + 5, 60, share.describe)  # noqa: B023
+        # One that is caught in the making of a group may be given a minute to come out of it.
+        until(lambda: len(steps(share)) > seen + 5, 120, share.describe)  # noqa: B023
     outcome = to_the_end(share)
     assert outcome.kind is EndKind.SUCCEEDED, share.describe()
     assert outcome.restarts >= 2
@@ -125,6 +126,7 @@ def test_when_every_rank_is_lost_the_last_checkpoint_is_where_they_go_on(
     assert steps(share).count(0) == 1, "nobody began from the start again"
 
 
+@pytest.mark.timeout(400)
 def test_ranks_that_are_lost_while_the_next_group_forms_are_replaced_too(
     start: Start, unharmed: set[str]
 ) -> None:
@@ -136,7 +138,8 @@ def test_ranks_that_are_lost_while_the_next_group_forms_are_replaced_too(
             os.kill(ranks()[0], signal.SIGKILL)
             time.sleep(0.03)  # somewhere between two groups
         seen = len(steps(share))
-        until(lambda: len(steps(share)) > seen + 5, 60, share.describe)  # noqa: B023
+        # One that is caught in the making of a group may be given a minute to come out of it.
+        until(lambda: len(steps(share)) > seen + 5, 120, share.describe)  # noqa: B023
     outcome = to_the_end(share)
     assert outcome.kind is EndKind.SUCCEEDED, share.describe()
     assert weights(share.texts()) == unharmed
