@@ -26,8 +26,10 @@ from benchmarks.recovery.runs import CONTESTANTS, TORCHFT, Run, Step
 
 FAULTS = {"kill": "one rank is killed", "node": "one of two nodes is lost", "hang": "one rank is stopped"}
 WARM_STEPS = 45
-BETWEEN = 12
-"""Steps that all ranks make before the next fault."""
+BETWEEN = 60
+"""Steps that all ranks make before the next fault: some six seconds. Of a program that tells of no steps, a
+group that is killed sooner counts as one that fails at once, and the third of those as a new attempt.
+"""
 PATIENCE_S, START_S = 90.0, 120.0
 PEERS = {"kill": "torchrun, tuned", "node": "torchrun", "hang": "torchrun, tuned"}
 CANNOT = {"node": ("torchft", "Shoal, cold"), "hang": ("torch", "Shoal, zygote", "Shoal, cold")}
@@ -42,7 +44,7 @@ class Trial:
     lost: int
 
 
-def trials_of(kind: type[Run], ranks: int, fault: str, count: int) -> Iterator[Trial]:
+def trials_of(kind: type[Run], ranks: int, fault: str, count: int, between: int = BETWEEN) -> Iterator[Trial]:
     """Faults one after the other, in a run that goes on for as long as it does: one that is lost, that never
     recovers or that shrinks, as torchrun's does without a node, is followed by another.
     """
@@ -52,14 +54,14 @@ def trials_of(kind: type[Run], ranks: int, fault: str, count: int) -> Iterator[T
             is_well = True
             while is_well and count > 0:
                 found = hit(run, fault)
-                is_well = fault != "node" and found.seconds is not None and goes_on(run)
+                is_well = fault != "node" and found.seconds is not None and goes_on(run, between)
                 yield found if is_well or fault == "node" else Trial(None, 0)
                 count -= 1
 
 
-def goes_on(run: Run) -> bool:
+def goes_on(run: Run, between: int) -> bool:
     """Wait until all ranks have made some steps more. False: they do not."""
-    goal = max(step.number for step in run.steps()) + BETWEEN
+    goal = max(step.number for step in run.steps()) + between
     try:
         wait(lambda: all_at(run, goal), PATIENCE_S, "")
     except TimeoutError:

@@ -12,10 +12,13 @@ import sys
 from benchmarks.recovery.__main__ import Trial, trials_of
 from benchmarks.recovery.runs import Shoal
 
+BETWEEN = 12
+"""Steps that all ranks make before the next fault."""
+
 
 def many(ranks: int, faults: int) -> list[Trial]:
     trials: list[Trial] = []
-    for one in trials_of(Shoal, ranks, "kill", faults):
+    for one in trials_of(Shoal, ranks, "kill", faults, BETWEEN):
         trials.append(one)
         if one.seconds is None:
             break
