@@ -10,15 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli.data_plane import is_installed, running
+from shoal.cli.data_plane import running
 from shoal.client.credentials import LOCAL, Credentials
 from tests.support.real_plane import RealPlane, until
 from tests.support.services import Caller, Served, pid_at
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not is_installed(), reason="no data plane: shoal.serving.__main__ is missing"),
-]
+pytestmark = pytest.mark.slow
 PATH = "/default/hello/"
 
 

@@ -7,7 +7,6 @@ do not notice. Only a data plane that is told of another server, or that died, i
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import signal
@@ -38,15 +37,11 @@ FACTS = "serving.json"
 log = structlog.get_logger()
 
 
-def is_installed() -> bool:
-    return importlib.util.find_spec("shoal.serving.__main__") is not None
-
-
 async def keep(settings: Settings, plane: ControlPlane) -> None:
     """Until cancelled; what runs then runs on."""
     book = plane.core.services
     child: subprocess.Popen[bytes] | None = None
-    while is_installed():
+    while True:
         if child is not None:
             child.poll()  # one that has ended is there until somebody asks
         found = running(settings.home)
