@@ -110,6 +110,14 @@ class World(ABC):
             await self.pass_time()
         raise AssertionError(f"{attempt_id} never became {sight}: {seen}")
 
+    async def until_running(self, attempt_id: str) -> None:
+        """A process is nobody's for an instant, while it becomes another program."""
+        for _ in range(DEADLINE_TURNS):
+            if self.num_running(attempt_id) > 0:
+                return
+            await self.pass_time()
+        raise AssertionError(f"no process of {attempt_id} was ever seen")
+
     async def ended(self, submission: Submission) -> list[Observation]:
         await self.engine.submit(submission)
         return await self.until(submission.attempt_id, Sight.ENDED)
@@ -244,7 +252,7 @@ class EngineContract:
             await world.pass_time()
         assert (seen[lost].incarnation, seen[lost].sight) == (1, Sight.ALIVE)
         assert (seen[kept].incarnation, seen[kept].sight) == (0, Sight.ENDED)
-        assert world.num_running(submission.attempt_id) > 0
+        await world.until_running(submission.attempt_id)
         await world.engine.cancel(submission.attempt_id, 0.0)
         await world.until(submission.attempt_id, Sight.ENDED)
         outcome = (await world.look(submission.attempt_id))[lost].outcome
@@ -400,7 +408,7 @@ class EngineContract:
             Program(exit_code=None, has_children=True, is_deaf=True), ranks_per_node=2
         )
         await world.started(submission)
-        assert world.num_running(submission.attempt_id) > 0
+        await world.until_running(submission.attempt_id)
         await world.engine.cancel(submission.attempt_id, 0.2)
         await world.until(submission.attempt_id, Sight.ENDED)
         assert world.num_running(submission.attempt_id) == 0
