@@ -135,6 +135,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """Where the ranks also find it: relative, a link in their work directory; absolute, a mount."""
     checkpoint_interval_s: float | None = None
     """How often to save; None: as the program finds best."""
+    model_dir: str | None = None
+    """The checkpoint of another job that a replica serves, read-only."""
     probe: Probe | None = None
     """It is a replica of a service: the first rank of the first node listens, and is asked so."""
     confinement: tuple[str, ...] | None = None

@@ -17,6 +17,7 @@ from shoal.model.attempt import Attempt
 from shoal.model.job import Job, ReplicaPlace
 from shoal.model.service import Release, Replica, Service
 from shoal.spec.service import ServiceSpec
+from shoal.spec.service_clauses import ModelSpec
 from shoal.store import Tx
 from shoal.wire import Probe, Serving
 
@@ -70,8 +71,14 @@ def begin(core: Core, tx: Tx, service: Service, release: Release, slot: int, now
     return replica
 
 
+def checkpoint_of(spec: ServiceSpec) -> str:
+    """What it serves of a job, below where checkpoints are kept; empty: nothing."""
+    model = spec.model
+    return f"{model.job}/{model.save}" if isinstance(model, ModelSpec) else ""
+
+
 def _job(job_id: str, service: Service, release: Release, slot: int, number: int, now: float) -> Job:
-    frozen = frozen_replica(release.spec_json)
+    frozen, spec = frozen_replica(release.spec_json), spec_of_release(release.spec_json)
     return Job(
         job_id=job_id,
         project=service.project,
@@ -89,7 +96,8 @@ def _job(job_id: str, service: Service, release: Release, slot: int, number: int
             service=service.name,
             release=release.number,
             slot=slot,
-            probe=probe_of(spec_of_release(release.spec_json)),
+            probe=probe_of(spec),
+            model=checkpoint_of(spec),
         ),
         archive_digest=release.archive_digest,
         submitted_at=now,

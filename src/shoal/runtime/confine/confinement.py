@@ -85,6 +85,9 @@ class Confinement:
                 "mounts need bubblewrap, which is not in use on this node", hint="shoal doctor"
             )
         self._open_way(self._share.work, "work")
+        if self._order.model_dir is not None:
+            self._open_way(self._order.model_dir, "model")
+            os.close(checkpoint_folder.open_directory(self._order.model_dir))
         directory, path = self._order.checkpoint_dir, self._order.checkpoint_path
         if directory is None:
             return
