@@ -8,7 +8,17 @@ import msgspec
 from typing_extensions import TypedDict
 
 from shoal.control.services.look import Look, Server, is_serving
-from shoal.model.service import Release, Rollout
+from shoal.model.service import Release, Rollout, Start
+
+
+class StartView(TypedDict):
+    """From the wish for a replica to its first good answer, in parts: until there was room, until its program
+    was started, until it was ready.
+    """
+
+    queued_s: float
+    starting_s: float
+    loading_s: float
 
 
 class ReplicaView(TypedDict):
@@ -23,6 +33,7 @@ class ReplicaView(TypedDict):
     address: str
     because: str
     cold_start_s: float | None
+    start: StartView | None
 
 
 class ReleaseView(TypedDict):
@@ -43,7 +54,10 @@ class RolloutView(TypedDict):
 
 
 class ServiceView(TypedDict):
-    """`replicas`: how many there should be, from `min_replicas` to `max_replicas`; `ready`: that serve."""
+    """`replicas`: how many there should be, from `min_replicas` to `max_replicas`; `ready`: that serve.
+
+    `cold_start_s`: the middle of `starts`, of which the newest is last, without the wait for room.
+    """
 
     id: str
     ref: str
@@ -62,7 +76,9 @@ class ServiceView(TypedDict):
     ready: int
     is_stopping: bool
     failures: int
+    model: str
     cold_start_s: float | None
+    starts: list[StartView]
     created_at: float
 
 
@@ -94,7 +110,6 @@ def render_service(look: Look, base: str | None) -> ServiceView:
     """`base`: where services are called, if that is known."""
     service = look.service
     path = f"/{service.project}/{service.name}/"
-    starts = [replica.cold_start_s for replica, _, _ in look.servers if replica.cold_start_s is not None]
     return {
         "id": service.service_id,
         "ref": service.reference,
@@ -113,7 +128,9 @@ def render_service(look: Look, base: str | None) -> ServiceView:
         "ready": sum(is_serving(*server) and server[0].draining_at is None for server in look.servers),
         "is_stopping": service.stop_asked_by is not None,
         "failures": service.failures,
-        "cold_start_s": max(starts, default=None),
+        "model": look.releases[service.live].model,
+        "cold_start_s": service.cold_start_s if service.starts else None,
+        "starts": [_start(one) for one in service.starts],
         "created_at": service.created_at,
     }
 
@@ -156,5 +173,10 @@ def _replica(server: Server) -> ReplicaView:
         "nodes": list(attempt.node_names),
         "address": replica.address if replica.attempt_id == attempt.attempt_id else "",
         "because": replica.because or job.because,
-        "cold_start_s": replica.cold_start_s,
+        "cold_start_s": None if replica.start is None else replica.start.total_s,
+        "start": None if replica.start is None else _start(replica.start),
     }
+
+
+def _start(start: Start) -> StartView:
+    return {"queued_s": start.queued_s, "starting_s": start.starting_s, "loading_s": start.loading_s}

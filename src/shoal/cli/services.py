@@ -137,12 +137,13 @@ def screen(service: dict[str, Any]) -> str:
     """One service: a line about it, then its replicas."""
     from shoal.cli.show import table
 
-    head = (
-        f"{service['ref']}: release {service['release']}, {service['ready']} of {service['replicas']} ready"
-    )
+    release = _release(service, service["release"])
+    head = f"{service['ref']}: {release}, {service['ready']} of {service['replicas']} ready"
     word = rollout_word(service.get("rollout"))
     because = (service.get("rollout") or {}).get("because") or ""
     lines = [one_line(head + (f", {word}" if word else "") + (f" ({because})" if because else ""))]
+    if service.get("starts"):
+        lines.append(cold_start_line(service["starts"]))
     rows = [
         (
             one_line(one["ref"]),
@@ -157,6 +158,25 @@ def screen(service: dict[str, Any]) -> str:
     ]
     heads = ("JOB", "RELEASE", "STATE", "NODE", "ADDRESS", "COLD START", "WHY")
     return "\n".join([*lines, table(heads, rows, elastic="WHY")] if rows else lines)
+
+
+def _release(service: dict[str, Any], number: int) -> str:
+    """With the model that it serves, where that is known."""
+    known = {one["number"]: one["model"] for one in service.get("releases", ())}
+    model = known.get(number)
+    return f"release {number} ({model})" if model else f"release {number}"
+
+
+def cold_start_line(starts: list[dict[str, float]]) -> str:
+    """Of the last replicas: how long they took from the wish for them, and with what."""
+    from statistics import median
+
+    total = median(sum(one.values()) for one in starts)
+    queued, starting, loading = (
+        median(one[part] for one in starts) for part in ("queued_s", "starting_s", "loading_s")
+    )
+    parts = f"{queued:.1f} queued, {starting:.1f} starting, {loading:.1f} loading"
+    return f"cold start {total:.1f} s: {parts} (median of {len(starts)})"
 
 
 def scale(
@@ -209,7 +229,8 @@ def rollout(
 def rollout_line(service: dict[str, Any]) -> str:
     told = service.get("rollout")
     if told is None:
-        return f"{service['ref']}: release {service['release']} was the first"
-    word = rollout_word(told) or f"release {told['new']} took over from {told['old']}"
+        return f"{service['ref']}: {_release(service, service['release'])} was the first"
+    new, old = (_release(service, told[which]) for which in ("new", "old"))
+    word = rollout_word(told) or f"{new} took over from {old}"
     share = f" with {told['share']:.0%} of the requests" if told.get("share") else ""
     return f"{service['ref']}: {word}{share}" + (f" ({told['because']})" if told["because"] else "")

@@ -73,7 +73,7 @@ async def _tend(core: Core, service_id: str) -> None:
 def decide(look: Look, known: View, now: float) -> Decision:
     """Pure."""
     ended = tuple(server for server in look.servers if not server[1].is_open)
-    service = _after_ends(_after_starts(look), ended, now)
+    service = _after_ends(look.service, ended, now)
     there = seen(look, known, now)
     wished = wish(look, service, known, there, now)
     steps = life.decide(
@@ -88,12 +88,6 @@ def decide(look: Look, known: View, now: float) -> Decision:
 def _is_due(look: Look, decided: Decision) -> bool:
     is_gone = look.service.stop_asked_by is not None and not look.servers
     return is_gone or bool(decided.ended) or not decided.steps.is_nothing or decided.service != look.service
-
-
-def _after_starts(look: Look) -> Service:
-    """With how long replicas took to become ready, as far as any of them is there to tell."""
-    known = [replica.cold_start_s for replica, _, _ in look.servers if replica.cold_start_s is not None]
-    return msgspec.structs.replace(look.service, cold_start_s=max(known)) if known else look.service
 
 
 def _after_ends(service: Service, ended: tuple[Server, ...], now: float) -> Service:

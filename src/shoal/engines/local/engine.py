@@ -220,9 +220,7 @@ class LocalEngine:
                 raise OSError(errno.EBUSY, f"{order.node} still has the share that is to be replaced")
         if lacking:
             archive_path, address = _archive_of(submission), nodes[submission.orders[0].node].address
-            completed = with_model(
-                self._home, complete_orders(submission, address, 0, self._confinement)
-            )
+            completed = with_model(self._home, complete_orders(submission, address, 0, self._confinement))
             anew = {order.node for order in lacking}
             for order in with_checkpoint(self._home, completed):
                 if order.node in anew:

@@ -22,8 +22,9 @@ def load_model(model: torch.nn.Module, directory: str | None = None, *, part: st
     """Fill a model from a checkpoint of `Checkpoints`, every hash compared; returns its step.
 
     `directory`: the checkpoint, or what a job keeps its checkpoints in, of which the newest that is whole;
-    unset: SHOAL_MODEL_DIR. `part`: its name among the parts that were saved. Whatever else is in the checkpoint is left. `StateError`: there is none, or it is
-    damaged. `SpecError`: it is of another model, which may be half filled.
+    unset: SHOAL_MODEL_DIR. `part`: its name among the parts that were saved; the others are left alone.
+    `StateError`: there is none, or it is damaged. `SpecError`: it is of another model, which may be half
+    filled.
     """
     where = directory or os.environ.get(VARIABLE)
     if not where:
