@@ -13,7 +13,7 @@ from tests.support.simulated import Cluster, a_cluster
 from tests.support.torchrun import needs_torch
 
 TESTED = {"array", "data_parallel", "language_model", "vllm"}
-"""`language_model` by `test_language_model.py` and `test_train_and_serve.py`; of `vllm` only the spec, below."""
+"""`language_model` by tests of its own; of `vllm`, which needs a GPU, only the spec."""
 
 
 @pytest.fixture(scope="module")
