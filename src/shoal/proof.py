@@ -42,9 +42,10 @@ def _mac(key: str, renewal: Renewal, answer: RenewalAnswer) -> str:
     asked = (renewal.attempt_id, renewal.epoch, renewal.node, renewal.nonce)
     told = (answer.is_stale, answer.should_stop, float(answer.grace_s), answer.because)
     group = (answer.generation, answer.master_port)
-    # Only where there is one: either side may be older than drills.
+    # Only where there is one: either side may be older than drills and sleep.
     drill = () if answer.drill is None else (_order(answer.drill),)
-    text = msgspec.json.encode(("shoal-renewal", *asked, *told, *group, *drill))
+    sleep = () if answer.should_sleep is None else ({"should_sleep": answer.should_sleep},)
+    text = msgspec.json.encode(("shoal-renewal", *asked, *told, *group, *drill, *sleep))
     return hmac.new(key.encode(), text, hashlib.sha256).hexdigest()
 
 

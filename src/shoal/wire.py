@@ -58,6 +58,8 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     """One that was ready and is not for so long is ended."""
     within_s: float = 600.0
     """So is one that was not ready so long after its start."""
+    can_sleep: bool = False
+    """The server has the paths that put it to sleep and wake it: see `runtime/sleeping.py`."""
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +72,8 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     """Since when it is, or is not."""
     because: str = ""
     """How the last question was not answered, while it is not ready."""
+    is_asleep: bool = False
+    """It was told to sleep and does: it is well, and cannot be given requests."""
 
 
 class GpuHandle(msgspec.Struct, frozen=True, kw_only=True):
@@ -375,6 +379,8 @@ class RenewalAnswer(msgspec.Struct, frozen=True, kw_only=True):
     is_after_hang: bool = False
     """The group before is ended for a hang: who has ranks of it keeps their stacks."""
     drill: DrillOrder | None = None
+    should_sleep: bool | None = None
+    """Whether the server of a replica should sleep; None: as it does."""
     proof: str = ""
 
 

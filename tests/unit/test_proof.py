@@ -31,3 +31,11 @@ def test_order_of_a_drill_that_was_changed_on_the_way_is_nobodys(changes: dict[s
     assert is_proven("key", RENEWAL, answer)
     changed = msgspec.structs.replace(DRILL, **changes)
     assert not is_proven("key", RENEWAL, msgspec.structs.replace(answer, drill=changed))
+
+
+@pytest.mark.parametrize("should_sleep", [True, False, None])
+def test_order_to_sleep_that_was_changed_on_the_way_is_nobodys(should_sleep: bool | None) -> None:
+    answer = prove("key", RENEWAL, RenewalAnswer(should_sleep=should_sleep))
+    assert is_proven("key", RENEWAL, answer)
+    for other in {True, False, None} - {should_sleep}:
+        assert not is_proven("key", RENEWAL, msgspec.structs.replace(answer, should_sleep=other))

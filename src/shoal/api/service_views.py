@@ -8,6 +8,7 @@ import msgspec
 from typing_extensions import TypedDict
 
 from shoal.control.services.look import Look, Server, is_serving
+from shoal.model.attempt import AttemptState
 from shoal.model.service import Release, Rollout, Start
 
 
@@ -22,7 +23,9 @@ class StartView(TypedDict):
 
 
 class ReplicaView(TypedDict):
-    """`state`: `queued starting running stopping`, once it serves `ready`, before its end `draining`."""
+    """`state`: `queued starting running stopping`, once it serves `ready` or is `asleep`, before its end
+    `draining`.
+    """
 
     job_id: str
     ref: str
@@ -164,6 +167,8 @@ def _replica(server: Server) -> ReplicaView:
     state = attempt.state.value if job.is_open else str(job.outcome)
     if is_serving(replica, job, attempt):
         state = "draining" if replica.draining_at is not None else "ready"
+    elif replica.is_asleep and attempt.state is AttemptState.RUNNING:
+        state = "asleep"
     return {
         "job_id": job.job_id,
         "ref": job.reference,

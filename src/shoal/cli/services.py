@@ -77,7 +77,8 @@ def _wait(show: Any, made: dict[str, Any], for_s: float) -> dict[str, Any]:
 def _is_settled(service: dict[str, Any]) -> bool:
     rollout = service.get("rollout")
     is_rolling = rollout is not None and rollout["stage"] in ("rolling", "canary")
-    return not is_rolling and service["ready"] >= service["replicas"]
+    asleep = sum(one["state"] == "asleep" for one in service.get("servers", ()))
+    return not is_rolling and service["ready"] + asleep >= service["replicas"]
 
 
 def services(

@@ -83,6 +83,8 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     scaled_at: float
     starts: tuple[Start, ...] = ()
     """Of the last replicas that became ready, the newest last."""
+    is_asleep: bool = False
+    """Its last replica should sleep."""
     failures: int = 0
     """Replicas that failed one after the other without having been of use in between."""
     failed_at: float = 0.0
@@ -144,6 +146,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     """Whose supervisor said what follows."""
     address: str = ""
     is_ready: bool = False
+    is_asleep: bool = False
     because: str = ""
     ready_at: float | None = None
     """When it first was."""

@@ -16,6 +16,7 @@ import msgspec
 
 from shoal.clock import Clock
 from shoal.runtime.ports import hold_port
+from shoal.runtime.sleeping import Sleeper
 from shoal.wire import Credentials, Probe, Serving
 
 _STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})")
@@ -48,6 +49,9 @@ class Prober:
         host = f"[{address}]" if ":" in address else address
         self._state = Serving(address=f"{host}:{self.port}")
         self._thread: threading.Thread | None = None
+        self._sleeper = Sleeper(address, self.port, self._secret)
+        self._should_sleep = False
+        self._pause = threading.Event()
         self.verdict: str | None = None
         """Why the server is as good as dead; None: it is not, or not known to be."""
 
@@ -57,13 +61,20 @@ class Prober:
             self._thread = threading.Thread(target=self._run, name="probe", daemon=True)
             self._thread.start()
 
+    def want_sleep(self, should_sleep: bool) -> None:  # noqa: FBT001 - given as it was heard
+        """Put the server to sleep once it is ready, or wake it, from the thread. May be repeated."""
+        if self._should_sleep != should_sleep:
+            self._should_sleep = should_sleep
+            self._pause.set()
+
     def _run(self) -> None:
         began = good_at = self._clock.monotonic()
         failures, was_ready, pause_s = 0, False, FIRST_PAUSE_S
-        pause = threading.Event()
         self._say(is_ready=False, because="it was not asked yet")
         while True:
             problem = self._ask()
+            if problem is None and self._probe.can_sleep:
+                problem = self._sleeper.obey(should_sleep=self._should_sleep)
             now = self._clock.monotonic()
             if problem is None:
                 failures, good_at, was_ready, self.verdict = 0, now, True, None
@@ -72,8 +83,11 @@ class Prober:
                 since = good_at if was_ready else began
                 self.verdict = self._judge(problem, now - since, was_ready=was_ready)
             if problem is None or not was_ready or failures >= self._probe.failures:
-                self._say(is_ready=problem is None, because=problem or "")
-            pause.wait(pause_s if not was_ready else self._probe.interval_s)
+                is_asleep = self._sleeper.is_asleep
+                because = "asleep" if is_asleep and problem is None else problem or ""
+                self._say(is_ready=problem is None and not is_asleep, because=because)
+            self._pause.wait(pause_s if not was_ready else self._probe.interval_s)
+            self._pause.clear()
             pause_s = min(pause_s * 2, self._probe.interval_s)
 
     def _judge(self, problem: str, for_s: float, *, was_ready: bool) -> str | None:
@@ -88,7 +102,9 @@ class Prober:
         if (before.is_ready, before.because) == (is_ready, because) and before.at:
             return
         at = self._clock.now() if before.is_ready != is_ready or not before.at else before.at
-        self._state = msgspec.structs.replace(before, is_ready=is_ready, because=because, at=at)
+        self._state = msgspec.structs.replace(
+            before, is_ready=is_ready, because=because, at=at, is_asleep=self._sleeper.is_asleep
+        )
         if self._tell is not None:
             self._tell(self._state)
 

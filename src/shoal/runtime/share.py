@@ -234,6 +234,8 @@ class ShareRun:
         tell = self._renewer.tell_serving if self._renewer is not None else None
         try:
             self._prober = Prober(order.probe, order.master_addr, self._credentials, self._clock, tell)
+            if self._renewer is not None:
+                self._renewer.on_sleep = self._prober.want_sleep
         except OSError as error:
             told = f"{error} on {order.node}; leave `port` out and have the server listen at $PORT"
             return Ending(kind=EndKind.SETUP_FAILED, message=told)

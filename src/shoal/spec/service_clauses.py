@@ -114,6 +114,10 @@ class ScaleSpec(BaseModel):
         default=300.0,
         description="So long without a request, and the last one goes if `replicas` allow 0.",
     )
+    sleep_after: Pause | None = Field(
+        default=None,
+        description="So long without a request, and the last one sleeps until one comes, as vLLM can.",
+    )
 
 
 Ratio = Annotated[float, Field(strict=True, gt=0, le=1000, allow_inf_nan=False)]

@@ -43,6 +43,7 @@ def probe_of(spec: ServiceSpec) -> Probe:
         failures=asked.failures,
         dead_after_s=asked.dead_after,
         within_s=asked.within,
+        can_sleep=spec.scale.sleep_after is not None,
     )
 
 
@@ -133,6 +134,7 @@ def _record(core: Core, tx: Tx, attempt: Attempt, said: Serving) -> None:
         attempt_id=attempt.attempt_id,
         address=said.address,
         is_ready=said.is_ready,
+        is_asleep=said.is_asleep,
         because=said.because,
         ready_at=now if is_first else before.ready_at,
         start=_start(before, attempt, said.at) if is_first else before.start,

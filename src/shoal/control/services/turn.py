@@ -62,12 +62,25 @@ async def _tend(core: Core, service_id: str) -> None:
     if look is None:
         return
     known = view(core, look)
-    if not _is_due(look, decide(look, known, core.clock.now())):
+    decided = decide(look, known, core.clock.now())
+    order_sleep(core, look, known, decided.service)
+    if not _is_due(look, decided):
         return
     stopped = await core.store.write(lambda tx: _change(core, tx, service_id, known))
     for job, attempt in stopped:
         if attempt.state is AttemptState.STOPPING:
             await cancel(core, job, attempt)
+
+
+def order_sleep(core: Core, look: Look, known: View, service: Service) -> None:
+    """Have supervisors put servers to sleep, or wake them, at once. To sleep only what no data plane sends
+    anything to any more.
+    """
+    for replica, _, attempt in look.servers:
+        should_sleep = service.is_asleep and replica.draining_at is None
+        is_safe = not should_sleep or replica.is_asleep or replica.replica_id in known.idle
+        if is_safe and core.services.order_sleep(attempt.attempt_id, should_sleep=should_sleep):
+            core.meetings.tell(attempt.attempt_id)
 
 
 def decide(look: Look, known: View, now: float) -> Decision:
@@ -133,6 +146,9 @@ def _change(core: Core, tx: Tx, service_id: str, known: View) -> list[tuple[Job,
 
 def _tell(tx: Tx, before: Service, decided: Decision, now: float) -> None:
     after = decided.service
+    if after.is_asleep != before.is_asleep:
+        kind = "service.slept" if after.is_asleep else "service.woken"
+        note(tx, kind, now, SHOAL, project=after.project, data={"service": after.name})
     if after.replicas != before.replicas:
         told: dict[str, Any] = {"service": after.name, "replicas": after.replicas, "because": decided.because}
         note(tx, "service.resized", now, SHOAL, project=after.project, data=told)
