@@ -26,6 +26,7 @@ FIRST_PAUSE_S = 0.05
 """Servers that start quickly are not kept waiting: the pause doubles up to the interval."""
 BAD_STATUS = 400
 MAX_READ = 1 << 16
+ASLEEP = "asleep"
 
 
 class Prober:
@@ -51,6 +52,7 @@ class Prober:
         self._thread: threading.Thread | None = None
         self._sleeper = Sleeper(address, self.port, self._secret)
         self._should_sleep = False
+        self._is_ended = False
         self._pause = threading.Event()
         self.verdict: str | None = None
         """Why the server is as good as dead; None: it is not, or not known to be."""
@@ -67,11 +69,29 @@ class Prober:
             self._should_sleep = should_sleep
             self._pause.set()
 
+    @property
+    def should_end(self) -> bool:
+        """Whether the server should be ended until somebody asks for it: it should sleep, and has no paths
+        for that.
+        """
+        return self._should_sleep and self._sleeper.cannot
+
+    def tell_ended(self, *, is_ended: bool) -> None:
+        """The server was ended so that it sleeps; or it is being started again."""
+        self._is_ended = is_ended
+        self._pause.set()
+
     def _run(self) -> None:
         began = good_at = self._clock.monotonic()
         failures, was_ready, pause_s = 0, False, FIRST_PAUSE_S
         self._say(is_ready=False, because="it was not asked yet")
         while True:
+            if self._is_ended:
+                self._say(is_ready=False, because=ASLEEP)
+                failures, was_ready, pause_s = 0, False, FIRST_PAUSE_S
+                began = self._clock.monotonic()
+                self._wait(self._probe.interval_s)
+                continue
             problem = self._ask()
             if problem is None and self._probe.can_sleep:
                 problem = self._sleeper.obey(should_sleep=self._should_sleep)
@@ -84,11 +104,14 @@ class Prober:
                 self.verdict = self._judge(problem, now - since, was_ready=was_ready)
             if problem is None or not was_ready or failures >= self._probe.failures:
                 is_asleep = self._sleeper.is_asleep
-                because = "asleep" if is_asleep and problem is None else problem or ""
+                because = ASLEEP if is_asleep and problem is None else problem or ""
                 self._say(is_ready=problem is None and not is_asleep, because=because)
-            self._pause.wait(pause_s if not was_ready else self._probe.interval_s)
-            self._pause.clear()
+            self._wait(pause_s if not was_ready else self._probe.interval_s)
             pause_s = min(pause_s * 2, self._probe.interval_s)
+
+    def _wait(self, at_most_s: float) -> None:
+        self._pause.wait(at_most_s)
+        self._pause.clear()
 
     def _judge(self, problem: str, for_s: float, *, was_ready: bool) -> str | None:
         limit_s = self._probe.dead_after_s if was_ready else self._probe.within_s
@@ -103,7 +126,7 @@ class Prober:
             return
         at = self._clock.now() if before.is_ready != is_ready or not before.at else before.at
         self._state = msgspec.structs.replace(
-            before, is_ready=is_ready, because=because, at=at, is_asleep=self._sleeper.is_asleep
+            before, is_ready=is_ready, because=because, at=at, is_asleep=because == ASLEEP
         )
         if self._tell is not None:
             self._tell(self._state)

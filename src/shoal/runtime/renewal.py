@@ -267,6 +267,7 @@ class Renewer:
             self._wake()
         if answer.should_sleep is not None and self.on_sleep is not None:
             self.on_sleep(answer.should_sleep)
+            self._wake()
         # Before the group: whoever hears that another one begins has heard of the drill.
         known, self.drill = self.drill, answer.drill
         if answer.drill not in (None, known):

@@ -16,19 +16,20 @@ class Sleeper:
     def __init__(self, host: str, port: int, secret: str) -> None:
         self._host, self._port = host, port
         self._headers = {"x-shoal-secret": secret} if secret else {}
-        self._cannot = False
         self.is_asleep = False
+        self.cannot = False
+        """It has no such paths, as was found out when it should have slept."""
 
     def obey(self, *, should_sleep: bool) -> str | None:
         """Have it sleep or wake; nothing where it does. What keeps it from waking up; None: nothing.
 
-        One that has no such paths stays awake and is not asked twice.
+        One that has no such paths is not asked twice.
         """
-        if should_sleep == self.is_asleep or (should_sleep and self._cannot):
+        if should_sleep == self.is_asleep or (should_sleep and self.cannot):
             return None
         try:
             status, _ = self._call("POST", SLEEP if should_sleep else WAKE)
-            self._cannot = should_sleep and 400 <= status < 500
+            self.cannot = should_sleep and 400 <= status < 500
             _, said = self._call("GET", STATE)
         except OSError as error:
             told = (error.strerror or str(error) or type(error).__name__).lower()

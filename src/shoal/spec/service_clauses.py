@@ -116,7 +116,7 @@ class ScaleSpec(BaseModel):
     )
     sleep_after: Pause | None = Field(
         default=None,
-        description="So long without a request, and the last one sleeps until one comes, as vLLM can.",
+        description="So long without a request, and the last one sleeps in its place until one comes.",
     )
 
 

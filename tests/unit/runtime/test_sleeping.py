@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.server
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -84,6 +84,34 @@ def test_server_that_does_not_wake_up_is_not_well() -> None:
         assert sleeper.obey(should_sleep=True) is None
         assert sleeper.obey(should_sleep=False) == "/wake_up: status 200, and it sleeps on"
     assert "refused" in str(sleeper.obey(should_sleep=False))
+
+
+def test_server_that_cannot_sleep_is_to_be_ended_and_is_asleep_until_it_is_started_again() -> None:
+    said: list[Serving] = []
+    probe = Probe(path="/health", interval_s=0.02, failures=1, dead_after_s=0.1, can_sleep=True)
+    prober = Prober(probe, HERE, Credentials(replica_secret="s"), SystemClock(), said.append)
+
+    def until(is_so: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 30
+        while not is_so():
+            assert time.monotonic() < deadline, said
+            time.sleep(0.01)
+
+    with a_server("unable", prober.port):
+        prober.start()
+        until(lambda: bool(said) and said[-1].is_ready)
+        assert not prober.should_end
+        prober.want_sleep(True)
+        until(lambda: prober.should_end)
+    prober.tell_ended(is_ended=True)
+    until(lambda: said[-1].is_asleep)
+    time.sleep(2 * probe.dead_after_s)
+    assert prober.verdict is None
+    prober.want_sleep(False)
+    assert not prober.should_end
+    with a_server("unable", prober.port):
+        prober.tell_ended(is_ended=False)
+        until(lambda: said[-1].is_ready and not said[-1].is_asleep)
 
 
 @pytest.mark.parametrize("kind", ["able", "stubborn"])
