@@ -50,7 +50,7 @@ class Prober:
         host = f"[{address}]" if ":" in address else address
         self._state = Serving(address=f"{host}:{self.port}")
         self._thread: threading.Thread | None = None
-        self._sleeper = Sleeper(address, self.port, self._secret)
+        self._sleeper = Sleeper(self._connect, self._head())
         self._should_sleep = False
         self._is_ended = False
         self._pause = threading.Event()
@@ -133,9 +133,7 @@ class Prober:
 
     def _ask(self) -> str | None:
         """What is wrong; None: nothing."""
-        secret = f"x-shoal-secret: {self._secret}\r\n" if self._secret else ""
-        host = f"Host: {self._state.address}\r\n"
-        question = f"GET {self._probe.path} HTTP/1.1\r\n{host}{secret}Connection: close\r\n\r\n"
+        question = f"GET {self._probe.path} HTTP/1.1\r\n{self._head()}Connection: close\r\n\r\n"
         try:
             answer = self._exchange(question.encode("ascii"))
         except OSError as error:
@@ -145,10 +143,17 @@ class Prober:
             return "what it said is not HTTP"
         return f"status {match[1].decode()}" if int(match[1]) >= BAD_STATUS else None
 
+    def _head(self) -> str:
+        secret = f"x-shoal-secret: {self._secret}\r\n" if self._secret else ""
+        return f"Host: {self._state.address}\r\n{secret}"
+
+    def _connect(self, timeout_s: float) -> socket.socket:
+        return socket.create_connection((self._address, self.port), timeout_s)
+
     def _exchange(self, question: bytes) -> bytes:
         answer = b""
         deadline = self._clock.monotonic() + self._probe.timeout_s
-        with socket.create_connection((self._address, self.port), self._probe.timeout_s) as link:
+        with self._connect(self._probe.timeout_s) as link:
             link.sendall(question)
             while len(answer) < HEAD_BYTES:
                 link.settimeout(max(0.001, deadline - self._clock.monotonic()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -60,9 +61,14 @@ def a_server(kind: str = "able", port: int = 0) -> Iterator[tuple[type[Handler],
         server.server_close()
 
 
+def sleeper_at(port: int) -> Sleeper:
+    head = "Host: here\r\nx-shoal-secret: s\r\n"
+    return Sleeper(lambda timeout_s: socket.create_connection((HERE, port), timeout_s), head)
+
+
 def test_server_sleeps_and_wakes_once_each_time_it_should() -> None:
     with a_server() as (server, port):
-        sleeper = Sleeper(HERE, port, "s")
+        sleeper = sleeper_at(port)
         for should_sleep in (False, True, True, False, False):
             assert sleeper.obey(should_sleep=should_sleep) is None
             assert sleeper.is_asleep == should_sleep == server.is_asleep
@@ -71,7 +77,7 @@ def test_server_sleeps_and_wakes_once_each_time_it_should() -> None:
 
 def test_server_that_cannot_sleep_stays_awake_and_is_not_asked_twice() -> None:
     with a_server("unable") as (server, port):
-        sleeper = Sleeper(HERE, port, "s")
+        sleeper = sleeper_at(port)
         for _ in range(2):
             assert sleeper.obey(should_sleep=True) is None
             assert not sleeper.is_asleep
@@ -80,9 +86,9 @@ def test_server_that_cannot_sleep_stays_awake_and_is_not_asked_twice() -> None:
 
 def test_server_that_does_not_wake_up_is_not_well() -> None:
     with a_server("stubborn") as (_, port):
-        sleeper = Sleeper(HERE, port, "s")
+        sleeper = sleeper_at(port)
         assert sleeper.obey(should_sleep=True) is None
-        assert sleeper.obey(should_sleep=False) == "/wake_up: status 200, and it sleeps on"
+        assert sleeper.obey(should_sleep=False) == "POST /wake_up: status 200, and it sleeps on"
     assert "refused" in str(sleeper.obey(should_sleep=False))
 
 
