@@ -197,7 +197,7 @@ def begun(text: str, stop: str) -> int:
 # From a request's body to an `Ask`.
 
 
-def read_ask(body: dict[str, Any], prompt: list[int], max_tokens: int | None) -> Ask:
+def read_ask(body: dict[str, Any], prompt: list[int], max_tokens: int | None, usual: int) -> Ask:
     for name, allowed in ONLY.items():
         if body.get(name) is not None and body[name] not in allowed:
             raise Refused(400, f"`{name}` of {json.dumps(body[name])} is not supported here", name)
@@ -226,7 +226,7 @@ def read_ask(body: dict[str, Any], prompt: list[int], max_tokens: int | None) ->
     return Ask(
         tokens=prompt,
         num_prompt=len(prompt),
-        max_tokens=room if max_tokens is None else max_tokens,
+        max_tokens=min(usual, room) if max_tokens is None else max_tokens,
         temperature=number(body, "temperature", 0, 2, 1.0),
         top_p=number(body, "top_p", 0, 1, 1.0),
         stop=tuple(stops),
@@ -281,14 +281,14 @@ def said(messages: object) -> list[int]:
 
 async def complete(request: Request) -> Response:
     body = await read_body(request)
-    ask = read_ask(body, tokens_of(body.get("prompt"), "prompt"), whole(body, "max_tokens") or 16)
+    ask = read_ask(body, tokens_of(body.get("prompt"), "prompt"), whole(body, "max_tokens"), usual=16)
     return await respond(request, body, ask, is_chat=False)
 
 
 async def chat(request: Request) -> Response:
     body = await read_body(request)
     most = whole(body, "max_completion_tokens") or whole(body, "max_tokens")
-    ask = read_ask(body, said(body.get("messages")), most)
+    ask = read_ask(body, said(body.get("messages")), most, usual=SHAPE.context)
     return await respond(request, body, ask, is_chat=True)
 
 

@@ -140,6 +140,15 @@ def test_text_ends_before_a_stop_though_it_came_in_pieces(server: Server, checkp
     assert whole.usage.completion_tokens <= 4
 
 
+def test_answer_is_as_long_as_the_context_has_room_for(server: Server, checkpoint: Path) -> None:
+    prompt = list(range(30))
+    with server.client() as client:
+        told = client.completions.create(prompt=prompt, **GREEDY)
+        most: Any = client.chat.completions.create(messages=[{"role": "user", "content": "1"}], **GREEDY)
+    assert told.choices[0].text == following(checkpoint, prompt, 3)
+    assert most.usage.completion_tokens == 32
+
+
 def test_same_seed_draws_the_same_and_another_does_not(server: Server) -> None:
     def drawn(seed: int) -> str:
         with server.client() as client:

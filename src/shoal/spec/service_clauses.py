@@ -202,6 +202,10 @@ Affinity = Annotated[
 ]
 
 
+def _read_job(value: object) -> object:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
 class ModelSpec(BaseModel):
     """A checkpoint of a job of the same project, as it is when the service is served.
 
@@ -210,9 +214,11 @@ class ModelSpec(BaseModel):
 
     model_config = FROZEN
 
-    job: Annotated[str, Field(strict=True, min_length=1, max_length=210, pattern=JOB_PATTERN)] = Field(
-        description="By number, `project/number`, id, or name (the newest of that name)."
-    )
+    job: Annotated[
+        str,
+        Field(strict=True, min_length=1, max_length=210, pattern=JOB_PATTERN),
+        Human(_read_job, ({"type": "integer", "minimum": 1},)),
+    ] = Field(description="By number, `project/number`, id, or name (the newest of that name).")
     step: Annotated[int, Field(strict=True, ge=0, lt=10**12)] | None = Field(
         default=None, description="Unset: the newest that is whole."
     )
