@@ -203,7 +203,8 @@ Affinity = Annotated[
 
 
 def _read_job(value: object) -> object:
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    is_number = isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**63
+    return str(value) if is_number else value
 
 
 class ModelSpec(BaseModel):
@@ -217,7 +218,7 @@ class ModelSpec(BaseModel):
     job: Annotated[
         str,
         Field(strict=True, min_length=1, max_length=210, pattern=JOB_PATTERN),
-        Human(_read_job, ({"type": "integer", "minimum": 1},)),
+        Human(_read_job, ({"type": "integer", "minimum": 1, "maximum": 2**63 - 1},)),
     ] = Field(description="By number, `project/number`, id, or name (the newest of that name).")
     step: Annotated[int, Field(strict=True, ge=0, lt=10**12)] | None = Field(
         default=None, description="Unset: the newest that is whole."
