@@ -71,8 +71,17 @@ def _is_fresh(core: Core, one: Open, result: DrillResult) -> bool:
         one.asked_at = now
         for attempt_id in one.drill.running or (core.drills.newest.get(one.drill.drill_id, ""),):
             core.meetings.tell(attempt_id)
-    is_told = result.window_s is None or result.window_s >= one.drill.window_s - FRESH_S
-    return now >= one.asked_at + (FRESH_S if is_told else LATE_S)
+    return now >= one.asked_at + (FRESH_S if _is_told(one, result) else LATE_S)
+
+
+def _is_told(one: Open, result: DrillResult) -> bool:
+    """Whether a step was told of that ends the window: else the job stands still, or has yet to say."""
+    if result.window_s is None:
+        return True
+    if one.seen_at is None:  # of all jobs, each with a window of its own
+        return result.window_s >= one.drill.window_s - FRESH_S
+    done_at = one.done[-1].at if one.done else one.drill.started_at
+    return one.seen_at >= done_at + one.drill.window_s - FRESH_S
 
 
 async def _look(core: Core, one: Open) -> DrillResult | None:
@@ -86,11 +95,13 @@ async def _look(core: Core, one: Open) -> DrillResult | None:
     newest, now = later[-1], core.clock.now()
     book.newest[drill.drill_id] = newest.attempt_id
     _notice(one, later, now)
+    progress = book.progress(newest.attempt_id, newest.node_names)
+    one.seen_at = max((told.at for told in progress), default=None)
     sight = Sight(
         job=job,
         attempts=later,
         acts=one.done,
-        progress=book.progress(newest.attempt_id, newest.node_names),
+        progress=progress,
         noticed_at=one.noticed_at,
         up_at=_up_at(core, drill, newest, now),
     )

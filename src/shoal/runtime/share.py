@@ -220,7 +220,7 @@ class ShareRun:
                 return end
             self._failed = (self._clock.now(), time.monotonic_ns())
             if end is OTHERS_FAILED and self._restarts.is_after_hang:
-                crew.keep_stacks()
+                crew.lookout.keep_stacks()
             self._log.say(f"{end.message}; asking whether all ranks may start anew where they are")
             failure = None if end is OTHERS_FAILED else self._outcome_of(end)
             last = self._regroup(end, failure) if crew.clear() else end
@@ -300,7 +300,8 @@ class ShareRun:
             failed = self._watcher.first_failed
             if failed is not None and failed.status is not None:
                 end = self._end_of(failed, failed.status, launcher.failure(), what)
-                return ending.of_hang(end, crew.hung) if crew is not None and crew.hung else end
+                hung = crew.lookout.hung if crew is not None else None
+                return end if hung is None else ending.of_hang(end, hung)
             if all(process.status == 0 for process in self._running):
                 return ending.SUCCEEDED
             reason = self._reasons.now() or self._dead_server()
