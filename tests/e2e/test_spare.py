@@ -55,7 +55,7 @@ def order(**changes: object) -> Order:
         "run": f"python {NAME} {STEPS}",
         "ranks_per_node": 2,
         "max_restarts": 5,
-        "master_port": free_port("127.0.0.1", os.getpid()),
+        "master_port": free_port("127.0.0.1", 97 * os.getpid()),
         "env": {"OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCE},
     }
     return an_order(**{**values, **changes})
