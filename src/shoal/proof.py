@@ -15,7 +15,7 @@ import msgspec
 from shoal.wire import DrillOrder, Renewal, RenewalAnswer
 
 VERSION = 2
-"""1 knows nothing of a drill's generation, nor whether a group ended for a hang; 2 covers the whole answer."""
+"""1 knows nothing of a drill's generation, nor of `is_after_hang`; 2 covers the whole answer."""
 
 
 def sign(key: str, renewal: Renewal, body: bytes) -> str:
