@@ -86,9 +86,11 @@ class Crew:
 
     def form(self, generation: Generation) -> None:
         """Have every rank of this node in this group: survivors are told, the others are started."""
+        newest = max((self._board.beat(p.slot).step for p in self.ranks), default=0)
+        # Who was lost while a group formed took its steps with it: they count as lost all the same.
+        self._last_step = newest if self.has_stepped else max(self._last_step, newest)
         self._survivors, self._generation = self.ranks, generation
         self._formed_at, self._formed_ns = self._clock.monotonic(), time.monotonic_ns()
-        self._last_step = max((self._board.beat(p.slot).step for p in self._survivors), default=0)
         self._seen.clear()
         self.ranks, self._kept, self._spares = [], 0, 0
         for local_rank in range(self._order.ranks_per_node):

@@ -1,7 +1,7 @@
 """Meet the other ranks of a group: all of them, or nobody when another group has begun meanwhile.
 
 What torch does to form a group cannot be interrupted: a rank inside it waits for a peer that was lost since
-until the time-out, or until its supervisor ends it. So nobody enters it before everybody has come to the
+until its connections are cut (`lines`). So nobody enters it before everybody has come to the
 group's store, and who comes is counted under the group's own name: nothing keeps the port free between the
 choice and the first rank, and another job's ranks may find their way to it.
 """
@@ -13,19 +13,13 @@ import socket
 import time
 from datetime import timedelta
 
-from torch.distributed import (  # type: ignore[attr-defined]
-    DistNetworkError,
-    DistStoreError,
-    Store,
-    TCPStore,
-)
+from torch.distributed import DistNetworkError, Store, TCPStore  # type: ignore[attr-defined]
 
 from shoal.runtime.board import Place
 from shoal.runtime.rank.member import POLL_S, Member
 
-LOOK = timedelta(seconds=0.1)
-"""How long a rank that waits for the others may take to hear of another group."""
 SLOWEST_S = 0.1
+"""How long a rank that waits for the others may take to see them, or to hear of another group."""
 CONNECT_S = 2.0
 """How long it may take where the first rank is lost just when we come to its store."""
 
@@ -43,11 +37,14 @@ def meet(member: Member, place: Place, timeout_s: float) -> Store:
     here, together = f"{name}/here", f"{name}/together"
     if store.add(here, 1) == ranks:
         store.set(together, "")
-    while not _are_together(store, together):
+    began = time.monotonic()
+    # Asked again and again: a wait at the store that ends without an answer writes two lines into the log.
+    while not store.check([together]):
         if member.is_overtaken:
             raise OvertakenError
         if time.monotonic() > until:
             raise TimeoutError(f"{store.add(here, 0)} of {ranks} ranks came within {timeout_s:g} s")
+        time.sleep(min(max(POLL_S, (time.monotonic() - began) / 20), SLOWEST_S))
     if member.is_overtaken:
         raise OvertakenError  # one of those who came is lost again
     return store
@@ -70,14 +67,6 @@ def _store(member: Member, place: Place, ranks: int, timeout_s: float) -> Store:
         else:
             store.set_timeout(timedelta(seconds=timeout_s))
             return store
-
-
-def _are_together(store: Store, name: str) -> bool:
-    try:
-        store.wait([name], LOOK)
-    except DistStoreError:
-        return False
-    return True
 
 
 def _until_open(member: Member, place: Place, timeout_s: float) -> None:
