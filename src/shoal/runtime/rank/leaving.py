@@ -28,6 +28,10 @@ def leave() -> None:
     lines.cut()
     with contextlib.suppress(Exception):
         dist.destroy_process_group()
+    # The number of groups so far is the next one's name, under which ranks look for each other's addresses.
+    # One whose making failed is counted and never destroyed: a survivor would look for those who are new
+    # under another name than theirs, and both wait until the time-out.
+    dist.distributed_c10d._world.group_count = 0  # noqa: SLF001 - as destroying a group does
     _left.put(groups)
     _begin()
 
