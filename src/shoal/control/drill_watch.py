@@ -141,8 +141,8 @@ async def _look_at_control(core: Core, one: Open) -> DrillResult | None:
         silent += None in seen
         heard += [at for at in seen if at is not None]
     progress = {own.attempt_id: book.progress(own.attempt_id, own.node_names) for own in attempts}
-    seen = [told[0].at for own, told in progress.items() if told and own not in over]
-    one.seen_at = min(seen, default=None)
+    newest = [told[0].at for own, told in progress.items() if told and own not in over]
+    one.seen_at = min(newest, default=None)
     return judge_control(
         drill,
         core.clock.now(),

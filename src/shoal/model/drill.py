@@ -8,6 +8,7 @@ from enum import StrEnum
 import msgspec
 
 from shoal.model.attempt import Attempt, AttemptState
+from shoal.model.goodput import rate, undisturbed_s
 from shoal.model.job import Job, JobOutcome
 from shoal.wire import DrillAct, Drilled, DrillOrder, Progress
 
@@ -270,23 +271,3 @@ def _goodput(
         return None, None, None
     goodput, window_s = rate(newest.step - done.step, step_s, done.at, newest.at, ends_at)
     return goodput, window_s, step_s if goodput is not None else None
-
-
-def rate(
-    steps: int, step_s: float, began_at: float, newest_at: float, ends_at: float
-) -> tuple[float | None, float | None]:
-    """What so many steps, the last of them made at `newest_at`, take undisturbed over the time; and that.
-
-    It ends at `ends_at`: time in which no step was made counts. It ends with the newest step where that is
-    later, and where the next one may be under way at `ends_at`, which is neither counted nor charged.
-    """
-    is_standing = newest_at < ends_at - step_s
-    window_s = (ends_at if is_standing else newest_at) - began_at
-    if window_s <= 0.0:
-        return None, None
-    return min(1.0, max(0, steps) * step_s / window_s), window_s
-
-
-def undisturbed_s(before_s: float | None, after_s: float | None) -> float | None:
-    """The faster pace. Of a slow start alone, whatever follows would look as good as undisturbed."""
-    return min((pace for pace in (before_s, after_s) if pace), default=None)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
-from shoal.model.drill import Drill, DrillOutcome, DrillResult, rate, undisturbed_s
+from shoal.model.drill import Drill, DrillOutcome, DrillResult
+from shoal.model.goodput import rate, undisturbed_s
 from shoal.wire import Progress
 
 
