@@ -119,7 +119,7 @@ def test_ranks_that_do_not_wait_for_the_lost_one_notice_and_live_on(start: Start
         seen = len(steps(share))
         until(lambda: len(steps(share)) > seen + 5, 120, share.describe)  # noqa: B023
     assert to_the_end(share).kind is EndKind.SUCCEEDED, share.describe()
-    told = " ".join(share.texts("s"))
+    told = " ".join(text for rank, _, text in share.log() if rank == "-")
     assert told.count("3 ranks lived on") == 2, share.describe()
     assert "had not left the group" not in told
 

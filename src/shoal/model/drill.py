@@ -8,6 +8,7 @@ from enum import StrEnum
 import msgspec
 
 from shoal.model.attempt import Attempt, AttemptState
+from shoal.model.goodput import rate, undisturbed_s
 from shoal.model.job import Job, JobOutcome
 from shoal.wire import DrillAct, Drilled, DrillOrder, Progress
 
@@ -263,22 +264,10 @@ def _lost(done: Drilled, first_step: int | None) -> int | None:
 def _goodput(
     done: Drilled, progress: Sequence[Progress], ends_at: float
 ) -> tuple[float | None, float | None, float | None]:
-    """Goodput, the window, and the pace that counts as undisturbed.
-
-    The window ends at `ends_at`: time in which no step was made counts. It ends with the newest step where
-    that is later, and where the next one may be under way at `ends_at`, which is neither counted nor charged.
-    """
+    """Goodput, the window, and the pace that counts as undisturbed."""
     newest = max(progress, key=lambda one: one.at, default=None)
     step_s = undisturbed_s(done.step_s, newest.step_s if newest is not None else None)
     if newest is None or done.step is None or step_s is None:
         return None, None, None
-    is_standing = newest.at < ends_at - step_s
-    window_s = (ends_at if is_standing else newest.at) - done.at
-    if window_s <= 0.0:
-        return None, None, None
-    return min(1.0, max(0, newest.step - done.step) * step_s / window_s), window_s, step_s
-
-
-def undisturbed_s(before_s: float | None, after_s: float | None) -> float | None:
-    """The faster pace. Of a slow start alone, whatever follows would look as good as undisturbed."""
-    return min((pace for pace in (before_s, after_s) if pace), default=None)
+    goodput, window_s = rate(newest.step - done.step, step_s, done.at, newest.at, ends_at)
+    return goodput, window_s, step_s if goodput is not None else None

@@ -394,11 +394,45 @@ def test_a_job_that_stood_still_since_the_control_plane_was_killed_counts_as_sta
     assert look(lab, 4.0) is None
     for node in ("n1", "n2"):
         say(lab, job, node, progress=before)
-    result = look(lab, 30.0)
+    assert look(lab) is None, "it may have yet to say how far it is"
+    result = look(lab, drill_watch.LATE_S)
     assert result is not None
     assert (result.outcome, result.steps_lost, result.goodput) == ("recovered", 0, 0.0)
     assert result.window_s is not None
     assert result.window_s >= 6.0
+
+
+def after_a_killed_control_plane(lab: Lab) -> Job:
+    """A job that made two steps in the second after, with twenty to go until the window ends."""
+    job = a_job(lab)
+    before = Progress(generation=0, step=10, at=lab.clock.now(), step_s=0.5)
+    say(lab, job, "n1", progress=before)
+    ask(lab, None, DrillKind.KILL_CONTROL, window_s=20.0)
+    lab.clock.advance(1.0)
+    lab.restart()
+    after = Progress(generation=0, step=12, at=lab.clock.now(), step_s=0.5)
+    assert look(lab) is None
+    for node in ("n1", "n2"):
+        say(lab, job, node, progress=after)
+    return job
+
+
+def test_a_job_that_stood_still_later_in_the_window_counts_for_all_of_it(lab: Lab) -> None:
+    after_a_killed_control_plane(lab)
+    look(lab, 20.0)
+    result = look(lab, drill_watch.LATE_S)
+    assert result is not None
+    assert (result.goodput, result.window_s) == (0.05, 20.0)
+
+
+def test_a_job_that_came_to_its_end_in_the_window_counts_up_to_its_last_step(lab: Lab) -> None:
+    job = after_a_killed_control_plane(lab)
+    for node in ("n1", "n2"):
+        ended = msgspec.structs.replace(failed(lab, job, node), kind=EndKind.SUCCEEDED, signal=None)
+        say(lab, job, node, phase=Phase.ENDED, outcome=ended)
+    result = look(lab, 20.0)
+    assert result is not None
+    assert (result.goodput, result.window_s) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,7 @@ def test_save_that_cannot_be_read_is_listed_with_the_error(
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         return honest(path, flags, **more)
 
-    monkeypatch.setattr(own_saves.os, "open", refuse)
+    monkeypatch.setattr("shoal.engines.local.own_saves.os.open", refuse)
     found = {one.name: one for one in look(home, JOB).own}
     assert (found["run/"].size_bytes, found["run/"].problem) == (
         len(DATA),
