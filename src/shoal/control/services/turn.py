@@ -76,7 +76,9 @@ def order_sleep(core: Core, look: Look, known: View, service: Service) -> None:
     """Have supervisors put servers to sleep, or wake them, at once. To sleep only what no data plane sends
     anything to any more.
     """
-    for replica, _, attempt in look.servers:
+    for replica, job, attempt in look.servers:
+        if job.replica is None or not job.replica.probe.can_sleep:
+            continue
         should_sleep = service.is_asleep and replica.draining_at is None
         is_safe = not should_sleep or replica.is_asleep or replica.replica_id in known.idle
         if is_safe and core.services.order_sleep(attempt.attempt_id, should_sleep=should_sleep):
