@@ -55,7 +55,7 @@ def test_what_was_trained_is_served_and_streams_to_a_client_with_a_token(shoal: 
     made = json.loads(shoal("token", "create", "--project", "default", "--service", "lm", "--json"))
     right = following(checkpoint_of(shoal, "lm-ddp", STEPS), [3, 5, 7], 10)
     asked: dict[str, Any] = {"model": "counting", "prompt": "3 5 7", "temperature": 0, "max_tokens": 10}
-    with openai.OpenAI(base_url=url, api_key=made["token"]) as client:
+    with openai.OpenAI(base_url=url, api_key=made["text"]) as client:
         chunks = list(client.completions.create(**asked, stream=True))
         assert "".join(chunk.choices[0].text for chunk in chunks) == right
         assert {chunk.system_fingerprint for chunk in chunks} == {f"step-{STEPS}-{weights}"}

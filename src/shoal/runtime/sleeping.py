@@ -13,6 +13,8 @@ PATIENCE_S = 120.0
 """To move the weights out of a GPU and back takes seconds; of a large model on a busy node, a minute."""
 SLEEP, WAKE, STATE = "POST /sleep?level=1", "POST /wake_up", "GET /is_sleeping"
 MAX_BYTES = 1 << 16
+NOT_IMPLEMENTED = 501
+"""From servers that take no POST at all."""
 _ANSWER = re.compile(rb"HTTP/1\.[01] ([0-9]{3}).*?\r\n\r\n(.*)", re.DOTALL)
 
 
@@ -34,7 +36,7 @@ class Sleeper:
             return None
         try:
             status, _ = self._call(SLEEP if should_sleep else WAKE)
-            self.cannot = should_sleep and 400 <= status < 500
+            self.cannot = should_sleep and (400 <= status < 500 or status == NOT_IMPLEMENTED)
             _, said = self._call(STATE)
         except OSError as error:
             told = (error.strerror or str(error) or type(error).__name__).lower()

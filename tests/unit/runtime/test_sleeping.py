@@ -32,8 +32,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         type(self).calls.append(self.path)
-        if self.kind == "unable":
-            self._answer(404, b"")
+        if self.kind in ("unable", "unable at all"):
+            self._answer(404 if self.kind == "unable" else 501, b"")
             return
         if self.headers["x-shoal-secret"] == "s":
             type(self).is_asleep = self.path == "/sleep?level=1" or self.kind == "stubborn"
@@ -75,8 +75,9 @@ def test_server_sleeps_and_wakes_once_each_time_it_should() -> None:
         assert server.calls == ["/sleep?level=1", "/wake_up"]
 
 
-def test_server_that_cannot_sleep_stays_awake_and_is_not_asked_twice() -> None:
-    with a_server("unable") as (server, port):
+@pytest.mark.parametrize("kind", ["unable", "unable at all"])
+def test_server_that_cannot_sleep_stays_awake_and_is_not_asked_twice(kind: str) -> None:
+    with a_server(kind) as (server, port):
         sleeper = sleeper_at(port)
         for _ in range(2):
             assert sleeper.obey(should_sleep=True) is None
