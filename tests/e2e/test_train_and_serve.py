@@ -33,7 +33,8 @@ def shoal(tmp_path: Path) -> Iterator[Cluster]:
 
 def checkpoint_of(shoal: Cluster, job: str, step: int) -> Path:
     [job_id] = [one["job_id"] for one in shoal.jobs(job)]
-    [found] = (Path(shoal.env["SHOAL_HOME"]) / "checkpoints" / job_id).glob(f"step-{step:012d}-*")
+    folder = Path(shoal.env["SHOAL_HOME"]) / "checkpoints" / str(job_id)
+    [found] = folder.glob(f"step-{step:012d}-*")
     return found
 
 

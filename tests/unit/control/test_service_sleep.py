@@ -45,15 +45,21 @@ class Bench:
 
     def renew(self) -> RenewalAnswer:
         _, attempt = self.replica()
-        told = {"attempt_id": attempt.attempt_id, "epoch": attempt.epoch, "node": attempt.node_names[0]}
-        return now(self.lab.plane.renew(Renewal(**told, phase=Phase.RUNNING, serving=self.serving)))
+        renewal = Renewal(
+            attempt_id=attempt.attempt_id,
+            epoch=attempt.epoch,
+            node=attempt.node_names[0],
+            phase=Phase.RUNNING,
+            serving=self.serving,
+        )
+        return now(self.lab.plane.renew(renewal))
 
-    def count(self, seconds: int, *, version: int | None = None, **counts: int) -> None:
+    def count(self, seconds: int, *, version: int | None = None, queued: int = 0) -> None:
         """The data plane says the same for so many seconds."""
         book = self.lab.core.services
         for _ in range(seconds):
             self.lab.clock.advance(1.0)
-            count = Count(project="lab", name="chat", release=1, **counts)
+            count = Count(project="lab", name="chat", release=1, queued=queued)
             known = book.table.version if version is None else version
             report = Report(process_id="prc_1", version=known, counts=(count,))
             book.heard(report, self.lab.core.clock.monotonic())

@@ -61,6 +61,10 @@ def a_server(kind: str = "able", port: int = 0) -> Iterator[tuple[type[Handler],
         server.server_close()
 
 
+def verdict_of(prober: Prober) -> str | None:
+    return prober.verdict
+
+
 def sleeper_at(port: int) -> Sleeper:
     head = "Host: here\r\nx-shoal-secret: s\r\n"
     return Sleeper(lambda timeout_s: socket.create_connection((HERE, port), timeout_s), head)
@@ -145,7 +149,7 @@ def test_supervisor_says_that_its_server_sleeps_and_gives_up_one_that_never_wake
             until_said((True, False))
             return
         deadline = time.monotonic() + 30
-        while not (prober.verdict or ""):
+        while verdict_of(prober) is None:
             assert time.monotonic() < deadline, said
             time.sleep(0.01)
         assert "it sleeps on" in str(prober.verdict)

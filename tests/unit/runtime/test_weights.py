@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, dict[str
         monkeypatch.delenv(name, raising=False)
     trained = model()
     optimizer = torch.optim.AdamW(trained.parameters(), lr=0.1)
-    parts = {"model": trained, "optimizer": optimizer}
+    parts: dict[str, Any] = {"model": trained, "optimizer": optimizer}
     found = {}
     with Checkpoints(str(tmp_path)) as checkpoints:
         for step in (1, 2, 3):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import msgspec
 
@@ -146,7 +147,7 @@ def _record(core: Core, tx: Tx, attempt: Attempt, said: Serving) -> None:
         _remember(tx, after.service_id, after.start)
     if after.is_ready != before.is_ready or (after.is_ready and after.attempt_id != before.attempt_id):
         kind = "replica.ready" if after.is_ready else "replica.unready"
-        told = {"address": after.address, "because": after.because}
+        told: dict[str, Any] = {"address": after.address, "because": after.because}
         told |= {"cold_start_s": after.start.total_s} if after.start is not None else {}
         note(tx, kind, now, SHOAL, attempt=attempt, data=told)
 
