@@ -63,14 +63,17 @@ class Server:
         until(lambda: self.health()[0] == 200, "the weights are loaded")
 
 
-@contextmanager
-def a_server(checkpoint: Path, **variables: str) -> Iterator[Server]:
+def variables(checkpoint: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")}
-    own = {"PORT": "0", "SHOAL_MODEL_DIR": str(checkpoint), "OMP_NUM_THREADS": "1"}
+    return {**kept, "PORT": "0", "SHOAL_MODEL_DIR": str(checkpoint), "OMP_NUM_THREADS": "1"}
+
+
+@contextmanager
+def a_server(checkpoint: Path, **more: str) -> Iterator[Server]:
     with subprocess.Popen(
         [sys.executable, "serve.py"],
         cwd=FOLDER,
-        env={**kept, **own, **variables},
+        env={**variables(checkpoint), **more},
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
@@ -240,7 +243,14 @@ def test_nobody_is_served_before_the_weights_are_there_nor_past_the_data_plane(
 
 
 def test_server_without_weights_ends_and_says_why(tmp_path: Path) -> None:
-    with a_server(tmp_path) as empty:
-        assert empty.process.wait(60) == 1
-        assert empty.process.stderr is not None
-        assert "there is no checkpoint in" in empty.process.stderr.read()
+    done = subprocess.run(
+        [sys.executable, "serve.py"],
+        cwd=FOLDER,
+        env=variables(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "there is no checkpoint in" in done.stderr
