@@ -268,7 +268,7 @@ class Exchange:
         up.send(
             self,
             b"%b%bx-request-id: %b\r\n%b\r\n%b"
-            % (self.entry.prefix, client.forwarded, self.request_id, replica.secret_line, body),
+            % (self.entry.prefix, client.forwarded, self.request_id, replica.secret_lines, body),
         )
         if not self.is_whole:
             client.resume()

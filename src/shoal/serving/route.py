@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shoal.serving.accounts import Account
-from shoal.serving.callers import digest_of
+from shoal.serving.callers import digest_of, is_ours
 from shoal.serving.head import CHUNKED, RequestHead, parse_head
 from shoal.serving.problem import Refused
 from shoal.serving.service import LiveService
@@ -148,7 +148,7 @@ def _prefix(head: RequestHead, path: bytes, *, caller: str = "", keeps_token: bo
             or (name in head.options and name != b"authorization")
         ):
             continue
-        if name == b"authorization" and not keeps_token:
+        if plain == b"authorization" and (not keeps_token or is_ours(value.decode("latin-1"))):
             continue
         lines.append(b"%b: %b" % (name, value))
     if head.length == CHUNKED:

@@ -66,9 +66,11 @@ class LiveService:
             if live is None or live.spec.address != replica.address:
                 if live is not None:
                     live.close_idle()
-                live = LiveReplica(replica, tally, cap=cap, zone=self._zone)
+                live = LiveReplica(
+                    replica, tally, cap=cap, zone=self._zone, is_public=spec.is_public
+                )
             else:
-                live.told(replica, tally, cap=cap, zone=self._zone)
+                live.told(replica, tally, cap=cap, zone=self._zone, is_public=spec.is_public)
             self.replicas[replica.replica_id] = live
         for live in gone.values():
             live.is_draining = True

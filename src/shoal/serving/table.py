@@ -29,7 +29,8 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     """Of mixed devices: twice as much work for 2.0."""
     zone: str = ""
     secret: str = ""
-    """Sent with every request as `x-shoal-secret`; a replica's gate lets nobody else in."""
+    """Sent with every request as `x-shoal-secret`, and as a bearer token unless the service is public: a
+    program that looks at it answers nobody else."""
     is_draining: bool = False
     """Gets nothing new; what it has, it finishes."""
 

@@ -13,6 +13,7 @@ from shoal.serving.answer import MAX_HEAD_BYTES, UNTIL_CLOSE, Answer, BadAnswer,
 from shoal.serving.chunks import BadChunk, Chunks
 from shoal.serving.head import CHUNKED
 from shoal.serving.replica import LiveReplica
+from shoal.socket_file import pinned
 
 AWAITING = -3
 TUNNEL = -4
@@ -220,7 +221,9 @@ async def connect(replica: LiveReplica) -> Upstream:
     address = replica.spec.address
     async with asyncio.timeout(CONNECT_S):
         if address.startswith("unix:"):
-            _, made = await loop.create_unix_connection(lambda: Upstream(replica), address[5:])
+            # The program owns the folder: what it may have put there is no reason to call somebody else.
+            with pinned(address[5:]) as name:
+                _, made = await loop.create_unix_connection(lambda: Upstream(replica), name)
         else:
             host, _, port = address.rpartition(":")
             _, made = await loop.create_connection(lambda: Upstream(replica), host.strip("[]"), int(port))

@@ -57,8 +57,10 @@ class ServiceSpec(BaseModel):
     )
     setup: Script | None = Field(default=None, description="Run once on each node before the server.")
     run: Script = Field(description="Starts the server, for a shell. It listens at $PORT.")
-    port: Annotated[int, Field(strict=True, ge=1, le=65535)] | None = Field(
-        default=None, description="Where it listens if not at $PORT: then a node has room for one replica."
+    port: Annotated[int, Field(strict=True, ge=1, le=65535)] | Literal["socket"] | None = Field(
+        default=None,
+        description="Where it listens if not at $PORT: then a node has room for one replica. `socket`: on "
+        "the Unix socket $SHOAL_SOCKET, which nobody but the balancer can reach.",
     )
     env: Env = {}
     secrets: Annotated[tuple[EnvName, ...], Field(max_length=256)] = Field(

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable
 
 from shoal.errors import ShoalError
-from shoal.runtime import checkpoint_folder, kernel, spool, tree
+from shoal.runtime import checkpoint_folder, kernel, listening, spool, tree
 from shoal.runtime.confine import cgroup, cgroup1, cgroup2, rlimits, view
 from shoal.runtime.confine.detect import candidates, find_bubblewrap
 from shoal.runtime.confine.mounts import Mounts
@@ -85,6 +85,9 @@ class Confinement:
                 "mounts need bubblewrap, which is not in use on this node", hint="shoal doctor"
             )
         self._open_way(self._share.work, "work")
+        socket_folder = listening.folder(self._order, self._home)
+        if socket_folder is not None:
+            self._open_way(socket_folder, "socket's")
         directory, path = self._order.checkpoint_dir, self._order.checkpoint_path
         if directory is None:
             return
