@@ -1,4 +1,4 @@
-"""Where the server of a replica listens: on a port that is held for it, or on a socket in a folder of its own.
+"""Where the server of a replica listens: a port that is held for it, or a socket in a folder of its own.
 
 The folder lies in SHOAL_HOME under a short name, since a socket's path may not be long, and only the job's
 user may enter it: whoever starts data planes can reach the server, and nobody else.

@@ -68,6 +68,11 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     """From the request's last byte to the response's first."""
     retries: int = 1
     """Of requests that can be sent again: never begun at the replica, or without effect by their method."""
+    is_repeatable: bool = False
+    """Whatever callers send may be sent again while nothing was answered; without it, what its method, its
+    sender (`idempotency-key`) or the path of a completion says is harmless."""
+    hedge_s: float = 0.0
+    """A harmless request that one replica does not answer for so long is asked of another, too; 0: never."""
     affinity: str = ""
     """A header or cookie whose value keeps a caller at one replica, as `header:x-session`."""
     limits: Limits = Limits()

@@ -46,6 +46,14 @@ class Asker(Protocol):
     def resume(self) -> None: ...
 
 
+class Seeker(Protocol):
+    """Who wants a connection, and is told how that went."""
+
+    def connected(self, up: Upstream) -> None: ...
+
+    def on_refused(self, replica: LiveReplica) -> None: ...
+
+
 class Upstream(asyncio.Protocol):
     __slots__ = (
         "_buffer",

@@ -22,6 +22,7 @@ from shoal.spec.resources import Resources
 from shoal.spec.service_clauses import (
     Affinity,
     Balance,
+    Hedge,
     Hosts,
     LimitsSpec,
     Pause,
@@ -88,7 +89,17 @@ class ServiceSpec(BaseModel):
     )
     timeout: TimeLimit = Field(default=600.0, description="From a request's last byte to its answer's first.")
     retries: Annotated[int, Field(strict=True, ge=0, le=MAX_RETRIES)] = Field(
-        default=1, description="Of requests that can be sent again without harm."
+        default=1,
+        description="Of requests whose replica was lost before it answered, where a second time does no "
+        "harm: GET, HEAD and OPTIONS, those with an Idempotency-Key, completions with `balance: tokens`.",
+    )
+    repeatable: Annotated[bool, Field(strict=True)] = Field(
+        default=False, description="All of its requests do no harm a second time, also a POST."
+    )
+    hedge_after: Hedge | None = Field(
+        default=None,
+        description="A GET or HEAD, or what has an Idempotency-Key, that is not answered so long is asked of "
+        "a second replica; the first answer counts.",
     )
     affinity: Affinity | None = Field(
         default=None, description="`header:NAME` or `cookie:NAME` whose value keeps a caller at one replica."

@@ -63,6 +63,9 @@ Replicas = Annotated[
 Pause = Annotated[
     float, Field(strict=True, ge=0.1, le=DAY_S, allow_inf_nan=False), seconds_between(0.1, DAY_S)
 ]
+Hedge = Annotated[
+    float, Field(strict=True, ge=0.001, le=DAY_S, allow_inf_nan=False), seconds_between(0.001, DAY_S)
+]
 HttpPath = Annotated[str, Field(strict=True, max_length=1000, pattern=HTTP_PATH_PATTERN)]
 
 
