@@ -26,6 +26,7 @@ from shoal.spec.service_clauses import (
     Hosts,
     LimitsSpec,
     Pause,
+    Port,
     Readiness,
     ReadinessSpec,
     ReplicaRange,
@@ -58,7 +59,7 @@ class ServiceSpec(BaseModel):
     )
     setup: Script | None = Field(default=None, description="Run once on each node before the server.")
     run: Script = Field(description="Starts the server, for a shell. It listens at $PORT.")
-    port: Annotated[int, Field(strict=True, ge=1, le=65535)] | Literal["socket"] | None = Field(
+    port: Port | None = Field(
         default=None,
         description="Where it listens if not at $PORT: then a node has room for one replica. `socket`: on "
         "the Unix socket $SHOAL_SOCKET, which nobody but the balancer can reach.",

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, Field
 
 from shoal.spec.clauses import seconds_between
-from shoal.spec.human import Human, text
+from shoal.spec.human import Human, OrName, text
 from shoal.spec.quantity import parse_whole
 from shoal.spec.resources import FROZEN, Range, read_range
 from shoal.spec.text import writable
@@ -60,6 +60,8 @@ Replicas = Annotated[
     ),
 ]
 
+PortNumber = Annotated[int, Field(strict=True, ge=1, le=65535)]
+Port = Annotated[int | str, OrName("socket", PortNumber, ("socket",))]
 Pause = Annotated[
     float, Field(strict=True, ge=0.1, le=DAY_S, allow_inf_nan=False), seconds_between(0.1, DAY_S)
 ]
