@@ -1,7 +1,9 @@
-"""Where the server of a replica listens: a port that is held for it, or a socket in a folder of its own.
+"""Where the server of a replica listens: a port that is held for it, a socket in a folder of its own, or a
+port in a network of its own, which a door leads to.
 
-The folder lies in SHOAL_HOME under a short name, since a socket's path may not be long, and only the job's
-user may enter it: whoever starts data planes can reach the server, and nobody else.
+The folder lies in SHOAL_HOME under a short name, since a socket's path may not be long. Only the job's user
+may enter that of a socket, and only we that of a door: whoever starts data planes reaches the server, and
+nobody else.
 """
 
 from __future__ import annotations
@@ -13,10 +15,13 @@ from typing import Protocol
 from shoal.errors import ShoalError
 from shoal.runtime import removal
 from shoal.runtime.ports import hold_port
-from shoal.socket_file import MAX_BYTES, pinned
+from shoal.socket_file import MAX_BYTES, handed_over, pinned
 from shoal.wire import Order, Probe
 
 REMOVE_S = 5.0
+BACKLOG = 1024
+OWN_PORT = 8000
+"""In a network of its own every port is free."""
 
 
 class CannotListen(ShoalError):
@@ -60,27 +65,62 @@ class OnSocket:
         self.variables = {"SHOAL_SOCKET": path}
 
     def connect(self, timeout_s: float) -> socket.socket:
-        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        return _connected(self._path, timeout_s)
+
+
+class BehindDoor:
+    """`listener` is for the door, which somebody has to start inside, and `close` here when it has."""
+
+    def __init__(self, path: str, port: int) -> None:
+        self._path = path
+        self.port = port
+        self.address = f"door:{path}"
+        self.variables = dict.fromkeys(("PORT", "SHOAL_PORT"), str(port))
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.listener.bind(path)
+        self.listener.listen(BACKLOG)
+
+    def connect(self, timeout_s: float) -> socket.socket:
+        with _connected(self._path, timeout_s) as link:
+            fresh, address = handed_over(link)
         try:
-            link.settimeout(timeout_s)
-            with pinned(self._path) as name:
-                link.connect(name)
+            fresh.settimeout(timeout_s)
+            fresh.connect(address)
         except OSError:
-            link.close()
+            fresh.close()
             raise
-        return link
+        return fresh
+
+
+def _connected(path: str, timeout_s: float) -> socket.socket:
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        link.settimeout(timeout_s)
+        with pinned(path) as name:
+            link.connect(name)
+    except OSError:
+        link.close()
+        raise
+    return link
 
 
 def folder(order: Order, home: str) -> str | None:
-    """Of the share's socket; None: it has none."""
-    if order.probe is None or not order.probe.is_socket or order.node_rank > 0:
+    """Of the share's socket or door; None: it has none."""
+    if order.probe is None or order.node_rank > 0:
+        return None
+    if not order.probe.is_socket and not order.probe.has_own_network:
         return None
     # An id begins with its moment of birth; what tells two of them apart is at the end: 60 bits.
     return f"{home}/sockets/{order.attempt_id[-12:]}"
 
 
+def own_folder(order: Order, home: str) -> str | None:
+    """The same, if the program itself listens there."""
+    return folder(order, home) if order.probe is not None and order.probe.is_socket else None
+
+
 def path_in(directory: str) -> str:
-    """Where the server is to listen. `CannotListen`: no socket can have so long a path."""
+    """Of the socket. `CannotListen`: none can have so long a path."""
     path = f"{directory}/http"
     if len(os.fsencode(path)) >= MAX_BYTES:
         raise CannotListen(
@@ -94,18 +134,22 @@ def path_in(directory: str) -> str:
 def place_of(order: Order, home: str, probe: Probe) -> Listening:
     """`OSError`: the port that it needs is taken."""
     directory = folder(order, home)
-    if directory is not None:
-        return OnSocket(path_in(directory))
-    return OnPort(order.master_addr, probe.port)
+    if directory is None:
+        return OnPort(order.master_addr, probe.port)
+    path = path_in(directory)
+    return OnSocket(path) if probe.is_socket else BehindDoor(path, probe.port or OWN_PORT)
 
 
-def make(directory: str, uid: int | None) -> None:
-    """An empty folder for that user alone."""
+def make(order: Order, home: str, uid: int | None) -> None:
+    """The share's folder, if it has one, empty: that user's where its program listens there, else ours."""
+    directory = folder(order, home)
+    if directory is None:
+        return
     path_in(directory)
     os.makedirs(os.path.dirname(directory), 0o700, exist_ok=True)
     removal.remove(directory, timeout_s=REMOVE_S)
     os.mkdir(directory, 0o700)
-    if uid is not None:
+    if uid is not None and own_folder(order, home) is not None:
         os.chown(directory, uid, uid, follow_symlinks=False)
 
 

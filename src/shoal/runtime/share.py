@@ -127,9 +127,7 @@ class ShareRun:
             if confinement.uid is not None:
                 os.fchown(fd, confinement.uid, confinement.uid)
             os.close(fd)
-        socket_folder = listening.folder(self._order, os.path.realpath(self._share.home))
-        if socket_folder is not None:
-            listening.make(socket_folder, confinement.uid)
+        listening.make(self._order, os.path.realpath(self._share.home), confinement.uid)
         confinement.prepare()
         return Launcher(confinement, self._share.work)
 
@@ -197,6 +195,7 @@ class ShareRun:
             has_gpus = bool(self._order.gpu_ids) and not self._order.are_gpus_simulated
             self._network = network.variables(self._order.master_addr, has_gpus=has_gpus)
         assert self._confinement is not None
+        self._confinement.leave_network()
         crew = self._crew = Crew(
             self._order,
             self._confinement,
@@ -206,7 +205,7 @@ class ShareRun:
             self._environment,
             self._meter,
         )
-        last = self._open_place() or self._warm_up(launcher, crew)
+        last = self._open_place(launcher) or self._warm_up(launcher, crew)
         if last is None and self._order.incarnation > 0 and self._renewer is not None:
             self._tell(Phase.PREPARING)
             last = self._regroup(OTHERS_FAILED, None)
@@ -229,7 +228,7 @@ class ShareRun:
             last = self._regroup(end, failure) if crew.clear() else end
         return last
 
-    def _open_place(self) -> Ending | None:
+    def _open_place(self, launcher: Launcher) -> Ending | None:
         """Where the server of a replica listens; only the first node has one."""
         order = self._order
         if order.probe is None or order.node_rank > 0:
@@ -241,6 +240,11 @@ class ShareRun:
             told = f"{error} on {order.node}; leave `port` out and have the server listen at $PORT"
             return Ending(kind=EndKind.SETUP_FAILED, message=told)
         self._prober = Prober(order.probe, at, self._credentials, self._clock, tell)
+        if isinstance(at, listening.BehindDoor):
+            fd = at.listener.fileno()
+            door = launcher.start_function("shoal.runtime.door", "serve", (fd, at.port), keep=(fd,))
+            self._watcher.add(Process(door[0], None, is_needed=False), door[1])
+            at.listener.close()
         return None
 
     def _tell_recovery(self, crew: Crew) -> None:

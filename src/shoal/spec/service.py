@@ -25,6 +25,7 @@ from shoal.spec.service_clauses import (
     Hedge,
     Hosts,
     LimitsSpec,
+    Network,
     Pause,
     Port,
     Readiness,
@@ -63,6 +64,11 @@ class ServiceSpec(BaseModel):
         default=None,
         description="Where it listens if not at $PORT: then a node has room for one replica. `socket`: on "
         "the Unix socket $SHOAL_SOCKET, which nobody but the balancer can reach.",
+    )
+    network: Network = Field(
+        default="shared",
+        description="`private`: one of its own; nobody reaches its ports but the balancer, and it reaches "
+        "nobody once `setup` is over.",
     )
     env: Env = {}
     secrets: Annotated[tuple[EnvName, ...], Field(max_length=256)] = Field(
@@ -110,6 +116,14 @@ class ServiceSpec(BaseModel):
     )
     hosts: Hosts = Field(default=(), description="Names in `Host` that mean this service.")
     public: Annotated[bool, Field(strict=True)] = Field(default=False, description="Needs no token.")
+
+    @field_validator("network", mode="after")
+    @classmethod
+    def _network_is_of_one_node(cls, network: Network, info: ValidationInfo) -> Network:
+        resources = info.data.get("resources")
+        if network == "private" and isinstance(resources, Resources) and resources.nodes.max > 1:
+            raise ValueError("`private` has room for one node; leave it out, or set `nodes: 1`")
+        return network
 
     @field_validator("secrets", mode="after")
     @classmethod

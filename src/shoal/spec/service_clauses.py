@@ -25,6 +25,7 @@ Target = Literal["concurrency", "rps", "queue", "tokens"]
 Strategy = Literal["rolling", "canary"]
 Balance = Literal["least", "tokens"]
 PerWhom = Literal["token", "project"]
+Network = Literal["shared", "private"]
 
 
 class ReplicaRange(Range):

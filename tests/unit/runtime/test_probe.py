@@ -128,7 +128,7 @@ def test_folder_of_a_socket_is_empty_and_for_its_user_alone(tmp_path: Path) -> N
     found = folder(order, str(tmp_path))
     assert found is not None
     for _ in range(2):
-        make(found, None)
+        make(order, str(tmp_path), None)
         assert (list(Path(found).iterdir()), stat.S_IMODE(Path(found).stat().st_mode)) == ([], 0o700)
         Path(path_in(found)).touch()
     give_back(order, str(tmp_path))

@@ -37,6 +37,7 @@ def probe_of(spec: ServiceSpec) -> Probe:
     return Probe(
         port=spec.port if isinstance(spec.port, int) else None,
         is_socket=spec.port == "socket",
+        has_own_network=spec.network == "private",
         is_public=spec.public,
         path=asked.path,
         interval_s=asked.interval,
