@@ -123,6 +123,17 @@ def test_service_on_sockets_is_served_and_listens_nowhere_else(served: Served) -
     until(lambda: not list((served.plane.home / "sockets").iterdir()), "its sockets are gone")
 
 
+def test_service_in_networks_of_their_own_is_served_and_has_no_port_to_call(served: Served) -> None:
+    served.serve(replicas=2, network="private", env={"TAKES_S": "0", "VERSION": "1"})
+    addresses = served.until_ready(2)
+    assert all(address.startswith("door:") for address in addresses)
+    with pytest.raises(OSError):
+        call("127.0.0.1:8000", "/")
+    with Caller(address_of(served), PATH, token_of(served)) as caller:
+        until(lambda: len(caller.answers) == 2, "both are given requests")
+    assert set(caller.statuses) == {200}
+
+
 def test_uvicorn_listens_on_the_socket_it_is_given(served: Served) -> None:
     app = "async def app(scope, receive, send):\n"
     app += "    await send({'type': 'http.response.start', 'status': 200, 'headers': []})\n"

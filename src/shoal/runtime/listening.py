@@ -81,15 +81,20 @@ class BehindDoor:
         self.listener.listen(BACKLOG)
 
     def connect(self, timeout_s: float) -> socket.socket:
-        with _connected(self._path, timeout_s) as link:
-            fresh, address = handed_over(link)
-        try:
-            fresh.settimeout(timeout_s)
-            fresh.connect(address)
-        except OSError:
-            fresh.close()
-            raise
-        return fresh
+        return through(self._path, timeout_s)
+
+
+def through(path: str, timeout_s: float) -> socket.socket:
+    """A connection in the network behind that door. `OSError`: there is none."""
+    with _connected(path, timeout_s) as link:
+        fresh, address = handed_over(link)
+    try:
+        fresh.settimeout(timeout_s)
+        fresh.connect(address)
+    except OSError:
+        fresh.close()
+        raise
+    return fresh
 
 
 def _connected(path: str, timeout_s: float) -> socket.socket:
