@@ -289,7 +289,8 @@ class Exchange:
         self._judge(replica, answer.status, now)
         self._answer = answer
         self._replay = None
-        self._end_hedge()
+        if self._hedge is not None:
+            self._hedge.end()
         self.is_answered = True
         client = self.client
         client.due = now + self.entry.service.spec.timeout_s
@@ -397,11 +398,6 @@ class Exchange:
         if replica.fail(now, is_refused=is_refused):
             self.entry.service.refresh(now)
 
-    def _end_hedge(self) -> None:
-        if self._hedge is not None:
-            self._hedge.end()
-            self._hedge = None
-
     # The end.
 
     def _unbind(self) -> None:
@@ -437,6 +433,7 @@ class Exchange:
                 service.waiting.remove(self)
         self._held = []
         self._replay = None
-        self._end_hedge()
+        if self._hedge is not None:
+            self._hedge.end()
         self._unbind()
         service.leave(self.account)
