@@ -329,7 +329,7 @@ MUTANTS = (
     Mutant(
         "public_service_sees_tokens",
         "serving/route.py",
-        "(not keeps_token or is_ours(value.decode(\"latin-1\")))",
+        '(not keeps_token or is_ours(value.decode("latin-1")))',
         "not keeps_token",
         "no program sees a caller's token",
         ("serving",),
