@@ -33,6 +33,8 @@ class CannotListen(ShoalError):
 class Listening(Protocol):
     address: str
     """As data planes are told."""
+    host: str
+    """As it is asked by."""
     variables: dict[str, str]
     """What the server is told."""
 
@@ -49,7 +51,7 @@ class OnPort:
         self._at = (address, int(self._held.getsockname()[1]))
         host = f"[{address}]" if ":" in address else address
         self.port = self._at[1]
-        self.address = f"{host}:{self.port}"
+        self.address = self.host = f"{host}:{self.port}"
         self.variables = dict.fromkeys(("PORT", "SHOAL_PORT"), str(self.port))
 
     def connect(self, timeout_s: float) -> socket.socket:
@@ -62,6 +64,7 @@ class OnSocket:
     def __init__(self, path: str) -> None:
         self._path = path
         self.address = f"unix:{path}"
+        self.host = "localhost"
         self.variables = {"SHOAL_SOCKET": path}
 
     def connect(self, timeout_s: float) -> socket.socket:
@@ -75,6 +78,7 @@ class BehindDoor:
         self._path = path
         self.port = port
         self.address = f"door:{path}"
+        self.host = f"localhost:{port}"
         self.variables = dict.fromkeys(("PORT", "SHOAL_PORT"), str(port))
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.listener.bind(path)

@@ -95,8 +95,7 @@ class Prober:
 
     def _ask(self) -> str | None:
         """What is wrong; None: nothing."""
-        host = "shoal" if self._probe.is_socket else self._state.address
-        lines = [f"GET {self._probe.path} HTTP/1.1", f"Host: {host}", "Connection: close"]
+        lines = [f"GET {self._probe.path} HTTP/1.1", f"Host: {self._at.host}", "Connection: close"]
         if self._secret:
             lines.append(f"x-shoal-secret: {self._secret}")
             lines += [] if self._probe.is_public else [f"Authorization: Bearer {self._secret}"]

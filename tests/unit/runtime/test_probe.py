@@ -109,6 +109,7 @@ def test_server_on_a_socket_is_ready_and_one_of_a_public_service_sees_no_token_o
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         assert heard.until(lambda said: said.is_ready).address == f"unix:{path}"
         server.shutdown()
+    assert b"Host: localhost\r\n" in Asked.heads[-1]
     assert b"x-shoal-secret: s" in Asked.heads[-1]
     assert b"uthorization" not in Asked.heads[-1]
 
