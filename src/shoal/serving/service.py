@@ -43,6 +43,8 @@ class LiveService:
         self.tallies: dict[int, Tally] = {0: Tally(0)}
         self.waiting = FairQueue()
         self._retries = float("inf")
+        self.repeated = 0
+        """Requests sent to a second replica, whyever."""
         self.is_gone = False
         self.spec = spec
         self.balancer: Balancer = balancer_for(spec.balance)
@@ -127,6 +129,7 @@ class LiveService:
         if self._retries < 1.0:
             return False
         self._retries -= 1.0
+        self.repeated += 1
         return True
 
     def pick(self, ask: Ask = ANY, avoid: LiveReplica | None = None) -> LiveReplica | None:

@@ -9,6 +9,7 @@ import pytest
 
 from shoal.serving.head import parse_head
 from shoal.serving.repeating import HOLD_BYTES, hedge_s, hold_bytes, may_repeat
+from shoal.serving.report import metrics
 from shoal.serving.table import Balance, Service
 from tests.support.serving import Behaviour, Conversation, FakeReplica, Lab, answer_ok, get, reply, service
 from tests.support.serving import until as until_true
@@ -154,6 +155,7 @@ async def test_late_request_is_answered_by_a_second_replica_and_the_first_is_cut
     ids = {seen.get("x-request-id") for replica in (one, two) for seen in replica.requests}
     assert (answer.status, len(ids)) == (200, 1)
     assert nothing_is_counted(lab)
+    assert 'shoal_serving_repeated_total{project="p",service="s"} 1' in metrics(lab.plane)
 
 
 async def test_second_replica_is_cut_off_when_the_first_answers_after_all(lab: Lab) -> None:
