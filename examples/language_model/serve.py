@@ -34,7 +34,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from shoal.runtime import load_model
 
 NAME = os.environ.get("MODEL_NAME", "counting")
-SECRET = os.environ.get("SHOAL_REPLICA_SECRET", "")
+SECRET = os.environ.get("SHOAL_REPLICA_KEY", "")
 PACE_S = float(os.environ.get("PACE_S", "0"))
 """Rest after each token: so small a model has answered before one can look."""
 SHAPE = Shape()

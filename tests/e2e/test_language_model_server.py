@@ -229,7 +229,7 @@ def test_nobody_is_served_before_the_weights_are_there_nor_past_the_data_plane(
     (copy / "manifest.json").unlink()
     os.mkfifo(copy / "manifest.json")  # who reads it waits until somebody writes
     knows = {"x-shoal-secret": "s3cret"}
-    with a_server(copy, SHOAL_REPLICA_SECRET="s3cret") as held:
+    with a_server(copy, SHOAL_REPLICA_KEY="s3cret") as held:
         assert held.health(**knows) == (503, {"loaded": "", "running": 0, "tokens": 0})
         with held.client(default_headers=knows) as client:
             with pytest.raises(openai.InternalServerError) as refused:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-import socket
 import threading
 from collections.abc import Callable
 
 import msgspec
 
 from shoal.clock import Clock
-from shoal.runtime.ports import hold_port
+from shoal.runtime.listening import Listening
 from shoal.runtime.sleeping import Sleeper
 from shoal.wire import Credentials, Probe, Serving
 
@@ -30,32 +29,34 @@ ASLEEP = "asleep"
 
 
 class Prober:
-    """Holds the port from birth on. `OSError` when it is taken."""
+    """Asks `at`, which it lets go of when it is gone."""
 
     def __init__(
         self,
         probe: Probe,
-        address: str,
+        at: Listening,
         credentials: Credentials,
         clock: Clock,
         tell: Callable[[Serving], None] | None,
     ) -> None:
         self._probe = probe
-        self._address = address
+        self._at = at
         self._secret = credentials.replica_secret
         self._clock = clock
         self._tell = tell
-        self._held = hold_port(address, probe.port)
-        self.port: int = self._held.getsockname()[1]
-        host = f"[{address}]" if ":" in address else address
-        self._state = Serving(address=f"{host}:{self.port}")
+        self._state = Serving(address=at.address)
         self._thread: threading.Thread | None = None
-        self._sleeper = Sleeper(self._connect, self._head())
+        self._sleeper = Sleeper(at.connect, self._head())
         self._should_sleep = False
         self._is_ended = False
         self._pause = threading.Event()
         self.verdict: str | None = None
         """Why the server is as good as dead; None: it is not, or not known to be."""
+
+    def variables(self) -> dict[str, str]:
+        """What the server finds in its environment."""
+        key = {"SHOAL_REPLICA_KEY": self._secret} if self._secret else {}
+        return {**self._at.variables, **key}
 
     def start(self) -> None:
         """The server was started. May be repeated."""
@@ -144,16 +145,17 @@ class Prober:
         return f"status {match[1].decode()}" if int(match[1]) >= BAD_STATUS else None
 
     def _head(self) -> str:
-        secret = f"x-shoal-secret: {self._secret}\r\n" if self._secret else ""
-        return f"Host: {self._state.address}\r\n{secret}"
-
-    def _connect(self, timeout_s: float) -> socket.socket:
-        return socket.create_connection((self._address, self.port), timeout_s)
+        """Lines of every question's head."""
+        lines = [f"Host: {self._at.host}"]
+        if self._secret:
+            lines.append(f"x-shoal-secret: {self._secret}")
+            lines += [] if self._probe.is_public else [f"Authorization: Bearer {self._secret}"]
+        return "".join(f"{line}\r\n" for line in lines)
 
     def _exchange(self, question: bytes) -> bytes:
         answer = b""
         deadline = self._clock.monotonic() + self._probe.timeout_s
-        with self._connect(self._probe.timeout_s) as link:
+        with self._at.connect(self._probe.timeout_s) as link:
             link.sendall(question)
             while len(answer) < HEAD_BYTES:
                 link.settimeout(max(0.001, deadline - self._clock.monotonic()))

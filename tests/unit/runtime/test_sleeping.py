@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from shoal.clock import SystemClock
+from shoal.runtime.listening import OnPort
 from shoal.runtime.probe import Prober
 from shoal.runtime.sleeping import Sleeper
 from shoal.wire import Credentials, Probe, Serving
@@ -98,9 +99,9 @@ def test_server_that_does_not_wake_up_is_not_well() -> None:
 
 
 def test_server_that_cannot_sleep_is_to_be_ended_and_is_asleep_until_it_is_started_again() -> None:
-    said: list[Serving] = []
+    said, at = list[Serving](), OnPort(HERE, None)
     probe = Probe(path="/health", interval_s=0.02, failures=1, dead_after_s=0.1, can_sleep=True)
-    prober = Prober(probe, HERE, Credentials(replica_secret="s"), SystemClock(), said.append)
+    prober = Prober(probe, at, Credentials(replica_secret="s"), SystemClock(), said.append)
 
     def until(is_so: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 30
@@ -108,7 +109,7 @@ def test_server_that_cannot_sleep_is_to_be_ended_and_is_asleep_until_it_is_start
             assert time.monotonic() < deadline, said
             time.sleep(0.01)
 
-    with a_server("unable", prober.port):
+    with a_server("unable", at.port):
         prober.start()
         until(lambda: bool(said) and said[-1].is_ready)
         assert not prober.should_end
@@ -120,16 +121,16 @@ def test_server_that_cannot_sleep_is_to_be_ended_and_is_asleep_until_it_is_start
     assert prober.verdict is None
     prober.want_sleep(False)
     assert not prober.should_end
-    with a_server("unable", prober.port):
+    with a_server("unable", at.port):
         prober.tell_ended(is_ended=False)
         until(lambda: said[-1].is_ready and not said[-1].is_asleep)
 
 
 @pytest.mark.parametrize("kind", ["able", "stubborn"])
 def test_supervisor_says_that_its_server_sleeps_and_gives_up_one_that_never_wakes(kind: str) -> None:
-    said: list[Serving] = []
+    said, at = list[Serving](), OnPort(HERE, None)
     probe = Probe(path="/health", interval_s=0.02, failures=1, dead_after_s=0.2, can_sleep=True)
-    prober = Prober(probe, HERE, Credentials(replica_secret="s"), SystemClock(), said.append)
+    prober = Prober(probe, at, Credentials(replica_secret="s"), SystemClock(), said.append)
 
     def until_said(*wanted: tuple[bool, bool]) -> None:
         deadline = time.monotonic() + 30
@@ -137,7 +138,7 @@ def test_supervisor_says_that_its_server_sleeps_and_gives_up_one_that_never_wake
             assert time.monotonic() < deadline, said
             time.sleep(0.01)
 
-    with a_server(kind, prober.port):
+    with a_server(kind, at.port):
         prober.start()
         until_said((True, False))
         prober.want_sleep(True)

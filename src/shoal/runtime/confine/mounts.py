@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from shoal.errors import SpecError
-from shoal.runtime import checkpoint_folder
+from shoal.runtime import checkpoint_folder, listening
 from shoal.runtime.confine import view
 from shoal.wire import Order
 
@@ -36,6 +36,9 @@ class Mounts:
         model = self._order.model_dir
         if model is not None:
             self._add(checkpoint_folder.open_directory(model), model, is_read_only=True)
+        socket_folder = listening.own_folder(self._order, self._home)
+        if socket_folder is not None:
+            self._add(checkpoint_folder.open_directory(socket_folder), socket_folder, is_read_only=False)
         return tuple(self._opened)
 
     def check(self) -> None:
