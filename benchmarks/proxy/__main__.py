@@ -4,14 +4,16 @@
 
 All proxies stay up; in each round every one gets a short burst of each case, in random order, and is compared
 with nginx's burst of the same round. The figure is the median of those ratios: a busy machine slows all of
-them down. CPU is what the kernel charged to the proxy's processes, not wall time. Ray Serve has no proxy
-without its replicas: it gets rounds of its own beside Shoal in front of the same program. A contestant that
-is not installed is left out and named.
+them down. CPU is what the kernel charged to the proxy's processes, not wall time. The proxies have one core,
+what calls them and what is behind them have the others. Ray Serve has no proxy without its replicas: it gets
+rounds of its own beside Shoal in front of the same program, on all cores. A contestant that is not installed
+is left out and named.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import sys
 import tempfile
@@ -24,7 +26,7 @@ from benchmarks.measure import megabytes, table
 from benchmarks.processes import BenchmarkError, free_ports
 from benchmarks.proxy.contestants import ALL_ON, PROXIES, WHOLE, Contestant, LeftOut, Maker
 from benchmarks.proxy.goals import goals
-from benchmarks.proxy.running import Field, Running
+from benchmarks.proxy.running import Field, Running, on
 from benchmarks.proxy.samples import Case, Samples
 
 UNARY = (
@@ -120,10 +122,14 @@ def at_rest(samples: Samples, everybody: Sequence[Running], rounds: int) -> str:
 
 
 def proxies(samples: Samples, field: Field, rounds: int, wanted: list[str]) -> None:
-    servers = behind(field, "-m", "benchmarks.proxy.upstream")
-    asked = [Running(servers[0].contestant, servers[0].port), *start(PROXIES, field, servers, wanted)]
+    first, *others = sorted(os.sched_getaffinity(0))
+    with on(others or [first]):
+        servers = behind(field, "-m", "benchmarks.proxy.upstream")
+        with on([first]):
+            everybody = start(PROXIES, field, servers, wanted)
+        asked = [Running(servers[0].contestant, servers[0].port), *everybody]
+        measure(asked, (*UNARY, REST, *STREAMS), rounds, samples)
     names = [one.contestant.name for one in asked]
-    measure(asked, (*UNARY, REST, *STREAMS), rounds, samples)
     for case in (*UNARY, *STREAMS):
         print(costs(samples, case, names, "nginx", rounds), flush=True)
     print(at_rest(samples, asked, rounds), flush=True)

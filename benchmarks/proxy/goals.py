@@ -38,34 +38,36 @@ def goals(
     samples: Samples, unary: Sequence[Case], streams: Sequence[Case], rest: Case, whole: Sequence[Case]
 ) -> list[Goal]:
     """Each by its worst case. `rest` is one request at a time, `whole` those of Ray Serve."""
-    beside = [samples.cost(case, OURS, "nginx") for case in unary if samples.has(case, OURS, "nginx")]
-    events = [samples.cost(case, OURS, "nginx") for case in streams if samples.has(case, OURS, "nginx")]
-    added = (
-        samples.p50_s(rest, OURS) - samples.p50_s(rest, "direct")
-        if samples.has(rest, OURS, "direct")
-        else None
-    )
-    routers = [
-        samples.cost(case, name, OURS) for case in unary for name in ROUTERS if samples.has(case, name, OURS)
-    ]
-    ray = [case for case in whole if samples.has(case, RAY, OURS)]
     return [
-        Goal("CPU of a request beside nginx", max(beside, default=None), 1.6, "x", is_ceiling=True),
-        Goal("CPU of an event beside nginx", max(events, default=None), 1.25, "x", is_ceiling=True),
-        Goal("added p50", None if added is None else added * 1000, 0.3, " ms", is_ceiling=True),
-        Goal("CPU of a request, routers' beside ours", min(routers, default=None), 3, "x", is_ceiling=False),
-        Goal(
-            "CPU of a request, Ray Serve's proxy beside ours",
-            min((samples.cost(case, RAY, OURS) for case in ray), default=None),
-            20,
-            "x",
-            is_ceiling=False,
+        _ceiling("CPU of a request beside nginx", _costs(samples, unary, OURS, "nginx"), 1.6, "x"),
+        _ceiling("CPU of an event beside nginx", _costs(samples, streams, OURS, "nginx"), 1.25, "x"),
+        _ceiling("added p50", _added_ms(samples, rest), 0.3, " ms"),
+        *(
+            _floor(f"CPU of a request, {name} beside ours", _costs(samples, unary, name, OURS), 3)
+            for name in ROUTERS
         ),
-        Goal(
-            "requests/s end to end beside Ray Serve",
-            min((samples.speed(case, OURS, RAY) for case in ray), default=None),
+        _floor(f"CPU of a request, {RAY}'s proxy beside ours", _costs(samples, whole, RAY, OURS), 20),
+        _floor(
+            f"requests/s end to end beside {RAY}",
+            [samples.speed(case, OURS, RAY) for case in whole if samples.has(case, OURS, RAY)],
             5,
-            "x",
-            is_ceiling=False,
         ),
     ]
+
+
+def _costs(samples: Samples, cases: Sequence[Case], name: str, other: str) -> list[float]:
+    return [samples.cost(case, name, other) for case in cases if samples.has(case, name, other)]
+
+
+def _added_ms(samples: Samples, rest: Case) -> list[float]:
+    if not samples.has(rest, OURS, "direct"):
+        return []
+    return [(samples.p50_s(rest, OURS) - samples.p50_s(rest, "direct")) * 1000]
+
+
+def _ceiling(what: str, seen: list[float], limit: float, unit: str) -> Goal:
+    return Goal(what, max(seen, default=None), limit, unit, is_ceiling=True)
+
+
+def _floor(what: str, seen: list[float], limit: float) -> Goal:
+    return Goal(what, min(seen, default=None), limit, "x", is_ceiling=False)
