@@ -72,7 +72,9 @@ def start(makers: Sequence[Maker], field: Field, servers: list[Running], wanted:
 
 
 def measure(everybody: Sequence[Running], cases: Sequence[Case], rounds: int, samples: Samples) -> None:
-    """Every round asks everybody everything; whose turn it is, is drawn."""
+    """Every round asks everybody everything; whose turn it is, is drawn. What is only just begun warms up."""
+    for running in everybody:
+        running.sample(cases[0], BURST_S)
     for done in range(rounds):
         began = time.monotonic()
         for case in cases:

@@ -38,9 +38,9 @@ def test_a_goal_is_judged_by_its_worst_case() -> None:
 
 
 def test_a_router_must_be_dearer_and_ray_serve_slower() -> None:
-    samples = seen((GET, "vLLM router", 29), (GET, OURS, 10), (WHOLE, OURS, 10), (WHOLE, "Ray Serve", 300))
+    samples = seen((POST, "vLLM router", 29), (POST, OURS, 10), (WHOLE, OURS, 10), (WHOLE, "Ray Serve", 300))
     said = verdicts(samples)
-    assert said["CPU of a request, vLLM router beside ours"] == "missed"
+    assert said["CPU of a POST, vLLM router beside ours"] == "missed"
     assert said["CPU of a request, Ray Serve's proxy beside ours"] == "met"
     assert said["requests/s end to end beside Ray Serve"] == "met"
 
