@@ -5,7 +5,7 @@ SEEDS ?= 20000
 LIVES ?= 5000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench bench-recovery bench-goodput bench-balancing yardsticks soak sim lives faults fuzz mutants
+.PHONY: help setup demo test check format bench bench-recovery bench-goodput bench-proxy bench-balancing yardsticks soak sim lives faults fuzz mutants
 
 help: ## print these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -46,6 +46,10 @@ bench-recovery: ## how long training stands still when a rank or a node is lost:
 
 bench-goodput: setup ## how much of its time a training run keeps under an hour's faults, pressed into minutes
 	@$(BIN)/python -m benchmarks.goodput
+
+bench-proxy: ## what a request costs in Shoal's data plane, nginx, HAProxy, Envoy, LLM routers, Ray Serve: 8 minutes
+	@scripts/setup proxies
+	@$(BIN)/python -m benchmarks.proxy
 
 bench-balancing: setup ## heavy-tailed requests in virtual time through the real balancer and the fair queue
 	@$(BIN)/python -m benchmarks.balancing

@@ -1,211 +1,178 @@
 """CPU of a proxy for each request, latency added, memory: Shoal beside nginx, HAProxy and others, in one run.
 
-    python -m benchmarks.proxy [--cycles 6] [--seconds 2] [--only Shoal,nginx]
+    python -m benchmarks.proxy [--rounds 5] [--only "Shoal;nginx"] [--no-ray]
 
-All proxies stay up; in each cycle every one gets a short burst, in random order, and is compared with nginx's
-burst of the same cycle. The figure is the median of those ratios: a busy machine slows all of them down. CPU
-is what the kernel charged to the proxy's processes, not wall time. A contestant that is not installed is left
-out and named.
+All proxies stay up; in each round every one gets a short burst of each case, in random order, and is compared
+with nginx's burst of the same round. The figure is the median of those ratios: a busy machine slows all of
+them down. CPU is what the kernel charged to the proxy's processes, not wall time. The proxies have one core,
+what calls them and what is behind them have the others. Ray Serve has no proxy without its replicas: it gets
+rounds of its own beside Shoal in front of the same program, on all cores. A contestant that is not installed
+is left out and named.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import random
-import statistics
-import subprocess
 import sys
 import tempfile
-from collections import defaultdict
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.measure import megabytes, milliseconds, table
-from benchmarks.processes import answers, descendants, free_ports, spawn, stop, usage, wait_until
-from benchmarks.proxy.contestants import EVERYBODY, Contestant
-from benchmarks.proxy.unary import Burst, burst
+from benchmarks import private_network
+from benchmarks.measure import megabytes, table
+from benchmarks.processes import BenchmarkError, free_ports
+from benchmarks.proxy.contestants import ALL_ON, PROXIES, WHOLE, Contestant, LeftOut, Maker
+from benchmarks.proxy.goals import goals
+from benchmarks.proxy.running import Field, Running, on
+from benchmarks.proxy.samples import Case, Samples
 
-CASES = {
-    "GET 1 KB, 32 connections": ("GET", 32),
-    "GET 1 KB, 256 connections": ("GET", 256),
-    "POST 4 KB, 32 connections": ("POST", 32),
-    "POST 4 KB, 256 connections": ("POST", 256),
-}
-STREAMS = (64, 256)
-PACED = "GET 1 KB, one connection"
-UPSTREAMS = 2
-
-
-@dataclass
-class Running:
-    contestant: Contestant
-    port: int
-    process: subprocess.Popen[bytes]
-
-    def cpu_s(self) -> float:
-        """Of all its processes, as exact as the scheduler's own count."""
-        return sum(map(_charged_s, descendants([self.process.pid])))
+UNARY = (
+    Case("GET 1 KB, 32 connections", "GET", 32),
+    Case("GET 1 KB, 256 connections", "GET", 256),
+    Case("POST 4 KB, 32 connections", "POST", 32),
+    Case("POST 4 KB, 256 connections", "POST", 256),
+)
+STREAMS = (Case("64 event streams", "stream", 64), Case("256 event streams", "stream", 256))
+REST = Case("GET 1 KB, one request at a time", "GET", 1)
+END_TO_END = (
+    Case("end to end: GET 1 KB, 32 connections", "GET", 32),
+    Case("end to end: POST 4 KB, 32 connections", "POST", 32),
+)
+EVENTS = Case("end to end: 64 event streams", "stream", 64)
+NUM_BEHIND = 2
+BURST_S = 1.0
 
 
-def _charged_s(pid: int) -> float:
-    charged = 0.0
-    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        charged += int(path.read_text().split()[0]) / 1e9
-    return charged
+def say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
 
 
-def one_burst(running: Running, method: str, connections: int, seconds: float) -> tuple[float, Burst]:
-    """CPU microseconds a request, and what the callers saw."""
-    before = running.cpu_s()
-    seen = burst(running.contestant, running.port, method, connections, seconds)
-    return (running.cpu_s() - before) / max(seen.requests, 1) * 1e6, seen
+def behind(field: Field, *words: str) -> list[Running]:
+    """Servers for the proxies to have behind them; `words` start one, before its port."""
+    ports = free_ports(NUM_BEHIND)
+    return [field.begin(Contestant("direct", [sys.executable, *words, str(port)]), port) for port in ports]
 
 
-def streams(running: Running, count: int) -> tuple[float, dict[str, float]]:
-    """CPU microseconds an event, and how late events were."""
-    path = f"{running.contestant.path.rstrip('/')}/sse"
-    words = [sys.executable, "-m", "benchmarks.proxy.streams", str(running.port), path, str(count)]
-    before = running.cpu_s()
-    done = subprocess.run(
-        [*words, *running.contestant.headers], capture_output=True, text=True, check=True, timeout=120
-    )
-    seen: dict[str, float] = json.loads(done.stdout)
-    return (running.cpu_s() - before) / max(seen["came"], 1) * 1e6, seen
+def start(makers: Sequence[Maker], field: Field, servers: list[Running], wanted: list[str]) -> list[Running]:
+    """Those that can be had; the others are named with the reason."""
+    found: list[Running] = []
+    for make in makers:
+        [port] = free_ports(1)
+        try:
+            contestant = make(field.folder, port, [one.port for one in servers])
+            if not wanted or contestant.name in wanted:
+                say(f"starting {contestant.name}")
+                found.append(field.begin(contestant, port))
+        except (LeftOut, BenchmarkError) as error:
+            say(f"left out: {make.__name__}: {error}")
+    return found
 
 
-def measure_unary(
-    everybody: list[Running], direct: Contestant, port: int, cycles: int, seconds: float
-) -> None:
-    for title, (method, connections) in CASES.items():
-        costs: dict[str, list[float]] = defaultdict(list)
-        rates: dict[str, float] = defaultdict(float)
-        failed: dict[str, int] = defaultdict(int)
-        for _ in range(cycles):
+def measure(everybody: Sequence[Running], cases: Sequence[Case], rounds: int, samples: Samples) -> None:
+    """Every round asks everybody everything; whose turn it is, is drawn. What is only just begun warms up."""
+    for running in everybody:
+        running.sample(cases[0], BURST_S)
+    for done in range(rounds):
+        began = time.monotonic()
+        for case in cases:
             for running in random.sample(everybody, len(everybody)):
-                cost, seen = one_burst(running, method, connections, seconds)
-                name = running.contestant.name
-                costs[name].append(cost)
-                rates[name] = max(rates[name], seen.requests / seconds)
-                failed[name] += seen.failed
-        rows = [
+                samples.add(case, running.contestant.name, running.sample(case, BURST_S))
+        say(f"round {done + 1} of {rounds} took {time.monotonic() - began:.0f} s")
+
+
+def costs(samples: Samples, case: Case, names: Sequence[str], beside: str, rounds: int) -> str:
+    """Of one case: CPU, ratio, rate, what the callers saw."""
+    rows = []
+    for name in names:
+        is_direct = name == "direct"
+        has_ratio = not is_direct and beside in names
+        rows.append(
             [
                 name,
-                f"{statistics.median(costs[name]):.1f}",
-                _beside(costs, name),
-                f"{rates[name]:,.0f}",
-                str(failed[name]),
+                "-" if is_direct else f"{samples.cpu_us(case, name):.1f}",
+                f"{samples.cost(case, name, beside):.2f}x" if has_ratio else "-",
+                f"{samples.rate(case, name):,.0f}",
+                f"{samples.p50_s(case, name) * 1000:.2f} ms",
+                f"{samples.p99_s(case, name) * 1000:.2f} ms",
+                str(samples.failed(case, name)),
             ]
-            for name in costs
-        ]
-        header = ["", "CPU us a request", "beside nginx", "best requests/s", "failed"]
-        print(table(f"{title}, measured, median of {cycles} paired bursts", header, rows), flush=True)
-    measure_paced(everybody, direct, port, cycles, seconds)
+        )
+    what = "event" if case.method == "stream" else "request"
+    header = ["", f"CPU us of {what}", f"beside {beside}", f"{what}s/s", "p50", "p99", "failed"]
+    return table(f"{case.title} (measured, median of {rounds} rounds)", header, rows)
 
 
-def measure_paced(
-    everybody: list[Running], direct: Contestant, port: int, cycles: int, seconds: float
-) -> None:
-    """What a proxy adds when nothing waits for anything: one connection, one request after the other."""
-    p50: dict[str, list[float]] = defaultdict(list)
-    p99: dict[str, list[float]] = defaultdict(list)
-    for _ in range(cycles):
-        for contestant, at in random.sample(
-            [(direct, port), *((r.contestant, r.port) for r in everybody)], len(everybody) + 1
-        ):
-            seen = burst(contestant, at, "GET", 1, seconds)
-            p50[contestant.name].append(seen.p50_s)
-            p99[contestant.name].append(seen.p99_s)
-    base50, base99 = statistics.median(p50[direct.name]), statistics.median(p99[direct.name])
-    memory = {r.contestant.name: usage(descendants([r.process.pid])).pss_bytes for r in everybody}
+def at_rest(samples: Samples, everybody: Sequence[Running], rounds: int) -> str:
+    """What a proxy adds when nothing waits for anything, and the memory it has after all of this."""
+    p50_s, p99_s = samples.p50_s(REST, "direct"), samples.p99_s(REST, "direct")
     rows = [
         [
             name,
-            f"{(statistics.median(p50[name]) - base50) * 1000:+.2f} ms",
-            f"{(statistics.median(p99[name]) - base99) * 1000:+.2f} ms",
-            megabytes(memory[name]) if name in memory else "-",
+            f"{(samples.p50_s(REST, name) - p50_s) * 1000:+.2f} ms",
+            f"{(samples.p99_s(REST, name) - p99_s) * 1000:+.2f} ms",
+            megabytes(one.memory_bytes()),
         ]
-        for name in p50
+        for one in everybody
+        if (name := one.contestant.name) != "direct"
     ]
-    notes = [f"direct: p50 {milliseconds(base50)}, p99 {milliseconds(base99)}"]
-    print(table(f"{PACED}, measured", ["", "added p50", "added p99", "memory"], rows, notes), flush=True)
+    note = f"direct: p50 {p50_s * 1000:.2f} ms, p99 {p99_s * 1000:.2f} ms; memory is proportional (PSS)"
+    header = ["", "added p50", "added p99", "memory"]
+    return table(f"{REST.title} (measured, median of {rounds} rounds)", header, rows, [note])
 
 
-def measure_streams(everybody: list[Running], cycles: int) -> None:
-    for count in STREAMS:
-        costs: dict[str, list[float]] = defaultdict(list)
-        late: dict[str, list[float]] = defaultdict(list)
-        missing: dict[str, int] = defaultdict(int)
-        for _ in range(cycles):
-            for running in random.sample(everybody, len(everybody)):
-                cost, seen = streams(running, count)
-                name = running.contestant.name
-                costs[name].append(cost)
-                late[name].append(seen["p50_s"])
-                missing[name] += int(seen["expected"] - seen["came"])
-        rows = [
-            [
-                name,
-                f"{statistics.median(costs[name]):.1f}",
-                _beside(costs, name),
-                f"{statistics.median(late[name]) * 1000:.2f} ms",
-                str(missing[name]),
-            ]
-            for name in costs
-        ]
-        header = ["", "CPU us an event", "beside nginx", "p50 delay", "missing"]
-        print(
-            table(f"{count} event streams, measured, median of {cycles} paired runs", header, rows),
-            flush=True,
-        )
+def proxies(samples: Samples, field: Field, rounds: int, wanted: list[str]) -> None:
+    first, *others = sorted(os.sched_getaffinity(0))
+    with on(others or [first]):
+        servers = behind(field, "-m", "benchmarks.proxy.upstream")
+        with on([first]):
+            everybody = start(PROXIES, field, servers, wanted)
+        asked = [Running(servers[0].contestant, servers[0].port), *everybody]
+        measure(asked, (*UNARY, REST, *STREAMS), rounds, samples)
+    names = [one.contestant.name for one in asked]
+    for case in (*UNARY, *STREAMS):
+        print(costs(samples, case, names, "nginx", rounds), flush=True)
+    print(at_rest(samples, asked, rounds), flush=True)
 
 
-def _beside(costs: dict[str, list[float]], name: str) -> str:
-    if "nginx" not in costs:
-        return "-"
-    return f"{statistics.median(a / b for a, b in zip(costs[name], costs['nginx'], strict=True)):.2f}x"
+def whole(samples: Samples, field: Field, rounds: int) -> None:
+    """Ray Serve and Shoal, each with two processes of the same program behind."""
+    server = (
+        "-m uvicorn benchmarks.proxy.replica:program --no-access-log --log-level error --lifespan off --port"
+    )
+    everybody = start(WHOLE, field, behind(field, *server.split()), [])
+    names = [one.contestant.name for one in everybody]
+    measure(everybody, (*END_TO_END, EVENTS), rounds, samples)
+    for case in (*END_TO_END, EVENTS):
+        print(costs(samples, case, names, ALL_ON, rounds), flush=True)
+    rows = [[one.contestant.name, megabytes(one.memory_bytes())] for one in everybody]
+    print(table("end to end: memory of the proxy", ["", "PSS"], rows), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--cycles", type=int, default=6)
-    parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--only", default="", help="names of rows, separated by commas")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", help="names of rows, separated by semicolons")
+    parser.add_argument("--no-ray", action="store_true", help="leave out what needs Ray")
     asked = parser.parse_args()
-    wanted = [word.strip() for word in asked.only.split(",") if word.strip()]
-    started: list[subprocess.Popen[bytes]] = []
-    with tempfile.TemporaryDirectory(prefix="proxy-") as name:
-        folder = Path(name)
-        try:
-            behind = free_ports(UPSTREAMS)
-            for port in behind:
-                words = [sys.executable, "-m", "benchmarks.proxy.upstream", str(port)]
-                started.append(_begin(words, folder, port))
-            everybody = []
-            for make in EVERYBODY:
-                [port] = free_ports(1)
-                contestant = make(folder, port, behind)
-                if contestant is None:
-                    sys.stderr.write(f"left out, not installed: {make.__name__}\n")
-                elif not wanted or contestant.name in wanted:
-                    started.append(_begin(contestant.command, folder, port))
-                    everybody.append(Running(contestant, port, started[-1]))
-            direct = Contestant("direct", [])
-            measure_unary(everybody, direct, behind[0], asked.cycles, asked.seconds)
-            measure_streams(everybody, asked.cycles)
-        finally:
-            stop({pid for one in started for pid in descendants([one.pid])})
-
-
-def _begin(command: list[str], folder: Path, port: int) -> subprocess.Popen[bytes]:
-    root = Path(__file__).parents[2]
-    process = spawn(
-        command,
-        log=folder / f"{port}.log",
-        env={"PYTHONPATH": f"{root}:{root / 'src'}", "PATH": "/usr/bin:/bin"},
-    )
-    wait_until(lambda: answers(port), 30.0, f"{Path(command[0]).name} answering on {port}")
-    return process
+    has_ray = not asked.no_ray
+    try:
+        private_network.enter()
+    except BenchmarkError as error:
+        say(f"left out: Ray Serve listens on every address, and {error}")
+        has_ray = False
+    wanted = [word.strip() for word in asked.only.split(";") if word.strip()]
+    samples = Samples()
+    with tempfile.TemporaryDirectory(prefix="proxy-", ignore_cleanup_errors=True) as name:
+        with Field(Path(name)) as field:
+            proxies(samples, field, asked.rounds, wanted)
+        if has_ray:
+            with Field(Path(name)) as field:
+                whole(samples, field, asked.rounds)
+    rows = [goal.row() for goal in goals(samples, UNARY, STREAMS, REST, END_TO_END)]
+    print(table("goals, judged by Shoal with everything on", ["", "goal", "measured", ""], rows))
 
 
 if __name__ == "__main__":

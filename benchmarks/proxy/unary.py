@@ -8,11 +8,11 @@ import tempfile
 from dataclasses import dataclass
 
 from benchmarks.proxy.contestants import Contestant
+from benchmarks.proxy.payload import CHAT, POST_BYTES, chat
 
-BODY_BYTES = 4096
 POST = """
 wrk.method = "POST"
-wrk.body = string.rep("y", {size})
+wrk.body = [[{body}]]
 wrk.headers["content-type"] = "application/json"
 """
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0}
@@ -33,12 +33,13 @@ def burst(contestant: Contestant, port: int, method: str, connections: int, seco
     words = ["wrk", "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "--latency"]
     for header in contestant.headers:
         words += ["-H", header]
+    path = CHAT if method == "POST" else contestant.get
     with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
         if method == "POST":
-            script.write(POST.format(size=BODY_BYTES))
+            script.write(POST.format(body=chat(size=POST_BYTES).decode()))
             script.flush()
             words += ["-s", script.name]
-        url = f"http://127.0.0.1:{port}{contestant.path}"
+        url = f"http://127.0.0.1:{port}{contestant.under}{path}"
         done = subprocess.run([*words, url], capture_output=True, text=True, check=True, timeout=seconds + 60)
     return parse(done.stdout)
 

@@ -2,48 +2,48 @@
 
     python -m benchmarks.proxy.upstream PORT
 
-`/sse` sends CHUNKS events, one every EVERY_S, each with the time at which it was written.
+A body that asks for a stream gets NUM_EVENTS events, one every EVERY_S.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from typing import cast
 
 import httptools
 import uvloop
 
-BODY = b'{"text":"' + b"x" * 1013 + b'"}'
-ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (
-    len(BODY),
-    BODY,
+from benchmarks.proxy.payload import ANSWER, EVERY_S, NUM_EVENTS, WANTS_EVENTS, event
+
+WHOLE = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (
+    len(ANSWER),
+    ANSWER,
 )
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-CHUNKS, EVERY_S = 64, 0.02
 
 
 class Server(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
         self._parser = httptools.HttpRequestParser(self)
-        self._url = b""
+        self._is_stream = False
         self._left = 0
 
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)
 
-    def on_url(self, url: bytes) -> None:
-        self._url = url
+    def on_body(self, data: bytes) -> None:
+        self._is_stream = self._is_stream or WANTS_EVENTS in data
 
     def on_message_complete(self) -> None:
-        if self._url.endswith(b"/sse"):
+        if self._is_stream:
+            self._is_stream = False
             self._transport.write(STREAM)
-            self._left = CHUNKS
+            self._left = NUM_EVENTS
             self._send()
         else:
-            self._transport.write(ANSWER)
+            self._transport.write(WHOLE)
 
     def _send(self) -> None:
         if self._transport.is_closing():
@@ -52,8 +52,8 @@ class Server(asyncio.Protocol):
             self._transport.write(b"0\r\n\r\n")
             return
         self._left -= 1
-        event = b"data: %.6f %s\n\n" % (time.time(), b"t" * 40)
-        self._transport.write(b"%x\r\n%s\r\n" % (len(event), event))
+        told = event()
+        self._transport.write(b"%x\r\n%s\r\n" % (len(told), told))
         asyncio.get_running_loop().call_later(EVERY_S, self._send)
 
 

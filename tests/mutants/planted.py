@@ -390,4 +390,12 @@ MUTANTS = (
         "P8: one meaning for every message",
         ("serving",),
     ),
+    Mutant(
+        "end_of_a_chunk_alone_is_not_looked_at",
+        "serving/chunks.py",
+        '            and data.endswith(b"\\r\\n")\n',
+        "",
+        "P8: one meaning for every message",
+        ("serving",),
+    ),
 )

@@ -75,7 +75,7 @@ async def taken(parts: list[bytes]) -> tuple[list[tuple[bytes, bytes, bool]], by
             exchange = client.exchange
             found.append((exchange.entry.prefix, b"".join(exchange._held), True))
             exchange._leave(is_error=False)
-            client.finish(must_close=False)
+            client.finish()
 
     for part in parts:
         if pipe.is_open:

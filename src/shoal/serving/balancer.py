@@ -17,6 +17,7 @@ from shoal.serving.table import Balance
 
 PREFILL_RATE = 16_000.0
 """Tokens a second that a replica of weight 1 reads, as far as nobody says otherwise."""
+MOST = float("inf")
 DECODE_S = 0.004
 """What one more running request adds to the time to the first token of the next."""
 
@@ -57,7 +58,7 @@ class Least:
         if ask.affinity:
             return _nearest(replicas, ask.affinity)
         best: LiveReplica | None = None
-        least = float("inf")
+        least = MOST
         for replica in replicas:
             outstanding = replica.outstanding
             if outstanding < replica.cap:
@@ -85,7 +86,7 @@ class LeastTimeToFirstToken:
         if not ask.num_tokens or ask.affinity:
             return self._least.pick(replicas, ask)
         best: LiveReplica | None = None
-        least = (float("inf"), 0)
+        least = (MOST, 0)
         for replica in replicas:
             if replica.outstanding < replica.cap:
                 cost = (self._seconds(replica, ask), replica.picked)

@@ -16,6 +16,20 @@ MAX_TRAILERS = 8192
 LAST = b"0\r\n\r\n"
 
 
+def _alone(length: int) -> bytes:
+    """How a piece of that length begins if it is one chunk with the plainest of sizes; a mark if none is."""
+    for digits in range(1, 5):
+        line = b"%x\r\n" % max(0, length - digits - 4)
+        if len(line) == digits + 2 and not line.startswith(b"0"):
+            return line
+    return b"?"
+
+
+MAX_ALONE = 2048
+ALONE = [_alone(length) for length in range(MAX_ALONE)]
+"""By length. Events of a stream mostly come one in a piece: so seen in a third of the time reading takes."""
+
+
 class BadChunk(ValueError):
     """The framing is broken: nothing after it on the connection means anything."""
 
@@ -38,16 +52,16 @@ class Chunks:
         The last chunk is not among the former: whoever passes the body on ends it. What the chunks contain
         is appended to `decoded`. `BadChunk`: see there; nothing of this piece may go on.
         """
-        if decoded is None and not (self._left or self._held or self._is_ending):
-            # Exactly one chunk: how events of a stream come. Worth a microsecond of two.
-            line = SIZE.match(data)
-            if (
-                line is not None
-                and 0 < int(line[1], 16) == len(data) - line.end() - 2
-                and data[-2:] == b"\r\n"
-            ):
-                self.count += 1
-                return data, None
+        length = len(data)
+        if (
+            length < MAX_ALONE
+            and data.startswith(ALONE[length])
+            and data.endswith(b"\r\n")
+            and decoded is None
+            and not (self._left or self._held or self._is_ending)
+        ):
+            self.count += 1
+            return data, None
         if self._held:
             data = self._held + data
             self._held = b""

@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Protocol, cast
 
 from shoal.serving.chunks import BadChunk, Chunks
-from shoal.serving.exchange import Exchange
+from shoal.serving.exchange import FOREVER, Exchange
 from shoal.serving.head import CHUNKED, too_large
 from shoal.serving.problem import Refused, malformed, response
 from shoal.serving.replica import LiveReplica
@@ -89,7 +89,7 @@ class Downstream(asyncio.Protocol):
         self._is_stalled = False
         self.exchange: Exchange | None = None
         self.is_last = False
-        self.due = self.body_due = float("inf")
+        self.due = self.body_due = FOREVER
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -184,7 +184,7 @@ class Downstream(asyncio.Protocol):
             self._ahead(rest)
             return
         self._grown = 0
-        self.due = float("inf")
+        self.due = FOREVER
         self.body_due = now + BODY_S
         self._left = head.length
         self._chunks = Chunks() if head.length == CHUNKED else None
@@ -211,7 +211,7 @@ class Downstream(asyncio.Protocol):
         if ready:
             exchange.on_body(ready)
         if rest is not None:
-            self.body_due = float("inf")
+            self.body_due = FOREVER
             exchange.on_body_end()
             exchange.is_whole = True
             if rest:
@@ -234,24 +234,24 @@ class Downstream(asyncio.Protocol):
         if refused.must_close:
             self._linger()
         else:
-            self._next(must_close=closes)
+            self._next()
 
     def refuse(self, refused: Refused, exchange: Exchange) -> None:
         refused.must_close = refused.must_close or not exchange.is_whole
         self.exchange = None
         self._answer(refused, is_head=exchange.is_head, request_id=exchange.request_id.decode())
 
-    def finish(self, *, must_close: bool) -> None:
+    def finish(self) -> None:
         exchange, self.exchange = self.exchange, None
         if exchange is not None and not exchange.is_whole:
             self._linger()
         else:
-            self._next(must_close=must_close or self.is_last)
+            self._next()
 
     def _linger(self) -> None:
         """Closing now would destroy the answer on its way: the caller still sends. What comes is ignored."""
         self.is_last = True
-        self.body_due = float("inf")
+        self.body_due = FOREVER
         self.due = monotonic() + LINGER_S
         self._buffer = b""
         self._grown = 0
@@ -266,10 +266,9 @@ class Downstream(asyncio.Protocol):
         if self._grown > LINGER_BYTES:
             self.abort()
 
-    def _next(self, *, must_close: bool) -> None:
-        self.body_due = float("inf")
-        if must_close:
-            self.is_last = True
+    def _next(self) -> None:
+        self.body_due = FOREVER
+        if self.is_last:
             self._buffer = b""
             self.due = monotonic() + LINGER_S
             self._transport.close()
@@ -339,7 +338,7 @@ class Downstream(asyncio.Protocol):
             # Chunks may be a conversation: they only have to come.
             wanted = BODY_RATE * BODY_S if self._chunks is None else 1
             if self._grown < wanted and not self._is_held:
-                self.body_due = float("inf")
+                self.body_due = FOREVER
                 exchange.refuse(Refused(408, "request.slow", "the body comes too slowly", must_close=True))
                 return
             self._grown = 0

@@ -17,7 +17,7 @@ from shoal.serving.head import CHUNKED
 from shoal.serving.hedge import GATEWAY_ERRORS, Hedge
 from shoal.serving.problem import Refused, document
 from shoal.serving.prompt import ask_of
-from shoal.serving.replica import LiveReplica
+from shoal.serving.replica import LiveReplica, Tally
 from shoal.serving.route import Entry
 from shoal.serving.table import BOUNDS_S
 from shoal.serving.upstream import Seeker, Upstream
@@ -43,7 +43,7 @@ class Client(Protocol):
 
     def write(self, data: bytes) -> None: ...
 
-    def finish(self, *, must_close: bool) -> None:
+    def finish(self) -> None:
         """The response is over."""
         ...
 
@@ -66,13 +66,13 @@ class Exchange:
     __slots__ = (
         "_answer",
         "_connects",
+        "_counts",
         "_has_moved",
         "_hedge",
         "_held",
         "_is_bound",
         "_is_over",
         "_is_waiting",
-        "_must_close",
         "_prefill",
         "_relay",
         "_replay",
@@ -109,6 +109,8 @@ class Exchange:
         self._held: list[bytes] = []
         self._replay: bytes | None = None
         self._answer: Answer | None = None
+        self._counts: Tally | None = None
+        """Of the release that streams events to it."""
         self._relay: Relay | None = None
         self._hedge: Hedge | None = None
         self._connects = 0
@@ -119,7 +121,6 @@ class Exchange:
         self._is_waiting = False
         self.is_answered = False
         self._is_over = False
-        self._must_close = False
         self._has_moved = False
 
     # From the caller.
@@ -194,7 +195,7 @@ class Exchange:
             self.client.abort()
         elif isinstance(self._relay, Warm):
             self.client.write(self._relay.failed(document(refused, self.request_id.decode())))
-            self.client.finish(must_close=not self.is_whole)
+            self.client.finish()
         else:
             self.client.refuse(refused, self)
 
@@ -289,6 +290,7 @@ class Exchange:
         self._judge(replica, answer.status, now)
         self._answer = answer
         self._replay = None
+        self._counts = replica.tally if answer.is_stream else None
         if self._hedge is not None:
             self._hedge.end()
         self.is_answered = True
@@ -297,23 +299,37 @@ class Exchange:
         if self._relay is None and self.entry.head.is_http10:
             self._relay = Relay()
         if self._relay is not None:
-            self._must_close = self.entry.head.is_http10
+            client.is_last = client.is_last or self.entry.head.is_http10
             head = self._relay.head(answer, self.request_id)
             client.write(head + (self._relay.data(body) if body else b""))
             return
-        self._must_close = client.is_last or (answer.length == UNTIL_CLOSE and not self.is_head)
-        last = b"connection: close\r\n" if self._must_close else answer.upgrade
-        client.write(
-            b"%b%bx-request-id: %b\r\n%b\r\n%b" % (answer.head, answer.framing, self.request_id, last, body)
+        if answer.length == UNTIL_CLOSE and not self.is_head:
+            client.is_last = True
+        last = b"connection: close\r\n" if client.is_last else answer.upgrade
+        write = client.write
+        write(
+            b"".join(
+                (
+                    answer.head,
+                    answer.framing,
+                    b"x-request-id: ",
+                    self.request_id,
+                    b"\r\n",
+                    last,
+                    b"\r\n",
+                    body,
+                )
+            )
         )
 
     def on_data(self, data: bytes, num_chunks: int = 1) -> None:
         """A piece of the body, as the replica framed it."""
         self._has_moved = True
-        answer = self._answer
-        if answer is not None and answer.is_stream and self.replica is not None:
-            self.replica.tally.tokens += num_chunks
-        self.client.write(data if self._relay is None else self._relay.data(data))
+        counts = self._counts
+        if counts is not None:
+            counts.tokens += num_chunks
+        write = self.client.write
+        write(data if self._relay is None else self._relay.data(data))
 
     def on_end(self) -> None:
         answer = self._answer
@@ -323,14 +339,15 @@ class Exchange:
             self.client.write(LAST)
         self.up = None
         self._leave(is_error=answer is not None and answer.status >= 500)
-        self.client.finish(must_close=self._must_close)
+        self.client.finish()
 
     def on_lost(self, reason: str) -> None:
         """The connection to the replica is gone before the response was over."""
         self.up = None
         if self._answer is not None and self._answer.status == 101:
             self._leave(is_error=False)
-            self.client.finish(must_close=True)
+            self.client.is_last = True
+            self.client.finish()
             return
         replica, service = self.replica, self.entry.service
         self._failed(monotonic())
@@ -374,13 +391,17 @@ class Exchange:
 
     def message(self, replica: LiveReplica, body: bytes | None = None) -> bytes:
         """For that replica; without a body, with the one that was kept."""
-        return b"%b%bx-request-id: %b\r\n%b\r\n%b" % (
+        pieces = (
             self.entry.prefix,
             self.client.forwarded,
+            b"x-request-id: ",
             self.request_id,
+            b"\r\n",
             replica.secret_lines,
+            b"\r\n",
             (self._replay or b"") if body is None else body,
         )
+        return b"".join(pieces)
 
     def open(self, replica: LiveReplica, seeker: Seeker) -> None:
         self.client.open(replica, seeker)

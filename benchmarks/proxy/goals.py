@@ -1,0 +1,77 @@
+"""What Shoal set out to reach with everything on, and whether this run shows it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.proxy.contestants import ALL_ON as OURS
+from benchmarks.proxy.samples import Case, Samples
+
+ROUTERS = ("vLLM router", "SGLang router")
+RAY = "Ray Serve"
+
+
+@dataclass(frozen=True)
+class Goal:
+    what: str
+    seen: float | None
+    """None: nothing to compare with was there."""
+    limit: float
+    unit: str
+    is_ceiling: bool
+
+    @property
+    def verdict(self) -> str:
+        if self.seen is None:
+            return "not measured"
+        is_met = self.seen <= self.limit if self.is_ceiling else self.seen >= self.limit
+        return "met" if is_met else "missed"
+
+    def row(self) -> list[str]:
+        bound = "at most" if self.is_ceiling else "at least"
+        seen = "-" if self.seen is None else f"{self.seen:.2f}{self.unit}"
+        return [self.what, f"{bound} {self.limit:g}{self.unit}", seen, self.verdict]
+
+
+def goals(
+    samples: Samples, unary: Sequence[Case], streams: Sequence[Case], rest: Case, whole: Sequence[Case]
+) -> list[Goal]:
+    """Each by its worst case. `rest` is one request at a time, `whole` those of Ray Serve.
+
+    Routers are judged by POSTs to a chat endpoint: to route those is what they are for.
+    """
+    chats = [case for case in unary if case.method == "POST"]
+    return [
+        _ceiling("CPU of a request beside nginx", _costs(samples, unary, OURS, "nginx"), 1.6, "x"),
+        _ceiling("CPU of an event beside nginx", _costs(samples, streams, OURS, "nginx"), 1.25, "x"),
+        _ceiling("added p50", _added_ms(samples, rest), 0.3, " ms"),
+        *(
+            _floor(f"CPU of a POST, {name} beside ours", _costs(samples, chats, name, OURS), 3)
+            for name in ROUTERS
+        ),
+        _floor(f"CPU of a request, {RAY}'s proxy beside ours", _costs(samples, whole, RAY, OURS), 20),
+        _floor(
+            f"requests/s end to end beside {RAY}",
+            [samples.speed(case, OURS, RAY) for case in whole if samples.has(case, OURS, RAY)],
+            5,
+        ),
+    ]
+
+
+def _costs(samples: Samples, cases: Sequence[Case], name: str, other: str) -> list[float]:
+    return [samples.cost(case, name, other) for case in cases if samples.has(case, name, other)]
+
+
+def _added_ms(samples: Samples, rest: Case) -> list[float]:
+    if not samples.has(rest, OURS, "direct"):
+        return []
+    return [(samples.p50_s(rest, OURS) - samples.p50_s(rest, "direct")) * 1000]
+
+
+def _ceiling(what: str, seen: list[float], limit: float, unit: str) -> Goal:
+    return Goal(what, max(seen, default=None), limit, unit, is_ceiling=True)
+
+
+def _floor(what: str, seen: list[float], limit: float) -> Goal:
+    return Goal(what, min(seen, default=None), limit, "x", is_ceiling=False)

@@ -1,0 +1,28 @@
+"""What everybody is asked and answers: 1 KB of JSON, or events that say when each was written."""
+
+from __future__ import annotations
+
+import json
+import time
+
+ANSWER = b'{"text":"' + b"x" * 1013 + b'"}'
+NUM_EVENTS, EVERY_S = 64, 0.02
+"""Of one stream."""
+POST_BYTES = 4096
+CHAT = "/v1/chat/completions"
+"""Where a router for language models takes a POST; the others take any path."""
+WANTS_EVENTS = b'"stream":true'
+
+
+def event() -> bytes:
+    return b"data: %.6f %s\n\n" % (time.time(), b"t" * 40)
+
+
+def chat(*, is_stream: bool = False, size: int = 0) -> bytes:
+    """A body that such a router takes, `size` bytes long if that is more than it needs."""
+
+    def body(words: str) -> bytes:
+        asked = {"model": "m", "stream": is_stream, "messages": [{"role": "user", "content": words}]}
+        return json.dumps(asked, separators=(",", ":")).encode()
+
+    return body("y" * max(1, size - len(body(""))))
