@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator
 
 import msgspec
@@ -19,6 +18,8 @@ MAX_WEIGHT = 256
 CHECKED = "inter 2s fastinter 1s downinter 1s fall 2 rise 1"
 OBSERVED = "observe layer4 error-limit 1 on-error mark-down"
 """One connection refused takes a replica out; a check every second brings it back."""
+IDLE_S = 2
+"""Many servers close connections idle for five seconds; a request must not meet that."""
 BODY_S = 20
 HELD_BYTES = 32768
 SAFE = "{ method GET HEAD OPTIONS } || { req.hdr(idempotency-key) -m found }"
@@ -45,14 +46,14 @@ def backend_name(service: Service) -> str:
 
 def servers(service: Service) -> tuple[Server, ...]:
     weights = _weights(service)
-    options = f"check {CHECKED} {OBSERVED} maxconn {service.cap}"
+    options = f"check {CHECKED} {OBSERVED} pool-purge-delay {IDLE_S}s maxconn {service.cap}"
     return tuple(
         Server(
             name=server_name(replica),
             replica=replica,
             address=replica.address.replace("unix:", "unix@", 1),
             options=options,
-            weight=0 if replica.is_draining else weights[replica.replica_id],
+            weight=0 if replica.is_draining else weights.get(replica.replica_id, 0),
         )
         for replica in service.replicas
     )
@@ -60,20 +61,35 @@ def servers(service: Service) -> tuple[Server, ...]:
 
 def _weights(service: Service) -> dict[str, int]:
     """Of each replica by its own weight; while releases have shares, by those."""
-    wanted = {replica.replica_id: replica.weight for replica in service.replicas}
     if len(service.shares) > 1:
-        open_ones = [replica for replica in service.replicas if not replica.is_draining]
-        totals: Counter[int] = Counter()
-        for replica in open_ones:
-            totals[replica.release] += replica.weight  # type: ignore[assignment]
-        for replica in open_ones:
-            share = service.shares.get(replica.release, 0.0)
-            wanted[replica.replica_id] = share * replica.weight / totals[replica.release]
-    largest = max(wanted.values(), default=1.0)
-    scale = MAX_WEIGHT / largest if len(service.shares) > 1 else min(FULL_WEIGHT, MAX_WEIGHT / largest)
-    return {
-        name: max(1, round(weight * scale)) if weight > 0 else 0 for name, weight in wanted.items()
+        return _by_share(service)
+    wanted = {replica.replica_id: replica.weight for replica in service.replicas}
+    scale = min(FULL_WEIGHT, MAX_WEIGHT / max(wanted.values(), default=1.0))
+    return {name: max(1, round(weight * scale)) for name, weight in wanted.items()}
+
+
+def _by_share(service: Service) -> dict[str, int]:
+    """Weights that divide requests as told, as nearly as whole numbers can: 0.9 and 0.1 are 225 and 25."""
+    totals: dict[int, float] = {}
+    for replica in service.replicas:
+        if not replica.is_draining:
+            totals[replica.release] = totals.get(replica.release, 0.0) + replica.weight
+    wanted = {
+        replica.replica_id: service.shares.get(replica.release, 0.0)
+        * replica.weight
+        / totals[replica.release]
+        for replica in service.replicas
+        if not replica.is_draining
     }
+    largest = max(wanted.values(), default=0.0)
+    if largest <= 0:
+        return {replica.replica_id: FULL_WEIGHT for replica in service.replicas}
+
+    def error(top: int) -> float:
+        return sum(abs(round(w * top / largest) - w * top / largest) for w in wanted.values()) / top
+
+    top = min(range(MAX_WEIGHT, FULL_WEIGHT, -1), key=error)
+    return {name: max(1, round(w * top / largest)) if w > 0 else 0 for name, w in wanted.items()}
 
 
 def backend(service: Service) -> Iterator[str]:
@@ -90,13 +106,15 @@ def backend(service: Service) -> Iterator[str]:
         yield "    http-send-name-header x-shoal-secret"
     if service.check:
         yield "    option httpchk"
-        yield f"    http-check send meth GET uri {service.check} ver HTTP/1.1 hdr host shoal hdr x-shoal-secret %[srv_name]"
+        headers = "hdr host shoal hdr x-shoal-secret %[srv_name]"
+        yield f"    http-check send meth GET uri {service.check} ver HTTP/1.1 {headers}"
         yield "    http-check expect status 100-499"
     yield from _caller(service)
     yield from _limits(service.limits)
     full = Refused(503, "service.busy", "too many requests wait for this service", retry_s=2.0)
     yield refusal(full, f"{{ queue ge {service.queue_count} }}")
-    yield f"    http-request wait-for-body time {BODY_S}s at-least {HELD_BYTES} if {{ req.hdr(content-length) -m found }}"
+    waits = f"http-request wait-for-body time {BODY_S}s at-least {HELD_BYTES}"
+    yield f"    {waits} if {{ req.hdr(content-length) -m found }}"
 
 
 def _algorithm(service: Service) -> str:

@@ -71,6 +71,13 @@ class Master:
         except OSError:
             return False  # not there yet, or the master executes itself anew, and its socket with it
 
+    def has_stopped(self) -> bool:
+        """Whether none of its workers takes anything new."""
+        try:
+            return self._have_stopped(self.processes().all)
+        except OSError:
+            return True
+
     def reload(self) -> bool:
         """Have it read its configuration again, and wait until that is served. False: it would not."""
         before = self.processes()

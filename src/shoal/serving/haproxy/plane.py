@@ -14,6 +14,7 @@ import socket
 import subprocess
 import time
 from asyncio.subprocess import Process
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -33,6 +34,7 @@ AGAIN_S = 1.0
 """Between its death and the next start."""
 LAST_IDLE_S = 2.0
 """A connection without a request is kept for so long when everything stops: one may be on its way."""
+TLS_EVERY_S = 10.0
 PR_SET_PDEATHSIG = 1
 CONFIG = "haproxy.cfg"
 CANDIDATE = "next.cfg"
@@ -42,7 +44,9 @@ SOCKET = "master.sock"
 class HaproxyPlane:
     """`folder` is for its files alone, and for nobody else to read. `swap` blocks while HAProxy reloads."""
 
-    def __init__(self, program: str, folder: Path, place: Place, tls: tuple[Path, Path] | None = None) -> None:
+    def __init__(
+        self, program: str, folder: Path, place: Place, tls: tuple[Path, Path] | None = None
+    ) -> None:
         self.process_id = os.urandom(8).hex()
         self.version = 0
         self._program = program
@@ -68,13 +72,16 @@ class HaproxyPlane:
         is_reload = changes.needs_reload(before, after, self._leaving)
         if is_reload:
             self._check(after)
-        self._write(CALLERS, as_map(after.callers))
-        self._write(CONFIG, after.config)
+        self._keep(after)
         if self._process is not None:
             try:
                 self._tell(before, after, is_reload=is_reload)
             except OSError as error:  # it is dying; the next one reads what was written
                 log.warning("HAProxy does not answer: %s", error)
+            except ValueError:
+                self._keep(before)
+                self._say_all(changes.called(after.callers, before.callers))
+                raise
         self._rendering = after
         self.version = table.version
         self._warn(table)
@@ -110,6 +117,11 @@ class HaproxyPlane:
         if done.returncode:
             raise ValueError(f"HAProxy refuses its configuration: {done.stderr.strip()[-1000:]}")
 
+    def _keep(self, rendering: Rendering) -> None:
+        """For the next start, or reload."""
+        self._write(CALLERS, as_map(rendering.callers))
+        self._write(CONFIG, rendering.config)
+
     def _write(self, name: str, text: str) -> None:
         write_whole(self._folder / name, text.encode())
 
@@ -120,7 +132,7 @@ class HaproxyPlane:
         self._say_all(changes.weighed(before, after))
         gone = changes.removed(before, after)
         if is_reload or not self._add(before, after):
-            self._reload(before)
+            self._reload()
             self._leaving = {}
         known = changes.flat(before)
         for name in gone:
@@ -128,10 +140,10 @@ class HaproxyPlane:
             self._say_all([f"set server {name} state maint"])
         self.tidy()
 
-    def _say_all(self, commands: object) -> None:
+    def _say_all(self, commands: Iterable[str]) -> None:
         """To every worker: old ones may get requests yet, on connections that were idle."""
         pids = self._master.processes().all
-        for command in commands:  # type: ignore[attr-defined]
+        for command in commands:
             for pid in pids:
                 self._master.tell(pid, command)
 
@@ -141,15 +153,15 @@ class HaproxyPlane:
             for pid in seen.all:
                 answer = self._master.tell(pid, command)
                 if pid in seen.current and answer and "registered" not in answer:
-                    log.warning("HAProxy is reloaded: `%s` is answered `%s`", command.split(" weight ")[0], answer)
+                    # Not the command: the server's name in it is a secret.
+                    log.warning("HAProxy takes no new server, and is reloaded: %s", answer)
                     return False
         return True
 
-    def _reload(self, before: Rendering) -> None:
+    def _reload(self) -> None:
         """`ValueError`: it would not, and goes on as before."""
         if not self._master.reload():
-            self._write(CONFIG, before.config)
-            raise ValueError("HAProxy did not start with a configuration that it had found valid; see its log")
+            raise ValueError("HAProxy did not start with a configuration that it had found valid")
 
     def tidy(self) -> None:
         """Delete servers that have finished what they had. May be repeated."""
@@ -158,6 +170,16 @@ class HaproxyPlane:
             answers = [self._master.tell(pid, f"del server {name}") for pid in pids]
             if not any("still" in answer for answer in answers):
                 del self._leaving[name]
+
+    def renew(self) -> None:
+        """Read the certificate again, and reload; if it is no good, the one before stays."""
+        if self._process is None:
+            return
+        try:
+            self._check(self._rendering)
+            self._reload()
+        except (OSError, ValueError) as error:
+            log.warning("HAProxy goes on as it is: %s", error)
 
     # What it counts.
 
@@ -176,9 +198,9 @@ class HaproxyPlane:
         """Returns when it serves. `OSError`: it does not."""
         if not (self._folder / CONFIG).exists():
             self._check(self._rendering)
-            self._write(CONFIG, self._rendering.config)
+            self._keep(self._rendering)
         self._process = await asyncio.create_subprocess_exec(
-            *(self._program, "-W", "-S", f"unix@{SOCKET},mode,600", "-f", CONFIG),
+            *(self._program, "-W", "-q", "-S", f"unix@{SOCKET},mode,600", "-f", CONFIG),
             cwd=self._folder,
             pass_fds=(self._place.listener,),
             preexec_fn=_dies_with_its_parent,
@@ -202,22 +224,47 @@ class HaproxyPlane:
             except OSError as error:
                 log.warning("%s", error)
 
+    async def keep_fresh(self) -> None:
+        """Until cancelled: a certificate that was renewed is taken."""
+        seen = self._stamp()
+        while True:
+            await asyncio.sleep(TLS_EVERY_S)
+            stamp = self._stamp()
+            if stamp != seen:
+                seen = stamp
+                self.renew()
+
+    def _stamp(self) -> tuple[int, ...]:
+        try:
+            return tuple(file.stat().st_mtime_ns for file in self._tls or ())
+        except OSError:
+            return ()
+
     async def drain(self, within_s: float) -> None:
         """Take nothing new, finish what is there, then end. After `within_s`, what is left is cut off."""
         process = self._process
         if process is None or process.returncode is not None:
             return
+        ended = asyncio.ensure_future(process.wait())
         process.send_signal(signal.SIGUSR1)
         try:
             async with asyncio.timeout(within_s):
-                await asyncio.sleep(LAST_IDLE_S)
-                while process.returncode is None and self._is_busy():
-                    await asyncio.sleep(0.1)
+                await self._until_closed(ended)
+                await asyncio.sleep(min(LAST_IDLE_S, within_s / 2))
+                while not ended.done() and self._is_busy():
+                    await asyncio.wait([ended], timeout=0.1)
         except TimeoutError:
             log.warning("requests were cut off after %g s", within_s)
-        if process.returncode is None:
+        if not ended.done():
             process.terminate()
-        await process.wait()
+        await ended
+
+    async def _until_closed(self, ended: asyncio.Future[int]) -> None:
+        """Until no worker accepts. The socket is then closed for all: the master has it, too."""
+        while not ended.done() and not self._master.has_stopped():
+            await asyncio.wait([ended], timeout=0.02)
+        with socket.socket(fileno=os.dup(self._place.listener)) as listener:
+            listener.shutdown(socket.SHUT_RDWR)
 
     def _is_busy(self) -> bool:
         try:
@@ -228,8 +275,8 @@ class HaproxyPlane:
 
 
 def _dies_with_its_parent() -> None:
-    """It finishes what it has, and takes nothing new: whoever is started next has the port."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGUSR1)
+    """At once, however that one ends: whoever is started next has the port."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _resolved(table: Table) -> Table:

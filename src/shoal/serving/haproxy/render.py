@@ -126,6 +126,8 @@ def _defaults(table: Table) -> Iterator[str]:
     yield "    timeout http-keep-alive 75s"
     # An idle connection closed by a reload might cross a request on its way: the next answer says `close`.
     yield "    option idle-close-on-response"
+    # Who left wants no answer: its place in the queue, or in the replica, is another's.
+    yield "    option abortonclose"
     yield from errors()
 
 
@@ -134,7 +136,8 @@ def _frontend(place: Place, routes: str) -> Iterator[str]:
     yield "frontend services"
     yield f"    bind fd@{place.listener} proto h1{tls}"
     yield f"    maxconn {place.max_connections}"
-    yield "    http-request set-var(txn.id) req.fhdr(x-request-id,1) if { req.fhdr(x-request-id,1) -m reg ^[A-Za-z0-9_-]{1,128}$ }"
+    decent = "{ req.fhdr(x-request-id,1) -m reg ^[A-Za-z0-9_-]{1,128}$ }"
+    yield f"    http-request set-var(txn.id) req.fhdr(x-request-id,1) if {decent}"
     yield "    http-request set-var(txn.id) uuid() if !{ var(txn.id) -m found }"
     yield "    http-after-response set-header x-request-id %[var(txn.id)] if { var(txn.id) -m found }"
     yield from _one_meaning()
@@ -151,7 +154,9 @@ def _one_meaning() -> Iterator[str]:
     no_method = Refused(405, "request.method", "CONNECT and TRACE are not served")
     yield refusal(no_method, "{ method CONNECT TRACE }")
     hosts = "one Host is needed"
-    yield refusal(malformed(hosts), "{ req.fhdr_cnt(host) gt 1 } || !{ req.fhdr_cnt(host) eq 1 } !{ req.ver 1.0 }")
+    yield refusal(
+        malformed(hosts), "{ req.fhdr_cnt(host) gt 1 } || !{ req.fhdr_cnt(host) eq 1 } !{ req.ver 1.0 }"
+    )
     target = "the target is not a path"
     yield refusal(malformed(target), "!{ path_beg / } || { url_sub '#' }")
     dots = "the path has dot segments; send it resolved"
@@ -173,7 +178,9 @@ def _who() -> Iterator[str]:
     """A token is known by its SHA-256, bound to its id as `serving.callers` says."""
     bearer = "{ req.fhdr(authorization,1) -m reg -i '^bearer +[^ ]' }"
     ours = "'^shl_(tok_[0-9a-z]{1,40})_([0-9a-f]{64})\\$','shoal-token\\\\x00\\\\1\\\\x00\\\\2'"
-    digest = f"req.fhdr(authorization,1),regsub('^[A-Za-z]+ +',''),rtrim(' '),regsub({ours}),sha2(256),hex,lower"
+    digest = (
+        f"req.fhdr(authorization,1),regsub('^[A-Za-z]+ +',''),rtrim(' '),regsub({ours}),sha2(256),hex,lower"
+    )
     yield f'    http-request set-var(txn.digest) "{digest}" if {bearer}'
     yield f"    http-request set-var(txn.known) var(txn.digest),map_str({CALLERS})"
     yield f"    http-request set-var(txn.caller) var(txn.digest),concat(@,txn.backend),map_str({CALLERS})"
@@ -183,7 +190,9 @@ def _who() -> Iterator[str]:
     yield "    http-request sc-inc-gpc0(0) if !is_public !is_known"
     guesses = Refused(429, "limit.guesses", "too many requests without a known token", retry_s=60.0)
     yield refusal(guesses, f"!is_public !is_known {{ sc_gpc0_rate(0) gt {MAX_GUESSES} }}")
-    unknown = Refused(401, "unauthenticated", "a token that is known is needed: `Authorization: Bearer TOKEN`")
+    unknown = Refused(
+        401, "unauthenticated", "a token that is known is needed: `Authorization: Bearer TOKEN`"
+    )
     yield refusal(unknown, "!is_public !is_known")
     # The same for what is not there and for what the caller may not see.
     yield refusal(Refused(404, "service.unknown", "no such service"), "!is_public !is_caller")

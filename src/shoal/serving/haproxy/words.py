@@ -12,7 +12,9 @@ from shoal.serving.table import Balance, Replica, Service, Table, faults
 
 WORD = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 PATH = re.compile(r"/[A-Za-z0-9/_.,~@+=&?:-]{0,1000}")
-ADDRESS = re.compile(r"unix:/[A-Za-z0-9/_.@+-]{1,100}|[A-Za-z0-9_.-]+:[0-9]{1,5}|\[[0-9a-fA-F:.]+\]:[0-9]{1,5}")
+ADDRESS = re.compile(
+    r"unix:/[A-Za-z0-9/_.@+-]{1,100}|[A-Za-z0-9_.-]+:[0-9]{1,5}|\[[0-9a-fA-F:.]+\]:[0-9]{1,5}"
+)
 HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}|\[[0-9a-fA-F:.]{2,45}\]")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 AFFINITY = re.compile(r"(?:(?:header|cookie):[A-Za-z0-9_.-]{1,128})?")
