@@ -6,30 +6,23 @@ import asyncio
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from shoal.serving.callers import digest_of
-from shoal.serving.table import Caller, Limits, Service
+from shoal.serving.table import Caller, Limits
 from tests.support.serving import (
     AnyLab,
     Conversation,
     FakeReplica,
+    as_caller,
     callers,
+    closed,
     get,
     reply,
     service,
     until,
 )
-
-
-def closed(*replicas: Any, **changes: Any) -> Service:
-    return service(*replicas, **{"is_public": False, "callers": callers("ana", "bo"), **changes})
-
-
-def as_caller(name: str, path: str = "/p/s/", **more: Any) -> bytes:
-    return get(path, f"authorization: Bearer token-{name}", **more)
 
 
 async def hang_up(seen: Conversation) -> None:
@@ -272,6 +265,13 @@ class PathContract:
         assert await wire.reader.readexactly(5) == b"HELLO"
         wire.close()
         await until(lambda: lab.in_flight() == 0)
+
+    async def test_replica_that_changes_the_protocol_unasked_is_not_believed(self, lab: AnyLab) -> None:
+        async def rude(seen: Conversation) -> None:
+            await seen.send(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n")
+
+        lab.serve(service(await lab.replica("one", rude), retries=0))
+        assert (await lab.ask(get())).status == 502
 
     async def test_request_under_way_outlives_the_table_that_named_its_replica(self, lab: AnyLab) -> None:
         gate = asyncio.Event()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,10 +12,11 @@ import pytest
 
 from shoal.serving.haproxy.plane import HaproxyPlane
 from shoal.serving.haproxy.render import Place
+from shoal.serving.haproxy.start import find_haproxy
 from shoal.serving.table import Report, Service, Table
 from tests.support.serving import AnyLab
 
-HAPROXY = shutil.which("haproxy", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
+HAPROXY = find_haproxy()
 needs_haproxy = pytest.mark.skipif(HAPROXY is None, reason="no HAProxy here: apt-get install haproxy")
 
 

@@ -172,6 +172,15 @@ def get(path: str = "/p/s/", *headers: str, method: str = "GET", body: bytes = b
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
+def closed(*replicas: Any, **changes: Any) -> Service:
+    """A service for `ana` and `bo`."""
+    return service(*replicas, **{"is_public": False, "callers": callers("ana", "bo"), **changes})
+
+
+def as_caller(name: str, path: str = "/p/s/", **more: Any) -> bytes:
+    return get(path, f"authorization: Bearer token-{name}", **more)
+
+
 @dataclass
 class Wire:
     """A caller's connection."""
@@ -272,6 +281,7 @@ class Lab(AnyLab):
 
     async def drain(self, within_s: float) -> None:
         await self.plane.drain(within_s)
+        await asyncio.gather(*self.plane._tasks)  # connections on their way, for callers who left
 
 
 @contextlib.asynccontextmanager

@@ -46,7 +46,10 @@ async def keep(settings: Settings, plane: ControlPlane) -> None:
             child.poll()  # one that has ended is there until somebody asks
         found = running(settings.home)
         book.url = str(found["url"]) if found else None
-        if found is not None and found["server"] != settings.url:
+        if found is not None and (found["server"], found.get("kind", "embedded")) != (
+            settings.url,
+            settings.data_plane,
+        ):
             stop(settings.home)
         elif found is None and book.table.services:
             token = data_plane_token(plane.core.key)
@@ -88,6 +91,7 @@ def _start(settings: Settings, token: str) -> subprocess.Popen[bytes] | None:
             continue
         scheme = "https" if settings.tls_cert else "http"
         facts = {"pid": child.pid, "ticks": start_ticks(child.pid), "server": settings.url}
+        facts["kind"] = settings.data_plane
         write_private(home / FACTS, json.dumps({**facts, "url": f"{scheme}://{address}"}) + "\n")
         log.info("data_plane.started", pid=child.pid, address=address)
         return child
@@ -101,6 +105,8 @@ def _spawn(settings: Settings, secret: Path, port: int) -> subprocess.Popen[byte
     told += ["--table", f"{settings.url}/v1/serving/table?wait_s={WAIT_S}"]
     told += ["--report", f"{settings.url}/v1/serving/reports"]
     told += ["--cache", str(settings.home / "serving-table.json")]
+    if settings.data_plane == "haproxy":
+        told.append("--haproxy")
     if settings.tls_cert and settings.tls_key:
         told += ["--tls-cert", str(settings.tls_cert), "--tls-key", str(settings.tls_key)]
     with (settings.home / "logs" / "serving.log").open("ab") as words:

@@ -59,6 +59,9 @@ def up(
         str | None, Parameter(help="Keep so many bytes of old logs (10 GiB); SHOAL_MAX_KEPT_BYTES.")
     ] = None,
     serve_on: Annotated[str | None, Parameter(help="HOST:PORT of services (127.0.0.1:7463).")] = None,
+    data_plane: Annotated[
+        str | None, Parameter(help="What serves services: `embedded` or `haproxy`; SHOAL_DATA_PLANE.")
+    ] = None,
     foreground: Annotated[bool, Parameter(negative="", help="Stay in front, for a service manager.")] = False,
     json: JsonFlag = False,
 ) -> int:
@@ -81,7 +84,10 @@ def up(
         "keep_logs": keep_logs,
         "max_kept_bytes": max_kept_bytes,
         "serve_on": serve_on,
+        "data_plane": data_plane,
     }
+    if data_plane == "haproxy":
+        _check_haproxy()
     if foreground:
         return _stay(flags)
     running = daemon.start(flags)
@@ -94,6 +100,13 @@ def up(
     if running.first_token:
         print("try   shoal run -- echo hello\n      shoal nodes\n      shoal queue --watch")
     return 0
+
+
+def _check_haproxy() -> None:
+    from shoal.serving.haproxy.start import find_haproxy
+
+    if find_haproxy() is None:
+        raise StateError("there is no HAProxy on this machine", hint="`apt-get install haproxy`")
 
 
 def facts_of(running: daemon.Running) -> dict[str, object]:

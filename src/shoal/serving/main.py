@@ -19,7 +19,7 @@ import uvloop
 from shoal.serving.admin import Admin
 from shoal.serving.checks import keep_checking
 from shoal.serving.feed import Fed, Feed, FileSource, UrlSource, keep_reporting
-from shoal.serving.haproxy.start import installed, running
+from shoal.serving.haproxy.start import find_haproxy, running
 from shoal.serving.plane import DataPlane
 from shoal.serving.processes import Family
 from shoal.serving.report import report
@@ -130,8 +130,11 @@ async def serve_by_haproxy(options: argparse.Namespace, listener: socket.socket)
         loop.add_signal_handler(number, stopped.set)
     token = options.token_file.read_text().strip() if options.token_file else ""
     tls = (options.tls_cert, options.tls_key) if options.tls_cert else None
+    program = find_haproxy(options.haproxy)
+    if program is None:
+        sys.exit(f"error: there is no program `{options.haproxy}`\nhint: `apt-get install haproxy`")
     async with running(
-        installed(options.haproxy),
+        program,
         listener,
         tls=tls,
         num_threads=options.processes,

@@ -20,14 +20,9 @@ SYSTEM = "/usr/local/sbin:/usr/sbin:/sbin"
 """Where Debian has it, which is in few people's PATH."""
 
 
-def installed(program: str) -> str:
-    """Its path. `SystemExit`: there is none."""
-    found = shutil.which(program) or shutil.which(program, path=SYSTEM)
-    if found is None:
-        raise SystemExit(
-            f"error: there is no program `{program}`\nhint: install it with `apt-get install haproxy`"
-        )
-    return found
+def find_haproxy(program: str = "haproxy") -> str | None:
+    """Its path."""
+    return shutil.which(program) or shutil.which(program, path=SYSTEM)
 
 
 @contextlib.asynccontextmanager

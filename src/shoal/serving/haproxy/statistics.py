@@ -50,7 +50,11 @@ class Sums:
         self._counts: dict[tuple[str, int], Count] = {}
 
     def take(self, rows: Mapping[int, list[Row]], replicas: Mapping[str, Replica]) -> None:
-        """`rows` by worker, `replicas` by `backend/server`, also those that are leaving."""
+        """`rows` by worker, `replicas` by `backend/server`, also those that are leaving.
+
+        Who is turned away where there are no servers counts as waiting: that is what has one started.
+        """
+        served = {name.partition("/")[0] for name in replicas}
         fresh = {(pid, row.backend, row.server): row for pid, listed in rows.items() for row in listed}
         for count in self._counts.values():
             count.in_flight = count.queued = 0
@@ -58,7 +62,10 @@ class Sums:
             before = self._seen.get(key)
             replica = replicas.get(f"{row.backend}/{row.server}")
             if row.server == "BACKEND":
-                self._count(row.backend, 0).queued += row.queued
+                turned_away = row.errors - (before.errors if before else 0)
+                self._count(row.backend, 0).queued += row.queued + (
+                    turned_away if row.backend not in served else 0
+                )
             elif replica is not None:
                 count = self._count(row.backend, replica.release)
                 count.in_flight += row.in_flight
