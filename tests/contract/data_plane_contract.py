@@ -369,6 +369,15 @@ class AdmissionContract:
         assert (await wire.ask(as_caller("ana"))).status == 401
         assert (await wire.ask(as_caller("cy"))).status == 200
 
+    async def test_caller_of_an_odd_name_is_called_by_it(self, lab: AnyLab) -> None:
+        odd = "bo's \\ \"own\" %[x]; del map # <<"
+        replica = await lab.replica()
+        for known in (callers("ana"), callers("ana", odd)):
+            lab.serve(closed(replica, callers=known))
+        token = f"authorization: Bearer token-{odd}"
+        assert (await lab.ask(get("/p/s/", token))).status == 200
+        assert replica.requests[0].get("x-shoal-caller") == odd
+
     async def test_who_guesses_tokens_is_turned_away(self, lab: AnyLab) -> None:
         lab.serve(closed(await lab.replica()))
         wire = await lab.connect()
