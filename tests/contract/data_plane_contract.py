@@ -370,7 +370,7 @@ class AdmissionContract:
         assert (await wire.ask(as_caller("cy"))).status == 200
 
     async def test_caller_of_an_odd_name_is_called_by_it(self, lab: AnyLab) -> None:
-        odd = "bo's \\ \"own\" %[x]; del map # <<"
+        odd = 'bo\'s \\ "own" %[x]; del map # <<'
         replica = await lab.replica()
         for known in (callers("ana"), callers("ana", odd)):
             lab.serve(closed(replica, callers=known))
@@ -454,6 +454,7 @@ class ReplicasContract:
         answer = await lab.ask(get(method="POST", body=b"x"))
         assert (answer.status, len(bad.requests)) == (502, 1)
         assert b"may have had an effect" in answer.body
+        assert [(count.requests, count.errors) for count in lab.report().counts if count.release] == [(1, 1)]
 
     async def test_request_with_an_idempotency_key_is_sent_again_with_its_body(self, lab: AnyLab) -> None:
         async def echo(seen: Conversation) -> None:

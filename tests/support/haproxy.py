@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.serving.haproxy.files import Files
 from shoal.serving.haproxy.plane import HaproxyPlane
 from shoal.serving.haproxy.render import Place
 from shoal.serving.haproxy.start import find_haproxy
@@ -41,7 +42,7 @@ async def running_haproxy(folder: Path) -> AsyncIterator[HaproxyLab]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         place = Place(listener=listener.fileno(), max_connections=1000)
-        plane = HaproxyPlane(HAPROXY, folder, place)
+        plane = HaproxyPlane(Files(HAPROXY, folder, place, None))
         await plane.start()
         keeping = asyncio.ensure_future(plane.keep_running())
         lab = HaproxyLab(plane, listener.getsockname()[1])

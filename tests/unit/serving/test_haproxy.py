@@ -192,29 +192,29 @@ def test_processes_are_told_apart() -> None:
     assert (seen.current, seen.old) == ((17950,), (17949, 17948))
 
 
-HEAD = "# pxname,svname,qcur,scur,status,hrsp_1xx,hrsp_2xx,hrsp_3xx,hrsp_4xx,hrsp_5xx,hrsp_other,"
+HEAD = "# pxname,svname,qcur,scur,status,hrsp_1xx,hrsp_2xx,hrsp_3xx,hrsp_4xx,hrsp_5xx,hrsp_other,eresp"
 
 
 def stat(*lines: str) -> str:
-    return "\n".join([HEAD, "services,FRONTEND,,9,OPEN,0,9,0,0,0,0,", *lines, ""])
+    return "\n".join([HEAD, "services,FRONTEND,,9,OPEN,0,9,0,0,0,0,0", *lines, ""])
 
 
 def test_counters_outlive_workers_and_servers() -> None:
     replicas = {"p:s/x": replica("a"), "p:s/y": replica("b", release=2)}
     sums = Sums()
     lines = (
-        "p:s,x,0,2,UP,0,10,0,1,3,0,",
-        "p:s,y,0,1,DOWN 1/2,0,1,0,0,0,0,",
-        "p:s,BACKEND,4,3,UP,0,11,0,1,3,0,",
+        "p:s,x,0,2,UP,0,9,0,1,2,0,1",
+        "p:s,y,0,1,DOWN 1/2,0,1,0,0,0,0,0",
+        "p:s,BACKEND,4,3,UP,0,11,0,1,3,0,1",
     )
     one = stat(*lines)
     sums.take({1: parse_stat(one)}, replicas)
-    reloaded = stat("p:s,x,0,1,UP,0,5,0,0,1,0,", "p:s,BACKEND,0,1,UP,0,5,0,0,1,0,")
+    reloaded = stat("p:s,x,0,1,UP,0,5,0,0,1,0,0", "p:s,BACKEND,0,1,UP,0,5,0,0,1,0,0")
     sums.take({1: parse_stat(one), 2: parse_stat(reloaded)}, replicas)
     both = sums.report("prc", 7, replicas)
     assert {c.release: (c.in_flight, c.queued, c.requests, c.errors) for c in both.counts} == {
         0: (0, 4, 0, 0),
-        1: (3, 0, 20, 4),
+        1: (3, 0, 19, 4),
         2: (1, 0, 1, 0),
     }
     health = {one.replica_id: (one.in_flight, one.is_ejected) for one in both.health}
@@ -222,11 +222,11 @@ def test_counters_outlive_workers_and_servers() -> None:
     sums.take({2: parse_stat(reloaded)}, replicas)
     counts = sums.report("prc", 7, replicas).counts
     left = {count.release: (count.in_flight, count.requests) for count in counts}
-    assert left == {0: (0, 0), 1: (1, 20), 2: (0, 1)}
+    assert left == {0: (0, 0), 1: (1, 19), 2: (0, 1)}
 
 
 def test_who_is_turned_away_at_zero_counts_as_waiting_so_that_one_is_started() -> None:
     sums = Sums()
     for errors in (2, 5):
-        sums.take({1: parse_stat(stat(f"p:s,BACKEND,0,0,UP,0,0,0,0,{errors},0,"))}, {})
+        sums.take({1: parse_stat(stat(f"p:s,BACKEND,0,0,UP,0,0,0,0,{errors},0,0"))}, {}, {"p:s"})
     assert [count.queued for count in sums.report("prc", 1, {}).counts] == [3]

@@ -11,18 +11,15 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import time
 from asyncio.subprocess import Process
-from collections.abc import Iterable
-from pathlib import Path
 
 import msgspec
 
-from shoal.serving.feed import write_whole
 from shoal.serving.haproxy import changes
+from shoal.serving.haproxy.files import SOCKET, Files
 from shoal.serving.haproxy.master import Master
-from shoal.serving.haproxy.render import CALLERS, TLS, Place, Rendering, as_map, render
+from shoal.serving.haproxy.render import Rendering, render
 from shoal.serving.haproxy.statistics import Sums, parse_stat
 from shoal.serving.haproxy.words import beyond
 from shoal.serving.table import Replica, Report, Table
@@ -36,28 +33,22 @@ LAST_IDLE_S = 2.0
 """A connection without a request is kept for so long when everything stops: one may be on its way."""
 TLS_EVERY_S = 10.0
 PR_SET_PDEATHSIG = 1
-CONFIG = "haproxy.cfg"
-CANDIDATE = "next.cfg"
-SOCKET = "master.sock"
 
 
 class HaproxyPlane:
-    """`folder` is for its files alone, and for nobody else to read. `swap` blocks while HAProxy reloads."""
+    """`swap` blocks while HAProxy reloads: nothing else in this process is in a hurry."""
 
-    def __init__(
-        self, program: str, folder: Path, place: Place, tls: tuple[Path, Path] | None = None
-    ) -> None:
+    def __init__(self, files: Files) -> None:
         self.process_id = os.urandom(8).hex()
         self.version = 0
-        self._program = program
-        self._folder = folder
-        self._place = place
-        self._tls = tls
-        self._master = Master(folder / SOCKET)
+        self._files = files
+        self._master = Master(files.folder / SOCKET)
         self._process: Process | None = None
-        self._rendering = render(Table(version=0), place)
-        self._leaving: dict[str, Replica] = {}
-        """Servers that are taken out and may have requests yet, as `backend/name`."""
+        self._rendering = render(Table(version=0), files.place)
+        self._leaving: set[str] = set()
+        """Servers that get nothing any more and are not deleted yet, as `backend/name`."""
+        self._replicas: dict[str, Replica] = {}
+        """By server, of every table that some worker may still know."""
         self._sums = Sums()
         self._warned: set[str] = set()
 
@@ -68,21 +59,22 @@ class HaproxyPlane:
         """
         if table.version <= self.version:
             return False
-        after, before = render(_resolved(table), self._place), self._rendering
+        after, before = render(_resolved(table), self._files.place), self._rendering
         is_reload = changes.needs_reload(before, after, self._leaving)
-        if is_reload:
-            self._check(after)
-        self._keep(after)
-        if self._process is not None:
-            try:
+        try:
+            if is_reload:
+                self._files.check(after)
+            self._files.keep(after)
+            if self._process is not None:
                 self._tell(before, after, is_reload=is_reload)
-            except OSError as error:  # it is dying; the next one reads what was written
-                log.warning("HAProxy does not answer: %s", error)
-            except ValueError:
-                self._keep(before)
-                self._say_all(changes.called(after.callers, before.callers))
-                raise
+        except OSError as error:  # it is dying; the next one reads what was kept
+            log.warning("HAProxy does not answer: %s", error)
+        except ValueError:
+            self._files.keep(before)
+            self._call(after, before)
+            raise
         self._rendering = after
+        self._replicas |= {name: server.replica for name, server in changes.flat(after).items()}
         self.version = table.version
         self._warn(table)
         return True
@@ -97,64 +89,34 @@ class HaproxyPlane:
             log.warning("HAProxy does not do all of it: %s", sentence)
         self._warned = told
 
-    def _check(self, rendering: Rendering) -> None:
-        """`ValueError`: HAProxy would not start with it."""
-        if not (self._folder / CALLERS).exists():
-            self._write(CALLERS, "")
-        for name, text in rendering.routes.items():
-            self._write(name, text)
-        if self._tls is not None:
-            self._write(TLS, "\n".join(file.read_text() for file in self._tls))
-        self._write(CANDIDATE, rendering.config)
-        done = subprocess.run(
-            [self._program, "-c", "-f", CANDIDATE],
-            cwd=self._folder,
-            pass_fds=(self._place.listener,),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise ValueError(f"HAProxy refuses its configuration: {done.stderr.strip()[-1000:]}")
-
-    def _keep(self, rendering: Rendering) -> None:
-        """For the next start, or reload."""
-        self._write(CALLERS, as_map(rendering.callers))
-        self._write(CONFIG, rendering.config)
-
-    def _write(self, name: str, text: str) -> None:
-        write_whole(self._folder / name, text.encode())
-
     # To a running one.
 
     def _tell(self, before: Rendering, after: Rendering, *, is_reload: bool) -> None:
-        self._say_all(changes.called(before.callers, after.callers))
-        self._say_all(changes.weighed(before, after))
-        gone = changes.removed(before, after)
-        if is_reload or not self._add(before, after):
+        self._call(before, after)
+        if is_reload or not self._change(before, after):
             self._reload()
-            self._leaving = {}
-        known = changes.flat(before)
-        for name in gone:
-            self._leaving[name] = known[name].replica
-            self._say_all([f"set server {name} state maint"])
-        self.tidy()
 
-    def _say_all(self, commands: Iterable[str]) -> None:
-        """To every worker: old ones may get requests yet, on connections that were idle."""
+    def _call(self, before: Rendering, after: Rendering) -> None:
+        """In every worker: old ones get a last request on connections that were idle."""
+        if self._process is None:
+            return
         pids = self._master.processes().all
-        for command in commands:
+        for command in changes.called(before.callers, after.callers):
             for pid in pids:
                 self._master.tell(pid, command)
 
-    def _add(self, before: Rendering, after: Rendering) -> bool:
-        seen = self._master.processes()
-        for command in changes.added(before, after):
-            for pid in seen.all:
+    def _change(self, before: Rendering, after: Rendering) -> bool:
+        """Its servers. False: it would not, and has to be reloaded."""
+        gone = changes.removed(before, after)
+        self._leaving |= set(gone)
+        commands = [*changes.added(before, after), *changes.weighed(before, after)]
+        commands += [f"set server {name} state maint" for name in gone]
+        for pid in self._master.processes().current:
+            for command in commands:
                 answer = self._master.tell(pid, command)
-                if pid in seen.current and answer and "registered" not in answer:
+                if answer and "registered" not in answer:
                     # Not the command: the server's name in it is a secret.
-                    log.warning("HAProxy takes no new server, and is reloaded: %s", answer)
+                    log.warning("HAProxy takes no change of servers, and is reloaded: %s", answer)
                     return False
         return True
 
@@ -162,21 +124,12 @@ class HaproxyPlane:
         """`ValueError`: it would not, and goes on as before."""
         if not self._master.reload():
             raise ValueError("HAProxy did not start with a configuration that it had found valid")
-
-    def tidy(self) -> None:
-        """Delete servers that have finished what they had. May be repeated."""
-        pids = self._master.processes().all if self._leaving else ()
-        for name in list(self._leaving):
-            answers = [self._master.tell(pid, f"del server {name}") for pid in pids]
-            if not any("still" in answer for answer in answers):
-                del self._leaving[name]
+        self._leaving.clear()
 
     def renew(self) -> None:
         """Read the certificate again, and reload; if it is no good, the one before stays."""
-        if self._process is None:
-            return
         try:
-            self._check(self._rendering)
+            self._files.check(self._rendering)
             self._reload()
         except (OSError, ValueError) as error:
             log.warning("HAProxy goes on as it is: %s", error)
@@ -185,30 +138,38 @@ class HaproxyPlane:
 
     def report(self) -> Report:
         """`OSError`: it does not say."""
-        self.tidy()
-        replicas = {name: server.replica for name, server in changes.flat(self._rendering).items()}
-        replicas |= self._leaving
-        rows = {pid: parse_stat(self._master.tell(pid, "show stat")) for pid in self._master.processes().all}
-        self._sums.take(rows, replicas)
-        return self._sums.report(self.process_id, self.version, replicas)
+        seen = self._master.processes()
+        for name in list(self._leaving):
+            answers = [self._master.tell(pid, f"del server {name}") for pid in seen.current]
+            if not any("still" in answer for answer in answers):
+                self._leaving.discard(name)
+        rows = {pid: parse_stat(self._master.tell(pid, "show stat")) for pid in seen.all}
+        empty = {name for name, servers in self._rendering.servers.items() if not servers}
+        self._sums.take(rows, self._replicas, empty)
+        known = self._sums.names | changes.flat(self._rendering).keys()
+        self._replicas = {name: one for name, one in self._replicas.items() if name in known}
+        return self._sums.report(self.process_id, self.version, self._replicas)
 
     # Its life.
 
     async def start(self) -> None:
         """Returns when it serves. `OSError`: it does not."""
-        if not (self._folder / CONFIG).exists():
-            self._check(self._rendering)
-            self._keep(self._rendering)
-        self._process = await asyncio.create_subprocess_exec(
-            *(self._program, "-W", "-q", "-S", f"unix@{SOCKET},mode,600", "-f", CONFIG),
-            cwd=self._folder,
-            pass_fds=(self._place.listener,),
+        if self.version == 0:
+            self._files.check(self._rendering)
+            self._files.keep(self._rendering)
+        self._leaving.clear()
+        self._process = process = await asyncio.create_subprocess_exec(
+            *self._files.command,
+            cwd=self._files.folder,
+            pass_fds=(self._files.place.listener,),
             preexec_fn=_dies_with_its_parent,
         )
         deadline = time.monotonic() + START_S
         while not self._master.is_serving():
-            if self._process.returncode is not None or time.monotonic() > deadline:
-                raise OSError("HAProxy did not start; see its log")
+            if process.returncode is not None or time.monotonic() > deadline:
+                if process.returncode is None:
+                    process.kill()
+                raise OSError("HAProxy did not start")
             await asyncio.sleep(0.02)
 
     async def keep_running(self) -> None:
@@ -218,7 +179,6 @@ class HaproxyPlane:
             code = await self._process.wait()
             log.warning("HAProxy ended with %d; it is started again", code)
             await asyncio.sleep(AGAIN_S)
-            self._leaving = {}
             try:
                 await self.start()
             except OSError as error:
@@ -226,19 +186,13 @@ class HaproxyPlane:
 
     async def keep_fresh(self) -> None:
         """Until cancelled: a certificate that was renewed is taken."""
-        seen = self._stamp()
+        seen = self._files.stamp()
         while True:
             await asyncio.sleep(TLS_EVERY_S)
-            stamp = self._stamp()
+            stamp = self._files.stamp()
             if stamp != seen:
                 seen = stamp
                 self.renew()
-
-    def _stamp(self) -> tuple[int, ...]:
-        try:
-            return tuple(file.stat().st_mtime_ns for file in self._tls or ())
-        except OSError:
-            return ()
 
     async def drain(self, within_s: float) -> None:
         """Take nothing new, finish what is there, then end. After `within_s`, what is left is cut off."""
@@ -263,7 +217,7 @@ class HaproxyPlane:
         """Until no worker accepts. The socket is then closed for all: the master has it, too."""
         while not ended.done() and not self._master.has_stopped():
             await asyncio.wait([ended], timeout=0.02)
-        with socket.socket(fileno=os.dup(self._place.listener)) as listener:
+        with socket.socket(fileno=os.dup(self._files.place.listener)) as listener:
             listener.shutdown(socket.SHUT_RDWR)
 
     def _is_busy(self) -> bool:

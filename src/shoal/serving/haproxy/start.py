@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from shoal.serving.haproxy.files import Files
 from shoal.serving.haproxy.plane import HaproxyPlane
 from shoal.serving.haproxy.render import Place
 
@@ -42,7 +43,7 @@ async def running(
         has_tls=tls is not None,
     )
     with tempfile.TemporaryDirectory(prefix="shoal-haproxy-") as folder:
-        yield HaproxyPlane(program, Path(folder), place, tls)
+        yield HaproxyPlane(Files(program, Path(folder), place, tls))
 
 
 def _room() -> int:

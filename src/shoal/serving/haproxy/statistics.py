@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
@@ -13,7 +13,10 @@ ANSWERED = ("hrsp_1xx", "hrsp_2xx", "hrsp_3xx", "hrsp_4xx", "hrsp_5xx", "hrsp_ot
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A line of `show stat`: a server, or all of a backend (`server` is `BACKEND`)."""
+    """A line of `show stat`: a server, or all of a backend (`server` is `BACKEND`).
+
+    An answer that never came, or made no sense (`eresp`), is a request and an error.
+    """
 
     backend: str
     server: str
@@ -33,8 +36,8 @@ def parse_stat(told: str) -> list[Row]:
             row["svname"],
             int(row["scur"] or 0),
             int(row["qcur"] or 0),
-            sum(int(row[name] or 0) for name in ANSWERED),
-            int(row["hrsp_5xx"] or 0),
+            sum(int(row[name] or 0) for name in (*ANSWERED, "eresp")),
+            int(row["hrsp_5xx"] or 0) + int(row["eresp"] or 0),
             row["status"],
         )
         for row in rows
@@ -49,12 +52,13 @@ class Sums:
         self._seen: dict[tuple[int, str, str], Row] = {}
         self._counts: dict[tuple[str, int], Count] = {}
 
-    def take(self, rows: Mapping[int, list[Row]], replicas: Mapping[str, Replica]) -> None:
+    def take(
+        self, rows: Mapping[int, list[Row]], replicas: Mapping[str, Replica], empty: Collection[str] = ()
+    ) -> None:
         """`rows` by worker, `replicas` by `backend/server`, also those that are leaving.
 
-        Who is turned away where there are no servers counts as waiting: that is what has one started.
+        Who is turned away by a backend that is `empty` counts as waiting: that is what has a replica started.
         """
-        served = {name.partition("/")[0] for name in replicas}
         fresh = {(pid, row.backend, row.server): row for pid, listed in rows.items() for row in listed}
         for count in self._counts.values():
             count.in_flight = count.queued = 0
@@ -62,16 +66,20 @@ class Sums:
             before = self._seen.get(key)
             replica = replicas.get(f"{row.backend}/{row.server}")
             if row.server == "BACKEND":
-                turned_away = row.errors - (before.errors if before else 0)
-                self._count(row.backend, 0).queued += row.queued + (
-                    turned_away if row.backend not in served else 0
-                )
+                self._count(row.backend, 0).queued += row.queued
+                if row.backend in empty:
+                    self._count(row.backend, 0).queued += row.errors - (before.errors if before else 0)
             elif replica is not None:
                 count = self._count(row.backend, replica.release)
                 count.in_flight += row.in_flight
                 count.requests += row.requests - (before.requests if before else 0)
                 count.errors += row.errors - (before.errors if before else 0)
         self._seen = fresh
+
+    @property
+    def names(self) -> set[str]:
+        """Of servers that some worker still has."""
+        return {f"{row.backend}/{row.server}" for row in self._seen.values()}
 
     def report(self, process_id: str, version: int, replicas: Mapping[str, Replica]) -> Report:
         rows = self._seen.values()
