@@ -59,10 +59,12 @@ async def read_body(reader: asyncio.StreamReader, head: Message, *, until_close:
         body = b""
         while True:
             size = int((await reader.readuntil(b"\r\n")).partition(b";")[0].strip(), 16)
+            if not size:
+                while await reader.readuntil(b"\r\n") != b"\r\n":
+                    pass  # trailers
+                return body
             piece = await reader.readexactly(size + 2)
             assert piece.endswith(b"\r\n")
-            if not size:
-                return body
             body += piece[:-2]
     if head.get("content-length"):
         return await reader.readexactly(int(head.get("content-length")))

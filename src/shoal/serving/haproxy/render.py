@@ -14,12 +14,17 @@ import msgspec
 from shoal.serving.haproxy.answers import errors, refusal
 from shoal.serving.haproxy.backends import Server, backend, backend_name, servers
 from shoal.serving.haproxy.words import unspeakable
+from shoal.serving.head import MAX_HEAD_BYTES, MAX_HEADERS, MAX_TARGET_BYTES
 from shoal.serving.problem import Refused, malformed
 from shoal.serving.table import Table
 
 CALLERS = "callers.map"
 TLS = "tls.pem"
 MAX_GUESSES = 100
+CONTROLS = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
+HOST = r"^([A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?$"
+REWRITE_BYTES = 4096
+"""Room for the headers that are added."""
 STAYS_HERE = (
     "keep-alive",
     "proxy-connection",
@@ -109,9 +114,9 @@ def _global(place: Place) -> Iterator[str]:
     yield f"    maxconn {place.max_connections}"
     if place.num_threads:
         yield f"    nbthread {place.num_threads}"
-    yield "    tune.bufsize 49152"
-    yield "    tune.maxrewrite 4096"
-    yield "    tune.http.maxhdr 101"
+    yield f"    tune.bufsize {MAX_HEAD_BYTES + REWRITE_BYTES}"
+    yield f"    tune.maxrewrite {REWRITE_BYTES}"
+    yield f"    tune.http.maxhdr {MAX_HEADERS}"
     yield "    ssl-default-bind-options ssl-min-ver TLSv1.2"
 
 
@@ -150,17 +155,24 @@ def _frontend(place: Place, routes: str) -> Iterator[str]:
 
 
 def _one_meaning() -> Iterator[str]:
-    """As strict as the embedded data plane about what HAProxy would let pass."""
-    no_method = Refused(405, "request.method", "CONNECT and TRACE are not served")
-    yield refusal(no_method, "{ method CONNECT TRACE }")
-    hosts = "one Host is needed"
-    yield refusal(
-        malformed(hosts), "{ req.fhdr_cnt(host) gt 1 } || !{ req.fhdr_cnt(host) eq 1 } !{ req.ver 1.0 }"
+    """As strict as the embedded data plane about what HAProxy would pass on as it came."""
+    yield refusal(malformed("the head has a control character"), f"{{ req.hdrs -m reg '{CONTROLS}' }}")
+    yield refusal(malformed("the request line is not METHOD TARGET HTTP/1.1"), "!{ req.ver 1.0 1.1 }")
+    no_method = Refused(405, "request.method", "this method is not served")
+    yield refusal(no_method, "{ method CONNECT TRACE } || !{ method -m reg ^[A-Z-]{1,24}$ }")
+    many, none = "{ req.fhdr_cnt(host) gt 1 }", "{ req.fhdr_cnt(host) eq 0 } !{ req.ver 1.0 }"
+    strange = f"{{ req.fhdr(host) -m found }} !{{ req.fhdr(host) -m reg '{HOST}' }}"
+    yield refusal(malformed("one Host is needed"), f"{many} || {none} || {strange}")
+    target = (
+        "!{ path_beg / } || { url_sub '#' } || !{ url_beg / } !{ url -m reg -i '^https?://[^/?#@]+([/?]|$)' }"
     )
-    target = "the target is not a path"
-    yield refusal(malformed(target), "!{ path_beg / } || { url_sub '#' }")
+    yield refusal(malformed("the target is not a path"), target)
+    too_long = Refused(414, "request.target", f"the target is longer than {MAX_TARGET_BYTES} bytes")
+    yield refusal(too_long, f"{{ url,length gt {MAX_TARGET_BYTES} }}")
     dots = "the path has dot segments; send it resolved"
     yield refusal(malformed(dots), "{ path -m reg -i '/(\\.|%2e){1,2}(/|%2f|\\\\|%5c|;|$)' }")
+    expects = "{ req.hdr(expect) -m found } !{ req.hdr(expect) -m str -i 100-continue }"
+    yield refusal(Refused(417, "request.expect", "only `100-continue` can be expected"), expects)
 
 
 def _route(routes: str) -> Iterator[str]:
