@@ -42,7 +42,7 @@ WRITTEN_ANEW = frozenset(
         "chunk: trailer with a space before the colon",
     }
 )
-"""Refused by the embedded data plane. HAProxy reads one meaning into each, and writes that for the replica."""
+"""Refused by the embedded data plane. HAProxy reads one meaning into each, and writes that to the replica."""
 LOOSE = re.compile(rb"(?<!\r)\n|\r(?!\n)|\n[ \t]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 

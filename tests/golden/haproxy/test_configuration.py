@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from http import HTTPStatus
 from pathlib import Path
 
 import msgspec
@@ -23,7 +24,7 @@ CALLER = Caller(digest="ab" * 32, name="ana", project="vision")
 EVERYTHING = Service(
     project="vision",
     name="chat",
-    hosts=("Chat.Example",),
+    hosts=("Chat.Example", "[fd00::9]"),
     replicas=(
         replica(1, weight=2.0),
         replica(2, address="unix:/run/rep_2.sock"),
@@ -59,7 +60,9 @@ def test_what_haproxy_is_told(case: str) -> None:
     made = render(*CASES[case])
     texts = {f"{case}.cfg": made.config, f"{case}-callers.map": as_map(made.callers)}
     texts[f"{case}-routes.map"] = "".join(made.routes.values())
-    for name, text in texts.items():
+    phrase = HTTPStatus.REQUEST_URI_TOO_LONG.phrase  # which Python has changed its mind about
+    for name, made_text in texts.items():
+        text = made_text.replace(phrase, "URI Too Long")
         if os.environ.get("SHOAL_GOLDEN") == "write":
             (HERE / name).write_text(text)
         assert (HERE / name).read_text() == text

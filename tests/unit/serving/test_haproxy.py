@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.serving.haproxy import changes
+from shoal.serving.haproxy.addresses import resolved
 from shoal.serving.haproxy.backends import servers
 from shoal.serving.haproxy.master import parse_processes
 from shoal.serving.haproxy.render import Place, Rendering, render
@@ -153,6 +154,15 @@ def test_server_that_moved_or_has_not_left_yet_needs_a_reload() -> None:
     assert changes.needs_reload(one, moved, ())
     assert changes.needs_reload(rendered(), one, {"p:s/a"})
     assert not changes.needs_reload(rendered(replica("b")), rendered(replica("b"), replica("a")), ())
+
+
+def test_names_become_addresses_and_who_has_none_is_left_out() -> None:
+    known = Service(project="p", name="s", replicas=(replica("a", address="localhost:80"), replica("b")))
+    lost = Service(project="p", name="t", replicas=(replica("c", address="no.such.host.invalid:80"),))
+    seen = resolved(Table(version=1, services=(known, lost)))
+    assert seen.services[0].replicas[0].address in {"127.0.0.1:80", "[::1]:80"}
+    assert seen.services[0].replicas[1] == replica("b")
+    assert seen.services[1].replicas == ()
 
 
 def weights(*replicas: Replica, **told: Any) -> list[int]:

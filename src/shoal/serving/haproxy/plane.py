@@ -14,9 +14,8 @@ import socket
 import time
 from asyncio.subprocess import Process
 
-import msgspec
-
 from shoal.serving.haproxy import changes
+from shoal.serving.haproxy.addresses import resolved
 from shoal.serving.haproxy.files import SOCKET, Files
 from shoal.serving.haproxy.master import Master
 from shoal.serving.haproxy.render import Rendering, render
@@ -33,6 +32,7 @@ LAST_IDLE_S = 2.0
 """A connection without a request is kept for so long when everything stops: one may be on its way."""
 TLS_EVERY_S = 10.0
 PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None)  # before there is a child to use it
 
 
 class HaproxyPlane:
@@ -59,7 +59,7 @@ class HaproxyPlane:
         """
         if table.version <= self.version:
             return False
-        after, before = render(_resolved(table), self._files.place), self._rendering
+        after, before = render(resolved(table), self._files.place), self._rendering
         is_reload = changes.needs_reload(before, after, self._leaving)
         try:
             if is_reload:
@@ -153,8 +153,8 @@ class HaproxyPlane:
     # Its life.
 
     async def start(self) -> None:
-        """Returns when it serves. `OSError`: it does not."""
-        if self.version == 0:
+        """Returns when it serves. `OSError`: it does not. `ValueError`: it cannot, as its files are."""
+        if self._process is None:
             self._files.check(self._rendering)
             self._files.keep(self._rendering)
         self._leaving.clear()
@@ -230,33 +230,4 @@ class HaproxyPlane:
 
 def _dies_with_its_parent() -> None:
     """At once, however that one ends: whoever is started next has the port."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _resolved(table: Table) -> Table:
-    """With addresses instead of names: HAProxy takes no name for a server that is added while it runs."""
-    return msgspec.structs.replace(
-        table,
-        services=tuple(
-            msgspec.structs.replace(
-                service,
-                replicas=tuple(
-                    msgspec.structs.replace(replica, address=_address(replica.address))
-                    for replica in service.replicas
-                ),
-            )
-            for service in table.services
-        ),
-    )
-
-
-def _address(told: str) -> str:
-    host, _, port = told.rpartition(":")
-    if told.startswith(("unix:", "[")) or not port.isdigit() or host.replace(".", "").isdigit():
-        return told
-    try:
-        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise ValueError(f"the replica's address `{told}` cannot be found: {error}") from None
-    name = str(found[4][0])
-    return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

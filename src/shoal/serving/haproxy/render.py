@@ -176,7 +176,7 @@ def _one_meaning() -> Iterator[str]:
 
 
 def _route(routes: str) -> Iterator[str]:
-    yield f"    http-request set-var(txn.route) req.hdr(host),field(1,:),lower,map_str({routes})"
+    yield f"    http-request set-var(txn.route) req.fhdr(host),host_only,lower,map_str({routes})"
     yield "    acl by_host var(txn.route) -m found"
     yield "    acl by_path var(txn.is_path) -m bool"
     yield "    http-request set-var(txn.is_path) bool(true) if !by_host"
