@@ -353,6 +353,8 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
     """How long the answer may wait for something new to say."""
     nonce: str = ""
     """New in every message: an answer to another message proves nothing about this one."""
+    proof_version: int = 1
+    """Up to which version the asker knows what a proof is made of (see `shoal.proof`)."""
 
 
 class RenewalAnswer(msgspec.Struct, frozen=True, kw_only=True):

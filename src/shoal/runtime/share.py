@@ -18,6 +18,7 @@ from shoal.runtime.crew import Crew
 from shoal.runtime.drills import Driller
 from shoal.runtime.ending import Ending, recovered
 from shoal.runtime.environment import DEFAULT_PATH, Generation, rank_environment, setup_environment
+from shoal.runtime.groundwork import Groundwork
 from shoal.runtime.launch import Launcher, Pipes
 from shoal.runtime.logs import LogFile
 from shoal.runtime.meter import Meter
@@ -106,13 +107,7 @@ class ShareRun:
 
     def _live(self) -> Ending:
         launcher = self._confine()
-        end = (
-            self._reasons.now()
-            or self._unpack(launcher)
-            or self._link_checkpoint(launcher)
-            or self._set_up(launcher)
-            or self._run_ranks(launcher)
-        )
+        end = self._reasons.now() or self._lay_ground(launcher) or self._run_ranks(launcher)
         if end.kind is not EndKind.SUCCEEDED:
             self._stop(end)
         return end
@@ -130,34 +125,14 @@ class ShareRun:
         confinement.prepare()
         return Launcher(confinement, self._share.work)
 
-    def _unpack(self, launcher: Launcher) -> Ending | None:
-        digest, work = self._order.archive_digest, self._share.work
-        if digest is None:
-            return None
-        try:
-            fd = os.open(self._share.archive, os.O_RDONLY | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            return Ending(kind=EndKind.SETUP_FAILED, message="there is no archive to unpack")
-        try:
-            child = launcher.start_function("shoal.runtime.unpack", "unpack", (fd, digest, work), keep=(fd,))
-            return self._first(launcher, "unpacking", child)
-        finally:
-            os.close(fd)
-
-    def _link_checkpoint(self, launcher: Launcher) -> Ending | None:
-        directory, path = self._order.checkpoint_dir, self._order.checkpoint_path
-        if directory is None or path is None or path.startswith("/"):
-            return None
-        child = launcher.start_function("shoal.runtime.checkpoint_folder", "link", (directory, path), keep=())
-        return self._first(launcher, "linking the checkpoint directory", child)
-
-    def _set_up(self, launcher: Launcher) -> Ending | None:
-        if self._order.setup is None:
-            return None
-        environment = setup_environment(
+    def _lay_ground(self, launcher: Launcher) -> Ending | None:
+        setup = setup_environment(
             self._order, work=self._share.work, path=self._path, credentials=self._credentials
         )
-        return self._first(launcher, "setup", launcher.start_script(self._order.setup, environment))
+        ground = Groundwork(
+            self._order, self._share, launcher, lambda what, child: self._first(launcher, what, child)
+        )
+        return ground.unpack() or ground.link_checkpoint() or ground.set_up(setup)
 
     def _first(self, launcher: Launcher, what: str, started: tuple[int, Pipes]) -> Ending | None:
         """Wait for a process that comes before the ranks. None: it went well."""
@@ -220,7 +195,7 @@ class ShareRun:
                 return end
             self._failed = (self._clock.now(), time.monotonic_ns())
             if end is OTHERS_FAILED and self._restarts.is_after_hang:
-                crew.keep_stacks()
+                crew.lookout.keep_stacks()
             self._log.say(f"{end.message}; asking whether all ranks may start anew where they are")
             failure = None if end is OTHERS_FAILED else self._outcome_of(end)
             last = self._regroup(end, failure) if crew.clear() else end
@@ -300,7 +275,8 @@ class ShareRun:
             failed = self._watcher.first_failed
             if failed is not None and failed.status is not None:
                 end = self._end_of(failed, failed.status, launcher.failure(), what)
-                return ending.of_hang(end, crew.hung) if crew is not None and crew.hung else end
+                hung = crew.lookout.hung if crew is not None else None
+                return end if hung is None else ending.of_hang(end, hung)
             if all(process.status == 0 for process in self._running):
                 return ending.SUCCEEDED
             reason = self._reasons.now() or self._dead_server()
