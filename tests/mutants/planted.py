@@ -366,4 +366,20 @@ MUTANTS = (
         "P8: one meaning for every message",
         ("serving",),
     ),
+    Mutant(
+        "haproxy_sends_effects_twice",
+        "serving/haproxy/backends.py",
+        '        yield f"    http-request disable-l7-retry unless {SAFE}"\n',
+        "",
+        "a request that may have had an effect is never sent again",
+        ("serving",),
+    ),
+    Mutant(
+        "haproxy_is_told_anything",
+        "serving/haproxy/render.py",
+        "    if found := unspeakable(table):\n",
+        "    if found := []:\n",
+        "P8: no name breaks out of HAProxy's configuration",
+        ("serving",),
+    ),
 )

@@ -127,6 +127,7 @@ def _defaults(table: Table) -> Iterator[str]:
     yield "    timeout connect 5s"
     yield f"    timeout client {round(slowest * 1000)}ms"
     yield "    timeout server 60s"
+    yield "    timeout check 5s"
     yield "    timeout http-request 10s"
     yield "    timeout http-keep-alive 75s"
     # An idle connection closed by a reload might cross a request on its way: the next answer says `close`.
