@@ -10,9 +10,12 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
+import urllib.parse
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,7 @@ async def keep(settings: Settings, plane: ControlPlane) -> None:
             settings.data_plane,
         ):
             stop(settings.home)
+            await anyio.to_thread.run_sync(_until_free, str(found["url"]))
         elif found is None and book.table.services:
             token = data_plane_token(plane.core.key)
             child = await anyio.to_thread.run_sync(_start, settings, token)
@@ -77,6 +81,16 @@ def stop(home: Path) -> int | None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(int(found["pid"]), signal.SIGTERM)
     return int(found["pid"])
+
+
+def _until_free(url: str) -> None:
+    """The next one is to have the same port: wait until this one has given it up. Blocks."""
+    parts = urllib.parse.urlsplit(url)
+    deadline = time.monotonic() + START_S
+    with contextlib.suppress(OSError):  # refused: nobody listens
+        while time.monotonic() < deadline:
+            socket.create_connection((parts.hostname or "", parts.port or 0), timeout=1.0).close()
+            time.sleep(0.05)
 
 
 def _start(settings: Settings, token: str) -> subprocess.Popen[bytes] | None:
