@@ -113,14 +113,15 @@ class PathContract:
 
     async def test_headers_between_neighbours_end_here_and_ours_cannot_be_forged(self, lab: AnyLab) -> None:
         async def rude(seen: Conversation) -> None:
-            await seen.send(reply(b"", "200 OK", "keep-alive: 5", "x-shoal-secret: 1", "x-kept: 1"))
+            theirs = ("connection: x-inner", "keep-alive: 5", "x-shoal-secret: 1", "x-kept: 1")
+            await seen.send(reply(b"", "200 OK", *theirs))
 
         replica = await lab.replica("one", rude)
         lab.serve(service(replica.told(secret="real")))
         answer = await lab.ask(
             get(
                 "/p/s/",
-                "Connection: keep-alive",
+                "Connection: x-shoal-secret, x-forwarded-for, keep-alive",
                 "X-Shoal-Secret: forged",
                 "x_shoal_secret: forged",
                 "X-Shoal-Caller: forged",
@@ -137,11 +138,17 @@ class PathContract:
         assert seen.all("x-forwarded-for") == ["127.0.0.1"]
         assert (seen.all("x-forwarded-proto"), seen.all("x-forwarded-host")) == (["http"], ["shoal.test"])
         assert seen.get("x-kept") == "yes"
-        assert not {"te", "forwarded", "x_shoal_secret", "x-shoal-caller", "proxy-authorization"} & {
-            name for name, _ in seen.headers
+        ends_here = {
+            "connection",
+            "te",
+            "forwarded",
+            "x_shoal_secret",
+            "x-shoal-caller",
+            "proxy-authorization",
         }
+        assert not ends_here & {name for name, _ in seen.headers}
         assert answer.get("x-kept") == "1"
-        assert not {"x-shoal-secret", "keep-alive"} & {name for name, _ in answer.headers}
+        assert not {"connection", "x-shoal-secret", "keep-alive"} & {name for name, _ in answer.headers}
 
     async def test_request_has_an_id_its_senders_or_a_new_one(self, lab: AnyLab) -> None:
         replica = await lab.replica()
@@ -559,6 +566,13 @@ class ReplicasContract:
         homes = {n: (await lab.ask(get("/p/s/", header.format(n)))).body for n in range(12)}
         assert len(set(homes.values())) > 1
         assert {n: (await lab.ask(get("/p/s/", header.format(n)))).body for n in homes} == homes
+
+    async def test_who_waits_for_its_own_replica_is_counted(self, lab: AnyLab) -> None:
+        replica = await lab.replica("one", silence)
+        lab.serve(service(replica, cap=1, affinity="header:x-session"))
+        for _ in range(3):
+            await (await lab.connect()).send(get("/p/s/", "x-session: 1"))
+        await until(lambda: (lab.in_flight(), lab.queued()) == (1, 2))
 
     async def test_replica_that_comes_is_used_and_one_that_went_is_not(self, lab: AnyLab) -> None:
         first = await lab.replica("first")

@@ -220,7 +220,11 @@ def _headers(scheme: str) -> Iterator[str]:
     for name in STAYS_HERE:
         yield f"    http-request del-header {name}"
     yield "    http-request del-header ^x[-_](shoal|forwarded)[-_] -m reg"
-    yield "    http-request del-header upgrade unless { req.hdr(upgrade) -m str -i websocket }"
+    # What `Connection` names somebody behind the replica might take away: the caller's name, for one.
+    yield "    acl is_websocket req.hdr(upgrade) -m str -i websocket"
+    yield "    http-request set-header connection upgrade if is_websocket"
+    yield "    http-request del-header connection if !is_websocket"
+    yield "    http-request del-header upgrade if !is_websocket"
     yield "    http-request set-header x-request-id %[var(txn.id)]"
     yield "    http-request set-header x-forwarded-for %[src]"
     yield f"    http-request set-header x-forwarded-proto {scheme}"
@@ -228,3 +232,4 @@ def _headers(scheme: str) -> Iterator[str]:
     for name in ("keep-alive", "proxy-connection", "te", "trailer"):
         yield f"    http-response del-header {name}"
     yield "    http-response del-header x-shoal- -m beg"
+    yield "    http-response del-header connection unless { status 101 }"

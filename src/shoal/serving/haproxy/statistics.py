@@ -65,8 +65,9 @@ class Sums:
         for key, row in fresh.items():
             before = self._seen.get(key)
             replica = replicas.get(f"{row.backend}/{row.server}")
+            # Of a backend those that may go anywhere, of a server those that wait for it (affinity).
+            self._count(row.backend, 0).queued += row.queued
             if row.server == "BACKEND":
-                self._count(row.backend, 0).queued += row.queued
                 if row.backend in empty:
                     self._count(row.backend, 0).queued += row.errors - (before.errors if before else 0)
             elif replica is not None:
