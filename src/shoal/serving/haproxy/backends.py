@@ -18,6 +18,8 @@ MAX_WEIGHT = 256
 CHECKED = "inter 2s fastinter 1s downinter 1s fall 2 rise 1"
 OBSERVED = "observe layer4 error-limit 1 on-error mark-down"
 """One connection refused takes a replica out; a check every second brings it back."""
+MAX_MS = 2**31 - 1
+"""HAProxy's longest time: 24 days."""
 IDLE_S = 2
 """Many servers close connections idle for five seconds; a request must not meet that."""
 BODY_S = 20
@@ -99,9 +101,9 @@ def backend(service: Service) -> Iterator[str]:
     if service.affinity:
         yield "    hash-type consistent"
     yield from _retries(service)
-    yield f"    timeout queue {_ms(service.queue_s)}"
-    yield f"    timeout server {_ms(service.timeout_s)}"
-    yield f"    timeout tunnel {_ms(service.timeout_s)}"
+    yield f"    timeout queue {in_ms(service.queue_s)}"
+    yield f"    timeout server {in_ms(service.timeout_s)}"
+    yield f"    timeout tunnel {in_ms(service.timeout_s)}"
     if not service.replicas or any(replica.secret for replica in service.replicas):
         yield "    http-send-name-header x-shoal-secret"
     if service.check:
@@ -151,10 +153,10 @@ def _limits(limits: Limits) -> Iterator[str]:
         return
     count = max(1, math.floor(limits.rps or 1))
     window_s = count / limits.rps if limits.rps else 1.0
-    expire = _ms(max(10.0, 2 * window_s))
+    expire = in_ms(max(10.0, 2 * window_s))
     yield (
         f"    stick-table type string len 128 size 100k expire {expire} "
-        f"store conn_cur,gpc0,gpc0_rate({_ms(window_s)})"
+        f"store conn_cur,gpc0,gpc0_rate({in_ms(window_s)})"
     )
     yield "    http-request track-sc1 var(txn.account)"
     if limits.concurrency:
@@ -167,5 +169,5 @@ def _limits(limits: Limits) -> Iterator[str]:
         yield "    http-request sc-inc-gpc0(1)"
 
 
-def _ms(seconds: float) -> str:
-    return f"{max(1, round(seconds * 1000))}ms"
+def in_ms(seconds: float) -> str:
+    return f"{min(MAX_MS, max(1, round(seconds * 1000)))}ms"

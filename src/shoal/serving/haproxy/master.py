@@ -22,7 +22,7 @@ class Processes(msgspec.Struct, frozen=True):
     current: tuple[int, ...]
     old: tuple[int, ...]
     failures: int
-    """Reloads in a row that came to nothing."""
+    """Reloads since the last one that came to something."""
 
     @property
     def all(self) -> tuple[int, ...]:
@@ -84,10 +84,16 @@ class Master:
         self.ask("reload")
         deadline = time.monotonic() + RELOAD_S
         while not self.is_serving(before.current):
-            if time.monotonic() > deadline:
+            if self._has_failed() or time.monotonic() > deadline:
                 return False
             time.sleep(AGAIN_S)
         return True
+
+    def _has_failed(self) -> bool:
+        try:
+            return self.processes().failures > 0
+        except OSError:
+            return False
 
     def _have_stopped(self, pids: tuple[int, ...]) -> bool:
         answers = [self.tell(pid, "show info") for pid in pids]

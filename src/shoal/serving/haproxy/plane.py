@@ -71,7 +71,6 @@ class HaproxyPlane:
             log.warning("HAProxy does not answer: %s", error)
         except ValueError:
             self._files.keep(before)
-            self._call(after, before)
             raise
         self._rendering = after
         self._replicas |= {name: server.replica for name, server in changes.flat(after).items()}
@@ -94,12 +93,14 @@ class HaproxyPlane:
     def _tell(self, before: Rendering, after: Rendering, *, is_reload: bool) -> None:
         self._call(before, after)
         if is_reload or not self._change(before, after):
-            self._reload()
+            try:
+                self._reload()
+            except ValueError:
+                self._call(after, before)
+                raise
 
     def _call(self, before: Rendering, after: Rendering) -> None:
         """In every worker: old ones get a last request on connections that were idle."""
-        if self._process is None:
-            return
         pids = self._master.processes().all
         for command in changes.called(before.callers, after.callers):
             for pid in pids:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import msgspec
 
 from shoal.serving.haproxy.answers import errors, refusal
-from shoal.serving.haproxy.backends import Server, backend, backend_name, servers
+from shoal.serving.haproxy.backends import Server, backend, backend_name, in_ms, servers
 from shoal.serving.haproxy.words import unspeakable
 from shoal.serving.head import MAX_HEAD_BYTES, MAX_HEADERS, MAX_TARGET_BYTES
 from shoal.serving.problem import Refused, malformed
@@ -125,7 +125,7 @@ def _defaults(table: Table) -> Iterator[str]:
     yield "defaults"
     yield "    mode http"
     yield "    timeout connect 5s"
-    yield f"    timeout client {round(slowest * 1000)}ms"
+    yield f"    timeout client {in_ms(slowest)}"
     yield "    timeout server 60s"
     yield "    timeout check 5s"
     yield "    timeout http-request 10s"
