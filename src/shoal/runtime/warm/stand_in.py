@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
 import _socket
+import importlib
 import os
 import sys
 import time
@@ -48,8 +49,7 @@ def main(folder: str, name: str, arguments: list[str]) -> None:
         os._exit(127)
     if launcher == "accelerate":
         # Loaded here: what it imports would cost every other start 10 ms.
-        from . import accelerate  # noqa: PLC0415
-
+        accelerate = importlib.import_module(".accelerate", __package__)
         os.environ.update(accelerate.variables(real, folder, launchers.options(words)))
     if is_plain(arguments) and known(real, dict(os.environ)) == _zygote(folder):
         status = ask(folder, arguments)
