@@ -436,10 +436,44 @@ async def test_tls_is_spoken_and_told_to_the_replica(running: Running, tmp_path:
     assert await plain.is_closed()
 
 
+@by_haproxy
+async def test_renewed_certificate_is_taken_and_a_broken_one_is_not(running: Running, tmp_path: Path) -> None:
+    replica = await running.replica()
+    running.serve(service(replica))
+    cert, key = certificate(tmp_path)
+    await running.start("--tls-cert", str(cert), "--tls-key", str(key))
+
+    async def shown() -> str:
+        return await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", running.port))
+
+    first = await shown()
+    certificate(tmp_path)
+    running.process.send_signal(signal.SIGHUP)
+
+    async def is_renewed() -> bool:
+        return await shown() != first
+
+    await eventually(is_renewed)
+    renewed = await shown()
+    write_whole(cert, b"broken")
+    running.process.send_signal(signal.SIGHUP)
+    running.serve(service(replica), service(replica, name="other"))
+    trust = ssl.create_default_context(cadata=renewed)
+    trust.check_hostname = False
+
+    async def is_served() -> bool:
+        return (await (await running.connect(trust)).ask(get("/p/other/"))).status == 200
+
+    await eventually(is_served)
+
+
 def resident_bytes(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    """Of it and its children."""
+    pages = [int(Path(f"/proc/{one}/statm").read_text().split()[1]) for one in (pid, *family_of(pid))]
+    return sum(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
+@of_each_kind
 async def test_slow_callers_cost_little_memory_and_nobody_else_anything(running: Running) -> None:
     size = 64 << 20
 

@@ -36,11 +36,11 @@ class Files:
             if old.name not in rendering.routes:
                 old.unlink()
 
-    def check(self, rendering: Rendering) -> None:
-        """`ValueError`: HAProxy would not start with it, or with the certificate as it is now."""
+    def check(self, rendering: Rendering, *, is_renewal: bool = False) -> None:
+        """`ValueError`: HAProxy would not start with it; in a renewal, with the certificate as it is now."""
         before = (self.folder / TLS).read_bytes() if (self.folder / TLS).exists() else None
         self._write_maps(rendering)
-        if self._tls is not None:
+        if self._tls is not None and (is_renewal or before is None):
             self._write(TLS, "\n".join(file.read_text() for file in self._tls))
         self._write(CANDIDATE, rendering.config)
         done = subprocess.run(

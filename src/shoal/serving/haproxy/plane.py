@@ -130,7 +130,7 @@ class HaproxyPlane:
     def renew(self) -> None:
         """Read the certificate again, and reload; if it is no good, the one before stays."""
         try:
-            self._files.check(self._rendering)
+            self._files.check(self._rendering, is_renewal=True)
             self._reload()
         except (OSError, ValueError) as error:
             log.warning("HAProxy goes on as it is: %s", error)
