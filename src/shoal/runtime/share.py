@@ -12,7 +12,7 @@ from types import FrameType
 
 from shoal.clock import Clock
 from shoal.errors import ShoalError
-from shoal.runtime import ending, network, removal, shared_memory, spool
+from shoal.runtime import ending, listening, network, removal, shared_memory, spool
 from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.crew import Crew
 from shoal.runtime.drills import Driller
@@ -122,6 +122,7 @@ class ShareRun:
             if confinement.uid is not None:
                 os.fchown(fd, confinement.uid, confinement.uid)
             os.close(fd)
+        listening.make(self._order, os.path.realpath(self._share.home), confinement.uid)
         confinement.prepare()
         return Launcher(confinement, self._share.work)
 
@@ -169,6 +170,7 @@ class ShareRun:
             has_gpus = bool(self._order.gpu_ids) and not self._order.are_gpus_simulated
             self._network = network.variables(self._order.master_addr, has_gpus=has_gpus)
         assert self._confinement is not None
+        self._confinement.leave_network()
         crew = self._crew = Crew(
             self._order,
             self._confinement,
@@ -178,7 +180,7 @@ class ShareRun:
             self._environment,
             self._meter,
         )
-        last = self._hold_port() or self._warm_up(launcher, crew)
+        last = self._open_place(launcher) or self._warm_up(launcher, crew)
         if last is None and self._order.incarnation > 0 and self._renewer is not None:
             self._tell(Phase.PREPARING)
             last = self._regroup(OTHERS_FAILED, None)
@@ -201,17 +203,23 @@ class ShareRun:
             last = self._regroup(end, failure) if crew.clear() else end
         return last
 
-    def _hold_port(self) -> Ending | None:
+    def _open_place(self, launcher: Launcher) -> Ending | None:
         """Where the server of a replica listens; only the first node has one."""
         order = self._order
         if order.probe is None or order.node_rank > 0:
             return None
         tell = self._renewer.tell_serving if self._renewer is not None else None
         try:
-            self._prober = Prober(order.probe, order.master_addr, self._credentials, self._clock, tell)
+            at = listening.place_of(order, os.path.realpath(self._share.home), order.probe)
         except OSError as error:
             told = f"{error} on {order.node}; leave `port` out and have the server listen at $PORT"
             return Ending(kind=EndKind.SETUP_FAILED, message=told)
+        self._prober = Prober(order.probe, at, self._credentials, self._clock, tell)
+        if isinstance(at, listening.BehindDoor):
+            fd = at.listener.fileno()
+            door = launcher.start_function("shoal.runtime.door", "serve", (fd, at.port), keep=(fd,))
+            self._watcher.add(Process(door[0], None, is_needed=False), door[1])
+            at.listener.close()
         return None
 
     def _tell_recovery(self, crew: Crew) -> None:
@@ -264,7 +272,7 @@ class ShareRun:
             path=self._path,
             credentials=self._credentials,
             network=self._network,
-            port=self._prober.port if self._prober is not None else None,
+            service=self._prober.variables() if self._prober is not None else {},
         )
 
     def _follow(self, launcher: Launcher, what: str, crew: Crew | None = None) -> Ending:
@@ -338,6 +346,7 @@ class ShareRun:
         self._watcher.drain()
         self._meter.hear()
         shared_memory.give_back(self._order)
+        listening.give_back(self._order, os.path.realpath(self._share.home))
         removal.remove(self._share.scratch, timeout_s=SCRATCH_S)
 
     def _outcome(self, end: Ending) -> NodeOutcome:

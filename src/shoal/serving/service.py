@@ -16,7 +16,8 @@ from shoal.serving.table import Service
 
 RETRY_SHARE = 0.2
 """Of requests may be sent again; beyond that a failing service is not helped by more of them."""
-MAX_RETRIES_SAVED = 100.0
+MIN_RETRIES_SAVED = 100.0
+"""And so many at once, or twice what one replica may have in it when it dies, if that is more."""
 
 
 class Request(Waiter, Protocol):
@@ -41,7 +42,9 @@ class LiveService:
         self.accounts: dict[str, Account] = {}
         self.tallies: dict[int, Tally] = {0: Tally(0)}
         self.waiting = FairQueue()
-        self._retries = 10.0
+        self._retries = float("inf")
+        self.repeated = 0
+        """Requests sent to a second replica, whyever."""
         self.is_gone = False
         self.spec = spec
         self.balancer: Balancer = balancer_for(spec.balance)
@@ -60,15 +63,17 @@ class LiveService:
         self.concurrency = limits.concurrency and max(1, round(limits.concurrency * self._share))
         gone, self.replicas = self.replicas, {}
         cap = max(1, round(spec.cap * self._share))
+        self._most_retries = max(MIN_RETRIES_SAVED, 2.0 * cap)
+        self._retries = min(self._most_retries, self._retries)
         for replica in random.sample(spec.replicas, len(spec.replicas)):
             tally = self.tallies.setdefault(replica.release, Tally(replica.release))
             live = gone.pop(replica.replica_id, None)
             if live is None or live.spec.address != replica.address:
                 if live is not None:
                     live.close_idle()
-                live = LiveReplica(replica, tally, cap=cap, zone=self._zone)
+                live = LiveReplica(replica, tally, cap=cap, zone=self._zone, is_public=spec.is_public)
             else:
-                live.told(replica, tally, cap=cap, zone=self._zone)
+                live.told(replica, tally, cap=cap, zone=self._zone, is_public=spec.is_public)
             self.replicas[replica.replica_id] = live
         for live in gone.values():
             live.is_draining = True
@@ -113,7 +118,7 @@ class LiveService:
         if self.concurrency and (refused := account.is_at(self.concurrency)) is not None:
             return refused
         account.admitted += 1
-        self._retries = min(MAX_RETRIES_SAVED, self._retries + RETRY_SHARE)
+        self._retries = min(self._most_retries, self._retries + RETRY_SHARE)
         return None
 
     def leave(self, account: Account) -> None:
@@ -124,6 +129,7 @@ class LiveService:
         if self._retries < 1.0:
             return False
         self._retries -= 1.0
+        self.repeated += 1
         return True
 
     def pick(self, ask: Ask = ANY, avoid: LiveReplica | None = None) -> LiveReplica | None:

@@ -27,7 +27,7 @@ EVERYTHING = Service(
     hosts=("Chat.Example", "[fd00::9]"),
     replicas=(
         replica(1, weight=2.0),
-        replica(2, address="unix:/run/rep_2.sock"),
+        replica(2, address="rep-2.example:8000"),
         replica(3, address="[fd00::3]:80", is_draining=True),
     ),
     limits=Limits(rps=2.5, concurrency=4),

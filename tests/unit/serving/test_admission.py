@@ -8,7 +8,31 @@ from time import monotonic
 
 from shoal.serving.accounts import Account, FairQueue
 from shoal.serving.sweep import sweep
-from tests.support.serving import Conversation, Lab, Wire, as_caller, closed, get, reply, service, until
+from tests.support.serving import (
+    Conversation,
+    Lab,
+    Wire,
+    as_caller,
+    callers,
+    closed,
+    get,
+    reply,
+    service,
+    until,
+)
+
+
+async def test_replica_is_shown_its_own_key_in_place_of_the_callers_token(lab: Lab) -> None:
+    one, other = await lab.replica("one"), await lab.replica("other")
+    told = (one.told(secret="key-of-one"), other.told(secret="key-of-other"))
+    lab.serve(service(*told, callers=callers("ana"), is_public=False))
+    for _ in range(2):
+        forged = ("authorization: Bearer forged", "connection: authorization", "x-shoal-secret: forged")
+        await lab.ask(get("/p/s/", "authorization: Bearer token-ana", *forged))
+    for replica in (one, other):
+        [seen] = replica.requests
+        key = f"key-of-{replica.name}"
+        assert (seen.all("authorization"), seen.all("x-shoal-secret")) == ([f"Bearer {key}"], [key])
 
 
 async def test_greedy_caller_waits_behind_itself_not_the_others_behind_it(lab: Lab) -> None:

@@ -165,6 +165,15 @@ def test_names_become_addresses_and_who_has_none_is_left_out() -> None:
     assert seen.services[1].replicas == ()
 
 
+@pytest.mark.parametrize("address", ["unix:/run/a.sock", "door:/run/a.sock"])
+def test_replica_in_a_file_is_left_out_since_links_would_be_followed(address: str) -> None:
+    there = Service(project="p", name="s", replicas=(replica("a", address=address), replica("b")))
+    [seen] = resolved(Table(version=1, services=(there,))).services
+    assert seen.replicas == (replica("b"),)
+    with pytest.raises(ValueError, match="address"):
+        rendered(replica("a", address=address))
+
+
 def weights(*replicas: Replica, **told: Any) -> list[int]:
     return [one.weight for one in servers(Service(project="p", name="s", replicas=replicas, **told))]
 

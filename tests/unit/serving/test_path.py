@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from shoal.serving.table import Table
-from tests.support.serving import Conversation, Lab, get, reply, service, until
+from tests.support.serving import Conversation, FakeReplica, Lab, get, reply, service, until
+
+
+async def test_replica_on_a_unix_socket_is_reached(lab: Lab, tmp_path: Path) -> None:
+    replica = await FakeReplica("unix").start(str(tmp_path / "r.sock"))
+    lab.replicas.append(replica)
+    lab.serve(service(replica))
+    assert (await lab.ask(get())).body == b"unix"
+
+
+async def test_link_that_a_replica_planted_for_its_socket_leads_nowhere(lab: Lab, tmp_path: Path) -> None:
+    victim = await FakeReplica("victim").start(str(tmp_path / "victim.sock"))
+    lab.replicas.append(victim)
+    (tmp_path / "mine.sock").symlink_to(tmp_path / "victim.sock")
+    planted = victim.told(replica_id="mine", address=f"unix:{tmp_path / 'mine.sock'}")
+    lab.serve(service(planted, await lab.replica("other")))
+    assert {(await lab.ask(get())).body for _ in range(6)} == {b"other"}
+    assert not victim.connections
 
 
 async def test_many_requests_take_one_connection_on_each_side(lab: Lab) -> None:

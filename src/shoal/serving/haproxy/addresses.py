@@ -1,4 +1,8 @@
-"""Names of hosts into addresses: HAProxy takes no name for a server that is added while it runs. Blocks."""
+"""Addresses that HAProxy can use: numbers and ports. Blocks while names are looked up.
+
+It takes no name for a server that is added while it runs. Sockets in files it would open through any link
+that a program has put there, and those of private networks it cannot have at all.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,12 @@ import msgspec
 from shoal.serving.table import Replica, Service, Table
 
 log = logging.getLogger(__name__)
-NUMERIC = re.compile(r"unix:.*|\[.*|[0-9.]+:[0-9]+")
+NUMERIC = re.compile(r"\[.*|[0-9.]+:[0-9]+")
+FILES = ("unix:", "door:")
 
 
 def resolved(table: Table) -> Table:
-    """Without replicas whose names nobody knows: the others are served."""
+    """Without replicas that cannot be reached: the others are served."""
     return msgspec.structs.replace(table, services=tuple(map(_service, table.services)))
 
 
@@ -28,6 +33,11 @@ def _service(service: Service) -> Service:
 
 def _replica(replica: Replica) -> Replica | None:
     host, _, port = replica.address.rpartition(":")
+    if replica.address.startswith(FILES):
+        log.warning(
+            "replica `%s` is left out: HAProxy has no way to `%s`", replica.replica_id, replica.address
+        )
+        return None
     if NUMERIC.fullmatch(replica.address) or not port.isdigit():
         return replica  # what makes no sense is refused with the table
     try:

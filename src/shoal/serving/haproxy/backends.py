@@ -24,6 +24,8 @@ IDLE_S = 2
 """Many servers close connections idle for five seconds; a request must not meet that."""
 BODY_S = 20
 HELD_BYTES = 32768
+OURS = r"^\s*bearer\s+sh[a-z]_"
+"""A token of Shoal's, good or not: no program is to see one."""
 SAFE = "{ method GET HEAD OPTIONS } || { req.hdr(idempotency-key) -m found }"
 
 
@@ -53,7 +55,7 @@ def servers(service: Service) -> tuple[Server, ...]:
         Server(
             name=server_name(replica),
             replica=replica,
-            address=replica.address.replace("unix:", "unix@", 1),
+            address=replica.address,
             options=options,
             weight=0 if replica.is_draining else weights.get(replica.replica_id, 0),
         )
@@ -133,13 +135,15 @@ def _retries(service: Service) -> Iterator[str]:
     if service.retries:
         yield f"    retries {service.retries}"
         yield "    retry-on conn-failure empty-response"
-        yield f"    http-request disable-l7-retry unless {SAFE}"
+        if not service.is_repeatable:
+            yield f"    http-request disable-l7-retry unless {SAFE}"
     else:
         yield "    retry-on conn-failure"
 
 
 def _caller(service: Service) -> Iterator[str]:
     if service.is_public:
+        yield f"    http-request del-header authorization if {{ req.fhdr(authorization) -m reg -i '{OURS}' }}"
         yield "    http-request set-var(txn.account) src"
         return
     yield "    http-request del-header authorization"

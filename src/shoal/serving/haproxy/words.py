@@ -12,9 +12,7 @@ from shoal.serving.table import Balance, Replica, Service, Table, faults
 
 WORD = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 PATH = re.compile(r"/[A-Za-z0-9/_.,~@+=&?:-]{0,1000}")
-ADDRESS = re.compile(
-    r"unix:/[A-Za-z0-9/_.@+-]{1,100}|[A-Za-z0-9_.-]+:[0-9]{1,5}|\[[0-9a-fA-F:.]+\]:[0-9]{1,5}"
-)
+ADDRESS = re.compile(r"(?:[A-Za-z0-9_.-]+|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}")
 HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}|\[[0-9a-fA-F:.]{2,45}\]")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 AFFINITY = re.compile(r"(?:(?:header|cookie):[A-Za-z0-9_.-]{1,128})?")
@@ -65,6 +63,8 @@ def beyond(service: Service) -> list[str]:
     found = []
     if service.balance is Balance.TOKENS:
         found.append("`balance: tokens` (the least time to the first token): served by fewest requests")
+    if service.hedge_s:
+        found.append("a second replica for slow requests: one alone is asked")
     if not service.replicas:
         found.append("requests held until there is a replica: answered 503 with Retry-After")
     return found
