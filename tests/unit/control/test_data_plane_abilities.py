@@ -22,6 +22,7 @@ BEYOND_HAPROXY = [
     ({"replicas": "0..4"}, "asks for 0..4 replicas"),
     ({"balance": "tokens"}, "asks for `balance: tokens`"),
     ({"scale": {"target": "tokens"}}, "scales by `tokens`"),
+    ({"scale": {"sleep_after": "5m"}}, "may sleep"),
     ({"hedge_after": "200ms"}, "asks for `hedge_after`"),
     ({"port": "socket"}, "asks for `port: socket`"),
     ({"network": "private"}, "asks for `network: private`"),

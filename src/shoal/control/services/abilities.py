@@ -18,6 +18,8 @@ def check_data_plane(settings: Settings, spec: ServiceSpec) -> None:
             found.append(f"service `{spec.name}` asks for `balance: tokens`; HAProxy knows requests alone")
         if spec.scale.target == "tokens":
             found.append(f"service `{spec.name}` scales by `tokens`, which HAProxy does not count")
+        if spec.scale.sleep_after is not None:
+            found.append(f"service `{spec.name}` may sleep; HAProxy cannot hold requests until it is awake")
         if spec.hedge_after is not None:
             found.append(f"service `{spec.name}` asks for `hedge_after`; HAProxy asks one replica at a time")
         if spec.port == "socket" or spec.network == "private":
