@@ -12,6 +12,7 @@ from shoal.control.actor import Actor
 from shoal.control.core import Core
 from shoal.control.once import fingerprint, once
 from shoal.control.record import note
+from shoal.control.services.abilities import check_data_plane, check_range
 from shoal.control.services.models import Chosen, choose
 from shoal.control.services.replicas import frozen_replica
 from shoal.control.submit import check_fit, check_mounts, check_priority, check_queue, check_secrets
@@ -45,7 +46,7 @@ async def serve(core: Core, actor: Actor, asked: AskedService, key: str | None) 
     """
     text = asked.spec.canonical_json()
     check_secrets(frozen_replica(text).spec, asked.secrets)
-    refusal = asked.refusal or _refusal(core, text)
+    refusal = asked.refusal or _refusal(core, asked.spec, text)
     secret = hmac.digest(core.key, msgspec.json.encode(asked.secrets, order="sorted"), "sha256").hex()
     said = fingerprint("serve", asked.project, text, asked.archive_digest, secret)
     chosen = Chosen(spec=asked.spec, model="")
@@ -70,9 +71,10 @@ async def serve(core: Core, actor: Actor, asked: AskedService, key: str | None) 
     return made
 
 
-def _refusal(core: Core, text: str) -> ShoalError | None:
+def _refusal(core: Core, spec: ServiceSpec, text: str) -> ShoalError | None:
     frozen = frozen_replica(text)
     try:
+        check_data_plane(core.settings, spec)
         check_queue(core, frozen.spec)
         check_mounts(core, frozen.spec)
         check_fit(core, frozen)
@@ -165,6 +167,7 @@ async def scale(core: Core, actor: Actor, service_id: str, low: int, high: int, 
     """Between so many and so many replicas from now on."""
 
     def change(service: Service, now: float) -> Service:
+        check_range(core.settings, service.name, low, high)
         count = min(max(service.replicas, low), high)
         return msgspec.structs.replace(
             service, min_replicas=low, max_replicas=high, replicas=count, scaled_at=now
