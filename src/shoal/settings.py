@@ -33,12 +33,14 @@ OPTIONS = (
     "keep_logs",
     "max_kept_bytes",
     "serve_on",
+    "serve_processes",
 )
 """What can be set, as text, by a flag of `shoal up` or a variable `SHOAL_...`."""
 MAX_QUEUE_NAME = 100
 QUEUE_NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{MAX_QUEUE_NAME - 1}}}")
 MAX_DEMO_NODES = 10_000
 MAX_DEMO_GPUS = 1024
+MAX_SERVE_PROCESSES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +96,8 @@ class Settings:
     serve_host: str = "127.0.0.1"
     serve_port: int = DEFAULT_SERVE_PORT
     """Where services are called; another port where this one is taken."""
+    serve_processes: int = 1
+    """Of the data plane, on that port."""
     limits: ServerLimits = field(default_factory=ServerLimits)
 
     def __post_init__(self) -> None:
@@ -172,6 +176,7 @@ def load_settings(
         max_kept_bytes=_whole(told.get("max_kept_bytes", str(10 << 30)), "SHOAL_MAX_KEPT_BYTES"),
         serve_host=serve_on[0],
         serve_port=serve_on[1],
+        serve_processes=_whole(told.get("serve_processes", "1"), "SHOAL_SERVE_PROCESSES"),
         limits=ServerLimits(**limits),
     )
 
@@ -232,6 +237,8 @@ def _problems(settings: Settings) -> list[str]:
             f"refusing to listen on {host} without TLS: give `--tls-cert` and `--tls-key`, "
             "or `--behind-proxy` where a proxy on the way does TLS"
         )
+    if not 1 <= settings.serve_processes <= MAX_SERVE_PROCESSES:
+        found.append(f"{settings.serve_processes} data plane processes are not 1 to {MAX_SERVE_PROCESSES}")
     if settings.database_url and not settings.database_url.startswith(("sqlite:///", "postgresql")):
         scheme = settings.database_url.split(":", 1)[0]
         found.append(f"database scheme `{scheme}` is not `sqlite:///PATH` or `postgresql://...`")

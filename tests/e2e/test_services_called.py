@@ -1,22 +1,18 @@
-"""Requests through the data plane that `shoal up` keeps: none fails, whatever is done to what serves them."""
+"""Requests through the data plane that `shoal up` keeps: they wake and scale a service, and take back a canary."""
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from shoal.cli.data_plane import running
-from shoal.client.credentials import LOCAL, Credentials
 from tests.support.real_plane import RealPlane, until
-from tests.support.services import Caller, Served, pid_at
+from tests.support.service_faults import PATH, address_of, token_of
+from tests.support.services import Caller, Served
 
 pytestmark = pytest.mark.slow
-PATH = "/default/hello/"
 
 
 @pytest.fixture
@@ -27,42 +23,6 @@ def served(tmp_path: Path) -> Iterator[Served]:
     folder.mkdir()
     yield Served(plane, folder)
     plane.down()
-
-
-def address_of(served: Served) -> str:
-    url = until(lambda: served.plane.shoal.services.show("hello")["url"], "the data plane listens")
-    return str(url).removeprefix("http://").partition("/")[0]
-
-
-def token_of(served: Served) -> str:
-    return str(Credentials(served.plane.home).token(LOCAL))
-
-
-def test_no_request_fails_while_replicas_die_releases_roll_nodes_drain_and_the_control_plane_dies(
-    served: Served,
-) -> None:
-    served.serve(replicas=2)
-    served.until_ready(2)
-    with Caller(address_of(served), PATH, token_of(served)) as caller:
-        until(lambda: caller.answers["1"] > 20, "it is answered")
-        [(first, address), *_] = served.replicas().items()
-        os.kill(pid_at(address), signal.SIGKILL)
-        served.until_other(first)
-        served.until_ready(2)
-        served.serve(replicas=2, env={"VERSION": "2"})
-        until(lambda: served.plane.shoal.services.show("hello")["release"] == 2, "release 2 took over")
-        node = served.plane.shoal.services.show("hello")["servers"][0]["nodes"][0]
-        assert served.plane.command("drain", node).returncode == 0
-        until(lambda: node not in served.nodes() and len(served.addresses()) == 2, f"nothing is on {node}")
-        before = running(served.plane.home)
-        served.plane.kill()
-        seen = caller.answers["2"]
-        until(lambda: caller.answers["2"] > seen + 20, "it is answered without a control plane")
-        served.plane.up()
-        until(lambda: len(served.addresses()) == 2, "the new control plane knows its replicas")
-        assert running(served.plane.home) == before
-    assert set(caller.statuses) == {200}
-    assert set(caller.answers) == {"1", "2"}
 
 
 def test_canary_that_returns_errors_is_taken_back_without_anybody(served: Served) -> None:

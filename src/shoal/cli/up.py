@@ -59,6 +59,9 @@ def up(
         str | None, Parameter(help="Keep so many bytes of old logs (10 GiB); SHOAL_MAX_KEPT_BYTES.")
     ] = None,
     serve_on: Annotated[str | None, Parameter(help="HOST:PORT of services (127.0.0.1:7463).")] = None,
+    serve_processes: Annotated[
+        str | None, Parameter(help="Processes that take requests to services (1).")
+    ] = None,
     foreground: Annotated[bool, Parameter(negative="", help="Stay in front, for a service manager.")] = False,
     json: JsonFlag = False,
 ) -> int:
@@ -81,6 +84,7 @@ def up(
         "keep_logs": keep_logs,
         "max_kept_bytes": max_kept_bytes,
         "serve_on": serve_on,
+        "serve_processes": serve_processes,
     }
     if foreground:
         return _stay(flags)

@@ -11,7 +11,7 @@ from shoal.serving.service import LiveService
 from shoal.serving.table import BOUNDS_S, Count, Health, Report
 
 
-def report(plane: DataPlane) -> Report:
+def report(plane: DataPlane, *, is_last: bool = False) -> Report:
     now = monotonic()
     counts = [
         _count(live, tally)
@@ -30,7 +30,11 @@ def report(plane: DataPlane) -> Report:
         for replica in live.replicas.values()
     ]
     return Report(
-        process_id=plane.process_id, version=plane.version, counts=tuple(counts), health=tuple(health)
+        process_id=plane.process_id,
+        version=plane.version,
+        counts=tuple(counts),
+        health=tuple(health),
+        is_last=is_last,
     )
 
 
