@@ -1,6 +1,7 @@
 # Shoal's commands. Everything runs from a fresh clone with Python 3.11 or later and make.
 BIN := .venv/bin
 KILLS ?= 1000
+FAULTS ?= 60
 SEEDS ?= 20000
 LIVES ?= 5000
 
@@ -56,6 +57,8 @@ yardsticks: setup ## published numbers of the field and ours beside them; needs 
 soak: setup ## all that takes long: kills, simulated and drawn lives, faults, planted bugs: make soak KILLS=1000
 	@echo "== random kills under mixed load"
 	@$(BIN)/python -m tests.soak.run --kills $(KILLS)
+	@echo "== a service under fire"
+	@$(BIN)/python -m tests.soak.services --faults $(FAULTS)
 	@$(MAKE) --no-print-directory sim lives faults mutants
 
 sim: setup ## crashes, delays and partitions in virtual time: make sim SEEDS=20000

@@ -1,4 +1,4 @@
-"""Requests through the data plane that `shoal up` keeps: they wake and scale a service, and take back a canary."""
+"""Requests through the data plane of `shoal up`: they wake and scale a service, and take back a canary."""
 
 from __future__ import annotations
 

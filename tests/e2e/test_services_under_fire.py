@@ -48,13 +48,14 @@ def test_killed_replicas_cost_no_request_that_may_be_sent_again_and_only_the_str
 ) -> None:
     with fire.crowd(get, get, post_with_key, stream) as crowd:
         crowd.until_more()
-        for _ in range(3):
-            fire.kill_replica()
+        for fault in (
+            fire.kill_replica,
+            fire.kill_replica_without_a_control_plane,
+            fire.kill_control_plane_and_take_its_port,
+            fire.kill_replica,
+        ):
+            fault()
             crowd.until_more()
-        fire.kill_control_plane(takes_its_port=True)
-        fire.kill_replica()
-        fire.change_table()
-        crowd.until_more()
     assert crowd.faults(but_of=frozenset(fire.killed)) == []
     assert crowd.sent == crowd.right + len(crowd.faults())
     assert {fault.what for fault in crowd.faults()} <= {"stream"}

@@ -63,11 +63,8 @@ def post(link: Link, number: int) -> bool:
 
 
 def post_with_key(link: Link, number: int) -> bool:
-    headers = {"idempotency-key": f"key-{number}"}
-    return (
-        link.said_by(link.begin("POST", "", f"keyed {number}", **headers).read().decode())
-        == f"keyed {number}"
-    )
+    answer = link.begin("POST", "", f"keyed {number}", **{"idempotency-key": f"key-{number}"})
+    return link.said_by(answer.read().decode()) == f"keyed {number}"
 
 
 def stream(link: Link, number: int) -> bool:

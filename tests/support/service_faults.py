@@ -1,4 +1,4 @@
-"""What can befall a service under load. Each does it for real, and returns once it is seen to have happened."""
+"""What can befall a service under load. Each is done for real, and seen to have happened."""
 
 from __future__ import annotations
 
@@ -65,13 +65,17 @@ class Fire:
 
     def kill_replica(self) -> None:
         """`kill -9` of the server itself."""
-        replica_id, address = self._dice.choice(sorted(self.served.replicas().items()))
+        replica_id = self._kill(self.served.replicas())
+        until(lambda: replica_id not in self.served.replicas(), "it is in no table any more")
+        self.served.until_ready(self.replicas)
+
+    def _kill(self, among: dict[str, str]) -> str:
+        replica_id, address = self._dice.choice(sorted(among.items()))
         pid = pid_at(address)
         self.killed.add(replica_id)
         os.kill(pid, signal.SIGKILL)
         until(lambda: not Path(f"/proc/{pid}").exists(), f"process {pid} is gone")
-        until(lambda: replica_id not in self.served.replicas(), "it is in no table any more")
-        self.served.until_ready(self.replicas)
+        return replica_id
 
     def roll(self) -> None:
         """To a new version, with another limit."""
@@ -88,11 +92,24 @@ class Fire:
         assert table is not None
         assert table.services[0].limits.rps == 10_000 + self._version
 
-    def kill_control_plane(self, *, takes_its_port: bool = False) -> None:
-        """`kill -9`, a while without, and another one; on another port if somebody has taken its own."""
-        plane = self.served.plane
+    def kill_control_plane(self) -> None:
+        """`kill -9`, a while without, and another one."""
+        self._restart()
+
+    def kill_control_plane_and_take_its_port(self) -> None:
+        """The next one listens elsewhere, and the data plane has to find it."""
+        self._restart(takes_its_port=True)
+
+    def kill_replica_without_a_control_plane(self) -> None:
+        """Nobody is there to take it out of the table, nor to start another."""
+        self._restart(kills_replica=True)
+
+    def _restart(self, *, takes_its_port: bool = False, kills_replica: bool = False) -> None:
+        plane, there = self.served.plane, self.served.replicas()
         before, url, serving = holder(plane.home), plane.shoal.transport.endpoint.url, running(plane.home)
         plane.kill()
+        if kills_replica:
+            self._kill(there)
         if self._crowd is not None:
             self._crowd.until_more(5)
         taken = socket.create_server(("127.0.0.1", int(url.rpartition(":")[2]))) if takes_its_port else None
@@ -102,6 +119,7 @@ class Fire:
             if taken is not None:
                 taken.close()
         assert holder(plane.home) not in (None, before)
+        self._shown()  # and so the client finds it
         assert (plane.shoal.transport.endpoint.url != url) is takes_its_port
         assert running(plane.home) == serving, "the data plane is the one that was there"
         self.served.until_ready(self.replicas)
@@ -112,7 +130,7 @@ class Fire:
         made = tokens.create(project="default", service="hello", label="made under load")
         until(lambda: self._statuses(made["text"]) == {200}, "the new token is known")
         tokens.revoke(made["id"])
-        until(lambda: self._statuses(made["text"]) == {401}, "the revoked token is not")
+        until(lambda: 200 not in self._statuses(made["text"]), "the revoked token is not")
 
     def _statuses(self, token: str) -> set[int]:
         """Of a few requests, each on a connection of its own: it may meet any process."""
@@ -154,6 +172,8 @@ FAULTS = (
     Fire.kill_replica,
     Fire.roll,
     Fire.kill_control_plane,
+    Fire.kill_control_plane_and_take_its_port,
+    Fire.kill_replica_without_a_control_plane,
     Fire.change_table,
     Fire.replace_data_plane,
     Fire.replace_one_process,
