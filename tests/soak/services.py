@@ -1,4 +1,4 @@
-"""`python -m tests.soak.services --faults 60`: a service under load and under fire, in an order that is drawn.
+"""`python -m tests.soak.services --faults 60`: a service under load and under fire, in a drawn order.
 
 Counts every request sent and every answer that was whole and right. What may fail are streams that a replica
 had begun when it was killed; nothing else may.

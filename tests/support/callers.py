@@ -142,8 +142,10 @@ class Crowd:
     def until_more(self, count: int = 2) -> None:
         """Until every one of them was answered, or failed, so many times more."""
         before = [asker.right + len(asker.faults) for asker in self.askers]
-        for asker, seen in zip(self.askers, before, strict=True):
-            until(
-                lambda asker=asker, seen=seen: asker.right + len(asker.faults) >= seen + count,
-                "everybody is answered",
-            )
+        until(
+            lambda: all(
+                asker.right + len(asker.faults) >= seen + count
+                for asker, seen in zip(self.askers, before, strict=True)
+            ),
+            f"everybody is answered {count} times",
+        )

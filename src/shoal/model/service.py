@@ -7,6 +7,7 @@ from enum import StrEnum
 import msgspec
 
 MAX_BACKOFF_S = 60.0
+RESIZES_KEPT = 20
 STEADY_S = 60.0
 """A replica that was ready for so long and fails later did not fail because of its release."""
 
@@ -39,10 +40,20 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     failures: int = 0
     """Replicas of the new release that ended before they were ever ready."""
     because: str = ""
+    waits: str = ""
+    """Why no further replica of the new release can be started; empty: one can, as far as anybody knows."""
 
     @property
     def is_open(self) -> bool:
         return self.stage in (Stage.ROLLING, Stage.CANARY)
+
+
+class Resize(msgspec.Struct, frozen=True, kw_only=True):
+    """From then on there should be so many replicas."""
+
+    at: float
+    replicas: int
+    because: str
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +73,8 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int
     """How many there should be now: decided by load between those two."""
     scaled_at: float
+    resizes: tuple[Resize, ...] = ()
+    """The newest, in their order."""
     cold_start_s: float = 0.0
     """How long its replicas take from their start to being ready: the most, of those known."""
     failures: int = 0
@@ -77,6 +90,12 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     def reference(self) -> str:
         """How people name it, and below which path it is served."""
         return f"{self.project}/{self.name}"
+
+    def resized(self, replicas: int, because: str, now: float) -> Service:
+        """With so many replicas to be there, and why."""
+        added = Resize(at=now, replicas=replicas, because=because)
+        kept = (*self.resizes, added)[-RESIZES_KEPT:]
+        return msgspec.structs.replace(self, replicas=replicas, scaled_at=now, resizes=kept)
 
     @property
     def may_start_at(self) -> float:

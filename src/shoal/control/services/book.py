@@ -12,7 +12,7 @@ import anyio
 from shoal.control.signals import Signal
 from shoal.model.service import Service
 from shoal.serving.table import Report, Table
-from shoal.serving.traffic import Stats, Traffic
+from shoal.serving.traffic import FRESH_S, Sample, Stats, Traffic
 from shoal.wire import Serving
 
 EMPTY = Table(version=0)
@@ -46,6 +46,12 @@ class ServiceBook:
         """Forget attempts that hold nothing any more."""
         kept = set(attempt_ids)
         self.said = {attempt_id: said for attempt_id, said in self.said.items() if attempt_id in kept}
+
+    def load(self, service: Service, now: float) -> Sample | None:
+        """The last whole second of it; None if nobody counted lately."""
+        samples = self.traffic.samples(service.project, service.name)
+        whole = [one for one in samples[-3:] if int(now) - FRESH_S <= one.at < int(now)]
+        return whole[-1] if whole else None
 
     def publish(self, table: Table) -> None:
         """Give it to everybody who waits for a newer one."""
