@@ -6,7 +6,7 @@ SEEDS ?= 20000
 LIVES ?= 5000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench bench-recovery bench-goodput bench-balancing yardsticks soak sim lives faults fuzz mutants
+.PHONY: help setup demo test check format bench bench-recovery bench-goodput bench-balancing bench-scaling bench-fairness yardsticks soak sim lives faults fuzz mutants
 
 help: ## print these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -50,6 +50,13 @@ bench-goodput: setup ## how much of its time a training run keeps under an hour'
 
 bench-balancing: setup ## heavy-tailed requests in virtual time through the real balancer and the fair queue
 	@$(BIN)/python -m benchmarks.balancing
+
+bench-scaling: setup ## load takes a service from no replica to eight and back; the timeline in build/scaling.png
+	@mkdir -p build
+	@$(BIN)/python -m benchmarks.scaling --plot build/scaling.png
+
+bench-fairness: setup ## one caller at a hundred times its share, over real sockets: what the others notice
+	@$(BIN)/python -m benchmarks.fairness
 
 yardsticks: setup ## published numbers of the field and ours beside them; needs traces: SHOAL_TRACES=dir
 	@$(BIN)/python -m benchmarks.yardsticks

@@ -67,6 +67,9 @@ def test_load_alone_takes_a_service_from_none_to_the_most_and_back_without_a_los
         until(lambda: all(caller.statuses[200] > 2 for caller in callers), "everybody is answered")
     until(lambda: not served.plane.shoal.services.show("hello")["servers"], "it sleeps")
     assert {status for caller in callers for status in caller.statuses} == {200}
-    events = served.plane.shoal.transport.call("GET", "/v1/events", params={"tail": 500})["items"]
-    sizes = [event["data"]["replicas"] for event in events if event["kind"] == "service.resized"]
-    assert (sizes[0], max(sizes), sizes[-2:]) == (1, 4, [1, 0])
+    shown = served.plane.shoal.services.show("hello")
+    sizes = [one["replicas"] for one in shown["resizes"]]
+    top = sizes.index(4)
+    assert (sizes[0], sizes[-2:]) == (1, [1, 0])
+    assert sizes == sorted(sizes[:top]) + sorted(sizes[top:], reverse=True), "up, then down, and never back"
+    assert "no request for" in served.plane.command("services", "hello").stdout
