@@ -1,4 +1,4 @@
-"""`python -m benchmarks.fairness.upstream COUNT SECONDS`: servers that answer that late; prints their ports."""
+"""`python -m benchmarks.fairness.upstream COUNT SECONDS`: servers this slow; prints their ports."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ import uvloop
 from shoal.serving.admin import Admin
 from shoal.serving.checks import keep_checking
 from shoal.serving.feed import Feed, FileSource, Reporter, ServerSource
+from shoal.serving.neighbours import Neighbours
 from shoal.serving.plane import DataPlane
 from shoal.serving.processes import Family
 from shoal.serving.server import REPORTS, TABLE, Server
@@ -49,7 +50,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     add("--processes", type=int, default=0, help="on the one port, replaced on SIGHUP without a lost request")
     add("--drain-s", type=float, default=30.0, help="for requests under way when told to stop")
     add("--max-connections", type=int, default=10_000, help="of callers, in each process")
-    for hidden in ("--listener", "--ready", "--index"):
+    for hidden in ("--listener", "--ready", "--index", "--neighbours"):
         add(hidden, type=int, default=-1, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if bool(options.table) == bool(options.home):
@@ -103,6 +104,8 @@ async def serve(options: argparse.Namespace, listener: socket.socket) -> None:
         _follow_parent(stopped)
     keeps = [keep_sweeping(plane), keep_checking(plane), feed.keep_reading()]
     keeps += [tls.keep_fresh()] if tls is not None else []
+    if options.neighbours >= 0:
+        keeps.append(Neighbours(plane, socket.socket(fileno=options.neighbours)).keep_talking())
     keeps += [reporter.keep_telling()] if reporter is not None else []
     admin = await _admin(options, plane, token)
     _ready(options, listener)
@@ -189,8 +192,9 @@ async def supervise(options: argparse.Namespace, argv: Sequence[str]) -> None:
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     others = [bound(address, is_shared=True) for _ in range(options.processes - 1)]
 
-    def command(index: int, listener: int, ready: int) -> list[str]:
-        return [*argv, f"--index={index}", f"--listener={listener}", f"--ready={ready}"]
+    def command(index: int, listener: int, ready: int, neighbours: int) -> list[str]:
+        own = {"index": index, "listener": listener, "ready": ready, "neighbours": neighbours}
+        return [*argv, *(f"--{name}={value}" for name, value in own.items())]
 
     await Family([first, *others], command).run(lambda: _tell(first))
 

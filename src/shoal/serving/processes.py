@@ -7,6 +7,7 @@ not been accepted yet to the one that takes its place.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -29,8 +30,10 @@ DYING_S = 0.1
 class Child:
     """A process. Its pipe has a byte once it accepts connections, and ends when it no longer does."""
 
-    def __init__(self, process: Process, pipe: int) -> None:
+    def __init__(self, process: Process, pipe: int, link: socket.socket) -> None:
         self.process = process
+        self.link = link
+        """To what it has to tell the others, and to be told."""
         self.began = monotonic()
         self.is_ready = asyncio.Event()
         self.has_left = asyncio.Event()
@@ -60,16 +63,20 @@ class Child:
 
 
 class Family:
-    """`arguments` makes a child's command line from its index, its socket's number and its ready pipe's."""
+    """`arguments` makes a child's command line from its index and three descriptors: what it listens on, the
+    pipe to say that it does, and the link to the others.
+    """
 
     def __init__(
-        self, listeners: Sequence[socket.socket], arguments: Callable[[int, int, int], list[str]]
+        self, listeners: Sequence[socket.socket], arguments: Callable[[int, int, int, int], list[str]]
     ) -> None:
         self._listeners = listeners
         self._arguments = arguments
         self._stopped = asyncio.Event()
         self._reload = asyncio.Event()
         self._generation = 0
+        self._children: set[Child] = set()
+        """Those that serve, and those that finish what they have."""
 
     def reload(self) -> None:
         """Replace every child that was started before."""
@@ -102,20 +109,40 @@ class Family:
                 await asyncio.sleep(AGAIN_S if monotonic() - child.began < STEADY_S else 0.0)
             generation = self._generation
             before, child = child, await self._start(index)
-            group.create_task(before.leave())
+            group.create_task(self._leave(before))
         self._listeners[index].close()  # or callers would wait here for nobody
+        await self._leave(child)
+
+    async def _leave(self, child: Child) -> None:
         await child.leave()
+        self._children.discard(child)
+        asyncio.get_running_loop().remove_reader(child.link)
+        child.link.close()
+
+    def _pass_on(self, child: Child) -> None:
+        """What one says, to all the others; who does not listen misses it, and is told again."""
+        with contextlib.suppress(OSError):
+            word = child.link.recv(1 << 20)
+            for other in self._children - {child}:
+                with contextlib.suppress(OSError):
+                    other.link.send(word)
 
     async def _start(self, index: int) -> Child:
         """Returns when it accepts connections, or is gone already."""
         listener = self._listeners[index].fileno()
         ready, told = os.pipe()
-        command = [sys.executable, "-m", "shoal.serving", *self._arguments(index, listener, told)]
+        link, its_link = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        link.setblocking(False)  # noqa: FBT003 - the standard library's own
+        inherited = (listener, told, its_link.fileno())
+        command = [sys.executable, "-m", "shoal.serving", *self._arguments(index, *inherited)]
         try:
-            process = await asyncio.create_subprocess_exec(*command, pass_fds=(listener, told))
+            process = await asyncio.create_subprocess_exec(*command, pass_fds=inherited)
         finally:
             os.close(told)
-        child = Child(process, ready)
+            its_link.close()
+        child = Child(process, ready, link)
+        self._children.add(child)
+        asyncio.get_running_loop().add_reader(link, self._pass_on, child)
         try:
             await asyncio.wait_for(child.is_ready.wait(), READY_S)
         except TimeoutError:

@@ -30,7 +30,7 @@ class Request(Waiter, Protocol):
 
 
 class LiveService:
-    """`share` is this process's part of every limit, where several serve one port."""
+    """`share` is this process's part of bursts and caps, where several serve one port."""
 
     def __init__(self, spec: Service, *, share: float = 1.0, zone: str = "", now: float = 0.0) -> None:
         self._share = share
@@ -56,19 +56,19 @@ class LiveService:
         if spec.shares != before.shares:
             self.shares = _shares(spec)
         limits = spec.limits
-        self.rps = limits.rps and limits.rps * self._share
-        self.concurrency = limits.concurrency and max(1, round(limits.concurrency * self._share))
+        self.rps, self.concurrency = limits.rps, limits.concurrency
+        self.burst = max(1.0, (limits.rps or 0.0) * self._share)
         gone, self.replicas = self.replicas, {}
-        cap = max(1, round(spec.cap * self._share))
+        cap, share, zone = spec.cap, self._share, self._zone
         for replica in random.sample(spec.replicas, len(spec.replicas)):
             tally = self.tallies.setdefault(replica.release, Tally(replica.release))
             live = gone.pop(replica.replica_id, None)
             if live is None or live.spec.address != replica.address:
                 if live is not None:
                     live.close_idle()
-                live = LiveReplica(replica, tally, cap=cap, zone=self._zone)
+                live = LiveReplica(replica, tally, cap=cap, share=share, zone=zone)
             else:
-                live.told(replica, tally, cap=cap, zone=self._zone)
+                live.told(replica, tally, cap=cap, share=share, zone=zone)
             self.replicas[replica.replica_id] = live
         for live in gone.values():
             live.is_draining = True
@@ -108,7 +108,7 @@ class LiveService:
 
     def admit(self, account: Account, now: float) -> Refused | None:
         """Counts the request as the caller's own, or says why not. Who is let in must `leave`."""
-        if self.rps and (refused := account.draw(self.rps, now)) is not None:
+        if self.rps and (refused := account.draw(self.rps, self.burst, now)) is not None:
             return refused
         if self.concurrency and (refused := account.is_at(self.concurrency)) is not None:
             return refused
