@@ -93,10 +93,10 @@ async def serve(options: argparse.Namespace, listener: socket.socket) -> None:
     share = 1.0 / max(1, options.processes)
     plane = DataPlane(share=share, zone=options.zone, max_clients=options.max_connections)
     token = options.token_file.read_text().strip() if options.token_file else ""
-    server = Server(token, options.home)
-    feed = await _fed(options, plane, server)
+    source, sink = Server(token, options.home), Server(token, options.home)
+    feed = await _fed(options, plane, source)
     tls = TlsFiles(options.tls_cert, options.tls_key) if options.tls_cert else None
-    reporter = _reporter(options, plane, server)
+    reporter = _reporter(options, plane, sink)
     if reporter is not None:
         await reporter.tell()  # before it may send anything anywhere, it is known to be there
     await plane.listen(listener, tls.context if tls else None)
@@ -119,6 +119,8 @@ async def serve(options: argparse.Namespace, listener: socket.socket) -> None:
             task.cancel()
     if reporter is not None:
         await reporter.tell(is_last=True)
+    source.close()
+    sink.close()
     if admin is not None:
         admin.close()
 

@@ -31,34 +31,67 @@ _read_file = msgspec.json.Decoder(ServerFile).decode
 
 
 class Server:
-    """`home`: of the control plane that paths are meant for. URLs need none."""
+    """`home`: of the control plane that paths are meant for; URLs need none. For one thread at a time.
+
+    Its connection is kept: who is at the other end is looked at once, which takes long on a busy machine.
+    """
 
     def __init__(self, token: str, home: Path | None = None) -> None:
         self._token = token
         self._home = home
+        self._link: http.client.HTTPConnection | None = None
 
     def talk(
         self, method: str, where: str, body: bytes | None = None, headers: dict[str, str] | None = None
     ) -> tuple[int, bytes]:
-        """One request, to a URL or to a path at the home's control plane. Blocks.
+        """One request, to a URL or to a path at the home's control plane. Blocks. May be sent twice.
 
-        `OSError` (also for one that is no control plane), `ValueError`: nobody answered.
+        `OSError` (also for one that is no control plane), `ValueError`, `HTTPException`: nobody answered.
         """
+        was_kept = self._link is not None
+        try:
+            return self._ask(method, where, body, headers or {})
+        except (OSError, http.client.HTTPException):
+            if not was_kept:
+                raise
+        return self._ask(
+            method, where, body, headers or {}
+        )  # it may have been closed, or be elsewhere by now
+
+    def _ask(self, method: str, where: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
+        sent = {"content-type": "application/json", **headers}
+        if self._token:
+            sent["authorization"] = f"Bearer {self._token}"
+        link = self._link or self._connected(where)
+        self._link = None
+        try:
+            parts = urllib.parse.urlsplit(where)
+            link.request(method, (parts.path or "/") + (f"?{parts.query}" if parts.query else ""), body, sent)
+            answer = link.getresponse()
+            found = answer.status, answer.read(MAX_TABLE_BYTES)
+        except BaseException:
+            link.close()
+            raise
+        self._link = None if answer.will_close else link
+        return found
+
+    def _connected(self, where: str) -> http.client.HTTPConnection:
         told = _read_file((self._home / "server.json").read_bytes()) if self._home is not None else None
         parts = urllib.parse.urlsplit((told.url if told else "") + where)
         link = _link(parts, told)
-        sent = {"content-type": "application/json", **(headers or {})}
-        if self._token:
-            sent["authorization"] = f"Bearer {self._token}"
+        link.connect()
         try:
-            link.connect()
             if told is not None and self._home is not None and parts.scheme == "http":
                 _refuse_strangers(link.sock, told.pid, self._home)
-            link.request(method, (parts.path or "/") + (f"?{parts.query}" if parts.query else ""), body, sent)
-            answer = link.getresponse()
-            return answer.status, answer.read(MAX_TABLE_BYTES)
-        finally:
+        except OSError:
             link.close()
+            raise
+        return link
+
+    def close(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
 
 
 def _link(parts: urllib.parse.SplitResult, told: ServerFile | None) -> http.client.HTTPConnection:
