@@ -59,9 +59,7 @@ def up(
         str | None, Parameter(help="Keep so many bytes of old logs (10 GiB); SHOAL_MAX_KEPT_BYTES.")
     ] = None,
     serve_on: Annotated[str | None, Parameter(help="HOST:PORT of services (127.0.0.1:7463).")] = None,
-    serve_processes: Annotated[
-        str | None, Parameter(help="Processes that take requests to services (1).")
-    ] = None,
+    serve_processes: Annotated[str | None, Parameter(help="Processes that take their requests (1).")] = None,
     foreground: Annotated[bool, Parameter(negative="", help="Stay in front, for a service manager.")] = False,
     json: JsonFlag = False,
 ) -> int:
@@ -93,11 +91,16 @@ def up(
         print_json(facts_of(running))
         return 0
     announce(running)
+    _go_on(running)
+    return 0
+
+
+def _go_on(running: daemon.Running) -> None:
+    """What there is to say about it, and what to do first."""
     for text in remarks(running):
         note(text)
     if running.first_token:
         print("try   shoal run -- echo hello\n      shoal nodes\n      shoal queue --watch")
-    return 0
 
 
 def facts_of(running: daemon.Running) -> dict[str, object]:
