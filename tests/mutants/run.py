@@ -45,6 +45,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         *PYTEST,
         "tests/unit/serving",
         "tests/contract/test_balancers.py",
+        "tests/property/test_rollout.py",
         "tests/property/test_serving_framing.py",
     ),
     "attacks": (*PYTEST, "tests/attacks"),
