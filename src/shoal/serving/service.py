@@ -16,7 +16,8 @@ from shoal.serving.table import Service
 
 RETRY_SHARE = 0.2
 """Of requests may be sent again; beyond that a failing service is not helped by more of them."""
-MAX_RETRIES_SAVED = 100.0
+MAX_RETRIES = 100
+"""At once, beside one for each request that fits into the replicas: what was in those of a lost node."""
 
 
 class Request(Waiter, Protocol):
@@ -41,7 +42,8 @@ class LiveService:
         self.accounts: dict[str, Account] = {}
         self.tallies: dict[int, Tally] = {0: Tally(0)}
         self.waiting = FairQueue()
-        self._retries = 10.0
+        self._retries = 0.0
+        """That were made lately; each request makes up for a part of one."""
         self.is_gone = False
         self.spec = spec
         self.balancer: Balancer = balancer_for(spec.balance)
@@ -113,7 +115,7 @@ class LiveService:
         if self.concurrency and (refused := account.is_at(self.concurrency)) is not None:
             return refused
         account.admitted += 1
-        self._retries = min(MAX_RETRIES_SAVED, self._retries + RETRY_SHARE)
+        self._retries = max(0.0, self._retries - RETRY_SHARE)
         return None
 
     def leave(self, account: Account) -> None:
@@ -121,9 +123,9 @@ class LiveService:
 
     def may_retry(self) -> bool:
         """Takes one retry out of the budget."""
-        if self._retries < 1.0:
+        if self._retries >= MAX_RETRIES + self.spec.cap * len(self.replicas):
             return False
-        self._retries -= 1.0
+        self._retries += 1.0
         return True
 
     def pick(self, ask: Ask = ANY, avoid: LiveReplica | None = None) -> LiveReplica | None:

@@ -62,6 +62,27 @@ async def test_replica_that_is_gone_costs_no_request_of_any_kind(lab: Lab) -> No
     assert {answer.body for answer in answers} == {b"good"}
 
 
+async def test_many_replicas_gone_at_once_cost_no_request(lab: Lab) -> None:
+    replicas = [await lab.replica(f"r{number}") for number in range(12)]
+    lab.serve(service(*replicas))
+    for gone in replicas[1:]:
+        await gone.stop()
+    assert (await lab.ask(get(method="POST", body=b"x"))).body == b"r0"
+
+
+async def test_every_safe_request_in_a_replica_that_dies_is_sent_again(lab: Lab) -> None:
+    async def hold(seen: Conversation) -> None:
+        await seen.reader.read()  # until the connection ends
+
+    dying = await lab.replica("dying", hold)
+    lab.serve(service(dying, cap=200))
+    asked = [asyncio.ensure_future(lab.ask(get())) for _ in range(150)]
+    await until(lambda: len(dying.requests) == 150)
+    lab.serve(service(dying, await lab.replica("good"), cap=200))
+    await dying.stop()
+    assert {answer.body for answer in await asyncio.gather(*asked)} == {b"good"}
+
+
 async def test_requests_wait_for_the_only_replica_to_come_back(lab: Lab) -> None:
     gone = await lab.replica("gone")
     lab.serve(service(gone))
@@ -78,7 +99,7 @@ async def test_retries_are_bounded_by_number_and_by_budget(lab: Lab) -> None:
     lab.serve(service(bad, retries=2))
     assert (await lab.ask(get())).status == 502
     assert len(bad.requests) == 3
-    lab.plane.services["p", "s"]._retries = 0.0
+    lab.plane.services["p", "s"]._retries = 1e9
     assert (await lab.ask(get())).status == 502
     assert len(bad.requests) == 4
 
