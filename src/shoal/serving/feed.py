@@ -9,15 +9,15 @@ import asyncio
 import http.client
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from shoal.serving.plane import DataPlane
-from shoal.serving.report import report
 from shoal.serving.server import Server
-from shoal.serving.table import Table
+from shoal.serving.table import Report, Table
 
 log = logging.getLogger(__name__)
 
@@ -120,14 +120,14 @@ class Feed:
 class Reporter:
     """Tells what this process counts: to the control plane, or into a file."""
 
-    def __init__(self, plane: DataPlane, server: Server, where: str | Path) -> None:
-        self._plane = plane
+    def __init__(self, report: Callable[[], Report], server: Server, where: str | Path) -> None:
+        self._report = report
         self._server = server
         self._where = where
 
     async def tell(self, *, is_last: bool = False) -> None:
         """Once. A report that does not arrive is followed by a newer one."""
-        body = msgspec.json.encode(report(self._plane, is_last=is_last))
+        body = msgspec.json.encode(msgspec.structs.replace(self._report(), is_last=is_last))
         try:
             if isinstance(self._where, Path):
                 await asyncio.to_thread(write_whole, self._where, body)

@@ -24,6 +24,7 @@ from shoal.serving.feed import Feed, FileSource, Reporter, ServerSource
 from shoal.serving.neighbours import Neighbours
 from shoal.serving.plane import DataPlane
 from shoal.serving.processes import Family
+from shoal.serving.report import report
 from shoal.serving.server import REPORTS, TABLE, Server
 from shoal.serving.sweep import keep_sweeping
 from shoal.serving.tls import TlsFiles
@@ -129,9 +130,9 @@ def _reporter(options: argparse.Namespace, plane: DataPlane, server: Server) -> 
     if not options.report:
         return None
     if options.home or "://" in options.report:
-        return Reporter(plane, server, options.report)
+        return Reporter(lambda: report(plane), server, options.report)
     suffix = f".{options.index}" if options.index > 0 else ""
-    return Reporter(plane, server, Path(options.report + suffix))
+    return Reporter(lambda: report(plane), server, Path(options.report + suffix))
 
 
 async def _admin(options: argparse.Namespace, plane: DataPlane, token: str) -> asyncio.Server | None:

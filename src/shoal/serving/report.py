@@ -11,7 +11,7 @@ from shoal.serving.service import LiveService
 from shoal.serving.table import BOUNDS_S, Count, Health, Report
 
 
-def report(plane: DataPlane, *, is_last: bool = False) -> Report:
+def report(plane: DataPlane) -> Report:
     now = monotonic()
     counts = [
         _count(live, tally)
@@ -30,11 +30,7 @@ def report(plane: DataPlane, *, is_last: bool = False) -> Report:
         for replica in live.replicas.values()
     ]
     return Report(
-        process_id=plane.process_id,
-        version=plane.version,
-        counts=tuple(counts),
-        health=tuple(health),
-        is_last=is_last,
+        process_id=plane.process_id, version=plane.version, counts=tuple(counts), health=tuple(health)
     )
 
 
