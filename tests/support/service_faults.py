@@ -120,7 +120,7 @@ class Fire:
                 taken.close()
         assert holder(plane.home) not in (None, before)
         self._shown()  # and so the client finds it
-        assert (plane.shoal.transport.endpoint.url != url) is takes_its_port
+        assert not takes_its_port or plane.shoal.transport.endpoint.url != url
         assert running(plane.home) == serving, "the data plane is the one that was there"
         self.served.until_ready(self.replicas)
 
