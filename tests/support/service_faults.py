@@ -108,8 +108,7 @@ class Fire:
         plane, there = self.served.plane, self.served.replicas()
         before, url, serving = holder(plane.home), plane.shoal.transport.endpoint.url, running(plane.home)
         plane.kill()
-        if kills_replica:
-            self._kill(there)
+        gone = self._kill(there) if kills_replica else ""
         if self._crowd is not None:
             self._crowd.until_more(5)
         taken = socket.create_server(("127.0.0.1", int(url.rpartition(":")[2]))) if takes_its_port else None
@@ -122,6 +121,7 @@ class Fire:
         self._shown()  # and so the client finds it
         assert not takes_its_port or plane.shoal.transport.endpoint.url != url
         assert running(plane.home) == serving, "the data plane is the one that was there"
+        until(lambda: gone not in self.served.replicas(), "who was killed is in no table any more")
         self.served.until_ready(self.replicas)
 
     def change_table(self) -> None:
