@@ -8,6 +8,7 @@ from time import monotonic
 
 import pytest
 
+from shoal.serving.checks import check
 from shoal.serving.sweep import sweep
 from shoal.serving.table import Balance
 from tests.support.serving import Conversation, FakeReplica, Lab, get, reply, service, until
@@ -150,6 +151,16 @@ async def test_replica_that_fails_its_check_gets_nothing_until_it_passes(lab: La
     assert {seen.get("x-shoal-secret") for seen in sick_one.requests} == {"k"}
     is_well.set()
     await until(lambda: len(live.open) == 2)
+
+
+async def test_connection_of_a_check_is_given_to_no_request(lab: Lab) -> None:
+    replica = await lab.replica()
+    lab.serve(service(replica, check="/health"))
+    live = lab.plane.services["p", "s"]
+    [seen] = live.replicas.values()
+    await check(live, seen)
+    assert [request.path for request in replica.requests] == ["/health"]
+    assert seen.idle == []
 
 
 async def test_what_exceeds_the_cap_waits_here_and_is_bound_late(lab: Lab) -> None:
