@@ -35,25 +35,25 @@ NAMES = tuple(f"other-{number}" for number in range(OTHERS))
 @contextmanager
 def data_plane() -> Iterator[int]:
     """Its port. Nothing of it is left afterwards."""
-    with tempfile.TemporaryDirectory(prefix="shoal-fairness-") as place:
-        servers = _started("benchmarks.fairness.upstream", str(REPLICAS), str(TAKES_S))
-        serving = None
-        try:
-            assert servers.stdout is not None
-            write_whole(Path(place) / "table", msgspec.json.encode(_table(servers.stdout.readline().split())))
-            serving = _started("shoal.serving", "--listen", "127.0.0.1:0", "--table", f"{place}/table")
-            assert serving.stdout is not None
-            yield int(serving.stdout.readline().rpartition(":")[2])
-        finally:
-            for process in (serving, servers):
-                if process is not None:
-                    process.kill()
-                    process.wait()
+    with (
+        tempfile.TemporaryDirectory(prefix="shoal-fairness-") as place,
+        _started("benchmarks.fairness.upstream", str(REPLICAS), str(TAKES_S)) as ports,
+    ):
+        write_whole(Path(place) / "table", msgspec.json.encode(_table(ports.split())))
+        with _started("shoal.serving", "--listen", "127.0.0.1:0", "--table", f"{place}/table") as address:
+            yield int(address.rpartition(":")[2])
 
 
-def _started(module: str, *options: str) -> subprocess.Popen[str]:
+@contextmanager
+def _started(module: str, *options: str) -> Iterator[str]:
+    """The first line that it prints, while it runs."""
     command = [sys.executable, "-m", module, *options]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline()
+        finally:
+            process.kill()
 
 
 def _table(ports: list[str]) -> Table:
