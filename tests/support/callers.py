@@ -95,12 +95,12 @@ class Asker(threading.Thread):
                 is_right, told = self._ask(self._link, number), "not what was asked for"
             except (OSError, http.client.HTTPException, ValueError) as error:
                 is_right, told = False, repr(error)
-                self._link.close()
             if is_right:
                 self.right += 1
                 self.versions[self._link.version] += 1
             else:
                 self.faults.append(Fault(self._ask.__name__, self._link.replica_id, told))
+                self._link.close()  # an answer that was cut off ended with its connection
             time.sleep(PAUSE_S)
         self._link.close()
 
