@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -63,6 +64,9 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+        for pid in self.processes():  # torchrun's workers outlive a torchrun that is killed
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.folder.cleanup()
 
     def start(self) -> None:
@@ -83,14 +87,20 @@ class Run:
 
     def process_of(self, pid: int) -> int:
         """The process that the rank knows under this number, which may be one of its own namespace."""
+        for process in self.processes():
+            with contextlib.suppress(OSError):
+                status = Path(f"/proc/{process}/status").read_text()
+                numbers = next(line for line in status.split("\n") if "NSpid" in line)
+                if int(numbers.split()[-1]) == pid:
+                    return process
+        raise ProcessLookupError(pid)
+
+    def processes(self) -> Iterator[int]:
+        """All that have this run's file on their command line."""
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if str(self.trace).encode() not in (path / "cmdline").read_bytes():
-                    continue
-                numbers = next(line for line in (path / "status").read_text().split("\n") if "NSpid" in line)
-                if int(numbers.split()[-1]) == pid:
-                    return int(path.name)
-        raise ProcessLookupError(pid)
+                if str(self.trace).encode() in (path / "cmdline").read_bytes():
+                    yield int(path.name)
 
 
 class Torchrun(Run):
@@ -127,9 +137,6 @@ class Torchrun(Run):
         return [agent, *map(int, workers)]
 
     def stop(self) -> None:
-        for pid in {step.pid for step in self.steps()}:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
         for agent in self._agents:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(agent.pid, signal.SIGKILL)

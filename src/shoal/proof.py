@@ -14,6 +14,9 @@ import msgspec
 
 from shoal.wire import DrillOrder, Renewal, RenewalAnswer
 
+VERSION = 2
+"""1 knows nothing of a drill's generation, nor of `is_after_hang`; 2 covers the whole answer."""
+
 
 def sign(key: str, renewal: Renewal, body: bytes) -> str:
     """The token that carries exactly this body, once or often: it is good for no other."""
@@ -27,29 +30,47 @@ def signature(key: str, digest: str) -> str:
 
 
 def prove(key: str, renewal: Renewal, answer: RenewalAnswer) -> RenewalAnswer:
-    """The answer with a proof that holds for this renewal alone, by its nonce."""
-    return msgspec.structs.replace(answer, proof=_mac(key, renewal, answer))
+    """The answer with a proof that holds for this renewal alone, by its nonce.
+
+    In the newest version that the asker knows: one that is older would take another for a stranger's.
+    """
+    version = min(renewal.proof_version, VERSION)
+    return msgspec.structs.replace(answer, proof=_mac(key, renewal, answer, version))
 
 
 def is_proven(key: str, renewal: Renewal, answer: RenewalAnswer) -> bool:
-    """Whether a holder of `key` gave exactly this answer to exactly this renewal."""
+    """Whether a holder of `key` gave exactly this answer to exactly this renewal.
+
+    An older control plane proves less, and says no more than that. Nobody else has such a proof of an answer
+    to one who asked for a newer: the question is signed.
+    """
     if not key or not renewal.nonce:
         return False
-    return hmac.compare_digest(_mac(key, renewal, answer).encode(), answer.proof.encode())
+    versions = range(1 if _says_no_more(answer) else VERSION, VERSION + 1)
+    macs = [_mac(key, renewal, answer, version) for version in versions]
+    return any(hmac.compare_digest(mac.encode(), answer.proof.encode()) for mac in macs)
 
 
-def _mac(key: str, renewal: Renewal, answer: RenewalAnswer) -> str:
+def _says_no_more(answer: RenewalAnswer) -> bool:
+    """Whether version 1 covers all of it."""
+    return not answer.is_after_hang and (answer.drill is None or answer.drill.generation is None)
+
+
+def _mac(key: str, renewal: Renewal, answer: RenewalAnswer, version: int) -> str:
     asked = (renewal.attempt_id, renewal.epoch, renewal.node, renewal.nonce)
     told = (answer.is_stale, answer.should_stop, float(answer.grace_s), answer.because)
-    group = (answer.generation, answer.master_port)
+    group: tuple[object, ...] = (answer.generation, answer.master_port)
+    name = "shoal-renewal"
+    if version >= VERSION:
+        name, group = "shoal-renewal-2", (*group, answer.is_after_hang)
     # Only where there is one: either side may be older than drills.
-    drill = () if answer.drill is None else (_order(answer.drill),)
-    text = msgspec.json.encode(("shoal-renewal", *asked, *told, *group, *drill))
+    drill = () if answer.drill is None else (_order(answer.drill, version),)
+    text = msgspec.json.encode((name, *asked, *told, *group, *drill))
     return hmac.new(key.encode(), text, hashlib.sha256).hexdigest()
 
 
-def _order(drill: DrillOrder) -> dict[str, object]:
-    """As supervisors have it that know nothing of generations: answers must count for them as well. Whoever
-    changes that number on the way does no more harm than one who drops the message.
-    """
-    return {"drill_id": drill.drill_id, "act": drill.act, "rank": drill.rank, "for_s": drill.for_s}
+def _order(drill: DrillOrder, version: int) -> dict[str, object]:
+    order: dict[str, object] = msgspec.to_builtins(drill)
+    if version < VERSION:
+        del order["generation"]
+    return order

@@ -49,6 +49,12 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
 
     port: int | None = None
     """Where it listens; None: the supervisor gives it a port that nobody else has."""
+    is_socket: bool = False
+    """It listens on a Unix socket that the supervisor names, and on no port."""
+    has_own_network: bool = False
+    """Its ports are in a network of its own, which is reached through a door and reaches nobody."""
+    is_public: bool = False
+    """`Authorization` is between its callers and the program: nothing of ours stands there."""
     path: str = "/"
     interval_s: float = 1.0
     timeout_s: float = 2.0
@@ -64,7 +70,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     """What a supervisor knows of the replica it runs. Said with every message."""
 
     address: str
-    """`10.0.0.7:8000`, as every node can reach it."""
+    """`10.0.0.7:8000`, as every node can reach it; `unix:/PATH` or `door:/PATH` on this one."""
     is_ready: bool = False
     at: float = 0.0
     """Since when it is, or is not."""
@@ -353,6 +359,8 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
     """How long the answer may wait for something new to say."""
     nonce: str = ""
     """New in every message: an answer to another message proves nothing about this one."""
+    proof_version: int = 1
+    """Up to which version the asker knows what a proof is made of (see `shoal.proof`)."""
 
 
 class RenewalAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -380,7 +388,8 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     """What travels on the supervisor's standard input instead of on disk."""
 
     replica_secret: str = ""
-    """What a data plane sends with every request for this replica."""
+    """What a data plane sends with every request for this replica; the program has it as
+    SHOAL_REPLICA_KEY."""
     proof_key: str = ""
     """Signs what the supervisor says, and tells the control plane's answers from others; never sent."""
     job_token: str | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.wire import EndKind, Order
+from shoal.runtime import listening
+from shoal.wire import EndKind, Order, Probe
 from tests.support.shares import SOURCE, RunningShare, an_order, processes_with, until
 
 NOBODY = 65534
@@ -108,4 +110,19 @@ def test_killed_supervisor_takes_everything_with_it(home: Path) -> None:
     until(lambda: "ready" in share.texts(), describe=share.describe)
     share.processes[0].kill()
     until(lambda: processes_with(mark) == [])
+    share.close()
+
+
+def test_network_of_its_own_has_a_door_without_root_too(home: Path) -> None:
+    server = 'import os, socket; at = socket.create_server(("127.0.0.1", int(os.environ["PORT"]))); '
+    server += 'print("listens", flush=True); link = at.accept()[0]; link.sendall(b"hello")'
+    order = an_order(run=f"exec python3 -c '{server}; input()'", probe=Probe(has_own_network=True))
+    share = run(home, order)
+    until(lambda: "listens" in share.texts(), describe=share.describe)
+    directory = listening.folder(order, str(home))
+    assert directory is not None
+    with listening.through(listening.path_in(directory), 10.0) as link:
+        assert link.recv(100) == b"hello"
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", listening.OWN_PORT), 5)
     share.close()

@@ -89,7 +89,7 @@ def test_two_ranks_of_a_program_find_each_other(start: Start, program: str, run:
             setup=f"cat > train.py <<'END'\n{program}\nEND",
             run=run,
             ranks_per_node=2,
-            master_port=free_port("127.0.0.1", os.getpid()),
+            master_port=free_port("127.0.0.1", 97 * os.getpid()),
             env={"OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"},
         )
     )

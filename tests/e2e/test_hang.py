@@ -48,7 +48,7 @@ def order(*, hangs: bool) -> Order:
         run=f"python {NAME} {hangs}",
         ranks_per_node=2,
         max_restarts=3,
-        master_port=free_port("127.0.0.1", os.getpid()),
+        master_port=free_port("127.0.0.1", 97 * os.getpid()),
         env={"OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCE},
     )
 

@@ -55,7 +55,7 @@ def order(**changes: object) -> Order:
         "run": f"python {NAME} {STEPS}",
         "ranks_per_node": 2,
         "max_restarts": 5,
-        "master_port": free_port("127.0.0.1", os.getpid()),
+        "master_port": free_port("127.0.0.1", 97 * os.getpid()),
         "env": {"OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCE},
     }
     return an_order(**{**values, **changes})
@@ -100,7 +100,6 @@ def test_lost_and_stopped_ranks_cost_no_step_and_no_bit(
         until(lambda: len(steps(share)) >= goal and len(ranks()) == 3, 60, share.describe)  # noqa: B023
         os.kill(ranks()[0], how)
         seen = len(steps(share))
-        # One that is caught in the making of a group may be given a minute to come out of it.
         until(lambda: len(steps(share)) > seen + 5, 120, share.describe)  # noqa: B023
     outcome = to_the_end(share)
     assert outcome.kind is EndKind.SUCCEEDED, share.describe()
@@ -109,6 +108,20 @@ def test_lost_and_stopped_ranks_cost_no_step_and_no_bit(
     assert max(steps(share).count(step) for step in range(STEPS)) <= 2
     told = " ".join(share.texts("e"))
     assert "from rank" in told, "the state came from a surviving rank"
+
+
+def test_ranks_that_do_not_wait_for_the_lost_one_notice_and_live_on(start: Start) -> None:
+    share = start(order(ranks_per_node=4))
+    share.spawn()
+    for goal in (20, 40):
+        until(lambda: len(steps(share)) >= goal and len(ranks()) == 5, 90, share.describe)  # noqa: B023
+        os.kill(ranks()[3], signal.SIGKILL)
+        seen = len(steps(share))
+        until(lambda: len(steps(share)) > seen + 5, 120, share.describe)  # noqa: B023
+    assert to_the_end(share).kind is EndKind.SUCCEEDED, share.describe()
+    told = " ".join(text for rank, _, text in share.log() if rank == "-")
+    assert told.count("3 ranks lived on") == 2, share.describe()
+    assert "had not left the group" not in told
 
 
 def test_when_every_rank_is_lost_the_last_checkpoint_is_where_they_go_on(
@@ -138,7 +151,6 @@ def test_ranks_that_are_lost_while_the_next_group_forms_are_replaced_too(
             os.kill(ranks()[0], signal.SIGKILL)
             time.sleep(0.03)  # somewhere between two groups
         seen = len(steps(share))
-        # One that is caught in the making of a group may be given a minute to come out of it.
         until(lambda: len(steps(share)) > seen + 5, 120, share.describe)  # noqa: B023
     outcome = to_the_end(share)
     assert outcome.kind is EndKind.SUCCEEDED, share.describe()

@@ -91,9 +91,9 @@ def test_stranger_on_the_port_can_neither_stop_the_ranks_nor_keep_them_running(
     start: Start, plane: ControlPlane, status: int, told: dict[str, Any]
 ) -> None:
     plane.answer = lambda body: proven(body) if body["outcome"] else (status, told)
-    share = start(an_order(control_url=plane.url, renew_s=0.1, fence_s=1.0, run=FOREVER), TOKEN)
+    share = start(an_order(control_url=plane.url, renew_s=0.1, fence_s=3.0, run=FOREVER), TOKEN)
     outcome = share.run()
-    assert (outcome.kind, "fence 1" in outcome.message) == (EndKind.FENCED, True)
+    assert (outcome.kind, "fence 3" in outcome.message) == (EndKind.FENCED, True)
     assert plane.phases().count("running") > 2
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from tests.style.tree import Import, Module, length
 
 LEAVES = frozenset(
-    {"errors", "clock", "curve", "home", "ids", "log", "loopback", "proof", "settings", "wire"}
+    {"errors", "clock", "curve", "home", "ids", "log", "loopback", "proof", "settings", "socket_file", "wire"}
 )
 BELOW_CONTROL = frozenset({"scheduler", "engines", "store", "identity", "serving"})
 
@@ -18,6 +18,7 @@ MAY_SEE: dict[str, frozenset[str]] = {
     "home": frozenset(),
     "ids": frozenset(),
     "loopback": frozenset(),
+    "socket_file": frozenset(),
     "wire": frozenset(),
     "proof": frozenset({"wire"}),
     "curve": frozenset({"wire"}),
@@ -25,12 +26,12 @@ MAY_SEE: dict[str, frozenset[str]] = {
     "settings": frozenset({"errors", "home"}),
     "spec": LEAVES,
     "model": LEAVES | {"spec"},
-    "runtime": frozenset({"errors", "clock", "curve", "loopback", "proof", "wire"}),
+    "runtime": frozenset({"errors", "clock", "curve", "loopback", "proof", "socket_file", "wire"}),
     "scheduler": LEAVES | {"spec", "model"},
     "store": LEAVES | {"spec", "model"},
     "identity": LEAVES | {"spec", "model"},
     "engines": LEAVES | {"spec", "model", "runtime"},
-    "serving": frozenset({"errors", "clock", "ids", "log", "loopback", "wire"}),
+    "serving": frozenset({"errors", "clock", "ids", "log", "loopback", "socket_file", "wire"}),
     "control": LEAVES | {"spec", "model"} | BELOW_CONTROL,
     "api": LEAVES | {"spec", "model", "control"} | BELOW_CONTROL,
     "sim": LEAVES | {"spec", "model", "control"} | BELOW_CONTROL,

@@ -6,10 +6,10 @@ import asyncio
 from typing import Any
 
 from shoal.serving.downstream import Downstream
-from shoal.serving.exchange import Exchange
 from shoal.serving.plane import DataPlane
 from shoal.serving.replica import LiveReplica
 from shoal.serving.table import Replica, Table
+from shoal.serving.upstream import Seeker
 from tests.support.serving import service
 
 
@@ -55,12 +55,12 @@ class Recorder(DataPlane):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[Exchange] = []
+        self.seen: list[Seeker] = []
         replica = Replica(replica_id="r", address="127.0.0.1:1", release=1)
         self.swap(Table(version=1, services=(service(replica),)))
 
-    def open(self, replica: LiveReplica, exchange: Exchange) -> None:
-        self.seen.append(exchange)
+    def open(self, replica: LiveReplica, seeker: Seeker) -> None:
+        self.seen.append(seeker)
 
 
 async def taken(parts: list[bytes]) -> tuple[list[tuple[bytes, bytes, bool]], bytes]:

@@ -133,8 +133,10 @@ def pid_at(address: str) -> int:
 class Caller(threading.Thread):
     """Asks again and again, and counts what it is answered: one request that fails is one too many."""
 
-    def __init__(self, address: str, path: str, token: str = "") -> None:
+    def __init__(self, address: str, path: str, token: str = "", body: bytes | None = None) -> None:
+        """With a body, a POST."""
         super().__init__()
+        self._body = body
         self._address, self._path = address, path
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._is_over = threading.Event()
@@ -144,7 +146,7 @@ class Caller(threading.Thread):
     def run(self) -> None:
         link = http.client.HTTPConnection(self._address, timeout=60)
         while not self._is_over.is_set():
-            link.request("GET", self._path, headers=self._headers)
+            link.request("GET" if self._body is None else "POST", self._path, self._body, self._headers)
             answer = link.getresponse()
             said = answer.read().decode()
             self.statuses[answer.status] += 1

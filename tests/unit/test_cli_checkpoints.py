@@ -32,7 +32,7 @@ def saved(step: int, **changes: Any) -> dict[str, Any]:
 
 def told(*items: dict[str, Any], **changes: Any) -> dict[str, Any]:
     values = {"ref": "vision/17", "name": "train", "status": "running", "has_directory": True}
-    more = {"decision": DECISION, "own": [], "num_own": 0}
+    more = {"decision": DECISION, "own": [], "num_own": 0, "is_own_cut": False}
     return {**values, "items": list(items), **more, **changes}
 
 
@@ -65,19 +65,39 @@ def test_job_without_a_directory_is_told_how_to_get_one(shell: Shell, fake: Fake
 def test_what_the_program_saved_by_itself_is_marked_as_its_own_and_unverified(
     shell: Shell, fake: FakeServer
 ) -> None:
-    own = {"name": "a\x1b[2J.pt", "saved_at": 0.0, "size_bytes": 2048}
+    own = {"name": "a\x1b[2J.pt", "saved_at": 1.0, "size_bytes": 2048, "problem": ""}
     fake.answers["GET", PATH] = told(decision=None, own=[own], num_own=3)
     found = shell("checkpoints", JOB_ID)
     heads, row = found.out.splitlines()[1:]
     assert heads.split() == ["THE", "PROGRAM'S", "OWN", "WRITTEN", "SIZE", "STATE"]
-    assert row.split()[1:] == ["01-01", "00:00:00Z", "2", "KiB", "unverified"]
+    assert row.split()[1:] == ["01-01", "00:00:01Z", "2", "KiB", "unverified"]
     assert "\x1b" not in row
     assert found.err.splitlines() == ["-- the newest 1 of 3"]
 
 
+def test_what_could_not_be_read_and_where_the_look_ended_is_said(shell: Shell, fake: FakeServer) -> None:
+    why = "part cannot be read: Permission denied"
+    own = {"name": "run/", "saved_at": 0.0, "size_bytes": 0, "problem": why}
+    fake.answers["GET", PATH] = told(decision=None, own=[own], num_own=1, is_own_cut=True)
+    found = shell("checkpoints", JOB_ID)
+    row, problem = found.out.splitlines()[2:]
+    assert row.split() == ["run/", "-", "0", "B", "unverified"]
+    assert problem == f"run/: {why}"
+    assert "one look ends after 5,000 files" in found.err
+    fake.answers["GET", PATH] = told(decision=None, is_own_cut=True)
+    assert "nothing saved yet" not in shell("checkpoints", JOB_ID).err
+
+
+def test_server_that_says_less_of_other_files_is_understood(shell: Shell, fake: FakeServer) -> None:
+    before = told(own=[{"name": "a.pt", "saved_at": 1.0, "size_bytes": 1}])
+    del before["is_own_cut"], before["num_own"]
+    fake.answers["GET", PATH] = before
+    assert "a.pt" in shell("checkpoints", JOB_ID).out
+
+
 def test_server_that_does_not_look_for_other_files_is_understood(shell: Shell, fake: FakeServer) -> None:
     before = told(saved(5))
-    del before["own"], before["num_own"]
+    del before["own"], before["num_own"], before["is_own_cut"]
     fake.answers["GET", PATH] = before
     assert "complete" in shell("checkpoints", JOB_ID).out
 

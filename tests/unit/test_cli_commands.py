@@ -197,6 +197,24 @@ def test_events_show_the_newest_unless_told_from_where(shell: Shell, fake: FakeS
     assert [event["seq"] for event in shell("events", "-n", "2", "--after", "7", "--json").json()] == [8, 9]
 
 
+@pytest.mark.parametrize(
+    "kind,data,told",
+    [
+        ("service.released", {"release": 2, "spec": "{}", "model": "m@3"}, "served, release 2 by ana: m@3"),
+        ("service.scaled", {"min": 2, "max": 4}, "scaled to 2..4 by ana"),
+        ("rollout.undone", {}, "its rollout undone by ana"),
+        ("rollout.rolling", {"from": 1, "to": 2, "step": 0}, "rolls over to release 2 by ana"),
+    ],
+)
+def test_events_of_services_say_what_was_changed_and_by_whom(
+    shell: Shell, fake: FakeServer, kind: str, data: dict[str, Any], told: str
+) -> None:
+    event = {"seq": 1, "at": 0.0, "kind": kind, "actor": "user:ana", "project": "lab"}
+    item = {**event, "data": {"service": "chat", **data}}
+    fake.answers["GET", "/v1/events"] = {"items": [item], "next_cursor": None}
+    assert shell("events").out.rstrip().endswith(f"lab        service chat {told}")
+
+
 def test_logs_print_rank_and_text_and_neutralise_escapes(shell: Shell, fake: FakeServer) -> None:
     fake.answers["GET", f"/v1/jobs/{JOB_ID}"] = job_view(status="running")
     items = [log_line("loss 1.0\x1b]0;x\x07"), log_line("setup", None), log_line("b\r30%\r100%", 11)]

@@ -69,6 +69,15 @@ def test_goodput_of_several_jobs_has_a_window_and_no_pace() -> None:
     assert lines[-1] == "goodput        99% of 20 s around it"
 
 
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [(("step_s",), "99% of 20 s around it"), (("step_s", "window_s"), "99%")],
+)
+def test_server_that_says_less_of_goodput_is_understood(missing: tuple[str, ...], words: str) -> None:
+    result = {name: value for name, value in RESULT.items() if name not in missing}
+    assert report({**DRILL, "result": result})[-1] == f"goodput        {words}"
+
+
 def test_new_attempts_are_told() -> None:
     lines = report({**DRILL, "result": {**RESULT, "new_attempts": 1}})
     assert "next step      after 0.27 s, in a new attempt" in lines

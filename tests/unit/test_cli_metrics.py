@@ -107,6 +107,15 @@ def test_newest_is_what_was_said_last_and_not_the_highest_step(shell: Shell, fak
     assert " step 1  3.5 " in shell("metrics", JOB_ID, "loss").out
 
 
+def test_server_that_does_not_say_what_was_last_is_understood(shell: Shell, fake: FakeServer) -> None:
+    before = metric()
+    del before["newest"]
+    fake.answers["GET", PATH] = told("succeeded", before)
+    assert shell("metrics", JOB_ID, "--follow").out == "vision/17 succeeded  step 3 loss=1\n"
+    assert " step 3  1 " in shell("metrics", JOB_ID).out
+    assert "loss, last 1" in shell("metrics", JOB_ID, "--plot", "loss").out
+
+
 def test_drawing_that_is_followed_needs_a_terminal(shell: Shell) -> None:
     result = shell("metrics", JOB_ID, "--follow", "--plot", "loss")
     assert result.code == 2

@@ -228,6 +228,7 @@ class RenewalBody(BaseModel):
     serving: dict[str, Any] | None = None
     wait_s: float = 0.0
     nonce: str = ""
+    proof_version: int = 1
 
 
 class NoBody(Body):

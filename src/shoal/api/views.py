@@ -257,17 +257,22 @@ class SaveDecisionView(TypedDict):
 
 
 class OwnSaveView(TypedDict):
-    """A file or folder (its name ends in `/`) that the program saved by itself. Nothing is verified."""
+    """A file or folder (its name ends in `/`) that the program saved by itself. Nothing is verified.
+
+    `problem`: why its size, or when it was written (then 0), is not known in full; empty: they are.
+    """
 
     name: str
     saved_at: float
     size_bytes: int
+    problem: str
 
 
 class CheckpointsView(TypedDict):
     """What the job's directory holds, the newest first. The job writes there: this is its word.
 
     `own`: what is there besides the checkpoints of `runtime.Checkpoints`, the newest of `num_own`.
+    `is_own_cut`: there may be more than that many, one look may cost no more.
     """
 
     ref: str
@@ -278,6 +283,7 @@ class CheckpointsView(TypedDict):
     decision: SaveDecisionView | None
     own: list[OwnSaveView]
     num_own: int
+    is_own_cut: bool
 
 
 class ArchiveView(TypedDict):

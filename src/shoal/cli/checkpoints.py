@@ -48,7 +48,7 @@ def _print(told: dict[str, Any], *, verify: bool) -> None:
                 print_folded(f"step {one['step']}: {one_line(one['problem'])}")
     elif not told["has_directory"]:
         note("-- it keeps none: `checkpoint: {}` in the job gives it a directory")
-    elif not own:
+    elif not own and not told.get("is_own_cut"):
         note("-- nothing saved yet")
     if verify and any(one["state"] == "complete" for one in told["items"]):
         note(
@@ -57,7 +57,9 @@ def _print(told: dict[str, Any], *, verify: bool) -> None:
     if told["decision"] is not None:
         print_folded(f"saves: {pace(told['decision'])}")
     if own:
-        _print_own(own, told["num_own"])
+        _print_own(own, told.get("num_own", len(own)))
+    if told.get("is_own_cut"):
+        note("-- one look ends after 5,000 files or some seconds: the program may have saved more by itself")
 
 
 def _print_own(own: list[dict[str, Any]], count: int) -> None:
@@ -65,13 +67,16 @@ def _print_own(own: list[dict[str, Any]], count: int) -> None:
     rows = (
         (
             one_line(one["name"]),
-            utc(one["saved_at"], "%m-%d %H:%M:%SZ"),
+            utc(one["saved_at"], "%m-%d %H:%M:%SZ") if one["saved_at"] else "-",
             size(one["size_bytes"]),
             "unverified",
         )
         for one in own
     )
     print_table(("THE PROGRAM'S OWN", "WRITTEN", "SIZE", "STATE"), rows, elastic="THE PROGRAM'S OWN")
+    for one in own:
+        if one.get("problem"):  # a server of an earlier version has none
+            print_folded(f"{one_line(one['name'])}: {one_line(one['problem'])}")
     if count > len(own):
         note(f"-- the newest {len(own)} of {count}")
 

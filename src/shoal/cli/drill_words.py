@@ -58,10 +58,13 @@ def row(drill: dict[str, Any]) -> tuple[str, ...]:
 
 def _goodput(result: dict[str, Any]) -> str:
     """With its window; of several jobs, which `kill-control` looks at, there is no one pace."""
-    share, window = f"{result['goodput']:.0%}", f"{result['window_s']:.0f} s"
-    if result["step_s"] is None:
-        return f"{share} of {window} around it"
-    return f"{share} of the {window} from then on, at {result['step_s']:.3f} s a step"
+    share, window_s = f"{result['goodput']:.0%}", result.get("window_s")
+    if window_s is None:
+        return share  # of a server of an earlier version, which says no more
+    step_s = result.get("step_s")
+    if step_s is None:
+        return f"{share} of {window_s:.0f} s around it"
+    return f"{share} of the {window_s:.0f} s from then on, at {step_s:.3f} s a step"
 
 
 def _seconds(number: float | None) -> str:

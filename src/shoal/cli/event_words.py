@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from shoal.cli import service_words
 from shoal.cli.text import duration, in_one_breath, one_line
 
 KINDS = {
@@ -110,6 +111,8 @@ def _of_others(kind: str, data: dict[str, Any]) -> tuple[str, str]:
         verb = "cancelled" if kind == "window.cancelled" else "declared"
         what = f"{data.get('kind')} of {', '.join(data.get('nodes') or ())}"
         return f"{what} {verb}", str(data.get("because") or "")
+    if kind.startswith(service_words.KINDS):
+        return service_words.of_service(kind, data)
     if kind == "access.denied":
         return "denied", f"{data.get('method')} {data.get('path')}"
     words = KINDS.get(kind, kind.replace(".", " "))

@@ -95,14 +95,20 @@ def _redraw(told: dict[str, Any], name: str | None) -> None:
 
 def _newest(told: dict[str, Any]) -> str:
     ours = [one for one in _in_order(told) if one["node"] is None]
-    values = (f"{one_line(one['name'])}={figure(one['newest'][1])}" for one in ours)
+    values = (f"{one_line(one['name'])}={figure(_last(one)[1])}" for one in ours)
     # What was heard of last says where training is, also after it went back to a checkpoint.
     stepped = max((one for one in ours if one["axis"] == "step"), key=_recency, default=None)
-    return " ".join([*([f"step {stepped['newest'][0]}"] if stepped is not None else []), *values])
+    return " ".join([*([f"step {_last(stepped)[0]}"] if stepped is not None else []), *values])
 
 
 def _recency(one: dict[str, Any]) -> tuple[float, int]:
-    return one["heard_at"], one["newest"][0]
+    return one["heard_at"], _last(one)[0]
+
+
+def _last(one: dict[str, Any]) -> tuple[int, float | None]:
+    """Where and what was said last. A server of an earlier version knows only the end of the curve."""
+    x, value = one.get("newest") or one["points"][-1][:2]
+    return x, value
 
 
 def _in_order(told: dict[str, Any]) -> list[dict[str, Any]]:
@@ -119,7 +125,7 @@ def _print(told: dict[str, Any], name: str | None, most: int | None = None) -> N
     if name is not None:
         for one in told["items"]:
             where = f" on {one_line(one['node'])}" if one["node"] else ""
-            print(f"\n{one_line(one['name'])}{where}, last {figure(one['newest'][1])}")
+            print(f"\n{one_line(one['name'])}{where}, last {figure(_last(one)[1])}")
             print("\n".join(drawn(one["points"], one["axis"], columns=screen_columns(), rows=PLOT_ROWS)))
         return
     heads = ("NAME", "NODE", "AT", "LAST", "MIN", "MAX", "CURVE")
@@ -131,13 +137,13 @@ def _print(told: dict[str, Any], name: str | None, most: int | None = None) -> N
 
 
 def _row(one: dict[str, Any]) -> tuple[str, ...]:
-    newest = one["newest"]
+    x, value = _last(one)
     letters = BLOCKS if (sys.stdout.encoding or "").lower().startswith("utf") else PLAIN
     return (
         one["name"],
         one["node"] or "-",
-        moment(newest[0], one["axis"]),
-        figure(newest[1], one["name"]),
+        moment(x, one["axis"]),
+        figure(value, one["name"]),
         figure(one["low"], one["name"]),
         figure(one["high"], one["name"]),
         sparkline(one["points"], SPARK_COLUMNS, letters=letters),

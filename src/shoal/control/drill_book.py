@@ -27,6 +27,8 @@ class Open:
         self.acts: dict[str, list[Drilled]] = {}
         """By node."""
         self.noticed_at: float | None = None
+        self.seen_at: float | None = None
+        """When the newest step was made that anybody told of; of several jobs, where that is longest ago."""
         self.asked_at: float | None = None
         """When supervisors were asked, for the last time, how far they are."""
 

@@ -71,8 +71,15 @@ def _is_fresh(core: Core, one: Open, result: DrillResult) -> bool:
         one.asked_at = now
         for attempt_id in one.drill.running or (core.drills.newest.get(one.drill.drill_id, ""),):
             core.meetings.tell(attempt_id)
-    is_told = result.window_s is None or result.window_s >= one.drill.window_s - FRESH_S
-    return now >= one.asked_at + (FRESH_S if is_told else LATE_S)
+    return now >= one.asked_at + (FRESH_S if _is_told(one, result) else LATE_S)
+
+
+def _is_told(one: Open, result: DrillResult) -> bool:
+    """Whether a step was told of that ends the window: else the job stands still, or has yet to say."""
+    if result.window_s is None or one.seen_at is None:
+        return True
+    done_at = one.done[-1].at if one.done else one.drill.started_at
+    return one.seen_at >= done_at + one.drill.window_s - FRESH_S
 
 
 async def _look(core: Core, one: Open) -> DrillResult | None:
@@ -86,11 +93,13 @@ async def _look(core: Core, one: Open) -> DrillResult | None:
     newest, now = later[-1], core.clock.now()
     book.newest[drill.drill_id] = newest.attempt_id
     _notice(one, later, now)
+    progress = book.progress(newest.attempt_id, newest.node_names)
+    one.seen_at = max((told.at for told in progress), default=None)
     sight = Sight(
         job=job,
         attempts=later,
         acts=one.done,
-        progress=book.progress(newest.attempt_id, newest.node_names),
+        progress=progress,
         noticed_at=one.noticed_at,
         up_at=_up_at(core, drill, newest, now),
     )
@@ -121,21 +130,26 @@ async def _look_at_control(core: Core, one: Open) -> DrillResult | None:
     found = await core.store.read(lambda tx: [tx.attempts.get(own) for own in sorted(drill.running)])
     attempts = [attempt for attempt in found if attempt is not None]
     silent = lost = 0
+    over = set[str]()
     heard = [core.drills.opened_at or drill.started_at]
     for attempt in attempts:
         if attempt.state is AttemptState.ENDED:
             lost += attempt.reason not in (EndReason.SUCCEEDED, EndReason.CANCELLED)
+            over.add(attempt.attempt_id)
             continue
         seen = [book.heard_at(attempt.attempt_id, node) for node in attempt.nodes_left]
         silent += None in seen
         heard += [at for at in seen if at is not None]
     progress = {own.attempt_id: book.progress(own.attempt_id, own.node_names) for own in attempts}
+    newest = [told[0].at for own, told in progress.items() if told and own not in over]
+    one.seen_at = min(newest, default=None)
     return judge_control(
         drill,
         core.clock.now(),
         back_at=book.opened_at if one.is_from_before else None,
         heard_at=None if silent else max(heard),
         num_lost=lost,
+        over=over,
         progress={own: told[0] for own, told in progress.items() if told},
     )
 

@@ -33,6 +33,11 @@ SETTLED_S = 15.0
 MARGIN_S = 60.0
 """How much longer than it may take a drill without a result keeps others away."""
 
+# Made here, by one thread: what msgspec knows of a type it finds out at the first use, and several
+# threads read from the store.
+_DRILL = msgspec.json.Decoder(Drill)
+_RESULT = msgspec.json.Decoder(DrillResult)
+
 
 class AskedDrill(msgspec.Struct, frozen=True, kw_only=True):
     """What somebody asks for. `rank` and `node` None: the last one."""
@@ -83,7 +88,7 @@ def history(tx: Tx, projects: tuple[str, ...] | None, job_id: str | None, count:
     results = {e.data["drill_id"]: e.data["result"] for e in events if e.kind == FINISHED}
     held = [
         Held(
-            drill=msgspec.convert(event.data, Drill),
+            drill=_drill(event.data),
             project=event.project,
             ref=refs.get(event.job_id) if event.job_id else None,
             result=_result(results.get(event.data["drill_id"])),
@@ -100,11 +105,15 @@ def unfinished(tx: Tx) -> list[Drill]:
     events = tx.events.latest(MAX_FOUND, EventFilter(kinds_prefix="drill."), after)
     finished = {event.data["drill_id"] for event in events if event.kind == FINISHED}
     started = [event.data for event in events if event.kind == STARTED]
-    return [msgspec.convert(data, Drill) for data in started if data["drill_id"] not in finished]
+    return [_drill(data) for data in started if data["drill_id"] not in finished]
+
+
+def _drill(data: object) -> Drill:
+    return _DRILL.decode(msgspec.json.encode(data))
 
 
 def _result(data: object) -> DrillResult | None:
-    return None if data is None else msgspec.convert(data, DrillResult)
+    return None if data is None else _RESULT.decode(msgspec.json.encode(data))
 
 
 def _start(core: Core, tx: Tx, actor: Actor, asked: AskedDrill, now: float) -> Drill:

@@ -38,8 +38,11 @@ async def _change(
 
         def act() -> T:
             made = make(tx, now)
-            told = {"token": made.token_id, **said} if isinstance(made, Token) else said
-            note(tx, kind, now, actor, project=project, data=told)
+            told, seen_in = said, project
+            if isinstance(made, Token):
+                told = {"token": made.token_id, **said}
+                seen_in = made.project if made.service else None  # who may call a service is its project's
+            note(tx, kind, now, actor, project=seen_in, data=told)
             return made
 
         return once(tx, actor, key, fingerprint(kind, said), now, answer_type, act)

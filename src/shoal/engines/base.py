@@ -172,7 +172,10 @@ class OwnSave(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """A folder's ends in `/`."""
     saved_at: float
+    """0: not even that could be read."""
     size_bytes: int
+    problem: str = ""
+    """Why that is not all of it, as a sentence."""
 
 
 class SavedCheckpoints(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,6 +186,8 @@ class SavedCheckpoints(msgspec.Struct, frozen=True, kw_only=True):
     """The newest of them first."""
     num_own: int = 0
     """How many were seen in all."""
+    is_own_cut: bool = False
+    """There may be more of them: one look may cost no more."""
 
 
 @runtime_checkable

@@ -8,11 +8,13 @@ from enum import StrEnum
 import msgspec
 
 from shoal.model.attempt import Attempt, AttemptState
+from shoal.model.goodput import rate, undisturbed_s
 from shoal.model.job import Job, JobOutcome
 from shoal.wire import DrillAct, Drilled, DrillOrder, Progress
 
 HANG_SHARE = 0.8
 """Of the time that a drill may take: a rank that nobody misses by then is continued."""
+UNREAD = "the ranks began anew before they could be killed: they may not have read what was damaged"
 
 
 class DrillKind(StrEnum):
@@ -31,7 +33,7 @@ class DrillOutcome(StrEnum):
     """It went on as if nothing had happened."""
     NOT_RECOVERED = "not recovered"
     NOT_DONE = "not done"
-    """Nothing happened to the job."""
+    """Nothing happened to its ranks."""
 
 
 class Drill(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,9 +146,11 @@ def judge(drill: Drill, sight: Sight, now: float) -> DrillResult | None:
     if not is_over:
         return None
     is_harmed = stepped_at is not None
-    goodput, window_s, step_s = _goodput(done, sight.progress)
+    ends_at = max(done.at + drill.window_s, stepped_at or 0.0)
+    goodput, window_s, step_s = _goodput(done, sight.progress, ends_at)
     return DrillResult(
         outcome=DrillOutcome.RECOVERED if is_harmed else DrillOutcome.UNHARMED,
+        because=UNREAD if done.act is DrillAct.CORRUPT else "",
         told=next((one.told for one in sight.acts if one.told), ""),
         noticed_s=_since(done.at, sight.noticed_at) if is_harmed else None,
         stepped_s=_since(done.at, stepped_at),
@@ -167,18 +171,29 @@ def _done(drill: Drill, sight: Sight) -> Drilled | None:
     if drill.kind is not DrillKind.CORRUPT_CHECKPOINT:
         return sight.acts[0] if sight.acts else None
     killed = [one for one in sight.acts if one.act is DrillAct.KILL_RANKS]
+    damaged = _damaged(sight)
     if not killed:
-        return None
+        # Who follows the group that it was meant for is not killed: the damage is all there will be.
+        return damaged if _is_later(drill, sight) or not sight.job.is_open else None
     # Of whoever did it nobody may have heard: the control plane was started again meanwhile.
-    before = next((one for one in sight.acts if one.act is DrillAct.CORRUPT), killed[0])
+    before = damaged or killed[0]
     return msgspec.structs.replace(killed[0], step=before.step, step_s=before.step_s)
+
+
+def _damaged(sight: Sight) -> Drilled | None:
+    return next((one for one in sight.acts if one.act is DrillAct.CORRUPT), None)
+
+
+def _is_later(drill: Drill, sight: Sight) -> bool:
+    """Whether another group follows the one that it was done to."""
+    newest = sight.attempts[-1]
+    return newest.epoch > drill.epoch or newest.generation > drill.generation
 
 
 def _went_on(drill: Drill, sight: Sight) -> tuple[float, int | None] | None:
     """When every node of a later group had made a step, and how many were complete then."""
     newest = sight.attempts[-1]
-    is_later = newest.epoch > drill.epoch or newest.generation > drill.generation
-    if not is_later or newest.state is not AttemptState.RUNNING:
+    if not _is_later(drill, sight) or newest.state is not AttemptState.RUNNING:
         return None
     told = [one for one in newest.recoveries if one.generation == newest.generation]
     if {one.node for one in told} >= set(newest.node_names):
@@ -215,8 +230,15 @@ def _without_end(drill: Drill, sight: Sight, done: Drilled | None, now: float) -
     if now < (done.at if done is not None else drill.started_at) + drill.within_s:
         return None
     if done is None:
+        damaged = _damaged(sight)
         silent = f"the supervisor on {drill.node} was not reached within {drill.within_s:g} s"
-        return DrillResult(outcome=DrillOutcome.NOT_DONE, because=silent, finished_at=now)
+        alive = f"no rank was killed within {drill.within_s:g} s, but the newest checkpoint is damaged"
+        return DrillResult(
+            outcome=DrillOutcome.NOT_DONE,
+            because=silent if damaged is None else alive,
+            told="" if damaged is None else damaged.told,
+            finished_at=now,
+        )
     newest = sight.attempts[-1]
     where = f"attempt {newest.epoch} is {newest.state}, group {newest.generation}"
     return DrillResult(
@@ -239,16 +261,13 @@ def _lost(done: Drilled, first_step: int | None) -> int | None:
     return max(0, done.step - first_step + 1)
 
 
-def _goodput(done: Drilled, progress: Sequence[Progress]) -> tuple[float | None, float | None, float | None]:
+def _goodput(
+    done: Drilled, progress: Sequence[Progress], ends_at: float
+) -> tuple[float | None, float | None, float | None]:
     """Goodput, the window, and the pace that counts as undisturbed."""
     newest = max(progress, key=lambda one: one.at, default=None)
     step_s = undisturbed_s(done.step_s, newest.step_s if newest is not None else None)
-    if newest is None or done.step is None or step_s is None or newest.at <= done.at:
+    if newest is None or done.step is None or step_s is None:
         return None, None, None
-    window_s = newest.at - done.at
-    return min(1.0, max(0, newest.step - done.step) * step_s / window_s), window_s, step_s
-
-
-def undisturbed_s(before_s: float | None, after_s: float | None) -> float | None:
-    """The faster pace. Of a slow start alone, whatever follows would look as good as undisturbed."""
-    return min((pace for pace in (before_s, after_s) if pace), default=None)
+    goodput, window_s = rate(newest.step - done.step, step_s, done.at, newest.at, ends_at)
+    return goodput, window_s, step_s if goodput is not None else None

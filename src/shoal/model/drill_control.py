@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 
-from shoal.model.drill import Drill, DrillOutcome, DrillResult, undisturbed_s
+from shoal.model.drill import Drill, DrillOutcome, DrillResult
+from shoal.model.goodput import rate, undisturbed_s
 from shoal.wire import Progress
 
 
@@ -15,10 +17,11 @@ def judge_control(
     back_at: float | None,
     heard_at: float | None,
     num_lost: int,
+    over: AbstractSet[str],
     progress: Mapping[str, Progress],
 ) -> DrillResult | None:
     """None while it is open. `back_at`: when another one took over; `heard_at`: when the last supervisor had
-    found it; `progress`: the newest, by attempt.
+    found it; `over`: attempts that ended since; `progress`: the newest, by attempt.
     """
     is_late = now > drill.started_at + drill.within_s
     if back_at is None:
@@ -33,7 +36,10 @@ def judge_control(
         return _failed(drill, f"{num_lost} of {len(drill.running)} attempts were lost", back_at, now)
     found = "attempt was" if len(drill.running) == 1 else "attempts were"
     told = f"{len(drill.running)} {found} found again within {heard_at - drill.started_at:.1f} s"
-    rates = [rate for own in drill.running if (rate := _rate(drill, own, progress, now)) is not None]
+    ends_at = max(drill.started_at + drill.window_s, heard_at)
+    # Whoever came to its end in the window stands still for good reason: it counts up to its last step.
+    ends = {own: 0.0 if own in over else ends_at for own in drill.running}
+    rates = [one for own in drill.running if (one := _rate(drill, own, progress, ends[own])) is not None]
     num_rates = max(len(rates), 1)
     return DrillResult(
         outcome=DrillOutcome.RECOVERED,
@@ -47,22 +53,21 @@ def judge_control(
 
 
 def _rate(
-    drill: Drill, attempt_id: str, progress: Mapping[str, Progress], now: float
+    drill: Drill, attempt_id: str, progress: Mapping[str, Progress], ends_at: float
 ) -> tuple[float, float] | None:
     """Of one attempt: the steps it made since, times what one takes undisturbed, over the time; and that.
 
     One that told of steps before and of none since has made none in all that time.
     """
-    before, after = drill.running[attempt_id], progress.get(attempt_id)
-    if before is None:
+    before = drill.running[attempt_id]
+    after = progress.get(attempt_id, before)
+    if before is None or after is None:
         return None
-    step_s = undisturbed_s(before.step_s, after.step_s if after is not None else None)
+    step_s = undisturbed_s(before.step_s, after.step_s)
     if step_s is None:
         return None
-    if after is None or after.step <= before.step:
-        return 0.0, now - before.at
-    window_s = after.at - before.at
-    return min(1.0, (after.step - before.step) * step_s / window_s), window_s
+    goodput, window_s = rate(after.step - before.step, step_s, before.at, after.at, ends_at)
+    return None if goodput is None or window_s is None else (goodput, window_s)
 
 
 def _lost(drill: Drill, progress: Mapping[str, Progress]) -> int | None:

@@ -17,13 +17,12 @@ from collections.abc import Callable
 import msgspec
 
 from shoal.clock import Clock
-from shoal.runtime import flight_recorder, metrics, scene, tree
+from shoal.runtime import metrics, tree
 from shoal.runtime.board import VARIABLE, Board, Place, Standing
 from shoal.runtime.confine.confinement import Confinement
-from shoal.runtime.ending import Hang
 from shoal.runtime.environment import Generation
-from shoal.runtime.hangs import Pace
 from shoal.runtime.launch import Launcher
+from shoal.runtime.lookout import Lookout, Page, kill_group
 from shoal.runtime.meter import Meter
 from shoal.runtime.watch import Process, Watcher
 from shoal.wire import Order, Progress, Recovery
@@ -35,12 +34,6 @@ SILENT_S = 60.0
 """A program that has said nothing by then is one that does not use `shoal.runtime`."""
 GONE_S = 5.0
 """How long what was killed may take to be gone."""
-ELSEWHERE = 2.0
-"""A node whose ranks all wait for others leaves a hang to another node until so many times the limit."""
-EARLY = 0.5
-"""Of the limit: where there are other nodes, the ranks are looked at by then. Once another node has ended
-what hangs, those who waited for it stand elsewhere.
-"""
 NUM_SEEN = 40
 """Looks, about ten seconds: the first steps of a group are slower than those that follow."""
 
@@ -72,19 +65,13 @@ class Crew:
         self._generation = Generation()
         self._formed_at, self._formed_ns = 0.0, 0
         self._spare: Process | None = None
-        self._is_spare_settled = True
-        """Whether it has been seen to wait: until then what it uses is mistaken for work of the ranks."""
         self._survivors: list[Process] = []
         self._last_step = self._kept = self._spares = 0
-        self._pace = Pace()
-        self._scene: scene.Scene | None = None
-        self._early: scene.Scene | None = None
-        self._recorders: set[int] = set()
-        """Ranks that were asked for their last NCCL calls at the newest look."""
         self._seen: deque[tuple[int, int]] = deque(maxlen=NUM_SEEN)
         """Steps, and when they were complete, at the last looks."""
-        self.hung: Hang | None = None
-        """Why ranks of this group were killed by us, if they were."""
+        self.lookout = Lookout(
+            order, confinement, watcher, clock, Page(fd=self._board_fd, board=self._board), launcher.work
+        )
         self.ranks: list[Process] = []
 
     @property
@@ -99,11 +86,11 @@ class Crew:
 
     def form(self, generation: Generation) -> None:
         """Have every rank of this node in this group: survivors are told, the others are started."""
+        newest = max((self._board.beat(p.slot).step for p in self.ranks), default=0)
+        # Who was lost while a group formed took its steps with it: they count as lost all the same.
+        self._last_step = newest if self.has_stepped else max(self._last_step, newest)
         self._survivors, self._generation = self.ranks, generation
         self._formed_at, self._formed_ns = self._clock.monotonic(), time.monotonic_ns()
-        self._last_step = max((self._board.beat(p.slot).step for p in self._survivors), default=0)
-        self._pace.begin()
-        self._scene = self._early = self.hung = None
         self._seen.clear()
         self.ranks, self._kept, self._spares = [], 0, 0
         for local_rank in range(self._order.ranks_per_node):
@@ -120,6 +107,7 @@ class Crew:
             process.rank, process.is_needed = place.rank, True
             self.ranks.append(process)
             self._board.assign(process.slot, place)
+        self.lookout.begin(self.ranks, generation.number)
 
     def recovery(self, failed_at: float, failed_ns: int) -> Recovery | None:
         """How this node got into the group, once it has made a step or is known not to tell of any."""
@@ -190,7 +178,7 @@ class Crew:
             living = []
         gone = [process for process in self.ranks if process not in living]
         for process in gone:
-            _kill_group(process)  # of one that is dead, what it left behind
+            kill_group(process)  # of one that is dead, what it left behind
         until = self._clock.monotonic() + GONE_S
         while not all(process.status is not None and self._watcher.is_silent(process) for process in gone):
             if self._clock.monotonic() > until:
@@ -203,31 +191,19 @@ class Crew:
         self._board.ask_to_save()
 
     def look_after(self) -> None:
-        """Have a spare ready once the ranks are of the kind that can use one; end the survivors that hang."""
+        """Have a spare ready once the ranks are of the kind that can use one; have those that hang ended."""
         if self._order.max_restarts == 0:
             return
         if self._spare is not None and self._spare.status is not None:
             self._spare = None
         joined = [self._has_joined(process) for process in self.ranks]
         if self._spare is None and self._is_time_for_spare() and self._has_room_for_spare():
-            self._spare, self._is_spare_settled = self._start(None, None), False
+            self._spare = self._start(None, None)
+            self.lookout.expect_spare()
         if self._generation.number > 0:
-            self._replace_stuck()
+            self.lookout.look_for_stuck()
         if all(joined):
-            self._look_for_hang()
-
-    def _replace_stuck(self) -> None:
-        """A survivor that has not come out of the last group in time never will."""
-        waited_s = self._clock.monotonic() - self._formed_at
-        if waited_s <= self._pace.leave_s():
-            return
-        stuck = [p for p in self.ranks if self._board.beat(p.slot).is_behind(self._generation.number)]
-        for process in stuck:
-            told = f"it had not left the group before after {waited_s:.1f} s"
-            if self.hung is None:
-                self._keep(self._look_at_all())
-                self.hung = Hang(told=told, rank=process.rank, place="")
-            _kill_group(process)
+            self.lookout.look(has_spare_settled=self._has_settled(self._spare))
 
     def _has_room_for_spare(self) -> bool:
         """A spare builds what a rank builds. On GPUs that is memory a rank may need: none waits there."""
@@ -235,65 +211,10 @@ class Crew:
         share = SPARE_SHARE / self._order.ranks_per_node
         return not has_gpus and self._confinement.has_memory_for(share)
 
-    def _look_for_hang(self) -> None:
-        """End what hangs: those who hold up the others, if it shows; else every rank of the node."""
-        now, cpu_s = self._clock.monotonic(), self._confinement.cpu_seconds()
-        if cpu_s is None:
-            return  # nobody can tell the idle from the busy here
-        self._pace.look(now, min(self._board.beat(process.slot).step for process in self.ranks), cpu_s)
-        if not self._is_spare_settled and self._has_settled(self._spare):
-            self._is_spare_settled = True
-            self._pace.disregard(now, cpu_s)
-        has_others = len(self._order.nodes) > 1
-        if has_others and not self._is_of_now(self._early) and self._pace.silent_s(now, cpu_s, EARLY):
-            self._early = self._look_at_all()
-        silent_s = self._pace.silent_s(now, cpu_s)
-        if silent_s is None or self.hung is not None:
-            return
-        if self._scene is None or not self._is_of_now(self._scene):
-            self._scene = self._look_at_all()
-        may_be_elsewhere = has_others and self._scene.is_elsewhere
-        if may_be_elsewhere and silent_s < ELSEWHERE * self._pace.limit_s(now, cpu_s):
-            return  # its own node sees it too, and ends it alone: those who wait here may live on
-        self._keep(self._scene)
-        self.hung = self._scene.hang(self._pace.told(silent_s))
-        for pid in self._scene.stopped:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for process in self._scene.culprits:
-            _kill_group(process)
-
-    def keep_stacks(self) -> None:
-        """Another node ends the group for a hang: where the ranks of this one stood, into the log.
-
-        Of what was seen before: now they have left the group, and the next one waits for this node.
-        """
-        seen = next((one for one in (self._scene, self._early) if self._is_of_now(one)), None)
-        if seen is not None:
-            self._keep(seen)
-
-    def _is_of_now(self, seen: scene.Scene | None) -> bool:
-        return seen is not None and seen.step == self._pace.step
-
-    def _look_at_all(self) -> scene.Scene:
-        """Where every rank of the node stands. Blocks for two seconds at most."""
-        numbers = [process.rank for process in self.ranks if process.rank is not None]
-        self._recorders = flight_recorder.ask(self._launcher.work, numbers)
-        found = self._confinement.processes()
-        return scene.look(self.ranks, self._board, self._board_fd, found, self._confinement.path)
-
-    def _keep(self, seen: scene.Scene) -> None:
-        """What was seen, into the log. Blocks while ranks on NCCL write, a second at most."""
-        work = self._launcher.work
-        for process, stacks in seen.stacks:
-            self._watcher.keep(process.rank, stacks.text)
-        for rank, path in flight_recorder.keep(work, self._recorders, os.path.dirname(work)).items():
-            self._watcher.keep(rank, f"its last NCCL calls: {path} on {self._order.node}")
-
     @property
     def pause_s(self) -> float:
         """How long to wait before the next look."""
-        return LOOK_S if self._pace.step >= 0 else TURN_S * 30
+        return LOOK_S if self.lookout.has_begun else TURN_S * 30
 
     def _can_go_on(self, process: Process) -> bool:
         return self._board.beat(process.slot).standing is not Standing.UNKNOWN
@@ -355,8 +276,3 @@ class Crew:
         if self._spare is not None:
             taken.add(self._spare.slot)
         return next(slot for slot in range(len(taken) + 1) if slot not in taken)
-
-
-def _kill_group(process: Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)

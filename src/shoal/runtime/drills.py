@@ -32,13 +32,15 @@ class Driller:
         self._log = log
         self._done: set[tuple[str, DrillAct]] = set()
         self._continue_at: float | None = None
+        self._held: int | None = None
+        """The group whose ranks stand still for the damage; nobody is to blame for that."""
         self._has_harmed = False
         self._damage: tuple[DrillOrder, Process, float, Progress | None] | None = None
 
     def look(self, crew: Crew, confinement: Confinement | None, launcher: Launcher, watcher: Watcher) -> None:
         """Do what was asked since the last look, and end what has lasted long enough."""
-        self._end_hang(crew)
         self._see_damage(crew, launcher, watcher)
+        self._end_hold(crew)
         order = self._renewer.drill if self._renewer is not None else None
         if order is None or (order.drill_id, order.act) in self._done:
             return
@@ -115,11 +117,19 @@ class Driller:
         self._tell(drilled, LAST_WORD_S)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def _end_hang(self, crew: Crew) -> None:
-        """Whoever was stopped and was not ended for it goes on."""
-        if self._continue_at is not None and self._clock.monotonic() > self._continue_at:
-            self._continue_at = None
-            crew.send(signal.SIGCONT)
+    def _end_hold(self, crew: Crew) -> None:
+        """Whoever was stopped and was not ended for it goes on: after its time, and as a member of a later
+        group as soon as the damage is done. Those who follow are not killed, so nothing else would end it.
+        """
+        is_over = self._continue_at is not None and self._clock.monotonic() > self._continue_at
+        is_late = self._damage is None and self._held not in (None, crew.generation)
+        if is_over or is_late:
+            self._let_go(crew)
+
+    def _let_go(self, crew: Crew) -> None:
+        self._continue_at = self._held = None
+        crew.send(signal.SIGCONT)
+        crew.lookout.go_on()
 
     def _begin_damage(
         self,
@@ -134,8 +144,9 @@ class Driller:
         directory = self._order.checkpoint_dir
         if directory is None:
             return "the job has no checkpoint directory"
+        crew.lookout.pause()
         crew.send(signal.SIGSTOP)
-        self._continue_at = self._clock.monotonic() + order.for_s
+        self._held, self._continue_at = crew.generation, self._clock.monotonic() + order.for_s
         told = (directory, (self._order.attempt_id, self._order.node))
         pid, pipes = launcher.start_function("shoal.runtime.damage", "damage", told, keep=())
         process = Process(pid, None, is_needed=False)
@@ -154,7 +165,7 @@ class Driller:
         refusal = "" if process.status == 0 else words or launcher.failure() or "it could not be damaged"
         if refusal:
             self._has_harmed = False
-            crew.send(signal.SIGCONT)
+            self._let_go(crew)
         self._tell(_done(order, at, before, refusal=refusal, told=words))
 
 

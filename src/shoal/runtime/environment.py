@@ -53,11 +53,11 @@ def rank_environment(
     path: str = DEFAULT_PATH,
     credentials: Credentials,
     network: Mapping[str, str],
-    port: int | None = None,
+    service: Mapping[str, str],
 ) -> dict[str, str]:
     """The whole environment of one rank. `local_rank` counts the ranks of this node from 0; None: of one that
     waits to be a rank, which has no number yet. `network`: what is known of it here; the job may say more.
-    `port`: where a replica of a service listens.
+    `service`: what a server is told that is a replica of one.
     """
     threads = max(1, int(order.limits.cpus / order.ranks_per_node))
     return {
@@ -73,7 +73,7 @@ def rank_environment(
         **_jax(order, local_rank, generation),
         **(_numbers(order, local_rank) if local_rank is not None else {}),
         **_shoal(order, credentials),
-        **(_service(port, credentials) if port is not None else {}),
+        **service,
         **_devices(order),
     }
 
@@ -236,11 +236,6 @@ def _shoal(order: Order, credentials: Credentials) -> dict[str, str]:
     if credentials.job_token is not None:
         values["SHOAL_TOKEN"] = credentials.job_token
     return values
-
-
-def _service(port: int, credentials: Credentials) -> dict[str, str]:
-    secret = {"SHOAL_REPLICA_SECRET": credentials.replica_secret} if credentials.replica_secret else {}
-    return {"PORT": str(port), "SHOAL_PORT": str(port), **secret}
 
 
 def _devices(order: Order) -> dict[str, str]:

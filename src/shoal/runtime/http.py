@@ -14,22 +14,24 @@ import urllib.parse
 
 import msgspec
 
-from shoal.proof import is_proven, sign
+from shoal.proof import VERSION, is_proven, sign
 from shoal.wire import Credentials, Renewal, RenewalAnswer
 
 MAX_ANSWER = 65536
 NONCE_BYTES = 16
+_ANSWER = msgspec.json.Decoder(RenewalAnswer)  # once: two threads ask, and may be answered at the same time
 
 
 def ask(
     url: str, credentials: Credentials, renewal: Renewal, timeout_s: float, ca_file: str | None = None
 ) -> RenewalAnswer | None:
     """The control plane's answer; None when there was none, which says nothing about what happened."""
-    renewal = msgspec.structs.replace(renewal, nonce=os.urandom(NONCE_BYTES).hex())
+    nonce = os.urandom(NONCE_BYTES).hex()
+    renewal = msgspec.structs.replace(renewal, nonce=nonce, proof_version=VERSION)
     asked = msgspec.json.encode(renewal)
     told = _post(url, sign(credentials.proof_key, renewal, asked), asked, timeout_s, ca_file)
     try:
-        answer = msgspec.json.decode(told, type=RenewalAnswer)
+        answer = _ANSWER.decode(told)
     except (msgspec.DecodeError, UnicodeError):
         return None
     return answer if is_proven(credentials.proof_key, renewal, answer) else None

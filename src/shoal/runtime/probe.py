@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-import socket
 import threading
 from collections.abc import Callable
 
 import msgspec
 
 from shoal.clock import Clock
-from shoal.runtime.ports import hold_port
+from shoal.runtime.listening import Listening
 from shoal.wire import Credentials, Probe, Serving
 
 _STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})")
@@ -28,28 +27,30 @@ MAX_READ = 1 << 16
 
 
 class Prober:
-    """Holds the port from birth on. `OSError` when it is taken."""
+    """Asks `at`, which it lets go of when it is gone."""
 
     def __init__(
         self,
         probe: Probe,
-        address: str,
+        at: Listening,
         credentials: Credentials,
         clock: Clock,
         tell: Callable[[Serving], None] | None,
     ) -> None:
         self._probe = probe
-        self._address = address
+        self._at = at
         self._secret = credentials.replica_secret
         self._clock = clock
         self._tell = tell
-        self._held = hold_port(address, probe.port)
-        self.port: int = self._held.getsockname()[1]
-        host = f"[{address}]" if ":" in address else address
-        self._state = Serving(address=f"{host}:{self.port}")
+        self._state = Serving(address=at.address)
         self._thread: threading.Thread | None = None
         self.verdict: str | None = None
         """Why the server is as good as dead; None: it is not, or not known to be."""
+
+    def variables(self) -> dict[str, str]:
+        """What the server finds in its environment."""
+        key = {"SHOAL_REPLICA_KEY": self._secret} if self._secret else {}
+        return {**self._at.variables, **key}
 
     def start(self) -> None:
         """The server was started. May be repeated."""
@@ -94,9 +95,11 @@ class Prober:
 
     def _ask(self) -> str | None:
         """What is wrong; None: nothing."""
-        secret = f"x-shoal-secret: {self._secret}\r\n" if self._secret else ""
-        host = f"Host: {self._state.address}\r\n"
-        question = f"GET {self._probe.path} HTTP/1.1\r\n{host}{secret}Connection: close\r\n\r\n"
+        lines = [f"GET {self._probe.path} HTTP/1.1", f"Host: {self._at.host}", "Connection: close"]
+        if self._secret:
+            lines.append(f"x-shoal-secret: {self._secret}")
+            lines += [] if self._probe.is_public else [f"Authorization: Bearer {self._secret}"]
+        question = "\r\n".join((*lines, "", ""))
         try:
             answer = self._exchange(question.encode("ascii"))
         except OSError as error:
@@ -109,7 +112,7 @@ class Prober:
     def _exchange(self, question: bytes) -> bytes:
         answer = b""
         deadline = self._clock.monotonic() + self._probe.timeout_s
-        with socket.create_connection((self._address, self.port), self._probe.timeout_s) as link:
+        with self._at.connect(self._probe.timeout_s) as link:
             link.sendall(question)
             while len(answer) < HEAD_BYTES:
                 link.settimeout(max(0.001, deadline - self._clock.monotonic()))

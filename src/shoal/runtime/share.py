@@ -12,12 +12,13 @@ from types import FrameType
 
 from shoal.clock import Clock
 from shoal.errors import ShoalError
-from shoal.runtime import ending, network, removal, shared_memory, spool
+from shoal.runtime import ending, listening, network, removal, shared_memory, spool
 from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.crew import Crew
 from shoal.runtime.drills import Driller
 from shoal.runtime.ending import Ending, recovered
 from shoal.runtime.environment import DEFAULT_PATH, Generation, rank_environment, setup_environment
+from shoal.runtime.groundwork import Groundwork
 from shoal.runtime.launch import Launcher, Pipes
 from shoal.runtime.logs import LogFile
 from shoal.runtime.meter import Meter
@@ -106,13 +107,7 @@ class ShareRun:
 
     def _live(self) -> Ending:
         launcher = self._confine()
-        end = (
-            self._reasons.now()
-            or self._unpack(launcher)
-            or self._link_checkpoint(launcher)
-            or self._set_up(launcher)
-            or self._run_ranks(launcher)
-        )
+        end = self._reasons.now() or self._lay_ground(launcher) or self._run_ranks(launcher)
         if end.kind is not EndKind.SUCCEEDED:
             self._stop(end)
         return end
@@ -127,37 +122,18 @@ class ShareRun:
             if confinement.uid is not None:
                 os.fchown(fd, confinement.uid, confinement.uid)
             os.close(fd)
+        listening.make(self._order, os.path.realpath(self._share.home), confinement.uid)
         confinement.prepare()
         return Launcher(confinement, self._share.work)
 
-    def _unpack(self, launcher: Launcher) -> Ending | None:
-        digest, work = self._order.archive_digest, self._share.work
-        if digest is None:
-            return None
-        try:
-            fd = os.open(self._share.archive, os.O_RDONLY | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            return Ending(kind=EndKind.SETUP_FAILED, message="there is no archive to unpack")
-        try:
-            child = launcher.start_function("shoal.runtime.unpack", "unpack", (fd, digest, work), keep=(fd,))
-            return self._first(launcher, "unpacking", child)
-        finally:
-            os.close(fd)
-
-    def _link_checkpoint(self, launcher: Launcher) -> Ending | None:
-        directory, path = self._order.checkpoint_dir, self._order.checkpoint_path
-        if directory is None or path is None or path.startswith("/"):
-            return None
-        child = launcher.start_function("shoal.runtime.checkpoint_folder", "link", (directory, path), keep=())
-        return self._first(launcher, "linking the checkpoint directory", child)
-
-    def _set_up(self, launcher: Launcher) -> Ending | None:
-        if self._order.setup is None:
-            return None
-        environment = setup_environment(
+    def _lay_ground(self, launcher: Launcher) -> Ending | None:
+        setup = setup_environment(
             self._order, work=self._share.work, path=self._path, credentials=self._credentials
         )
-        return self._first(launcher, "setup", launcher.start_script(self._order.setup, environment))
+        ground = Groundwork(
+            self._order, self._share, launcher, lambda what, child: self._first(launcher, what, child)
+        )
+        return ground.unpack() or ground.link_checkpoint() or ground.set_up(setup)
 
     def _first(self, launcher: Launcher, what: str, started: tuple[int, Pipes]) -> Ending | None:
         """Wait for a process that comes before the ranks. None: it went well."""
@@ -194,6 +170,7 @@ class ShareRun:
             has_gpus = bool(self._order.gpu_ids) and not self._order.are_gpus_simulated
             self._network = network.variables(self._order.master_addr, has_gpus=has_gpus)
         assert self._confinement is not None
+        self._confinement.leave_network()
         crew = self._crew = Crew(
             self._order,
             self._confinement,
@@ -203,7 +180,7 @@ class ShareRun:
             self._environment,
             self._meter,
         )
-        last = self._hold_port() or self._warm_up(launcher, crew)
+        last = self._open_place(launcher) or self._warm_up(launcher, crew)
         if last is None and self._order.incarnation > 0 and self._renewer is not None:
             self._tell(Phase.PREPARING)
             last = self._regroup(OTHERS_FAILED, None)
@@ -220,23 +197,29 @@ class ShareRun:
                 return end
             self._failed = (self._clock.now(), time.monotonic_ns())
             if end is OTHERS_FAILED and self._restarts.is_after_hang:
-                crew.keep_stacks()
+                crew.lookout.keep_stacks()
             self._log.say(f"{end.message}; asking whether all ranks may start anew where they are")
             failure = None if end is OTHERS_FAILED else self._outcome_of(end)
             last = self._regroup(end, failure) if crew.clear() else end
         return last
 
-    def _hold_port(self) -> Ending | None:
+    def _open_place(self, launcher: Launcher) -> Ending | None:
         """Where the server of a replica listens; only the first node has one."""
         order = self._order
         if order.probe is None or order.node_rank > 0:
             return None
         tell = self._renewer.tell_serving if self._renewer is not None else None
         try:
-            self._prober = Prober(order.probe, order.master_addr, self._credentials, self._clock, tell)
+            at = listening.place_of(order, os.path.realpath(self._share.home), order.probe)
         except OSError as error:
             told = f"{error} on {order.node}; leave `port` out and have the server listen at $PORT"
             return Ending(kind=EndKind.SETUP_FAILED, message=told)
+        self._prober = Prober(order.probe, at, self._credentials, self._clock, tell)
+        if isinstance(at, listening.BehindDoor):
+            fd = at.listener.fileno()
+            door = launcher.start_function("shoal.runtime.door", "serve", (fd, at.port), keep=(fd,))
+            self._watcher.add(Process(door[0], None, is_needed=False), door[1])
+            at.listener.close()
         return None
 
     def _tell_recovery(self, crew: Crew) -> None:
@@ -289,7 +272,7 @@ class ShareRun:
             path=self._path,
             credentials=self._credentials,
             network=self._network,
-            port=self._prober.port if self._prober is not None else None,
+            service=self._prober.variables() if self._prober is not None else {},
         )
 
     def _follow(self, launcher: Launcher, what: str, crew: Crew | None = None) -> Ending:
@@ -300,7 +283,8 @@ class ShareRun:
             failed = self._watcher.first_failed
             if failed is not None and failed.status is not None:
                 end = self._end_of(failed, failed.status, launcher.failure(), what)
-                return ending.of_hang(end, crew.hung) if crew is not None and crew.hung else end
+                hung = crew.lookout.hung if crew is not None else None
+                return end if hung is None else ending.of_hang(end, hung)
             if all(process.status == 0 for process in self._running):
                 return ending.SUCCEEDED
             reason = self._reasons.now() or self._dead_server()
@@ -362,6 +346,7 @@ class ShareRun:
         self._watcher.drain()
         self._meter.hear()
         shared_memory.give_back(self._order)
+        listening.give_back(self._order, os.path.realpath(self._share.home))
         removal.remove(self._share.scratch, timeout_s=SCRATCH_S)
 
     def _outcome(self, end: Ending) -> NodeOutcome:

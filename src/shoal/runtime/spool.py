@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
-from shoal.runtime import shared_memory, tree
+from shoal.runtime import listening, shared_memory, tree
 from shoal.wire import NodeOutcome, Order
 
 T = TypeVar("T")
@@ -286,6 +286,7 @@ def kill_leftovers(directory: str | os.PathLike[str], *, timeout_s: float = 10.0
     )
     if is_clean:
         shared_memory.give_back(order)
+        listening.give_back(order, os.path.realpath(share.home))
     return tree.remove_cgroups(cgroups) and is_clean
 
 

@@ -8,6 +8,14 @@ import re
 _USER = re.compile(r"shl_(tok_[0-9a-z]{1,40})_([0-9a-f]{64})", re.ASCII)
 
 
+_OURS = re.compile(r"\s*bearer\s+sh[a-z]_", re.IGNORECASE)
+
+
+def is_ours(authorization: str) -> bool:
+    """Whether this header shows a token of Shoal's, good or not: no program is to see one."""
+    return _OURS.match(authorization) is not None
+
+
 def digest_of(token: str) -> str:
     """What stands in the table for this token. Of one that is not of Shoal's making, as in a table written by
     hand, the SHA-256.

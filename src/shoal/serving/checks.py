@@ -62,7 +62,7 @@ async def status_of(replica: LiveReplica, path: str) -> int:
             return 200
         probe = Probe()
         head = f"GET {path} HTTP/1.1\r\nhost: shoal\r\nconnection: close\r\n".encode()
-        up.send(probe, head + replica.secret_line + b"\r\n")
+        up.send(probe, head + replica.secret_lines + b"\r\n")
         return await asyncio.wait_for(probe.status, ANSWER_S)
     except TimeoutError:
         return 0

@@ -16,6 +16,7 @@ from shoal.serving.head import CHUNKED, too_large
 from shoal.serving.problem import Refused, malformed, response
 from shoal.serving.replica import LiveReplica
 from shoal.serving.route import Entry, Routes
+from shoal.serving.upstream import Seeker
 
 HEAD_S = 10.0
 """From a request's first byte to the end of its head."""
@@ -42,7 +43,7 @@ class Plane(Protocol):
     clients: set[Downstream]
     max_clients: int
 
-    def open(self, replica: LiveReplica, exchange: Exchange) -> None: ...
+    def open(self, replica: LiveReplica, seeker: Seeker) -> None: ...
 
     def new_id(self) -> bytes: ...
 
@@ -299,8 +300,8 @@ class Downstream(asyncio.Protocol):
         elif not self.exchange.is_answered:
             self.is_last = True
 
-    def open(self, replica: LiveReplica, exchange: Exchange) -> None:
-        self._plane.open(replica, exchange)
+    def open(self, replica: LiveReplica, seeker: Seeker) -> None:
+        self._plane.open(replica, seeker)
 
     # Back-pressure.
 

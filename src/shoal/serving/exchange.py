@@ -14,12 +14,13 @@ from shoal.serving.answer import UNTIL_CLOSE, Answer
 from shoal.serving.balancer import ANY, Ask
 from shoal.serving.chunks import LAST
 from shoal.serving.head import CHUNKED
+from shoal.serving.hedge import GATEWAY_ERRORS, Hedge
 from shoal.serving.problem import Refused, document
 from shoal.serving.prompt import ask_of
 from shoal.serving.replica import LiveReplica
 from shoal.serving.route import Entry
 from shoal.serving.table import BOUNDS_S
-from shoal.serving.upstream import Upstream
+from shoal.serving.upstream import Seeker, Upstream
 from shoal.serving.warming import EVERY_S, WANTS_STREAM, Relay, Warm
 
 MAX_CONNECTS = 5
@@ -29,7 +30,6 @@ OVERHEAD_BYTES = 2048
 """What a request that waits takes beside its body."""
 AHEAD_BYTES = 64 << 10
 """Of a body, read beyond what is awaited while there is nobody to send it to."""
-GATEWAY_ERRORS = frozenset({502, 503, 504})
 FOREVER = float("inf")
 
 
@@ -58,7 +58,7 @@ class Client(Protocol):
 
     def resume(self) -> None: ...
 
-    def open(self, replica: LiveReplica, exchange: Exchange) -> None:
+    def open(self, replica: LiveReplica, seeker: Seeker) -> None:
         """Connect, then call `connected` or `on_refused`."""
         ...
 
@@ -68,6 +68,7 @@ class Exchange:
         "_answer",
         "_connects",
         "_has_moved",
+        "_hedge",
         "_held",
         "_is_bound",
         "_is_over",
@@ -110,6 +111,7 @@ class Exchange:
         self._replay: bytes | None = None
         self._answer: Answer | None = None
         self._relay: Relay | None = None
+        self._hedge: Hedge | None = None
         self._connects = 0
         self._tries = 0
         self._prefill = 0
@@ -262,17 +264,14 @@ class Exchange:
     def _send(self, up: Upstream) -> None:
         """Head and what there is of the body. What was sent whole is kept until the answer begins."""
         self.up = up
-        client, replica = self.client, up.replica
         body = b"".join(self._held) if self._held else b""
         self._held = []
         self._replay = body if self.is_whole else None
-        up.send(
-            self,
-            b"%b%bx-request-id: %b\r\n%b\r\n%b"
-            % (self.entry.prefix, client.forwarded, self.request_id, replica.secret_line, body),
-        )
+        up.send(self, self.message(up.replica, body))
         if not self.is_whole:
-            client.resume()
+            self.client.resume()
+        elif self.entry.hedge_s:
+            self._hedge = Hedge(self, self.entry.hedge_s)
 
     def hold(self) -> None:
         """The replica reads slower than the caller sends."""
@@ -291,6 +290,8 @@ class Exchange:
         self._judge(replica, answer.status, now)
         self._answer = answer
         self._replay = None
+        if self._hedge is not None:
+            self._hedge.end()
         self.is_answered = True
         client = self.client
         client.due = now + self.entry.service.spec.timeout_s
@@ -334,6 +335,8 @@ class Exchange:
             return
         replica, service = self.replica, self.entry.service
         self._failed(monotonic())
+        if self._hedge is not None and self._hedge.take_over():
+            return
         if (
             self.entry.is_safe
             and self._replay is not None
@@ -358,6 +361,42 @@ class Exchange:
 
     def _failed(self, now: float) -> None:
         if self.replica is not None and self.replica.fail(now):
+            self.entry.service.refresh(now)
+
+    # In a second replica, too.
+
+    def second(self) -> LiveReplica | None:
+        """Somebody else with a free slot that nobody waits for, within what may be sent again."""
+        service = self.entry.service
+        if service.waiting.count:
+            return None
+        found = service.pick(self.ask, self.replica)
+        return found if found is not self.replica and found is not None and service.may_retry() else None
+
+    def message(self, replica: LiveReplica, body: bytes | None = None) -> bytes:
+        """For that replica; without a body, with the one that was kept."""
+        return b"%b%bx-request-id: %b\r\n%b\r\n%b" % (
+            self.entry.prefix,
+            self.client.forwarded,
+            self.request_id,
+            replica.secret_lines,
+            (self._replay or b"") if body is None else body,
+        )
+
+    def open(self, replica: LiveReplica, seeker: Seeker) -> None:
+        self.client.open(replica, seeker)
+
+    def move(self, replica: LiveReplica, up: Upstream) -> None:
+        """From the one that has it to that one, where a slot was taken for it."""
+        self._hedge = None
+        self._unbind()
+        self.replica = replica
+        self._is_bound = True
+        self.up = up
+
+    def failed(self, replica: LiveReplica, *, is_refused: bool = False) -> None:
+        now = monotonic()
+        if replica.fail(now, is_refused=is_refused):
             self.entry.service.refresh(now)
 
     # The end.
@@ -395,5 +434,7 @@ class Exchange:
                 service.waiting.remove(self)
         self._held = []
         self._replay = None
+        if self._hedge is not None:
+            self._hedge.end()
         self._unbind()
         service.leave(self.account)

@@ -11,13 +11,12 @@ import ssl
 from time import monotonic
 
 from shoal.serving.downstream import Downstream
-from shoal.serving.exchange import Exchange
 from shoal.serving.problem import Refused
 from shoal.serving.replica import LiveReplica
 from shoal.serving.route import Routes
 from shoal.serving.service import LiveService
 from shoal.serving.table import Table, faults
-from shoal.serving.upstream import connect
+from shoal.serving.upstream import Seeker, connect
 
 BACKLOG = 4096
 HANDSHAKE_S = 10.0
@@ -86,19 +85,19 @@ class DataPlane:
         self.version = table.version
         return True
 
-    def open(self, replica: LiveReplica, exchange: Exchange) -> None:
-        """Connect for the exchange; it is told how that went."""
-        task = asyncio.get_running_loop().create_task(self._connect(replica, exchange))
+    def open(self, replica: LiveReplica, seeker: Seeker) -> None:
+        """Connect; the seeker is told how that went."""
+        task = asyncio.get_running_loop().create_task(self._connect(replica, seeker))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _connect(self, replica: LiveReplica, exchange: Exchange) -> None:
+    async def _connect(self, replica: LiveReplica, seeker: Seeker) -> None:
         try:
             up = await connect(replica)
         except (OSError, ValueError):  # a time-out is an OSError, too
-            exchange.on_refused(replica)
+            seeker.on_refused(replica)
         else:
-            exchange.connected(up)
+            seeker.connected(up)
 
     def new_id(self) -> bytes:
         return b"%b%x" % (self._id_prefix, next(self._ids))

@@ -59,14 +59,23 @@ class LiveReplica:
         "part",
         "picked",
         "prefill_tokens",
-        "secret_line",
+        "secret_lines",
         "seed",
         "seen",
         "spec",
         "tally",
     )
 
-    def __init__(self, spec: Replica, tally: Tally, *, cap: int, share: float = 1.0, zone: str = "") -> None:
+    def __init__(
+        self,
+        spec: Replica,
+        tally: Tally,
+        *,
+        cap: int,
+        share: float = 1.0,
+        zone: str = "",
+        is_public: bool = False,
+    ) -> None:
         self.elsewhere = 0
         self.idle: list[Upstream] = []
         self.outstanding = 0
@@ -80,9 +89,11 @@ class LiveReplica:
         self.prefill_tokens = 0
         self.seen: OrderedDict[int, None] = OrderedDict()
         self.seed = zlib.crc32(spec.replica_id.encode())
-        self.told(spec, tally, cap=cap, share=share, zone=zone)
+        self.told(spec, tally, cap=cap, share=share, zone=zone, is_public=is_public)
 
-    def told(self, spec: Replica, tally: Tally, *, cap: int, share: float, zone: str) -> None:
+    def told(
+        self, spec: Replica, tally: Tally, *, cap: int, share: float, zone: str, is_public: bool
+    ) -> None:
         """A newer table names it again."""
         self.spec = spec
         self.tally = tally
@@ -92,7 +103,7 @@ class LiveReplica:
         self.is_draining = spec.is_draining
         is_local = not zone or not spec.zone or zone == spec.zone
         self.handicap = (1.0 if is_local else FOREIGN) / max(spec.weight, 1e-6)
-        self.secret_line = b"x-shoal-secret: %b\r\n" % spec.secret.encode() if spec.secret else b""
+        self.secret_lines = _secret_lines(spec.secret.encode(), is_public=is_public)
 
     def shared(self, elsewhere: int) -> None:
         """Other processes have so many requests there."""
@@ -136,3 +147,13 @@ class LiveReplica:
             seen.move_to_end(block)
         while len(seen) > MAX_BLOCKS:
             seen.popitem(last=False)
+
+
+def _secret_lines(secret: bytes, *, is_public: bool) -> bytes:
+    """Headers that prove to the replica whom it hears. Where callers need no token of ours,
+    `Authorization` is between them and the program.
+    """
+    if not secret:
+        return b""
+    ours = b"x-shoal-secret: %b\r\n" % secret
+    return ours if is_public else b"authorization: Bearer %b\r\n%b" % (secret, ours)

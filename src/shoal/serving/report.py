@@ -59,6 +59,11 @@ def metrics(plane: DataPlane) -> str:
             "counter",
             [(_labels(status=status, code=code), n) for (status, code), n in plane.refusals.items()],
         ),
+        *_series(
+            "shoal_serving_repeated_total",
+            "counter",
+            [(_labels(project=p, service=n), live.repeated) for (p, n), live in plane.services.items()],
+        ),
     ]
     for name, kind in (
         ("in_flight", "gauge"),

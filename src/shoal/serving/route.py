@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shoal.serving.accounts import Account
-from shoal.serving.callers import digest_of
+from shoal.serving.callers import digest_of, is_ours
 from shoal.serving.head import CHUNKED, RequestHead, parse_head
 from shoal.serving.problem import Refused
+from shoal.serving.repeating import has_prompt, hedge_s, hold_bytes, may_repeat
 from shoal.serving.service import LiveService
-from shoal.serving.table import Balance, Caller
+from shoal.serving.table import Caller
 
 MAX_REMEMBERED = 4096
 MAX_REMEMBERED_BYTES = 4096
@@ -39,11 +40,6 @@ STAYS_HERE = frozenset(
 )
 """Headers between two neighbours, and those the data plane writes itself."""
 OURS = (b"x-shoal-", b"x-forwarded-")
-SAFE = frozenset({b"GET", b"HEAD", b"OPTIONS"})
-HOLD_BYTES = 64 << 10
-HOLD_PROMPT_BYTES = 1 << 20
-"""How much of a body is awaited before a replica is chosen: slow senders take no slot, and what was held
-can be sent again."""
 
 
 class Entry:
@@ -54,6 +50,7 @@ class Entry:
         "affinity",
         "has_prompt",
         "head",
+        "hedge_s",
         "hold_bytes",
         "is_safe",
         "prefix",
@@ -70,12 +67,11 @@ class Entry:
         """None: of whoever has the connection's address."""
         self.prefix = prefix
         self.request_id = _request_id(head)
-        self.is_safe = head.method in SAFE or bool(head.value(b"idempotency-key"))
+        self.is_safe = may_repeat(head, service.spec)
+        self.hedge_s = hedge_s(head, service.spec)
         self.affinity = _affinity(head, service.spec.affinity)
-        self.has_prompt = service.spec.balance is Balance.TOKENS and head.method == b"POST"
-        self.hold_bytes = HOLD_PROMPT_BYTES if self.has_prompt else HOLD_BYTES
-        if head.length == CHUNKED and not self.has_prompt:
-            self.hold_bytes = 0
+        self.has_prompt = has_prompt(head, service.spec)
+        self.hold_bytes = hold_bytes(head, service.spec)
 
 
 class Routes:
@@ -148,7 +144,7 @@ def _prefix(head: RequestHead, path: bytes, *, caller: str = "", keeps_token: bo
             or (name in head.options and name != b"authorization")
         ):
             continue
-        if name == b"authorization" and not keeps_token:
+        if plain == b"authorization" and (not keeps_token or is_ours(value.decode("latin-1"))):
             continue
         lines.append(b"%b: %b" % (name, value))
     if head.length == CHUNKED:

@@ -16,8 +16,8 @@ from shoal.serving.table import Service
 
 RETRY_SHARE = 0.2
 """Of requests may be sent again; beyond that a failing service is not helped by more of them."""
-MAX_RETRIES = 100
-"""At once, beside one for each request that fits into the replicas: what was in those of a lost node."""
+MIN_RETRIES_SAVED = 100.0
+"""And so many at once, beside all that fits into the replicas: a lost node may have had any part of it."""
 
 
 class Request(Waiter, Protocol):
@@ -42,8 +42,9 @@ class LiveService:
         self.accounts: dict[str, Account] = {}
         self.tallies: dict[int, Tally] = {0: Tally(0)}
         self.waiting = FairQueue()
-        self._retries = 0.0
-        """That were made lately; each request makes up for a part of one."""
+        self._retries = float("inf")
+        self.repeated = 0
+        """Requests sent to a second replica, whyever."""
         self.is_gone = False
         self.spec = spec
         self.balancer: Balancer = balancer_for(spec.balance)
@@ -62,15 +63,17 @@ class LiveService:
         self.burst = max(1.0, (limits.rps or 0.0) * self._share)
         gone, self.replicas = self.replicas, {}
         cap, share, zone = spec.cap, self._share, self._zone
+        self._most_retries = MIN_RETRIES_SAVED + cap * len(spec.replicas)
+        self._retries = min(self._most_retries, self._retries)
         for replica in random.sample(spec.replicas, len(spec.replicas)):
             tally = self.tallies.setdefault(replica.release, Tally(replica.release))
             live = gone.pop(replica.replica_id, None)
             if live is None or live.spec.address != replica.address:
                 if live is not None:
                     live.close_idle()
-                live = LiveReplica(replica, tally, cap=cap, share=share, zone=zone)
+                live = LiveReplica(replica, tally, cap=cap, share=share, zone=zone, is_public=spec.is_public)
             else:
-                live.told(replica, tally, cap=cap, share=share, zone=zone)
+                live.told(replica, tally, cap=cap, share=share, zone=zone, is_public=spec.is_public)
             self.replicas[replica.replica_id] = live
         for live in gone.values():
             live.is_draining = True
@@ -115,7 +118,7 @@ class LiveService:
         if self.concurrency and (refused := account.is_at(self.concurrency)) is not None:
             return refused
         account.admitted += 1
-        self._retries = max(0.0, self._retries - RETRY_SHARE)
+        self._retries = min(self._most_retries, self._retries + RETRY_SHARE)
         return None
 
     def leave(self, account: Account) -> None:
@@ -123,9 +126,10 @@ class LiveService:
 
     def may_retry(self) -> bool:
         """Takes one retry out of the budget."""
-        if self._retries >= MAX_RETRIES + self.spec.cap * len(self.replicas):
+        if self._retries < 1.0:
             return False
-        self._retries += 1.0
+        self._retries -= 1.0
+        self.repeated += 1
         return True
 
     def pick(self, ask: Ask = ANY, avoid: LiveReplica | None = None) -> LiveReplica | None:

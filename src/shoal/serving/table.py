@@ -23,13 +23,15 @@ class Balance(StrEnum):
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
     replica_id: str
     address: str
-    """`10.0.0.7:8000`, or `unix:/path/of/socket`."""
+    """`10.0.0.7:8000`, or `unix:/path/of/socket`; `door:/path/of/socket`, where a process gives out sockets
+    of the network that the replica is in."""
     release: int
     weight: float = 1.0
     """Of mixed devices: twice as much work for 2.0."""
     zone: str = ""
     secret: str = ""
-    """Sent with every request as `x-shoal-secret`; a replica's gate lets nobody else in."""
+    """Sent with every request as `x-shoal-secret`, and as a bearer token unless the service is public: a
+    program that looks at it answers nobody else."""
     is_draining: bool = False
     """Gets nothing new; what it has, it finishes."""
 
@@ -67,6 +69,11 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     """From the request's last byte to the response's first."""
     retries: int = 1
     """Of requests that can be sent again: never begun at the replica, or without effect by their method."""
+    is_repeatable: bool = False
+    """Whatever callers send may be sent again while nothing was answered; without it, what its method, its
+    sender (`idempotency-key`) or the path of a completion says is harmless."""
+    hedge_s: float = 0.0
+    """A harmless request that one replica does not answer for so long is asked of another, too; 0: never."""
     affinity: str = ""
     """A header or cookie whose value keeps a caller at one replica, as `header:x-session`."""
     limits: Limits = Limits()
@@ -82,7 +89,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     services: tuple[Service, ...] = ()
 
 
-ADDRESS = re.compile(r"unix:/.+|[^\s:/]+:[0-9]{1,5}|\[[0-9a-fA-F:.]+\]:[0-9]{1,5}")
+ADDRESS = re.compile(r"(?:unix|door):/.+|[^\s:/]+:[0-9]{1,5}|\[[0-9a-fA-F:.]+\]:[0-9]{1,5}")
 PLAIN = re.compile(r"[\x21-\x7e]*")
 AFFINITY = re.compile(r"(?:(?:header|cookie):[!#$%&'*+\-.^_`|~0-9A-Za-z]+)?")
 
@@ -102,7 +109,9 @@ def faults(table: Table) -> list[str]:
             found.append(f"`{name}` has two replicas of one id")
         for replica in service.replicas:
             if ADDRESS.fullmatch(replica.address) is None:
-                found.append(f"`{name}`: address `{replica.address}` is not HOST:PORT or unix:/PATH")
+                found.append(
+                    f"`{name}`: address `{replica.address}` is not HOST:PORT, unix:/PATH or door:/PATH"
+                )
             if PLAIN.fullmatch(replica.secret) is None:
                 found.append(f"`{name}`: the secret of `{replica.replica_id}` cannot stand in a header")
             if not replica.weight > 0:

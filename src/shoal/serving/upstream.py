@@ -6,6 +6,8 @@ Decides nothing about requests: what arrives or goes wrong is told to the exchan
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 from time import monotonic
 from typing import Protocol, cast
 
@@ -13,6 +15,7 @@ from shoal.serving.answer import MAX_HEAD_BYTES, UNTIL_CLOSE, Answer, BadAnswer,
 from shoal.serving.chunks import BadChunk, Chunks
 from shoal.serving.head import CHUNKED
 from shoal.serving.replica import LiveReplica
+from shoal.socket_file import handed_over, pinned
 
 AWAITING = -3
 TUNNEL = -4
@@ -43,6 +46,14 @@ class Asker(Protocol):
     def hold(self) -> None: ...
 
     def resume(self) -> None: ...
+
+
+class Seeker(Protocol):
+    """Who wants a connection, and is told how that went."""
+
+    def connected(self, up: Upstream) -> None: ...
+
+    def on_refused(self, replica: LiveReplica) -> None: ...
 
 
 class Upstream(asyncio.Protocol):
@@ -220,8 +231,36 @@ async def connect(replica: LiveReplica) -> Upstream:
     address = replica.spec.address
     async with asyncio.timeout(CONNECT_S):
         if address.startswith("unix:"):
-            _, made = await loop.create_unix_connection(lambda: Upstream(replica), address[5:])
+            # The program owns the folder: what it may have put there is no reason to call somebody else.
+            with pinned(address[5:]) as name:
+                _, made = await loop.create_unix_connection(lambda: Upstream(replica), name)
+        elif address.startswith("door:"):
+            fresh = await _through(address[5:])
+            _, made = await loop.create_connection(lambda: Upstream(replica), sock=fresh)
         else:
             host, _, port = address.rpartition(":")
             _, made = await loop.create_connection(lambda: Upstream(replica), host.strip("[]"), int(port))
     return made
+
+
+async def _through(path: str) -> socket.socket:
+    """A connection in the network behind the door."""
+    loop = asyncio.get_running_loop()
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as link:
+        link.setblocking(False)  # noqa: FBT003 - the standard library's own
+        with pinned(path) as name:
+            link.connect(name)
+        ready = loop.create_future()
+        loop.add_reader(link, ready.set_result, None)
+        try:
+            await ready
+        finally:
+            loop.remove_reader(link)
+        fresh, address = handed_over(link)
+    try:
+        fresh.setblocking(False)  # noqa: FBT003 - the standard library's own
+        await loop.sock_connect(fresh, address)
+    except BaseException:  # also when it takes too long
+        fresh.close()
+        raise
+    return fresh

@@ -22,9 +22,12 @@ from shoal.spec.resources import Resources
 from shoal.spec.service_clauses import (
     Affinity,
     Balance,
+    Hedge,
     Hosts,
     LimitsSpec,
+    Network,
     Pause,
+    Port,
     Readiness,
     ReadinessSpec,
     ReplicaRange,
@@ -57,8 +60,15 @@ class ServiceSpec(BaseModel):
     )
     setup: Script | None = Field(default=None, description="Run once on each node before the server.")
     run: Script = Field(description="Starts the server, for a shell. It listens at $PORT.")
-    port: Annotated[int, Field(strict=True, ge=1, le=65535)] | None = Field(
-        default=None, description="Where it listens if not at $PORT: then a node has room for one replica."
+    port: Port | None = Field(
+        default=None,
+        description="Where it listens if not at $PORT: then a node has room for one replica. `socket`: on "
+        "the Unix socket $SHOAL_SOCKET, which nobody but the balancer can reach.",
+    )
+    network: Network = Field(
+        default="shared",
+        description="`private`: one of its own; nobody reaches its ports but the balancer, and it reaches "
+        "nobody once `setup` is over.",
     )
     env: Env = {}
     secrets: Annotated[tuple[EnvName, ...], Field(max_length=256)] = Field(
@@ -86,7 +96,17 @@ class ServiceSpec(BaseModel):
     )
     timeout: TimeLimit = Field(default=600.0, description="From a request's last byte to its answer's first.")
     retries: Annotated[int, Field(strict=True, ge=0, le=MAX_RETRIES)] = Field(
-        default=1, description="Of requests that can be sent again without harm."
+        default=1,
+        description="Of requests whose replica was lost before it answered, where a second time does no "
+        "harm: GET, HEAD and OPTIONS, those with an Idempotency-Key, completions with `balance: tokens`.",
+    )
+    repeatable: Annotated[bool, Field(strict=True)] = Field(
+        default=False, description="All of its requests do no harm a second time, also a POST."
+    )
+    hedge_after: Hedge | None = Field(
+        default=None,
+        description="A GET or HEAD, or what has an Idempotency-Key, that is not answered so long is asked of "
+        "a second replica; the first answer counts.",
     )
     affinity: Affinity | None = Field(
         default=None, description="`header:NAME` or `cookie:NAME` whose value keeps a caller at one replica."
@@ -96,6 +116,14 @@ class ServiceSpec(BaseModel):
     )
     hosts: Hosts = Field(default=(), description="Names in `Host` that mean this service.")
     public: Annotated[bool, Field(strict=True)] = Field(default=False, description="Needs no token.")
+
+    @field_validator("network", mode="after")
+    @classmethod
+    def _network_is_of_one_node(cls, network: Network, info: ValidationInfo) -> Network:
+        resources = info.data.get("resources")
+        if network == "private" and isinstance(resources, Resources) and resources.nodes.max > 1:
+            raise ValueError("`private` has room for one node; leave it out, or set `nodes: 1`")
+        return network
 
     @field_validator("secrets", mode="after")
     @classmethod

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, Field
 
 from shoal.spec.clauses import seconds_between
-from shoal.spec.human import Human, text
+from shoal.spec.human import Human, OrName, text
 from shoal.spec.quantity import parse_whole
 from shoal.spec.resources import FROZEN, Range, read_range
 from shoal.spec.text import writable
@@ -25,6 +25,7 @@ Target = Literal["concurrency", "rps", "queue", "tokens"]
 Strategy = Literal["rolling", "canary"]
 Balance = Literal["least", "tokens"]
 PerWhom = Literal["token", "project"]
+Network = Literal["shared", "private"]
 
 
 class ReplicaRange(Range):
@@ -60,8 +61,13 @@ Replicas = Annotated[
     ),
 ]
 
+PortNumber = Annotated[int, Field(strict=True, ge=1, le=65535)]
+Port = Annotated[int | str, OrName("socket", PortNumber, ("socket",))]
 Pause = Annotated[
     float, Field(strict=True, ge=0.1, le=DAY_S, allow_inf_nan=False), seconds_between(0.1, DAY_S)
+]
+Hedge = Annotated[
+    float, Field(strict=True, ge=0.001, le=DAY_S, allow_inf_nan=False), seconds_between(0.001, DAY_S)
 ]
 HttpPath = Annotated[str, Field(strict=True, max_length=1000, pattern=HTTP_PATH_PATTERN)]
 

@@ -13,7 +13,7 @@ from shoal.control.drills import AskedDrill, history
 from shoal.engines.fake import Act, always
 from shoal.errors import SpecError, StateError
 from shoal.model.attempt import Replacement
-from shoal.model.drill import Drill, DrillKind, DrillResult, Sight, judge
+from shoal.model.drill import UNREAD, Drill, DrillKind, DrillResult, Sight, judge
 from shoal.model.job import Job
 from shoal.wire import (
     DrillAct,
@@ -137,6 +137,32 @@ def test_goodput_is_measured_against_the_faster_pace_so_that_a_slow_start_flatte
     assert (result.goodput, result.window_s, result.step_s) == (0.5, 10.0, 0.1)
 
 
+def test_job_that_stands_still_in_the_window_does_not_look_good(lab: Lab) -> None:
+    job = a_job(lab)
+    ask(lab, job, DrillKind.PARTITION, for_s=1.0, window_s=20.0)
+    drilled = done(lab, say(lab, job, "n2").drill)
+    lab.clock.advance(2.0)
+    last = Progress(generation=0, step=120, at=lab.clock.now(), step_s=0.1)
+    say(lab, job, "n2", drilled=drilled, progress=last)
+    assert look(lab, 18.0) is None, "it may have yet to say how far it is"
+    result = look(lab, drill_watch.LATE_S)
+    assert result is not None
+    assert (result.goodput, result.window_s) == (0.1, 20.0)
+
+
+def test_step_under_way_at_the_end_of_the_window_is_neither_counted_nor_charged(lab: Lab) -> None:
+    job = a_job(lab)
+    ask(lab, job, DrillKind.PARTITION, for_s=1.0, window_s=20.0)
+    drilled = done(lab, say(lab, job, "n2").drill, step_s=8.0)
+    lab.clock.advance(16.0)
+    last = Progress(generation=0, step=102, at=lab.clock.now(), step_s=8.0)
+    say(lab, job, "n2", drilled=drilled, progress=last)
+    look(lab, 4.0)
+    result = look(lab, drill_watch.LATE_S)
+    assert result is not None
+    assert (result.goodput, result.window_s) == (1.0, 16.0)
+
+
 def test_hang_of_a_program_that_tells_of_no_step_is_refused_before_anything_is_done(lab: Lab) -> None:
     job = a_job(lab)
     lab.clock.advance(drills.SETTLED_S + 1)
@@ -208,6 +234,48 @@ def test_every_rank_is_killed_only_after_the_checkpoint_was_damaged(lab: Lab) ->
     assert second is not None
     assert other is not None
     assert (second.act, other.act, other.rank) == (DrillAct.KILL_RANKS, DrillAct.KILL_RANKS, None)
+
+
+def damaged(lab: Lab, job: Job) -> Drilled:
+    """The checkpoint is, and nobody has heard of it."""
+    ask(lab, job, DrillKind.CORRUPT_CHECKPOINT, within_s=30.0)
+    return done(lab, say(lab, job, "n1").drill, told="64 bytes were changed")
+
+
+def test_damage_before_which_ranks_began_anew_was_done_though_they_are_not_killed(lab: Lab) -> None:
+    job = a_job(lab)
+    told = damaged(lab, job)
+    say(lab, job, "n1", failure=failed(lab, job, "n1"))
+    for node in ("n1", "n2"):
+        again = recovery(lab, node, first_step=91)
+        answer = say(lab, job, node, generation=1, drilled=told if node == "n1" else None, recovery=again)
+        assert answer.drill is None, "those who follow are not harmed"
+    result = look(lab, 40.0)
+    assert result is not None
+    assert (result.outcome, result.steps_lost) == ("recovered", 10)
+    assert (result.because, result.told) == (UNREAD, "64 bytes were changed")
+
+
+def test_damage_to_a_job_that_ended_before_its_ranks_were_killed_was_done(lab: Lab) -> None:
+    job = a_job(lab)
+    told = damaged(lab, job)
+    for node in ("n1", "n2"):
+        ended = msgspec.structs.replace(failed(lab, job, node), kind=EndKind.SUCCEEDED, signal=None)
+        drilled = told if node == "n1" else None
+        say(lab, job, node, phase=Phase.ENDED, outcome=ended, drilled=drilled)
+    result = look(lab)
+    assert result is not None
+    assert result.outcome == "recovered"
+
+
+def test_damage_without_a_killed_rank_is_said_to_be_there(lab: Lab) -> None:
+    job = a_job(lab)
+    say(lab, job, "n1", drilled=damaged(lab, job))
+    result = look(lab, 40.0)
+    assert result is not None
+    assert result.outcome == "not done"
+    assert "but the newest checkpoint is damaged" in result.because
+    assert result.told == "64 bytes were changed"
 
 
 def test_what_a_node_refuses_to_do_is_the_result(lab: Lab) -> None:
@@ -326,11 +394,45 @@ def test_a_job_that_stood_still_since_the_control_plane_was_killed_counts_as_sta
     assert look(lab, 4.0) is None
     for node in ("n1", "n2"):
         say(lab, job, node, progress=before)
-    result = look(lab, 30.0)
+    assert look(lab) is None, "it may have yet to say how far it is"
+    result = look(lab, drill_watch.LATE_S)
     assert result is not None
     assert (result.outcome, result.steps_lost, result.goodput) == ("recovered", 0, 0.0)
     assert result.window_s is not None
     assert result.window_s >= 6.0
+
+
+def after_a_killed_control_plane(lab: Lab) -> Job:
+    """A job that made two steps in the second after, with twenty to go until the window ends."""
+    job = a_job(lab)
+    before = Progress(generation=0, step=10, at=lab.clock.now(), step_s=0.5)
+    say(lab, job, "n1", progress=before)
+    ask(lab, None, DrillKind.KILL_CONTROL, window_s=20.0)
+    lab.clock.advance(1.0)
+    lab.restart()
+    after = Progress(generation=0, step=12, at=lab.clock.now(), step_s=0.5)
+    assert look(lab) is None
+    for node in ("n1", "n2"):
+        say(lab, job, node, progress=after)
+    return job
+
+
+def test_a_job_that_stood_still_later_in_the_window_counts_for_all_of_it(lab: Lab) -> None:
+    after_a_killed_control_plane(lab)
+    look(lab, 20.0)
+    result = look(lab, drill_watch.LATE_S)
+    assert result is not None
+    assert (result.goodput, result.window_s) == (0.05, 20.0)
+
+
+def test_a_job_that_came_to_its_end_in_the_window_counts_up_to_its_last_step(lab: Lab) -> None:
+    job = after_a_killed_control_plane(lab)
+    for node in ("n1", "n2"):
+        ended = msgspec.structs.replace(failed(lab, job, node), kind=EndKind.SUCCEEDED, signal=None)
+        say(lab, job, node, phase=Phase.ENDED, outcome=ended)
+    result = look(lab, 20.0)
+    assert result is not None
+    assert (result.goodput, result.window_s) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize(

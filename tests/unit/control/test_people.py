@@ -111,6 +111,22 @@ def test_the_audit_tells_which_token_was_made_and_which_was_revoked(lab: Lab) ->
     assert [event.data["token"] for event in lab.events("token.")] == [token.token_id] * 2
 
 
+def test_who_makes_and_revokes_a_token_for_a_service_is_told_in_its_project(lab: Lab) -> None:
+    own, _ = now(lab.plane.create_token(ANA, USER, label="ci", scope=Role.MEMBER, project="lab"))
+    token, _ = now(
+        lab.plane.create_token(ANA, USER, label="ci", scope=Role.MEMBER, project="lab", service="chat")
+    )
+    for made in (own, token):
+        now(lab.plane.revoke_token(ANA, made.token_id))
+    told = [(event.kind, event.project, event.data["token"]) for event in lab.events()[-4:]]
+    assert told == [
+        ("token.created", None, own.token_id),
+        ("token.created", "lab", token.token_id),
+        ("token.revoked", None, own.token_id),
+        ("token.revoked", "lab", token.token_id),
+    ]
+
+
 def test_a_token_ends_when_its_life_does(lab: Lab) -> None:
     token, _ = now(lab.plane.create_token(ANA, USER, label="", scope=Role.ADMIN, lifetime_s=60.0))
     assert token.expires_at == lab.clock.now() + 60.0

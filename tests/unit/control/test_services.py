@@ -135,6 +135,19 @@ async def test_only_replicas_that_said_they_are_ready_are_in_the_table(tmp_path:
         assert len({one.secret for one in ours.served().replicas}) == 2
 
 
+async def test_how_a_service_listens_and_may_be_repeated_is_told_on(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as ours:
+        await ours.serve(port="socket", public=True, repeatable=True, hedge_after="200ms")
+        look = await ours.until(lambda look: bool(look.servers))
+        place = look.servers[0][1].replica
+        assert place is not None
+        probe = place.probe
+        assert (probe.port, probe.is_socket, probe.is_public) == (None, True, True)
+        await ours.until_ready(1)
+        served = ours.served()
+        assert (served.is_repeatable, served.hedge_s, served.is_public) == (True, 0.2, True)
+
+
 async def test_callers_are_those_with_a_role_in_the_project_by_digest(tmp_path: Path) -> None:
     async with cluster(tmp_path) as ours:
         plane = ours.plane

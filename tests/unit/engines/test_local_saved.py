@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -189,5 +190,58 @@ def test_only_the_newest_saves_are_listed_and_a_look_is_bounded(
     found = look(home, JOB)
     assert ([one.name for one in found.own], found.num_own) == (["5.pt", "4.pt"], 6)
     monkeypatch.setattr(own_saves, "MAX_LOOKED_AT", 3)
-    assert look(home, JOB).num_own == 3
-    assert look(home, JOB, may_look=lambda: False).own == ()
+    cut = look(home, JOB)
+    assert (cut.num_own, cut.is_own_cut, found.is_own_cut) == (3, True, False)
+    none = look(home, JOB, may_look=lambda: False)
+    assert (none.own, none.is_own_cut) == ((), True)
+
+
+def test_folder_that_was_not_looked_at_in_full_says_so(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / JOB / "run").mkdir()
+    for number in range(6):
+        (home / JOB / "run" / f"{number}.pt").write_bytes(DATA)
+    monkeypatch.setattr(own_saves, "MAX_LOOKED_AT", 3)
+    (run,) = look(home, JOB).own
+    assert (run.size_bytes, run.problem) == (
+        2 * len(DATA),
+        "not all of it was looked at, and its size is only of what was",
+    )
+
+
+def test_folder_that_is_deeper_than_a_look_says_so(home: Path) -> None:
+    deep = home / JOB / "run" / "1" / "2" / "3"
+    deep.mkdir(parents=True)
+    (deep / "a.pt").write_bytes(DATA)
+    (run,) = look(home, JOB).own
+    assert (run.size_bytes, run.problem) == (0, "what lies deeper than 3 folders is not counted")
+
+
+def test_save_that_cannot_be_read_is_listed_with_the_error(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside = home / JOB / "run" / "part"
+    inside.mkdir(parents=True)
+    (inside.parent / "a.pt").write_bytes(DATA)
+    (home / JOB / "broken").mkdir()
+    (home / JOB / "removed").mkdir()
+    honest = os.open
+
+    def refuse(path: str, flags: int, **more: Any) -> int:
+        """As it is for who is not root."""
+        if path == "part":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        if path == "broken":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if path == "removed":
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return honest(path, flags, **more)
+
+    monkeypatch.setattr("shoal.engines.local.own_saves.os.open", refuse)
+    found = {one.name: one for one in look(home, JOB).own}
+    assert (found["run/"].size_bytes, found["run/"].problem) == (
+        len(DATA),
+        "part cannot be read: Permission denied",
+    )
+    assert found["broken/"].problem == "broken cannot be read: Input/output error"
+    assert found["broken/"].saved_at > 0.0
+    assert set(found) == {"run/", "broken/"}, "what was removed meanwhile is no save"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from shoal.clock import SystemClock
+from shoal.engines.fake import VirtualClock
+from shoal.runtime import drills
 from shoal.runtime.drills import Driller
 from shoal.wire import DrillAct, Drilled, DrillOrder
 from tests.support.shares import an_order
@@ -69,7 +72,11 @@ def crew_of(generation: int) -> tuple[Any, list[object]]:
         sent.append(told)
         return True
 
-    return SimpleNamespace(progress=lambda: None, send=send, generation=generation), sent
+    lookout = SimpleNamespace(
+        pause=lambda: sent.append("looks for no hang"), go_on=lambda: sent.append("looks again")
+    )
+    crew = SimpleNamespace(progress=lambda: None, send=send, generation=generation, lookout=lookout)
+    return crew, sent
 
 
 @pytest.mark.parametrize("act", [DrillAct.KILL_RANK, DrillAct.HANG_RANK, DrillAct.CUT_OFF])
@@ -98,3 +105,61 @@ def test_order_for_a_group_that_is_yet_to_begin_waits_for_it() -> None:
     unused: Any = None
     driller.look(crew, None, unused, unused)
     assert ([told.refusal for told in renewer.told], len(sent)) == ([""], 1)
+
+
+class Damaging:
+    """A supervisor's part in the drill that damages, with a process that ends when it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.renewer = Renewer(DrillAct.CORRUPT, generation=0)
+        self.crew, self.sent = crew_of(0)
+        self.clock = VirtualClock()
+        self.process: Any = SimpleNamespace(status=None, words=SimpleNamespace(text=lambda: "64 bytes"))
+        self.launcher: Any = SimpleNamespace(start_function=lambda *_, **__: (1, ()), failure=lambda: None)
+        self.watcher: Any = SimpleNamespace(add=lambda *_: None, is_silent=lambda _: True)
+        monkeypatch.setattr(drills, "Process", lambda *_, **__: self.process)
+        log: Any = SimpleNamespace(say=lambda _: None)
+        renewer: Any = self.renewer
+        order = an_order(node="n1", nodes=("n1",), checkpoint_dir="/saved")
+        self._driller = Driller(order, renewer, self.clock, log)
+
+    def look(self) -> list[object]:
+        """What the ranks and the one who looks for hangs are told now."""
+        self.sent.clear()
+        self._driller.look(self.crew, None, self.launcher, self.watcher)
+        return list(self.sent)
+
+
+STOPPED = ["looks for no hang", (signal.SIGSTOP,)]
+GO_ON = [(signal.SIGCONT,), "looks again"]
+
+
+def test_ranks_that_stand_still_for_the_damage_are_not_looked_at_until_they_move_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drill = Damaging(monkeypatch)
+    assert (drill.look(), drill.look()) == (STOPPED, [])
+    drill.process.status = 1
+    assert (drill.look(), drill.look()) == (GO_ON, [])
+    assert [told.refusal for told in drill.renewer.told] == ["64 bytes"]
+
+
+def test_ranks_that_are_never_killed_after_the_damage_go_on_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    drill = Damaging(monkeypatch)
+    drill.look()
+    drill.process.status = 0
+    assert drill.look() == []
+    drill.clock.advance(1.0)
+    assert drill.look() == GO_ON
+
+
+def test_stopped_ranks_of_a_group_that_follows_go_on_as_soon_as_the_damage_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drill = Damaging(monkeypatch)
+    drill.look()
+    drill.crew.generation = 1
+    assert drill.look() == [], "they would save beside the damage"
+    drill.process.status = 0
+    assert drill.look() == GO_ON
+    assert [(told.act, told.refusal) for told in drill.renewer.told] == [(DrillAct.CORRUPT, "")]

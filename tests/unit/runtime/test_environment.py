@@ -136,6 +136,7 @@ def environment(order: Order, local_rank: int, generation: Generation | None = N
         path="/opt/bin:/usr/bin",
         credentials=CREDENTIALS,
         network={"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "=ib0"},
+        service={},
     )
 
 

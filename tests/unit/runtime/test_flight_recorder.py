@@ -52,7 +52,7 @@ def test_only_ranks_with_gpus_keep_one_and_the_job_may_say_otherwise() -> None:
     def found(**changes: object) -> str | None:
         order = an_order(env={"A": "1"}, **changes)
         return rank_environment(
-            order, 0, Generation(), work="/work", credentials=Credentials(), network={}
+            order, 0, Generation(), work="/work", credentials=Credentials(), network={}, service={}
         ).get("TORCH_FR_BUFFER_SIZE")
 
     assert found() is None

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import http.server
 import socket
+import socketserver
+import stat
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from shoal.clock import SystemClock
+from shoal.runtime.listening import CannotListen, OnPort, OnSocket, folder, give_back, make, path_in
 from shoal.runtime.ports import hold_port
 from shoal.runtime.probe import Prober
 from shoal.wire import Credentials, Probe, Serving
+from tests.support.shares import an_order
 
 HERE = "127.0.0.1"
 
@@ -37,7 +43,8 @@ def verdict_of(prober: Prober) -> str:
 def server_at(port: int, status: list[int]) -> http.server.ThreadingHTTPServer:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(status[0] if self.headers["x-shoal-secret"] == "s" else 403)
+            is_us = self.headers["x-shoal-secret"] == "s" and self.headers["authorization"] == "Bearer s"
+            self.send_response(status[0] if is_us else 403)
             self.send_header("content-length", "0")
             self.end_headers()
 
@@ -52,15 +59,17 @@ def server_at(port: int, status: list[int]) -> http.server.ThreadingHTTPServer:
 def test_server_is_ready_from_its_first_good_answer_until_it_fails_in_a_row() -> None:
     heard, status = Heard(), [503]
     probe = Probe(path="/health", interval_s=0.02, timeout_s=5.0, failures=2, dead_after_s=0.2)
-    prober = Prober(probe, HERE, Credentials(replica_secret="s"), SystemClock(), heard.said.append)
+    at = OnPort(HERE, None)
+    prober = Prober(probe, at, Credentials(replica_secret="s"), SystemClock(), heard.said.append)
+    assert prober.variables() == {"PORT": str(at.port), "SHOAL_PORT": str(at.port), "SHOAL_REPLICA_KEY": "s"}
     prober.start()
     heard.until(lambda said: said.because == "connection refused")
-    server = server_at(prober.port, status)
+    server = server_at(at.port, status)
     try:
         assert not heard.until(lambda said: said.because == "status 503").is_ready
         status[0] = 204
         ready = heard.until(lambda said: said.is_ready)
-        assert ready.address == f"{HERE}:{prober.port}"
+        assert ready.address == f"{HERE}:{at.port}"
         assert verdict_of(prober) == ""
         status[0] = 500
         heard.until(lambda said: not said.is_ready)
@@ -74,6 +83,63 @@ def test_server_is_ready_from_its_first_good_answer_until_it_fails_in_a_row() ->
     finally:
         server.shutdown()
         server.server_close()
+
+
+class Asked(socketserver.StreamRequestHandler):
+    """Keeps the head of what it is asked, and is well."""
+
+    heads: ClassVar[list[bytes]] = []
+
+    def handle(self) -> None:
+        self.heads.append(b"".join(iter(self.rfile.readline, b"\r\n")))
+        self.wfile.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+
+
+def test_server_on_a_socket_is_ready_and_one_of_a_public_service_sees_no_token_of_ours(
+    tmp_path: Path,
+) -> None:
+    heard, path = Heard(), str(tmp_path / "http")
+    probe = Probe(is_socket=True, is_public=True, interval_s=0.02)
+    credentials = Credentials(replica_secret="s")
+    prober = Prober(probe, OnSocket(path), credentials, SystemClock(), heard.said.append)
+    assert prober.variables() == {"SHOAL_SOCKET": path, "SHOAL_REPLICA_KEY": "s"}
+    prober.start()
+    heard.until(lambda said: said.because == "no such file or directory")
+    with socketserver.UnixStreamServer(path, Asked) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        assert heard.until(lambda said: said.is_ready).address == f"unix:{path}"
+        server.shutdown()
+    assert b"Host: localhost\r\n" in Asked.heads[-1]
+    assert b"x-shoal-secret: s" in Asked.heads[-1]
+    assert b"uthorization" not in Asked.heads[-1]
+
+
+def test_link_to_anothers_socket_is_not_followed(tmp_path: Path) -> None:
+    with socketserver.UnixStreamServer(str(tmp_path / "victim"), Asked):
+        (tmp_path / "link").symlink_to(tmp_path / "victim")
+        (tmp_path / "file").touch()
+        for planted in ("link", "file"):
+            with pytest.raises(OSError, match="non-socket"):
+                OnSocket(str(tmp_path / planted)).connect(1.0)
+        OnSocket(str(tmp_path / "victim")).connect(1.0).close()
+
+
+def test_folder_of_a_socket_is_empty_and_for_its_user_alone(tmp_path: Path) -> None:
+    order = an_order(probe=Probe(is_socket=True))
+    found = folder(order, str(tmp_path))
+    assert found is not None
+    for _ in range(2):
+        make(order, str(tmp_path), None)
+        assert (list(Path(found).iterdir()), stat.S_IMODE(Path(found).stat().st_mode)) == ([], 0o700)
+        Path(path_in(found)).touch()
+    give_back(order, str(tmp_path))
+    assert not Path(found).exists()
+    assert folder(an_order(probe=Probe(port=80)), str(tmp_path)) is None
+
+
+def test_path_too_long_for_a_socket_is_said_before_the_server_fails() -> None:
+    with pytest.raises(CannotListen, match="a path of 114 bytes, and 106 is the most"):
+        path_in(f"/{'x' * 108}")
 
 
 def test_port_that_is_held_is_given_to_nobody_else_and_lets_its_server_in() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from shoal.runtime.warm import imports, install, stand_in
+from shoal.runtime.warm import imports, install, stand_in, zygote
 
 
 def write(folder: Path, **files: str) -> str:
@@ -68,6 +69,25 @@ def test_module_that_cannot_be_imported_does_not_keep_the_others_from_it(
 )
 def test_scripts_that_start_python_are_recognised(run: str, *, expected: bool) -> None:
     assert install.is_python(run) is expected
+
+
+def test_a_request_is_read_as_it_was_written() -> None:
+    odd = {"PLAIN": "1", "EMPTY": "", "LINES": "a\nb=c", "BYTES": "\udcff"}
+    arguments = ["-c", "print('=')\n", "", "grün"]
+    asked = zygote.unpacked(stand_in.packed(arguments, "/some where", odd))
+    assert asked == {"arguments": arguments, "cwd": "/some where", "env": odd}
+
+
+def test_every_start_waits_for_the_stand_in_so_it_loads_nothing_that_takes_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    install.install(sys.executable, None)
+    code = "import sys; sys.path.append('.shoal/lib'); import shoal_warm.stand_in; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-IS", "-c", code], capture_output=True, text=True, check=True)
+    assert not {"enum", "re", "json", "socket", "signal", "typing", "collections"} & set(
+        loaded.stdout.split()
+    )
 
 
 def test_interpreter_and_early_variables_must_be_the_zygotes() -> None:

@@ -29,7 +29,30 @@ async def test_known_token_is_let_in_and_stays_here(lab: Lab) -> None:
     lab.serve(closed(replica))
     assert (await lab.ask(as_caller("ana"))).status == 200
     seen = replica.requests[0]
-    assert (seen.get("authorization"), seen.get("x-shoal-caller")) == ("", "ana")
+    assert (seen.all("authorization"), seen.get("x-shoal-caller")) == ([], "ana")
+    assert b"token-ana" not in seen.raw_head
+
+
+async def test_replica_is_shown_its_own_key_in_place_of_the_callers_token(lab: Lab) -> None:
+    one, other = await lab.replica("one"), await lab.replica("other")
+    told = (one.told(secret="key-of-one"), other.told(secret="key-of-other"))
+    lab.serve(service(*told, callers=callers("ana"), is_public=False))
+    for _ in range(2):
+        forged = ("authorization: Bearer forged", "connection: authorization", "x-shoal-secret: forged")
+        await lab.ask(get("/p/s/", "authorization: Bearer token-ana", *forged))
+    for replica in (one, other):
+        [seen] = replica.requests
+        key = f"key-of-{replica.name}"
+        assert (seen.all("authorization"), seen.all("x-shoal-secret")) == ([f"Bearer {key}"], [key])
+
+
+async def test_public_service_sees_what_its_callers_show_unless_that_is_a_token_of_ours(lab: Lab) -> None:
+    replica = await lab.replica()
+    lab.serve(service(replica.told(secret="key")))
+    for shown in ("Basic abc", "Bearer theirs", "Bearer shl_tok_1_ab", "bearer  shj_att_1_cd"):
+        await lab.ask(get("/p/s/", f"authorization: {shown}"))
+    assert [seen.get("authorization") for seen in replica.requests] == ["Basic abc", "Bearer theirs", "", ""]
+    assert {seen.get("x-shoal-secret") for seen in replica.requests} == {"key"}
 
 
 @pytest.mark.parametrize(

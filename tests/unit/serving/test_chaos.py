@@ -62,6 +62,7 @@ async def test_nothing_stays_counted_when_everybody_has_gone(lab: Lab, seed: int
     replicas = [await lab.replica(f"r{n}", unruly(source)) for n in range(3)]  # type: ignore[arg-type]
     limits = Limits(rps=300.0, concurrency=20)
     known = {"callers": callers("ana", "bo"), "is_public": False, "limits": limits, "balance": balance}
+    known |= {"hedge_s": 0.005, "is_repeatable": bool(seed)}
     lab.serve(service(*replicas, cap=3, queue_count=8, **known))
     live = lab.plane.services["p", "s"]
     for turn in range(6):

@@ -43,6 +43,16 @@ async def test_replica_on_a_unix_socket_is_reached(lab: Lab, tmp_path: Path) -> 
     assert (await lab.ask(get())).body == b"unix"
 
 
+async def test_link_that_a_replica_planted_for_its_socket_leads_nowhere(lab: Lab, tmp_path: Path) -> None:
+    victim = await FakeReplica("victim").start(str(tmp_path / "victim.sock"))
+    lab.replicas.append(victim)
+    (tmp_path / "mine.sock").symlink_to(tmp_path / "victim.sock")
+    planted = victim.told(replica_id="mine", address=f"unix:{tmp_path / 'mine.sock'}")
+    lab.serve(service(planted, await lab.replica("other")))
+    assert {(await lab.ask(get())).body for _ in range(6)} == {b"other"}
+    assert not victim.connections
+
+
 async def test_many_requests_take_one_connection_on_each_side(lab: Lab) -> None:
     replica = await lab.replica()
     lab.serve(service(replica))

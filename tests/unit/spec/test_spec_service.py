@@ -36,6 +36,12 @@ def test_canonical_text_reads_back_equal() -> None:
     assert parse_service(spec.canonical()) == spec
 
 
+def test_network_of_its_own_is_for_one_node() -> None:
+    assert parse_service({**LEAST, "network": "private", "port": "socket"}).network == "private"
+    with pytest.raises(SpecError, match="`private` has room for one node"):
+        parse_service({**LEAST, "network": "private", "resources": {"nodes": 2}})
+
+
 def test_replica_is_a_job_with_what_the_two_have_in_common() -> None:
     spec = parse_service(
         {

@@ -53,9 +53,16 @@ async def list_checkpoints(
         "items": [_render(one, is_next=one is following, is_open=job.outcome is None) for one in found.items],
         "decision": None if found.decision is None else _decision(found.decision),
         "own": [
-            {"name": one.name, "saved_at": one.saved_at, "size_bytes": one.size_bytes} for one in found.own
+            {
+                "name": one.name,
+                "saved_at": one.saved_at,
+                "size_bytes": one.size_bytes,
+                "problem": one.problem,
+            }
+            for one in found.own
         ],
         "num_own": found.num_own,
+        "is_own_cut": found.is_own_cut,
     }
     return answer(view)
 

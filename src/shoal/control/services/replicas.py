@@ -35,7 +35,10 @@ def frozen_replica(spec_json: str) -> Frozen:
 def probe_of(spec: ServiceSpec) -> Probe:
     asked = spec.readiness
     return Probe(
-        port=spec.port,
+        port=spec.port if isinstance(spec.port, int) else None,
+        is_socket=spec.port == "socket",
+        has_own_network=spec.network == "private",
+        is_public=spec.public,
         path=asked.path,
         interval_s=asked.interval,
         timeout_s=asked.timeout,

@@ -50,6 +50,8 @@ def _service(core: Core, look: Look, people: _People) -> told.Service:
         cap=spec.cap,
         timeout_s=spec.timeout,
         retries=spec.retries,
+        is_repeatable=spec.repeatable,
+        hedge_s=spec.hedge_after or 0.0,
         affinity=spec.affinity or "",
         limits=_limits(spec),
         is_public=spec.public,

@@ -88,8 +88,11 @@ def look(
         names = sorted(_names(directory), key=lambda one: one[0], reverse=True)[:MAX_SHOWN]
         budget = Budget(may_hash, may_look)
         items = tuple(_one(directory, name, entry, status, budget) for name, entry in names)
-        own, num_own = Walk(may_look).saves(directory, _is_ours)
-        return SavedCheckpoints(items=items, decision=_decision(status), own=own, num_own=num_own)
+        walk = Walk(may_look)
+        own, num_own = walk.saves(directory, _is_ours)
+        return SavedCheckpoints(
+            items=items, decision=_decision(status), own=own, num_own=num_own, is_own_cut=walk.is_cut
+        )
     finally:
         os.close(directory)
 

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable
 
 from shoal.errors import ShoalError
-from shoal.runtime import checkpoint_folder, kernel, spool, tree
+from shoal.runtime import checkpoint_folder, kernel, listening, spool, tree
 from shoal.runtime.confine import cgroup, cgroup1, cgroup2, rlimits, view
 from shoal.runtime.confine.detect import candidates, find_bubblewrap
 from shoal.runtime.confine.mounts import Mounts
@@ -45,6 +45,7 @@ class Confinement:
         self._home = os.path.realpath(share.home)
         self._keep = programs(self.path) if "bubblewrap" in self.words else ()
         self._mounts = Mounts(order, self.uid, self._home, self._keep)
+        self._has_own_network = order.probe is not None and order.probe.has_own_network
 
     @property
     def cgroups(self) -> tuple[str, ...]:
@@ -74,17 +75,27 @@ class Confinement:
             # Never where what the job asked for may be what failed: it must not choose its own walls.
             if self._order.confinement is not None or self._order.mounts or self._order.checkpoint_path:
                 raise
+            if self._has_own_network:
+                raise
             # The program is there and may not be used, which `shoal nodes` has said all along.
             self.sandbox = None
             self._mounts.close()
             self.words = tuple(word for word in self.words if word != "bubblewrap")
 
     def _check_without_sandbox(self) -> None:
+        if self._has_own_network:
+            raise CannotConfine(
+                "a network of its own needs bubblewrap, which is not in use on this node",
+                hint="apt install bubblewrap, or leave out `network: private`",
+            )
         if any(mount.source != mount.target for mount in self._order.mounts):
             raise CannotConfine(
                 "mounts need bubblewrap, which is not in use on this node", hint="shoal doctor"
             )
         self._open_way(self._share.work, "work")
+        socket_folder = listening.own_folder(self._order, self._home)
+        if socket_folder is not None:
+            self._open_way(socket_folder, "socket's")
         directory, path = self._order.checkpoint_dir, self._order.checkpoint_path
         if directory is None:
             return
@@ -95,6 +106,13 @@ class Confinement:
             )
         self._open_way(directory, "checkpoint")
         os.close(checkpoint_folder.open_directory(directory))
+
+    def leave_network(self) -> None:
+        """Children from now on are in the share's own network, if it has one; what prepared its place was
+        not.
+        """
+        if self.sandbox is not None:
+            self.sandbox.leave_network()
 
     def enter(self) -> None:
         """In a child that was just forked: take on every limit and leave every privilege. `OSError`: the
@@ -200,7 +218,7 @@ class Confinement:
             gpu_devices=gpu_devices(self._order),
             mounts=self._mounts.open(),
         )
-        self.sandbox = Sandbox(program, arguments)
+        self.sandbox = Sandbox(program, arguments, has_own_network=self._has_own_network)
 
     def _open_way(self, wanted: str, what: str) -> None:
         """Let the job's user pass through SHOAL_HOME to what is its own; it can list and read nothing there.

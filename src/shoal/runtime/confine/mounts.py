@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from shoal.errors import SpecError
-from shoal.runtime import checkpoint_folder
+from shoal.runtime import checkpoint_folder, listening
 from shoal.runtime.confine import view
 from shoal.wire import Order
 
@@ -33,6 +33,9 @@ class Mounts:
             real = self._add(fd, mount.target, is_read_only=mount.is_read_only)
             self._check_source(mount.source, real)
         self._open_checkpoint()
+        socket_folder = listening.own_folder(self._order, self._home)
+        if socket_folder is not None:
+            self._add(checkpoint_folder.open_directory(socket_folder), socket_folder, is_read_only=False)
         return tuple(self._opened)
 
     def check(self) -> None:

@@ -2,7 +2,8 @@
 
 bubblewrap builds the mounts and keeps the PID namespace's first process; when that dies the kernel kills
 all the rest. The ranks stay direct children of the supervisor, so their exit codes and signals are the
-kernel's own words. No network namespace: ranks of one attempt talk to each other.
+kernel's own words. Ranks of one attempt talk to each other, so the network is the machine's, but for
+servers that ask for one of their own.
 """
 
 from __future__ import annotations
@@ -37,10 +38,12 @@ class Info(msgspec.Struct):
 class Sandbox:
     """A running sandbox. `enter` is for a child that was just forked between `target` and `untarget`."""
 
-    def __init__(self, program: str, arguments: list[str]) -> None:
+    def __init__(self, program: str, arguments: list[str], *, has_own_network: bool = False) -> None:
         """Start it without waiting; call `wait_ready` before anything else."""
         self.is_root = os.geteuid() == 0
         self._namespaces: dict[str, int] = {}
+        self._has_own_network = has_own_network
+        self._entered: tuple[str, ...] = ("ipc", "uts", "mnt")
         self._pidfds: list[int] = []
         ready, ready_w = os.pipe()
         info, info_w = os.pipe()
@@ -48,6 +51,7 @@ class Sandbox:
         rest, rest_w = os.pipe()
         self._ready, self._info = ready, info
         options = ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--die-with-parent"]
+        options += ["--unshare-net"] if has_own_network else []
         options += ["--cap-drop", "ALL"] if self.is_root else ["--unshare-user"]
         options += ["--info-fd", str(info_w), "--args", str(rest), "--", "/bin/sh", "-c", WAIT]
         self.pid = os.fork()
@@ -70,7 +74,7 @@ class Sandbox:
             raise SandboxFailed(f"bubblewrap: {said.decode(errors='replace').strip() or 'no answer'}")
         init_pid = msgspec.json.decode(_read_until(self._info, b"}\n"), type=Info).pid
         self._pidfds.append(os.pidfd_open(init_pid))
-        for name in ("ipc", "uts", "mnt", "pid", "user"):
+        for name in ("net", "ipc", "uts", "mnt", "pid", "user"):
             self._namespaces[name] = os.open(f"/proc/{init_pid}/ns/{name}", os.O_RDONLY)
         self._namespaces["own pid"] = os.open("/proc/self/ns/pid", os.O_RDONLY)
 
@@ -84,18 +88,23 @@ class Sandbox:
         if self.is_root:
             kernel.setns(self._namespaces["own pid"])
 
+    def leave_network(self) -> None:
+        """Children from now on are in the sandbox's own network, if it has one."""
+        if self._has_own_network:
+            self._entered = ("net", "ipc", "uts", "mnt")
+
     def enter(self) -> None:
         """Move this just forked process into the sandbox. Where that takes another fork, the caller's
         process stays behind to pass on the end of the one that returns.
         """
         spaces = self._namespaces
         if self.is_root:
-            for name in ("ipc", "uts", "mnt"):
+            for name in self._entered:
                 kernel.setns(spaces[name])
             return
         owner = kernel.owning_user_namespace(spaces["mnt"])
         kernel.setns(owner)
-        for name in ("ipc", "uts", "mnt", "pid"):
+        for name in (*self._entered, "pid"):
             kernel.setns(spaces[name])
         child = os.fork()
         if child:

@@ -18,6 +18,7 @@ from shoal.runtime.metrics import voice
 from shoal.runtime.rank.checkpoint.checkpoints import Checkpoints
 from shoal.runtime.rank.farewell import Farewell, Gone
 from shoal.runtime.rank.leaving import leave
+from shoal.runtime.rank.lines import lines, watch_groups
 from shoal.runtime.rank.meeting import meet
 from shoal.runtime.rank.member import Member
 from shoal.runtime.rank.state import State, Stateful, level
@@ -107,7 +108,9 @@ def train(
     """
     _check(program, parts, checkpoints)
     watch()
+    watch_groups()
     member, state = Member(), State(parts)
+    lines.follow(member.newest)
     farewell = Farewell(member)
     if checkpoints is not None:
         farewell.listen()
@@ -150,9 +153,11 @@ def _check(program: object, parts: object, checkpoints: object) -> None:
 
 def _join(member: Member, place: Place, backend: str | None, timeout_s: float) -> None:
     """Outside of Shoal as torchrun's environment says; else where and as whom our supervisor says."""
+    lines.begin(place.generation)
     ours: dict[str, Any] = {}
     if member.has_supervisor:
-        ours = {"store": meet(member, place, timeout_s), "rank": place.rank}
+        with lines.noted():
+            ours = {"store": meet(member, place, timeout_s), "rank": place.rank}
         ours["world_size"] = int(os.environ["WORLD_SIZE"])
     backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), **ours)

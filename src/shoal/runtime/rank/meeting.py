@@ -1,7 +1,9 @@
 """Meet the other ranks of a group: all of them, or nobody when another group has begun meanwhile.
 
 What torch does to form a group cannot be interrupted: a rank inside it waits for a peer that was lost since
-until the time-out. So nobody enters it before everybody has come to the group's store.
+until its connections are cut (`lines`). So nobody enters it before everybody has come to the
+group's store, and who comes is counted under the group's own name: nothing keeps the port free between the
+choice and the first rank, and another job's ranks may find their way to it.
 """
 
 from __future__ import annotations
@@ -11,15 +13,17 @@ import socket
 import time
 from datetime import timedelta
 
-from torch.distributed import DistStoreError, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import DistNetworkError, Store, TCPStore  # type: ignore[attr-defined]
 
 from shoal.runtime.board import Place
 from shoal.runtime.rank.member import POLL_S, Member
 
-HERE, TOGETHER = "shoal/here", "shoal/together"
-LOOK = timedelta(seconds=0.1)
-"""How long a rank that waits for the others may take to hear of another group."""
 SLOWEST_S = 0.1
+"""How long a rank that waits for the others may take to see them, or to hear of another group."""
+CONNECT_S = 1.0
+"""Of one try. Where the first rank is lost just when we come to its store, torch takes up to 2.3 times as
+long, and who has not heard of the next group after five seconds is ended.
+"""
 
 
 class OvertakenError(Exception):
@@ -29,27 +33,42 @@ class OvertakenError(Exception):
 def meet(member: Member, place: Place, timeout_s: float) -> Store:
     """The group's store, once every rank has come to it. Raises where it is not to be."""
     ranks = int(os.environ["WORLD_SIZE"])
-    _until_open(member, place, timeout_s)
-    address = os.environ["MASTER_ADDR"]
-    limit = timedelta(seconds=timeout_s)
-    store: Store = TCPStore(address, place.master_port, ranks, place.rank == 0, limit, wait_for_workers=False)
-    if store.add(HERE, 1) == ranks:
-        store.set(TOGETHER, "")
     until = time.monotonic() + timeout_s
-    while not _are_together(store):
+    store = _store(member, place, ranks, timeout_s)
+    name = f"shoal/{os.environ.get('SHOAL_ATTEMPT_ID', '')}/{place.generation}"
+    here, together = f"{name}/here", f"{name}/together"
+    if store.add(here, 1) == ranks:
+        store.set(together, "")
+    began = time.monotonic()
+    # Asked again and again: a wait at the store that ends without an answer writes two lines into the log.
+    while not store.check([together]):
         if member.is_overtaken:
             raise OvertakenError
         if time.monotonic() > until:
-            raise TimeoutError(f"{store.add(HERE, 0)} of {ranks} ranks came within {timeout_s:g} s")
+            raise TimeoutError(f"{store.add(here, 0)} of {ranks} ranks came within {timeout_s:g} s")
+        time.sleep(min(max(POLL_S, (time.monotonic() - began) / 20), SLOWEST_S))
+    if member.is_overtaken:
+        raise OvertakenError  # one of those who came is lost again
     return store
 
 
-def _are_together(store: Store) -> bool:
-    try:
-        store.wait([TOGETHER], LOOK)
-    except DistStoreError:
-        return False
-    return True
+def _store(member: Member, place: Place, ranks: int, timeout_s: float) -> Store:
+    """Opened by the first rank; the others come to it, and again while nobody is there."""
+    address, until = os.environ["MASTER_ADDR"], time.monotonic() + timeout_s
+    is_first = place.rank == 0
+    limit = timedelta(seconds=timeout_s if is_first else min(timeout_s, CONNECT_S))
+    while True:
+        _until_open(member, place, timeout_s)
+        try:
+            store = TCPStore(address, place.master_port, ranks, is_first, limit, wait_for_workers=False)
+        except DistNetworkError as error:
+            if is_first or time.monotonic() > until:
+                raise
+            if member.is_overtaken:
+                raise OvertakenError from error
+        else:
+            store.set_timeout(timedelta(seconds=timeout_s))
+            return store
 
 
 def _until_open(member: Member, place: Place, timeout_s: float) -> None:
@@ -60,7 +79,7 @@ def _until_open(member: Member, place: Place, timeout_s: float) -> None:
     address = (os.environ["MASTER_ADDR"], place.master_port)
     while place.rank != 0:
         try:
-            with socket.create_connection(address, timeout=timeout_s):
+            with socket.create_connection(address, timeout=min(timeout_s, CONNECT_S)):
                 return
         except OSError as error:
             if member.is_overtaken:

@@ -15,7 +15,7 @@ PEERS_S = 2.0
 
 
 class Member:
-    """This process's place. Used from one thread."""
+    """This process's place. Used from one thread, but for `newest`."""
 
     def __init__(self) -> None:
         self._board: Board | None = None
@@ -60,8 +60,12 @@ class Member:
     @property
     def is_overtaken(self) -> bool:
         """Whether there is a newer group than ours."""
+        return self.newest() > self.generation
+
+    def newest(self) -> int:
+        """The newest group that this process was told of; -1: none yet. Any thread may ask."""
         place = self._told()
-        return place is not None and place.generation > self.generation
+        return place.generation if place is not None else -1
 
     def is_group_over(self) -> bool:
         """After an error: whether there is another group to join. Waits a little for the word."""

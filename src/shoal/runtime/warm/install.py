@@ -5,7 +5,6 @@ The sources are read when this module is loaded, outside the sandbox, where the 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 
@@ -40,7 +39,7 @@ def install(interpreter: str, environment: dict[str, str] | None) -> None:
     for name, text in _SOURCES.items():
         _write(f"{folder}/lib/shoal_warm/{name}.py", text)
     if environment is not None:
-        _write(f"{folder}/known.json", json.dumps(stand_in.known(interpreter, environment)))
+        _write(f"{folder}/known", stand_in.known(interpreter, environment))
     for name in NAMES:
         code = _START.format(lib=f"{folder}/lib", part="stand_in")
         code += f"stand_in.main({folder!r}, {name!r}, sys.argv[1:])"

@@ -7,7 +7,6 @@ there already.
 from __future__ import annotations
 
 import os
-import re
 import sys
 
 NAMES = ("torchrun", "accelerate", "deepspeed")
@@ -19,8 +18,8 @@ MODULES = {
     "deepspeed.launcher.runner": "deepspeed",
 }
 """The same launchers as `python -m` starts them."""
-_PER_NODE = re.compile(r"--(?:nproc[-_]per[-_]node|num[-_]gpus)(?:=(.*))?$")
-_IN_ALL = re.compile(r"--num[-_]processes(?:=(.*))?$")
+_PER_NODE = ("--nproc-per-node", "--num-gpus")
+_IN_ALL = ("--num-processes",)
 _LOCAL_RANK = {LAUNCH: "--local-rank", "deepspeed": "--local_rank"}
 """Those that hand a program its number as an argument."""
 _NO_LOCAL_RANK = {"--use-env", "--use_env", "--no_local_rank"}
@@ -71,11 +70,11 @@ def _program_at(arguments: list[str]) -> int | None:
 
 def refuse_other_counts(before: list[str], environment: dict[str, str]) -> None:
     """End the process with a sentence if the launcher was to start another number of ranks than there are."""
-    for pattern, name, where in (
+    for asked_by, name, where in (
         (_PER_NODE, "LOCAL_WORLD_SIZE", "on a node"),
         (_IN_ALL, "WORLD_SIZE", "in all"),
     ):
-        asked, there = value_of(pattern, before), environment.get(name, "")
+        asked, there = value_of(asked_by, before), environment.get(name, "")
         if asked is not None and asked.isdigit() and asked != there:
             nodes = int(environment.get("GROUP_WORLD_SIZE", "1")) if where == "in all" else 1
             # From every rank: the first to end has the others stopped, perhaps before they have spoken.
@@ -86,10 +85,13 @@ def refuse_other_counts(before: list[str], environment: dict[str, str]) -> None:
             os._exit(2)
 
 
-def value_of(pattern: re.Pattern[str], words: list[str]) -> str | None:
-    """What an option was given, as `--option=value` or `--option value`; None: it is not there."""
+def value_of(names: tuple[str, ...], words: list[str]) -> str | None:
+    """What an option was given, as `--option=value` or `--option value`; None: it is not there.
+
+    `-` and `_` are the same in it, as launchers take them.
+    """
     for position, word in enumerate(words):
-        match = pattern.match(word)
-        if match is not None:
-            return match[1] if match[1] is not None else "".join(words[position + 1 : position + 2])
+        name, has_value, value = word.partition("=")
+        if name.replace("_", "-") in names:
+            return value if has_value else "".join(words[position + 1 : position + 2])
     return None

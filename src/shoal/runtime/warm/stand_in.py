@@ -2,34 +2,32 @@
 
 Anything that a fork cannot give faithfully (another interpreter, options of Python's own, variables that
 Python reads before the program) is executed as written.
+
+Every rank that begins anew waits for this program, so it imports next to nothing: `socket`, `signal`, `json`
+and the like would double the time it takes.
 """
 
 from __future__ import annotations
 
-import contextlib
+import _signal  # type: ignore[import-not-found]
+import _socket
 import importlib
-import json
 import os
-import signal
-import socket
-import struct
 import sys
 import time
-from collections.abc import Callable
-from types import FrameType
 
 from . import launchers, mpirun
 
-HEADER = struct.Struct("!I")
-STATUS = struct.Struct("!i")
+LENGTH = STATUS = 4
+"""Bytes of the numbers that go before a request, and say how it ended."""
 PASSED_ON = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGCONT,
+    _signal.SIGTERM,
+    _signal.SIGINT,
+    _signal.SIGHUP,
+    _signal.SIGQUIT,
+    _signal.SIGUSR1,
+    _signal.SIGUSR2,
+    _signal.SIGCONT,
 )
 KNOCKS, PAUSE_S = 200, 0.01
 EARLY = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "LD_")
@@ -69,17 +67,19 @@ def find(name: str, path: str, without: str) -> str | None:
     return None
 
 
-def known(interpreter: str, environment: dict[str, str]) -> dict[str, object]:
+def known(interpreter: str, environment: dict[str, str]) -> str:
     """What must be the same for a fork to be the same as a start: the interpreter and what it reads early."""
     where = [os.path.realpath(os.path.dirname(interpreter)), os.path.realpath(interpreter)]
-    return {"interpreter": where, "early": {n: v for n, v in environment.items() if n.startswith(EARLY)}}
+    return repr((where, sorted((n, v) for n, v in environment.items() if n.startswith(EARLY))))
 
 
-def _zygote(folder: str) -> object:
+def _zygote(folder: str) -> str | None:
     """What the zygote of this node is; None where there is none."""
-    with contextlib.suppress(OSError), open(f"{folder}/known.json", encoding="utf-8") as file:
-        return json.load(file)
-    return None
+    try:
+        with open(f"{folder}/known", encoding="utf-8") as file:
+            return file.read()
+    except OSError:
+        return None
 
 
 def is_plain(arguments: list[str]) -> bool:
@@ -92,19 +92,48 @@ def is_plain(arguments: list[str]) -> bool:
 
 def ask(folder: str, arguments: list[str]) -> int | None:
     """Have the zygote run it; how it ended, as `waitpid` says it. None: nothing was started."""
-    request = {"arguments": arguments, "cwd": os.getcwd(), "env": dict(os.environ)}
-    payload = json.dumps(request).encode()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door, contextlib.suppress(OSError):
+    payload = packed(arguments, os.getcwd(), dict(os.environ))
+    door = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    try:
         _knock(door, folder)
         for number in PASSED_ON:
-            signal.signal(number, _pass_on_to(door))
-        socket.send_fds(door, [HEADER.pack(len(payload))], [0, 1, 2])
+            _signal.signal(number, Passing(door))
+        streams = b"".join(fd.to_bytes(4, sys.byteorder) for fd in (0, 1, 2))
+        rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, streams)
+        door.sendmsg([len(payload).to_bytes(LENGTH, "big")], [rights])
         door.sendall(payload)
         return _wait(door) if _said(door) is not None else None
-    return None
+    except OSError:
+        return None
+    finally:
+        door.close()
 
 
-def _knock(door: socket.socket, folder: str) -> None:
+def packed(arguments: list[str], cwd: str, environment: dict[str, str]) -> bytes:
+    """A request. No part of it can have a zero byte in it: the kernel would not have handed it over."""
+    words = [
+        cwd,
+        str(len(arguments)),
+        *arguments,
+        *(f"{name}={value}" for name, value in environment.items()),
+    ]
+    return os.fsencode("\0".join(words))
+
+
+class Passing:
+    """Hands a signal on to the rank."""
+
+    def __init__(self, door: _socket.socket) -> None:
+        self._door = door
+
+    def __call__(self, number: int, frame: object) -> None:
+        try:
+            self._door.send(bytes([number]))
+        except OSError:
+            return  # the rank has ended, and so shall we
+
+
+def _knock(door: _socket.socket, folder: str) -> None:
     """Connect; the zygote may be on its way, but it opens its door before it does anything else."""
     here = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     path = f"/proc/self/fd/{here}/door"  # by descriptor: the path itself may be too long
@@ -116,35 +145,27 @@ def _knock(door: socket.socket, folder: str) -> None:
     os.close(here)
 
 
-def _pass_on_to(door: socket.socket) -> Callable[[int, FrameType | None], None]:
-    def pass_on(number: int, _: FrameType | None) -> None:
-        with contextlib.suppress(OSError):
-            door.send(bytes([number]))
-
-    return pass_on
-
-
-def _wait(door: socket.socket) -> int:
+def _wait(door: _socket.socket) -> int:
     status = _said(door)
     # Without a word the zygote is gone, and the kernel has killed what it had forked.
-    return signal.SIGKILL if status is None else status
+    return int(_signal.SIGKILL) if status is None else status
 
 
-def _said(door: socket.socket) -> int | None:
+def _said(door: _socket.socket) -> int | None:
     data = b""
-    while len(data) < STATUS.size:
-        chunk = door.recv(STATUS.size - len(data))
+    while len(data) < STATUS:
+        chunk = door.recv(STATUS - len(data))
         if not chunk:
             return None
         data += chunk
-    return int(STATUS.unpack(data)[0])
+    return int.from_bytes(data, "big", signed=True)
 
 
 def end_as(status: int) -> None:
     """End with the same exit code or by the same signal. Never returns."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        if number != signal.SIGKILL:
-            signal.signal(number, signal.SIG_DFL)
+        if number != _signal.SIGKILL:
+            _signal.signal(number, _signal.SIG_DFL)
         os.kill(os.getpid(), number)
     os._exit(os.WEXITSTATUS(status))

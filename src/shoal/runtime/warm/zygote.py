@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import select
 import signal
@@ -75,9 +74,9 @@ class Zygote:
         request: dict[str, Any] = {}
         try:
             head, descriptors, _, _ = socket.recv_fds(connection, HEADER.size, STREAMS)
-            request = json.loads(_exactly(connection, HEADER.unpack(head)[0]))
+            request = unpacked(_exactly(connection, HEADER.unpack(head)[0]))
             pid = os.fork()
-        except (OSError, ValueError, struct.error):
+        except (OSError, ValueError, IndexError, struct.error):
             connection.close()
             pid = -1
         if pid == 0:
@@ -140,6 +139,14 @@ class Zygote:
             self._known += len(text)
             imports.load(list(dict.fromkeys(text.decode(errors="replace").split())))
             _be_still()
+
+
+def unpacked(payload: bytes) -> dict[str, Any]:
+    """What a stand-in packed. `ValueError`, `IndexError`: it is no such thing."""
+    words = os.fsdecode(payload).split("\0")
+    cwd, count = words[0], int(words[1])
+    variables = dict(word.split("=", 1) for word in words[2 + count :])
+    return {"arguments": words[2 : 2 + count], "cwd": cwd, "env": variables}
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:

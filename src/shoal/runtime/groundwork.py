@@ -1,0 +1,57 @@
+"""What is done in a share's directory before its ranks start: unpack, link the checkpoints, set up.
+
+Each is a process of the job's own user. It is started here and waited for by whoever runs the share.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from shoal.runtime.ending import Ending
+from shoal.runtime.launch import Launcher, Pipes
+from shoal.runtime.spool import Share
+from shoal.wire import EndKind, Order
+
+Wait = Callable[[str, tuple[int, Pipes]], Ending | None]
+"""Wait for a process that was started to do what is named. None: it went well."""
+
+
+class Groundwork:
+    """Each verb returns None where there is nothing to do, or it went well; else how the share ends."""
+
+    def __init__(self, order: Order, share: Share, launcher: Launcher, wait: Wait) -> None:
+        self._order = order
+        self._share = share
+        self._launcher = launcher
+        self._wait = wait
+
+    def unpack(self) -> Ending | None:
+        """The job's files, into the work directory."""
+        digest, work = self._order.archive_digest, self._share.work
+        if digest is None:
+            return None
+        try:
+            fd = os.open(self._share.archive, os.O_RDONLY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return Ending(kind=EndKind.SETUP_FAILED, message="there is no archive to unpack")
+        try:
+            told = (fd, digest, work)
+            child = self._launcher.start_function("shoal.runtime.unpack", "unpack", told, keep=(fd,))
+            return self._wait("unpacking", child)
+        finally:
+            os.close(fd)
+
+    def link_checkpoint(self) -> Ending | None:
+        """Where ranks find the job's checkpoint directory beside their files."""
+        told = (self._order.checkpoint_dir, self._order.checkpoint_path)
+        if told[0] is None or told[1] is None or told[1].startswith("/"):
+            return None
+        child = self._launcher.start_function("shoal.runtime.checkpoint_folder", "link", told, keep=())
+        return self._wait("linking the checkpoint directory", child)
+
+    def set_up(self, environment: dict[str, str]) -> Ending | None:
+        """The job's own `setup`."""
+        if self._order.setup is None:
+            return None
+        return self._wait("setup", self._launcher.start_script(self._order.setup, environment))

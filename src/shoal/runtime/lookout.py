@@ -1,0 +1,186 @@
+"""Find the ranks of a node that do not move, keep where they stood, and kill those who hold up the others.
+
+It knows the ranks by their word on the board, by the processor time of the share and by their stacks. It
+starts and replaces nobody: whom it kills has failed, which its owner sees as any other end; `hung` says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Sequence
+
+import msgspec
+
+from shoal.clock import Clock
+from shoal.runtime import flight_recorder, scene
+from shoal.runtime.board import Beat, Board, Standing
+from shoal.runtime.confine.confinement import Confinement
+from shoal.runtime.ending import Hang
+from shoal.runtime.hangs import LEAVE_S, Pace
+from shoal.runtime.watch import Process, Watcher
+from shoal.wire import Order
+
+ELSEWHERE = 2.0
+"""A node whose ranks all wait for others leaves a hang to another node until so many times the limit."""
+EARLY = 0.5
+"""Of the limit: where there are other nodes, the ranks are looked at by then. Once another node has ended
+what hangs, those who waited for it stand elsewhere.
+"""
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """The board, and the descriptor by which ranks have it."""
+
+    fd: int
+    board: Board
+
+
+class Lookout:
+    """Main thread only. `begin` with each group; then look as often as you like: nothing is done twice."""
+
+    def __init__(
+        self,
+        order: Order,
+        confinement: Confinement,
+        watcher: Watcher,
+        clock: Clock,
+        page: Page,
+        work: str,
+    ) -> None:
+        self._order = order
+        self._confinement = confinement
+        self._watcher = watcher
+        self._clock = clock
+        self._page = page
+        self._work = work
+        self._ranks: Sequence[Process] = ()
+        self._generation, self._began_at = 0, 0.0
+        self._pace = Pace()
+        self._is_spare_settled = True
+        """Whether it has been seen to wait: until then what it uses is mistaken for work of the ranks."""
+        self._scene: scene.Scene | None = None
+        self._early: scene.Scene | None = None
+        self._recorders: set[int] = set()
+        """Ranks that were asked for their last NCCL calls at the newest look."""
+        self._is_paused = False
+        self.hung: Hang | None = None
+        """Why ranks of this group were killed here, if they were."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the group has made a step that was seen."""
+        return self._pace.step >= 0
+
+    def begin(self, ranks: Sequence[Process], generation: int) -> None:
+        """These are the ranks now. What is known of the pace of those before stays known."""
+        self._ranks, self._generation, self._began_at = ranks, generation, self._clock.monotonic()
+        self._pace.begin()
+        self._scene = self._early = self.hung = None
+
+    def pause(self) -> None:
+        """The ranks are about to be stopped by us: until `go_on` whoever does not move is not to blame."""
+        self._is_paused = True
+
+    def go_on(self) -> None:
+        """They move again: time counts from now on. Without a pause before it changes nothing."""
+        if self._is_paused:
+            self._is_paused = False
+            self._began_at = self._clock.monotonic()
+            self._pace.begin()
+
+    def expect_spare(self) -> None:
+        """One has been started, and works until it waits."""
+        self._is_spare_settled = False
+
+    def look(self, *, has_spare_settled: bool) -> None:
+        """End what hangs: those who hold up the others, if it shows; else every rank of the node.
+
+        Of ranks that have all joined the group. Blocks for two seconds at most, where they are silent.
+        """
+        now, cpu_s = self._clock.monotonic(), self._confinement.cpu_seconds()
+        if cpu_s is None or self._is_paused:
+            return  # nobody can tell the idle from the busy here
+        self._pace.look(now, min(self._beat(process).step for process in self._ranks), cpu_s)
+        if has_spare_settled and not self._is_spare_settled:
+            self._is_spare_settled = True
+            self._pace.disregard(now, cpu_s)
+        has_others = len(self._order.nodes) > 1
+        if has_others and not self._is_of_now(self._early) and self._pace.silent_s(now, cpu_s, EARLY):
+            self._early = self._look_at_all()
+        silent_s = self._pace.silent_s(now, cpu_s)
+        if silent_s is None or self.hung is not None:
+            return
+        if self._scene is None or not self._is_of_now(self._scene):
+            self._scene = self._look_at_all()
+        may_be_elsewhere = has_others and self._scene.is_elsewhere
+        if may_be_elsewhere and silent_s < ELSEWHERE * self._pace.limit_s(now, cpu_s):
+            return  # its own node sees it too, and ends it alone: those who wait here may live on
+        self._end(self._scene, silent_s)
+
+    def look_for_stuck(self) -> None:
+        """A survivor that has not come out of an earlier group in time never will.
+
+        One that was in it may be in the middle of a step, whose length the pace tells. One that was still
+        coming to it looks for a newer group ten times a second, unless it is inside of torch, which forms a
+        group without looking up and waits for a lost peer until the time-out.
+        """
+        waited_s = self._clock.monotonic() - self._began_at
+        if self._is_paused or waited_s <= LEAVE_S:
+            return
+        for process in self._ranks:
+            beat = self._beat(process)
+            patience_s = self._pace.leave_s() if beat.standing is Standing.JOINED else LEAVE_S
+            if not beat.is_behind(self._generation) or waited_s <= patience_s:
+                continue
+            if self.hung is None:
+                self._keep(self._look_at_all())
+                told = f"it had not left the group before after {waited_s:.1f} s"
+                self.hung = Hang(told=told, rank=process.rank, place="")
+            kill_group(process)
+
+    def keep_stacks(self) -> None:
+        """Another node ends the group for a hang: where the ranks of this one stood, into the log.
+
+        Of what was seen before: now they have left the group, and the next one waits for this node.
+        """
+        seen = next((one for one in (self._scene, self._early) if self._is_of_now(one)), None)
+        if seen is not None:
+            self._keep(seen)
+
+    def _end(self, seen: scene.Scene, silent_s: float) -> None:
+        self._keep(seen)
+        self.hung = seen.hang(self._pace.told(silent_s))
+        for pid in seen.stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in seen.culprits:
+            kill_group(process)
+
+    def _beat(self, process: Process) -> Beat:
+        return self._page.board.beat(process.slot)
+
+    def _is_of_now(self, seen: scene.Scene | None) -> bool:
+        return seen is not None and seen.step == self._pace.step
+
+    def _look_at_all(self) -> scene.Scene:
+        """Where every rank of the node stands. Blocks for two seconds at most."""
+        numbers = [process.rank for process in self._ranks if process.rank is not None]
+        self._recorders = flight_recorder.ask(self._work, numbers)
+        found = self._confinement.processes()
+        return scene.look(self._ranks, self._page.board, self._page.fd, found, self._confinement.path)
+
+    def _keep(self, seen: scene.Scene) -> None:
+        """What was seen, into the log. Blocks while ranks on NCCL write, a second at most."""
+        for process, stacks in seen.stacks:
+            self._watcher.keep(process.rank, stacks.text)
+        kept = flight_recorder.keep(self._work, self._recorders, os.path.dirname(self._work))
+        for rank, path in kept.items():
+            self._watcher.keep(rank, f"its last NCCL calls: {path} on {self._order.node}")
+
+
+def kill_group(process: Process) -> None:
+    """It and what it started, as far as that stayed with it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
