@@ -130,7 +130,9 @@ def main() -> None:
         ]
         for name, (took, greedy) in found.items()
     ]
-    slots = f"{REPLICAS} replicas of {CAP} slots, {milliseconds(TAKES_S)} for each request; measured"
+    slots = (
+        f"{REPLICAS} replicas of {CAP} slots, {milliseconds(TAKES_S)} a request, half more or less; measured"
+    )
     title = f"Ten callers with one request each, one with {GREEDY} at once"
     heads = ("the ten", "their requests", "the greedy one's", "p50", "p99", "p99, of alone")
     print(table(title, heads, rows, [slots]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import sys
 from typing import cast
 
@@ -20,8 +21,12 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """A GET comes in one piece, and the next one only after its answer."""
-        asyncio.get_running_loop().call_later(self._takes_s, self._transport.write, ANSWER)
+        """A GET comes in one piece, and the next one only after its answer.
+
+        No two take equally long: else all slots would be free at the same moment, and none in between.
+        """
+        takes_s = self._takes_s * random.uniform(0.5, 1.5)
+        asyncio.get_running_loop().call_later(takes_s, self._transport.write, ANSWER)
 
 
 async def serve(count: int, takes_s: float) -> None:
