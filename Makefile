@@ -1,11 +1,12 @@
 # Shoal's commands. Everything runs from a fresh clone with Python 3.11 or later and make.
 BIN := .venv/bin
 KILLS ?= 1000
+FAULTS ?= 60
 SEEDS ?= 20000
 LIVES ?= 5000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench bench-recovery bench-goodput bench-proxy bench-balancing yardsticks soak sim lives faults fuzz mutants
+.PHONY: help setup demo test check format bench bench-recovery bench-goodput bench-proxy bench-balancing bench-scaling bench-fairness yardsticks soak sim lives faults fuzz mutants
 
 help: ## print these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -54,12 +55,21 @@ bench-proxy: ## what a request costs in Shoal's data plane, nginx, HAProxy, Envo
 bench-balancing: setup ## heavy-tailed requests in virtual time through the real balancer and the fair queue
 	@$(BIN)/python -m benchmarks.balancing
 
+bench-scaling: setup ## load takes a service from no replica to eight and back; the timeline in build/scaling.png
+	@mkdir -p build
+	@$(BIN)/python -m benchmarks.scaling --plot build/scaling.png
+
+bench-fairness: setup ## one caller at a hundred times its share, over real sockets: what the others notice
+	@$(BIN)/python -m benchmarks.fairness
+
 yardsticks: setup ## published numbers of the field and ours beside them; needs traces: SHOAL_TRACES=dir
 	@$(BIN)/python -m benchmarks.yardsticks
 
 soak: setup ## all that takes long: kills, simulated and drawn lives, faults, planted bugs: make soak KILLS=1000
 	@echo "== random kills under mixed load"
 	@$(BIN)/python -m tests.soak.run --kills $(KILLS)
+	@echo "== a service under fire"
+	@$(BIN)/python -m tests.soak.services --faults $(FAULTS)
 	@$(MAKE) --no-print-directory sim lives faults mutants
 
 sim: setup ## crashes, delays and partitions in virtual time: make sim SEEDS=20000

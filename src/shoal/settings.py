@@ -34,6 +34,7 @@ OPTIONS = (
     "max_kept_bytes",
     "serve_on",
     "data_plane",
+    "serve_processes",
 )
 """What can be set, as text, by a flag of `shoal up` or a variable `SHOAL_...`."""
 MAX_QUEUE_NAME = 100
@@ -41,6 +42,7 @@ QUEUE_NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{MAX_QUEUE_NAME - 1}}}"
 DATA_PLANES = ("embedded", "haproxy")
 MAX_DEMO_NODES = 10_000
 MAX_DEMO_GPUS = 1024
+MAX_SERVE_PROCESSES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +100,8 @@ class Settings:
     """Where services are called; another port where this one is taken."""
     data_plane: str = "embedded"
     """Which one of `DATA_PLANES` serves them."""
+    serve_processes: int = 1
+    """Of the data plane, on that port."""
     limits: ServerLimits = field(default_factory=ServerLimits)
 
     def __post_init__(self) -> None:
@@ -177,6 +181,7 @@ def load_settings(
         serve_host=serve_on[0],
         serve_port=serve_on[1],
         data_plane=parse_data_plane(told.get("data_plane", DATA_PLANES[0])),
+        serve_processes=_whole(told.get("serve_processes", "1"), "SHOAL_SERVE_PROCESSES"),
         limits=ServerLimits(**limits),
     )
 
@@ -246,6 +251,8 @@ def _problems(settings: Settings) -> list[str]:
             f"refusing to listen on {host} without TLS: give `--tls-cert` and `--tls-key`, "
             "or `--behind-proxy` where a proxy on the way does TLS"
         )
+    if not 1 <= settings.serve_processes <= MAX_SERVE_PROCESSES:
+        found.append(f"{settings.serve_processes} data plane processes are not 1 to {MAX_SERVE_PROCESSES}")
     if settings.database_url and not settings.database_url.startswith(("sqlite:///", "postgresql")):
         scheme = settings.database_url.split(":", 1)[0]
         found.append(f"database scheme `{scheme}` is not `sqlite:///PATH` or `postgresql://...`")

@@ -212,6 +212,41 @@ async def test_process_that_dies_is_replaced(running: Running) -> None:
     assert (await running.ask(get())).status == 200
 
 
+async def test_process_told_to_end_has_a_successor_while_it_finishes(running: Running) -> None:
+    gate = asyncio.Event()
+
+    async def slow(seen: Conversation) -> None:
+        if seen.request.path == "/slow":
+            await gate.wait()
+        await seen.send(reply(seen.request.path.encode()))
+
+    replica = await running.replica("one", behaviour=slow)
+    running.serve(service(replica))
+    await running.start("--processes", "1")
+    [first] = children_of(running.process.pid)
+    asked = asyncio.ensure_future(running.ask(get("/p/s/slow")))
+
+    async def has_begun() -> bool:
+        return bool(replica.requests)
+
+    await eventually(has_begun)
+    os.kill(first, signal.SIGTERM)
+
+    async def has_successor() -> bool:
+        return len(children_of(running.process.pid)) == 2
+
+    await eventually(has_successor)
+    assert (await running.ask(get("/p/s/quick"))).body == b"/quick"
+    assert first in children_of(running.process.pid)
+    gate.set()
+    assert (await asked).body == b"/slow"
+
+    async def is_gone() -> bool:
+        return first not in children_of(running.process.pid)
+
+    await eventually(is_gone)
+
+
 def family_of(pid: int) -> list[int]:
     """Its children, and theirs."""
     return [one for child in children_of(pid) for one in (child, *family_of(child))]

@@ -1,4 +1,4 @@
-"""Requests through the data plane that `shoal up` keeps: none fails, whatever is done to what serves them."""
+"""Requests through the data plane of `shoal up`: they wake and scale a service, and take back a canary."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.data_plane import running
-from shoal.client.credentials import LOCAL, Credentials
 from tests.support.haproxy import needs_haproxy
 from tests.support.real_plane import RealPlane, until
+from tests.support.service_faults import PATH, address_of, token_of
 from tests.support.services import Caller, Served, pid_at
 
 pytestmark = pytest.mark.slow
-PATH = "/default/hello/"
 
 
 KINDS = ["embedded", pytest.param("haproxy", marks=needs_haproxy)]
 by_each = pytest.mark.parametrize("served", KINDS, indirect=True)
+by_haproxy = pytest.mark.parametrize("served", KINDS[1:], indirect=True)
+"""The embedded one is put under heavier fire in `test_services_under_fire`."""
 
 
 @pytest.fixture
@@ -35,16 +36,7 @@ def served(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
     plane.down()
 
 
-def address_of(served: Served) -> str:
-    url = until(lambda: served.plane.shoal.services.show("hello")["url"], "the data plane listens")
-    return str(url).removeprefix("http://").partition("/")[0]
-
-
-def token_of(served: Served) -> str:
-    return str(Credentials(served.plane.home).token(LOCAL))
-
-
-@by_each
+@by_haproxy
 def test_no_request_fails_while_replicas_die_releases_roll_nodes_drain_and_the_control_plane_dies(
     served: Served,
 ) -> None:
@@ -125,6 +117,9 @@ def test_load_alone_takes_a_service_from_none_to_the_most_and_back_without_a_los
         until(lambda: all(caller.statuses[200] > 2 for caller in callers), "everybody is answered")
     until(lambda: not served.plane.shoal.services.show("hello")["servers"], "it sleeps")
     assert {status for caller in callers for status in caller.statuses} == {200}
-    events = served.plane.shoal.transport.call("GET", "/v1/events", params={"tail": 500})["items"]
-    sizes = [event["data"]["replicas"] for event in events if event["kind"] == "service.resized"]
-    assert (sizes[0], max(sizes), sizes[-2:]) == (1, 4, [1, 0])
+    shown = served.plane.shoal.services.show("hello")
+    sizes = [one["replicas"] for one in shown["resizes"]]
+    top = sizes.index(4)
+    assert (sizes[0], sizes[-2:]) == (1, [1, 0])
+    assert sizes == sorted(sizes[:top]) + sorted(sizes[top:], reverse=True), "up, then down, and never back"
+    assert "no request for" in served.plane.command("services", "hello").stdout

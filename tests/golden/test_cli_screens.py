@@ -143,7 +143,8 @@ def life_of_a_job() -> list[dict[str, Any]]:
 
 def services() -> list[dict[str, Any]]:
     """One on its way to a new release, and one that sleeps."""
-    rollout = {"old": 2, "new": 3, "stage": "canary", "step": 1, "share": 0.25, "since": NOW, "because": ""}
+    rollout = {"old": 2, "new": 3, "stage": "canary", "step": 1, "share": 0.25, "since": NOW, "because": "",
+               "waits": "needs 1 node with 1 free GPU; none is free"}  # fmt: skip
     facts = {"id": "svc_1", "ref": "vision/chat", "release": 2, "newest_release": 3,
              "ready": 4, "replicas": 4, "min_replicas": 0, "max_replicas": 8, "rollout": rollout,
              "is_stopping": False, "created_at": NOW - 90_000, "path": "/vision/chat/",
@@ -151,6 +152,14 @@ def services() -> list[dict[str, Any]]:
     idle = {**facts, "id": "svc_2", "ref": "vision/rank\x1b[31m", "release": 1, "ready": 0, "replicas": 0,
             "rollout": None, "url": None, "path": "/vision/rank/"}  # fmt: skip
     return [facts, idle]
+
+
+def resizes() -> list[dict[str, Any]]:
+    why = "61 requests there, 5 waiting; concurrency of 16 for each replica"
+    return [
+        {"at": NOW - 300, "replicas": 1, "because": "0 requests there, 1 waiting; \x1b[31mred"},
+        {"at": NOW - 30, "replicas": 4, "because": why},
+    ]
 
 
 def servers() -> list[dict[str, Any]]:
@@ -196,7 +205,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
         starts = [
             {"queued_s": 0.25, "starting_s": 1.0, "loading_s": loading} for loading in (9.0, 11.0, 60.0)
         ]
-        shown = {**services()[0], "servers": servers(), "releases": releases, "starts": starts}
+        shown = {**services()[0], "servers": servers(), "releases": releases, "starts": starts,
+                 "load": {"in_flight": 61, "queued": 5, "rps": 240}, "resizes": resizes()}  # fmt: skip
         server.answers["GET", "/v1/services/svc_1"] = shown
         server.answers["GET", "/v1/windows"] = {"items": windows(), "next_cursor": None}
         server.answers["GET", "/v1/nodes/node-07"] = gpu_nodes()[2]

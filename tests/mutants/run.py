@@ -46,6 +46,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/unit/serving",
         "tests/contract/test_data_planes.py",
         "tests/contract/test_balancers.py",
+        "tests/property/test_rollout.py",
         "tests/property/test_serving_framing.py",
     ),
     "attacks": (*PYTEST, "tests/attacks"),

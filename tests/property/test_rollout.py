@@ -19,9 +19,11 @@ BEGUN = Next(stage=Stage.ROLLING)
 class Park:
     """Replicas under the real decisions; a turn lets some become ready and some be gone."""
 
-    def __init__(self, wanted: int, seed: int) -> None:
+    def __init__(self, wanted: int, seed: int, *, room: int | None = None) -> None:
         self.dice = random.Random(seed)
         self.wanted = wanted
+        self.room = room or 1 << 30
+        """How many can run, also of those that drain."""
         self.next = wanted + 1
         self.replicas = {
             n: Seen(replica_id=str(n), release=OLD, slot=n, is_ready=True) for n in range(1, self.next)
@@ -33,7 +35,9 @@ class Park:
         fleet = Fleet(
             wanted=self.wanted,
             old=sum(one.release == OLD for one in serving),
+            old_ready=sum(one.release == OLD and one.is_ready for one in serving),
             new_ready=sum(one.release == NEW and one.is_ready for one in serving),
+            has_no_room=len(self.replicas) > self.room,
         )
         return roll(Rule(bake_s=0.0), self.where, fleet, Stats(), stats)
 
@@ -72,7 +76,7 @@ class Park:
             if one.draining_s is not None:
                 is_idle = self.dice.random() < 0.5
                 self.replicas[number] = _with(one, draining_s=one.draining_s + 1.0, is_idle=is_idle)
-            elif not one.is_ready and self.dice.random() < 0.5:
+            elif not one.is_ready and len(self.replicas) <= self.room and self.dice.random() < 0.5:
                 self.replicas[number] = _with(one, is_ready=True)
 
     @property
@@ -109,6 +113,27 @@ def test_rolling_keeps_as_many_ready_as_there_should_be_and_one_more_at_most(wan
         park.pass_time()
     assert told.stage is Stage.DONE
     assert {one.release for one in park.replicas.values() if one.draining_s is None} <= {NEW}
+
+
+@given(st.integers(2, 8), st.integers(0, 1 << 30))
+def test_rolling_without_room_for_one_more_misses_one_at_most(wanted: int, seed: int) -> None:
+    park, told = Park(wanted, seed, room=wanted), BEGUN
+    for _ in range(400):
+        told = park.turn()
+        assert park.ready >= wanted - 1
+        if told.stage is Stage.DONE:
+            break
+        park.pass_time()
+    assert told.stage is Stage.DONE
+
+
+@given(st.integers(0, 1 << 30))
+def test_only_replica_is_not_taken_down_where_there_is_no_room_for_another(seed: int) -> None:
+    park = Park(1, seed, room=1)
+    for _ in range(50):
+        assert park.turn().stage is Stage.ROLLING
+        assert park.ready == 1
+        park.pass_time()
 
 
 @given(st.integers(1, 8), st.integers(0, 1 << 30))

@@ -119,3 +119,12 @@ def test_steady_load_is_answered_by_a_steady_number(
     directions = [after > before for before, after in changes[1:]]
     assert len(set(directions)) <= 1
     assert replicas == min(max(needed(rule, samples[-1]), rule.least, 0), rule.most)
+
+
+def test_seconds_that_nobody_told_of_are_not_taken_for_quiet_ones() -> None:
+    rule = Rule(least=1, most=8, cooldown_s=10.0)
+    busy = [Sample(at=int(NOW) - second, in_flight=60) for second in range(60, 20, -1)]
+    silence_then = [*busy, Sample(at=int(NOW))]
+    assert decide(rule, 8, silence_then, NOW, changed_s=30.0).replicas == 8
+    quiet = [*busy, *(Sample(at=int(NOW) - second) for second in range(10, -1, -1))]
+    assert decide(rule, 8, quiet, NOW, changed_s=30.0).replicas == 1

@@ -17,19 +17,36 @@ from shoal.serving.table import Table
 from tests.support.real_plane import RealPlane, until
 from tests.support.shares import processes_with
 
-SERVER = """
+SERVER = r"""
 import http.server, os, time
+WHO = f"{os.environ['VERSION']} {os.environ['SHOAL_JOB_ID']}"
 class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
     def do_GET(self):
+        if self.path.startswith("/stream"):
+            return self.stream()
         time.sleep(0.2 if self.path == "/slow" else 0)
-        body = f"{os.environ['VERSION']} {os.environ['SHOAL_JOB_NUMBER']}".encode()
-        self.send_response(500 if "BROKEN" in os.environ and self.path == "/work" else 200)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        self.answer(self.path)
+    def do_POST(self):
+        self.answer(self.rfile.read(int(self.headers["content-length"])).decode())
+    def answer(self, said):
+        body = f"{WHO} {said}".encode()
+        status = "500 Broken" if "BROKEN" in os.environ and self.path == "/work" else "200 OK"
+        self.wfile.write(f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+    def stream(self):
+        head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        for number in range(20):
+            event = f"data: {WHO} {number} {self.path}\n\n"
+            self.wfile.write(f"{head}{len(event):x}\r\n{event}\r\n".encode())
+            head = ""
+            time.sleep(0.05)
+        self.wfile.write(b"0\r\n\r\n")
     def log_message(self, *_): pass
+http.server.ThreadingHTTPServer.request_queue_size = 128
 http.server.ThreadingHTTPServer(("127.0.0.1", int(os.environ["PORT"])), Handler).serve_forever()
 """
+"""Every answer names the version and the job that gave it, and is written in one piece: nobody sees half of
+one. A stream takes a second."""
 
 
 class Served:

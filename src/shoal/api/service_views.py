@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from typing_extensions import TypedDict
 from shoal.control.services.look import Look, Server, is_serving
 from shoal.model.attempt import AttemptState
 from shoal.model.service import Release, Rollout, Start
+from shoal.serving.traffic import Sample
 
 
 class StartView(TypedDict):
@@ -54,6 +56,21 @@ class RolloutView(TypedDict):
     share: float | None
     since: float
     because: str
+    waits: str
+
+
+class ResizeView(TypedDict):
+    at: float
+    replicas: int
+    because: str
+
+
+class LoadView(TypedDict):
+    """The last second: the most requests in replicas and waiting for one, and how many ended."""
+
+    in_flight: int
+    queued: int
+    rps: int
 
 
 class ServiceView(TypedDict):
@@ -86,6 +103,10 @@ class ServiceView(TypedDict):
 
 
 class ServiceDetailView(ServiceView):
+    """`waits` of a rollout: why it has no room. `load`: null where no data plane was heard lately."""
+
+    load: LoadView | None
+    resizes: list[ResizeView]
     servers: list[ReplicaView]
     releases: list[ReleaseView]
     spec: dict[str, Any]
@@ -138,16 +159,31 @@ def render_service(look: Look, base: str | None) -> ServiceView:
     }
 
 
-def render_detail(look: Look, base: str | None, releases: list[Release]) -> ServiceDetailView:
+def render_detail(
+    look: Look,
+    base: str | None,
+    releases: list[Release],
+    load: Sample | None,
+    waits: Mapping[str, str],
+) -> ServiceDetailView:
+    """`waits`: why, by replica."""
     return {
         **render_service(look, base),
-        "servers": [_replica(server) for server in look.servers],
+        "load": _load(load) if load is not None else None,
+        "resizes": [
+            {"at": one.at, "replicas": one.replicas, "because": one.because} for one in look.service.resizes
+        ],
+        "servers": [_replica(server, waits.get(server[0].replica_id, "")) for server in look.servers],
         "releases": [
             {"number": one.number, "model": one.model, "created_at": one.created_at, "by": one.by}
             for one in releases
         ],
         "spec": msgspec.json.decode(look.releases[look.service.newest].spec_json),
     }
+
+
+def _load(load: Sample) -> LoadView:
+    return {"in_flight": load.in_flight, "queued": load.queued, "rps": load.requests}
 
 
 def _rollout(rollout: Rollout) -> RolloutView:
@@ -159,10 +195,11 @@ def _rollout(rollout: Rollout) -> RolloutView:
         "share": rollout.share,
         "since": rollout.since,
         "because": rollout.because,
+        "waits": rollout.waits if rollout.is_open else "",
     }
 
 
-def _replica(server: Server) -> ReplicaView:
+def _replica(server: Server, waits: str) -> ReplicaView:
     replica, job, attempt = server
     state = attempt.state.value if job.is_open else str(job.outcome)
     if is_serving(replica, job, attempt):
@@ -177,7 +214,7 @@ def _replica(server: Server) -> ReplicaView:
         "state": state,
         "nodes": list(attempt.node_names),
         "address": replica.address if replica.attempt_id == attempt.attempt_id else "",
-        "because": replica.because or job.because,
+        "because": replica.because or job.because or waits,
         "cold_start_s": None if replica.start is None else replica.start.total_s,
         "start": None if replica.start is None else _start(replica.start),
     }

@@ -1,7 +1,7 @@
 """Keep the data plane of services beside the server: a process of its own, begun with the first service.
 
-It lives on when the server ends, however it ends, and is found again by the next one: requests to services
-do not notice. Only a data plane that is told of another server, or that died, is begun anew.
+It lives on when the server ends, however it ends, and is found again by the next one, which it finds by the
+home: requests to services do not notice. Only one that died, or was told other things, is begun anew.
 """
 
 from __future__ import annotations
@@ -10,12 +10,9 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
-import urllib.parse
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +30,6 @@ LOOK_EVERY_S = 0.5
 START_S = 20.0
 AGAIN_S = 5.0
 """After one that would not start."""
-WAIT_S = 3
-"""How long a table's answer may wait for a newer one: less than a data plane waits for an answer."""
 FACTS = "serving.json"
 
 log = structlog.get_logger()
@@ -49,17 +44,13 @@ async def keep(settings: Settings, plane: ControlPlane) -> None:
             child.poll()  # one that has ended is there until somebody asks
         found = running(settings.home)
         book.url = str(found["url"]) if found else None
-        if found is not None and (found["server"], found.get("kind", "embedded")) != (
-            settings.url,
-            settings.data_plane,
-        ):
-            stop(settings.home)
-            await anyio.to_thread.run_sync(_until_free, str(found["url"]))
-        elif found is None and book.table.services:
+        if book.table.services and (found is None or found.get("told") != _told(settings)):
             token = data_plane_token(plane.core.key)
             child = await anyio.to_thread.run_sync(_start, settings, token)
             if child is None:
                 await anyio.sleep(AGAIN_S)
+            elif found is not None:
+                _terminate(found)  # who takes its place accepts connections already
         await anyio.sleep(LOOK_EVERY_S)
 
 
@@ -76,36 +67,26 @@ def stop(home: Path) -> int | None:
     """Have it finish what it has and end; None if there is none."""
     found = running(home)
     (home / FACTS).unlink(missing_ok=True)
-    if found is None:
-        return None
+    return _terminate(found) if found is not None else None
+
+
+def _terminate(found: dict[str, Any]) -> int:
     with contextlib.suppress(ProcessLookupError):
         os.kill(int(found["pid"]), signal.SIGTERM)
     return int(found["pid"])
 
 
-def _until_free(url: str) -> None:
-    """The next one is to have the same port: wait until this one has given it up. Blocks."""
-    parts = urllib.parse.urlsplit(url)
-    deadline = time.monotonic() + START_S
-    with contextlib.suppress(OSError):  # refused: nobody listens
-        while time.monotonic() < deadline:
-            socket.create_connection((parts.hostname or "", parts.port or 0), timeout=1.0).close()
-            time.sleep(0.05)
-
-
 def _start(settings: Settings, token: str) -> subprocess.Popen[bytes] | None:
     """Begin one and wait until it listens: where it should, or where it can. Blocks."""
     home = settings.home
-    secret = home / "keys" / "data-plane.token"
-    write_private(secret, token + "\n")
+    write_private(home / "keys" / "data-plane.token", token + "\n")
     for port in dict.fromkeys((settings.serve_port, 0)):
-        child = _spawn(settings, secret, port)
+        child = _spawn(settings, port)
         address = _address(child)
         if address is None:
             continue
         scheme = "https" if settings.tls_cert else "http"
-        facts = {"pid": child.pid, "ticks": start_ticks(child.pid), "server": settings.url}
-        facts["kind"] = settings.data_plane
+        facts = {"pid": child.pid, "ticks": start_ticks(child.pid), "told": _told(settings)}
         write_private(home / FACTS, json.dumps({**facts, "url": f"{scheme}://{address}"}) + "\n")
         log.info("data_plane.started", pid=child.pid, address=address)
         return child
@@ -113,19 +94,22 @@ def _start(settings: Settings, token: str) -> subprocess.Popen[bytes] | None:
     return None
 
 
-def _spawn(settings: Settings, secret: Path, port: int) -> subprocess.Popen[bytes]:
+def _told(settings: Settings, port: int | None = None) -> list[str]:
+    """`port`: where the one in the settings cannot be had."""
     host = f"[{settings.serve_host}]" if ":" in settings.serve_host else settings.serve_host
-    told = ["--listen", f"{host}:{port}", "--token-file", str(secret)]
-    told += ["--table", f"{settings.url}/v1/serving/table?wait_s={WAIT_S}"]
-    told += ["--report", f"{settings.url}/v1/serving/reports"]
-    told += ["--cache", str(settings.home / "serving-table.json")]
+    told = ["--listen", f"{host}:{settings.serve_port if port is None else port}"]
+    told += ["--home", str(settings.home), "--processes", str(settings.serve_processes)]
     if settings.data_plane == "haproxy":
         told.append("--haproxy")
     if settings.tls_cert and settings.tls_key:
         told += ["--tls-cert", str(settings.tls_cert), "--tls-key", str(settings.tls_key)]
+    return told
+
+
+def _spawn(settings: Settings, port: int) -> subprocess.Popen[bytes]:
     with (settings.home / "logs" / "serving.log").open("ab") as words:
         return subprocess.Popen(
-            [sys.executable, "-m", "shoal.serving", *told],
+            [sys.executable, "-m", "shoal.serving", *_told(settings, port)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=words,

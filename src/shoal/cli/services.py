@@ -9,13 +9,15 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from shoal.cli.flags import JsonFlag, connect
-from shoal.cli.show import print_json, print_table, slow_work
+from shoal.cli.queue import WATCH_S, draw
+from shoal.cli.show import print_json, screen_columns, slow_work, table
 from shoal.cli.submit import is_served, start_server
-from shoal.cli.text import duration, in_one_breath, one_line
+from shoal.cli.text import duration, in_one_breath, one_line, shorten, utc
 from shoal.errors import LimitReached, SpecError
 
 ServiceRef = Annotated[str, Parameter(help="A service: `NAME`, `PROJECT/NAME` or `svc_...`.")]
 POLL_S = 0.2
+RESIZES_SHOWN = 6
 HEADS = ("SERVICE", "RELEASE", "READY", "REPLICAS", "ROLLOUT", "AGE", "PATH")
 
 
@@ -87,29 +89,33 @@ def services(
     /,
     *,
     project: Annotated[str | None, Parameter(name=["--project", "-p"], help="Only this project.")] = None,
+    watch: Annotated[
+        bool, Parameter(name=["--watch", "-w"], negative="", help="Keep it up to date.")
+    ] = False,
     json: JsonFlag = False,
 ) -> int:
-    """List services, or show one with its replicas and releases."""
+    """List services, or show one with its load, its replicas, and why there are so many."""
     with connect() as shoal:
-        if service is not None:
-            found = shoal.services.show(service)
+        while True:
+            listed = shoal.services.all(project) if service is None else []
+            shown = None if service is None else shoal.services.show(service)
             if json:
-                print_json(found)
-            else:
-                print(screen(found))
-            return 0
-        listed = shoal.services.all(project)
-    if json:
-        print_json(listed)
-    elif not listed:
-        print("no services (`shoal serve FILE` runs one)")
-    else:
-        now = time.time()
-        print_table(HEADS, (row(one, now) for one in listed), elastic="PATH")
-        bases = {one["url"].removesuffix(one["path"]) for one in listed if one.get("url")}
-        for base in sorted(bases):
-            print(f"called at {one_line(base)}")
-    return 0
+                print_json(listed if shown is None else shown)
+                return 0
+            draw(listing(listed) if shown is None else screen(shown), is_live=watch)
+            if not watch:
+                return 0
+            time.sleep(WATCH_S)
+
+
+def listing(services: list[dict[str, Any]]) -> str:
+    if not services:
+        return "no services (`shoal serve FILE` runs one)"
+    now = time.time()
+    bases = {one["url"].removesuffix(one["path"]) for one in services if one.get("url")}
+    rows = [row(one, now) for one in services]
+    called = [f"called at {one_line(base)}" for base in sorted(bases)]
+    return "\n".join([table(HEADS, rows, elastic="PATH"), *called])
 
 
 def row(service: dict[str, Any], now: float) -> tuple[str, ...]:
@@ -136,14 +142,16 @@ def rollout_word(rollout: dict[str, Any] | None) -> str:
 
 
 def screen(service: dict[str, Any]) -> str:
-    """One service: a line about it, then its replicas."""
-    from shoal.cli.show import table
-
+    """One service: a line about it, its load, its replicas, and how it came to have so many."""
     release = _release(service, service["release"])
     head = f"{service['ref']}: {release}, {service['ready']} of {service['replicas']} ready"
     word = rollout_word(service.get("rollout"))
     because = (service.get("rollout") or {}).get("because") or ""
     lines = [one_line(head + (f", {word}" if word else "") + (f" ({because})" if because else ""))]
+    load = service.get("load")
+    if load:
+        lines.append(f"{load['in_flight']} requests there, {load['queued']} waiting, {load['rps']} a second")
+    lines += no_room(service)
     if service.get("starts"):
         lines.append(cold_start_line(service["starts"]))
     rows = [
@@ -159,7 +167,38 @@ def screen(service: dict[str, Any]) -> str:
         for one in service["servers"]
     ]
     heads = ("JOB", "RELEASE", "STATE", "NODE", "ADDRESS", "COLD START", "WHY")
-    return "\n".join([*lines, table(heads, rows, elastic="WHY")] if rows else lines)
+    lines += [table(heads, rows, elastic="WHY")] if rows else []
+    return "\n".join(lines + resizes(service))
+
+
+def resizes(service: dict[str, Any]) -> list[str]:
+    """The newest of them, as lines that fit the screen."""
+    newest = (service.get("resizes") or [])[-RESIZES_SHOWN:]
+    told = (
+        f"{utc(one['at'], '%m-%d %H:%M:%SZ')}  {one['replicas']}: {one_line(one['because'])}"
+        for one in newest
+    )
+    return ["", "REPLICAS WANTED", *(shorten(line, screen_columns()) for line in told)] if newest else []
+
+
+def no_room(service: dict[str, Any]) -> list[str]:
+    """That a rollout waits for room, why, and what to type."""
+    rollout = service.get("rollout") or {}
+    if not rollout.get("waits"):
+        return []
+    told = f"no room for one more replica: {rollout['waits']}"
+    ref, low, high = service["ref"], service["min_replicas"], service["max_replicas"]
+    again = f"{low}" if low == high else f"{low}..{high}"
+    if rollout["stage"] == "canary":
+        hint = f"make room, or roll without a canary: `shoal rollout {ref} --promote`"
+    else:
+        hint = (
+            "make room, or have it replaced in place while requests wait: "
+            f"`shoal scale {ref} 0`, then `shoal scale {ref} {again}`"
+        )
+    may_miss = ((service.get("spec") or {}).get("rollout") or {}).get("max_unavailable", 1)
+    is_stuck = rollout["stage"] == "canary" or service["replicas"] == 1 or not may_miss
+    return [one_line(told), *([one_line(f"hint: {hint}")] if is_stuck else [])]
 
 
 def _release(service: dict[str, Any], number: int) -> str:
@@ -224,7 +263,7 @@ def rollout(
     if json:
         print_json(found["rollout"])
         return 0
-    print(one_line(rollout_line(found)))
+    print("\n".join([one_line(rollout_line(found)), *no_room(found)]))
     return 0
 
 

@@ -60,6 +60,7 @@ def up(
     ] = None,
     serve_on: Annotated[str | None, Parameter(help="HOST:PORT of services (127.0.0.1:7463).")] = None,
     data_plane: Annotated[str | None, Parameter(help="`embedded` or `haproxy` serves services.")] = None,
+    serve_processes: Annotated[str | None, Parameter(help="Processes that take their requests (1).")] = None,
     foreground: Annotated[bool, Parameter(negative="", help="Stay in front, for a service manager.")] = False,
     json: JsonFlag = False,
 ) -> int:
@@ -83,6 +84,7 @@ def up(
         "max_kept_bytes": max_kept_bytes,
         "serve_on": serve_on,
         "data_plane": _installed(data_plane),
+        "serve_processes": serve_processes,
     }
     if foreground:
         return _stay(flags)
@@ -90,12 +92,13 @@ def up(
     if json:
         print_json(facts_of(running))
         return 0
-    _greet(running)
+    announce(running)
+    _go_on(running)
     return 0
 
 
-def _greet(running: daemon.Running) -> None:
-    announce(running)
+def _go_on(running: daemon.Running) -> None:
+    """What there is to say about it, and what to do first."""
     for text in remarks(running):
         note(text)
     if running.first_token:

@@ -10,6 +10,7 @@ import msgspec
 MAX_STARTS = 8
 """Of so many replicas a service remembers how long they took to become ready."""
 MAX_BACKOFF_S = 60.0
+RESIZES_KEPT = 20
 STEADY_S = 60.0
 """A replica that was ready for so long and fails later did not fail because of its release."""
 
@@ -42,10 +43,20 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     failures: int = 0
     """Replicas of the new release that ended before they were ever ready."""
     because: str = ""
+    waits: str = ""
+    """Why no further replica of the new release can be started; empty: one can, as far as anybody knows."""
 
     @property
     def is_open(self) -> bool:
         return self.stage in (Stage.ROLLING, Stage.CANARY)
+
+
+class Resize(msgspec.Struct, frozen=True, kw_only=True):
+    """From then on there should be so many replicas."""
+
+    at: float
+    replicas: int
+    because: str
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +92,8 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int
     """How many there should be now: decided by load between those two."""
     scaled_at: float
+    resizes: tuple[Resize, ...] = ()
+    """The newest, in their order."""
     starts: tuple[Start, ...] = ()
     """Of the last replicas that became ready, the newest last."""
     is_asleep: bool = False
@@ -98,6 +111,12 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     def reference(self) -> str:
         """How people name it, and below which path it is served."""
         return f"{self.project}/{self.name}"
+
+    def resized(self, replicas: int, because: str, now: float) -> Service:
+        """With so many replicas to be there, and why."""
+        added = Resize(at=now, replicas=replicas, because=because)
+        kept = (*self.resizes, added)[-RESIZES_KEPT:]
+        return msgspec.structs.replace(self, replicas=replicas, scaled_at=now, resizes=kept)
 
     @property
     def cold_start_s(self) -> float:

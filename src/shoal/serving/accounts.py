@@ -7,6 +7,7 @@ the others behind them.
 from __future__ import annotations
 
 from collections import deque
+from math import inf
 from typing import Protocol
 
 from shoal.serving.problem import Refused
@@ -25,34 +26,42 @@ class Waiter(Protocol):
 class Account:
     """One caller of one service."""
 
-    __slots__ = ("admitted", "bound", "filled_at", "level", "name", "waiting")
+    __slots__ = ("admitted", "bound", "drawn", "elsewhere", "filled_at", "level", "name", "waiting")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.admitted = 0
         """Requests here, waiting or bound."""
         self.bound = 0
-        self.level = -1.0
-        """Requests it may send at once; below 0: nothing counted yet."""
+        self.elsewhere = 0
+        """Its requests in other processes of this port, as they said last."""
+        self.level = inf
+        """Requests it may send at once; below 0: others let through more than there was."""
+        self.drawn = 0
+        """Requests that were taken off `level` here, ever."""
         self.filled_at = 0.0
         self.waiting: deque[Waiter] = deque()
 
-    def draw(self, rps: float, now: float) -> Refused | None:
-        """One request off a bucket that holds a second's worth."""
-        burst = max(1.0, rps)
-        level = burst if self.level < 0 else min(burst, self.level + (now - self.filled_at) * rps)
-        self.filled_at = now
-        if level < 1.0:
-            self.level = level
+    def draw(self, rps: float, burst: float, now: float) -> Refused | None:
+        """One request off a bucket that holds `burst` of them."""
+        self.charge(0, rps, burst, now)
+        if self.level < 1.0:
             told = f"more than {rps:g} requests a second"
-            return Refused(429, "limit.rps", told, retry_s=(1.0 - level) / rps)
-        self.level = level - 1.0
+            return Refused(429, "limit.rps", told, retry_s=(1.0 - self.level) / rps)
+        self.level -= 1.0
+        self.drawn += 1
         return None
 
+    def charge(self, count: int, rps: float, burst: float, now: float) -> None:
+        """So many that other processes let through, off the same bucket as it is by now."""
+        self.level = min(burst, self.level + (now - self.filled_at) * rps) - count
+        self.filled_at = now
+
     def is_at(self, concurrency: int) -> Refused | None:
-        if self.admitted < concurrency:
+        here = self.admitted + self.elsewhere
+        if here < concurrency:
             return None
-        told = f"{self.admitted} requests at once; at most {concurrency} are taken"
+        told = f"{here} requests at once; at most {concurrency} are taken"
         return Refused(429, "limit.concurrency", told, retry_s=1.0)
 
 

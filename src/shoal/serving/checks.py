@@ -26,7 +26,8 @@ class Probe:
 
     is_head = False
     is_upgrade = False
-    is_whole = True
+    is_whole = False
+    """As if: its connection is closed here, and must not have been given to a request meanwhile."""
 
     def __init__(self) -> None:
         self.status: asyncio.Future[int] = asyncio.get_running_loop().create_future()

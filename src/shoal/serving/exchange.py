@@ -24,7 +24,8 @@ from shoal.serving.upstream import Seeker, Upstream
 from shoal.serving.warming import EVERY_S, WANTS_STREAM, Relay, Warm
 
 MAX_CONNECTS = 5
-"""Tries to reach some replica; none of them has begun anything anywhere."""
+"""Tries to reach some replica, beside one for each: none of them has begun anything anywhere, and all those
+of a lost node may have to be tried before one elsewhere."""
 OVERHEAD_BYTES = 2048
 """What a request that waits takes beside its body."""
 AHEAD_BYTES = 64 << 10
@@ -256,7 +257,7 @@ class Exchange:
         self._unbind()
         if replica.fail(monotonic(), is_refused=True):
             self.entry.service.refresh(monotonic())
-        if self._connects < MAX_CONNECTS:
+        if self._connects < MAX_CONNECTS + len(self.entry.service.replicas):
             self.seek(replica)
         else:
             self.refuse(Refused(502, "replica.unreachable", "no replica could be reached"))

@@ -9,21 +9,20 @@ import asyncio
 import http.client
 import logging
 import os
-import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
+from shoal.serving.server import Server
 from shoal.serving.table import Report, Table
 
 log = logging.getLogger(__name__)
 
 FILE_EVERY_S = 0.25
 URL_EVERY_S = 1.0
-ANSWER_S = 5.0
-MAX_TABLE_BYTES = 256 << 20
+PROMPT_S = 0.05
 
 
 class Source(Protocol):
@@ -62,18 +61,18 @@ class FileSource:
         return self._path.read_bytes()
 
 
-class UrlSource:
+class ServerSource:
     """Asks with the version it has as an entity tag; 304 says that there is no newer one.
 
     Every table is also kept in `cache`, so that a data plane starts without a control plane.
     """
 
-    every_s = URL_EVERY_S
-
-    def __init__(self, url: str, token: str, cache: Path | None) -> None:
-        self._url = url
-        self._token = token
+    def __init__(self, server: Server, where: str, cache: Path | None) -> None:
+        self._server = server
+        self._where = where
         self._cache = cache
+        # An answer that waits for news is asked for anew at once: what comes meanwhile is known late.
+        self.every_s = PROMPT_S if "wait_s=" in where else URL_EVERY_S
 
     def remembered(self) -> bytes | None:
         try:
@@ -83,11 +82,11 @@ class UrlSource:
 
     async def read(self, version: int) -> bytes | None:
         headers = {"if-none-match": f'"{version}"'}
-        status, body = await asyncio.to_thread(talk, "GET", self._url, self._token, headers=headers)
+        status, body = await asyncio.to_thread(self._server.talk, "GET", self._where, headers=headers)
         if status == 304:
             return None
         if status != 200:
-            raise OSError(f"{self._url} answers {status}")
+            raise OSError(f"{self._where} answers {status}")
         if self._cache is not None:
             await asyncio.to_thread(write_whole, self._cache, body)
         return body
@@ -98,6 +97,7 @@ class Feed:
         self._source = source
         self._plane = plane
         self._told = ""
+        self._is_well = True
 
     async def read(self) -> None:
         """Take the table if there is a newer one. May be repeated."""
@@ -106,7 +106,9 @@ class Feed:
             if raw is not None:
                 self.take(raw)
             self._told = ""
+            self._is_well = True
         except (OSError, msgspec.MsgspecError, ValueError, http.client.HTTPException) as error:
+            self._is_well = False
             if str(error) != self._told:
                 self._told = str(error)
                 log.warning("no new table, version %d stays: %s", self._plane.version, error)
@@ -120,40 +122,34 @@ class Feed:
     async def keep_reading(self) -> None:
         """Until cancelled."""
         while True:
-            await asyncio.sleep(self._source.every_s)
+            await asyncio.sleep(self._source.every_s if self._is_well else URL_EVERY_S)
             await self.read()
 
 
-async def keep_reporting(report: Callable[[], Report], where: str, token: str) -> None:
-    """Until cancelled. A report that does not arrive is followed by a newer one."""
-    while True:
-        await asyncio.sleep(1.0)
+class Reporter:
+    """Tells what this process counts: to the control plane, or into a file."""
+
+    def __init__(self, report: Callable[[], Report], server: Server, where: str | Path) -> None:
+        self._report = report
+        self._server = server
+        self._where = where
+
+    async def tell(self, *, is_last: bool = False) -> None:
+        """Once. A report that does not arrive is followed by a newer one."""
+        body = msgspec.json.encode(msgspec.structs.replace(self._report(), is_last=is_last))
         try:
-            body = msgspec.json.encode(report())
-            if "://" in where:
-                await asyncio.to_thread(talk, "POST", where, token, body)
+            if isinstance(self._where, Path):
+                await asyncio.to_thread(write_whole, self._where, body)
             else:
-                await asyncio.to_thread(write_whole, Path(where), body)
-        except (OSError, http.client.HTTPException) as error:
+                await asyncio.to_thread(self._server.talk, "POST", self._where, body)
+        except (OSError, ValueError, http.client.HTTPException) as error:
             log.debug("report not delivered: %s", error)
 
-
-def talk(
-    method: str, url: str, token: str, body: bytes | None = None, headers: dict[str, str] | None = None
-) -> tuple[int, bytes]:
-    """One request to the control plane. Blocks."""
-    parts = urllib.parse.urlsplit(url)
-    made = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    link = made(parts.hostname or "", parts.port, timeout=ANSWER_S)
-    sent = {"content-type": "application/json", **(headers or {})}
-    if token:
-        sent["authorization"] = f"Bearer {token}"
-    try:
-        link.request(method, (parts.path or "/") + (f"?{parts.query}" if parts.query else ""), body, sent)
-        answer = link.getresponse()
-        return answer.status, answer.read(MAX_TABLE_BYTES)
-    finally:
-        link.close()
+    async def keep_telling(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(1.0)
+            await self.tell()
 
 
 def write_whole(path: Path, data: bytes) -> None:

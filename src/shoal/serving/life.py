@@ -26,6 +26,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """Every data plane knows that it drains, and has nothing in it."""
     failing: str = ""
     """Why it is of no use."""
+    waits: str = ""
+    """Why it is not even started yet, if that takes long."""
 
 
 class Steps(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import ipaddress
 import logging
@@ -11,19 +12,23 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import uvloop
 
 from shoal.serving.admin import Admin
 from shoal.serving.checks import keep_checking
-from shoal.serving.feed import Fed, Feed, FileSource, UrlSource, keep_reporting
+from shoal.serving.feed import Fed, Feed, FileSource, Reporter, ServerSource
 from shoal.serving.haproxy.start import find_haproxy, running
+from shoal.serving.neighbours import Neighbours
 from shoal.serving.plane import DataPlane
 from shoal.serving.processes import Family
 from shoal.serving.report import report
+from shoal.serving.server import REPORTS, TABLE, Server
 from shoal.serving.sweep import keep_sweeping
+from shoal.serving.table import Report
 from shoal.serving.tls import TlsFiles
 
 
@@ -31,7 +36,8 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m shoal.serving", description=__doc__)
     add = parser.add_argument
     add("--listen", required=True, metavar="HOST:PORT", help="port 0: any; the first line printed says which")
-    add("--table", required=True, metavar="FILE|URL", help="what to serve; read again as it changes")
+    add("--table", default="", metavar="FILE|URL", help="what to serve; read again as it changes")
+    add("--home", type=Path, metavar="DIR", help="serve what the control plane of this home says")
     add("--cache", type=Path, metavar="FILE", help="keeps the table of a URL for a start without it")
     add("--report", default="", metavar="FILE|URL", help="where to tell what happens, once a second")
     add("--token-file", type=Path, metavar="FILE", help="shown to URLs, and to be shown for metrics")
@@ -55,9 +61,15 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     add("--drain-s", type=float, default=30.0, help="for requests under way when told to stop")
     add("--max-connections", type=int, default=10_000, help="of callers, in each process")
-    for hidden in ("--listener", "--ready", "--index"):
+    for hidden in ("--listener", "--ready", "--index", "--neighbours"):
         add(hidden, type=int, default=-1, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
+    if bool(options.table) == bool(options.home):
+        parser.error("what is to be served? give --table or --home, one of the two")
+    if options.home:
+        options.table, options.report = TABLE, REPORTS
+        options.cache = options.cache or options.home / "serving-table.json"
+        options.token_file = options.token_file or options.home / "keys" / "data-plane.token"
     if bool(options.tls_cert) != bool(options.tls_key):
         parser.error("--tls-cert and --tls-key belong together")
     for name in ("admin", "zone"):
@@ -95,29 +107,34 @@ async def serve(options: argparse.Namespace, listener: socket.socket) -> None:
     share = 1.0 / max(1, options.processes)
     plane = DataPlane(share=share, zone=options.zone, max_clients=options.max_connections)
     token = options.token_file.read_text().strip() if options.token_file else ""
-    feed = await _fed(options, plane, token)
+    source, sink = Server(token, options.home), Server(token, options.home)
+    feed = await _fed(options, plane, source)
     tls = TlsFiles(options.tls_cert, options.tls_key) if options.tls_cert else None
+    reporter = _reporter(options, lambda: report(plane), sink)
+    if reporter is not None:
+        await reporter.tell()  # before it may send anything anywhere, it is known to be there
     await plane.listen(listener, tls.context if tls else None)
     if options.listener >= 0:
         _follow_parent(stopped)
     keeps = [keep_sweeping(plane), keep_checking(plane), feed.keep_reading()]
-    if tls is not None:
-        keeps.append(tls.keep_fresh())
-    if options.report:
-        suffix = f".{options.index}" if options.index > 0 and "://" not in options.report else ""
-        keeps.append(keep_reporting(lambda: report(plane), options.report + suffix, token))
-    admin = None
-    if options.admin:
-        host, _, port = options.admin.rpartition(":")
-        at = int(port) + max(0, options.index) if int(port) else 0
-        admin = await loop.create_server(lambda: Admin(plane, token), host.strip("[]"), at, reuse_port=True)
+    keeps += [tls.keep_fresh()] if tls is not None else []
+    if options.neighbours >= 0:
+        keeps.append(Neighbours(plane, socket.socket(fileno=options.neighbours)).keep_talking())
+    keeps += [reporter.keep_telling()] if reporter is not None else []
+    admin = await _admin(options, plane, token)
     _ready(options, listener)
     async with asyncio.TaskGroup() as group:
         running = [group.create_task(keep) for keep in keeps]
         await stopped.wait()
+        if options.ready >= 0:
+            os.close(options.ready)  # somebody else is to accept connections from here on
         await plane.drain(options.drain_s)
         for task in running:
             task.cancel()
+    if reporter is not None:
+        await reporter.tell(is_last=True)
+    source.close()
+    sink.close()
     if admin is not None:
         admin.close()
 
@@ -140,19 +157,44 @@ async def serve_by_haproxy(options: argparse.Namespace, listener: socket.socket)
         num_threads=options.processes,
         max_connections=options.max_connections,
     ) as plane:
-        feed = await _fed(options, plane, token)
+        source, sink = Server(token, options.home), Server(token, options.home)
+        feed = await _fed(options, plane, source)
         await plane.start()
         loop.add_signal_handler(signal.SIGHUP, plane.renew)
         _tell(listener)
         keeps = [plane.keep_running(), plane.keep_fresh(), feed.keep_reading()]
-        if options.report:
-            keeps.append(keep_reporting(plane.report, options.report, token))
+        reporter = _reporter(options, plane.report, sink)
+        if reporter is not None:
+            await reporter.tell()  # before it may send anything anywhere, it is known to be there
+            keeps.append(reporter.keep_telling())
         async with asyncio.TaskGroup() as group:
             running_ones = [group.create_task(keep) for keep in keeps]
             await stopped.wait()
             for task in running_ones:
                 task.cancel()
         await plane.drain(options.drain_s)
+        if reporter is not None:
+            await reporter.tell(is_last=True)
+        source.close()
+        sink.close()
+
+
+def _reporter(options: argparse.Namespace, counts: Callable[[], Report], server: Server) -> Reporter | None:
+    if not options.report:
+        return None
+    if options.home or "://" in options.report:
+        return Reporter(counts, server, options.report)
+    suffix = f".{options.index}" if options.index > 0 else ""
+    return Reporter(counts, server, Path(options.report + suffix))
+
+
+async def _admin(options: argparse.Namespace, plane: DataPlane, token: str) -> asyncio.Server | None:
+    if not options.admin:
+        return None
+    host, _, port = options.admin.rpartition(":")
+    at = int(port) + max(0, options.index) if int(port) else 0
+    loop = asyncio.get_running_loop()
+    return await loop.create_server(lambda: Admin(plane, token), host.strip("[]"), at, reuse_port=True)
 
 
 def _follow_parent(stopped: asyncio.Event) -> None:
@@ -169,15 +211,16 @@ def _follow_parent(stopped: asyncio.Event) -> None:
     look()
 
 
-async def _fed(options: argparse.Namespace, plane: Fed, token: str) -> Feed:
-    if "://" not in options.table:
+async def _fed(options: argparse.Namespace, plane: Fed, server: Server) -> Feed:
+    if not options.home and "://" not in options.table:
         feed = Feed(FileSource(Path(options.table)), plane)
     else:
-        source = UrlSource(options.table, token, options.cache)
+        source = ServerSource(server, options.table, options.cache)
         feed = Feed(source, plane)
         remembered = source.remembered()
         if remembered is not None:
-            feed.take(remembered)
+            with contextlib.suppress(ValueError, msgspec.MsgspecError):  # there may be a better one by now
+                feed.take(remembered)
     await feed.read()
     return feed
 
@@ -185,7 +228,6 @@ async def _fed(options: argparse.Namespace, plane: Fed, token: str) -> Feed:
 def _ready(options: argparse.Namespace, listener: socket.socket) -> None:
     if options.ready >= 0:
         os.write(options.ready, b"1")
-        os.close(options.ready)
     else:
         _tell(listener)
     # What is there now stays: the collector need not look at it again and again.
@@ -206,8 +248,9 @@ async def supervise(options: argparse.Namespace, argv: Sequence[str]) -> None:
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     others = [bound(address, is_shared=True) for _ in range(options.processes - 1)]
 
-    def command(index: int, listener: int, ready: int) -> list[str]:
-        return [*argv, f"--index={index}", f"--listener={listener}", f"--ready={ready}"]
+    def command(index: int, listener: int, ready: int, neighbours: int) -> list[str]:
+        own = {"index": index, "listener": listener, "ready": ready, "neighbours": neighbours}
+        return [*argv, *(f"--{name}={value}" for name, value in own.items())]
 
     await Family([first, *others], command).run(lambda: _tell(first))
 
@@ -219,7 +262,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.listener >= 0:
         uvloop.run(serve(options, socket.socket(fileno=options.listener)))
     elif options.haproxy:
-        asyncio.run(serve_by_haproxy(options, bound(options.listen)))
+        asyncio.run(serve_by_haproxy(options, bound(options.listen, is_shared=True)))
     elif options.processes > 0:
         asyncio.run(supervise(options, argv))
     else:

@@ -135,7 +135,7 @@ class DataPlane:
         if self.clients:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._emptied.wait(), within_s)
+        for service in self.services.values():
+            service.end()  # who still waits for a replica is told so, not cut off
         for client in list(self.clients):
             client.abort()
-        for service in self.services.values():
-            service.end()

@@ -7,6 +7,7 @@ not been accepted yet to the one that takes its place.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -14,26 +15,68 @@ import socket
 import sys
 from asyncio.subprocess import Process
 from collections.abc import Callable, Coroutine, Sequence
+from time import monotonic
 from typing import Any
 
 log = logging.getLogger(__name__)
 
 READY_S = 30.0
+STEADY_S = 10.0
 AGAIN_S = 1.0
-"""Between the death of a child and the next."""
+"""Between the death of a child that lived for less than the former and the next one."""
+DYING_S = 0.1
+
+
+class Child:
+    """A process. Its pipe has a byte once it accepts connections, and ends when it no longer does."""
+
+    def __init__(self, process: Process, pipe: int, link: socket.socket) -> None:
+        self.process = process
+        self.link = link
+        """To what it has to tell the others, and to be told."""
+        self.began = monotonic()
+        self.is_ready = asyncio.Event()
+        self.has_left = asyncio.Event()
+        self._pipe = pipe
+        asyncio.get_running_loop().add_reader(pipe, self._told)
+
+    def _told(self) -> None:
+        if not os.read(self._pipe, 1):
+            asyncio.get_running_loop().remove_reader(self._pipe)
+            os.close(self._pipe)
+            self.has_left.set()
+        self.is_ready.set()
+
+    async def is_dead(self) -> bool:
+        """Whether one that has left is gone already. Else it finishes what it has."""
+        try:
+            await asyncio.wait_for(self.process.wait(), DYING_S)
+        except TimeoutError:
+            return False
+        return True
+
+    async def leave(self) -> None:
+        """Ask it to, and wait until it is gone."""
+        if self.process.returncode is None:
+            self.process.send_signal(signal.SIGTERM)
+        await self.process.wait()
 
 
 class Family:
-    """`arguments` makes a child's command line from its index, its socket's number and its ready pipe's."""
+    """`arguments` makes a child's command line from its index and three descriptors: what it listens on, the
+    pipe to say that it does, and the link to the others.
+    """
 
     def __init__(
-        self, listeners: Sequence[socket.socket], arguments: Callable[[int, int, int], list[str]]
+        self, listeners: Sequence[socket.socket], arguments: Callable[[int, int, int, int], list[str]]
     ) -> None:
         self._listeners = listeners
         self._arguments = arguments
         self._stopped = asyncio.Event()
         self._reload = asyncio.Event()
         self._generation = 0
+        self._children: set[Child] = set()
+        """Those that serve, and those that finish what they have."""
 
     def reload(self) -> None:
         """Replace every child that was started before."""
@@ -51,41 +94,59 @@ class Family:
         ready()
         async with asyncio.TaskGroup() as group:
             for index, child in enumerate(children):
-                group.create_task(self._keep(index, child))
+                group.create_task(self._keep(group, index, child))
 
-    async def _keep(self, index: int, child: Process) -> None:
+    async def _keep(self, group: asyncio.TaskGroup, index: int, child: Child) -> None:
+        """One process after the other on this socket; who goes may take its time, the next one serves."""
         generation = 0
-        while not self._stopped.is_set():
-            if generation == self._generation:
-                await _first(child.wait(), self._stopped.wait(), self._reload.wait())
-            if child.returncode is not None:
-                log.warning("process %d of the data plane ended with %d", index, child.returncode)
-                await asyncio.sleep(AGAIN_S)
-                child = await self._start(index)
-            elif generation != self._generation:
-                generation = self._generation
-                before, child = child, await self._start(index)
-                before.send_signal(signal.SIGTERM)
-                await before.wait()
-        if child.returncode is None:
-            child.send_signal(signal.SIGTERM)
-            await child.wait()
+        while True:
+            if generation == self._generation and not child.has_left.is_set():
+                await _first(child.has_left.wait(), self._stopped.wait(), self._reload.wait())
+            if self._stopped.is_set():
+                break
+            if child.has_left.is_set() and await child.is_dead():
+                log.warning("process %d of the data plane ended with %d", index, child.process.returncode)
+                await asyncio.sleep(AGAIN_S if monotonic() - child.began < STEADY_S else 0.0)
+            generation = self._generation
+            before, child = child, await self._start(index)
+            group.create_task(self._leave(before))
+        self._listeners[index].close()  # or callers would wait here for nobody
+        await self._leave(child)
 
-    async def _start(self, index: int) -> Process:
+    async def _leave(self, child: Child) -> None:
+        await child.leave()
+        self._children.discard(child)
+        asyncio.get_running_loop().remove_reader(child.link)
+        child.link.close()
+
+    def _pass_on(self, child: Child) -> None:
+        """What one says, to all the others; who does not listen misses it, and is told again."""
+        with contextlib.suppress(OSError):
+            word = child.link.recv(1 << 20)
+            for other in self._children - {child}:
+                with contextlib.suppress(OSError):
+                    other.link.send(word)
+
+    async def _start(self, index: int) -> Child:
         """Returns when it accepts connections, or is gone already."""
         listener = self._listeners[index].fileno()
         ready, told = os.pipe()
-        command = [sys.executable, "-m", "shoal.serving", *self._arguments(index, listener, told)]
+        link, its_link = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        link.setblocking(False)  # noqa: FBT003 - the standard library's own
+        inherited = (listener, told, its_link.fileno())
+        command = [sys.executable, "-m", "shoal.serving", *self._arguments(index, *inherited)]
         try:
-            child = await asyncio.create_subprocess_exec(*command, pass_fds=(listener, told))
+            process = await asyncio.create_subprocess_exec(*command, pass_fds=inherited)
         finally:
             os.close(told)
+            its_link.close()
+        child = Child(process, ready, link)
+        self._children.add(child)
+        asyncio.get_running_loop().add_reader(link, self._pass_on, child)
         try:
-            await asyncio.wait_for(asyncio.to_thread(os.read, ready, 1), READY_S)
+            await asyncio.wait_for(child.is_ready.wait(), READY_S)
         except TimeoutError:
             log.warning("process %d of the data plane is not ready after %g s", index, READY_S)
-        finally:
-            os.close(ready)
         return child
 
 

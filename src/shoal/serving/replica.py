@@ -39,19 +39,24 @@ class Tally:
 
 
 class LiveReplica:
-    """`outstanding` counts requests of this process alone; `cap` is its part of what the replica takes."""
+    """`outstanding` counts requests of this process alone. It may have `cap` of them there: all that other
+    processes leave of what the replica takes, and its own `part` in any case.
+    """
 
     __slots__ = (
         "cap",
         "checks_failed",
         "ejected_until",
         "ejections",
+        "elsewhere",
         "failures",
+        "full",
         "handicap",
         "idle",
         "is_draining",
         "is_refusing",
         "outstanding",
+        "part",
         "picked",
         "prefill_tokens",
         "secret_lines",
@@ -62,8 +67,16 @@ class LiveReplica:
     )
 
     def __init__(
-        self, spec: Replica, tally: Tally, *, cap: int, zone: str = "", is_public: bool = False
+        self,
+        spec: Replica,
+        tally: Tally,
+        *,
+        cap: int,
+        share: float = 1.0,
+        zone: str = "",
+        is_public: bool = False,
     ) -> None:
+        self.elsewhere = 0
         self.idle: list[Upstream] = []
         self.outstanding = 0
         self.picked = 0
@@ -76,17 +89,26 @@ class LiveReplica:
         self.prefill_tokens = 0
         self.seen: OrderedDict[int, None] = OrderedDict()
         self.seed = zlib.crc32(spec.replica_id.encode())
-        self.told(spec, tally, cap=cap, zone=zone, is_public=is_public)
+        self.told(spec, tally, cap=cap, share=share, zone=zone, is_public=is_public)
 
-    def told(self, spec: Replica, tally: Tally, *, cap: int, zone: str, is_public: bool) -> None:
+    def told(
+        self, spec: Replica, tally: Tally, *, cap: int, share: float, zone: str, is_public: bool
+    ) -> None:
         """A newer table names it again."""
         self.spec = spec
         self.tally = tally
-        self.cap = max(1, cap)
+        self.full = cap
+        self.part = max(1, round(cap * share))
+        self.shared(self.elsewhere)
         self.is_draining = spec.is_draining
         is_local = not zone or not spec.zone or zone == spec.zone
         self.handicap = (1.0 if is_local else FOREIGN) / max(spec.weight, 1e-6)
         self.secret_lines = _secret_lines(spec.secret.encode(), is_public=is_public)
+
+    def shared(self, elsewhere: int) -> None:
+        """Other processes have so many requests there."""
+        self.elsewhere = elsewhere
+        self.cap = max(self.part, self.full - elsewhere)
 
     def succeed(self) -> None:
         self.failures = 0

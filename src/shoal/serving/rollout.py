@@ -1,6 +1,7 @@
 """From one release of a service to the next without a failed request, or back. Pure.
 
 Rolling: one replica more than there should be, and an old one goes only when a new one is ready in its place.
+Where there is no room for one more, an old one goes first, if there are others.
 Canary: all the old ones stay, and the new release gets a part of the requests, step by step, for as long as
 it does no worse than the old one beside it. A release that does worse, or whose replicas never become ready,
 is taken back.
@@ -33,6 +34,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     error_rate: float = 0.05
     latency: float = 3.0
     requests: int = 20
+    max_unavailable: int = 1
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,8 +43,12 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     wanted: int
     """How many replicas the service should have, whatever their release."""
     old: int
+    old_ready: int = 0
+    """Of those, that serve."""
     new_ready: int
     new_failures: int = 0
+    has_no_room: bool = False
+    """A new one is wished for and cannot be started."""
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,24 +79,27 @@ def decide(rule: Rule, where: Where, fleet: Fleet, old: Stats, new: Stats) -> Ne
         return Next(stage=Stage.ROLLED_BACK, old=fleet.wanted, because=fault)
     if where.stage is Stage.CANARY:
         return _canary(rule, where, fleet)
-    return _rolling(fleet)
+    return _rolling(rule, fleet)
 
 
-def _rolling(fleet: Fleet) -> Next:
+def _rolling(rule: Rule, fleet: Fleet) -> Next:
     wanted, ready = fleet.wanted, fleet.new_ready
     if ready >= wanted and fleet.old == 0:
         return Next(stage=Stage.DONE, new=wanted)
     # No old one is started again when a new one fails: it is the new one that is replaced.
     old = min(fleet.old, max(0, wanted - ready))
+    missing = wanted - fleet.old_ready - ready
+    if fleet.has_no_room and old > 0 and missing < min(rule.max_unavailable, wanted - 1):
+        old -= 1
     return Next(stage=Stage.ROLLING, old=old, new=min(wanted, max(ready + 1, wanted - old)))
 
 
 def _canary(rule: Rule, where: Where, fleet: Fleet) -> Next:
     if fleet.wanted == 0:
-        return _rolling(fleet)  # there is nobody to try it on
+        return _rolling(rule, fleet)  # there is nobody to try it on
     step, is_baked = where.step, where.baked_s is not None and where.baked_s >= rule.bake_s
     if is_baked and step + 1 >= len(rule.steps):
-        return _rolling(fleet)
+        return _rolling(rule, fleet)
     if is_baked:
         step += 1
     share = rule.steps[step]

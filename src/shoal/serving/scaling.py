@@ -104,7 +104,10 @@ def _fewer(
 ) -> Choice:
     if now - samples[0].at < calm_s:
         return Choice(replicas=replicas)  # nobody knows what was needed
-    most = max(needed(rule, one) for one in samples if now - one.at <= calm_s)
+    lately = [one for one in samples if now - one.at <= calm_s]
+    if len(lately) < calm_s / 2:
+        return Choice(replicas=replicas)  # too little was heard: of the other seconds nobody knows
+    most = max(needed(rule, one) for one in lately)
     down = max(most, rule.least, 1)
     if down < replicas:
         return Choice(replicas=down, because=f"no more than {most} were needed for {calm_s:g} s")

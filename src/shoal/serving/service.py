@@ -17,7 +17,7 @@ from shoal.serving.table import Service
 RETRY_SHARE = 0.2
 """Of requests may be sent again; beyond that a failing service is not helped by more of them."""
 MIN_RETRIES_SAVED = 100.0
-"""And so many at once, or twice what one replica may have in it when it dies, if that is more."""
+"""And so many at once, beside all that fits into the replicas: a lost node may have had any part of it."""
 
 
 class Request(Waiter, Protocol):
@@ -31,7 +31,7 @@ class Request(Waiter, Protocol):
 
 
 class LiveService:
-    """`share` is this process's part of every limit, where several serve one port."""
+    """`share` is this process's part of bursts and caps, where several serve one port."""
 
     def __init__(self, spec: Service, *, share: float = 1.0, zone: str = "", now: float = 0.0) -> None:
         self._share = share
@@ -59,11 +59,11 @@ class LiveService:
         if spec.shares != before.shares:
             self.shares = _shares(spec)
         limits = spec.limits
-        self.rps = limits.rps and limits.rps * self._share
-        self.concurrency = limits.concurrency and max(1, round(limits.concurrency * self._share))
+        self.rps, self.concurrency = limits.rps, limits.concurrency
+        self.burst = max(1.0, (limits.rps or 0.0) * self._share)
         gone, self.replicas = self.replicas, {}
-        cap = max(1, round(spec.cap * self._share))
-        self._most_retries = max(MIN_RETRIES_SAVED, 2.0 * cap)
+        cap, share, zone = spec.cap, self._share, self._zone
+        self._most_retries = MIN_RETRIES_SAVED + cap * len(spec.replicas)
         self._retries = min(self._most_retries, self._retries)
         for replica in random.sample(spec.replicas, len(spec.replicas)):
             tally = self.tallies.setdefault(replica.release, Tally(replica.release))
@@ -71,9 +71,9 @@ class LiveService:
             if live is None or live.spec.address != replica.address:
                 if live is not None:
                     live.close_idle()
-                live = LiveReplica(replica, tally, cap=cap, zone=self._zone, is_public=spec.is_public)
+                live = LiveReplica(replica, tally, cap=cap, share=share, zone=zone, is_public=spec.is_public)
             else:
-                live.told(replica, tally, cap=cap, zone=self._zone, is_public=spec.is_public)
+                live.told(replica, tally, cap=cap, share=share, zone=zone, is_public=spec.is_public)
             self.replicas[replica.replica_id] = live
         for live in gone.values():
             live.is_draining = True
@@ -113,7 +113,7 @@ class LiveService:
 
     def admit(self, account: Account, now: float) -> Refused | None:
         """Counts the request as the caller's own, or says why not. Who is let in must `leave`."""
-        if self.rps and (refused := account.draw(self.rps, now)) is not None:
+        if self.rps and (refused := account.draw(self.rps, self.burst, now)) is not None:
             return refused
         if self.concurrency and (refused := account.is_at(self.concurrency)) is not None:
             return refused

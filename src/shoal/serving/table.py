@@ -160,3 +160,5 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Of the table in use."""
     counts: tuple[Count, ...] = ()
     health: tuple[Health, ...] = ()
+    is_last: bool = False
+    """It has ended well, and sends nothing to anybody any more."""

@@ -61,9 +61,12 @@ class Traffic:
         self._reports: dict[str, tuple[Report, float]] = {}
         self._samples: dict[Name, deque[Sample]] = {}
         self._stats: dict[tuple[str, str, int], Stats] = {}
+        self._since: float | None = None
 
     def heard(self, report: Report, now: float) -> None:
         """One process said what it counts."""
+        if self._since is None:
+            self._since = now
         known = self._reports.get(report.process_id)
         self._reports[report.process_id] = (report, now)
         self._reports = {who: told for who, told in self._reports.items() if now - told[1] < GONE_S}
@@ -73,6 +76,8 @@ class Traffic:
                 self._add(count, before.get((count.project, count.name, count.release)), now)
         for name in {(count.project, count.name) for count in report.counts}:
             self._look(name, now)
+        if report.is_last:
+            del self._reports[report.process_id]
 
     def samples(self, project: str, name: str) -> tuple[Sample, ...]:
         """Oldest first; none before somebody counted."""
@@ -84,9 +89,10 @@ class Traffic:
     def is_idle(self, replica_id: str, version: int, now: float) -> bool:
         """Whether everybody who may send requests knows the table of this version, and has none in there."""
         fresh = self._fresh(now)
+        if self._since is None or now - self._since < FRESH_S:
+            return False  # somebody else may be there who did not come to speak yet
         if not fresh or len(fresh) < len(self._reports):
-            # Who is silent may be serving on: then only time tells.
-            return False
+            return False  # who is silent may be serving on: then only time tells
         in_flight = sum(
             one.in_flight for report in fresh for one in report.health if one.replica_id == replica_id
         )

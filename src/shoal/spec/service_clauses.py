@@ -166,6 +166,10 @@ class RolloutSpec(BaseModel):
         AfterValidator(_growing),
     ] = Field(default=(5.0, 25.0, 50.0), description="`canary`: percentages of requests for the new release.")
     bake: Pause = Field(default=60.0, description="`canary`: how long each step is watched.")
+    max_unavailable: Annotated[int, Field(strict=True, ge=0, le=MAX_REPLICAS)] = Field(
+        default=1,
+        description="Where there is no room for one more: replicas that may be missing meanwhile, never all.",
+    )
     rollback_on: RollbackSpec = RollbackSpec.model_construct()
 
 

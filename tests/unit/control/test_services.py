@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from shoal.control import Actor, ControlPlane
+from shoal.control.services import look
 from shoal.control.services.commands import AskedService
 from shoal.control.services.look import Look, load
 from shoal.control.services.turn import tend
@@ -234,6 +235,46 @@ async def test_rolling_release_takes_over_one_by_one(tmp_path: Path) -> None:
         assert {replica.release for replica, _, _ in look.servers} == {2}
         assert look.service.rollout is not None
         assert look.service.rollout.stage is Stage.DONE
+
+
+async def test_rollout_without_room_for_one_more_replaces_one_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(look, "NO_ROOM_S", 0.2)
+    async with cluster(tmp_path) as ours:
+        await ours.serve(replicas=4, resources={"gpus": 2})
+        await ours.until_ready(4)
+        await ours.serve(replicas=4, resources={"gpus": 2}, env={"VERSION": "2"})
+        fewest = 4
+
+        def is_done(look: Look) -> bool:
+            nonlocal fewest
+            fewest = min(fewest, sum(not one.is_draining for one in ours.served().replicas))
+            return look.service.live == 2 and len(look.servers) == 4
+
+        await ours.until(is_done)
+        assert fewest == 3
+        events = await ours.plane.core.store.read(lambda tx: tx.events.latest(200))
+        told = [event.data["because"] for event in events if event.kind == "rollout.waits"]
+        assert told[0].startswith("no room for one more replica: needs 1 node with 2 free GPUs")
+
+
+async def test_rollout_that_may_miss_nobody_waits_for_room_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(look, "NO_ROOM_S", 0.2)
+    async with cluster(tmp_path) as ours:
+        full = {"replicas": 2, "resources": {"gpus": 4}, "rollout": {"max_unavailable": 0}}
+        await ours.serve(**full)
+        await ours.until_ready(2)
+        await ours.serve(**full, env={"VERSION": "2"})
+        shown = await ours.until(lambda look: bool(look.service.rollout and look.service.rollout.waits))
+        assert ours.has_ready(2)
+        assert shown.service.live == 1
+        await ours.plane.scale_service(ROOT, ours.service_id, 1, 1)
+        shown = await ours.until(lambda look: look.service.live == 2)
+        assert shown.service.rollout is not None
+        assert shown.service.rollout.waits == ""
 
 
 async def test_canary_that_returns_errors_rolls_back_by_itself(tmp_path: Path) -> None:

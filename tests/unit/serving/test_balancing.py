@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from time import monotonic
 
+from shoal.serving.checks import check
 from shoal.serving.sweep import sweep
 from shoal.serving.table import Balance
 from tests.support.serving import Conversation, FakeReplica, Lab, get, reply, service, until
@@ -22,6 +23,27 @@ async def silence(seen: Conversation) -> None:
 async def busy(seen: Conversation) -> None:
     await seen.body()
     await seen.send(reply(b"no", "503 Service Unavailable"))
+
+
+async def test_many_replicas_gone_at_once_cost_no_request(lab: Lab) -> None:
+    replicas = [await lab.replica(f"r{number}") for number in range(12)]
+    lab.serve(service(*replicas))
+    for gone in replicas[1:]:
+        await gone.stop()
+    assert (await lab.ask(get(method="POST", body=b"x"))).body == b"r0"
+
+
+async def test_every_safe_request_in_a_replica_that_dies_is_sent_again(lab: Lab) -> None:
+    async def hold(seen: Conversation) -> None:
+        await seen.reader.read()  # until the connection ends
+
+    dying = await lab.replica("dying", hold)
+    lab.serve(service(dying, cap=200))
+    asked = [asyncio.ensure_future(lab.ask(get())) for _ in range(150)]
+    await until(lambda: len(dying.requests) == 150)
+    lab.serve(service(dying, await lab.replica("good"), cap=200))
+    await dying.stop()
+    assert {answer.body for answer in await asyncio.gather(*asked)} == {b"good"}
 
 
 async def test_requests_wait_for_the_only_replica_to_come_back(lab: Lab) -> None:
@@ -61,6 +83,16 @@ async def test_when_most_seem_bad_all_are_used(lab: Lab) -> None:
     for _ in range(40):
         assert (await lab.ask(get())).status == 503
     assert len(lab.plane.services["p", "s"].open) >= 2
+
+
+async def test_connection_of_a_check_is_given_to_no_request(lab: Lab) -> None:
+    replica = await lab.replica()
+    lab.serve(service(replica, check="/health"))
+    live = lab.plane.services["p", "s"]
+    [seen] = live.replicas.values()
+    await check(live, seen)
+    assert [request.path for request in replica.requests] == ["/health"]
+    assert seen.idle == []
 
 
 async def test_silence_of_a_replica_ends_with_a_504(lab: Lab) -> None:

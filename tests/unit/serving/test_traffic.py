@@ -40,10 +40,23 @@ def test_replica_is_idle_when_everybody_knows_that_it_drains_and_says_so() -> No
     traffic.heard(report("b", version=5, health=(busy,)), 1.0)
     assert not traffic.is_idle("r", 5, 1.0)
     traffic.heard(report("b", version=6), 2.0)
-    assert traffic.is_idle("r", 5, 2.0)
+    assert not traffic.is_idle("r", 5, 2.0), "a third one may not have come to speak yet"
+    traffic.heard(report("a", version=6), 5.0)
+    assert traffic.is_idle("r", 5, 5.0)
     assert not traffic.is_idle("r", 5, 3.0 + FRESH_S), "who is silent may be serving on"
     traffic.heard(report("b", version=6), GONE_S + 10.0)
     assert traffic.is_idle("r", 5, GONE_S + 10.0)
+
+
+def test_process_that_said_that_it_ends_is_waited_for_no_more() -> None:
+    traffic = Traffic()
+    traffic.heard(report("a", version=5, in_flight=1), 0.0)
+    traffic.heard(report("b", version=5), 4.0)
+    traffic.heard(Report(process_id="a", version=5, is_last=True), 4.0)
+    assert not traffic.is_idle("r", 5, 4.0)
+    assert traffic.is_idle("r", 5, FRESH_S)
+    traffic.heard(report("b", version=5), 5.0)
+    assert traffic.samples("p", "s")[-1].in_flight == 0
 
 
 def test_quantiles_are_of_what_was_counted_since() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Annotated
 
@@ -15,7 +16,7 @@ from shoal.api.requests import NoBody, RolloutBody, ScaleBody, ServeBody
 from shoal.api.routes.jobs import missing_archive, read_nothing
 from shoal.api.routing import Routes
 from shoal.control.services.commands import AskedService
-from shoal.control.services.look import Look, load
+from shoal.control.services.look import Look, load, waits
 from shoal.errors import NotFound, SpecError
 from shoal.identity import Permission
 from shoal.model.service import Release, Service
@@ -92,8 +93,10 @@ async def show_service(request: Request, service_id: str, query: Annotated[NoQue
     def load_releases(tx: Tx) -> list[Release]:
         return tx.services.releases(service_id)
 
-    releases = await call.plane.core.store.read(load_releases)
-    return answer(views.render_detail(look, call.plane.core.services.url, releases))
+    core = call.plane.core
+    releases = await core.store.read(load_releases)
+    load_now = core.services.load(look.service, core.clock.monotonic())
+    return answer(views.render_detail(look, core.services.url, releases, load_now, waits(core, look)))
 
 
 @routes.add(
@@ -105,12 +108,12 @@ async def show_service(request: Request, service_id: str, query: Annotated[NoQue
 )
 async def scale_service(request: Request, service_id: str, query: Annotated[NoQuery, Query()]) -> Response:
     """Between so many and so many replicas from now on, whatever its spec says."""
-    call = call_of(request)
-    key = idempotency_key(request)
-    await _allowed(call, service_id)
-    body = await read_model(request, ScaleBody)
-    await call.plane.scale_service(call.actor, service_id, body.min, body.max, key=key)
-    return answer(_shown(call, await _look(call, service_id)))
+
+    async def scale(call: Call, key: str | None) -> None:
+        body = await read_model(request, ScaleBody)
+        await call.plane.scale_service(call.actor, service_id, body.min, body.max, key=key)
+
+    return await _altered(request, service_id, scale)
 
 
 @routes.add(
@@ -122,13 +125,13 @@ async def scale_service(request: Request, service_id: str, query: Annotated[NoQu
 )
 async def steer_rollout(request: Request, service_id: str, query: Annotated[NoQuery, Query()]) -> Response:
     """Back to the release before, or on without watching any longer."""
-    call = call_of(request)
-    key = idempotency_key(request)
-    await _allowed(call, service_id)
-    body = await read_model(request, RolloutBody)
-    steer = call.plane.undo_rollout if body.action == "undo" else call.plane.promote_rollout
-    await steer(call.actor, service_id, key=key)
-    return answer(_shown(call, await _look(call, service_id)))
+
+    async def steer(call: Call, key: str | None) -> None:
+        body = await read_model(request, RolloutBody)
+        turn = call.plane.undo_rollout if body.action == "undo" else call.plane.promote_rollout
+        await turn(call.actor, service_id, key=key)
+
+    return await _altered(request, service_id, steer)
 
 
 @routes.add(
@@ -140,13 +143,24 @@ async def steer_rollout(request: Request, service_id: str, query: Annotated[NoQu
 )
 async def stop_service(request: Request, service_id: str, query: Annotated[NoQuery, Query()]) -> Response:
     """Its replicas finish what they have and stop; then it is gone."""
+
+    async def stop(call: Call, key: str | None) -> None:
+        await read_nothing(request)
+        await call.plane.stop_service(call.actor, service_id, key=key)
+
+    return await _altered(request, service_id, stop)
+
+
+async def _altered(
+    request: Request, service_id: str, change: Callable[[Call, str | None], Awaitable[None]]
+) -> Response:
+    """The service after `change`, for whoever may; as it was before, if it is gone by then."""
     call = call_of(request)
     key = idempotency_key(request)
-    await read_nothing(request)
     await _allowed(call, service_id)
     look = await _look(call, service_id)
-    await call.plane.stop_service(call.actor, service_id, key=key)
-    with suppress(NotFound):  # it had no replicas, and is gone already
+    await change(call, key)
+    with suppress(NotFound):
         look = await _look(call, service_id)
     return answer(_shown(call, look))
 

@@ -12,7 +12,7 @@ import anyio
 from shoal.control.signals import Signal
 from shoal.model.service import Service
 from shoal.serving.table import Report, Table
-from shoal.serving.traffic import Stats, Traffic
+from shoal.serving.traffic import FRESH_S, Sample, Stats, Traffic
 from shoal.wire import Serving
 
 EMPTY = Table(version=0)
@@ -59,6 +59,12 @@ class ServiceBook:
         """What its supervisor is still to be told; None: nothing, or it does so already."""
         order, said = self._sleep.get(attempt_id), self.said.get(attempt_id)
         return order if said is not None and order != said.is_asleep else None
+
+    def load(self, service: Service, now: float) -> Sample | None:
+        """The last whole second of it; None if nobody counted lately."""
+        samples = self.traffic.samples(service.project, service.name)
+        whole = [one for one in samples[-3:] if int(now) - FRESH_S <= one.at < int(now)]
+        return whole[-1] if whole else None
 
     def publish(self, table: Table) -> None:
         """Give it to everybody who waits for a newer one."""

@@ -168,10 +168,11 @@ async def scale(core: Core, actor: Actor, service_id: str, low: int, high: int, 
 
     def change(service: Service, now: float) -> Service:
         check_range(core.settings, service.name, low, high)
+        bounded = msgspec.structs.replace(service, min_replicas=low, max_replicas=high, scaled_at=now)
         count = min(max(service.replicas, low), high)
-        return msgspec.structs.replace(
-            service, min_replicas=low, max_replicas=high, replicas=count, scaled_at=now
-        )
+        if count == service.replicas:
+            return bounded
+        return bounded.resized(count, f"{actor.name} says {low} to {high}", now)
 
     told = {"min": low, "max": high}
     return await alter(core, actor, service_id, "service.scaled", told, change, key)

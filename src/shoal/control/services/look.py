@@ -19,6 +19,8 @@ from shoal.store import Tx
 
 SILENT_S = 30.0
 """A replica whose supervisor was not heard from for so long counts for nothing; another takes its place."""
+NO_ROOM_S = 5.0
+"""A replica that was not placed for so long has no room: whoever frees some does it sooner, or much later."""
 
 Server = tuple[Replica, Job, Attempt]
 
@@ -45,9 +47,21 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     samples: tuple[Sample, ...] = ()
     at: float = 0.0
     """Now, on the clock of the samples."""
+    waits: Mapping[str, str] = {}
+    """By replica: why it waits."""
     old_stats: Stats = msgspec.field(default_factory=Stats)
     new_stats: Stats = msgspec.field(default_factory=Stats)
     """Of the two releases of a rollout, since its step began."""
+
+
+def waits(core: Core, look: Look) -> dict[str, str]:
+    """Why replicas that were not placed yet wait, by the scheduler's last plan. On the event loop."""
+    found: dict[str, str] = {}
+    for replica, job, attempt in look.servers:
+        if job.is_open and attempt.state is AttemptState.QUEUED:
+            told = core.planner.explain(attempt.attempt_id, core.clock.now())
+            found |= {replica.replica_id: told.sentence} if told is not None else {}
+    return found
 
 
 def load(tx: Tx, service_id: str) -> Look | None:
@@ -84,6 +98,7 @@ def view(core: Core, look: Look) -> View:
         idle=frozenset(one for one in drained if book.is_idle(one, at)),
         samples=book.traffic.samples(service.project, service.name),
         at=at,
+        waits=waits(core, look),
         old_stats=old,
         new_stats=new,
     )
@@ -107,6 +122,7 @@ def seen(look: Look, known: View, now: float) -> list[Seen]:
             draining_s=None if replica.draining_at is None else max(0.0, now - replica.draining_at),
             is_idle=replica.replica_id in known.idle,
             failing=_failing(replica, known),
+            waits=known.waits.get(replica.replica_id, "") if now - attempt.queued_at >= NO_ROOM_S else "",
         )
         for replica, job, attempt in look.servers
         if job.is_open and job.stop_asked_by is None

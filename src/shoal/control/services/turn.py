@@ -6,7 +6,6 @@ decided again. So two turns, or a turn and a command, never start a replica twic
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -134,31 +133,43 @@ def _change(core: Core, tx: Tx, service_id: str, known: View) -> list[tuple[Job,
     if decided.service.stop_asked_by is not None and len(decided.ended) == len(look.servers):
         _remove(tx, look, now)
         return []
-    service = decided.service
-    _tell(tx, look.service, decided, now)
-    with suppress(LimitReached):  # the others are started when the project has room for them
-        for number in decided.steps.start:
-            begin(core, tx, service, look.releases[number], service.next_slot, now)
-            service = msgspec.structs.replace(service, next_slot=service.next_slot + 1)
+    service = _start(core, tx, look, decided, now)
+    _tell(tx, look.service, service, decided.because, now)
     if service != look.service:
         tx.services.update(msgspec.structs.replace(service, version=look.service.version + 1))
     _drain(tx, look, decided.steps.drain, now)
     return _stop(core, tx, look, decided.steps, now)
 
 
-def _tell(tx: Tx, before: Service, decided: Decision, now: float) -> None:
-    after = decided.service
+def _start(core: Core, tx: Tx, look: Look, decided: Decision, now: float) -> Service:
+    """As many as the project has room for; the others when it has."""
+    service = decided.service
+    try:
+        for number in decided.steps.start:
+            begin(core, tx, service, look.releases[number], service.next_slot, now)
+            service = msgspec.structs.replace(service, next_slot=service.next_slot + 1)
+    except LimitReached as full:
+        if service.rollout is not None and service.rollout.is_open:
+            rollout = msgspec.structs.replace(service.rollout, waits=service.rollout.waits or full.message)
+            return msgspec.structs.replace(service, rollout=rollout)
+    return service
+
+
+def _tell(tx: Tx, before: Service, after: Service, because: str, now: float) -> None:
     if after.is_asleep != before.is_asleep:
         kind = "service.slept" if after.is_asleep else "service.woken"
         note(tx, kind, now, SHOAL, project=after.project, data={"service": after.name})
     if after.replicas != before.replicas:
-        told: dict[str, Any] = {"service": after.name, "replicas": after.replicas, "because": decided.because}
+        told: dict[str, Any] = {"service": after.name, "replicas": after.replicas, "because": because}
         note(tx, "service.resized", now, SHOAL, project=after.project, data=told)
     old, new = before.rollout, after.rollout
     if new is not None and (old is None or (old.stage, old.step) != (new.stage, new.step)):
         told = {"service": after.name, "from": new.old, "to": new.new, "step": new.step}
         told |= {"because": new.because} if new.because else {}
         note(tx, f"rollout.{new.stage}", now, SHOAL, project=after.project, data=told)
+    if new is not None and new.waits and not (old is not None and old.waits):
+        told = {"service": after.name, "to": new.new, "because": f"no room for one more replica: {new.waits}"}
+        note(tx, "rollout.waits", now, SHOAL, project=after.project, data=told)
 
 
 def _drain(tx: Tx, look: Look, replica_ids: tuple[str, ...], now: float) -> None:

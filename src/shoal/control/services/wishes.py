@@ -37,7 +37,7 @@ def wish(look: Look, service: Service, known: View, seen: Sequence[Seen], now: f
         cold_start_s=service.cold_start_s,
     )
     if choice.because:
-        service = msgspec.structs.replace(service, replicas=choice.replicas, scaled_at=now)
+        service = service.resized(choice.replicas, choice.because, now)
     is_rolling = service.rollout is not None and service.rollout.is_open
     is_asleep = not is_rolling and scaling.should_sleep(
         rule, service.replicas, known.samples, known.at, is_asleep=service.is_asleep
@@ -72,6 +72,7 @@ def rollout_rule(spec: ServiceSpec) -> rolling.Rule:
         error_rate=asked.rollback_on.error_rate,
         latency=asked.rollback_on.latency,
         requests=asked.rollback_on.requests,
+        max_unavailable=asked.max_unavailable,
     )
 
 
@@ -82,8 +83,10 @@ def _rolled(
     fleet = rolling.Fleet(
         wanted=service.replicas,
         old=sum(one.release != rollout.new for one in serving),
+        old_ready=sum(one.release != rollout.new and one.is_ready for one in serving),
         new_ready=sum(one.release == rollout.new and one.is_ready for one in serving),
         new_failures=rollout.failures,
+        has_no_room=bool(rollout.waits),
     )
     where = rolling.Where(
         stage=rolling.Stage(rollout.stage),
@@ -93,9 +96,19 @@ def _rolled(
     rule = rollout_rule(look.spec(rollout.new))
     told = rolling.decide(rule, where, fleet, known.old_stats, known.new_stats)
     after = _recorded(rollout, told, now)
+    after = msgspec.structs.replace(after, waits=_waits(rollout, told, serving))
     live = rollout.new if after.stage is Stage.DONE else service.live
     counts = {**_kept(rollout, told.old, serving), rollout.new: told.new}
     return msgspec.structs.replace(service, rollout=after, live=live), counts
+
+
+def _waits(rollout: Rollout, told: rolling.Next, serving: Sequence[Seen]) -> str:
+    """Why there is no room: as it was first said, for as long as there is none."""
+    new = [one for one in serving if one.release == rollout.new]
+    why = next((one.waits for one in new if one.waits), "")
+    if not why and len(new) < told.new:
+        return rollout.waits  # not even a job could be made of it, or that was only just tried
+    return (rollout.waits or why) if why else ""
 
 
 def _kept(rollout: Rollout, count: int, serving: Sequence[Seen]) -> dict[int, int]:

@@ -1,0 +1,1 @@
+"""One caller with a hundred times its share, through the real data plane: what the others notice of it."""

@@ -1,0 +1,99 @@
+"""A data plane finds the control plane of a home wherever it listens, and gives its token to nobody else."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from shoal.loopback import Stranger
+from shoal.serving.server import LOCK, TABLE, Server
+
+
+class Control(ThreadingHTTPServer):
+    """A control plane, as far as a data plane sees it."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.seen: list[tuple[str, str | None]] = []
+        self.connections: set[socket.socket] = set()
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+
+    def announce(self, home: Path) -> None:
+        facts = {"url": f"http://127.0.0.1:{self.server_address[1]}", "pid": os.getpid()}
+        (home / "server.json").write_text(json.dumps(facts))
+
+    def end(self) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Control
+
+    def do_GET(self) -> None:
+        self.server.seen.append((self.path, self.headers["authorization"]))
+        self.server.connections.add(self.connection)
+        self.send_response(200)
+        self.send_header("content-length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """Held by this process."""
+    with (tmp_path / LOCK).open("w"):
+        yield tmp_path
+
+
+def test_control_plane_is_asked_on_one_connection_and_found_again_when_it_moved(home: Path) -> None:
+    first, second = Control(), Control()
+    first.announce(home)
+    server = Server("secret", home)
+    for _ in range(3):
+        assert server.talk("GET", TABLE) == (200, b"{}")
+    assert first.seen == [(TABLE, "Bearer secret")] * 3
+    assert len(first.connections) == 1
+    second.announce(home)
+    first.end()
+    for connection in first.connections:
+        connection.shutdown(socket.SHUT_RDWR)
+    assert server.talk("GET", TABLE) == (200, b"{}")
+    assert second.seen == [(TABLE, "Bearer secret")]
+    server.close()
+    second.end()
+
+
+def test_token_goes_to_the_process_that_holds_the_home_and_to_no_other(home: Path, tmp_path: Path) -> None:
+    control = Control()
+    control.announce(home)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / LOCK).touch()  # nobody holds it
+    control.announce(elsewhere)
+    with pytest.raises(Stranger, match="not by the control plane of"):
+        Server("secret", elsewhere).talk("GET", TABLE)
+    assert control.seen == []
+    control.end()
+
+
+def test_nobody_there_is_an_error_that_changes_nothing(home: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Server("secret", home).talk("GET", TABLE)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    (home / "server.json").write_text(json.dumps({"url": f"http://127.0.0.1:{port}", "pid": 1}))
+    with pytest.raises(ConnectionRefusedError):
+        Server("secret", home).talk("GET", TABLE)
