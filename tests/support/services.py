@@ -103,7 +103,13 @@ class Served:
         return list(self.replicas().values())
 
     def until_other(self, replica_id: str) -> None:
-        until(lambda: {*self.replicas()} - {replica_id}, "another one is ready")
+        """Until it is given no requests any more, and another one is."""
+
+        def is_other() -> bool:
+            now = self.replicas()
+            return bool(now) and replica_id not in now
+
+        until(is_other, f"another one than {replica_id} is ready")
 
     def until_ready(self, count: int) -> list[str]:
         until(lambda: len(self.addresses()) == count, f"{count} replicas are ready")

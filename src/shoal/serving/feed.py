@@ -136,8 +136,8 @@ class Reporter:
 
     async def tell(self, *, is_last: bool = False) -> None:
         """Once. A report that does not arrive is followed by a newer one."""
-        body = msgspec.json.encode(msgspec.structs.replace(self._report(), is_last=is_last))
         try:
+            body = msgspec.json.encode(msgspec.structs.replace(self._report(), is_last=is_last))
             if isinstance(self._where, Path):
                 await asyncio.to_thread(write_whole, self._where, body)
             else:
