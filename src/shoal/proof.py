@@ -63,9 +63,10 @@ def _mac(key: str, renewal: Renewal, answer: RenewalAnswer, version: int) -> str
     name = "shoal-renewal"
     if version >= VERSION:
         name, group = "shoal-renewal-2", (*group, answer.is_after_hang)
-    # Only where there is one: either side may be older than drills.
+    # Only where there is one: either side may be older than drills and sleep.
     drill = () if answer.drill is None else (_order(answer.drill, version),)
-    text = msgspec.json.encode((name, *asked, *told, *group, *drill))
+    sleep = () if answer.should_sleep is None else ({"should_sleep": answer.should_sleep},)
+    text = msgspec.json.encode((name, *asked, *told, *group, *drill, *sleep))
     return hmac.new(key.encode(), text, hashlib.sha256).hexdigest()
 
 

@@ -33,10 +33,12 @@ OPTIONS = (
     "keep_logs",
     "max_kept_bytes",
     "serve_on",
+    "data_plane",
 )
 """What can be set, as text, by a flag of `shoal up` or a variable `SHOAL_...`."""
 MAX_QUEUE_NAME = 100
 QUEUE_NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{MAX_QUEUE_NAME - 1}}}")
+DATA_PLANES = ("embedded", "haproxy")
 MAX_DEMO_NODES = 10_000
 MAX_DEMO_GPUS = 1024
 
@@ -94,6 +96,8 @@ class Settings:
     serve_host: str = "127.0.0.1"
     serve_port: int = DEFAULT_SERVE_PORT
     """Where services are called; another port where this one is taken."""
+    data_plane: str = "embedded"
+    """Which one of `DATA_PLANES` serves them."""
     limits: ServerLimits = field(default_factory=ServerLimits)
 
     def __post_init__(self) -> None:
@@ -172,6 +176,7 @@ def load_settings(
         max_kept_bytes=_whole(told.get("max_kept_bytes", str(10 << 30)), "SHOAL_MAX_KEPT_BYTES"),
         serve_host=serve_on[0],
         serve_port=serve_on[1],
+        data_plane=parse_data_plane(told.get("data_plane", DATA_PLANES[0])),
         limits=ServerLimits(**limits),
     )
 
@@ -185,6 +190,15 @@ def parse_listen(text: str) -> tuple[str, int]:
             hint="write for example `--listen 127.0.0.1:7462`",
         )
     return match[1] or match[2] or "127.0.0.1", int(match[3])
+
+
+def parse_data_plane(text: str) -> str:
+    if text not in DATA_PLANES:
+        raise SpecError(
+            f"there is no data plane `{text}`; there are {' and '.join(f'`{one}`' for one in DATA_PLANES)}",
+            hint="write `--data-plane haproxy`",
+        )
+    return text
 
 
 def parse_keep(text: str) -> float:

@@ -64,6 +64,8 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     """One that was ready and is not for so long is ended."""
     within_s: float = 600.0
     """So is one that was not ready so long after its start."""
+    can_sleep: bool = False
+    """The server has the paths that put it to sleep and wake it: see `runtime/sleeping.py`."""
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +78,8 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     """Since when it is, or is not."""
     because: str = ""
     """How the last question was not answered, while it is not ready."""
+    is_asleep: bool = False
+    """It was told to sleep and does: it is well, and cannot be given requests."""
 
 
 class GpuHandle(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,6 +145,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """Where the ranks also find it: relative, a link in their work directory; absolute, a mount."""
     checkpoint_interval_s: float | None = None
     """How often to save; None: as the program finds best."""
+    model_dir: str | None = None
+    """The checkpoint of another job that a replica serves, read-only."""
     probe: Probe | None = None
     """It is a replica of a service: the first rank of the first node listens, and is asked so."""
     confinement: tuple[str, ...] | None = None
@@ -381,6 +387,8 @@ class RenewalAnswer(msgspec.Struct, frozen=True, kw_only=True):
     is_after_hang: bool = False
     """The group before is ended for a hang: who has ranks of it keeps their stacks."""
     drill: DrillOrder | None = None
+    should_sleep: bool | None = None
+    """Whether the server of a replica should sleep; None: as it does."""
     proof: str = ""
 
 

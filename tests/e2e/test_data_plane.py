@@ -24,6 +24,7 @@ from cryptography.x509.oid import NameOID
 
 from shoal.serving.feed import write_whole
 from shoal.serving.table import Report, Service, Table
+from tests.support.haproxy import needs_haproxy
 from tests.support.serving import Conversation, FakeReplica, Message, Wire, get, read_head, reply, service
 
 DEADLINE_S = 60.0
@@ -32,7 +33,8 @@ DEADLINE_S = 60.0
 class Running:
     """A data plane and the files around it."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, *kind: str) -> None:
+        self._kind = kind
         self.table = place / "table.json"
         self.report = place / "report.json"
         self.version = 0
@@ -61,7 +63,7 @@ class Running:
             str(self.table),
         ]
         self.process = await asyncio.create_subprocess_exec(
-            *command, "--report", str(self.report), *options, stdout=asyncio.subprocess.PIPE
+            *command, *self._kind, "--report", str(self.report), *options, stdout=asyncio.subprocess.PIPE
         )
         assert self.process.stdout is not None
         line = await asyncio.wait_for(self.process.stdout.readline(), DEADLINE_S)
@@ -84,8 +86,8 @@ class Running:
 
 
 @pytest.fixture
-async def running(tmp_path: Path) -> AsyncIterator[Running]:
-    made = Running(tmp_path)
+async def running(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Running]:
+    made = Running(tmp_path, *getattr(request, "param", ()))
     yield made
     for task in made.tasks:
         task.cancel()
@@ -96,6 +98,17 @@ async def running(tmp_path: Path) -> AsyncIterator[Running]:
         wire.writer.transport.abort()
     for replica in made.replicas:
         await replica.stop()
+
+
+of_each_kind = pytest.mark.parametrize(
+    "running",
+    [(), pytest.param(("--haproxy",), marks=needs_haproxy)],
+    ids=["embedded", "haproxy"],
+    indirect=True,
+)
+by_haproxy = pytest.mark.parametrize(
+    "running", [pytest.param(("--haproxy",), marks=needs_haproxy)], ids=["haproxy"], indirect=True
+)
 
 
 async def eventually(condition: Any) -> None:
@@ -144,6 +157,7 @@ class Load:
         return [status for status in self.statuses if status != 200]
 
 
+@of_each_kind
 async def test_no_request_fails_while_replicas_are_killed_and_replaced(running: Running) -> None:
     first, second = await running.replica("a"), await running.replica("b")
     running.serve(service(first, second))
@@ -198,6 +212,76 @@ async def test_process_that_dies_is_replaced(running: Running) -> None:
     assert (await running.ask(get())).status == 200
 
 
+def family_of(pid: int) -> list[int]:
+    """Its children, and theirs."""
+    return [one for child in children_of(pid) for one in (child, *family_of(child))]
+
+
+@by_haproxy
+async def test_no_request_fails_while_haproxy_is_reloaded(running: Running) -> None:
+    replica = await running.replica()
+    running.serve(service(replica))
+    await running.start()
+    load = Load(running)
+    for number in range(5):
+        await load.more(50)
+        before = set(family_of(running.process.pid))
+        running.serve(service(replica), service(replica, name=f"other{number}"))
+
+        async def is_served(path: str = f"/p/other{number}/") -> bool:
+            return (await running.ask(get(path))).status == 200
+
+        await eventually(is_served)
+        assert set(family_of(running.process.pid)) - before, "it was reloaded"
+    await load.more(50)
+    assert await load.end() == []
+    assert await running.stop() == 0
+
+
+@by_haproxy
+@pytest.mark.parametrize("which", [0, 1], ids=["master", "worker"])
+async def test_haproxy_that_dies_is_started_again(running: Running, which: int) -> None:
+    running.serve(service(await running.replica()))
+    await running.start()
+    assert (await running.ask(get())).status == 200
+    before = family_of(running.process.pid)
+    os.kill(before[which], signal.SIGKILL)
+
+    async def is_new() -> bool:
+        now = family_of(running.process.pid)
+        return len(now) == 2 and not set(now) & set(before)
+
+    await eventually(is_new)
+    assert (await running.ask(get())).status == 200
+
+
+@by_haproxy
+async def test_haproxy_does_not_outlive_who_drives_it(running: Running) -> None:
+    replica = await running.replica()
+    running.serve(service(replica))
+    await running.start()
+    running.serve(service(replica, cap=7))  # a reload: the master has executed itself anew
+
+    async def is_reloaded() -> bool:
+        told = (
+            msgspec.json.decode(running.report.read_bytes(), type=Report) if running.report.exists() else None
+        )
+        return told is not None and told.version == 2
+
+    await eventually(is_reloaded)
+    running.process.kill()
+
+    async def is_closed() -> bool:
+        try:
+            (await running.connect()).close()
+        except OSError:
+            return True
+        return False
+
+    await eventually(is_closed)
+
+
+@of_each_kind
 async def test_stop_finishes_what_is_under_way(running: Running) -> None:
     gate = asyncio.Event()
 
@@ -229,6 +313,7 @@ async def test_stop_finishes_what_is_under_way(running: Running) -> None:
     assert await asyncio.wait_for(running.process.wait(), DEADLINE_S) == 0
 
 
+@of_each_kind
 async def test_bad_table_changes_nothing(running: Running) -> None:
     running.serve(service(await running.replica()))
     await running.start()
@@ -274,6 +359,7 @@ async def test_what_happens_is_reported(running: Running, tmp_path: Path) -> Non
     assert 'shoal_serving_first_byte_seconds_bucket{project="p",service="s",release="1",le="+Inf"} 3' in shown
 
 
+@of_each_kind
 async def test_table_comes_from_the_control_plane_and_outlives_it(running: Running, tmp_path: Path) -> None:
     replica = await running.replica()
     reports: list[bytes] = []
@@ -332,6 +418,7 @@ def certificate(place: Path) -> tuple[Path, Path]:
     return place / "cert.pem", place / "key.pem"
 
 
+@of_each_kind
 async def test_tls_is_spoken_and_told_to_the_replica(running: Running, tmp_path: Path) -> None:
     replica = await running.replica()
     running.serve(service(replica))
@@ -349,10 +436,44 @@ async def test_tls_is_spoken_and_told_to_the_replica(running: Running, tmp_path:
     assert await plain.is_closed()
 
 
+@by_haproxy
+async def test_renewed_certificate_is_taken_and_a_broken_one_is_not(running: Running, tmp_path: Path) -> None:
+    replica = await running.replica()
+    running.serve(service(replica))
+    cert, key = certificate(tmp_path)
+    await running.start("--tls-cert", str(cert), "--tls-key", str(key))
+
+    async def shown() -> str:
+        return await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", running.port))
+
+    first = await shown()
+    certificate(tmp_path)
+    running.process.send_signal(signal.SIGHUP)
+
+    async def is_renewed() -> bool:
+        return await shown() != first
+
+    await eventually(is_renewed)
+    renewed = await shown()
+    write_whole(cert, b"broken")
+    running.process.send_signal(signal.SIGHUP)
+    running.serve(service(replica), service(replica, name="other"))
+    trust = ssl.create_default_context(cadata=renewed)
+    trust.check_hostname = False
+
+    async def is_served() -> bool:
+        return (await (await running.connect(trust)).ask(get("/p/other/"))).status == 200
+
+    await eventually(is_served)
+
+
 def resident_bytes(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    """Of it and its children."""
+    pages = [int(Path(f"/proc/{one}/statm").read_text().split()[1]) for one in (pid, *family_of(pid))]
+    return sum(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
+@of_each_kind
 async def test_slow_callers_cost_little_memory_and_nobody_else_anything(running: Running) -> None:
     size = 64 << 20
 

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from shoal.spec.files import load_service
 from tests.style.tree import ROOT
 from tests.support.simulated import Cluster, a_cluster
 from tests.support.torchrun import needs_torch
 
-TESTED = {"array", "data_parallel", "language_model"}
-"""The last one by `test_language_model.py`."""
+TESTED = {"array", "data_parallel", "language_model", "vllm"}
+"""`language_model` by tests of its own; of `vllm`, which needs a GPU, only the spec."""
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +39,11 @@ def test_data_parallel_trains_on_two_nodes_and_goes_on_from_its_checkpoint(shoal
     again = shoal("logs", "-f", "data-parallel")
     assert len(re.findall(r"rank \d of 4 starts after step 13", again)) == 4
     assert len(shoal.jobs("data-parallel")) == 1
+
+
+def test_spec_for_vllm_is_one() -> None:
+    spec = load_service(ROOT / "examples" / "vllm" / "service.yaml")
+    assert (spec.readiness.path, spec.replicas.min, spec.balance) == ("/health", 0, "tokens")
 
 
 def test_array_tries_every_learning_rate(shoal: Cluster) -> None:

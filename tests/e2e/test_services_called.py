@@ -12,6 +12,7 @@ import pytest
 
 from shoal.cli.data_plane import running
 from shoal.client.credentials import LOCAL, Credentials
+from tests.support.haproxy import needs_haproxy
 from tests.support.real_plane import RealPlane, until
 from tests.support.services import Caller, Served, pid_at
 
@@ -19,9 +20,14 @@ pytestmark = pytest.mark.slow
 PATH = "/default/hello/"
 
 
+KINDS = ["embedded", pytest.param("haproxy", marks=needs_haproxy)]
+by_each = pytest.mark.parametrize("served", KINDS, indirect=True)
+
+
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    plane = RealPlane(tmp_path / "home", "--serve-on", "127.0.0.1:0", demo="2x4")
+def served(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
+    kind = ("--data-plane", getattr(request, "param", "embedded"))
+    plane = RealPlane(tmp_path / "home", "--serve-on", "127.0.0.1:0", *kind, demo="2x4")
     plane.up()
     folder = tmp_path / "hello"
     folder.mkdir()
@@ -38,6 +44,7 @@ def token_of(served: Served) -> str:
     return str(Credentials(served.plane.home).token(LOCAL))
 
 
+@by_each
 def test_no_request_fails_while_replicas_die_releases_roll_nodes_drain_and_the_control_plane_dies(
     served: Served,
 ) -> None:
@@ -65,6 +72,7 @@ def test_no_request_fails_while_replicas_die_releases_roll_nodes_drain_and_the_c
     assert set(caller.answers) == {"1", "2"}
 
 
+@by_each
 def test_canary_that_returns_errors_is_taken_back_without_anybody(served: Served) -> None:
     served.serve(replicas=2)
     served.until_ready(2)
@@ -78,6 +86,16 @@ def test_canary_that_returns_errors_is_taken_back_without_anybody(served: Served
         until(lambda: caller.statuses[200] > good + 50, "it is answered")
         assert caller.statuses[500] <= bad + 1
     assert set(caller.statuses) == {200, 500}
+
+
+@pytest.mark.parametrize("served", KINDS[1:], indirect=True)
+def test_what_haproxy_cannot_do_is_said_by_serve(served: Served) -> None:
+    served.serve(replicas=1)
+    served.file.write_text(served.file.read_text().replace('"replicas":1', '"replicas":"0..2"'))
+    done = served.plane.command("serve", str(served.file))
+    assert done.returncode == 2
+    assert "HAProxy cannot hold requests until there is one" in done.stderr
+    assert "shoal up --data-plane embedded" in done.stderr
 
 
 def test_service_sleeps_without_requests_and_wakes_for_the_next(served: Served) -> None:

@@ -192,7 +192,12 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
         server.answers["GET", "/v1/nodes"] = {"items": gpu_nodes(), "next_cursor": None}
         server.answers["GET", "/v1/projects"] = {"items": projects(), "next_cursor": None}
         server.answers["GET", "/v1/services"] = {"items": services(), "next_cursor": None}
-        server.answers["GET", "/v1/services/svc_1"] = {**services()[0], "servers": servers(), "releases": []}
+        releases = [{"number": 2, "model": "chat@40"}, {"number": 3, "model": ""}]
+        starts = [
+            {"queued_s": 0.25, "starting_s": 1.0, "loading_s": loading} for loading in (9.0, 11.0, 60.0)
+        ]
+        shown = {**services()[0], "servers": servers(), "releases": releases, "starts": starts}
+        server.answers["GET", "/v1/services/svc_1"] = shown
         server.answers["GET", "/v1/windows"] = {"items": windows(), "next_cursor": None}
         server.answers["GET", "/v1/nodes/node-07"] = gpu_nodes()[2]
         server.answers["GET", "/v1/status"] = {

@@ -398,4 +398,20 @@ MUTANTS = (
         "P8: one meaning for every message",
         ("serving",),
     ),
+    Mutant(
+        "haproxy_sends_effects_twice",
+        "serving/haproxy/backends.py",
+        "        if not service.is_repeatable:\n",
+        "        if not service.retries:\n",
+        "a request that may have had an effect is never sent again",
+        ("serving",),
+    ),
+    Mutant(
+        "haproxy_is_told_anything",
+        "serving/haproxy/render.py",
+        "    if found := unspeakable(table):\n",
+        "    if found := []:\n",
+        "P8: no name breaks out of HAProxy's configuration",
+        ("serving",),
+    ),
 )

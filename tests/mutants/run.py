@@ -44,6 +44,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     "serving": (
         *PYTEST,
         "tests/unit/serving",
+        "tests/contract/test_data_planes.py",
         "tests/contract/test_balancers.py",
         "tests/property/test_serving_framing.py",
     ),

@@ -7,14 +7,16 @@ import contextlib
 import hashlib
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.serving.checks import keep_checking
 from shoal.serving.plane import DataPlane
+from shoal.serving.report import report
 from shoal.serving.sweep import keep_sweeping
-from shoal.serving.table import Caller, Replica, Service, Table
+from shoal.serving.table import Caller, Replica, Report, Service, Table
 
 PATIENCE_S = 30.0
 TOKEN = "shl_made_up_token"
@@ -57,10 +59,12 @@ async def read_body(reader: asyncio.StreamReader, head: Message, *, until_close:
         body = b""
         while True:
             size = int((await reader.readuntil(b"\r\n")).partition(b";")[0].strip(), 16)
+            if not size:
+                while await reader.readuntil(b"\r\n") != b"\r\n":
+                    pass  # trailers
+                return body
             piece = await reader.readexactly(size + 2)
             assert piece.endswith(b"\r\n")
-            if not size:
-                return body
             body += piece[:-2]
     if head.get("content-length"):
         return await reader.readexactly(int(head.get("content-length")))
@@ -170,6 +174,15 @@ def get(path: str = "/p/s/", *headers: str, method: str = "GET", body: bytes = b
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
+def closed(*replicas: Any, **changes: Any) -> Service:
+    """A service for `ana` and `bo`."""
+    return service(*replicas, **{"is_public": False, "callers": callers("ana", "bo"), **changes})
+
+
+def as_caller(name: str, path: str = "/p/s/", **more: Any) -> bytes:
+    return get(path, f"authorization: Bearer token-{name}", **more)
+
+
 @dataclass
 class Wire:
     """A caller's connection."""
@@ -207,17 +220,29 @@ class Wire:
         self.writer.close()
 
 
-class Lab:
-    """One data plane and everything around it."""
+class AnyLab(ABC):
+    """A data plane of whichever kind, and everything around it."""
 
-    def __init__(self, plane: DataPlane, port: int) -> None:
-        self.plane = plane
+    def __init__(self, port: int) -> None:
         self.port = port
         self.replicas: list[FakeReplica] = []
         self.wires: list[Wire] = []
 
+    @abstractmethod
     def serve(self, *services: Service) -> None:
-        assert self.plane.swap(Table(version=self.plane.version + 1, services=services))
+        """A newer table; in use when this returns."""
+
+    @abstractmethod
+    def report(self) -> Report: ...
+
+    @abstractmethod
+    async def drain(self, within_s: float) -> None: ...
+
+    def queued(self) -> int:
+        return sum(count.queued for count in self.report().counts)
+
+    def in_flight(self) -> int:
+        return sum(count.in_flight for count in self.report().counts)
 
     async def replica(self, name: str = "one", behaviour: Behaviour = answer_ok, **known: Any) -> FakeReplica:
         made = await FakeReplica(name, behaviour, **known).start()
@@ -234,6 +259,32 @@ class Lab:
         wire = await self.connect()
         return await wire.ask(data, is_head=data.startswith(b"HEAD"))
 
+    async def clear(self) -> None:
+        for wire in self.wires:
+            wire.close()
+        await self.drain(1.0)
+        for replica in self.replicas:
+            await replica.stop()
+        await asyncio.sleep(0)  # what was closed is gone by then
+
+
+class Lab(AnyLab):
+    """The embedded one, in this process."""
+
+    def __init__(self, plane: DataPlane, port: int) -> None:
+        super().__init__(port)
+        self.plane = plane
+
+    def serve(self, *services: Service) -> None:
+        assert self.plane.swap(Table(version=self.plane.version + 1, services=services))
+
+    def report(self) -> Report:
+        return report(self.plane)
+
+    async def drain(self, within_s: float) -> None:
+        await self.plane.drain(within_s)
+        await asyncio.gather(*self.plane._tasks)  # connections on their way, for callers who left
+
 
 @contextlib.asynccontextmanager
 async def running_lab(**options: Any) -> AsyncIterator[Lab]:
@@ -249,11 +300,7 @@ async def running_lab(**options: Any) -> AsyncIterator[Lab]:
     finally:
         for task in keeping:
             task.cancel()
-        for wire in lab.wires:
-            wire.close()
-        await plane.drain(1.0)
-        for replica in lab.replicas:
-            await replica.stop()
+        await lab.clear()
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -42,6 +42,14 @@ def test_order_of_a_drill_that_was_changed_on_the_way_is_nobodys(changes: dict[s
     assert not is_proven("key", RENEWAL, msgspec.structs.replace(answer, drill=changed))
 
 
+@pytest.mark.parametrize("should_sleep", [True, False, None])
+def test_order_to_sleep_that_was_changed_on_the_way_is_nobodys(should_sleep: bool | None) -> None:
+    answer = prove("key", RENEWAL, RenewalAnswer(should_sleep=should_sleep))
+    assert is_proven("key", RENEWAL, answer)
+    for other in {True, False, None} - {should_sleep}:
+        assert not is_proven("key", RENEWAL, msgspec.structs.replace(answer, should_sleep=other))
+
+
 OTHERS: dict[str, object] = {
     "should_stop": True,
     "grace_s": 1.0,
@@ -51,6 +59,7 @@ OTHERS: dict[str, object] = {
     "master_port": 1,
     "is_after_hang": True,
     "drill": DRILL,
+    "should_sleep": False,
     "proof": "",
 }
 

@@ -8,11 +8,24 @@ import msgspec
 from typing_extensions import TypedDict
 
 from shoal.control.services.look import Look, Server, is_serving
-from shoal.model.service import Release, Rollout
+from shoal.model.attempt import AttemptState
+from shoal.model.service import Release, Rollout, Start
+
+
+class StartView(TypedDict):
+    """From the wish for a replica to its first good answer, in parts: until there was room, until its program
+    was started, until it was ready.
+    """
+
+    queued_s: float
+    starting_s: float
+    loading_s: float
 
 
 class ReplicaView(TypedDict):
-    """`state`: `queued starting running stopping`, once it serves `ready`, before its end `draining`."""
+    """`state`: `queued starting running stopping`, once it serves `ready` or is `asleep`, before its end
+    `draining`.
+    """
 
     job_id: str
     ref: str
@@ -23,6 +36,7 @@ class ReplicaView(TypedDict):
     address: str
     because: str
     cold_start_s: float | None
+    start: StartView | None
 
 
 class ReleaseView(TypedDict):
@@ -43,7 +57,10 @@ class RolloutView(TypedDict):
 
 
 class ServiceView(TypedDict):
-    """`replicas`: how many there should be, from `min_replicas` to `max_replicas`; `ready`: that serve."""
+    """`replicas`: how many there should be, from `min_replicas` to `max_replicas`; `ready`: that serve.
+
+    `cold_start_s`: the middle of `starts`, of which the newest is last, without the wait for room.
+    """
 
     id: str
     ref: str
@@ -62,7 +79,9 @@ class ServiceView(TypedDict):
     ready: int
     is_stopping: bool
     failures: int
+    model: str
     cold_start_s: float | None
+    starts: list[StartView]
     created_at: float
 
 
@@ -94,7 +113,6 @@ def render_service(look: Look, base: str | None) -> ServiceView:
     """`base`: where services are called, if that is known."""
     service = look.service
     path = f"/{service.project}/{service.name}/"
-    starts = [replica.cold_start_s for replica, _, _ in look.servers if replica.cold_start_s is not None]
     return {
         "id": service.service_id,
         "ref": service.reference,
@@ -113,7 +131,9 @@ def render_service(look: Look, base: str | None) -> ServiceView:
         "ready": sum(is_serving(*server) and server[0].draining_at is None for server in look.servers),
         "is_stopping": service.stop_asked_by is not None,
         "failures": service.failures,
-        "cold_start_s": max(starts, default=None),
+        "model": look.releases[service.live].model,
+        "cold_start_s": service.cold_start_s if service.starts else None,
+        "starts": [_start(one) for one in service.starts],
         "created_at": service.created_at,
     }
 
@@ -147,6 +167,8 @@ def _replica(server: Server) -> ReplicaView:
     state = attempt.state.value if job.is_open else str(job.outcome)
     if is_serving(replica, job, attempt):
         state = "draining" if replica.draining_at is not None else "ready"
+    elif replica.is_asleep and attempt.state is AttemptState.RUNNING:
+        state = "asleep"
     return {
         "job_id": job.job_id,
         "ref": job.reference,
@@ -156,5 +178,10 @@ def _replica(server: Server) -> ReplicaView:
         "nodes": list(attempt.node_names),
         "address": replica.address if replica.attempt_id == attempt.attempt_id else "",
         "because": replica.because or job.because,
-        "cold_start_s": replica.cold_start_s,
+        "cold_start_s": None if replica.start is None else replica.start.total_s,
+        "start": None if replica.start is None else _start(replica.start),
     }
+
+
+def _start(start: Start) -> StartView:
+    return {"queued_s": start.queued_s, "starting_s": start.starting_s, "loading_s": start.loading_s}

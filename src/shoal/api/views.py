@@ -538,6 +538,7 @@ class RenewalView(TypedDict):
     master_port: int | None
     is_after_hang: bool
     drill: dict[str, Any] | None
+    should_sleep: bool | None
     proof: str
 
 

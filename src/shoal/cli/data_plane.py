@@ -10,9 +10,12 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
+import urllib.parse
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +49,12 @@ async def keep(settings: Settings, plane: ControlPlane) -> None:
             child.poll()  # one that has ended is there until somebody asks
         found = running(settings.home)
         book.url = str(found["url"]) if found else None
-        if found is not None and found["server"] != settings.url:
+        if found is not None and (found["server"], found.get("kind", "embedded")) != (
+            settings.url,
+            settings.data_plane,
+        ):
             stop(settings.home)
+            await anyio.to_thread.run_sync(_until_free, str(found["url"]))
         elif found is None and book.table.services:
             token = data_plane_token(plane.core.key)
             child = await anyio.to_thread.run_sync(_start, settings, token)
@@ -76,6 +83,16 @@ def stop(home: Path) -> int | None:
     return int(found["pid"])
 
 
+def _until_free(url: str) -> None:
+    """The next one is to have the same port: wait until this one has given it up. Blocks."""
+    parts = urllib.parse.urlsplit(url)
+    deadline = time.monotonic() + START_S
+    with contextlib.suppress(OSError):  # refused: nobody listens
+        while time.monotonic() < deadline:
+            socket.create_connection((parts.hostname or "", parts.port or 0), timeout=1.0).close()
+            time.sleep(0.05)
+
+
 def _start(settings: Settings, token: str) -> subprocess.Popen[bytes] | None:
     """Begin one and wait until it listens: where it should, or where it can. Blocks."""
     home = settings.home
@@ -88,6 +105,7 @@ def _start(settings: Settings, token: str) -> subprocess.Popen[bytes] | None:
             continue
         scheme = "https" if settings.tls_cert else "http"
         facts = {"pid": child.pid, "ticks": start_ticks(child.pid), "server": settings.url}
+        facts["kind"] = settings.data_plane
         write_private(home / FACTS, json.dumps({**facts, "url": f"{scheme}://{address}"}) + "\n")
         log.info("data_plane.started", pid=child.pid, address=address)
         return child
@@ -101,6 +119,8 @@ def _spawn(settings: Settings, secret: Path, port: int) -> subprocess.Popen[byte
     told += ["--table", f"{settings.url}/v1/serving/table?wait_s={WAIT_S}"]
     told += ["--report", f"{settings.url}/v1/serving/reports"]
     told += ["--cache", str(settings.home / "serving-table.json")]
+    if settings.data_plane == "haproxy":
+        told.append("--haproxy")
     if settings.tls_cert and settings.tls_key:
         told += ["--tls-cert", str(settings.tls_cert), "--tls-key", str(settings.tls_key)]
     with (settings.home / "logs" / "serving.log").open("ab") as words:

@@ -32,11 +32,12 @@ def serve(
 
     Needed: `name`, `run` (the server listens at $PORT). Also: `replicas: 0..8`,
     `readiness: /health`, `scale {target, value, window, cooldown,
-    to_zero_after}`, `rollout {strategy, steps, bake, rollback_on}`, `limits
-    {rps, concurrency, per}`, `cap`, `timeout`, `retries`, `drain`, `affinity`,
-    `balance`, `hosts`, `public`, `port`, `model`; `resources`, `env`,
-    `secrets`, `mounts`, `setup`, `workdir`, `queue`, `priority` and `grace`
-    are those of a job.
+    to_zero_after, sleep_after}`, `rollout {strategy, steps, bake,
+    rollback_on}`, `limits {rps, concurrency, per}`, `cap`, `timeout`, `retries`,
+    `drain`, `affinity`, `balance`, `hosts`, `public`, `port`, `model` (a name,
+    or `{job: NAME}` for a job's checkpoint); `resources`, `env`, `secrets`,
+    `mounts`, `setup`, `workdir`, `queue`, `priority` and `grace` are those of
+    a job.
 
     The same file again changes nothing. Replicas are jobs: `shoal logs NAME`
     prints what the newest of them writes, `shoal why NAME` why it waits.
@@ -77,7 +78,8 @@ def _wait(show: Any, made: dict[str, Any], for_s: float) -> dict[str, Any]:
 def _is_settled(service: dict[str, Any]) -> bool:
     rollout = service.get("rollout")
     is_rolling = rollout is not None and rollout["stage"] in ("rolling", "canary")
-    return not is_rolling and service["ready"] >= service["replicas"]
+    asleep = sum(one["state"] == "asleep" for one in service.get("servers", ()))
+    return not is_rolling and service["ready"] + asleep >= service["replicas"]
 
 
 def services(
@@ -137,12 +139,13 @@ def screen(service: dict[str, Any]) -> str:
     """One service: a line about it, then its replicas."""
     from shoal.cli.show import table
 
-    head = (
-        f"{service['ref']}: release {service['release']}, {service['ready']} of {service['replicas']} ready"
-    )
+    release = _release(service, service["release"])
+    head = f"{service['ref']}: {release}, {service['ready']} of {service['replicas']} ready"
     word = rollout_word(service.get("rollout"))
     because = (service.get("rollout") or {}).get("because") or ""
     lines = [one_line(head + (f", {word}" if word else "") + (f" ({because})" if because else ""))]
+    if service.get("starts"):
+        lines.append(cold_start_line(service["starts"]))
     rows = [
         (
             one_line(one["ref"]),
@@ -157,6 +160,25 @@ def screen(service: dict[str, Any]) -> str:
     ]
     heads = ("JOB", "RELEASE", "STATE", "NODE", "ADDRESS", "COLD START", "WHY")
     return "\n".join([*lines, table(heads, rows, elastic="WHY")] if rows else lines)
+
+
+def _release(service: dict[str, Any], number: int) -> str:
+    """With the model that it serves, where that is known."""
+    known = {one["number"]: one["model"] for one in service.get("releases", ())}
+    model = known.get(number)
+    return f"release {number} ({model})" if model else f"release {number}"
+
+
+def cold_start_line(starts: list[dict[str, float]]) -> str:
+    """Of the last replicas: how long they took from the wish for them, and with what."""
+    from statistics import median
+
+    total = median(sum(one.values()) for one in starts)
+    queued, starting, loading = (
+        median(one[part] for one in starts) for part in ("queued_s", "starting_s", "loading_s")
+    )
+    parts = f"{queued:.1f} queued, {starting:.1f} starting, {loading:.1f} loading"
+    return f"cold start {total:.1f} s: {parts} (median of {len(starts)})"
 
 
 def scale(
@@ -209,7 +231,8 @@ def rollout(
 def rollout_line(service: dict[str, Any]) -> str:
     told = service.get("rollout")
     if told is None:
-        return f"{service['ref']}: release {service['release']} was the first"
-    word = rollout_word(told) or f"release {told['new']} took over from {told['old']}"
+        return f"{service['ref']}: {_release(service, service['release'])} was the first"
+    new, old = (_release(service, told[which]) for which in ("new", "old"))
+    word = rollout_word(told) or f"{new} took over from {old}"
     share = f" with {told['share']:.0%} of the requests" if told.get("share") else ""
     return f"{service['ref']}: {word}{share}" + (f" ({told['because']})" if told["because"] else "")

@@ -59,6 +59,7 @@ def up(
         str | None, Parameter(help="Keep so many bytes of old logs (10 GiB); SHOAL_MAX_KEPT_BYTES.")
     ] = None,
     serve_on: Annotated[str | None, Parameter(help="HOST:PORT of services (127.0.0.1:7463).")] = None,
+    data_plane: Annotated[str | None, Parameter(help="`embedded` or `haproxy` serves services.")] = None,
     foreground: Annotated[bool, Parameter(negative="", help="Stay in front, for a service manager.")] = False,
     json: JsonFlag = False,
 ) -> int:
@@ -81,6 +82,7 @@ def up(
         "keep_logs": keep_logs,
         "max_kept_bytes": max_kept_bytes,
         "serve_on": serve_on,
+        "data_plane": _installed(data_plane),
     }
     if foreground:
         return _stay(flags)
@@ -88,12 +90,25 @@ def up(
     if json:
         print_json(facts_of(running))
         return 0
+    _greet(running)
+    return 0
+
+
+def _greet(running: daemon.Running) -> None:
     announce(running)
     for text in remarks(running):
         note(text)
     if running.first_token:
         print("try   shoal run -- echo hello\n      shoal nodes\n      shoal queue --watch")
-    return 0
+
+
+def _installed(data_plane: str | None) -> str | None:
+    """The same. `StateError` if it needs a program that is not there."""
+    from shoal.serving.haproxy.start import find_haproxy
+
+    if data_plane == "haproxy" and find_haproxy() is None:
+        raise StateError("there is no HAProxy on this machine", hint="`apt-get install haproxy`")
+    return data_plane
 
 
 def facts_of(running: daemon.Running) -> dict[str, object]:

@@ -15,6 +15,7 @@ import anyio.to_thread
 import structlog
 
 from shoal.control.core import Core
+from shoal.control.services.models import served_jobs
 from shoal.control.usage import write_down
 from shoal.engines.base import SupportsPrune
 from shoal.errors import EngineUnreachable
@@ -142,10 +143,15 @@ def _drop_metrics(job_id: str, tx: Tx) -> None:
 
 
 async def _clean_checkpoints(core: Core, engine: SupportsPrune, now: float) -> None:
-    """Those of jobs that ended long ago. A directory that is no job's is not ours to remove."""
+    """Those of jobs that ended long ago and that no service serves. A directory that is no job's is not ours
+    to remove.
+    """
+    before = now - core.settings.keep_logs_s
     for job_id in await engine.checkpoints():
         job = await core.store.read(partial(_job, job_id))
-        if job is not None and job.ended_at is not None and job.ended_at < now - core.settings.keep_logs_s:
+        if job is None or job.ended_at is None or job.ended_at >= before:
+            continue
+        if job_id not in await core.store.read(lambda tx: frozenset(served_jobs(tx))):
             await engine.drop_checkpoint(job_id)
 
 

@@ -18,6 +18,10 @@ def checkpoint_dir(job: Job, home: Path) -> str | None:
     return str(home / "checkpoints" / job.job_id) if spec_of(job).checkpoint is not None else None
 
 
+def _model_dir(job: Job, home: Path) -> str | None:
+    return str(home / "checkpoints" / job.replica.model) if job.replica and job.replica.model else None
+
+
 def max_restarts(job: Job) -> int:
     """How many of the job's retries may be spent without a new attempt."""
     is_retried = job.retry.in_place and {EndReason.EXIT, EndReason.SIGNAL} <= job.retry.on
@@ -74,6 +78,7 @@ def orders_for(
             checkpoint_dir=kept,
             checkpoint_path=spec.checkpoint.path if spec.checkpoint is not None else None,
             checkpoint_interval_s=spec.checkpoint.interval if spec.checkpoint is not None else None,
+            model_dir=_model_dir(job, home),
             probe=job.replica.probe if job.replica else None,
             uid=uid,
         )

@@ -55,7 +55,11 @@ async def _answer(core: Core, attempt: Attempt, node: str) -> RenewalAnswer:
     if attempt.state is not AttemptState.STOPPING:
         is_after_hang = attempt.failure is not None and attempt.failure.is_hang
         return RenewalAnswer(
-            generation=attempt.generation, master_port=port, is_after_hang=is_after_hang, drill=drill
+            generation=attempt.generation,
+            master_port=port,
+            is_after_hang=is_after_hang,
+            drill=drill,
+            should_sleep=core.services.sleep_order(attempt.attempt_id),
         )
     job = await core.store.read(lambda tx: tx.jobs.get(attempt.job_id))
     assert job is not None
@@ -76,6 +80,7 @@ def _has_news(core: Core, attempt: Attempt, renewal: Renewal) -> bool:
         or attempt.generation > renewal.generation
         or port not in (None, renewal.master_port)
         or core.drills.order_for(attempt, renewal.node) is not None
+        or core.services.sleep_order(attempt.attempt_id) is not None
     )
 
 

@@ -147,6 +147,8 @@ class SavedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     state: SavedState
     saved_at: float
     size_bytes: int
+    name: str = ""
+    """Its folder."""
     problem: str = ""
     world_size: int | None = None
     places: tuple[str, ...] = ("directory",)

@@ -27,6 +27,7 @@ SHARED = (
     "array_index",
     "checkpoint_dir",
     "checkpoint_path",
+    "model_dir",
 )
 """Fields that must be the same in every order of a gang."""
 

@@ -52,6 +52,8 @@ class ReplicaPlace(msgspec.Struct, frozen=True, kw_only=True):
     release: int
     slot: int
     probe: Probe
+    model: str = ""
+    """The checkpoint that it serves: `JOB_ID/FOLDER` below where checkpoints are kept."""
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):

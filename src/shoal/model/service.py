@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from statistics import median
 
 import msgspec
 
+MAX_STARTS = 8
+"""Of so many replicas a service remembers how long they took to become ready."""
 MAX_BACKOFF_S = 60.0
 STEADY_S = 60.0
 """A replica that was ready for so long and fails later did not fail because of its release."""
@@ -45,6 +48,22 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
         return self.stage in (Stage.ROLLING, Stage.CANARY)
 
 
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """What one replica's way from the wish for it to its first good answer was made of."""
+
+    release: int
+    queued_s: float
+    """Until there was room for it."""
+    starting_s: float
+    """Until its program was started: files, sandbox, `setup`."""
+    loading_s: float
+    """Until it was ready."""
+
+    @property
+    def total_s(self) -> float:
+        return self.queued_s + self.starting_s + self.loading_s
+
+
 class Service(msgspec.Struct, frozen=True, kw_only=True):
     service_id: str
     project: str
@@ -62,8 +81,10 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int
     """How many there should be now: decided by load between those two."""
     scaled_at: float
-    cold_start_s: float = 0.0
-    """How long its replicas take from their start to being ready: the most, of those known."""
+    starts: tuple[Start, ...] = ()
+    """Of the last replicas that became ready, the newest last."""
+    is_asleep: bool = False
+    """Its last replica should sleep."""
     failures: int = 0
     """Replicas that failed one after the other without having been of use in between."""
     failed_at: float = 0.0
@@ -77,6 +98,14 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     def reference(self) -> str:
         """How people name it, and below which path it is served."""
         return f"{self.project}/{self.name}"
+
+    @property
+    def cold_start_s(self) -> float:
+        """What a replica takes, once there is room for it, until it is ready: the middle of the last ones.
+
+        Waiting for room is no part of it: a cluster that is full for an hour must not keep replicas for four.
+        """
+        return median(one.starting_s + one.loading_s for one in self.starts) if self.starts else 0.0
 
     @property
     def may_start_at(self) -> float:
@@ -117,10 +146,11 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     """Whose supervisor said what follows."""
     address: str = ""
     is_ready: bool = False
+    is_asleep: bool = False
     because: str = ""
     ready_at: float | None = None
     """When it first was."""
-    cold_start_s: float | None = None
-    """From the start of its program until then."""
+    start: Start | None = None
+    """How it came there."""
     draining_at: float | None = None
     """Since when it is given nothing new."""

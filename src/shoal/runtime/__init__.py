@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from shoal.runtime.metrics import log
     from shoal.runtime.rank.checkpoint.checkpoints import Checkpoints
+    from shoal.runtime.rank.checkpoint.weights import load_model
     from shoal.runtime.rank.loop import Run, train
     from shoal.runtime.rank.sampler import Sampler
 
@@ -22,10 +23,11 @@ PUBLIC = {
     "Checkpoints": "shoal.runtime.rank.checkpoint.checkpoints",
     "Run": "shoal.runtime.rank.loop",
     "Sampler": "shoal.runtime.rank.sampler",
+    "load_model": "shoal.runtime.rank.checkpoint.weights",
     "log": "shoal.runtime.metrics",
     "train": "shoal.runtime.rank.loop",
 }
-__all__ = ["Checkpoints", "Run", "Sampler", "log", "train"]
+__all__ = ["Checkpoints", "Run", "Sampler", "load_model", "log", "train"]
 
 
 def __getattr__(name: str) -> object:

@@ -229,6 +229,8 @@ def _shoal(order: Order, credentials: Credentials) -> dict[str, str]:
         values["SHOAL_ARRAY_INDEX"] = str(order.array_index)
     if order.checkpoint_dir is not None:
         values["SHOAL_CHECKPOINT_DIR"] = order.checkpoint_dir
+    if order.model_dir is not None:
+        values["SHOAL_MODEL_DIR"] = order.model_dir
     if order.checkpoint_interval_s is not None:
         values["SHOAL_CHECKPOINT_INTERVAL_S"] = f"{order.checkpoint_interval_s:g}"
     if order.control_url is not None:

@@ -15,6 +15,7 @@ import msgspec
 
 from shoal.clock import Clock
 from shoal.runtime.listening import Listening
+from shoal.runtime.sleeping import Sleeper
 from shoal.wire import Credentials, Probe, Serving
 
 _STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})")
@@ -24,6 +25,7 @@ FIRST_PAUSE_S = 0.05
 """Servers that start quickly are not kept waiting: the pause doubles up to the interval."""
 BAD_STATUS = 400
 MAX_READ = 1 << 16
+ASLEEP = "asleep"
 
 
 class Prober:
@@ -44,6 +46,10 @@ class Prober:
         self._tell = tell
         self._state = Serving(address=at.address)
         self._thread: threading.Thread | None = None
+        self._sleeper = Sleeper(at.connect, self._head())
+        self._should_sleep = False
+        self._is_ended = False
+        self._pause = threading.Event()
         self.verdict: str | None = None
         """Why the server is as good as dead; None: it is not, or not known to be."""
 
@@ -58,13 +64,38 @@ class Prober:
             self._thread = threading.Thread(target=self._run, name="probe", daemon=True)
             self._thread.start()
 
+    def want_sleep(self, should_sleep: bool) -> None:  # noqa: FBT001 - given as it was heard
+        """Put the server to sleep once it is ready, or wake it, from the thread. May be repeated."""
+        if self._should_sleep != should_sleep:
+            self._should_sleep = should_sleep
+            self._pause.set()
+
+    @property
+    def should_end(self) -> bool:
+        """Whether the server should be ended until somebody asks for it: it should sleep, and has no paths
+        for that.
+        """
+        return self._should_sleep and self._sleeper.cannot
+
+    def tell_ended(self, *, is_ended: bool) -> None:
+        """The server was ended so that it sleeps; or it is being started again."""
+        self._is_ended = is_ended
+        self._pause.set()
+
     def _run(self) -> None:
         began = good_at = self._clock.monotonic()
         failures, was_ready, pause_s = 0, False, FIRST_PAUSE_S
-        pause = threading.Event()
         self._say(is_ready=False, because="it was not asked yet")
         while True:
+            if self._is_ended:
+                self._say(is_ready=False, because=ASLEEP)
+                failures, was_ready, pause_s = 0, False, FIRST_PAUSE_S
+                began = self._clock.monotonic()
+                self._wait(self._probe.interval_s)
+                continue
             problem = self._ask()
+            if problem is None and self._probe.can_sleep:
+                problem = self._sleeper.obey(should_sleep=self._should_sleep)
             now = self._clock.monotonic()
             if problem is None:
                 failures, good_at, was_ready, self.verdict = 0, now, True, None
@@ -73,9 +104,15 @@ class Prober:
                 since = good_at if was_ready else began
                 self.verdict = self._judge(problem, now - since, was_ready=was_ready)
             if problem is None or not was_ready or failures >= self._probe.failures:
-                self._say(is_ready=problem is None, because=problem or "")
-            pause.wait(pause_s if not was_ready else self._probe.interval_s)
+                is_asleep = self._sleeper.is_asleep
+                because = ASLEEP if is_asleep and problem is None else problem or ""
+                self._say(is_ready=problem is None and not is_asleep, because=because)
+            self._wait(pause_s if not was_ready else self._probe.interval_s)
             pause_s = min(pause_s * 2, self._probe.interval_s)
+
+    def _wait(self, at_most_s: float) -> None:
+        self._pause.wait(at_most_s)
+        self._pause.clear()
 
     def _judge(self, problem: str, for_s: float, *, was_ready: bool) -> str | None:
         limit_s = self._probe.dead_after_s if was_ready else self._probe.within_s
@@ -89,17 +126,15 @@ class Prober:
         if (before.is_ready, before.because) == (is_ready, because) and before.at:
             return
         at = self._clock.now() if before.is_ready != is_ready or not before.at else before.at
-        self._state = msgspec.structs.replace(before, is_ready=is_ready, because=because, at=at)
+        self._state = msgspec.structs.replace(
+            before, is_ready=is_ready, because=because, at=at, is_asleep=because == ASLEEP
+        )
         if self._tell is not None:
             self._tell(self._state)
 
     def _ask(self) -> str | None:
         """What is wrong; None: nothing."""
-        lines = [f"GET {self._probe.path} HTTP/1.1", f"Host: {self._at.host}", "Connection: close"]
-        if self._secret:
-            lines.append(f"x-shoal-secret: {self._secret}")
-            lines += [] if self._probe.is_public else [f"Authorization: Bearer {self._secret}"]
-        question = "\r\n".join((*lines, "", ""))
+        question = f"GET {self._probe.path} HTTP/1.1\r\n{self._head()}Connection: close\r\n\r\n"
         try:
             answer = self._exchange(question.encode("ascii"))
         except OSError as error:
@@ -108,6 +143,14 @@ class Prober:
         if match is None:
             return "what it said is not HTTP"
         return f"status {match[1].decode()}" if int(match[1]) >= BAD_STATUS else None
+
+    def _head(self) -> str:
+        """Lines of every question's head."""
+        lines = [f"Host: {self._at.host}"]
+        if self._secret:
+            lines.append(f"x-shoal-secret: {self._secret}")
+            lines += [] if self._probe.is_public else [f"Authorization: Bearer {self._secret}"]
+        return "".join(f"{line}\r\n" for line in lines)
 
     def _exchange(self, question: bytes) -> bytes:
         answer = b""

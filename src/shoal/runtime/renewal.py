@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import os
 import threading
+from collections.abc import Callable
 from types import ModuleType
 
 import msgspec
@@ -88,13 +89,17 @@ class Renewer:
         self.progress: Progress | None = None
         """How far the ranks are; goes with every message."""
         self._serving: Serving | None = None
+        self.on_sleep: Callable[[bool], None] | None = None
+        """Told whether the server of a replica should sleep, whenever the control plane says so."""
 
     def start(self) -> None:
         """Begin to renew. Starting it twice changes nothing."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="renewal", daemon=True)
             self._thread.start()
-            if len(self._order.nodes) > 1 and self._order.max_restarts > 0:
+            is_one_of_many = len(self._order.nodes) > 1 and self._order.max_restarts > 0
+            can_sleep = self._order.probe is not None and self._order.probe.can_sleep
+            if is_one_of_many or can_sleep:
                 threading.Thread(target=self._listen, name="news", daemon=True).start()
 
     def tell(self, phase: Phase, started_at: float | None = None, outcome: NodeOutcome | None = None) -> None:
@@ -195,7 +200,9 @@ class Renewer:
         return self._failure is not None and len(self._order.nodes) > 1 and self._outcome is None
 
     def _listen(self) -> None:
-        """Hear at once when another node's ranks failed: ask, and have the answer wait for news."""
+        """Hear at once when another node's ranks failed, or that a server should wake up: ask, and have the
+        answer wait for news.
+        """
         connections = importlib.import_module("shoal.runtime.http")
         pause = threading.Event()
         while self._outcome is None:
@@ -207,7 +214,12 @@ class Renewer:
                 pause.wait(LISTEN_AGAIN_S)
             elif self._outcome is None:
                 self._take(answer, asked_at)
-                pause.wait(LISTEN_PAUSE_S)  # until what we heard is what we say
+                # Until what we heard is what we say: to fall asleep takes longer.
+                is_changing = answer.should_sleep is not None and not self._sleeps_as(answer.should_sleep)
+                pause.wait(LISTEN_AGAIN_S if is_changing else LISTEN_PAUSE_S)
+
+    def _sleeps_as(self, should_sleep: bool) -> bool:  # noqa: FBT001 - as it was heard
+        return self._serving is not None and self._serving.is_asleep == should_sleep
 
     def _ask(self, connections: ModuleType, renewal: Renewal) -> RenewalAnswer | None:
         if self._clock.monotonic() < self._cut_until:
@@ -236,7 +248,7 @@ class Renewer:
             metrics=metrics,
             progress=self.progress,
             drilled=self._drilled,
-            serving=self._serving,
+            serving=self._serving if wait_s == 0 else None,  # one thread tells: what is newer stays so
             wait_s=wait_s,
         )
 
@@ -252,6 +264,9 @@ class Renewer:
         self.answered_at = max(self.answered_at, asked_at)
         if answer.should_stop:
             self.order_to_stop = answer
+            self._wake()
+        if answer.should_sleep is not None and self.on_sleep is not None:
+            self.on_sleep(answer.should_sleep)
             self._wake()
         # Before the group: whoever hears that another one begins has heard of the drill.
         known, self.drill = self.drill, answer.drill

@@ -42,6 +42,9 @@ SCRATCH_S = 2.0
 
 DEAD_GRACE_S = 3.0
 """Who does not answer has nothing to finish, and another waits for its place."""
+SLEEP_GRACE_S = 10.0
+"""For a server that is ended so that it sleeps: nobody waits for anything of it."""
+ASLEEP = Ending(kind=EndKind.STOPPED, message="the server sleeps")
 ALL_STOP = frozenset({EndKind.STOPPED, EndKind.TIME_LIMIT})
 """Endings that every node of the attempt has at about the same time: its ranks can save together."""
 
@@ -145,12 +148,13 @@ class ShareRun:
         return None if end.kind is EndKind.SUCCEEDED else end
 
     def _warm_up(self, launcher: Launcher, crew: Crew) -> Ending | None:
-        """Have later starts of the ranks cost no imports, where a failure would be followed by one."""
+        """Have later starts of the ranks cost no imports, where a failure or a sleep is followed by one."""
         order, work = self._order, self._share.work
         interpreter = find("python", self._path, "") or find("python3", self._path, "")
         if interpreter is None or not install.is_python(order.run):
             return None
-        zygote = self._environment(None, self._restarts.generation) if order.max_restarts > 0 else None
+        is_started_again = order.max_restarts > 0 or (order.probe is not None and order.probe.can_sleep)
+        zygote = self._environment(None, self._restarts.generation) if is_started_again else None
         installing = launcher.start_function(
             "shoal.runtime.warm.install", "install", (interpreter, zygote), keep=()
         )
@@ -188,6 +192,9 @@ class ShareRun:
             began_at = self._clock.monotonic()
             self._start_ranks(crew)
             end = self._follow(launcher, "a rank", crew)
+            if end is ASLEEP:
+                last = self._sleep(crew)
+                continue
             ran_s = math.inf if self._driller.take_blame() else self._clock.monotonic() - began_at
             may_follow = self._restarts.may_follow(end, ran_s, has_stepped=crew.has_stepped)
             # A log rule has said something about this node, or about trying again: not ours to pass over.
@@ -203,6 +210,25 @@ class ShareRun:
             last = self._regroup(end, failure) if crew.clear() else end
         return last
 
+    def _sleep(self, crew: Crew) -> Ending | None:
+        """End the server, which has nothing to do, and keep all else. None: it may be started again."""
+        assert self._prober is not None
+        for process in crew.ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        until = self._clock.monotonic() + min(self._order.grace_s, SLEEP_GRACE_S)
+        while any(process.status is None for process in crew.ranks) and self._clock.monotonic() < until:
+            self._watcher.turn(STOPPING_TURN_S)
+        if not crew.clear():
+            return Ending(kind=EndKind.LOST, message="the server could not be ended so that it sleeps")
+        self._prober.tell_ended(is_ended=True)
+        reason = None
+        while self._prober.should_end and reason is None:
+            reason = self._reasons.now()
+            self._watcher.turn(self._reasons.next_in(TURN_S))
+        self._prober.tell_ended(is_ended=False)
+        return reason
+
     def _open_place(self, launcher: Launcher) -> Ending | None:
         """Where the server of a replica listens; only the first node has one."""
         order = self._order
@@ -215,6 +241,8 @@ class ShareRun:
             told = f"{error} on {order.node}; leave `port` out and have the server listen at $PORT"
             return Ending(kind=EndKind.SETUP_FAILED, message=told)
         self._prober = Prober(order.probe, at, self._credentials, self._clock, tell)
+        if self._renewer is not None:
+            self._renewer.on_sleep = self._prober.want_sleep
         if isinstance(at, listening.BehindDoor):
             fd = at.listener.fileno()
             door = launcher.start_function("shoal.runtime.door", "serve", (fd, at.port), keep=(fd,))
@@ -292,6 +320,8 @@ class ShareRun:
                 return reason
             if crew is not None and self._restarts.is_wanted:
                 return OTHERS_FAILED
+            if crew is not None and self._prober is not None and self._prober.should_end:
+                return ASLEEP
             if crew is not None:
                 crew.look_after()
                 self._tell_recovery(crew)

@@ -10,14 +10,13 @@ import http.client
 import logging
 import os
 import urllib.parse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
-from shoal.serving.plane import DataPlane
-from shoal.serving.report import report
-from shoal.serving.table import Table
+from shoal.serving.table import Report, Table
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +31,16 @@ class Source(Protocol):
 
     async def read(self, version: int) -> bytes | None:
         """The table as JSON; None if it is as it was. `OSError`: nobody can say."""
+        ...
+
+
+class Fed(Protocol):
+    """A data plane, as far as tables are concerned."""
+
+    version: int
+
+    def swap(self, table: Table) -> bool:
+        """From now on this table, whole. False: the one in use is as new. `ValueError`: it stays."""
         ...
 
 
@@ -85,7 +94,7 @@ class UrlSource:
 
 
 class Feed:
-    def __init__(self, source: Source, plane: DataPlane) -> None:
+    def __init__(self, source: Source, plane: Fed) -> None:
         self._source = source
         self._plane = plane
         self._told = ""
@@ -115,12 +124,12 @@ class Feed:
             await self.read()
 
 
-async def keep_reporting(plane: DataPlane, where: str, token: str) -> None:
+async def keep_reporting(report: Callable[[], Report], where: str, token: str) -> None:
     """Until cancelled. A report that does not arrive is followed by a newer one."""
     while True:
         await asyncio.sleep(1.0)
-        body = msgspec.json.encode(report(plane))
         try:
+            body = msgspec.json.encode(report())
             if "://" in where:
                 await asyncio.to_thread(talk, "POST", where, token, body)
             else:

@@ -18,9 +18,11 @@ import uvloop
 
 from shoal.serving.admin import Admin
 from shoal.serving.checks import keep_checking
-from shoal.serving.feed import Feed, FileSource, UrlSource, keep_reporting
+from shoal.serving.feed import Fed, Feed, FileSource, UrlSource, keep_reporting
+from shoal.serving.haproxy.start import find_haproxy, running
 from shoal.serving.plane import DataPlane
 from shoal.serving.processes import Family
+from shoal.serving.report import report
 from shoal.serving.sweep import keep_sweeping
 from shoal.serving.tls import TlsFiles
 
@@ -43,6 +45,14 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     add("--tls-key", type=Path, metavar="FILE")
     add("--zone", default="", help="where this process stands: replicas there are preferred")
     add("--processes", type=int, default=0, help="on the one port, replaced on SIGHUP without a lost request")
+    add(
+        "--haproxy",
+        nargs="?",
+        const="haproxy",
+        default="",
+        metavar="PROGRAM",
+        help="have HAProxy serve, with a thread for each of --processes; SIGHUP reloads it",
+    )
     add("--drain-s", type=float, default=30.0, help="for requests under way when told to stop")
     add("--max-connections", type=int, default=10_000, help="of callers, in each process")
     for hidden in ("--listener", "--ready", "--index"):
@@ -50,6 +60,9 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if bool(options.tls_cert) != bool(options.tls_key):
         parser.error("--tls-cert and --tls-key belong together")
+    for name in ("admin", "zone"):
+        if options.haproxy and getattr(options, name):
+            parser.error(f"--{name} is for the embedded data plane: leave it out with --haproxy")
     if options.admin and not options.token_file and not _is_loopback(options.admin):
         parser.error(f"--admin {options.admin} can be reached from elsewhere: give --token-file, too")
     return options
@@ -92,7 +105,7 @@ async def serve(options: argparse.Namespace, listener: socket.socket) -> None:
         keeps.append(tls.keep_fresh())
     if options.report:
         suffix = f".{options.index}" if options.index > 0 and "://" not in options.report else ""
-        keeps.append(keep_reporting(plane, options.report + suffix, token))
+        keeps.append(keep_reporting(lambda: report(plane), options.report + suffix, token))
     admin = None
     if options.admin:
         host, _, port = options.admin.rpartition(":")
@@ -109,6 +122,39 @@ async def serve(options: argparse.Namespace, listener: socket.socket) -> None:
         admin.close()
 
 
+async def serve_by_haproxy(options: argparse.Namespace, listener: socket.socket) -> None:
+    """Until SIGTERM or SIGINT."""
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    token = options.token_file.read_text().strip() if options.token_file else ""
+    tls = (options.tls_cert, options.tls_key) if options.tls_cert else None
+    program = find_haproxy(options.haproxy)
+    if program is None:
+        sys.exit(f"error: there is no program `{options.haproxy}`\nhint: `apt-get install haproxy`")
+    async with running(
+        program,
+        listener,
+        tls=tls,
+        num_threads=options.processes,
+        max_connections=options.max_connections,
+    ) as plane:
+        feed = await _fed(options, plane, token)
+        await plane.start()
+        loop.add_signal_handler(signal.SIGHUP, plane.renew)
+        _tell(listener)
+        keeps = [plane.keep_running(), plane.keep_fresh(), feed.keep_reading()]
+        if options.report:
+            keeps.append(keep_reporting(plane.report, options.report, token))
+        async with asyncio.TaskGroup() as group:
+            running_ones = [group.create_task(keep) for keep in keeps]
+            await stopped.wait()
+            for task in running_ones:
+                task.cancel()
+        await plane.drain(options.drain_s)
+
+
 def _follow_parent(stopped: asyncio.Event) -> None:
     """A child whose parent is gone would be replaced by nobody and reloaded by nobody: it drains."""
     parent = os.getppid()
@@ -123,7 +169,7 @@ def _follow_parent(stopped: asyncio.Event) -> None:
     look()
 
 
-async def _fed(options: argparse.Namespace, plane: DataPlane, token: str) -> Feed:
+async def _fed(options: argparse.Namespace, plane: Fed, token: str) -> Feed:
     if "://" not in options.table:
         feed = Feed(FileSource(Path(options.table)), plane)
     else:
@@ -172,6 +218,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO)
     if options.listener >= 0:
         uvloop.run(serve(options, socket.socket(fileno=options.listener)))
+    elif options.haproxy:
+        asyncio.run(serve_by_haproxy(options, bound(options.listen)))
     elif options.processes > 0:
         asyncio.run(supervise(options, argv))
     else:

@@ -45,6 +45,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     window_s: float = 6.0
     cooldown_s: float = 60.0
     to_zero_after_s: float = 300.0
+    sleep_after_s: float | None = None
+    """None: its server cannot sleep."""
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +80,23 @@ def decide(
     if changed_s < calm_s:
         return Choice(replicas=replicas)
     return _fewer(rule, replicas, samples, now, calm_s, cold_start_s)
+
+
+def should_sleep(
+    rule: Rule, replicas: int, samples: Sequence[Sample], now: float, *, is_asleep: bool
+) -> bool:
+    """Whether the last replica should sleep: nobody has asked for anything for long, and nobody waits.
+
+    With nothing counted lately it stays as it is.
+    """
+    if rule.sleep_after_s is None or replicas != 1:
+        return False
+    if not samples or now - samples[-1].at > FRESH_S:
+        return is_asleep
+    over_s = NEWEST_S if is_asleep else rule.sleep_after_s
+    if any(one.in_flight or one.queued or one.requests for one in samples if now - one.at <= over_s):
+        return False
+    return is_asleep or now - samples[0].at >= over_s
 
 
 def _fewer(

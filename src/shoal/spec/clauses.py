@@ -250,7 +250,7 @@ class CheckpointSpec(BaseModel):
     """A directory of the job's own, kept from one attempt to the next and after the job's end.
 
     Every rank finds it as SHOAL_CHECKPOINT_DIR. No job of another project can read it, and no other job
-    at all on nodes that confine with bubblewrap. `{}` is enough.
+    at all on nodes that confine with bubblewrap, but services whose `model` it is. `{}` is enough.
     """
 
     model_config = FROZEN

@@ -25,6 +25,7 @@ from shoal.spec.service_clauses import (
     Hedge,
     Hosts,
     LimitsSpec,
+    Model,
     Network,
     Pause,
     Port,
@@ -80,8 +81,9 @@ class ServiceSpec(BaseModel):
     topology: Topology | None = None
     grace: Grace = Field(default=30.0, description="From the first signal to the kill.")
     fence: Fence = Field(default=1800.0, description="A replica cut off for this long stops by itself.")
-    model: Annotated[str, Field(strict=True, max_length=200)] | None = Field(
-        default=None, description="The version of the model it serves, kept with the release."
+    model: Model | None = Field(
+        default=None,
+        description="What it serves, kept with the release: a name, or `{job: NAME}` for a job's checkpoint.",
     )
     replicas: Replicas = ReplicaRange.model_construct(min=1, max=1)
     readiness: Readiness = ReadinessSpec.model_construct()

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, Field
 
-from shoal.spec.clauses import seconds_between
+from shoal.spec.clauses import JOB_PATTERN, seconds_between
 from shoal.spec.human import Human, OrName, text
 from shoal.spec.quantity import parse_whole
 from shoal.spec.resources import FROZEN, Range, read_range
@@ -20,6 +20,7 @@ DAY_S = 86400.0
 HTTP_PATH_PATTERN = r"^/[!-~]*$"
 HOST_PATTERN = r"^[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?$"
 AFFINITY_PATTERN = r"^(?:header|cookie):[A-Za-z0-9_-]+$"
+SAVE_PATTERN = r"^step-[0-9]{12}-[0-9]+-[0-9]+$"
 
 Target = Literal["concurrency", "rps", "queue", "tokens"]
 Strategy = Literal["rolling", "canary"]
@@ -119,6 +120,10 @@ class ScaleSpec(BaseModel):
         default=300.0,
         description="So long without a request, and the last one goes if `replicas` allow 0.",
     )
+    sleep_after: Pause | None = Field(
+        default=None,
+        description="So long without a request, and the last one sleeps in its place until one comes.",
+    )
 
 
 Ratio = Annotated[float, Field(strict=True, gt=0, le=1000, allow_inf_nan=False)]
@@ -201,7 +206,37 @@ Hosts = Annotated[
 Affinity = Annotated[
     str, Field(strict=True, max_length=100, pattern=AFFINITY_PATTERN), AfterValidator(writable)
 ]
+
+
+def _read_job(value: object) -> object:
+    is_number = isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**63
+    return str(value) if is_number else value
+
+
+class ModelSpec(BaseModel):
+    """A checkpoint of a job of the same project, as it is when the service is served.
+
+    Each replica finds it, read-only, as SHOAL_MODEL_DIR.
+    """
+
+    model_config = FROZEN
+
+    job: Annotated[
+        str,
+        Field(strict=True, min_length=1, max_length=210, pattern=JOB_PATTERN),
+        Human(_read_job, ({"type": "integer", "minimum": 1, "maximum": 2**63 - 1},)),
+    ] = Field(description="By number, `project/number`, id, or name (the newest of that name).")
+    step: Annotated[int, Field(strict=True, ge=0, lt=10**12)] | None = Field(
+        default=None, description="Unset: the newest that is whole."
+    )
+    save: Annotated[str, Field(strict=True, max_length=60, pattern=SAVE_PATTERN)] | None = Field(
+        default=None, description="Its folder; found and kept with the release."
+    )
+
+
+Model = Annotated[ModelSpec | str, OrName(r"\S.{0,198}\S|\S", ModelSpec, ("chat@7",))]
 PARTS: Mapping[tuple[str, ...], type[BaseModel]] = {
+    ("model",): ModelSpec,
     ("replicas",): ReplicaRange,
     ("readiness",): ReadinessSpec,
     ("scale",): ScaleSpec,

@@ -9,6 +9,7 @@ import pytest
 
 from shoal.errors import SpecError
 from shoal.runtime.confine import cgroup, cgroup1, cgroup2, confinement, rlimits, view
+from shoal.runtime.confine.mounts import Mounts
 from shoal.wire import GpuHandle, Limits
 from tests.support.shares import an_order
 
@@ -159,3 +160,20 @@ def test_mount_source_that_reveals_the_system_or_shoals_state_is_refused(source:
 def test_mounts_of_plain_data_are_allowed() -> None:
     view.check_target("/data/sets", "/srv/shoal")
     view.check_source("/data", "/mnt/data", "/srv/shoal")
+
+
+def test_model_that_is_served_is_mounted_where_it_lies_and_can_only_be_read(tmp_path: Path) -> None:
+    save = tmp_path / "home" / "checkpoints" / "job_1" / "step-000000000010-1-0"
+    save.mkdir(parents=True)
+    mounts = Mounts(an_order(model_dir=str(save)), None, str(tmp_path / "home"), ())
+    try:
+        [mount] = mounts.open()
+        assert (mount.source, mount.target, mount.is_read_only) == (str(save), str(save), True)
+    finally:
+        mounts.close()
+
+
+def test_model_that_became_a_link_is_not_mounted(tmp_path: Path) -> None:
+    (tmp_path / "save").symlink_to(tmp_path)
+    with pytest.raises(SpecError, match="cannot be used"):
+        Mounts(an_order(model_dir=str(tmp_path / "save")), None, str(tmp_path / "home"), ()).open()

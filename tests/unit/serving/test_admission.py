@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
-
-import pytest
 
 from shoal.serving.accounts import Account, FairQueue
 from shoal.serving.sweep import sweep
-from shoal.serving.table import Limits, Service
-from tests.support.serving import Conversation, Lab, Wire, callers, get, reply, service, until
-
-
-def closed(*replicas: Any, **changes: Any) -> Service:
-    return service(*replicas, **{"is_public": False, "callers": callers("ana", "bo"), **changes})
-
-
-def as_caller(name: str, path: str = "/p/s/", **more: Any) -> bytes:
-    return get(path, f"authorization: Bearer token-{name}", **more)
-
-
-async def test_known_token_is_let_in_and_stays_here(lab: Lab) -> None:
-    replica = await lab.replica()
-    lab.serve(closed(replica))
-    assert (await lab.ask(as_caller("ana"))).status == 200
-    seen = replica.requests[0]
-    assert (seen.all("authorization"), seen.get("x-shoal-caller")) == ([], "ana")
-    assert b"token-ana" not in seen.raw_head
+from tests.support.serving import (
+    Conversation,
+    Lab,
+    Wire,
+    as_caller,
+    callers,
+    closed,
+    get,
+    reply,
+    service,
+    until,
+)
 
 
 async def test_replica_is_shown_its_own_key_in_place_of_the_callers_token(lab: Lab) -> None:
@@ -44,100 +33,6 @@ async def test_replica_is_shown_its_own_key_in_place_of_the_callers_token(lab: L
         [seen] = replica.requests
         key = f"key-of-{replica.name}"
         assert (seen.all("authorization"), seen.all("x-shoal-secret")) == ([f"Bearer {key}"], [key])
-
-
-async def test_public_service_sees_what_its_callers_show_unless_that_is_a_token_of_ours(lab: Lab) -> None:
-    replica = await lab.replica()
-    lab.serve(service(replica.told(secret="key")))
-    for shown in ("Basic abc", "Bearer theirs", "Bearer shl_tok_1_ab", "bearer  shj_att_1_cd"):
-        await lab.ask(get("/p/s/", f"authorization: {shown}"))
-    assert [seen.get("authorization") for seen in replica.requests] == ["Basic abc", "Bearer theirs", "", ""]
-    assert {seen.get("x-shoal-secret") for seen in replica.requests} == {"key"}
-
-
-@pytest.mark.parametrize(
-    "header",
-    ["x: y", "authorization: Bearer wrong", "authorization: Basic dG9rZW4tYW5h", "authorization: Bearer"],
-)
-async def test_without_a_known_token_nobody_gets_in(lab: Lab, header: str) -> None:
-    replica = await lab.replica()
-    lab.serve(closed(replica))
-    answer = await lab.ask(get("/p/s/", header))
-    assert (answer.status, answer.get("www-authenticate")) == (401, 'Bearer realm="shoal"')
-    assert (await lab.ask(get("/p/s/?token=token-ana"))).status == 401
-    assert replica.requests == []
-
-
-async def test_what_is_not_there_looks_like_what_one_may_not_see(lab: Lab) -> None:
-    other = await lab.replica()
-    lab.serve(closed(), closed(other, name="theirs", callers=callers("eve")))
-    denied, unknown = (
-        await lab.ask(as_caller("ana", "/p/theirs/")),
-        await lab.ask(as_caller("ana", "/p/nothing/")),
-    )
-    strangers = await lab.ask(get("/p/theirs/")), await lab.ask(get("/p/nothing/"))
-    assert (denied.status, unknown.status) == (404, 404)
-    assert json.loads(denied.body)["code"] == json.loads(unknown.body)["code"]
-    assert strangers[0].body == strangers[1].body
-
-
-async def test_token_taken_out_of_the_table_stops_working_at_once(lab: Lab) -> None:
-    replica = await lab.replica()
-    lab.serve(closed(replica))
-    wire = await lab.connect()
-    assert (await wire.ask(as_caller("ana"))).status == 200
-    lab.serve(closed(replica, callers=callers("bo")))
-    assert (await wire.ask(as_caller("ana"))).status == 401
-
-
-async def test_who_guesses_tokens_is_turned_away(lab: Lab) -> None:
-    lab.serve(closed(await lab.replica()))
-    wire = await lab.connect()
-    answers = [await wire.ask(get("/p/s/", f"authorization: Bearer guess-{n}")) for n in range(101)]
-    assert [answer.status for answer in answers] == [401] * 100 + [429]
-    assert (await wire.ask(as_caller("ana"))).status == 200
-
-
-async def test_requests_beyond_a_rate_are_told_when_to_come_back(lab: Lab) -> None:
-    lab.serve(closed(await lab.replica(), limits=Limits(rps=0.01)))
-    wire = await lab.connect()
-    assert (await wire.ask(as_caller("ana"))).status == 200
-    refused = await wire.ask(as_caller("ana"))
-    assert (refused.status, refused.get("retry-after")) == (429, "100")
-    assert (await wire.ask(as_caller("bo"))).status == 200
-
-
-async def test_rate_can_be_the_projects(lab: Lab) -> None:
-    lab.serve(closed(await lab.replica(), limits=Limits(rps=0.01, per="project")))
-    assert (await lab.ask(as_caller("ana"))).status == 200
-    assert (await lab.ask(as_caller("bo"))).status == 429
-
-
-async def held(seen: Conversation) -> None:
-    await seen.reader.read()
-
-
-async def test_requests_at_once_are_bounded_for_each_caller(lab: Lab) -> None:
-    replica = await lab.replica("one", held)
-    lab.serve(closed(replica, limits=Limits(concurrency=2)))
-    first, second = await lab.connect(), await lab.connect()
-    for wire in (first, second):
-        await wire.send(as_caller("ana"))
-    await until(lambda: len(replica.requests) == 2)
-    refused = await lab.ask(as_caller("ana"))
-    assert (refused.status, json.loads(refused.body)["code"]) == (429, "limit.concurrency")
-    first.close()
-    await until(lambda: lab.plane.services["p", "s"].accounts["ana"].admitted == 1)
-    third = await lab.connect()
-    await third.send(as_caller("ana"))
-    await until(lambda: len(replica.requests) == 3)
-
-
-async def test_refused_upload_does_not_cost_the_connection(lab: Lab) -> None:
-    lab.serve(closed(await lab.replica(), limits=Limits(rps=0.01)))
-    wire = await lab.connect()
-    statuses = [(await wire.ask(as_caller("ana", method="POST", body=b"x" * 100))).status for _ in range(3)]
-    assert statuses == [200, 429, 429]
 
 
 async def test_greedy_caller_waits_behind_itself_not_the_others_behind_it(lab: Lab) -> None:

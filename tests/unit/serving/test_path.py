@@ -11,31 +11,6 @@ from shoal.serving.table import Table
 from tests.support.serving import Conversation, FakeReplica, Lab, get, reply, service, until
 
 
-async def test_path_loses_its_prefix_and_keeps_its_query(lab: Lab) -> None:
-    replica = await lab.replica()
-    lab.serve(service(replica))
-    answer = await lab.ask(get("/p/s/a/b?x=1&y=%20"))
-    assert (answer.status, answer.body) == (200, b"one")
-    assert replica.requests[0].first == "GET /a/b?x=1&y=%20 HTTP/1.1"
-
-
-@pytest.mark.parametrize("path,seen", [("/p/s", "/"), ("/p/s?x", "/?x"), ("/p/s//a", "//a"), ("/p/s/", "/")])
-async def test_service_itself_is_the_replicas_root(lab: Lab, path: str, seen: str) -> None:
-    replica = await lab.replica()
-    lab.serve(service(replica))
-    assert (await lab.ask(get(path))).status == 200
-    assert replica.requests[0].path == seen
-
-
-async def test_host_alone_names_a_service_whatever_its_port_and_case(lab: Lab) -> None:
-    replica = await lab.replica()
-    lab.serve(service(replica, hosts=("chat.example",)))
-    wire = await lab.connect()
-    answer = await wire.ask(b"GET /v1/x HTTP/1.1\r\nHost: Chat.Example:8443\r\n\r\n")
-    assert answer.status == 200
-    assert replica.requests[0].path == "/v1/x"
-
-
 async def test_replica_on_a_unix_socket_is_reached(lab: Lab, tmp_path: Path) -> None:
     replica = await FakeReplica("unix").start(str(tmp_path / "r.sock"))
     lab.replicas.append(replica)
@@ -60,19 +35,6 @@ async def test_many_requests_take_one_connection_on_each_side(lab: Lab) -> None:
     for _ in range(20):
         assert (await wire.ask(get())).status == 200
     assert replica.connections == 1
-
-
-async def test_requests_sent_ahead_are_answered_in_their_order(lab: Lab) -> None:
-    async def echo(seen: Conversation) -> None:
-        body = await seen.body()
-        await seen.send(reply(seen.request.path.encode() + body))
-
-    lab.serve(service(await lab.replica("one", echo)))
-    wire = await lab.connect()
-    await wire.send(b"".join(get(f"/p/s/{n}", method="POST", body=b"x" * n) for n in range(10)))
-    assert [(await wire.receive()).body for _ in range(10)] == [
-        f"/{n}".encode() + b"x" * n for n in range(10)
-    ]
 
 
 async def test_hop_by_hop_headers_end_here_and_ours_cannot_be_forged(lab: Lab) -> None:
@@ -105,37 +67,6 @@ async def test_hop_by_hop_headers_end_here_and_ours_cannot_be_forged(lab: Lab) -
     }
     assert answer.get("x-kept") == "1"
     assert not {"x-inner", "keep-alive", "connection"} & {name for name, _ in answer.headers}
-
-
-async def test_request_has_an_id_its_senders_or_a_new_one(lab: Lab) -> None:
-    replica = await lab.replica()
-    lab.serve(service(replica))
-    given = await lab.ask(get("/p/s/", "x-request-id: trace-7"))
-    made = await lab.ask(get("/p/s/", "x-request-id: <script>"))
-    assert given.get("x-request-id") == replica.requests[0].get("x-request-id") == "trace-7"
-    assert made.get("x-request-id") == replica.requests[1].get("x-request-id") != "<script>"
-
-
-@pytest.mark.parametrize("status", ["204 No Content", "304 Not Modified"])
-async def test_answer_without_a_body_ends_with_its_head(lab: Lab, status: str) -> None:
-    async def bare(seen: Conversation) -> None:
-        await seen.send(f"HTTP/1.1 {status}\r\netag: x\r\n\r\n".encode())
-
-    lab.serve(service(await lab.replica("one", bare)))
-    wire = await lab.connect()
-    assert (await wire.ask(get())).get("etag") == "x"
-    assert (await wire.ask(get())).get("etag") == "x"
-
-
-async def test_answer_to_head_tells_a_length_and_has_no_body(lab: Lab) -> None:
-    async def bare(seen: Conversation) -> None:
-        await seen.send(b"HTTP/1.1 200 OK\r\ncontent-length: 12345\r\n\r\n")
-
-    lab.serve(service(await lab.replica("one", bare)))
-    wire = await lab.connect()
-    for _ in range(2):
-        answer = await wire.ask(get(method="HEAD"), is_head=True)
-        assert (answer.status, answer.get("content-length")) == (200, "12345")
 
 
 async def test_chunks_go_on_as_they_come_and_trailers_stay(lab: Lab) -> None:
@@ -189,16 +120,6 @@ async def test_interim_answers_of_replicas_stay_here(lab: Lab) -> None:
     assert (await lab.ask(get())).body == b"real"
 
 
-async def test_who_expects_to_be_told_to_continue_is_told(lab: Lab) -> None:
-    replica = await lab.replica()
-    lab.serve(service(replica))
-    wire = await lab.connect()
-    await wire.send(b"POST /p/s/ HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 4\r\n\r\n")
-    assert (await wire.receive()).status == 100
-    assert (await wire.ask(b"body")).status == 200
-    assert (replica.requests[0].body, replica.requests[0].get("expect")) == (b"body", "")
-
-
 async def test_chunked_upload_reaches_the_replica_while_it_comes(lab: Lab) -> None:
     pieces: list[bytes] = []
 
@@ -215,59 +136,10 @@ async def test_chunked_upload_reaches_the_replica_while_it_comes(lab: Lab) -> No
     assert pieces == [b"3\r\nabc\r\n", b"2\r\nde\r\n0\r\n\r\n"]
 
 
-async def test_websocket_is_passed_through_both_ways(lab: Lab) -> None:
-    async def echo(seen: Conversation) -> None:
-        assert seen.request.get("upgrade") == "websocket"
-        await seen.send(
-            b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\nhi"
-        )
-        while data := await seen.reader.read(100):
-            await seen.send(data.upper())
-
-    lab.serve(service(await lab.replica("one", echo)))
-    wire = await lab.connect()
-    switched = await wire.ask(
-        get("/p/s/ws", "connection: Upgrade", "upgrade: websocket", "sec-websocket-key: x")
-    )
-    assert (switched.status, switched.get("upgrade")) == (101, "websocket")
-    assert await wire.reader.readexactly(2) == b"hi"
-    await wire.send(b"hello")
-    assert await wire.reader.readexactly(5) == b"HELLO"
-    wire.close()
-    await until(lambda: not lab.plane.clients)
-    assert all(live.outstanding == 0 for live in lab.plane.services["p", "s"].replicas.values())
-
-
-async def test_replica_that_changes_the_protocol_unasked_is_not_believed(lab: Lab) -> None:
-    async def rude(seen: Conversation) -> None:
-        await seen.send(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n")
-
-    lab.serve(service(await lab.replica("one", rude), retries=0))
-    assert (await lab.ask(get())).status == 502
-
-
 async def test_table_that_is_not_newer_changes_nothing(lab: Lab) -> None:
     lab.serve(service(await lab.replica()))
     assert not lab.plane.swap(Table(version=1))
     assert (await lab.ask(get())).status == 200
-
-
-async def test_request_under_way_outlives_the_table_that_named_its_replica(lab: Lab) -> None:
-    gate = asyncio.Event()
-
-    async def slow(seen: Conversation) -> None:
-        await gate.wait()
-        await seen.send(reply(seen.replica.name.encode()))
-
-    old, new = await lab.replica("old", slow), await lab.replica("new")
-    lab.serve(service(old))
-    wire = await lab.connect()
-    await wire.send(get())
-    await until(lambda: old.requests)
-    lab.serve(service(new))
-    assert (await lab.ask(get())).body == b"new"
-    gate.set()
-    assert (await wire.receive()).body == b"old"
 
 
 async def test_drain_finishes_what_is_under_way_and_takes_nothing_new(lab: Lab) -> None:

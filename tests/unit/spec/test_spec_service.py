@@ -30,6 +30,13 @@ def test_short_forms_mean_what_long_ones_do() -> None:
     assert parse_service({**LEAST, "replicas": 3}).replicas.max == 3
 
 
+def test_model_is_a_name_or_a_checkpoint_of_a_job() -> None:
+    assert parse_service({**LEAST, "model": "chat@7"}).model == "chat@7"
+    by_number = parse_service({**LEAST, "model": {"job": 17, "step": 40}})
+    assert by_number == parse_service({**LEAST, "model": {"job": "17", "step": 40}})
+    assert ServiceSpec.model_validate_json(by_number.canonical_json()) == by_number
+
+
 def test_canonical_text_reads_back_equal() -> None:
     spec = parse_service({**LEAST, "replicas": "1..2", "scale": {"target": "rps", "cooldown": "2m"}})
     assert ServiceSpec.model_validate_json(spec.canonical_json()) == spec
@@ -73,6 +80,10 @@ def test_replica_is_a_job_with_what_the_two_have_in_common() -> None:
         ("name", "7", "read as a job's number"),
         ("kind", "job", "is not `service`"),
         ("time_limit", "1h", "unknown key `time_limit`"),
+        ("model", {"job": "a b"}, "is not a job such as"),
+        ("model", {"jib": "train"}, "2 mistakes"),
+        ("model", 7, "`model` must be a mapping"),
+        ("scale", {"sleep_after": "never"}, "`scale.sleep_after`"),
         ("rollout", "slowly", "is not `rolling` or `canary`"),
     ],
 )

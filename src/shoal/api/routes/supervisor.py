@@ -57,6 +57,7 @@ async def renew_lease(request: Request, query: Annotated[NoQuery, Query()]) -> R
         "master_port": told.master_port,
         "is_after_hang": told.is_after_hang,
         "drill": None if told.drill is None else msgspec.to_builtins(told.drill),
+        "should_sleep": told.should_sleep,
         "proof": told.proof,
     }
     return answer(view)

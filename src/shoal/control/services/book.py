@@ -27,6 +27,8 @@ class ServiceBook:
         """Where the data plane of this machine listens; None: there is none."""
         self.said: dict[str, Serving] = {}
         """By attempt."""
+        self._sleep: dict[str, bool] = {}
+        """By attempt: whether its server should sleep; nothing where nobody has found out yet."""
         self.traffic = Traffic()
         self.waker = Signal()
         """Somebody has a reason to look at services at once."""
@@ -46,6 +48,17 @@ class ServiceBook:
         """Forget attempts that hold nothing any more."""
         kept = set(attempt_ids)
         self.said = {attempt_id: said for attempt_id, said in self.said.items() if attempt_id in kept}
+        self._sleep = {attempt_id: order for attempt_id, order in self._sleep.items() if attempt_id in kept}
+
+    def order_sleep(self, attempt_id: str, *, should_sleep: bool) -> bool:
+        """Note whether its server should sleep; whether that is news."""
+        known, self._sleep[attempt_id] = self._sleep.get(attempt_id), should_sleep
+        return known != should_sleep
+
+    def sleep_order(self, attempt_id: str) -> bool | None:
+        """What its supervisor is still to be told; None: nothing, or it does so already."""
+        order, said = self._sleep.get(attempt_id), self.said.get(attempt_id)
+        return order if said is not None and order != said.is_asleep else None
 
     def publish(self, table: Table) -> None:
         """Give it to everybody who waits for a newer one."""

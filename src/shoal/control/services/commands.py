@@ -12,6 +12,8 @@ from shoal.control.actor import Actor
 from shoal.control.core import Core
 from shoal.control.once import fingerprint, once
 from shoal.control.record import note
+from shoal.control.services.abilities import check_data_plane, check_range
+from shoal.control.services.models import Chosen, choose
 from shoal.control.services.replicas import frozen_replica
 from shoal.control.submit import check_fit, check_mounts, check_priority, check_queue, check_secrets
 from shoal.control.tree import check_share
@@ -44,9 +46,14 @@ async def serve(core: Core, actor: Actor, asked: AskedService, key: str | None) 
     """
     text = asked.spec.canonical_json()
     check_secrets(frozen_replica(text).spec, asked.secrets)
-    refusal = asked.refusal or _refusal(core, text)
+    refusal = asked.refusal or _refusal(core, asked.spec, text)
     secret = hmac.digest(core.key, msgspec.json.encode(asked.secrets, order="sorted"), "sha256").hex()
     said = fingerprint("serve", asked.project, text, asked.archive_digest, secret)
+    chosen = Chosen(spec=asked.spec, model="")
+    try:
+        chosen = await choose(core, asked.project, asked.spec)
+    except ShoalError as error:
+        refusal = refusal or error
 
     def change(tx: Tx) -> Service:
         now = core.clock.now()
@@ -54,7 +61,7 @@ async def serve(core: Core, actor: Actor, asked: AskedService, key: str | None) 
         def accept() -> str:
             if refusal is not None:
                 raise refusal
-            return _accept(core, tx, actor, asked, text, now).service_id
+            return _accept(core, tx, actor, asked, chosen, now).service_id
 
         service_id, _ = once(tx, actor, key, said, now, str, accept)
         return find(tx, service_id)
@@ -64,9 +71,10 @@ async def serve(core: Core, actor: Actor, asked: AskedService, key: str | None) 
     return made
 
 
-def _refusal(core: Core, text: str) -> ShoalError | None:
+def _refusal(core: Core, spec: ServiceSpec, text: str) -> ShoalError | None:
     frozen = frozen_replica(text)
     try:
+        check_data_plane(core.settings, spec)
         check_queue(core, frozen.spec)
         check_mounts(core, frozen.spec)
         check_fit(core, frozen)
@@ -75,11 +83,12 @@ def _refusal(core: Core, text: str) -> ShoalError | None:
     return None
 
 
-def _accept(core: Core, tx: Tx, actor: Actor, asked: AskedService, text: str, now: float) -> Service:
+def _accept(core: Core, tx: Tx, actor: Actor, asked: AskedService, chosen: Chosen, now: float) -> Service:
     project = tx.people.get_project(asked.project)
     if project is None:
         raise NotFound(f"no project `{asked.project}`", hint="shoal project list")
-    frozen, spec = frozen_replica(text), asked.spec
+    spec, text = chosen.spec, chosen.spec.canonical_json()
+    frozen = frozen_replica(text)
     priority = check_priority(core, project, frozen.spec)
     check_share(tx, project, frozen.request, f"a replica of `{spec.name}`")
     known = tx.services.by_name(project.name, spec.name)
@@ -92,7 +101,7 @@ def _accept(core: Core, tx: Tx, actor: Actor, asked: AskedService, text: str, no
         spec_json=text,
         archive_digest=asked.archive_digest,
         priority=priority,
-        model=spec.model or "",
+        model=chosen.model,
         created_at=now,
         by=actor.name,
     )
@@ -158,6 +167,7 @@ async def scale(core: Core, actor: Actor, service_id: str, low: int, high: int, 
     """Between so many and so many replicas from now on."""
 
     def change(service: Service, now: float) -> Service:
+        check_range(core.settings, service.name, low, high)
         count = min(max(service.replicas, low), high)
         return msgspec.structs.replace(
             service, min_replicas=low, max_replicas=high, replicas=count, scaled_at=now

@@ -75,7 +75,9 @@ def view(core: Core, look: Look) -> View:
     }
     book, service = core.services, look.service
     at = core.clock.monotonic()
-    drained = (one.replica_id for one, _, _ in look.servers if one.draining_at is not None)
+    drained = (
+        one.replica_id for one, _, _ in look.servers if one.draining_at is not None or service.is_asleep
+    )
     old, new = book.since_step(service)
     return View(
         silent=frozenset(silent),

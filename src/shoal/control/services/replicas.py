@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import msgspec
 
@@ -15,8 +16,9 @@ from shoal.errors import NotFound
 from shoal.identity import open_secrets, seal_secrets
 from shoal.model.attempt import Attempt
 from shoal.model.job import Job, ReplicaPlace
-from shoal.model.service import Release, Replica, Service
+from shoal.model.service import MAX_STARTS, Release, Replica, Service, Start
 from shoal.spec.service import ServiceSpec
+from shoal.spec.service_clauses import ModelSpec
 from shoal.store import Tx
 from shoal.wire import Probe, Serving
 
@@ -45,6 +47,7 @@ def probe_of(spec: ServiceSpec) -> Probe:
         failures=asked.failures,
         dead_after_s=asked.dead_after,
         within_s=asked.within,
+        can_sleep=spec.scale.sleep_after is not None,
     )
 
 
@@ -73,8 +76,14 @@ def begin(core: Core, tx: Tx, service: Service, release: Release, slot: int, now
     return replica
 
 
+def checkpoint_of(spec: ServiceSpec) -> str:
+    """What it serves of a job, below where checkpoints are kept; empty: nothing."""
+    model = spec.model
+    return f"{model.job}/{model.save}" if isinstance(model, ModelSpec) else ""
+
+
 def _job(job_id: str, service: Service, release: Release, slot: int, number: int, now: float) -> Job:
-    frozen = frozen_replica(release.spec_json)
+    frozen, spec = frozen_replica(release.spec_json), spec_of_release(release.spec_json)
     return Job(
         job_id=job_id,
         project=service.project,
@@ -92,7 +101,8 @@ def _job(job_id: str, service: Service, release: Release, slot: int, number: int
             service=service.name,
             release=release.number,
             slot=slot,
-            probe=probe_of(spec_of_release(release.spec_json)),
+            probe=probe_of(spec),
+            model=checkpoint_of(spec),
         ),
         archive_digest=release.archive_digest,
         submitted_at=now,
@@ -123,20 +133,42 @@ def _record(core: Core, tx: Tx, attempt: Attempt, said: Serving) -> None:
         return
     now = core.clock.now()
     is_first = said.is_ready and before.ready_at is None
-    began_at = attempt.started_at or attempt.placed_at or now
     after = msgspec.structs.replace(
         before,
         attempt_id=attempt.attempt_id,
         address=said.address,
         is_ready=said.is_ready,
+        is_asleep=said.is_asleep,
         because=said.because,
         ready_at=now if is_first else before.ready_at,
-        cold_start_s=max(0.0, said.at - began_at) if is_first else before.cold_start_s,
+        start=_start(before, attempt, said.at) if is_first else before.start,
     )
     if after == before:
         return
     tx.services.set_replica(after)
+    if is_first and after.start is not None:
+        _remember(tx, after.service_id, after.start)
     if after.is_ready != before.is_ready or (after.is_ready and after.attempt_id != before.attempt_id):
         kind = "replica.ready" if after.is_ready else "replica.unready"
-        told = {"address": after.address, "because": after.because, "cold_start_s": after.cold_start_s}
+        told: dict[str, Any] = {"address": after.address, "because": after.because}
+        told |= {"cold_start_s": after.start.total_s} if after.start is not None else {}
         note(tx, kind, now, SHOAL, attempt=attempt, data=told)
+
+
+def _start(replica: Replica, attempt: Attempt, ready_at: float) -> Start:
+    """Clocks of two machines may be in it: no part is less than nothing."""
+    placed_at = attempt.placed_at or replica.created_at
+    started_at = attempt.started_at or placed_at
+    return Start(
+        release=replica.release,
+        queued_s=max(0.0, placed_at - replica.created_at),
+        starting_s=max(0.0, started_at - placed_at),
+        loading_s=max(0.0, ready_at - started_at),
+    )
+
+
+def _remember(tx: Tx, service_id: str, start: Start) -> None:
+    service = tx.services.get(service_id)
+    if service is not None:
+        starts = (*service.starts, start)[-MAX_STARTS:]
+        tx.services.update(msgspec.structs.replace(service, starts=starts, version=service.version + 1))

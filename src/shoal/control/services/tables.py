@@ -77,7 +77,7 @@ def _replicas(core: Core, look: Look) -> list[told.Replica]:
             address=replica.address,
             release=replica.release,
             secret=replica_secret(core.key, attempt.attempt_id),
-            is_draining=replica.draining_at is not None,
+            is_draining=replica.draining_at is not None or look.service.is_asleep,
         )
         for replica, job, attempt in look.servers
         if is_serving(replica, job, attempt)

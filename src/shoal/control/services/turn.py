@@ -62,7 +62,9 @@ async def _tend(core: Core, service_id: str) -> None:
     if look is None:
         return
     known = view(core, look)
-    if not _is_due(look, decide(look, known, core.clock.now())):
+    decided = decide(look, known, core.clock.now())
+    order_sleep(core, look, known, decided.service)
+    if not _is_due(look, decided):
         return
     stopped = await core.store.write(lambda tx: _change(core, tx, service_id, known))
     for job, attempt in stopped:
@@ -70,10 +72,23 @@ async def _tend(core: Core, service_id: str) -> None:
             await cancel(core, job, attempt)
 
 
+def order_sleep(core: Core, look: Look, known: View, service: Service) -> None:
+    """Have supervisors put servers to sleep, or wake them, at once. To sleep only what no data plane sends
+    anything to any more.
+    """
+    for replica, job, attempt in look.servers:
+        if job.replica is None or not job.replica.probe.can_sleep:
+            continue
+        should_sleep = service.is_asleep and replica.draining_at is None
+        is_safe = not should_sleep or replica.is_asleep or replica.replica_id in known.idle
+        if is_safe and core.services.order_sleep(attempt.attempt_id, should_sleep=should_sleep):
+            core.meetings.tell(attempt.attempt_id)
+
+
 def decide(look: Look, known: View, now: float) -> Decision:
     """Pure."""
     ended = tuple(server for server in look.servers if not server[1].is_open)
-    service = _after_ends(_after_starts(look), ended, now)
+    service = _after_ends(look.service, ended, now)
     there = seen(look, known, now)
     wished = wish(look, service, known, there, now)
     steps = life.decide(
@@ -88,12 +103,6 @@ def decide(look: Look, known: View, now: float) -> Decision:
 def _is_due(look: Look, decided: Decision) -> bool:
     is_gone = look.service.stop_asked_by is not None and not look.servers
     return is_gone or bool(decided.ended) or not decided.steps.is_nothing or decided.service != look.service
-
-
-def _after_starts(look: Look) -> Service:
-    """With how long replicas took to become ready, as far as any of them is there to tell."""
-    known = [replica.cold_start_s for replica, _, _ in look.servers if replica.cold_start_s is not None]
-    return msgspec.structs.replace(look.service, cold_start_s=max(known)) if known else look.service
 
 
 def _after_ends(service: Service, ended: tuple[Server, ...], now: float) -> Service:
@@ -139,6 +148,9 @@ def _change(core: Core, tx: Tx, service_id: str, known: View) -> list[tuple[Job,
 
 def _tell(tx: Tx, before: Service, decided: Decision, now: float) -> None:
     after = decided.service
+    if after.is_asleep != before.is_asleep:
+        kind = "service.slept" if after.is_asleep else "service.woken"
+        note(tx, kind, now, SHOAL, project=after.project, data={"service": after.name})
     if after.replicas != before.replicas:
         told: dict[str, Any] = {"service": after.name, "replicas": after.replicas, "because": decided.because}
         note(tx, "service.resized", now, SHOAL, project=after.project, data=told)

@@ -27,8 +27,9 @@ def wish(look: Look, service: Service, known: View, seen: Sequence[Seen], now: f
     """`service`: as recorded, but for what this turn has found out already."""
     if service.stop_asked_by is not None:
         return Wish(service=service, counts={})
+    rule = scaling_rule(look.spec(service.live), service)
     choice = scaling.decide(
-        scaling_rule(look.spec(service.live), service),
+        rule,
         service.replicas,
         known.samples,
         known.at,
@@ -37,6 +38,11 @@ def wish(look: Look, service: Service, known: View, seen: Sequence[Seen], now: f
     )
     if choice.because:
         service = msgspec.structs.replace(service, replicas=choice.replicas, scaled_at=now)
+    is_rolling = service.rollout is not None and service.rollout.is_open
+    is_asleep = not is_rolling and scaling.should_sleep(
+        rule, service.replicas, known.samples, known.at, is_asleep=service.is_asleep
+    )
+    service = msgspec.structs.replace(service, is_asleep=is_asleep)
     if service.rollout is None or not service.rollout.is_open:
         return Wish(service=service, counts={service.live: service.replicas}, because=choice.because)
     after, counts = _rolled(look, service, service.rollout, known, seen, now)
@@ -54,6 +60,7 @@ def scaling_rule(spec: ServiceSpec, service: Service) -> scaling.Rule:
         window_s=asked.window,
         cooldown_s=asked.cooldown,
         to_zero_after_s=asked.to_zero_after,
+        sleep_after_s=asked.sleep_after,
     )
 
 

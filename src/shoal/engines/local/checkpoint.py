@@ -37,6 +37,25 @@ def with_checkpoint(home: Path, orders: tuple[Order, ...]) -> tuple[Order, ...]:
     return tuple(msgspec.structs.replace(order, checkpoint_dir=real) for order in orders)
 
 
+def with_model(home: Path, orders: tuple[Order, ...]) -> tuple[Order, ...]:
+    """The orders with the real path of the checkpoint that they serve.
+
+    `EngineRefused`: it is none, or gone by now.
+    """
+    wanted = orders[0].model_dir
+    if wanted is None:
+        return orders
+    folder, path = home / "checkpoints", Path(wanted)
+    is_ours = path.parent.parent == folder and is_name(path.parent.name) and is_name(path.name)
+    real = folder.resolve() / path.parent.name / path.name
+    if not is_ours or real.resolve() != real or not real.is_dir():
+        raise EngineRefused(
+            f"there is no checkpoint to serve at {wanted}",
+            hint="the job may have removed it for newer ones: `shoal serve` the file again",
+        )
+    return tuple(msgspec.structs.replace(order, model_dir=str(real)) for order in orders)
+
+
 def kept_checkpoints(home: Path) -> list[str]:
     """The names of the jobs that have a directory here."""
     folder = home / "checkpoints"

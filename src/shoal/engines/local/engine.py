@@ -25,7 +25,7 @@ import structlog
 from shoal.clock import Clock
 from shoal.engines.base import LogChunk, Observation, SavedCheckpoints, Sight, Submission
 from shoal.engines.local.book import Book, ShareView, Views
-from shoal.engines.local.checkpoint import kept_checkpoints, with_checkpoint
+from shoal.engines.local.checkpoint import kept_checkpoints, with_checkpoint, with_model
 from shoal.engines.local.client import Children, Nursery, free_port, read_words
 from shoal.engines.local.inventory import take_inventory
 from shoal.engines.local.notice import Notice
@@ -200,7 +200,8 @@ class LocalEngine:
         port = self._promise_port(address, submission.attempt_id)
         try:
             orders = complete_orders(submission, address, port, self._confinement)
-            return self._book.add(with_checkpoint(self._home, orders), archive_path)
+            orders = with_model(self._home, with_checkpoint(self._home, orders))
+            return self._book.add(orders, archive_path)
         finally:
             # From here on the order itself tells that the port is taken.
             with self._guard:
@@ -219,7 +220,7 @@ class LocalEngine:
                 raise OSError(errno.EBUSY, f"{order.node} still has the share that is to be replaced")
         if lacking:
             archive_path, address = _archive_of(submission), nodes[submission.orders[0].node].address
-            completed = complete_orders(submission, address, 0, self._confinement)
+            completed = with_model(self._home, complete_orders(submission, address, 0, self._confinement))
             anew = {order.node for order in lacking}
             for order in with_checkpoint(self._home, completed):
                 if order.node in anew:

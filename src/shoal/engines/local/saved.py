@@ -120,6 +120,7 @@ def _one(directory: int, name: Name, entry: str, status: Status, budget: Budget)
         state=SavedState.UNFINISHED,
         saved_at=0.0,
         size_bytes=0,
+        name=entry,
         places=tuple(place[:MAX_PLACE] for place in status.kept.get(str(name), ("directory",))[:8]),
     )
     try:

@@ -93,6 +93,9 @@ class Confinement:
                 "mounts need bubblewrap, which is not in use on this node", hint="shoal doctor"
             )
         self._open_way(self._share.work, "work")
+        if self._order.model_dir is not None:
+            self._open_way(self._order.model_dir, "model")
+            os.close(checkpoint_folder.open_directory(self._order.model_dir))
         socket_folder = listening.own_folder(self._order, self._home)
         if socket_folder is not None:
             self._open_way(socket_folder, "socket's")

@@ -33,6 +33,9 @@ class Mounts:
             real = self._add(fd, mount.target, is_read_only=mount.is_read_only)
             self._check_source(mount.source, real)
         self._open_checkpoint()
+        model = self._order.model_dir
+        if model is not None:
+            self._add(checkpoint_folder.open_directory(model), model, is_read_only=True)
         socket_folder = listening.own_folder(self._order, self._home)
         if socket_folder is not None:
             self._add(checkpoint_folder.open_directory(socket_folder), socket_folder, is_read_only=False)

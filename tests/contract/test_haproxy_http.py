@@ -1,0 +1,80 @@
+"""Messages at the edge of HTTP, to HAProxy: what it takes and we do not reaches no replica as it came."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+from tests.support.haproxy import needs_haproxy, running_haproxy
+from tests.support.http_cases import REFUSED, TAKEN, all_cases
+from tests.support.serving import AnyLab, Conversation, reply, service
+
+pytestmark = needs_haproxy
+WAIT_S = 12.0
+WRITTEN_ANEW = frozenset(
+    {
+        "line: double space",
+        "line: tab for space",
+        "line: unknown method",
+        "ends: bare line feeds",
+        "ends: line feed after the request line",
+        "ends: line feed after a header",
+        "ends: line feed for the empty line",
+        "ends: folded header",
+        "ends: folded with a tab",
+        "host: twice the same",
+        "length: twice the same",
+        "length: beside chunks",
+        "length: '3,3'",
+        "length: '3, 3'",
+        "coding: in version 1.0",
+        "coding: folded",
+        "coding: 'chunked,'",
+        "chunk: shorter than it says",
+        "chunk: line feed after the size",
+        "chunk: line feed after the data",
+        "chunk: space after the size",
+        "chunk: control in an extension",
+        "chunk: endless extension",
+        "chunk: folded trailer",
+        "chunk: line feed after a trailer",
+        "chunk: trailer with a space before the colon",
+    }
+)
+"""Refused by the embedded data plane. HAProxy reads one meaning into each, and writes that to the replica."""
+LOOSE = re.compile(rb"(?<!\r)\n|\r(?!\n)|\n[ \t]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+
+async def echo(seen: Conversation) -> None:
+    await seen.body()
+    await seen.send(reply(b"" if seen.request.first.startswith("HEAD") else b"ok"))
+
+
+async def verdict(lab: AnyLab, raw: bytes) -> str:
+    wire = await lab.connect()
+    try:
+        async with asyncio.timeout(WAIT_S):
+            answer = await wire.ask(raw, is_head=raw.startswith(b"HEAD"))
+    except (asyncio.IncompleteReadError, ConnectionError, ValueError, TimeoutError):
+        return REFUSED  # also if it waits for more: then it has not taken what was sent
+    finally:
+        wire.close()
+    return TAKEN if answer.status == 200 else REFUSED
+
+
+async def test_haproxy_refuses_what_we_do_or_writes_it_anew(tmp_path: Path) -> None:
+    cases = {case.name: case for case in all_cases()}
+    async with running_haproxy(tmp_path) as lab:
+        replica = await lab.replica("one", echo)
+        lab.serve(service(replica, cap=1000))
+        asked = [verdict(lab, case.raw.replace(b"{path}", b"/p/s/")) for case in cases.values()]
+        seen = dict(zip(cases, await asyncio.gather(*asked), strict=True))
+    looser = {name for name, case in cases.items() if case.verdict == REFUSED and seen[name] == TAKEN}
+    stricter = {name for name, case in cases.items() if case.verdict == TAKEN and seen[name] == REFUSED}
+    assert (looser - WRITTEN_ANEW, stricter) == (set(), set())
+    assert len(replica.requests) > 50
+    for request in replica.requests:
+        assert LOOSE.search(request.raw_head) is None
+        assert len(request.all("host")) <= 1
+        assert len(request.all("content-length")) + len(request.all("transfer-encoding")) <= 1

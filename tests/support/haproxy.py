@@ -1,0 +1,53 @@
+"""A real HAProxy, driven by this process, beside replicas and callers that do as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from shoal.serving.haproxy.files import Files
+from shoal.serving.haproxy.plane import HaproxyPlane
+from shoal.serving.haproxy.render import Place
+from shoal.serving.haproxy.start import find_haproxy
+from shoal.serving.table import Report, Service, Table
+from tests.support.serving import AnyLab
+
+HAPROXY = find_haproxy()
+needs_haproxy = pytest.mark.skipif(HAPROXY is None, reason="no HAProxy here: apt-get install haproxy")
+
+
+class HaproxyLab(AnyLab):
+    def __init__(self, plane: HaproxyPlane, port: int) -> None:
+        super().__init__(port)
+        self.plane = plane
+
+    def serve(self, *services: Service) -> None:
+        assert self.plane.swap(Table(version=self.plane.version + 1, services=services))
+
+    def report(self) -> Report:
+        return self.plane.report()
+
+    async def drain(self, within_s: float) -> None:
+        await self.plane.drain(within_s)
+
+
+@contextlib.asynccontextmanager
+async def running_haproxy(folder: Path) -> AsyncIterator[HaproxyLab]:
+    assert HAPROXY is not None
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        place = Place(listener=listener.fileno(), max_connections=1000)
+        plane = HaproxyPlane(Files(HAPROXY, folder, place, None))
+        await plane.start()
+        keeping = asyncio.ensure_future(plane.keep_running())
+        lab = HaproxyLab(plane, listener.getsockname()[1])
+        try:
+            yield lab
+        finally:
+            keeping.cancel()
+            await lab.clear()

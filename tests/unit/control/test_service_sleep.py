@@ -1,0 +1,130 @@
+"""A service whose last replica sleeps: nobody sends it anything by then, and the first request wakes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import msgspec
+
+from shoal.control.services.commands import AskedService
+from shoal.control.services.look import load
+from shoal.control.services.turn import tend
+from shoal.model.attempt import Attempt
+from shoal.model.service import Replica
+from shoal.serving.table import Count, Report
+from shoal.spec.parse import parse_service
+from shoal.wire import Phase, Renewal, RenewalAnswer, Serving
+from tests.support.lab import ANA, USER, Lab, now
+
+SPEC = {"name": "chat", "run": "serve", "workdir": None, "resources": {"cpus": 1}}
+
+
+class Bench:
+    """One replica, its supervisor and one data plane; each says what the test has it say."""
+
+    def __init__(self, **scale: Any) -> None:
+        self.lab = Lab()
+        spec = parse_service({**SPEC, "scale": {"sleep_after": 10, **scale}})
+        now(self.lab.plane.serve(ANA, AskedService(spec=spec, project="lab", owner=USER), key=None))
+        self.tend()
+        self.lab.turn()
+        self.serving = Serving(address="127.0.0.1:1000", is_ready=True, at=self.lab.clock.now())
+        self.renew()
+        self.tend()
+
+    def tend(self) -> None:
+        anyio.run(tend, self.lab.core)
+
+    def replica(self) -> tuple[Replica, Attempt]:
+        [service] = self.lab.read(lambda tx: tx.services.all())
+        look = self.lab.read(lambda tx: load(tx, service.service_id))
+        assert look is not None
+        [(replica, _, attempt)] = look.servers
+        return replica, attempt
+
+    def renew(self) -> RenewalAnswer:
+        _, attempt = self.replica()
+        renewal = Renewal(
+            attempt_id=attempt.attempt_id,
+            epoch=attempt.epoch,
+            node=attempt.node_names[0],
+            phase=Phase.RUNNING,
+            serving=self.serving,
+        )
+        return now(self.lab.plane.renew(renewal))
+
+    def count(self, seconds: int, *, version: int | None = None, queued: int = 0) -> None:
+        """The data plane says the same for so many seconds."""
+        book = self.lab.core.services
+        for _ in range(seconds):
+            self.lab.clock.advance(1.0)
+            count = Count(project="lab", name="chat", release=1, queued=queued)
+            known = book.table.version if version is None else version
+            report = Report(process_id="prc_1", version=known, counts=(count,))
+            book.heard(report, self.lab.core.clock.monotonic())
+            self.tend()
+
+    def sleep(self) -> None:
+        self.count(14)
+        assert self.renew().should_sleep is True
+        said = {"is_ready": False, "is_asleep": True, "because": "asleep"}
+        self.serving = msgspec.structs.replace(self.serving, **said)
+        assert self.renew().should_sleep is None
+        self.tend()
+
+    def given(self) -> list[bool]:
+        """For each replica that data planes know: whether it drains."""
+        [service] = self.lab.core.services.table.services
+        return [one.is_draining for one in service.replicas]
+
+
+def test_replica_sleeps_once_no_data_plane_sends_it_anything_and_wakes_for_the_first_request() -> None:
+    bench = Bench()
+    old = bench.lab.core.services.table.version
+    bench.count(9)
+    assert bench.given() == [False]
+    bench.count(5, version=old)
+    assert bench.given() == [True]
+    assert bench.renew().should_sleep is None  # a data plane has not heard of it yet
+    bench.count(1)
+    bench.sleep()
+    assert bench.given() == []
+    assert bench.replica()[0].is_asleep
+    bench.count(1, queued=1)
+    assert bench.renew().should_sleep is False
+    said = {"is_ready": True, "is_asleep": False, "because": ""}
+    bench.serving = msgspec.structs.replace(bench.serving, **said)
+    assert bench.renew().should_sleep is None
+    bench.tend()
+    assert bench.given() == [False]
+    kinds = [event.kind for event in bench.lab.events() if event.kind in ("service.slept", "service.woken")]
+    assert kinds == ["service.slept", "service.woken"]
+
+
+def test_restarted_control_plane_leaves_one_that_sleeps_asleep() -> None:
+    bench = Bench()
+    bench.sleep()
+    bench.lab.restart()
+    bench.tend()
+    assert bench.renew().should_sleep is None
+    bench.tend()
+    assert bench.renew().should_sleep is None
+    assert bench.replica()[0].is_asleep
+
+
+def test_new_release_wakes_what_is_to_be_replaced() -> None:
+    bench = Bench()
+    bench.sleep()
+    spec = parse_service({**SPEC, "scale": {"sleep_after": 10}, "env": {"V": "2"}})
+    now(bench.lab.plane.serve(ANA, AskedService(spec=spec, project="lab", owner=USER), key=None))
+    bench.tend()
+    [service] = bench.lab.read(lambda tx: tx.services.all())
+    assert not service.is_asleep
+
+
+def test_service_that_cannot_sleep_is_never_told_to() -> None:
+    bench = Bench(sleep_after=None)
+    bench.count(30)
+    assert bench.renew().should_sleep is None
+    assert bench.given() == [False]
