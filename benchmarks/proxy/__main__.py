@@ -1,6 +1,6 @@
 """CPU of a proxy for each request, latency added, memory: Shoal beside nginx, HAProxy and others, in one run.
 
-    python -m benchmarks.proxy [--rounds 5] [--only "Shoal;nginx"] [--no-ray]
+    python -m benchmarks.proxy [--rounds 5] [--only "Shoal;nginx"] [--streams] [--no-ray]
 
 All proxies stay up; in each round every one gets a short burst of each case, in random order, and is compared
 with nginx's burst of the same round. The figure is the median of those ratios: a busy machine slows all of
@@ -123,18 +123,20 @@ def at_rest(samples: Samples, everybody: Sequence[Running], rounds: int) -> str:
     return table(f"{REST.title} (measured, median of {rounds} rounds)", header, rows, [note])
 
 
-def proxies(samples: Samples, field: Field, rounds: int, wanted: list[str]) -> None:
+def proxies(samples: Samples, field: Field, cases: Sequence[Case], rounds: int, wanted: list[str]) -> None:
     first, *others = sorted(os.sched_getaffinity(0))
     with on(others or [first]):
         servers = behind(field, "-m", "benchmarks.proxy.upstream")
         with on([first]):
             everybody = start(PROXIES, field, servers, wanted)
         asked = [Running(servers[0].contestant, servers[0].port), *everybody]
-        measure(asked, (*UNARY, REST, *STREAMS), rounds, samples)
+        measure(asked, cases, rounds, samples)
     names = [one.contestant.name for one in asked]
-    for case in (*UNARY, *STREAMS):
-        print(costs(samples, case, names, "nginx", rounds), flush=True)
-    print(at_rest(samples, asked, rounds), flush=True)
+    for case in cases:
+        if case is REST:
+            print(at_rest(samples, asked, rounds), flush=True)
+        else:
+            print(costs(samples, case, names, "nginx", rounds), flush=True)
 
 
 def whole(samples: Samples, field: Field, rounds: int) -> None:
@@ -156,8 +158,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="names of rows, separated by semicolons")
     parser.add_argument("--no-ray", action="store_true", help="leave out what needs Ray")
+    parser.add_argument("--streams", action="store_true", help="event streams alone, without Ray")
     asked = parser.parse_args()
-    has_ray = not asked.no_ray
+    has_ray = not asked.no_ray and not asked.streams
+    cases = STREAMS if asked.streams else (*UNARY, REST, *STREAMS)
     try:
         private_network.enter()
     except BenchmarkError as error:
@@ -167,7 +171,7 @@ def main() -> None:
     samples = Samples()
     with tempfile.TemporaryDirectory(prefix="proxy-", ignore_cleanup_errors=True) as name:
         with Field(Path(name)) as field:
-            proxies(samples, field, asked.rounds, wanted)
+            proxies(samples, field, cases, asked.rounds, wanted)
         if has_ray:
             with Field(Path(name)) as field:
                 whole(samples, field, asked.rounds)
