@@ -13,7 +13,7 @@ import ssl
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import pytest
@@ -40,6 +40,8 @@ class Running:
         self.wires: list[Wire] = []
         self.tasks: list[asyncio.Task[None]] = []
         self.process: asyncio.subprocess.Process
+        self.log: IO[bytes] | None = None
+        """None: the test's own."""
         self.port = 0
 
     def serve(self, *services: Service) -> None:
@@ -61,7 +63,12 @@ class Running:
             str(self.table),
         ]
         self.process = await asyncio.create_subprocess_exec(
-            *command, "--report", str(self.report), *options, stdout=asyncio.subprocess.PIPE
+            *command,
+            "--report",
+            str(self.report),
+            *options,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=self.log,
         )
         assert self.process.stdout is not None
         line = await asyncio.wait_for(self.process.stdout.readline(), DEADLINE_S)
@@ -183,6 +190,34 @@ async def test_no_request_fails_while_processes_are_replaced(running: Running) -
         await load.more(100)
     assert await load.end() == []
     assert await running.stop() == 0
+
+
+async def test_processes_stay_while_their_successors_cannot_start(running: Running, tmp_path: Path) -> None:
+    running.serve(service(await running.replica()))
+    token, log = tmp_path / "token", tmp_path / "log"
+    token.write_text("plane")
+    with log.open("wb") as running.log:
+        await running.start("--processes", "2", "--token-file", str(token))
+    before = set(children_of(running.process.pid))
+    token.unlink()
+    running.process.send_signal(signal.SIGHUP)
+
+    async def is_told() -> bool:
+        return log.read_text().count("its successor cannot serve") == 2
+
+    await eventually(is_told)
+    for _ in range(8):
+        assert (await running.ask(get())).status == 200
+    assert before <= set(children_of(running.process.pid))
+    token.write_text("plane")
+    running.process.send_signal(signal.SIGHUP)
+
+    async def are_replaced() -> bool:
+        now = set(children_of(running.process.pid))
+        return len(now) == 2 and not now & before
+
+    await eventually(are_replaced)
+    assert (await running.ask(get())).status == 200
 
 
 def children_of(pid: int) -> list[int]:
