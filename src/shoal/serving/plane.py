@@ -10,6 +10,7 @@ import socket
 import ssl
 from time import monotonic
 
+from shoal.clock import Clock, SystemClock
 from shoal.serving.downstream import Downstream
 from shoal.serving.problem import Refused
 from shoal.serving.replica import LiveReplica
@@ -29,11 +30,14 @@ MAX_GUESSERS = 10_000
 class DataPlane:
     """`share` is this process's part where several serve one port; `zone` is where it stands."""
 
-    def __init__(self, *, share: float = 1.0, zone: str = "", max_clients: int = 10_000) -> None:
+    def __init__(
+        self, *, share: float = 1.0, zone: str = "", max_clients: int = 10_000, clock: Clock | None = None
+    ) -> None:
         self.process_id = os.urandom(8).hex()
         self.version = 0
         self.services: dict[tuple[str, str], LiveService] = {}
-        self.routes = Routes({})
+        self.clock = clock or SystemClock()
+        self.routes = Routes({}, self.clock.now())
         self.clients: set[Downstream] = set()
         self.max_clients = max_clients
         self.is_draining = False
@@ -61,7 +65,9 @@ class DataPlane:
         self._servers.append(server)
 
     def swap(self, table: Table) -> bool:
-        """From now on this table, whole; no request is dropped. False: the one in use is as new.
+        """From now on this table, whole. False: the one in use is as new.
+
+        No request is dropped, but those of callers that it does not know any more.
 
         `ValueError`: it names something that cannot be; nothing has changed.
         """
@@ -81,9 +87,18 @@ class DataPlane:
             self.services[key] = live
         for gone in before.values():
             gone.end()
-        self.routes = Routes(self.services)
         self.version = table.version
+        self.admit_anew()
         return True
+
+    def admit_anew(self) -> None:
+        """Who may call, by the table and the clock; what others have under way, or wait for, is ended."""
+        self.routes = Routes(self.services, self.clock.now())
+        begun = [client.exchange for client in self.clients if client.exchange is not None]
+        ended = [exchange for exchange in begun if not self.routes.admits(exchange.entry)]
+        # First those that wait: a slot that is given back must not go to one of them.
+        for exchange in sorted(ended, key=lambda one: one.replica is not None):
+            exchange.refuse(Refused(401, "unauthenticated", "the token is not good any more"))
 
     def open(self, replica: LiveReplica, seeker: Seeker) -> None:
         """Connect; the seeker is told how that went."""

@@ -48,6 +48,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     name: str
     project: str
+    expires_at: float | None = None
+    """Seconds since 1970: from then on it is known no more, also where no newer table says so."""
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):

@@ -98,7 +98,12 @@ class _People:
         """Everybody with a role in the project, by each of their tokens that reaches into it."""
         members = self._members.get(service.project, set())
         return tuple(
-            told.Caller(digest=token.secret_hash.hex(), name=user.name, project=service.project)
+            told.Caller(
+                digest=token.secret_hash.hex(),
+                name=user.name,
+                project=service.project,
+                expires_at=token.expires_at,
+            )
             for token in self._tokens
             if token.project in (None, service.project)
             and token.service in (None, service.name)
