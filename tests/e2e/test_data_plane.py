@@ -302,8 +302,6 @@ async def test_stop_finishes_what_is_under_way(running: Running) -> None:
 async def test_bad_table_changes_nothing(running: Running) -> None:
     running.serve(service(await running.replica()))
     await running.start()
-    bad = Table(version=9, services=(service((await running.replica("x")).told(address="nonsense")),))
-    write_whole(running.table, msgspec.json.encode(bad))
     write_whole(running.table, b"{half a tab")
     assert (await running.ask(get())).body == b"one"
     running.version = 10

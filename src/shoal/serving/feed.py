@@ -105,7 +105,7 @@ class Feed:
                 log.warning("no new table, version %d stays: %s", self._plane.version, error)
 
     def take(self, raw: bytes) -> None:
-        """`ValueError`: it is no table, or one that cannot be; the one in use stays."""
+        """`ValueError`: it is no table, or an older one; the one in use stays."""
         table = msgspec.json.decode(raw, type=Table)
         if not self._plane.swap(table) and table.version < self._plane.version:
             raise ValueError(f"version {table.version} is older")

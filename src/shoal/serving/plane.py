@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import os
 import socket
 import ssl
@@ -16,8 +17,10 @@ from shoal.serving.problem import Refused
 from shoal.serving.replica import LiveReplica
 from shoal.serving.route import Routes
 from shoal.serving.service import LiveService
-from shoal.serving.table import Table, faults
+from shoal.serving.table import Table, usable
 from shoal.serving.upstream import Seeker, connect
+
+log = logging.getLogger(__name__)
 
 BACKLOG = 4096
 HANDSHAKE_S = 10.0
@@ -35,6 +38,8 @@ class DataPlane:
     ) -> None:
         self.process_id = os.urandom(8).hex()
         self.version = 0
+        self.left_out: list[str] = []
+        """Of the table in use, and why."""
         self.services: dict[tuple[str, str], LiveService] = {}
         self.clock = clock or SystemClock()
         self.routes = Routes({}, self.clock.now())
@@ -67,14 +72,16 @@ class DataPlane:
     def swap(self, table: Table) -> bool:
         """From now on this table, whole. False: the one in use is as new.
 
-        No request is dropped, but those of callers that it does not know any more.
-
-        `ValueError`: it names something that cannot be; nothing has changed.
+        No request is dropped, but those of callers that it does not know any more. What it names and cannot
+        be is left out, and told of once.
         """
         if table.version <= self.version:
             return False
-        if found := faults(table):
-            raise ValueError(f"table {table.version} cannot be served: {found[0]}")
+        table, found = usable(table)
+        for fault in found:
+            if fault not in self.left_out:
+                log.warning("left out of table %d: %s", table.version, fault)
+        self.left_out = found
         now = monotonic()
         before, self.services = self.services, {}
         for spec in table.services:
