@@ -380,6 +380,20 @@ async def test_table_comes_from_the_control_plane_and_outlives_it(running: Runni
     assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.parametrize("kept", [b"", b"{half a tab", b"[]"])
+async def test_cache_that_is_broken_keeps_no_data_plane_from_starting(
+    running: Running, tmp_path: Path, kept: bytes
+) -> None:
+    """Here without a control plane, too: there is nothing to serve, and it says so."""
+    (tmp_path / "cache").write_bytes(kept)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/table"
+    running.table = Path("unused")
+    await running.start("--table", url, "--cache", str(tmp_path / "cache"))
+    assert (await running.ask(get())).status == 401
+    assert await running.stop() == 0
+
+
 def certificate(place: Path) -> tuple[Path, Path]:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "shoal.test")])
