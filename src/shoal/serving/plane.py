@@ -38,6 +38,7 @@ class DataPlane:
     ) -> None:
         self.process_id = os.urandom(8).hex()
         self.version = 0
+        self.epoch = ""
         self.left_out: list[str] = []
         """Of the table in use, and why."""
         self.services: dict[tuple[str, str], LiveService] = {}
@@ -75,7 +76,7 @@ class DataPlane:
         No request is dropped, but those of callers that it does not know any more. What it names and cannot
         be is left out, and told of once.
         """
-        if table.version <= self.version:
+        if table.epoch == self.epoch and table.version <= self.version:
             return False
         table, found = usable(table)
         for fault in found:
@@ -94,7 +95,7 @@ class DataPlane:
             self.services[key] = live
         for gone in before.values():
             gone.end()
-        self.version = table.version
+        self.version, self.epoch = table.version, table.epoch
         self.admit_anew()
         return True
 

@@ -30,7 +30,11 @@ def report(plane: DataPlane) -> Report:
         for replica in live.replicas.values()
     ]
     return Report(
-        process_id=plane.process_id, version=plane.version, counts=tuple(counts), health=tuple(health)
+        process_id=plane.process_id,
+        version=plane.version,
+        epoch=plane.epoch,
+        counts=tuple(counts),
+        health=tuple(health),
     )
 
 

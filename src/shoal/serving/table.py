@@ -1,7 +1,8 @@
 """What the control plane tells data planes, and what they tell it. Whole tables, swapped at once.
 
 A table is complete: what it does not name is no longer served. Older ones than the newest seen are refused
-by `version`, so that late answers do no harm.
+by `version`, so that late answers do no harm; those of another `epoch` are taken whatever their version: a
+store that was restored from a backup counts from there.
 """
 
 from __future__ import annotations
@@ -88,6 +89,8 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
     version: int
+    epoch: str = ""
+    """Of the control plane: made up when it starts. Versions are compared within one."""
     services: tuple[Service, ...] = ()
 
 
@@ -182,6 +185,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Made up when it starts: counters begin anew with it."""
     version: int
     """Of the table in use."""
+    epoch: str = ""
+    """Likewise; empty: not told."""
     counts: tuple[Count, ...] = ()
     health: tuple[Health, ...] = ()
     is_last: bool = False
