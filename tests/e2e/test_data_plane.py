@@ -13,7 +13,7 @@ import ssl
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import pytest
@@ -42,6 +42,8 @@ class Running:
         self.wires: list[Wire] = []
         self.tasks: list[asyncio.Task[None]] = []
         self.process: asyncio.subprocess.Process
+        self.log: IO[bytes] | None = None
+        """None: the test's own."""
         self.port = 0
 
     def serve(self, *services: Service) -> None:
@@ -63,7 +65,13 @@ class Running:
             str(self.table),
         ]
         self.process = await asyncio.create_subprocess_exec(
-            *command, *self._kind, "--report", str(self.report), *options, stdout=asyncio.subprocess.PIPE
+            *command,
+            *self._kind,
+            "--report",
+            str(self.report),
+            *options,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=self.log,
         )
         assert self.process.stdout is not None
         line = await asyncio.wait_for(self.process.stdout.readline(), DEADLINE_S)
@@ -197,6 +205,34 @@ async def test_no_request_fails_while_processes_are_replaced(running: Running) -
         await load.more(100)
     assert await load.end() == []
     assert await running.stop() == 0
+
+
+async def test_processes_stay_while_their_successors_cannot_start(running: Running, tmp_path: Path) -> None:
+    running.serve(service(await running.replica()))
+    token, log = tmp_path / "token", tmp_path / "log"
+    token.write_text("plane")
+    with log.open("wb") as running.log:
+        await running.start("--processes", "2", "--token-file", str(token))
+    before = set(children_of(running.process.pid))
+    token.unlink()
+    running.process.send_signal(signal.SIGHUP)
+
+    async def is_told() -> bool:
+        return log.read_text().count("its successor cannot serve") == 2
+
+    await eventually(is_told)
+    for _ in range(8):
+        assert (await running.ask(get())).status == 200
+    assert before <= set(children_of(running.process.pid))
+    token.write_text("plane")
+    running.process.send_signal(signal.SIGHUP)
+
+    async def are_replaced() -> bool:
+        now = set(children_of(running.process.pid))
+        return len(now) == 2 and not now & before
+
+    await eventually(are_replaced)
+    assert (await running.ask(get())).status == 200
 
 
 def children_of(pid: int) -> list[int]:
@@ -352,8 +388,6 @@ async def test_stop_finishes_what_is_under_way(running: Running) -> None:
 async def test_bad_table_changes_nothing(running: Running) -> None:
     running.serve(service(await running.replica()))
     await running.start()
-    bad = Table(version=9, services=(service((await running.replica("x")).told(address="nonsense")),))
-    write_whole(running.table, msgspec.json.encode(bad))
     write_whole(running.table, b"{half a tab")
     assert (await running.ask(get())).body == b"one"
     running.version = 10
@@ -431,6 +465,20 @@ async def test_table_comes_from_the_control_plane_and_outlives_it(running: Runni
     await running.start(*options)
     assert (await running.ask(get())).status == 200
     assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("kept", [b"", b"{half a tab", b"[]"])
+async def test_cache_that_is_broken_keeps_no_data_plane_from_starting(
+    running: Running, tmp_path: Path, kept: bytes
+) -> None:
+    """Here without a control plane, too: there is nothing to serve, and it says so."""
+    (tmp_path / "cache").write_bytes(kept)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/table"
+    running.table = Path("unused")
+    await running.start("--table", url, "--cache", str(tmp_path / "cache"))
+    assert (await running.ask(get())).status == 401
+    assert await running.stop() == 0
 
 
 def certificate(place: Path) -> tuple[Path, Path]:

@@ -353,8 +353,8 @@ MUTANTS = (
     Mutant(
         "older_table_is_taken",
         "serving/plane.py",
-        "if table.version <= self.version:",
-        "if table.version == self.version:",
+        "table.epoch == self.epoch and table.version <= self.version:",
+        "table.epoch == self.epoch and table.version == self.version:",
         "a late answer of the control plane does no harm",
         ("serving",),
     ),

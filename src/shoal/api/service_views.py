@@ -121,6 +121,7 @@ class TableView(TypedDict):
     """See `serving/table.py`."""
 
     version: int
+    epoch: str
     services: list[dict[str, Any]]
 
 

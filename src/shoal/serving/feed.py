@@ -28,8 +28,8 @@ PROMPT_S = 0.05
 class Source(Protocol):
     every_s: float
 
-    async def read(self, version: int) -> bytes | None:
-        """The table as JSON; None if it is as it was. `OSError`: nobody can say."""
+    async def read(self, known: str) -> bytes | None:
+        """The table as JSON; None if it is the `known` one. `OSError`: nobody can say."""
         ...
 
 
@@ -52,7 +52,7 @@ class FileSource:
         self._path = path
         self._seen: tuple[int, int, int] | None = None
 
-    async def read(self, version: int) -> bytes | None:
+    async def read(self, known: str) -> bytes | None:
         stat = self._path.stat()
         seen = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
         if seen == self._seen:
@@ -62,7 +62,7 @@ class FileSource:
 
 
 class ServerSource:
-    """Asks with the version it has as an entity tag; 304 says that there is no newer one.
+    """Asks with what it has as an entity tag; 304 says that there is no newer one.
 
     Every table is also kept in `cache`, so that a data plane starts without a control plane.
     """
@@ -80,8 +80,8 @@ class ServerSource:
         except FileNotFoundError:
             return None
 
-    async def read(self, version: int) -> bytes | None:
-        headers = {"if-none-match": f'"{version}"'}
+    async def read(self, known: str) -> bytes | None:
+        headers = {"if-none-match": f'"{known}"'}
         status, body = await asyncio.to_thread(self._server.talk, "GET", self._where, headers=headers)
         if status == 304:
             return None
@@ -96,13 +96,15 @@ class Feed:
     def __init__(self, source: Source, plane: Fed) -> None:
         self._source = source
         self._plane = plane
+        self._epoch = ""
         self._told = ""
         self._is_well = True
 
     async def read(self) -> None:
         """Take the table if there is a newer one. May be repeated."""
         try:
-            raw = await self._source.read(self._plane.version)
+            version = self._plane.version
+            raw = await self._source.read(f"{self._epoch}-{version}" if self._epoch else str(version))
             if raw is not None:
                 self.take(raw)
             self._told = ""
@@ -114,10 +116,11 @@ class Feed:
                 log.warning("no new table, version %d stays: %s", self._plane.version, error)
 
     def take(self, raw: bytes) -> None:
-        """`ValueError`: it is no table, or one that cannot be; the one in use stays."""
+        """`ValueError`: it is no table, or an older one; the one in use stays."""
         table = msgspec.json.decode(raw, type=Table)
         if not self._plane.swap(table) and table.version < self._plane.version:
             raise ValueError(f"version {table.version} is older")
+        self._epoch = table.epoch
 
     async def keep_reading(self) -> None:
         """Until cancelled."""

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import os
 import socket
 import ssl
 from time import monotonic
 
+from shoal.clock import Clock, SystemClock
 from shoal.serving.downstream import Downstream
 from shoal.serving.problem import Refused
 from shoal.serving.replica import LiveReplica
 from shoal.serving.route import Routes
 from shoal.serving.service import LiveService
-from shoal.serving.table import Table, faults
+from shoal.serving.table import Table, usable
 from shoal.serving.upstream import Seeker, connect
+
+log = logging.getLogger(__name__)
 
 BACKLOG = 4096
 HANDSHAKE_S = 10.0
@@ -29,11 +33,17 @@ MAX_GUESSERS = 10_000
 class DataPlane:
     """`share` is this process's part where several serve one port; `zone` is where it stands."""
 
-    def __init__(self, *, share: float = 1.0, zone: str = "", max_clients: int = 10_000) -> None:
+    def __init__(
+        self, *, share: float = 1.0, zone: str = "", max_clients: int = 10_000, clock: Clock | None = None
+    ) -> None:
         self.process_id = os.urandom(8).hex()
         self.version = 0
+        self.epoch = ""
+        self.left_out: list[str] = []
+        """Of the table in use, and why."""
         self.services: dict[tuple[str, str], LiveService] = {}
-        self.routes = Routes({})
+        self.clock = clock or SystemClock()
+        self.routes = Routes({}, self.clock.now())
         self.clients: set[Downstream] = set()
         self.max_clients = max_clients
         self.is_draining = False
@@ -61,14 +71,18 @@ class DataPlane:
         self._servers.append(server)
 
     def swap(self, table: Table) -> bool:
-        """From now on this table, whole; no request is dropped. False: the one in use is as new.
+        """From now on this table, whole. False: the one in use is as new.
 
-        `ValueError`: it names something that cannot be; nothing has changed.
+        No request is dropped, but those of callers that it does not know any more. What it names and cannot
+        be is left out, and told of once.
         """
-        if table.version <= self.version:
+        if table.epoch == self.epoch and table.version <= self.version:
             return False
-        if found := faults(table):
-            raise ValueError(f"table {table.version} cannot be served: {found[0]}")
+        table, found = usable(table)
+        for fault in found:
+            if fault not in self.left_out:
+                log.warning("left out of table %d: %s", table.version, fault)
+        self.left_out = found
         now = monotonic()
         before, self.services = self.services, {}
         for spec in table.services:
@@ -81,9 +95,18 @@ class DataPlane:
             self.services[key] = live
         for gone in before.values():
             gone.end()
-        self.routes = Routes(self.services)
-        self.version = table.version
+        self.version, self.epoch = table.version, table.epoch
+        self.admit_anew()
         return True
+
+    def admit_anew(self) -> None:
+        """Who may call, by the table and the clock; what others have under way, or wait for, is ended."""
+        self.routes = Routes(self.services, self.clock.now())
+        begun = [client.exchange for client in self.clients if client.exchange is not None]
+        ended = [exchange for exchange in begun if not self.routes.admits(exchange.entry)]
+        # First those that wait: a slot that is given back must not go to one of them.
+        for exchange in sorted(ended, key=lambda one: one.replica is not None):
+            exchange.refuse(Refused(401, "unauthenticated", "the token is not good any more"))
 
     def open(self, replica: LiveReplica, seeker: Seeker) -> None:
         """Connect; the seeker is told how that went."""

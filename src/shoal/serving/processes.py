@@ -35,13 +35,17 @@ class Child:
         self.link = link
         """To what it has to tell the others, and to be told."""
         self.began = monotonic()
+        self.has_served = False
         self.is_ready = asyncio.Event()
+        """Or gone."""
         self.has_left = asyncio.Event()
         self._pipe = pipe
         asyncio.get_running_loop().add_reader(pipe, self._told)
 
     def _told(self) -> None:
-        if not os.read(self._pipe, 1):
+        if os.read(self._pipe, 1):
+            self.has_served = True
+        else:
             asyncio.get_running_loop().remove_reader(self._pipe)
             os.close(self._pipe)
             self.has_left.set()
@@ -79,7 +83,7 @@ class Family:
         """Those that serve, and those that finish what they have."""
 
     def reload(self) -> None:
-        """Replace every child that was started before."""
+        """Replace every child that was started before, if its successor can serve: else it stays."""
         self._generation += 1
         self._reload.set()
         self._reload = asyncio.Event()
@@ -108,8 +112,13 @@ class Family:
                 log.warning("process %d of the data plane ended with %d", index, child.process.returncode)
                 await asyncio.sleep(AGAIN_S if monotonic() - child.began < STEADY_S else 0.0)
             generation = self._generation
-            before, child = child, await self._start(index)
-            group.create_task(self._leave(before))
+            fresh = await self._start(index)
+            if fresh.has_served or child.has_left.is_set():
+                child, fresh = fresh, child
+            else:
+                told = "process %d stays, its successor cannot serve: see above why, then `kill -HUP %d`"
+                log.error(told, index, os.getpid())
+            group.create_task(self._leave(fresh))
         self._listeners[index].close()  # or callers would wait here for nobody
         await self._leave(child)
 

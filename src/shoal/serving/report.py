@@ -30,7 +30,11 @@ def report(plane: DataPlane) -> Report:
         for replica in live.replicas.values()
     ]
     return Report(
-        process_id=plane.process_id, version=plane.version, counts=tuple(counts), health=tuple(health)
+        process_id=plane.process_id,
+        version=plane.version,
+        epoch=plane.epoch,
+        counts=tuple(counts),
+        health=tuple(health),
     )
 
 
@@ -53,6 +57,7 @@ def metrics(plane: DataPlane) -> str:
     told = report(plane)
     lines = [
         *_series("shoal_serving_table_version", "gauge", [("", plane.version)]),
+        *_series("shoal_serving_table_left_out", "gauge", [("", len(plane.left_out))]),
         *_series("shoal_serving_connections", "gauge", [("", len(plane.clients))]),
         *_series(
             "shoal_serving_refused_total",

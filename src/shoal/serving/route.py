@@ -1,7 +1,7 @@
 """From a request's head to the service meant, the caller, and the head as a replica will see it.
 
-`Routes` is made anew from every table. What it finds is remembered by the exact bytes of the head: callers
-that keep a connection repeat them.
+`Routes` is made anew from every table, and when a token ends. What it finds is remembered by the exact bytes
+of the head: callers that keep a connection repeat them.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class Entry:
     __slots__ = (
         "account",
         "affinity",
+        "digest",
         "has_prompt",
         "head",
         "hedge_s",
@@ -59,13 +60,20 @@ class Entry:
     )
 
     def __init__(
-        self, head: RequestHead, service: LiveService, account: Account | None, prefix: bytes
+        self,
+        head: RequestHead,
+        service: LiveService,
+        account: Account | None,
+        prefix: bytes,
+        digest: str = "",
     ) -> None:
         self.head = head
         self.service = service
         self.account = account
         """None: of whoever has the connection's address."""
         self.prefix = prefix
+        self.digest = digest
+        """Of the caller's token; empty: the service needed none."""
         self.request_id = _request_id(head)
         self.is_safe = may_repeat(head, service.spec)
         self.hedge_s = hedge_s(head, service.spec)
@@ -75,17 +83,23 @@ class Entry:
 
 
 class Routes:
-    """Services by path and by host, callers by digest."""
+    """Services by path and by host, callers by digest, but for those whose token has ended by `now`."""
 
-    def __init__(self, services: Mapping[tuple[str, str], LiveService]) -> None:
+    def __init__(self, services: Mapping[tuple[str, str], LiveService], now: float) -> None:
         self._by_path = {(p.encode(), n.encode()): live for (p, n), live in services.items()}
         self._by_host = {
             host.lower().encode(): live for live in services.values() for host in live.spec.hosts
         }
         self._known: set[str] = set()
         self._callers: dict[tuple[int, str], Caller] = {}
+        self.good_until = float("inf")
+        """When the next token ends."""
         for live in services.values():
             for caller in live.spec.callers:
+                if caller.expires_at is not None:
+                    if caller.expires_at <= now:
+                        continue
+                    self.good_until = min(self.good_until, caller.expires_at)
                 self._known.add(caller.digest)
                 self._callers[id(live), caller.digest] = caller
         self._remembered: dict[bytes, Entry] = {}
@@ -100,6 +114,11 @@ class Routes:
                 self._remembered.clear()
             self._remembered[raw] = entry
         return entry
+
+    def admits(self, entry: Entry) -> bool:
+        """Whether a request that was let in may go on. Of a service that is gone, all do."""
+        service = entry.service
+        return service.is_gone or service.spec.is_public or (id(service), entry.digest) in self._callers
 
     def _made(self, head: RequestHead) -> Entry:
         service, path = self._found(head)
@@ -118,7 +137,7 @@ class Routes:
             # The same for what is not there and for what the caller may not see.
             raise Refused(404, "service.unknown", f"no service at `{head.target[:200].decode()}`")
         name = caller.project if service.spec.limits.per == "project" else caller.name
-        return Entry(head, service, service.account(name), _prefix(head, path, caller=caller.name))
+        return Entry(head, service, service.account(name), _prefix(head, path, caller=caller.name), digest)
 
     def _found(self, head: RequestHead) -> tuple[LiveService | None, bytes]:
         """The service meant, and the target as it knows it."""

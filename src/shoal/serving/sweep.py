@@ -16,6 +16,8 @@ def sweep(plane: DataPlane, now: float) -> None:
     for client in list(plane.clients):
         if now >= client.due or now >= client.body_due:
             client.sweep(now)
+    if plane.clock.now() >= plane.routes.good_until:
+        plane.admit_anew()
     for service in plane.services.values():
         service.sweep(now)
         for replica in service.replicas.values():

@@ -1,7 +1,8 @@
 """What the control plane tells data planes, and what they tell it. Whole tables, swapped at once.
 
 A table is complete: what it does not name is no longer served. Older ones than the newest seen are refused
-by `version`, so that late answers do no harm.
+by `version`, so that late answers do no harm; those of another `epoch` are taken whatever their version: a
+store that was restored from a backup counts from there.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     name: str
     project: str
+    expires_at: float | None = None
+    """Seconds since 1970: from then on it is known no more, also where no newer table says so."""
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,37 +89,61 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
     version: int
+    epoch: str = ""
+    """Of the control plane: made up when it starts. Versions are compared within one."""
     services: tuple[Service, ...] = ()
 
 
-ADDRESS = re.compile(r"(?:unix|door):/.+|[^\s:/]+:[0-9]{1,5}|\[[0-9a-fA-F:.]+\]:[0-9]{1,5}")
+ADDRESS = re.compile(r"(?:unix|door):/.+|(?:[^\s:/]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})")
 PLAIN = re.compile(r"[\x21-\x7e]*")
 AFFINITY = re.compile(r"(?:(?:header|cookie):[!#$%&'*+\-.^_`|~0-9A-Za-z]+)?")
 
 
-def faults(table: Table) -> list[str]:
-    """Why no data plane can serve this table; empty if one can. Each is a sentence with the value seen."""
-    found = []
-    seen: set[tuple[str, str]] = set()
+def is_address(text: str) -> bool:
+    """Whether a replica could be there."""
+    match = ADDRESS.fullmatch(text)
+    return match is not None and (match[1] is None or 0 < int(match[1]) < 1 << 16)
+
+
+def usable(table: Table) -> tuple[Table, list[str]]:
+    """What of it a data plane can serve, and why the rest is left out: sentences with the value seen.
+
+    One bad entry must not keep the others from being told of a revoked token.
+    """
+    found: list[str] = []
+    kept: dict[tuple[str, str], Service] = {}
     for service in table.services:
         name = f"{service.project}/{service.name}"
-        if (service.project, service.name) in seen:
+        if (service.project, service.name) in kept:
             found.append(f"`{name}` is there twice")
-        seen.add((service.project, service.name))
-        if AFFINITY.fullmatch(service.affinity) is None:
+        elif AFFINITY.fullmatch(service.affinity) is None:
             found.append(f"`{name}`: affinity `{service.affinity}` is not header:NAME or cookie:NAME")
-        if len({replica.replica_id for replica in service.replicas}) < len(service.replicas):
-            found.append(f"`{name}` has two replicas of one id")
-        for replica in service.replicas:
-            if ADDRESS.fullmatch(replica.address) is None:
-                found.append(
-                    f"`{name}`: address `{replica.address}` is not HOST:PORT, unix:/PATH or door:/PATH"
-                )
-            if PLAIN.fullmatch(replica.secret) is None:
-                found.append(f"`{name}`: the secret of `{replica.replica_id}` cannot stand in a header")
-            if not replica.weight > 0:
-                found.append(f"`{name}`: weight {replica.weight} of `{replica.replica_id}` is not above 0")
-    return found
+        else:
+            replicas = _usable(service.replicas, name, found)
+            kept[service.project, service.name] = msgspec.structs.replace(service, replicas=replicas)
+    return (msgspec.structs.replace(table, services=tuple(kept.values())) if found else table), found
+
+
+def faults(table: Table) -> list[str]:
+    """Why not all of this table can be served; empty if it can."""
+    return usable(table)[1]
+
+
+def _usable(replicas: tuple[Replica, ...], name: str, found: list[str]) -> tuple[Replica, ...]:
+    kept: dict[str, Replica] = {}
+    for replica in replicas:
+        one = f"`{replica.replica_id}` of `{name}`"
+        if replica.replica_id in kept:
+            found.append(f"{one} is there twice")
+        elif not is_address(replica.address):
+            found.append(f"{one}: address `{replica.address}` is not HOST:PORT, unix:/PATH or door:/PATH")
+        elif PLAIN.fullmatch(replica.secret) is None:
+            found.append(f"{one}: its secret cannot stand in a header")
+        elif not replica.weight > 0:
+            found.append(f"{one}: weight {replica.weight} is not above 0")
+        else:
+            kept[replica.replica_id] = replica
+    return tuple(kept.values())
 
 
 BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -158,6 +185,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Made up when it starts: counters begin anew with it."""
     version: int
     """Of the table in use."""
+    epoch: str = ""
+    """Likewise; empty: not told."""
     counts: tuple[Count, ...] = ()
     health: tuple[Health, ...] = ()
     is_last: bool = False

@@ -27,6 +27,8 @@ class TlsFiles:
             stamp = self._stamp()
             if stamp != self._seen:
                 self._seen = stamp
+                # A pair that does not fit leaves a context with the new certificate and without a key.
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*self._files)
                 self.context.load_cert_chain(*self._files)
         except OSError as error:  # also what OpenSSL does not like
             log.warning("certificate %s not taken, the one before stays: %s", self._files[0], error)

@@ -43,12 +43,20 @@ def test_token_of_a_service_needs_a_project_that_one_is_in(world: World) -> None
 
 def test_table_is_asked_for_by_its_tag_and_answered_when_it_changes(world: World) -> None:
     first = world.call("GET", "/v1/serving/table", role="data_plane")
-    tag = ("if-none-match", f'"{first.json()["version"]}"')
+    told = first.json()
+    tag = ("if-none-match", f'"{told["epoch"]}-{told["version"]}"')
     assert world.call("GET", "/v1/serving/table", role="data_plane", headers=[tag]).status == 304
     spec = {"name": "chat", "run": "sleep 1000"}
     world.call("POST", "/v1/services", role="member", data={"spec": spec, "project": "vision"})
     newer = world.call("GET", "/v1/serving/table?wait_s=20", role="data_plane", headers=[tag])
     assert [service["name"] for service in newer.json()["services"]] == ["chat"]
+
+
+def test_table_is_told_to_who_has_a_higher_version_of_another_history(world: World) -> None:
+    told = world.call("GET", "/v1/serving/table", role="data_plane").json()
+    for epoch, status in ((f"{told['epoch']}-", 304), ("0123abcd-", 200), ("", 304)):
+        tag = ("if-none-match", f'"{epoch}{told["version"] + 10_000_000}"')
+        assert world.call("GET", "/v1/serving/table", role="data_plane", headers=[tag]).status == status
 
 
 def test_what_is_no_report_is_refused(world: World) -> None:

@@ -153,14 +153,14 @@ async def test_callers_are_those_with_a_role_in_the_project_by_digest(tmp_path: 
         plane = ours.plane
         stranger = await plane.create_user(ROOT, "dora")
         token, _ = await plane.create_token(ROOT, ours.owner, label="", scope=Role.VIEWER)
-        gone, _ = await plane.create_token(ROOT, ours.owner, label="", scope=Role.VIEWER)
+        gone, _ = await plane.create_token(ROOT, ours.owner, label="", scope=Role.VIEWER, lifetime_s=9999.0)
         await plane.create_token(ROOT, stranger, label="", scope=Role.ADMIN)
         told: dict[str, Any] = {"label": "", "scope": Role.VIEWER, "project": "vision"}
         await plane.create_token(ROOT, ours.owner, **told, service="other")
         await ours.serve()
         await ours.until_ready(1)
-        digests = {one.digest for one in ours.served().callers}
-        assert digests == {token.secret_hash.hex(), gone.secret_hash.hex()}
+        ends = {one.digest: one.expires_at for one in ours.served().callers}
+        assert ends == {token.secret_hash.hex(): None, gone.secret_hash.hex(): gone.expires_at}
         await plane.revoke_token(ROOT, gone.token_id)
         await ours.until(lambda _: {c.digest for c in ours.served().callers} == {token.secret_hash.hex()})
         await ours.serve(public=True)
@@ -337,3 +337,23 @@ async def test_stopped_service_is_gone_with_its_replicas(tmp_path: Path) -> None
                 await anyio.sleep(0.02)
         open_jobs = await ours.plane.core.store.read(lambda tx: tx.jobs.count_open("vision"))
         assert open_jobs == 0
+
+
+async def test_replica_at_no_address_is_in_no_table_and_its_service_says_why(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as ours:
+        ours.is_held = True
+        await ours.serve()
+        found = await ours.until(lambda look: [a.state for _, _, a in look.servers] == [AttemptState.RUNNING])
+        attempt = found.servers[0][2]
+        renewal = Renewal(
+            attempt_id=attempt.attempt_id,
+            epoch=attempt.epoch,
+            node=attempt.node_names[0],
+            phase=Phase.RUNNING,
+            serving=Serving(address="no address", is_ready=True, at=time.time()),
+        )
+        await ours.plane.renew(renewal)
+        found = await ours.until(lambda look: bool(look.servers[0][0].because))
+        replica = found.servers[0][0]
+        assert (replica.address, replica.is_ready) == ("", False)
+        assert "`no address`" in replica.because

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.serving.report import report
 from shoal.serving.table import Table
 from tests.support.serving import Conversation, FakeReplica, Lab, get, reply, service, until
 
@@ -140,6 +141,17 @@ async def test_table_that_is_not_newer_changes_nothing(lab: Lab) -> None:
     lab.serve(service(await lab.replica()))
     assert not lab.plane.swap(Table(version=1))
     assert (await lab.ask(get())).status == 200
+
+
+async def test_table_of_another_history_is_taken_though_its_version_is_lower(lab: Lab) -> None:
+    old, new = await lab.replica("old"), await lab.replica("new")
+    assert lab.plane.swap(Table(version=5000, epoch="a", services=(service(old),)))
+    assert not lab.plane.swap(Table(version=100, epoch="a", services=(service(new),)))
+    assert (await lab.ask(get())).body == b"old"
+    assert lab.plane.swap(Table(version=100, epoch="b", services=(service(new),)))
+    assert (await lab.ask(get())).body == b"new"
+    assert (report(lab.plane).version, report(lab.plane).epoch) == (100, "b")
+    assert not lab.plane.swap(Table(version=99, epoch="b"))
 
 
 async def test_drain_finishes_what_is_under_way_and_takes_nothing_new(lab: Lab) -> None:

@@ -20,8 +20,8 @@ from shoal.serving.table import Report
 
 routes = Routes("serving")
 UNCHANGED = 304
-KNOWN = re.compile(r'(?:W/)?"([0-9]{1,18})"')
-"""A version as an entity tag."""
+KNOWN = re.compile(r'(?:W/)?"(?:([0-9a-f]{1,32})-)?([0-9]{1,18})"')
+"""An epoch and a version in it as an entity tag."""
 
 
 @routes.add("GET", "/v1/serving/table", Permission.TABLE_READ, answers=TableView)
@@ -29,11 +29,12 @@ async def read_table(request: Request, query: Annotated[TableQuery, Query()]) ->
     """The whole table, as soon as it is newer than the one that the asker has; 304 if it is not in time."""
     call = call_of(request)
     known = KNOWN.fullmatch(request.headers.get("if-none-match", ""))
-    after = max(query.after, int(known[1]) if known else 0)
-    table = await call.plane.core.services.newer(after, query.wait_s)
+    after = max(query.after, int(known[2]) if known else 0)
+    epoch = (known[1] if known else None) or ""
+    table = await call.plane.core.services.newer(after, query.wait_s, epoch)
     if table is None:
         return Response(status_code=UNCHANGED)
-    tag = {"etag": f'"{table.version}"'}
+    tag = {"etag": f'"{table.epoch}-{table.version}"'}
     return Response(msgspec.json.encode(table), media_type="application/json", headers=tag)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import anyio
+import msgspec
 
 from shoal.control.signals import Signal
 from shoal.model.service import Service
@@ -40,6 +41,8 @@ class ServiceBook:
 
     def heard(self, report: Report, now: float) -> None:
         """A data plane said what it counts; somebody who waits for a slot is looked at right away."""
+        if report.epoch not in {"", self.table.epoch}:
+            report = msgspec.structs.replace(report, version=0)  # of a history that is not ours
         self.traffic.heard(report, now)
         if any(count.queued for count in report.counts):
             self.waker.set()
@@ -95,9 +98,13 @@ class ServiceBook:
             began = self._began[service.service_id] = (step, old, new)
         return old.since(began[1]), new.since(began[2])
 
-    async def newer(self, than: int, timeout_s: float) -> Table | None:
-        """The table, as soon as it is newer than that; None after so long."""
+    async def newer(self, than: int, timeout_s: float, epoch: str = "") -> Table | None:
+        """The table, as soon as it is newer than that, or of another epoch; None after so long."""
         with anyio.move_on_after(timeout_s):
-            while self.table.version <= than:
+            while not self._is_news(than, epoch):
                 await self._news.wait()
-        return self.table if self.table.version > than else None
+        return self.table if self._is_news(than, epoch) else None
+
+    def _is_news(self, than: int, epoch: str) -> bool:
+        table = self.table
+        return table.version > than or (table is not EMPTY and epoch not in {"", table.epoch})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import lru_cache
 from typing import Any
 
@@ -17,10 +18,13 @@ from shoal.identity import open_secrets, seal_secrets
 from shoal.model.attempt import Attempt
 from shoal.model.job import Job, ReplicaPlace
 from shoal.model.service import MAX_STARTS, Release, Replica, Service, Start
+from shoal.serving.table import is_address
 from shoal.spec.service import ServiceSpec
 from shoal.spec.service_clauses import ModelSpec
 from shoal.store import Tx
 from shoal.wire import Probe, Serving
+
+log = logging.getLogger(__name__)
 
 
 @lru_cache(maxsize=512)
@@ -122,9 +126,17 @@ async def heard(core: Core, attempt: Attempt, said: Serving) -> None:
     known = book.said.get(attempt.attempt_id)
     if known == said:
         return
-    await core.store.write(lambda tx: _record(core, tx, attempt, said), patience_s=NEWS_PATIENCE_S)
+    taken = said if is_address(said.address) else _nowhere(attempt, said)
+    await core.store.write(lambda tx: _record(core, tx, attempt, taken), patience_s=NEWS_PATIENCE_S)
     book.said[attempt.attempt_id] = said
     book.waker.set()
+
+
+def _nowhere(attempt: Attempt, said: Serving) -> Serving:
+    """Nobody could reach it there: it is not ready, and its service says why."""
+    because = f"its supervisor says that it is at `{said.address[:200]}`, which is no address"
+    log.warning("replica %s: %s", attempt.attempt_id, because)
+    return msgspec.structs.replace(said, address="", is_ready=False, because=because)
 
 
 def _record(core: Core, tx: Tx, attempt: Attempt, said: Serving) -> None:

@@ -1,6 +1,7 @@
 """The table that data planes serve by, made from what is recorded. Its version counts with the log's.
 
-So it grows across restarts of the control plane, without being kept.
+So it grows across restarts of the control plane, without being kept; should it not, as with a store restored
+from a backup, another epoch says that it is another history.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ async def publish(core: Core) -> None:
     if fresh.services == book.table.services and book.table.version > 0:
         return
     # The end of a token is no event: then the next number is taken, for which each event leaves room.
-    book.publish(msgspec.structs.replace(fresh, version=max(fresh.version, book.table.version + 1)))
+    version, epoch = max(fresh.version, book.table.version + 1), book.table.epoch or core.random(8).hex()
+    book.publish(msgspec.structs.replace(fresh, version=version, epoch=epoch))
 
 
 def make(core: Core, tx: Tx) -> told.Table:
@@ -98,7 +100,12 @@ class _People:
         """Everybody with a role in the project, by each of their tokens that reaches into it."""
         members = self._members.get(service.project, set())
         return tuple(
-            told.Caller(digest=token.secret_hash.hex(), name=user.name, project=service.project)
+            told.Caller(
+                digest=token.secret_hash.hex(),
+                name=user.name,
+                project=service.project,
+                expires_at=token.expires_at,
+            )
             for token in self._tokens
             if token.project in (None, service.project)
             and token.service in (None, service.name)

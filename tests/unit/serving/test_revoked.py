@@ -1,0 +1,133 @@
+"""A token that is revoked or has ended ends what was begun with it, too."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from shoal.clock import SystemClock
+from shoal.serving.table import Service, Table
+from tests.support.serving import Conversation, Lab, Wire, callers, get, reply, running_lab, service, until
+
+ANA, BO = "authorization: Bearer token-ana", "authorization: Bearer token-bo"
+UPGRADE = ("connection: Upgrade", "upgrade: websocket", "sec-websocket-key: x")
+
+
+async def behave(seen: Conversation) -> None:
+    """A socket that echoes, a stream that does not end, or a request that is never answered."""
+    if seen.request.get("upgrade"):
+        await seen.send(
+            b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n"
+        )
+        while data := await seen.reader.read(100):
+            await seen.send(data)
+    elif seen.request.path == "/quick":
+        await seen.send(reply())
+    else:
+        if seen.request.path == "/stream":
+            await seen.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\none\r\n")
+        await asyncio.Event().wait()
+
+
+async def begun(lab: Lab, who: str) -> list[Wire]:
+    """A socket, a stream and an unanswered request of that caller, all with the replica."""
+    socket, stream, slow = [await lab.connect() for _ in range(3)]
+    assert (await socket.ask(get("/p/s/ws", who, *UPGRADE))).status == 101
+    await stream.send(get("/p/s/stream", who))
+    await stream.reader.readuntil(b"one")
+    there = len(lab.replicas[0].requests)
+    await slow.send(get("/p/s/slow", who))
+    await until(lambda: len(lab.replicas[0].requests) > there)
+    return [socket, stream, slow]
+
+
+async def assert_ended(socket: Wire, stream: Wire, slow: Wire) -> None:
+    assert await socket.is_closed()
+    assert await stream.is_closed()
+    answer = await slow.receive()
+    assert (answer.status, answer.get("content-type")) == (401, "application/problem+json")
+
+
+async def assert_speaks(socket: Wire) -> None:
+    await socket.send(b"hello")
+    async with asyncio.timeout(30):
+        assert await socket.reader.readexactly(5) == b"hello"
+
+
+async def test_revoked_token_ends_what_was_begun_with_it_and_nothing_else(lab: Lab) -> None:
+    known = callers("ana", "bo")
+    spec = service(await lab.replica("one", behave), is_public=False, callers=known)
+    lab.serve(spec)
+    of_ana, of_bo = await begun(lab, ANA), await begun(lab, BO)
+    lab.serve(msgspec.structs.replace(spec, callers=known[1:]))
+    await assert_ended(*of_ana)
+    await assert_speaks(of_bo[0])
+    live = lab.plane.services["p", "s"]
+    await until(lambda: live.replicas["one"].outstanding == 3)
+    assert live.tallies[1].errors == 0
+    assert (await lab.ask(get("/p/s/quick", ANA))).status == 401
+    assert (await lab.ask(get("/p/s/quick", BO))).status == 200
+
+
+async def test_request_of_a_revoked_token_that_waits_reaches_nobody(lab: Lab) -> None:
+    replica = await lab.replica("one", behave)
+    spec = service(replica, is_public=False, callers=callers("ana", "bo"), cap=1)
+    lab.serve(spec)
+    first, second = await lab.connect(), await lab.connect()
+    await first.send(get("/p/s/slow", ANA))
+    await until(lambda: len(replica.requests) == 1)
+    await second.send(get("/p/s/slow", ANA))
+    await until(lambda: lab.plane.services["p", "s"].waiting.count == 1)
+    lab.serve(msgspec.structs.replace(spec, callers=callers("bo")))
+    assert (await first.receive()).status == 401
+    assert (await second.receive()).status == 401
+    assert (await lab.ask(get("/p/s/quick", BO))).status == 200
+    assert [seen.path for seen in replica.requests] == ["/slow", "/quick"]
+
+
+class Clock(SystemClock):
+    date = 1000.0
+
+    def now(self) -> float:
+        return self.date
+
+
+def until_2000(spec: Service) -> Service:
+    """Ana's token ends then, Bo's does not."""
+    ana, bo = callers("ana", "bo")
+    return msgspec.structs.replace(spec, callers=(msgspec.structs.replace(ana, expires_at=2000.0), bo))
+
+
+async def test_token_ends_without_a_table_that_says_so() -> None:
+    clock = Clock()
+    async with running_lab(clock=clock) as lab:
+        lab.serve(until_2000(service(await lab.replica("one", behave), is_public=False)))
+        of_ana, of_bo = await begun(lab, ANA), await begun(lab, BO)
+        kept = await lab.connect()
+        assert (await kept.ask(get("/p/s/quick", ANA))).status == 200
+        clock.date = 2000.0
+        await assert_ended(*of_ana)
+        assert (await kept.ask(get("/p/s/quick", ANA))).status == 401
+        await assert_speaks(of_bo[0])
+
+
+@pytest.mark.parametrize(("date", "status"), [(1999.0, 200), (2000.0, 401)])
+async def test_token_in_an_old_table_is_good_until_its_end(date: float, status: int) -> None:
+    clock = Clock()
+    clock.date = date
+    async with running_lab(clock=clock) as lab:
+        spec = until_2000(service(await lab.replica("one", behave), is_public=False))
+        lab.plane.swap(
+            msgspec.json.decode(msgspec.json.encode(Table(version=7, services=(spec,))), type=Table)
+        )
+        assert (await lab.ask(get("/p/s/quick", ANA))).status == status
+
+
+async def test_service_that_is_public_no_longer_ends_what_strangers_began(lab: Lab) -> None:
+    spec = service(await lab.replica("one", behave))
+    lab.serve(spec)
+    of_stranger = await begun(lab, "x-none: x")
+    lab.serve(msgspec.structs.replace(spec, is_public=False, callers=callers("bo")))
+    await assert_ended(*of_stranger)
