@@ -14,7 +14,7 @@ from shoal.serving.head import CHUNKED, RequestHead, parse_head
 from shoal.serving.problem import Refused
 from shoal.serving.repeating import has_prompt, hedge_s, hold_bytes, may_repeat
 from shoal.serving.service import LiveService
-from shoal.serving.table import Caller
+from shoal.serving.table import Caller, is_address
 
 MAX_REMEMBERED = 4096
 MAX_REMEMBERED_BYTES = 4096
@@ -79,9 +79,12 @@ class Routes:
 
     def __init__(self, services: Mapping[tuple[str, str], LiveService]) -> None:
         self._by_path = {(p.encode(), n.encode()): live for (p, n), live in services.items()}
-        self._by_host = {
-            host.lower().encode(): live for live in services.values() for host in live.spec.hosts
-        }
+        self._by_host: dict[bytes, LiveService] = {}
+        for live in services.values():
+            for host in live.spec.hosts:
+                # What callers of paths write there is nobody's name, whatever a table says.
+                if not is_address(host):
+                    self._by_host.setdefault(host.lower().encode(), live)
         self._known: set[str] = set()
         self._callers: dict[tuple[int, str], Caller] = {}
         for live in services.values():

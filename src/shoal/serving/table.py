@@ -90,6 +90,8 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ADDRESS = re.compile(r"(?:unix|door):/.+|[^\s:/]+:[0-9]{1,5}|\[[0-9a-fA-F:.]+\]:[0-9]{1,5}")
+NUMBER = re.compile(r"[0-9]*|0x[0-9a-f]*")
+LOOPBACK = ("localhost", "localdomain")
 PLAIN = re.compile(r"[\x21-\x7e]*")
 AFFINITY = re.compile(r"(?:(?:header|cookie):[!#$%&'*+\-.^_`|~0-9A-Za-z]+)?")
 
@@ -117,6 +119,13 @@ def faults(table: Table) -> list[str]:
             if not replica.weight > 0:
                 found.append(f"`{name}`: weight {replica.weight} of `{replica.replica_id}` is not above 0")
     return found
+
+
+def is_address(host: str) -> bool:
+    """Whether `host` is an address or a loopback name: everybody's way to a data plane, no service's own."""
+    last = host.lower().rstrip(".").rpartition(".")[2]
+    # A name whose last part is a number is read as an address, also `127.1` and `0x7f000001`.
+    return ":" in host or last in LOOPBACK or NUMBER.fullmatch(last) is not None
 
 
 BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)

@@ -290,3 +290,16 @@ async def test_drain_finishes_what_is_under_way_and_takes_nothing_new(lab: Lab) 
     await draining
     with pytest.raises(OSError):
         await lab.connect()
+
+
+async def test_address_that_callers_write_as_host_is_no_services_own(lab: Lab) -> None:
+    ours, theirs = await lab.replica("ours"), await lab.replica("theirs")
+    hosts = ("127.0.0.1", "localhost", "chat.example")
+    lab.serve(
+        service(ours, hosts=("chat.example",)),
+        service(theirs, project="q", name="t", hosts=hosts),
+    )
+    for host, path in (("127.0.0.1", "/p/s/"), ("localhost:80", "/p/s/"), ("chat.example", "/")):
+        wire = await lab.connect()
+        assert (await wire.ask(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())).status == 200
+    assert (len(ours.requests), len(theirs.requests)) == (3, 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from shoal.control.core import Core
+from shoal.control.services.hosts import granted
 from shoal.control.services.look import Look, is_serving, load
 from shoal.identity import replica_secret
 from shoal.model.people import Token
@@ -31,18 +32,22 @@ async def publish(core: Core) -> None:
 
 
 def make(core: Core, tx: Tx) -> told.Table:
-    looks = [load(tx, service.service_id) for service in tx.services.all()]
+    found = [load(tx, service.service_id) for service in tx.services.all()]
+    looks = [look for look in found if look is not None]
     people = _People(tx, core.clock.now()) if looks else None
-    served = [_service(core, look, people) for look in looks if look is not None and people is not None]
+    hosts = granted(core, [(look.service, look.spec(look.service.live)) for look in looks])
+    served = [
+        _service(core, look, people, hosts[look.service.service_id]) for look in looks if people is not None
+    ]
     return told.Table(version=(tx.events.head().seq + 1) * ROOM, services=tuple(served))
 
 
-def _service(core: Core, look: Look, people: _People) -> told.Service:
+def _service(core: Core, look: Look, people: _People, hosts: tuple[str, ...]) -> told.Service:
     service, spec = look.service, look.spec(look.service.live)
     return told.Service(
         project=service.project,
         name=service.name,
-        hosts=spec.hosts,
+        hosts=hosts,
         replicas=tuple(_replicas(core, look)),
         shares=_shares(service),
         balance=told.Balance(spec.balance),
