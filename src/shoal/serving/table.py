@@ -65,6 +65,8 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     queue_bytes: int = 64 << 20
     queue_s: float = 60.0
     """How many requests may wait for a slot, how many bytes of them, for how long."""
+    start_s: float = 0.0
+    """For how long they wait while no replica is there to have a slot, if that is longer."""
     timeout_s: float = 600.0
     """From the request's last byte to the response's first."""
     retries: int = 1

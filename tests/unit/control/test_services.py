@@ -137,7 +137,9 @@ async def test_only_replicas_that_said_they_are_ready_are_in_the_table(tmp_path:
 
 async def test_how_a_service_listens_and_may_be_repeated_is_told_on(tmp_path: Path) -> None:
     async with cluster(tmp_path) as ours:
-        await ours.serve(port="socket", public=True, repeatable=True, hedge_after="200ms")
+        await ours.serve(
+            port="socket", public=True, repeatable=True, hedge_after="200ms", readiness={"within": "20m"}
+        )
         look = await ours.until(lambda look: bool(look.servers))
         place = look.servers[0][1].replica
         assert place is not None
@@ -146,6 +148,7 @@ async def test_how_a_service_listens_and_may_be_repeated_is_told_on(tmp_path: Pa
         await ours.until_ready(1)
         served = ours.served()
         assert (served.is_repeatable, served.hedge_s, served.is_public) == (True, 0.2, True)
+        assert (served.queue_s, served.start_s) == (60.0, 1260.0)
 
 
 async def test_callers_are_those_with_a_role_in_the_project_by_digest(tmp_path: Path) -> None:

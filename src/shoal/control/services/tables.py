@@ -53,6 +53,8 @@ def _service(core: Core, look: Look, people: _People, hosts: tuple[str, ...]) ->
         balance=told.Balance(spec.balance),
         check=spec.readiness.path,
         cap=spec.cap,
+        queue_s=spec.max_wait,
+        start_s=spec.max_wait + max(spec.readiness.within, service.cold_start_s),
         timeout_s=spec.timeout,
         retries=spec.retries,
         is_repeatable=spec.repeatable,
