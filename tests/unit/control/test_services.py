@@ -280,6 +280,28 @@ async def test_rollout_that_may_miss_nobody_waits_for_room_and_says_so(
         assert shown.service.rollout.waits == ""
 
 
+async def test_rollout_undone_half_way_lets_no_replica_go_before_another_is_ready(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as ours:
+        await ours.serve(replicas=3)
+        await ours.until_ready(3)
+        await ours.serve(replicas=3, env={"VERSION": "2"})
+        await ours.until(lambda _: sum(one.release == 2 for one in ours.served().replicas) >= 2)
+        ours.is_held = True
+        await ours.plane.undo_rollout(ROOT, ours.service_id)
+        await ours.until(lambda look: sum(one.release == 1 for one, _, _ in look.servers) >= 3)
+        assert sum(not one.is_draining for one in ours.served().replicas) >= 3
+        ours.is_held = False
+        fewest = 3
+
+        def is_back(look: Look) -> bool:
+            nonlocal fewest
+            fewest = min(fewest, sum(not one.is_draining for one in ours.served().replicas))
+            return {one.release for one, _, _ in look.servers} == {1} and len(look.servers) == 3
+
+        await ours.until(is_back)
+        assert fewest == 3
+
+
 async def test_canary_that_returns_errors_rolls_back_by_itself(tmp_path: Path) -> None:
     async with cluster(tmp_path) as ours:
         await ours.serve(replicas=2)

@@ -197,7 +197,9 @@ async def undo(core: Core, actor: Actor, service_id: str, key: str | None) -> Se
         rollout = service.rollout
         if rollout is not None and rollout.is_open:
             gone = f"undone by {actor.name}"
-            over = msgspec.structs.replace(rollout, stage=Stage.ROLLED_BACK, since=now, because=gone)
+            over = msgspec.structs.replace(
+                rollout, stage=Stage.ROLLED_BACK, share=None, since=now, because=gone
+            )
             return msgspec.structs.replace(service, rollout=over)
         before = rollout.old if rollout is not None and rollout.stage is Stage.DONE else service.live
         if before == service.live:
