@@ -322,6 +322,22 @@ async def test_canary_that_returns_errors_rolls_back_by_itself(tmp_path: Path) -
         assert ours.served().shares == {}
 
 
+async def test_canary_leaves_their_requests_to_replicas_of_a_release_it_has_overtaken(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as ours:
+        await ours.serve(replicas=2)
+        await ours.until_ready(2)
+        await ours.serve(replicas=2, env={"VERSION": "2"})
+        await ours.until(lambda look: any(one.release == 2 and one.is_ready for one, _, _ in look.servers))
+        rollout = {"strategy": "canary", "steps": [50], "bake": "1h"}
+        await ours.serve(replicas=2, env={"VERSION": "3"}, rollout=rollout)
+        await ours.until(lambda _: ours.served().shares.get(3) == 0.5)
+        served = ours.served()
+        serving = {one.release for one in served.replicas if not one.is_draining}
+        assert 2 in serving
+        assert serving <= {release for release, share in served.shares.items() if share > 0}
+        assert sum(served.shares.values()) == pytest.approx(1.0)
+
+
 async def test_canary_that_does_well_takes_over_step_by_step(tmp_path: Path) -> None:
     async with cluster(tmp_path) as ours:
         await ours.serve(replicas=2)

@@ -5,6 +5,8 @@ So it grows across restarts of the control plane, without being kept.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
 from shoal.control.core import Core
@@ -49,7 +51,7 @@ def _service(core: Core, look: Look, people: _People, hosts: tuple[str, ...]) ->
         name=service.name,
         hosts=hosts,
         replicas=tuple(_replicas(core, look)),
-        shares=_shares(service),
+        shares=_shares(look),
         balance=told.Balance(spec.balance),
         check=spec.readiness.path,
         cap=spec.cap,
@@ -66,11 +68,19 @@ def _service(core: Core, look: Look, people: _People, hosts: tuple[str, ...]) ->
     )
 
 
-def _shares(service: Service) -> dict[int, float]:
-    rollout = service.rollout
+def _shares(look: Look) -> dict[int, float]:
+    """What the new release does not get is for all others, by their replicas: one was overtaken, perhaps."""
+    rollout = look.service.rollout
     if rollout is None or not rollout.is_open or rollout.share is None:
         return {}
-    return {rollout.old: 1.0 - rollout.share, rollout.new: rollout.share}
+    others = Counter(
+        server[0].release
+        for server in look.servers
+        if server[0].release != rollout.new and server[0].draining_at is None and is_serving(*server)
+    ) or Counter([rollout.old])
+    rest = 1.0 - rollout.share
+    kept = {release: rest * (count / others.total()) for release, count in sorted(others.items())}
+    return {**kept, rollout.new: rollout.share}
 
 
 def _limits(spec: ServiceSpec) -> told.Limits:
