@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.serving.life import Seen, decide
-from shoal.serving.rollout import Fleet, Next, Rule, Stage, Where, kept
+from shoal.serving.rollout import PATIENCE, Fleet, Next, Rule, Stage, Where, kept
 from shoal.serving.rollout import decide as roll
 from shoal.serving.traffic import Stats
 
@@ -212,3 +212,17 @@ def test_release_that_answers_nothing_goes_at_once_where_there_is_an_old_one() -
     assert kept(Rule(), 8, ready=0, others=7, is_hopeless=True, has_no_room=False) == 7
     told = roll(Rule(), Where(stage=Stage.ROLLING), fleet, Stats(), Stats(requests=100, errors=30))
     assert told.share is None
+
+
+def test_canary_goes_on_with_enough_requests_or_much_later_without() -> None:
+    fleet = Fleet(wanted=8, old=8, old_ready=8, new_ready=4)
+
+    def step_after(baked_s: float, requests: int) -> Next:
+        where = Where(stage=Stage.CANARY, step=2, baked_s=baked_s)
+        return roll(Rule(), where, fleet, Stats(requests=requests), Stats(requests=requests))
+
+    assert step_after(61.0, 0).stage is Stage.CANARY
+    assert step_after(61.0, 19).stage is Stage.CANARY
+    assert step_after(61.0, 20).stage is Stage.ROLLING
+    assert step_after(59.0, 1000).stage is Stage.CANARY
+    assert step_after(60.0 * PATIENCE, 0).stage is Stage.ROLLING

@@ -20,6 +20,8 @@ from shoal.serving.traffic import Stats
 MAX_FAILURES = 3
 """Replicas of a new release that end before they were ever ready."""
 
+PATIENCE = 5
+"""So many times `bake_s`, and a step is over also with too few requests to say anything."""
 HOPELESS = 0.9
 """Of the requests fail: fewer replicas that answer are better than more that do not."""
 
@@ -83,7 +85,7 @@ def decide(rule: Rule, where: Where, fleet: Fleet, old: Stats, new: Stats) -> Ne
         share = 0.0 if is_hopeless else None
         return Next(stage=Stage.ROLLED_BACK, old=fleet.wanted, share=share, because=fault)
     if where.stage is Stage.CANARY:
-        return _canary(rule, where, fleet)
+        return _canary(rule, where, fleet, new)
     return _rolling(rule, fleet)
 
 
@@ -99,10 +101,11 @@ def _rolling(rule: Rule, fleet: Fleet) -> Next:
     return Next(stage=Stage.ROLLING, old=old, new=min(wanted, max(ready + 1, wanted - old)))
 
 
-def _canary(rule: Rule, where: Where, fleet: Fleet) -> Next:
+def _canary(rule: Rule, where: Where, fleet: Fleet, new: Stats) -> Next:
     if fleet.wanted == 0:
         return _rolling(rule, fleet)  # there is nobody to try it on
-    step, is_baked = where.step, where.baked_s is not None and where.baked_s >= rule.bake_s
+    bake_s = rule.bake_s * (1 if new.requests >= rule.requests else PATIENCE)
+    step, is_baked = where.step, where.baked_s is not None and where.baked_s >= bake_s
     if is_baked and step + 1 >= len(rule.steps):
         return _rolling(rule, fleet)
     if is_baked:

@@ -14,13 +14,14 @@ import pytest
 
 from shoal.control import Actor, ControlPlane
 from shoal.control.services import look
+from shoal.control.services.book import ServiceBook
 from shoal.control.services.commands import AskedService
 from shoal.control.services.look import Look, load
 from shoal.control.services.turn import tend
 from shoal.errors import StateError
 from shoal.model.attempt import AttemptState
 from shoal.model.people import Role
-from shoal.model.service import Service, Stage
+from shoal.model.service import Rollout, Service, Stage
 from shoal.serving.table import Count, Report
 from shoal.serving.table import Service as Served
 from shoal.spec.parse import parse_service
@@ -336,6 +337,19 @@ async def test_canary_leaves_their_requests_to_replicas_of_a_release_it_has_over
         assert 2 in serving
         assert serving <= {release for release, share in served.shares.items() if share > 0}
         assert sum(served.shares.values()) == pytest.approx(1.0)
+
+
+def test_what_was_watched_before_a_restart_does_not_count() -> None:
+    rollout = Rollout(old=1, new=2, stage=Stage.CANARY, since=0.0, baking_at=0.0)
+    asked = {"project": "p", "name": "s", "owner": "u", "owner_name": "ana", "created_at": 0.0}
+    bounds = {"min_replicas": 1, "max_replicas": 1, "replicas": 1, "scaled_at": 0.0}
+    service = Service(service_id="svc_1", rollout=rollout, **asked, **bounds)  # type: ignore[arg-type]
+    book = ServiceBook()
+    assert (book.watched_s(service, 1e6), book.watched_s(service, 1e6 + 50)) == (0.0, 50.0)
+    further = msgspec.structs.replace(rollout, step=1)
+    assert book.watched_s(msgspec.structs.replace(service, rollout=further), 1e6 + 60) == 0.0
+    unready = msgspec.structs.replace(rollout, baking_at=None)
+    assert book.watched_s(msgspec.structs.replace(service, rollout=unready), 1e6 + 70) is None
 
 
 async def test_canary_that_does_well_takes_over_step_by_step(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def _rolled(
     where = rolling.Where(
         stage=rolling.Stage(rollout.stage),
         step=rollout.step,
-        baked_s=None if rollout.baking_at is None else max(0.0, now - rollout.baking_at),
+        baked_s=None if rollout.baking_at is None else known.watched_s,
     )
     rule = rollout_rule(look.spec(rollout.new))
     told = rolling.decide(rule, where, fleet, known.old_stats, known.new_stats)
