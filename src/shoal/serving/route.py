@@ -7,6 +7,7 @@ that keep a connection repeat them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from urllib.parse import unquote_to_bytes
 
 from shoal.serving.accounts import Account
 from shoal.serving.callers import digest_of, is_ours
@@ -107,6 +108,7 @@ class Routes:
     def _made(self, head: RequestHead) -> Entry:
         service, path = self._found(head)
         if service is not None and service.spec.is_public:
+            _check_open(service, path)
             return Entry(head, service, None, _prefix(head, path, keeps_token=True))
         digest = _digest(head)
         if digest is None or digest not in self._known:
@@ -120,6 +122,7 @@ class Routes:
         if service is None or caller is None:
             # The same for what is not there and for what the caller may not see.
             raise Refused(404, "service.unknown", f"no service at `{head.target[:200].decode()}`")
+        _check_open(service, path)
         name = caller.project if service.spec.limits.per == "project" else caller.name
         return Entry(head, service, service.account(name), _prefix(head, path, caller=caller.name))
 
@@ -134,6 +137,16 @@ class Routes:
             return None, b""
         rest = b"/" + (parts[3] if len(parts) > 3 else b"")
         return self._by_path.get((parts[1], parts[2])), rest + mark + query
+
+
+def _check_open(service: LiveService, target: bytes) -> None:
+    """As servers read paths: with `%73` for `s`, and whatever slashes around."""
+    if not service.spec.closed:
+        return
+    path = unquote_to_bytes(target.partition(b"?")[0]).strip(b"/").lower().decode("latin-1")
+    if path in service.spec.closed:
+        told = f"`/{path}` manages the server itself and is not for callers"
+        raise Refused(403, "path.closed", told)
 
 
 def _prefix(head: RequestHead, path: bytes, *, caller: str = "", keeps_token: bool = False) -> bytes:

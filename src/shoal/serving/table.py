@@ -81,6 +81,8 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     check: str = ""
     """A path that answers below 500 while a replica is well, asked now and then. Empty: only use tells."""
+    closed: frozenset[str] = frozenset()
+    """Paths of its servers that no caller may ask for, as `sleep`: those that manage the server itself."""
     is_public: bool = False
     """Needs no token."""
     callers: tuple[Caller, ...] = ()

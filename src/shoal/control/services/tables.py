@@ -19,6 +19,27 @@ from shoal.serving import table as told
 from shoal.spec.service import ServiceSpec
 from shoal.store import Tx
 
+MANAGING = frozenset(
+    {
+        "sleep",
+        "wake_up",
+        "is_sleeping",
+        "pause",
+        "resume",
+        "is_paused",
+        "collective_rpc",
+        "reset_prefix_cache",
+        "reset_mm_cache",
+        "reset_encoder_cache",
+        "server_info",
+        "get_world_size",
+        "init_weight_transfer_engine",
+        "update_weights",
+        "start_profile",
+        "stop_profile",
+    }
+)
+"""What servers that can be told to sleep let everybody who reaches them do to them."""
 ROOM = 1024
 """Versions for each event."""
 
@@ -63,6 +84,7 @@ def _service(core: Core, look: Look, people: _People, hosts: tuple[str, ...]) ->
         hedge_s=spec.hedge_after or 0.0,
         affinity=spec.affinity or "",
         limits=_limits(spec),
+        closed=frozenset() if spec.scale.sleep_after is None else MANAGING,
         is_public=spec.public,
         callers=() if spec.public else people.callers(service),
     )
