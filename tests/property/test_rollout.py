@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.serving.life import Seen, decide
-from shoal.serving.rollout import Fleet, Next, Rule, Stage, Where
+from shoal.serving.rollout import PATIENCE, Fleet, Next, Rule, Stage, Where, kept
 from shoal.serving.rollout import decide as roll
 from shoal.serving.traffic import Stats
 
@@ -76,8 +76,12 @@ class Park:
             if one.draining_s is not None:
                 is_idle = self.dice.random() < 0.5
                 self.replicas[number] = _with(one, draining_s=one.draining_s + 1.0, is_idle=is_idle)
-            elif not one.is_ready and len(self.replicas) <= self.room and self.dice.random() < 0.5:
+            elif not one.is_ready and self.held < self.room and self.dice.random() < 0.5:
                 self.replicas[number] = _with(one, is_ready=True)
+
+    @property
+    def held(self) -> int:
+        return sum(one.is_ready or one.draining_s is not None for one in self.replicas.values())
 
     @property
     def ready(self) -> int:
@@ -169,3 +173,56 @@ def test_release_that_fails_goes_back_from_wherever_it_is(
     assert told.stage is Stage.ROLLED_BACK
     assert (told.old, told.new) == (wanted, 0)
     assert "30.0%" in told.because
+
+
+@given(st.integers(1, 8), st.integers(0, 1 << 30), st.integers(1, 60), st.booleans())
+def test_way_back_keeps_as_many_ready_as_there_should_be(
+    wanted: int, seed: int, after: int, has_room: bool
+) -> None:
+    park = Park(wanted, seed)
+    for _ in range(after):
+        if park.turn().stage is Stage.DONE:
+            return
+        park.pass_time()
+    if not has_room:
+        park.room = len(park.replicas)
+    for _ in range(400):
+        serving = [one for one in park.replicas.values() if one.draining_s is None]
+        stay = kept(
+            Rule(),
+            wanted,
+            ready=sum(one.release == OLD and one.is_ready for one in serving),
+            others=sum(one.release == NEW and one.is_ready for one in serving),
+            is_hopeless=False,
+            has_no_room=len(park.replicas) > park.room,
+        )
+        steps = decide({OLD: wanted, NEW: stay}, list(park.replicas.values()), drain_s=5.0, may_start=True)
+        park.after(steps.start, steps.drain, steps.stop)
+        assert park.ready >= wanted - (0 if has_room else 1)
+        park.pass_time()
+    assert {one.release for one in park.replicas.values()} == {OLD}
+    assert park.ready == wanted
+
+
+def test_release_that_answers_nothing_goes_at_once_where_there_is_an_old_one() -> None:
+    fleet = Fleet(wanted=8, old=1, old_ready=1, new_ready=7)
+    told = roll(Rule(), Where(stage=Stage.ROLLING), fleet, Stats(), Stats(requests=100, errors=95))
+    assert told.share == 0.0
+    assert kept(Rule(), 8, ready=1, others=7, is_hopeless=True, has_no_room=False) == 0
+    assert kept(Rule(), 8, ready=0, others=7, is_hopeless=True, has_no_room=False) == 7
+    told = roll(Rule(), Where(stage=Stage.ROLLING), fleet, Stats(), Stats(requests=100, errors=30))
+    assert told.share is None
+
+
+def test_canary_goes_on_with_enough_requests_or_much_later_without() -> None:
+    fleet = Fleet(wanted=8, old=8, old_ready=8, new_ready=4)
+
+    def step_after(baked_s: float, requests: int) -> Next:
+        where = Where(stage=Stage.CANARY, step=2, baked_s=baked_s)
+        return roll(Rule(), where, fleet, Stats(requests=requests), Stats(requests=requests))
+
+    assert step_after(61.0, 0).stage is Stage.CANARY
+    assert step_after(61.0, 19).stage is Stage.CANARY
+    assert step_after(61.0, 20).stage is Stage.ROLLING
+    assert step_after(59.0, 1000).stage is Stage.CANARY
+    assert step_after(60.0 * PATIENCE, 0).stage is Stage.ROLLING

@@ -35,8 +35,8 @@ def serve(
     Needed: `name`, `run` (the server listens at $PORT). Also: `replicas: 0..8`,
     `readiness: /health`, `scale {target, value, window, cooldown,
     to_zero_after, sleep_after}`, `rollout {strategy, steps, bake,
-    rollback_on}`, `limits {rps, concurrency, per}`, `cap`, `timeout`, `retries`,
-    `drain`, `affinity`, `balance`, `hosts`, `public`, `port`, `model` (a name,
+    rollback_on}`, `limits {rps, concurrency, per}`, `cap`, `max_wait`, `timeout`,
+    `retries`, `drain`, `affinity`, `balance`, `hosts`, `public`, `port`, `model` (a name,
     or `{job: NAME}` for a job's checkpoint); `resources`, `env`, `secrets`,
     `mounts`, `setup`, `workdir`, `queue`, `priority` and `grace` are those of
     a job.

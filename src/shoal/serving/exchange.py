@@ -78,6 +78,7 @@ class Exchange:
         "_relay",
         "_replay",
         "_tries",
+        "_waits_since",
         "_waits_until",
         "account",
         "ask",
@@ -117,7 +118,7 @@ class Exchange:
         self._connects = 0
         self._tries = 0
         self._prefill = 0
-        self._waits_until = FOREVER
+        self._waits_since = self._waits_until = FOREVER
         self._is_bound = False
         self._is_waiting = False
         self.is_answered = False
@@ -174,11 +175,11 @@ class Exchange:
         """Its time is up, or it is time to look."""
         spec = self.entry.service.spec
         if self._is_waiting:
-            if now < self._waits_until:
+            if now < self._deadline():
                 self._warm()
                 self.client.due = min(self._waits_until, now + EVERY_S)
                 return
-            told = f"no replica had a free slot for {spec.queue_s:g} s"
+            told = f"no replica had a free slot for {now - self._waits_since:.0f} s"
             self.refuse(Refused(503, "service.busy", told, retry_s=5.0))
         elif self.is_answered and self._has_moved:
             self._has_moved = False
@@ -225,9 +226,17 @@ class Exchange:
             return
         now = monotonic()
         self._is_waiting = True
+        self._waits_since = now
         self._waits_until = now + service.spec.queue_s
-        self.client.due = min(self._waits_until, now + EVERY_S)
+        self.client.due = min(self._deadline(), now + EVERY_S)
         service.wait(self)
+
+    def _deadline(self) -> float:
+        """Later while there is no replica, and still so when one has come: who waited longest has most."""
+        service = self.entry.service
+        if not service.open:
+            self._waits_until = max(self._waits_until, self._waits_since + service.spec.start_s)
+        return self._waits_until
 
     def bind(self, replica: LiveReplica) -> None:
         self._is_waiting = False

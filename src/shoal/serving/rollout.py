@@ -4,7 +4,7 @@ Rolling: one replica more than there should be, and an old one goes only when a 
 Where there is no room for one more, an old one goes first, if there are others.
 Canary: all the old ones stay, and the new release gets a part of the requests, step by step, for as long as
 it does no worse than the old one beside it. A release that does worse, or whose replicas never become ready,
-is taken back.
+is taken back: its replicas go as old ones are ready in their place, or at once where nearly nothing succeeds.
 """
 
 from __future__ import annotations
@@ -19,6 +19,11 @@ from shoal.serving.traffic import Stats
 
 MAX_FAILURES = 3
 """Replicas of a new release that end before they were ever ready."""
+
+PATIENCE = 5
+"""So many times `bake_s`, and a step is over also with too few requests to say anything."""
+HOPELESS = 0.9
+"""Of the requests fail: fewer replicas that answer are better than more that do not."""
 
 
 class Stage(StrEnum):
@@ -76,9 +81,11 @@ def decide(rule: Rule, where: Where, fleet: Fleet, old: Stats, new: Stats) -> Ne
     if not fault and fleet.new_failures >= MAX_FAILURES:
         fault = f"{fleet.new_failures} replicas of it ended before they were ready"
     if fault:
-        return Next(stage=Stage.ROLLED_BACK, old=fleet.wanted, because=fault)
+        is_hopeless = new.requests >= rule.requests and new.errors >= HOPELESS * new.requests
+        share = 0.0 if is_hopeless else None
+        return Next(stage=Stage.ROLLED_BACK, old=fleet.wanted, share=share, because=fault)
     if where.stage is Stage.CANARY:
-        return _canary(rule, where, fleet)
+        return _canary(rule, where, fleet, new)
     return _rolling(rule, fleet)
 
 
@@ -94,10 +101,11 @@ def _rolling(rule: Rule, fleet: Fleet) -> Next:
     return Next(stage=Stage.ROLLING, old=old, new=min(wanted, max(ready + 1, wanted - old)))
 
 
-def _canary(rule: Rule, where: Where, fleet: Fleet) -> Next:
+def _canary(rule: Rule, where: Where, fleet: Fleet, new: Stats) -> Next:
     if fleet.wanted == 0:
         return _rolling(rule, fleet)  # there is nobody to try it on
-    step, is_baked = where.step, where.baked_s is not None and where.baked_s >= rule.bake_s
+    bake_s = rule.bake_s * (1 if new.requests >= rule.requests else PATIENCE)
+    step, is_baked = where.step, where.baked_s is not None and where.baked_s >= bake_s
     if is_baked and step + 1 >= len(rule.steps):
         return _rolling(rule, fleet)
     if is_baked:
@@ -112,6 +120,17 @@ def _canary(rule: Rule, where: Where, fleet: Fleet) -> Next:
         new=count,
         share=share if fleet.new_ready else 0.0,
     )
+
+
+def kept(rule: Rule, wanted: int, *, ready: int, others: int, is_hopeless: bool, has_no_room: bool) -> int:
+    """After a rollback: how many of `others`, which are ready and of the release taken back, serve on until
+    there are as many as wanted of the one that serves.
+    """
+    if is_hopeless and ready > 0:
+        return 0
+    # Here the only one may go, too: what takes the room is what was taken back.
+    missing = max(1, rule.max_unavailable) if has_no_room else 0
+    return min(others, max(0, wanted - ready - missing))
 
 
 def judge(rule: Rule, old: Stats, new: Stats) -> str:

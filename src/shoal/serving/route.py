@@ -7,6 +7,7 @@ of the head: callers that keep a connection repeat them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from urllib.parse import unquote_to_bytes
 
 from shoal.serving.accounts import Account
 from shoal.serving.callers import digest_of, is_ours
@@ -14,7 +15,7 @@ from shoal.serving.head import CHUNKED, RequestHead, parse_head
 from shoal.serving.problem import Refused
 from shoal.serving.repeating import has_prompt, hedge_s, hold_bytes, may_repeat
 from shoal.serving.service import LiveService
-from shoal.serving.table import Caller
+from shoal.serving.table import Caller, is_shared_name
 
 MAX_REMEMBERED = 4096
 MAX_REMEMBERED_BYTES = 4096
@@ -87,9 +88,12 @@ class Routes:
 
     def __init__(self, services: Mapping[tuple[str, str], LiveService], now: float) -> None:
         self._by_path = {(p.encode(), n.encode()): live for (p, n), live in services.items()}
-        self._by_host = {
-            host.lower().encode(): live for live in services.values() for host in live.spec.hosts
-        }
+        self._by_host: dict[bytes, LiveService] = {}
+        for live in services.values():
+            for host in live.spec.hosts:
+                # What callers of paths write there is nobody's name, whatever a table says.
+                if not is_shared_name(host):
+                    self._by_host.setdefault(host.lower().encode(), live)
         self._known: set[str] = set()
         self._callers: dict[tuple[int, str], Caller] = {}
         self.good_until = float("inf")
@@ -123,6 +127,7 @@ class Routes:
     def _made(self, head: RequestHead) -> Entry:
         service, path = self._found(head)
         if service is not None and service.spec.is_public:
+            _check_open(service, path)
             return Entry(head, service, None, _prefix(head, path, keeps_token=True))
         digest = _digest(head)
         if digest is None or digest not in self._known:
@@ -136,6 +141,7 @@ class Routes:
         if service is None or caller is None:
             # The same for what is not there and for what the caller may not see.
             raise Refused(404, "service.unknown", f"no service at `{head.target[:200].decode()}`")
+        _check_open(service, path)
         name = caller.project if service.spec.limits.per == "project" else caller.name
         return Entry(head, service, service.account(name), _prefix(head, path, caller=caller.name), digest)
 
@@ -150,6 +156,16 @@ class Routes:
             return None, b""
         rest = b"/" + (parts[3] if len(parts) > 3 else b"")
         return self._by_path.get((parts[1], parts[2])), rest + mark + query
+
+
+def _check_open(service: LiveService, target: bytes) -> None:
+    """As servers read paths: with `%73` for `s`, and whatever slashes around."""
+    if not service.spec.closed:
+        return
+    path = unquote_to_bytes(target.partition(b"?")[0]).strip(b"/").lower().decode("latin-1")
+    if path in service.spec.closed:
+        told = f"`/{path}` manages the server itself and is not for callers"
+        raise Refused(403, "path.closed", told)
 
 
 def _prefix(head: RequestHead, path: bytes, *, caller: str = "", keeps_token: bool = False) -> bytes:

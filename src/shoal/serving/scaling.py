@@ -14,7 +14,7 @@ from math import ceil
 
 import msgspec
 
-from shoal.serving.traffic import FRESH_S, Sample
+from shoal.serving.traffic import FRESH_S, KEPT_S, Sample
 
 COLD_STARTS = 4
 """To let a replica go and need it again within so many of its cold starts costs more than to keep it."""
@@ -76,7 +76,7 @@ def decide(
     if up > replicas:
         return Choice(replicas=up, because=_told(rule, samples[-1]))
     # Not less than the window: what counts for more must not be forgotten before.
-    calm_s = max(rule.cooldown_s, COLD_STARTS * cold_start_s, rule.window_s)
+    calm_s = min(max(rule.cooldown_s, COLD_STARTS * cold_start_s, rule.window_s), KEPT_S)
     if changed_s < calm_s:
         return Choice(replicas=replicas)
     return _fewer(rule, replicas, samples, now, calm_s, cold_start_s)
@@ -105,7 +105,7 @@ def _fewer(
     if now - samples[0].at < calm_s:
         return Choice(replicas=replicas)  # nobody knows what was needed
     lately = [one for one in samples if now - one.at <= calm_s]
-    if len(lately) < calm_s / 2:
+    if sum(one.seconds for one in lately) < calm_s / 2:
         return Choice(replicas=replicas)  # too little was heard: of the other seconds nobody knows
     most = max(needed(rule, one) for one in lately)
     down = max(most, rule.least, 1)
@@ -121,18 +121,18 @@ def _fewer(
 
 def needed(rule: Rule, sample: Sample) -> int:
     """Replicas that this second asked for; one at least, if it had a request at all."""
-    return _mean_needed(rule, [sample], 1.0)
+    return _mean_needed(rule, [sample], sample.seconds)
 
 
 def _mean_needed(rule: Rule, samples: Sequence[Sample], over: float) -> int:
     """The same of the mean of some seconds."""
-    in_flight = sum(one.in_flight for one in samples) / over
-    queued = sum(one.queued for one in samples) / over
+    in_flight = sum(one.in_flight * one.seconds for one in samples) / over
+    queued = sum(one.queued * one.seconds for one in samples) / over
     waiting = ceil(queued / rule.cap)
     counts = {
         Target.CONCURRENCY: ceil((in_flight + queued) / rule.value),
-        Target.RPS: ceil(sum(one.requests for one in samples) / over / rule.value) + waiting,
-        Target.TOKENS: ceil(sum(one.tokens for one in samples) / over / rule.value) + waiting,
+        Target.RPS: ceil(sum(one.requests * one.seconds for one in samples) / over / rule.value) + waiting,
+        Target.TOKENS: ceil(sum(one.tokens * one.seconds for one in samples) / over / rule.value) + waiting,
         Target.QUEUE: ceil(in_flight / rule.cap) + ceil(queued / rule.value),
     }
     return max(counts[rule.target], int(bool(in_flight or queued)))
@@ -142,7 +142,7 @@ def _needed_now(rule: Rule, samples: Sequence[Sample], now: float) -> int:
     """By the mean of the window; whoever waits at this moment is counted as they are."""
     window = [one for one in samples if now - one.at <= rule.window_s]
     # A second without a word has nothing in it: the mean is of the whole window, not of what was heard.
-    over = max(len(window), min(rule.window_s, now - samples[0].at + 1))
+    over = max(sum(one.seconds for one in window), min(rule.window_s, now - samples[0].at + 1))
     newest = samples[-1]
     is_waited = newest.queued > 0 and now - newest.at <= NEWEST_S
     return max(_mean_needed(rule, window, over), needed(rule, newest) if is_waited else 0)

@@ -68,6 +68,8 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     queue_bytes: int = 64 << 20
     queue_s: float = 60.0
     """How many requests may wait for a slot, how many bytes of them, for how long."""
+    start_s: float = 0.0
+    """For how long they wait while no replica is there to have a slot, if that is longer."""
     timeout_s: float = 600.0
     """From the request's last byte to the response's first."""
     retries: int = 1
@@ -82,6 +84,8 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     check: str = ""
     """A path that answers below 500 while a replica is well, asked now and then. Empty: only use tells."""
+    closed: frozenset[str] = frozenset()
+    """Paths of its servers that no caller may ask for, as `sleep`: those that manage the server itself."""
     is_public: bool = False
     """Needs no token."""
     callers: tuple[Caller, ...] = ()
@@ -95,6 +99,8 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ADDRESS = re.compile(r"(?:unix|door):/.+|(?:[^\s:/]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})")
+NUMBER = re.compile(r"[0-9]*|0x[0-9a-f]*")
+LOOPBACK = ("localhost", "localdomain")
 PLAIN = re.compile(r"[\x21-\x7e]*")
 AFFINITY = re.compile(r"(?:(?:header|cookie):[!#$%&'*+\-.^_`|~0-9A-Za-z]+)?")
 
@@ -144,6 +150,13 @@ def _usable(replicas: tuple[Replica, ...], name: str, found: list[str]) -> tuple
         else:
             kept[replica.replica_id] = replica
     return tuple(kept.values())
+
+
+def is_shared_name(host: str) -> bool:
+    """Whether `host` is an address or a loopback name: everybody's way to a data plane, no service's own."""
+    last = host.lower().rstrip(".").rpartition(".")[2]
+    # A name whose last part is a number is read as an address, also `127.1` and `0x7f000001`.
+    return ":" in host or last in LOOPBACK or NUMBER.fullmatch(last) is not None
 
 
 BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)

@@ -18,14 +18,18 @@ FRESH_S = 5.0
 GONE_S = 60.0
 """One not heard from for so long is none any more, and begins anew if it is heard again."""
 KEPT = 3600
-"""Seconds remembered of each service."""
+"""Seconds remembered of each service, one by one."""
+MINUTES_KEPT = 1440
+"""And minutes before them, each as its worst second."""
+KEPT_S = 86400.0
+"""What is always within both: nobody can tell by more."""
 
 Name = tuple[str, str]
 """Project and service."""
 
 
 class Sample(msgspec.Struct, kw_only=True):
-    """One second of a service, over all processes."""
+    """One second of a service, over all processes; or the most of several, long ago."""
 
     at: int
     """On the clock of whoever listens, in whole seconds."""
@@ -34,6 +38,16 @@ class Sample(msgspec.Struct, kw_only=True):
     """The most of it within the second."""
     requests: int = 0
     tokens: int = 0
+    seconds: int = 1
+    """Somebody counted in: each had at most what is said here, and `at` is the last of them."""
+
+    def absorb(self, later: Sample) -> None:
+        self.at = later.at
+        self.in_flight = max(self.in_flight, later.in_flight)
+        self.queued = max(self.queued, later.queued)
+        self.requests = max(self.requests, later.requests)
+        self.tokens = max(self.tokens, later.tokens)
+        self.seconds += later.seconds
 
 
 class Stats(msgspec.Struct, kw_only=True):
@@ -60,6 +74,7 @@ class Traffic:
     def __init__(self) -> None:
         self._reports: dict[str, tuple[Report, float]] = {}
         self._samples: dict[Name, deque[Sample]] = {}
+        self._minutes: dict[Name, deque[Sample]] = {}
         self._stats: dict[tuple[str, str, int], Stats] = {}
         self._since: float | None = None
 
@@ -81,7 +96,7 @@ class Traffic:
 
     def samples(self, project: str, name: str) -> tuple[Sample, ...]:
         """Oldest first; none before somebody counted."""
-        return tuple(self._samples.get((project, name), ()))
+        return (*self._minutes.get((project, name), ()), *self._samples.get((project, name), ()))
 
     def stats(self, project: str, name: str, release: int) -> Stats:
         return self._stats.get((project, name, release), Stats()).copy()
@@ -102,6 +117,7 @@ class Traffic:
         """Keep only these services."""
         kept = set(names)
         self._samples = {name: known for name, known in self._samples.items() if name in kept}
+        self._minutes = {name: known for name, known in self._minutes.items() if name in kept}
         self._stats = {key: known for key, known in self._stats.items() if key[:2] in kept}
 
     def _fresh(self, now: float) -> list[Report]:
@@ -132,7 +148,16 @@ class Traffic:
         sample.queued = max(sample.queued, sum(count.queued for count in counts))
 
     def _sample(self, name: Name, now: float) -> Sample:
-        samples = self._samples.setdefault(name, deque(maxlen=KEPT))
+        samples = self._samples.setdefault(name, deque())
         if not samples or samples[-1].at != int(now):
             samples.append(Sample(at=int(now)))
+        if len(samples) > KEPT:
+            self._fold(name, samples.popleft())
         return samples[-1]
+
+    def _fold(self, name: Name, sample: Sample) -> None:
+        minutes = self._minutes.setdefault(name, deque(maxlen=MINUTES_KEPT))
+        if minutes and minutes[-1].at // 60 == sample.at // 60:
+            minutes[-1].absorb(sample)
+        else:
+            minutes.append(sample)

@@ -97,6 +97,11 @@ class ServiceSpec(BaseModel):
         default=64, description="Requests at once in one replica; others wait in front of it."
     )
     timeout: TimeLimit = Field(default=600.0, description="From a request's last byte to its answer's first.")
+    max_wait: Pause = Field(
+        default=60.0,
+        description="A request waits so long for a free slot, and `readiness.within` longer while no replica "
+        "is ready at all.",
+    )
     retries: Annotated[int, Field(strict=True, ge=0, le=MAX_RETRIES)] = Field(
         default=1,
         description="Of requests whose replica was lost before it answered, where a second time does no "

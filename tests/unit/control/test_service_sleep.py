@@ -128,3 +128,9 @@ def test_service_that_cannot_sleep_is_never_told_to() -> None:
     bench.count(30)
     assert bench.renew().should_sleep is None
     assert bench.given() == [False]
+
+
+def test_callers_of_one_that_can_sleep_may_not_manage_its_server() -> None:
+    for sleep_after, is_closed in ((10, True), (None, False)):
+        [served] = Bench(sleep_after=sleep_after).lab.core.services.table.services
+        assert ({"sleep", "wake_up", "collective_rpc"} <= served.closed) is is_closed

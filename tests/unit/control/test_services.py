@@ -14,13 +14,14 @@ import pytest
 
 from shoal.control import Actor, ControlPlane
 from shoal.control.services import look
+from shoal.control.services.book import ServiceBook
 from shoal.control.services.commands import AskedService
 from shoal.control.services.look import Look, load
 from shoal.control.services.turn import tend
 from shoal.errors import StateError
 from shoal.model.attempt import AttemptState
 from shoal.model.people import Role
-from shoal.model.service import Service, Stage
+from shoal.model.service import Rollout, Service, Stage
 from shoal.serving.table import Count, Report
 from shoal.serving.table import Service as Served
 from shoal.spec.parse import parse_service
@@ -137,7 +138,9 @@ async def test_only_replicas_that_said_they_are_ready_are_in_the_table(tmp_path:
 
 async def test_how_a_service_listens_and_may_be_repeated_is_told_on(tmp_path: Path) -> None:
     async with cluster(tmp_path) as ours:
-        await ours.serve(port="socket", public=True, repeatable=True, hedge_after="200ms")
+        await ours.serve(
+            port="socket", public=True, repeatable=True, hedge_after="200ms", readiness={"within": "20m"}
+        )
         look = await ours.until(lambda look: bool(look.servers))
         place = look.servers[0][1].replica
         assert place is not None
@@ -146,6 +149,7 @@ async def test_how_a_service_listens_and_may_be_repeated_is_told_on(tmp_path: Pa
         await ours.until_ready(1)
         served = ours.served()
         assert (served.is_repeatable, served.hedge_s, served.is_public) == (True, 0.2, True)
+        assert (served.queue_s, served.start_s) == (60.0, 1260.0)
 
 
 async def test_callers_are_those_with_a_role_in_the_project_by_digest(tmp_path: Path) -> None:
@@ -277,6 +281,28 @@ async def test_rollout_that_may_miss_nobody_waits_for_room_and_says_so(
         assert shown.service.rollout.waits == ""
 
 
+async def test_rollout_undone_half_way_lets_no_replica_go_before_another_is_ready(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as ours:
+        await ours.serve(replicas=3)
+        await ours.until_ready(3)
+        await ours.serve(replicas=3, env={"VERSION": "2"})
+        await ours.until(lambda _: sum(one.release == 2 for one in ours.served().replicas) >= 2)
+        ours.is_held = True
+        await ours.plane.undo_rollout(ROOT, ours.service_id)
+        await ours.until(lambda look: sum(one.release == 1 for one, _, _ in look.servers) >= 3)
+        assert sum(not one.is_draining for one in ours.served().replicas) >= 3
+        ours.is_held = False
+        fewest = 3
+
+        def is_back(look: Look) -> bool:
+            nonlocal fewest
+            fewest = min(fewest, sum(not one.is_draining for one in ours.served().replicas))
+            return {one.release for one, _, _ in look.servers} == {1} and len(look.servers) == 3
+
+        await ours.until(is_back)
+        assert fewest == 3
+
+
 async def test_canary_that_returns_errors_rolls_back_by_itself(tmp_path: Path) -> None:
     async with cluster(tmp_path) as ours:
         await ours.serve(replicas=2)
@@ -295,6 +321,35 @@ async def test_canary_that_returns_errors_rolls_back_by_itself(tmp_path: Path) -
         look = await ours.until(lambda look: len(look.servers) == 2)
         assert {replica.release for replica, _, _ in look.servers} == {1}
         assert ours.served().shares == {}
+
+
+async def test_canary_leaves_their_requests_to_replicas_of_a_release_it_has_overtaken(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as ours:
+        await ours.serve(replicas=2)
+        await ours.until_ready(2)
+        await ours.serve(replicas=2, env={"VERSION": "2"})
+        await ours.until(lambda look: any(one.release == 2 and one.is_ready for one, _, _ in look.servers))
+        rollout = {"strategy": "canary", "steps": [50], "bake": "1h"}
+        await ours.serve(replicas=2, env={"VERSION": "3"}, rollout=rollout)
+        await ours.until(lambda _: ours.served().shares.get(3) == 0.5)
+        served = ours.served()
+        serving = {one.release for one in served.replicas if not one.is_draining}
+        assert 2 in serving
+        assert serving <= {release for release, share in served.shares.items() if share > 0}
+        assert sum(served.shares.values()) == pytest.approx(1.0)
+
+
+def test_what_was_watched_before_a_restart_does_not_count() -> None:
+    rollout = Rollout(old=1, new=2, stage=Stage.CANARY, since=0.0, baking_at=0.0)
+    asked = {"project": "p", "name": "s", "owner": "u", "owner_name": "ana", "created_at": 0.0}
+    bounds = {"min_replicas": 1, "max_replicas": 1, "replicas": 1, "scaled_at": 0.0}
+    service = Service(service_id="svc_1", rollout=rollout, **asked, **bounds)  # type: ignore[arg-type]
+    book = ServiceBook()
+    assert (book.watched_s(service, 1e6), book.watched_s(service, 1e6 + 50)) == (0.0, 50.0)
+    further = msgspec.structs.replace(rollout, step=1)
+    assert book.watched_s(msgspec.structs.replace(service, rollout=further), 1e6 + 60) == 0.0
+    unready = msgspec.structs.replace(rollout, baking_at=None)
+    assert book.watched_s(msgspec.structs.replace(service, rollout=unready), 1e6 + 70) is None
 
 
 async def test_canary_that_does_well_takes_over_step_by_step(tmp_path: Path) -> None:

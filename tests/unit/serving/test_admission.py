@@ -96,6 +96,45 @@ async def test_request_at_zero_replicas_waits_for_one_and_not_forever(lab: Lab) 
     assert (await new).status == 200
 
 
+async def test_request_waits_for_a_cold_start_and_is_not_dropped_when_it_is_over(lab: Lab) -> None:
+    lab.serve(service(queue_s=50.0, start_s=600.0))
+    live = lab.plane.services["p", "s"]
+    first, second = (asyncio.ensure_future(lab.ask(get())) for _ in range(2))
+    await until(lambda: live.waiting.count == 2)
+    sweep(lab.plane, monotonic() + 590.0)
+    assert not first.done()
+    answered = asyncio.Event()
+
+    async def answer_late(seen: Conversation) -> None:
+        await answered.wait()
+        await seen.send(reply(b"late"))
+
+    slow = await lab.replica(behaviour=answer_late)
+    lab.serve(service(slow, queue_s=50.0, start_s=600.0, cap=1))
+    await until(lambda: live.waiting.count == 1)
+    sweep(lab.plane, monotonic() + 60.0)
+    answered.set()
+    assert [one.status for one in await asyncio.gather(first, second)] == [200, 200]
+
+
+async def test_request_for_a_slot_waits_no_longer_for_a_cold_start_elsewhere(lab: Lab) -> None:
+    asked = asyncio.Event()
+
+    async def keep(_: Conversation) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    lab.serve(service(await lab.replica(behaviour=keep), queue_s=50.0, start_s=600.0, cap=1))
+    live = lab.plane.services["p", "s"]
+    busy = asyncio.ensure_future(lab.ask(get()))
+    await asked.wait()
+    late = asyncio.ensure_future(lab.ask(get()))
+    await until(lambda: live.waiting.count)
+    sweep(lab.plane, monotonic() + 51.0)
+    assert (await late).status == 503
+    busy.cancel()
+
+
 async def test_service_that_is_removed_tells_those_who_wait(lab: Lab) -> None:
     lab.serve(service())
     asked = asyncio.ensure_future(lab.ask(get()))

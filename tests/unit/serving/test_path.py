@@ -174,3 +174,31 @@ async def test_drain_finishes_what_is_under_way_and_takes_nothing_new(lab: Lab) 
     await draining
     with pytest.raises(OSError):
         await lab.connect()
+
+
+async def test_address_that_callers_write_as_host_is_no_services_own(lab: Lab) -> None:
+    ours, theirs = await lab.replica("ours"), await lab.replica("theirs")
+    hosts = ("127.0.0.1", "localhost", "chat.example")
+    lab.serve(
+        service(ours, hosts=("chat.example",)),
+        service(theirs, project="q", name="t", hosts=hosts),
+    )
+    for host, path in (("127.0.0.1", "/p/s/"), ("localhost:80", "/p/s/"), ("chat.example", "/")):
+        wire = await lab.connect()
+        assert (await wire.ask(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())).status == 200
+    assert (len(ours.requests), len(theirs.requests)) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    "path", ["sleep?level=2", "sleep/", "/sleep", "%73leep", "SLEEP", "v1/load_lora_adapter"]
+)
+async def test_path_that_manages_the_server_is_not_for_callers(lab: Lab, path: str) -> None:
+    replica = await lab.replica()
+    closed = frozenset({"sleep", "v1/load_lora_adapter"})
+    lab.serve(service(replica, closed=closed, hosts=("chat.example",)))
+    assert (await lab.ask(get(f"/p/s/{path}", method="POST"))).status == 403
+    wire = await lab.connect()
+    by_host = f"POST /{path} HTTP/1.1\r\nHost: chat.example\r\ncontent-length: 0\r\n\r\n"
+    assert (await wire.ask(by_host.encode())).status == 403
+    assert replica.requests == []
+    assert (await lab.ask(get("/p/s/v1/sleep?to=sleep"))).status == 200

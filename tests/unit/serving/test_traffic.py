@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from shoal.serving.rollout import quantile_s
+from shoal.serving.scaling import Rule, decide, should_sleep
 from shoal.serving.table import BOUNDS_S, Count, Health, Report
-from shoal.serving.traffic import FRESH_S, GONE_S, Traffic
+from shoal.serving.traffic import FRESH_S, GONE_S, KEPT, KEPT_S, MINUTES_KEPT, Traffic
 
 
 def report(who: str, *, version: int = 1, health: tuple[Health, ...] = (), **counted: int) -> Report:
@@ -74,3 +75,35 @@ def test_quantiles_are_of_what_was_counted_since() -> None:
 
 def _timed(counts: list[int]) -> Count:
     return Count(project="p", name="s", release=1, requests=sum(counts), first_byte_s=list(counts))
+
+
+def test_service_idle_for_longer_than_an_hour_is_known_to_be() -> None:
+    traffic = Traffic()
+    rule = Rule(least=0, most=8, to_zero_after_s=7200.0, sleep_after_s=5400.0)
+
+    def listen(first: int, last: int) -> None:
+        for second in range(first, last):
+            traffic.heard(report("a", requests=1), float(second))
+
+    traffic.heard(report("a", in_flight=20), 1000.0)
+    listen(1001, 5500)
+    samples = traffic.samples("p", "s")
+    assert not should_sleep(rule, 1, samples, 5500.0, is_asleep=False)
+    assert decide(rule, 8, samples, 5500.0, changed_s=1e6, cold_start_s=1200.0).replicas == 8
+    assert max(one.in_flight for one in samples) == 20
+    assert len(samples) < 3600 + 60
+    listen(5500, 8300)
+    samples = traffic.samples("p", "s")
+    assert should_sleep(rule, 1, samples, 8300.0, is_asleep=False)
+    assert decide(rule, 8, samples, 8300.0, changed_s=1e6, cold_start_s=1200.0).replicas == 1
+    assert decide(rule, 1, samples, 8300.0, changed_s=1e6).replicas == 0
+
+
+def test_what_is_remembered_of_a_service_is_bounded() -> None:
+    traffic = Traffic()
+    for second in range(0, 2 * 90_000, 20):
+        traffic.heard(report("a"), float(second))
+    samples = traffic.samples("p", "s")
+    assert len(samples) <= KEPT + MINUTES_KEPT
+    assert samples[-1].at - samples[0].at >= KEPT_S
+    assert [one.at for one in samples] == sorted({one.at for one in samples})

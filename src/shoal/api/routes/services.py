@@ -18,7 +18,8 @@ from shoal.api.routing import Routes
 from shoal.control.services.commands import AskedService
 from shoal.control.services.look import Look, load, waits
 from shoal.errors import NotFound, SpecError
-from shoal.identity import Permission
+from shoal.identity import Permission, is_at_least
+from shoal.model.people import Role
 from shoal.model.service import Release, Service
 from shoal.spec.parse import parse_service
 from shoal.spec.service import ServiceSpec
@@ -50,6 +51,7 @@ async def serve(request: Request, query: Annotated[NoQuery, Query()]) -> Respons
         owner=call.person(),
         archive_digest=body.archive,
         secrets=body.secrets,
+        may_claim=is_at_least(call.caller.role_in(project), Role.LEAD),
         refusal=missing_archive(call, project, body.archive),
     )
     service = await call.plane.serve(call.actor, asked, key=key)

@@ -38,6 +38,8 @@ class ServiceBook:
         """By replica: the first table that says that it drains."""
         self._began: dict[str, tuple[tuple[int, int], Stats, Stats]] = {}
         """By service: the step of its rollout, and what was counted of both releases when it began."""
+        self._baking: dict[str, tuple[tuple[int, int], float]] = {}
+        """By service: the step that is watched, and since when on the clock that never jumps."""
 
     def heard(self, report: Report, now: float) -> None:
         """A data plane said what it counts; somebody who waits for a slot is looked at right away."""
@@ -97,6 +99,20 @@ class ServiceBook:
         if began is None or began[0] != step:
             began = self._began[service.service_id] = (step, old, new)
         return old.since(began[1]), new.since(began[2])
+
+    def watched_s(self, service: Service, at: float) -> float | None:
+        """How long the step of its canary has been watched here; None: it is not.
+
+        What was before our own start does not count: what was seen then is lost.
+        """
+        rollout = service.rollout
+        if rollout is None or not rollout.is_open or rollout.baking_at is None:
+            self._baking.pop(service.service_id, None)
+            return None
+        step, began = (rollout.new, rollout.step), self._baking.get(service.service_id)
+        if began is None or began[0] != step:
+            began = self._baking[service.service_id] = (step, at)
+        return at - began[1]
 
     async def newer(self, than: int, timeout_s: float, epoch: str = "") -> Table | None:
         """The table, as soon as it is newer than that, or of another epoch; None after so long."""

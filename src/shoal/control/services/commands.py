@@ -13,6 +13,7 @@ from shoal.control.core import Core
 from shoal.control.once import fingerprint, once
 from shoal.control.record import note
 from shoal.control.services.abilities import check_data_plane, check_range
+from shoal.control.services.hosts import check_hosts
 from shoal.control.services.models import Chosen, choose
 from shoal.control.services.replicas import frozen_replica
 from shoal.control.submit import check_fit, check_mounts, check_priority, check_queue, check_secrets
@@ -35,6 +36,8 @@ class AskedService(msgspec.Struct, frozen=True, kw_only=True):
     owner: User
     archive_digest: str | None = None
     secrets: dict[str, str] = {}
+    may_claim: bool = False
+    """Hosts that are nobody's yet."""
     refusal: ShoalError | None = None
     """What its sender found to be missing. A repeated key gets its first answer nevertheless."""
 
@@ -94,6 +97,7 @@ def _accept(core: Core, tx: Tx, actor: Actor, asked: AskedService, chosen: Chose
     known = tx.services.by_name(project.name, spec.name)
     if known is not None and _is_same(tx, known, text, asked):
         return known
+    check_hosts(core, tx, project.name, spec, known, may_claim=asked.may_claim)
     service = _renewed(known, spec, now) if known else _first(core.new_id("svc"), asked, now)
     release = Release(
         service_id=service.service_id,
@@ -196,7 +200,9 @@ async def undo(core: Core, actor: Actor, service_id: str, key: str | None) -> Se
         rollout = service.rollout
         if rollout is not None and rollout.is_open:
             gone = f"undone by {actor.name}"
-            over = msgspec.structs.replace(rollout, stage=Stage.ROLLED_BACK, since=now, because=gone)
+            over = msgspec.structs.replace(
+                rollout, stage=Stage.ROLLED_BACK, share=None, since=now, because=gone
+            )
             return msgspec.structs.replace(service, rollout=over)
         before = rollout.old if rollout is not None and rollout.stage is Stage.DONE else service.live
         if before == service.live:

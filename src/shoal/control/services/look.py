@@ -52,6 +52,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     old_stats: Stats = msgspec.field(default_factory=Stats)
     new_stats: Stats = msgspec.field(default_factory=Stats)
     """Of the two releases of a rollout, since its step began."""
+    watched_s: float | None = None
+    """How long the step of a canary was watched with all its replicas ready; None: they were not yet."""
 
 
 def waits(core: Core, look: Look) -> dict[str, str]:
@@ -101,6 +103,7 @@ def view(core: Core, look: Look) -> View:
         waits=waits(core, look),
         old_stats=old,
         new_stats=new,
+        watched_s=book.watched_s(service, at),
     )
 
 

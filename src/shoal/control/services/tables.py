@@ -6,9 +6,12 @@ from a backup, another epoch says that it is another history.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
 from shoal.control.core import Core
+from shoal.control.services.hosts import granted
 from shoal.control.services.look import Look, is_serving, load
 from shoal.identity import replica_secret
 from shoal.model.people import Token
@@ -17,6 +20,27 @@ from shoal.serving import table as told
 from shoal.spec.service import ServiceSpec
 from shoal.store import Tx
 
+MANAGING = frozenset(
+    {
+        "sleep",
+        "wake_up",
+        "is_sleeping",
+        "pause",
+        "resume",
+        "is_paused",
+        "collective_rpc",
+        "reset_prefix_cache",
+        "reset_mm_cache",
+        "reset_encoder_cache",
+        "server_info",
+        "get_world_size",
+        "init_weight_transfer_engine",
+        "update_weights",
+        "start_profile",
+        "stop_profile",
+    }
+)
+"""What servers that can be told to sleep let everybody who reaches them do to them."""
 ROOM = 1024
 """Versions for each event."""
 
@@ -33,39 +57,54 @@ async def publish(core: Core) -> None:
 
 
 def make(core: Core, tx: Tx) -> told.Table:
-    looks = [load(tx, service.service_id) for service in tx.services.all()]
+    found = [load(tx, service.service_id) for service in tx.services.all()]
+    looks = [look for look in found if look is not None]
     people = _People(tx, core.clock.now()) if looks else None
-    served = [_service(core, look, people) for look in looks if look is not None and people is not None]
+    hosts = granted(core, [(look.service, look.spec(look.service.live)) for look in looks])
+    served = [
+        _service(core, look, people, hosts[look.service.service_id]) for look in looks if people is not None
+    ]
     return told.Table(version=(tx.events.head().seq + 1) * ROOM, services=tuple(served))
 
 
-def _service(core: Core, look: Look, people: _People) -> told.Service:
+def _service(core: Core, look: Look, people: _People, hosts: tuple[str, ...]) -> told.Service:
     service, spec = look.service, look.spec(look.service.live)
     return told.Service(
         project=service.project,
         name=service.name,
-        hosts=spec.hosts,
+        hosts=hosts,
         replicas=tuple(_replicas(core, look)),
-        shares=_shares(service),
+        shares=_shares(look),
         balance=told.Balance(spec.balance),
         check=spec.readiness.path,
         cap=spec.cap,
+        queue_s=spec.max_wait,
+        start_s=spec.max_wait + max(spec.readiness.within, service.cold_start_s),
         timeout_s=spec.timeout,
         retries=spec.retries,
         is_repeatable=spec.repeatable,
         hedge_s=spec.hedge_after or 0.0,
         affinity=spec.affinity or "",
         limits=_limits(spec),
+        closed=frozenset() if spec.scale.sleep_after is None else MANAGING,
         is_public=spec.public,
         callers=() if spec.public else people.callers(service),
     )
 
 
-def _shares(service: Service) -> dict[int, float]:
-    rollout = service.rollout
+def _shares(look: Look) -> dict[int, float]:
+    """What the new release does not get is for all others, by their replicas: one was overtaken, perhaps."""
+    rollout = look.service.rollout
     if rollout is None or not rollout.is_open or rollout.share is None:
         return {}
-    return {rollout.old: 1.0 - rollout.share, rollout.new: rollout.share}
+    others = Counter(
+        server[0].release
+        for server in look.servers
+        if server[0].release != rollout.new and server[0].draining_at is None and is_serving(*server)
+    ) or Counter([rollout.old])
+    rest = 1.0 - rollout.share
+    kept = {release: rest * (count / others.total()) for release, count in sorted(others.items())}
+    return {**kept, rollout.new: rollout.share}
 
 
 def _limits(spec: ServiceSpec) -> told.Limits:

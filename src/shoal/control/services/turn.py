@@ -23,7 +23,7 @@ from shoal.control.watch import cancel
 from shoal.errors import LimitReached, StoreUnavailable
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job, JobOutcome
-from shoal.model.service import STEADY_S, Service
+from shoal.model.service import STEADY_S, Rollout, Service, Stage
 from shoal.serving import life
 from shoal.store import Tx
 
@@ -149,10 +149,18 @@ def _start(core: Core, tx: Tx, look: Look, decided: Decision, now: float) -> Ser
             begin(core, tx, service, look.releases[number], service.next_slot, now)
             service = msgspec.structs.replace(service, next_slot=service.next_slot + 1)
     except LimitReached as full:
-        if service.rollout is not None and service.rollout.is_open:
+        if service.rollout is not None and _is_under_way(service.rollout, look):
             rollout = msgspec.structs.replace(service.rollout, waits=service.rollout.waits or full.message)
             return msgspec.structs.replace(service, rollout=rollout)
     return service
+
+
+def _is_under_way(rollout: Rollout, look: Look) -> bool:
+    """Either way: also one that was taken back, until the last replica of it is gone."""
+    return rollout.is_open or (
+        rollout.stage is Stage.ROLLED_BACK
+        and any(replica.release == rollout.new for replica, _, _ in look.servers)
+    )
 
 
 def _tell(tx: Tx, before: Service, after: Service, because: str, now: float) -> None:

@@ -44,7 +44,8 @@ def wish(look: Look, service: Service, known: View, seen: Sequence[Seen], now: f
     )
     service = msgspec.structs.replace(service, is_asleep=is_asleep)
     if service.rollout is None or not service.rollout.is_open:
-        return Wish(service=service, counts={service.live: service.replicas}, because=choice.because)
+        after, counts = _settled(look, service, seen)
+        return Wish(service=after, counts=counts, because=choice.because)
     after, counts = _rolled(look, service, service.rollout, known, seen, now)
     return Wish(service=after, counts=counts, because=choice.because)
 
@@ -91,7 +92,7 @@ def _rolled(
     where = rolling.Where(
         stage=rolling.Stage(rollout.stage),
         step=rollout.step,
-        baked_s=None if rollout.baking_at is None else max(0.0, now - rollout.baking_at),
+        baked_s=None if rollout.baking_at is None else known.watched_s,
     )
     rule = rollout_rule(look.spec(rollout.new))
     told = rolling.decide(rule, where, fleet, known.old_stats, known.new_stats)
@@ -100,6 +101,29 @@ def _rolled(
     live = rollout.new if after.stage is Stage.DONE else service.live
     counts = {**_kept(rollout, told.old, serving), rollout.new: told.new}
     return msgspec.structs.replace(service, rollout=after, live=live), counts
+
+
+def _settled(look: Look, service: Service, seen: Sequence[Seen]) -> tuple[Service, dict[int, int]]:
+    """All of the release that serves. Of one that was taken back, as many as that one misses meanwhile."""
+    rollout, counts = service.rollout, {service.live: service.replicas}
+    serving = [one for one in seen if one.draining_s is None and not one.failing]
+    own = [one for one in serving if one.release == service.live]
+    others = [one for one in serving if one.release != service.live and one.is_ready]
+    if rollout is None or not (others or rollout.waits):
+        return service, counts
+    waits = next((one.waits for one in own if one.waits), "")
+    if not waits and len(own) < service.replicas:
+        waits = rollout.waits
+    stay = rolling.kept(
+        rollout_rule(look.spec(rollout.new)),
+        service.replicas,
+        ready=sum(one.is_ready for one in own),
+        others=len(others),
+        is_hopeless=rollout.share == 0.0,
+        has_no_room=bool(waits),
+    )
+    after = msgspec.structs.replace(rollout, waits=waits if others else "")
+    return msgspec.structs.replace(service, rollout=after), {**_spread(stay, others), **counts}
 
 
 def _waits(rollout: Rollout, told: rolling.Next, serving: Sequence[Seen]) -> str:
@@ -113,11 +137,17 @@ def _waits(rollout: Rollout, told: rolling.Next, serving: Sequence[Seen]) -> str
 
 def _kept(rollout: Rollout, count: int, serving: Sequence[Seen]) -> dict[int, int]:
     """So many of what was there before: also of a release whose own rollout this one has overtaken."""
+    counts = _spread(count, [one for one in serving if one.release != rollout.new])
+    return {**counts, rollout.old: counts.get(rollout.old, 0) + count - sum(counts.values())}
+
+
+def _spread(count: int, there: Sequence[Seen]) -> dict[int, int]:
+    """So many of them at most, by release, of the oldest first."""
     counts: dict[int, int] = {}
-    for release in sorted({one.release for one in serving} - {rollout.new}):
-        counts[release] = min(count, sum(one.release == release for one in serving))
+    for release in sorted({one.release for one in there}):
+        counts[release] = min(count, sum(one.release == release for one in there))
         count -= counts[release]
-    return {**counts, rollout.old: counts.get(rollout.old, 0) + count}
+    return counts
 
 
 def _recorded(before: Rollout, told: rolling.Next, now: float) -> Rollout:
