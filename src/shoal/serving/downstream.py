@@ -112,8 +112,8 @@ class Downstream(asyncio.Protocol):
             self._head(data)
         elif not exchange.is_whole:
             self._body(exchange, data)
-        elif exchange.up is not None and exchange.is_upgrade:
-            exchange.up.transport.write(data)
+        elif exchange.is_tunnel:
+            exchange.tell(data)
         else:
             self._ahead(data)
 
@@ -260,6 +260,13 @@ class Downstream(asyncio.Protocol):
             return
         self._transport.write_eof()
         self.resume()
+
+    def switch(self) -> None:
+        """HTTP is over: what the caller sent since it asked for that, and will send, is the replica's."""
+        data, self._buffer = self._buffer, b""
+        self.resume()
+        if data and self.exchange is not None:
+            self.exchange.tell(data)
 
     def _thrown_away(self, num_bytes: int) -> None:
         self._grown += num_bytes

@@ -51,6 +51,10 @@ class Client(Protocol):
         """An answer of our own, whole."""
         ...
 
+    def switch(self) -> None:
+        """The replica has agreed to speak another protocol; from now on `tell` takes what comes."""
+        ...
+
     def abort(self) -> None: ...
 
     def hold(self) -> None: ...
@@ -85,6 +89,7 @@ class Exchange:
         "entry",
         "is_answered",
         "is_head",
+        "is_tunnel",
         "is_upgrade",
         "is_whole",
         "replica",
@@ -102,6 +107,8 @@ class Exchange:
         self.ask: Ask = ANY
         self.is_head = entry.head.method == b"HEAD"
         self.is_upgrade = entry.head.is_websocket
+        self.is_tunnel = False
+        """The replica has agreed to the upgrade. Before that nothing the caller sends is the replica's."""
         self.is_whole = False
         self.replica: LiveReplica | None = None
         self.up: Upstream | None = None
@@ -163,6 +170,11 @@ class Exchange:
             self.client.due = monotonic() + self.entry.service.spec.timeout_s
         else:
             self.seek()
+
+    def tell(self, data: bytes) -> None:
+        """Through the tunnel."""
+        if self.up is not None:
+            self.up.transport.write(data)
 
     def on_gone(self) -> None:
         """The caller went away: what it asked for is not worth finishing."""
@@ -305,7 +317,7 @@ class Exchange:
             return
         if answer.length == UNTIL_CLOSE and not self.is_head:
             client.is_last = True
-        last = b"connection: close\r\n" if client.is_last else answer.upgrade
+        last = b"connection: close\r\n" if client.is_last and not answer.upgrade else answer.upgrade
         write = client.write
         write(
             b"".join(
@@ -321,6 +333,9 @@ class Exchange:
                 )
             )
         )
+        if answer.status == 101:
+            self.is_tunnel = True
+            client.switch()
 
     def on_data(self, data: bytes, num_chunks: int = 1) -> None:
         """A piece of the body, as the replica framed it."""

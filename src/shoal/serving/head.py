@@ -143,7 +143,8 @@ def _judged(method: bytes, lines: _Lines, *, is_http10: bool) -> RequestHead:
         is_websocket=upgrades == [b"websocket"]
         and b"upgrade" in options
         and method == b"GET"
-        and length == 0,
+        and length == 0
+        and not is_http10,
         options=options,
     )
 
