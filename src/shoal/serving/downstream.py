@@ -64,7 +64,6 @@ class Downstream(asyncio.Protocol):
         "_chunks",
         "_grown",
         "_is_held",
-        "_is_stalled",
         "_left",
         "_plane",
         "_transport",
@@ -73,6 +72,7 @@ class Downstream(asyncio.Protocol):
         "exchange",
         "forwarded",
         "is_last",
+        "is_stalled",
         "peer",
         "write",
     )
@@ -86,7 +86,7 @@ class Downstream(asyncio.Protocol):
         """Of a body that has a length."""
         self._grown = 0
         self._is_held = False
-        self._is_stalled = False
+        self.is_stalled = False
         self.exchange: Exchange | None = None
         self.is_last = False
         self.due = self.body_due = FOREVER
@@ -223,7 +223,7 @@ class Downstream(asyncio.Protocol):
         if self.exchange is not None:
             self.hold()
         elif not self.is_last:
-            asyncio.get_running_loop().call_soon(self._resumed)
+            self._next()
 
     # Writing.
 
@@ -274,21 +274,29 @@ class Downstream(asyncio.Protocol):
             self.abort()
 
     def _next(self) -> None:
+        """What was read ahead, in a turn of its own. Until then no more is read, and while the caller does not
+        read its answers none is begun.
+        """
         self.body_due = FOREVER
         if self.is_last:
             self._buffer = b""
             self.due = monotonic() + LINGER_S
             self._transport.close()
             return
+        if self.is_stalled:
+            self.hold()
+            return
         self.due = monotonic() + (LAST_IDLE_S if self._plane.is_draining else IDLE_S)
         if self._buffer:
+            self.hold()
             asyncio.get_running_loop().call_soon(self._resumed)
         elif self._is_held:
             self.resume()
 
     def _resumed(self) -> None:
         """What was read ahead."""
-        if self.exchange is None and self._buffer and not self._transport.is_closing():
+        is_next = self.exchange is None and not self.is_stalled
+        if is_next and self._buffer and not self._transport.is_closing():
             data, self._buffer = self._buffer, b""
             self.resume()
             self._head(data)
@@ -324,15 +332,20 @@ class Downstream(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The caller reads slower than the replica sends."""
-        self._is_stalled = True
+        self.is_stalled = True
         self.due = monotonic() + STALL_S
-        if self.exchange is not None and self.exchange.up is not None:
+        if self.exchange is None:
+            self.hold()
+        elif self.exchange.up is not None:
             self.exchange.up.pause()
 
     def resume_writing(self) -> None:
-        self._is_stalled = False
+        self.is_stalled = False
         exchange = self.exchange
-        if exchange is not None and exchange.up is not None:
+        if exchange is None:
+            if not self.is_last:
+                self._next()
+        elif exchange.up is not None:
             self.due = monotonic() + exchange.entry.service.spec.timeout_s
             exchange.up.unpause()
 
@@ -352,7 +365,7 @@ class Downstream(asyncio.Protocol):
             self.body_due = now + BODY_S
         if now < self.due:
             return
-        if self._is_stalled or (self.is_last and exchange is None):
+        if self.is_stalled or (self.is_last and exchange is None):
             self.abort()
         elif exchange is not None:
             exchange.expire(now)

@@ -40,6 +40,8 @@ class Client(Protocol):
     """Headers about the caller, for the replica."""
     is_last: bool
     """No more requests are taken from it."""
+    is_stalled: bool
+    """The caller does not read what is there for it."""
 
     def write(self, data: bytes) -> None: ...
 
@@ -60,6 +62,8 @@ class Client(Protocol):
     def hold(self) -> None: ...
 
     def resume(self) -> None: ...
+
+    def pause_writing(self) -> None: ...
 
     def open(self, replica: LiveReplica, seeker: Seeker) -> None:
         """Connect, then call `connected` or `on_refused`."""
@@ -280,6 +284,8 @@ class Exchange:
         self._held = []
         self._replay = body if self.is_whole else None
         up.send(self, self.message(up.replica, body))
+        if self.client.is_stalled:
+            self.client.pause_writing()  # this connection, too
         if not self.is_whole:
             self.client.resume()
         elif self.entry.hedge_s:
@@ -428,6 +434,8 @@ class Exchange:
         self.replica = replica
         self._is_bound = True
         self.up = up
+        if self.client.is_stalled:
+            self.client.pause_writing()
 
     def failed(self, replica: LiveReplica, *, is_refused: bool = False) -> None:
         now = monotonic()

@@ -9,7 +9,7 @@ from time import monotonic
 import pytest
 
 from shoal.serving.sweep import sweep
-from tests.support.serving import Conversation, Lab, get, reply, running_lab, service, until
+from tests.support.serving import Conversation, Lab, Wire, get, reply, running_lab, service, until
 
 
 async def test_caller_that_never_finishes_its_head_is_told_so(lab: Lab) -> None:
@@ -90,7 +90,7 @@ async def test_caller_that_does_not_read_stops_the_replica_from_sending(lab: Lab
     lab.serve(service(await lab.replica("one", flood)))
     raw = socket.create_connection(("127.0.0.1", lab.port))
     raw.sendall(get())
-    await until(lambda: any(client._is_stalled for client in lab.plane.clients))
+    await until(lambda: any(client.is_stalled for client in lab.plane.clients))
     client = next(iter(lab.plane.clients))
     assert client._transport.get_write_buffer_size() < 2 << 20
     sweep(lab.plane, monotonic() + 61.0)
@@ -109,7 +109,7 @@ async def test_slow_reader_gets_everything_in_the_end(lab: Lab) -> None:
     lab.serve(service(replica))
     wire = await lab.connect()
     await wire.send(get())
-    await until(lambda: any(client._is_stalled for client in lab.plane.clients))
+    await until(lambda: any(client.is_stalled for client in lab.plane.clients))
     assert len((await wire.receive()).body) == size
     assert len((await wire.ask(get())).body) == size
     assert replica.connections == 1
@@ -192,3 +192,46 @@ async def test_thousands_of_interim_answers_in_one_piece_are_passed_over(lab: La
 
     lab.serve(service(await lab.replica("one", hints)))
     assert (await lab.ask(get())).body == b"real"
+
+
+async def test_requests_that_are_refused_far_ahead_are_not_read(lab: Lab) -> None:
+    raw = socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    raw.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(raw, ("127.0.0.1", lab.port))
+    # Far more than the kernel holds for either side, to a reader of nothing.
+    sending = asyncio.ensure_future(loop.sock_sendall(raw, get("/no/such") * 1_000_000))
+    await until(lambda: any(client.is_stalled for client in lab.plane.clients))
+    client = next(iter(lab.plane.clients))
+    for _ in range(100):
+        assert len(client._buffer) <= 512 << 10
+        assert client._transport.get_write_buffer_size() <= 512 << 10
+        await asyncio.sleep(0.01)
+    assert not sending.done()
+    sending.cancel()
+    raw.close()
+
+
+async def test_caller_that_reads_no_answers_has_no_more_of_them_made(lab: Lab) -> None:
+    async def large(seen: Conversation) -> None:
+        await seen.send(reply(b"x" * 100_000))
+
+    replica = await lab.replica("one", large)
+    lab.serve(service(replica))
+    raw = socket.create_connection(("127.0.0.1", lab.port))
+    raw.sendall(get() * 1000)
+    await until(lambda: any(client.is_stalled and not client.exchange for client in lab.plane.clients))
+    client = next(iter(lab.plane.clients))
+    due = client.due
+    count = len(replica.requests)
+    for _ in range(50):
+        await asyncio.sleep(0.01)
+    assert client._transport.get_write_buffer_size() <= 512 << 10
+    assert len(replica.requests) < count + 50, "what the kernel took on the way, and no more"
+    assert client.due >= due
+    raw.setblocking(False)
+    reader, writer = await asyncio.open_connection(sock=raw)
+    lab.wires.append(wire := Wire(reader, writer))
+    for _ in range(1000):
+        assert len((await wire.receive()).body) == 100_000

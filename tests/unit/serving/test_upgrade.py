@@ -1,4 +1,4 @@
-"""Connections that ask for another protocol: HTTP until the replica agrees, nobody's but the caller's after."""
+"""Connections that ask for another protocol: HTTP until the replica agrees, the caller's alone after."""
 
 from __future__ import annotations
 
