@@ -33,6 +33,8 @@ LINGER_BYTES = 1 << 20
 """Of a request that was answered before it was over: read and thrown away, so that the answer arrives."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 WRITE_BUFFER = 64 << 10
+TOLD_FULL = 64
+"""Connections beyond `max_clients` that are told so and closed in decency; others are cut off."""
 
 
 class Plane(Protocol):
@@ -101,10 +103,15 @@ class Downstream(asyncio.Protocol):
         proto = b"https" if is_safe else b"http"
         self.forwarded = b"x-forwarded-for: %b\r\nx-forwarded-proto: %b\r\n" % (self.peer.encode(), proto)
         self.due = monotonic() + HEAD_S
-        if len(self._plane.clients) >= self._plane.max_clients:
+        num_clients = len(self._plane.clients)
+        self._plane.clients.add(
+            self
+        )  # whatever becomes of it: all are swept, and awaited when the process ends
+        if num_clients >= self._plane.max_clients + TOLD_FULL:
+            self.is_last = True
+            self.abort()
+        elif num_clients >= self._plane.max_clients:
             self._answer(Refused(503, "plane.full", "too many connections", must_close=True, retry_s=2.0))
-        else:
-            self._plane.clients.add(self)
 
     def data_received(self, data: bytes) -> None:
         exchange = self.exchange
@@ -274,7 +281,7 @@ class Downstream(asyncio.Protocol):
             self.abort()
 
     def _next(self) -> None:
-        """What was read ahead, in a turn of its own. Until then no more is read, and while the caller does not
+        """What was read ahead, in a turn of its own. Until then no more is read; while the caller does not
         read its answers none is begun.
         """
         self.body_due = FOREVER

@@ -8,6 +8,7 @@ from time import monotonic
 
 import pytest
 
+from shoal.serving import downstream
 from shoal.serving.sweep import sweep
 from tests.support.serving import Conversation, Lab, Wire, get, reply, running_lab, service, until
 
@@ -139,6 +140,23 @@ async def test_connections_beyond_the_cap_are_told_so() -> None:
         await until(lambda: len(lab.plane.clients) == 3)
         assert (await (await lab.connect()).receive()).status == 503
         assert (await kept[0].ask(get())).status == 200
+
+
+async def test_connections_beyond_the_cap_are_swept_and_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(downstream, "LINGER_S", 600.0)
+    async with running_lab(max_clients=1) as lab:
+        await lab.connect()
+        await until(lambda: len(lab.plane.clients) == 1)
+        told = [await lab.connect() for _ in range(20)]
+        for wire in told:
+            assert (await wire.receive()).status == 503
+        assert len(lab.plane.clients) == 21, "they are closed by nobody yet"
+        sweep(lab.plane, monotonic() + 601.0)
+        await until(lambda: not lab.plane.clients)
+        for _ in range(100):
+            await lab.connect()
+        await until(lambda: sum(lab.plane.refusals.values()) == 84)
+        await until(lambda: len(lab.plane.clients) == 65)
 
 
 async def test_early_answer_reaches_a_caller_that_still_sends(lab: Lab) -> None:
