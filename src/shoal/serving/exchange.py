@@ -265,15 +265,17 @@ class Exchange:
         else:
             self._send(up)
 
-    def on_refused(self, replica: LiveReplica) -> None:
+    def on_refused(self, replica: LiveReplica, *, is_ours: bool = False) -> None:
         """It could not be reached; nothing has begun anywhere."""
         if self._is_over or self.replica is not replica:
             return
         self._unbind()
-        if replica.fail(monotonic(), is_refused=True):
+        if not is_ours and replica.fail(monotonic(), is_refused=True):
             self.entry.service.refresh(monotonic())
         if self._connects < MAX_CONNECTS:
             self.seek(replica)
+        elif is_ours:
+            self.refuse(Refused(503, "plane.busy", "no more connections can be made for now", retry_s=2.0))
         else:
             self.refuse(Refused(502, "replica.unreachable", "no replica could be reached"))
 

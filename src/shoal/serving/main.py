@@ -18,11 +18,14 @@ import uvloop
 
 from shoal.serving.admin import Admin
 from shoal.serving.checks import keep_checking
+from shoal.serving.descriptors import clients_within, raised
 from shoal.serving.feed import Feed, FileSource, UrlSource, keep_reporting
 from shoal.serving.plane import DataPlane
 from shoal.serving.processes import Family
 from shoal.serving.sweep import keep_sweeping
 from shoal.serving.tls import TlsFiles
+
+log = logging.getLogger(__name__)
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -80,7 +83,14 @@ async def serve(options: argparse.Namespace, listener: socket.socket) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     share = 1.0 / max(1, options.processes)
-    plane = DataPlane(share=share, zone=options.zone, max_clients=options.max_connections)
+    max_clients = clients_within(raised(), options.max_connections)
+    if max_clients < options.max_connections:
+        log.warning(
+            "%d connections of callers at most, not %d: raise `ulimit -n`",
+            max_clients,
+            options.max_connections,
+        )
+    plane = DataPlane(share=share, zone=options.zone, max_clients=max_clients)
     token = options.token_file.read_text().strip() if options.token_file else ""
     feed = await _fed(options, plane, token)
     tls = TlsFiles(options.tls_cert, options.tls_key) if options.tls_cert else None

@@ -10,6 +10,7 @@ import socket
 import ssl
 from time import monotonic
 
+from shoal.serving.descriptors import is_ours
 from shoal.serving.downstream import Downstream
 from shoal.serving.problem import Refused
 from shoal.serving.replica import LiveReplica
@@ -94,8 +95,8 @@ class DataPlane:
     async def _connect(self, replica: LiveReplica, seeker: Seeker) -> None:
         try:
             up = await connect(replica)
-        except (OSError, ValueError):  # a time-out is an OSError, too
-            seeker.on_refused(replica)
+        except (OSError, ValueError) as error:  # a time-out is an OSError, too
+            seeker.on_refused(replica, is_ours=is_ours(error))
         else:
             seeker.connected(up)
 

@@ -53,7 +53,9 @@ class Seeker(Protocol):
 
     def connected(self, up: Upstream) -> None: ...
 
-    def on_refused(self, replica: LiveReplica) -> None: ...
+    def on_refused(self, replica: LiveReplica, *, is_ours: bool = False) -> None:
+        """`is_ours`: it is no fault of the replica's."""
+        ...
 
 
 class Upstream(asyncio.Protocol):
