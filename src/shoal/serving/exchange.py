@@ -79,6 +79,7 @@ class Exchange:
         "_hedge",
         "_held",
         "_is_bound",
+        "_is_deaf",
         "_is_over",
         "_is_waiting",
         "_prefill",
@@ -130,6 +131,8 @@ class Exchange:
         self._waits_until = FOREVER
         self._is_bound = False
         self._is_waiting = False
+        self._is_deaf = False
+        """The replica reads nothing of the body."""
         self.is_answered = False
         self._is_over = False
         self._has_moved = False
@@ -177,6 +180,7 @@ class Exchange:
 
     def tell(self, data: bytes) -> None:
         """Through the tunnel."""
+        self._has_moved = True
         if self.up is not None:
             self.up.transport.write(data)
 
@@ -195,9 +199,12 @@ class Exchange:
                 return
             told = f"no replica had a free slot for {spec.queue_s:g} s"
             self.refuse(Refused(503, "service.busy", told, retry_s=5.0))
-        elif self.is_answered and self._has_moved:
+        elif self.is_answered and (self._has_moved or not (self.is_whole or self._is_deaf)):
             self._has_moved = False
             self.client.due = now + spec.timeout_s
+        elif self.is_tunnel:
+            self._leave(is_error=False)  # nobody has anything to say, and that is nobody's failure
+            self.client.abort()
         else:
             self._failed(now)
             self.refuse(Refused(504, "replica.late", f"the replica did not answer for {spec.timeout_s:g} s"))
@@ -252,7 +259,8 @@ class Exchange:
         replica.tally.in_flight += 1
         self.account.bound += 1
         self._prefill = self.entry.service.balancer.bound(replica, self.ask)
-        self.client.due = monotonic() + self.entry.service.spec.timeout_s
+        # A replica has its time from the request's last byte: nobody makes it late by sending slowly.
+        self.client.due = monotonic() + self.entry.service.spec.timeout_s if self.is_whole else FOREVER
         if replica.idle:
             self._send(replica.idle.pop())
         else:
@@ -294,11 +302,17 @@ class Exchange:
             self._hedge = Hedge(self, self.entry.hedge_s)
 
     def hold(self) -> None:
-        """The replica reads slower than the caller sends."""
+        """The replica reads slower than the caller sends: now it is the one to be waited for."""
         self.client.hold()
+        self._is_deaf = True
+        if not self.is_whole:
+            self.client.due = monotonic() + self.entry.service.spec.timeout_s
 
     def resume(self) -> None:
         self.client.resume()
+        self._is_deaf = False
+        if not self.is_whole and not self.is_answered:
+            self.client.due = FOREVER
 
     # From the replica.
 

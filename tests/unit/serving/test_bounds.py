@@ -253,3 +253,31 @@ async def test_caller_that_reads_no_answers_has_no_more_of_them_made(lab: Lab) -
     lab.wires.append(wire := Wire(reader, writer))
     for _ in range(1000):
         assert len((await wire.receive()).body) == 100_000
+
+
+async def test_caller_that_sends_slowly_makes_no_replica_late(lab: Lab) -> None:
+    replica = await lab.replica()
+    lab.serve(service(replica, timeout_s=5.0))
+    wires = [await lab.connect() for _ in range(6)]
+    for wire in wires:
+        await wire.send(b"POST /p/s/ HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n")
+    await until(lambda: len(replica.requests) == 6)
+    sweep(lab.plane, monotonic() + 15.0)
+    known = lab.plane.services["p", "s"].replicas["one"]
+    assert (known.failures, known.ejections) == (0, 0)
+    for wire in wires:
+        assert (await wire.ask(b"0\r\n\r\n")).status == 200
+
+
+async def test_replica_that_reads_no_body_is_late(lab: Lab) -> None:
+    async def deaf(seen: Conversation) -> None:
+        seen.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        await asyncio.Event().wait()
+
+    lab.serve(service(await lab.replica("one", deaf), timeout_s=600.0))
+    wire = await lab.connect()
+    sending = asyncio.ensure_future(wire.send(get(method="POST", body=b"x" * (32 << 20))))
+    await until(lambda: any(client._is_held for client in lab.plane.clients))
+    sweep(lab.plane, monotonic() + 601.0)
+    assert (await wire.receive()).status == 504
+    sending.cancel()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from time import monotonic
 
+from shoal.serving.sweep import sweep
 from tests.support.serving import Conversation, Lab, callers, get, reply, service, until
 
 SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n"
@@ -63,3 +65,28 @@ async def test_caller_of_http_1_0_asks_for_no_upgrade(lab: Lab) -> None:
     asked = upgrade().replace(b"HTTP/1.1", b"HTTP/1.0")
     assert (await lab.ask(asked)).status == 200
     assert replica.requests[0].get("upgrade") == ""
+
+
+async def test_tunnel_is_kept_by_either_side_and_its_end_is_nobodys_failure(lab: Lab) -> None:
+    heard: list[bytes] = []
+
+    async def listens(seen: Conversation) -> None:
+        await seen.send(SWITCHED)
+        while data := await seen.reader.read(100):
+            heard.append(data)
+
+    replica = await lab.replica("one", listens)
+    lab.serve(service(replica, timeout_s=600.0))
+    live = lab.plane.services["p", "s"]
+    wires = [await lab.connect() for _ in range(6)]
+    for wire in wires:
+        assert (await wire.ask(upgrade())).status == 101
+        await wire.send(b"word")
+    await until(lambda: b"".join(heard) == b"word" * 6)
+    now = monotonic()
+    sweep(lab.plane, now + 601.0)
+    assert len(lab.plane.clients) == 6, "who speaks is not idle"
+    sweep(lab.plane, now + 1202.0)
+    await until(lambda: not lab.plane.clients)
+    known = live.replicas["one"]
+    assert (known.failures, known.ejections, known.outstanding, live.tallies[1].errors) == (0, 0, 0, 0)
