@@ -27,7 +27,7 @@ BODY_S = 20.0
 """How often a body is looked at: it must have grown by `BODY_RATE` bytes for each second."""
 BODY_RATE = 64
 STALL_S = 60.0
-"""How long a caller may read nothing of what is there for it."""
+"""How often it is looked whether a caller reads what is there for it: `BODY_RATE` bytes for each second."""
 LINGER_S = 5.0
 LINGER_BYTES = 1 << 20
 """Of a request that was answered before it was over: read and thrown away, so that the answer arrives."""
@@ -69,6 +69,7 @@ class Downstream(asyncio.Protocol):
         "_left",
         "_plane",
         "_transport",
+        "_unread",
         "body_due",
         "due",
         "exchange",
@@ -89,6 +90,8 @@ class Downstream(asyncio.Protocol):
         self._grown = 0
         self._is_held = False
         self.is_stalled = False
+        self._unread = 0
+        """Bytes of answers here when it was last looked whether the caller reads them; 0: not yet."""
         self.exchange: Exchange | None = None
         self.is_last = False
         self.due = self.body_due = FOREVER
@@ -340,6 +343,7 @@ class Downstream(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The caller reads slower than the replica sends."""
         self.is_stalled = True
+        self._unread = self._transport.get_write_buffer_size()
         self.due = monotonic() + STALL_S
         if self.exchange is None:
             self.hold()
@@ -348,6 +352,7 @@ class Downstream(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.is_stalled = False
+        self._unread = 0
         exchange = self.exchange
         if exchange is None:
             if not self.is_last:
@@ -373,13 +378,21 @@ class Downstream(asyncio.Protocol):
         if now < self.due:
             return
         if self.is_stalled or (self.is_last and exchange is None):
-            self.abort()
+            self._see_reading(now)
         elif exchange is not None:
             exchange.expire(now)
         elif self._buffer:
             self._answer(Refused(408, "request.slow", "the head comes too slowly", must_close=True))
         else:
             self._transport.close()
+
+    def _see_reading(self, now: float) -> None:
+        """Whoever reads gets all of it, also the last answer of a connection."""
+        before, self._unread = self._unread, self._transport.get_write_buffer_size()
+        if self._unread and (not before or before - self._unread >= BODY_RATE * STALL_S):
+            self.due = now + STALL_S
+        else:
+            self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._plane.left(self)
