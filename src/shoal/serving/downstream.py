@@ -134,7 +134,8 @@ class Downstream(asyncio.Protocol):
             self._thrown_away(len(data))
             return
         routes = self._plane.routes
-        if self._buffer:
+        known = len(self._buffer)
+        if known:
             data = self._buffer + data
             self._buffer = b""
         if data.endswith(b"\r\n\r\n"):
@@ -143,9 +144,9 @@ class Downstream(asyncio.Protocol):
                 self._begin(entry, b"")
                 return
         data = data.lstrip(b"\r\n") if data.startswith(b"\r\n") else data
-        end = data.find(b"\r\n\r\n") + 4
+        end = data.find(b"\r\n\r\n", max(0, known - 3)) + 4
         if end == 3:
-            self._unfinished(data)
+            self._unfinished(data, known)
             return
         head = data[:end]
         try:
@@ -159,8 +160,8 @@ class Downstream(asyncio.Protocol):
             return
         self._begin(entry, data[end:])
 
-    def _unfinished(self, data: bytes) -> None:
-        refused = too_large(data)
+    def _unfinished(self, data: bytes, known: int) -> None:
+        refused = too_large(data, known)
         if refused is not None:
             self._answer(refused)
             return

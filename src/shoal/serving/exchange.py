@@ -370,11 +370,11 @@ class Exchange:
 
     def on_end(self) -> None:
         answer = self._answer
+        self.up = None  # it may be another's by now: what is written here must not pause it
         if self._relay is not None:
             self.client.write(self._relay.end())
         elif answer is not None and answer.length == CHUNKED and not self.is_head:
             self.client.write(LAST)
-        self.up = None
         self._leave(is_error=answer is not None and answer.status >= 500)
         self.client.finish()
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from time import monotonic
 
 import pytest
 
 from shoal.serving import downstream
+from shoal.serving import head as heads
+from shoal.serving.head import too_large
 from shoal.serving.sweep import sweep
 from tests.support.serving import Behaviour, Conversation, Lab, Wire, get, reply, running_lab, service, until
 
@@ -324,3 +327,66 @@ def _answer_of(size: int) -> Behaviour:
         await seen.send(reply(b"z" * size))
 
     return answer
+
+
+async def test_connection_to_a_replica_is_not_paused_by_the_end_of_an_answer_before(lab: Lab) -> None:
+    gate = asyncio.Event()
+
+    async def in_chunks(seen: Conversation) -> None:
+        if seen.request.path == "/small":
+            await seen.send(reply(b"small"))
+            return
+        await seen.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        await seen.send(b"%x\r\n%b\r\n" % (16 << 20, b"x" * (16 << 20)))
+        await gate.wait()
+        await seen.send(b"0\r\n\r\n")
+
+    replica = await lab.replica("one", in_chunks)
+    lab.serve(service(replica))
+    raw = socket.create_connection(("127.0.0.1", lab.port))
+    await until(lambda: lab.plane.clients)
+    client = next(iter(lab.plane.clients))
+    client._transport.set_write_buffer_limits(high=64 << 20)
+    raw.sendall(get("/p/s/big"))
+    await until(lambda: client._transport.get_write_buffer_size() > 1 << 20)
+    await _settled(client._transport.get_write_buffer_size)
+    client._transport.set_write_buffer_limits(high=client._transport.get_write_buffer_size() + 2)
+    gate.set()
+    await until(lambda: client.is_stalled)
+    assert (await lab.ask(get("/p/s/small"))).body == b"small"
+    assert replica.connections == 1
+    raw.close()
+
+
+async def _settled(value: Callable[[], int]) -> None:
+    """Until it has been the same for half a second."""
+    before, since = value(), monotonic()
+    while monotonic() - since < 0.5:
+        await asyncio.sleep(0.01)
+        if (now := value()) != before:
+            before, since = now, monotonic()
+
+
+def test_head_that_comes_byte_by_byte_is_judged_as_if_whole() -> None:
+    bad = b"GET / HTTP/1.1\r\nHost: a\r\nX: y%bz"
+    for loose in (b"\n", b"\r\n folded", b"\rx", b"\x00", b"\r\r\n"):
+        head = bad % loose
+        told = [too_large(head[:end], end - 1) for end in range(1, len(head) + 1)]
+        assert [one.code for one in told if one is not None][:1] == ["request.malformed"], loose
+    fine = bad % b"\r\nfine: "
+    assert not any(too_large(fine[:end], end - 1) for end in range(1, len(fine) + 1))
+
+
+def test_head_that_comes_byte_by_byte_is_not_read_over_and_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = 0
+
+    class Counting:
+        def search(self, seen: bytes, start: int = 0) -> None:
+            nonlocal looked
+            looked += len(seen) - start
+
+    monkeypatch.setattr(heads, "LOOSE_SO_FAR", Counting())
+    data = b"a" * 10_000
+    for end in range(1, len(data) + 1):
+        too_large(data[:end], end - 1)
+    assert looked <= 3 * len(data)
