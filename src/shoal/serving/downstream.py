@@ -10,6 +10,7 @@ import ssl
 from time import monotonic
 from typing import Protocol, cast
 
+from shoal.serving.accounts import Held
 from shoal.serving.chunks import BadChunk, Chunks
 from shoal.serving.exchange import FOREVER, Exchange
 from shoal.serving.head import CHUNKED, too_large
@@ -44,6 +45,7 @@ class Plane(Protocol):
     is_draining: bool
     clients: set[Downstream]
     max_clients: int
+    held: Held
 
     def open(self, replica: LiveReplica, seeker: Seeker) -> None: ...
 
@@ -74,6 +76,7 @@ class Downstream(asyncio.Protocol):
         "due",
         "exchange",
         "forwarded",
+        "held",
         "is_last",
         "is_stalled",
         "peer",
@@ -82,6 +85,7 @@ class Downstream(asyncio.Protocol):
 
     def __init__(self, plane: Plane) -> None:
         self._plane = plane
+        self.held = plane.held
         self._buffer = b""
         """Of a head that is not whole, or read ahead of the answer to the request before."""
         self._chunks: Chunks | None = None

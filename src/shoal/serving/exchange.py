@@ -9,7 +9,7 @@ from bisect import bisect_left
 from time import monotonic
 from typing import Protocol
 
-from shoal.serving.accounts import Account
+from shoal.serving.accounts import Account, Held
 from shoal.serving.answer import UNTIL_CLOSE, Answer
 from shoal.serving.balancer import ANY, Ask
 from shoal.serving.chunks import LAST
@@ -38,6 +38,7 @@ class Client(Protocol):
     due: float
     forwarded: bytes
     """Headers about the caller, for the replica."""
+    held: Held
     is_last: bool
     """No more requests are taken from it."""
     is_stalled: bool
@@ -82,6 +83,7 @@ class Exchange:
         "_is_deaf",
         "_is_over",
         "_is_waiting",
+        "_kept",
         "_prefill",
         "_relay",
         "_replay",
@@ -120,6 +122,8 @@ class Exchange:
         self.weight_bytes = OVERHEAD_BYTES
         self._held: list[bytes] = []
         self._replay: bytes | None = None
+        self._kept = 0
+        """Bytes of the body that are counted as held."""
         self._answer: Answer | None = None
         self._counts: Tally | None = None
         """Of the release that streams events to it."""
@@ -141,10 +145,12 @@ class Exchange:
 
     def on_whole(self, body: bytes) -> None:
         """All of it came at once."""
+        self.is_whole = True
         if body:
+            if not self._keep(len(body)):
+                return
             self._held.append(body)
             self.weight_bytes += len(body)
-        self.is_whole = True
         self.seek()
 
     def on_body(self, data: bytes) -> None:
@@ -154,9 +160,14 @@ class Exchange:
         if self.up is not None:
             self.up.transport.write(data)
             return
+        if not self._keep(len(data)):
+            return
         self._held.append(data)
         if self._is_waiting:
-            self.entry.service.waiting.grew(self, len(data))
+            service = self.entry.service
+            if not service.waiting.grew(self, len(data), max_bytes=service.spec.queue_bytes):
+                self.refuse(Refused(503, "service.busy", "too much waits for this service", retry_s=2.0))
+                return
         else:
             self.weight_bytes += len(data)
         has_enough = self.weight_bytes - OVERHEAD_BYTES > self.entry.hold_bytes
@@ -171,12 +182,26 @@ class Exchange:
         if self.entry.head.length == CHUNKED:
             self.on_body(LAST)
         self.is_whole = True
-        if self.is_answered or self._is_waiting:
+        if self._is_over or self.is_answered or self._is_waiting:
             return
         if self._is_bound:
             self.client.due = monotonic() + self.entry.service.spec.timeout_s
         else:
             self.seek()
+
+    def _keep(self, num_bytes: int) -> bool:
+        """Counts them for the process. False: it holds as much as it may, and the request is refused."""
+        held = self.client.held
+        if held.bytes + num_bytes > held.max_bytes:
+            self.refuse(Refused(503, "plane.full", "too many requests are held here", retry_s=2.0))
+            return False
+        held.bytes += num_bytes
+        self._kept += num_bytes
+        return True
+
+    def _let_go(self) -> None:
+        self.client.held.bytes -= self._kept
+        self._kept = 0
 
     def tell(self, data: bytes) -> None:
         """Through the tunnel."""
@@ -293,6 +318,8 @@ class Exchange:
         body = b"".join(self._held) if self._held else b""
         self._held = []
         self._replay = body if self.is_whole else None
+        if self._kept and not self.is_whole:
+            self._let_go()
         up.send(self, self.message(up.replica, body))
         if self.client.is_stalled:
             self.client.pause_writing()  # this connection, too
@@ -324,6 +351,8 @@ class Exchange:
         self._judge(replica, answer.status, now)
         self._answer = answer
         self._replay = None
+        if self._kept:
+            self._let_go()
         self._counts = replica.tally if answer.is_stream else None
         if self._hedge is not None:
             self._hedge.end()
@@ -493,6 +522,7 @@ class Exchange:
                 service.waiting.remove(self)
         self._held = []
         self._replay = None
+        self._let_go()
         if self._hedge is not None:
             self._hedge.end()
         self._unbind()

@@ -10,6 +10,7 @@ import socket
 import ssl
 from time import monotonic
 
+from shoal.serving.accounts import Held
 from shoal.serving.descriptors import is_ours
 from shoal.serving.downstream import Downstream
 from shoal.serving.problem import Refused
@@ -25,18 +26,28 @@ MAX_GUESSES = 100
 GUESSES_S = 60.0
 """Requests without a known token that one address may send in so long."""
 MAX_GUESSERS = 10_000
+MAX_HELD_BYTES = 256 << 20
+"""Of bodies that wait, or are kept to be sent again."""
 
 
 class DataPlane:
     """`share` is this process's part where several serve one port; `zone` is where it stands."""
 
-    def __init__(self, *, share: float = 1.0, zone: str = "", max_clients: int = 10_000) -> None:
+    def __init__(
+        self,
+        *,
+        share: float = 1.0,
+        zone: str = "",
+        max_clients: int = 10_000,
+        max_held_bytes: int = MAX_HELD_BYTES,
+    ) -> None:
         self.process_id = os.urandom(8).hex()
         self.version = 0
         self.services: dict[tuple[str, str], LiveService] = {}
         self.routes = Routes({})
         self.clients: set[Downstream] = set()
         self.max_clients = max_clients
+        self.held = Held(max_held_bytes)
         self.is_draining = False
         self.refusals: dict[tuple[int, str], int] = {}
         self._guesses: dict[str, int] = {}
