@@ -177,8 +177,6 @@ class Exchange:
             self.client.hold()
 
     def on_body_end(self) -> None:
-        if self._is_over:
-            return
         if self.entry.head.length == CHUNKED:
             self.on_body(LAST)
         self.is_whole = True
