@@ -65,6 +65,16 @@ class Account:
         return Refused(429, "limit.concurrency", told, retry_s=1.0)
 
 
+class Held:
+    """Bytes of requests that one process keeps, for whatever reason and whomever."""
+
+    __slots__ = ("bytes", "max_bytes")
+
+    def __init__(self, max_bytes: int) -> None:
+        self.bytes = 0
+        self.max_bytes = max_bytes
+
+
 class FairQueue:
     """Requests that wait for a slot, bounded by count and bytes; next is who has fewest running."""
 
@@ -108,10 +118,11 @@ class FairQueue:
         self.count -= 1
         self.bytes -= waiter.weight_bytes
 
-    def grew(self, waiter: Waiter, num_bytes: int) -> None:
-        """More of its body came."""
+    def grew(self, waiter: Waiter, num_bytes: int, *, max_bytes: int) -> bool:
+        """More of its body came, and is counted. False: it is more than may wait."""
         waiter.weight_bytes += num_bytes
         self.bytes += num_bytes
+        return self.bytes <= max_bytes
 
     def drain(self) -> list[Waiter]:
         """All of them, out."""

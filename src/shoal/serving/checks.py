@@ -10,6 +10,7 @@ import asyncio
 from time import monotonic
 
 from shoal.serving.answer import Answer
+from shoal.serving.descriptors import is_ours
 from shoal.serving.plane import DataPlane
 from shoal.serving.replica import LiveReplica
 from shoal.serving.service import LiveService
@@ -19,6 +20,7 @@ EVERY = 5
 MAX_FAILED = 2
 """In a row."""
 ANSWER_S = 5.0
+UNKNOWN = -1
 
 
 class Probe:
@@ -52,11 +54,13 @@ class Probe:
 
 
 async def status_of(replica: LiveReplica, path: str) -> int:
-    """What it answers there; 0 if it does not, and without a path 200 as soon as it takes connections."""
+    """What it answers there; 0 if it does not, and without a path 200 as soon as it takes connections.
+    `UNKNOWN`: it could not be asked, for a reason of our own.
+    """
     try:
         up = await connect(replica)
-    except (OSError, ValueError):
-        return 0
+    except (OSError, ValueError) as error:
+        return UNKNOWN if is_ours(error) else 0
     try:
         if not path:
             return 200
@@ -73,6 +77,8 @@ async def status_of(replica: LiveReplica, path: str) -> int:
 async def check(service: LiveService, replica: LiveReplica) -> None:
     """Asks once, and takes the replica out or in accordingly."""
     status = await status_of(replica, service.spec.check)
+    if status == UNKNOWN:
+        return
     if 0 < status < 500:
         was_out = replica.is_refusing or replica.checks_failed >= MAX_FAILED
         replica.checks_failed = 0

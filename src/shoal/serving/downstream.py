@@ -10,6 +10,7 @@ import ssl
 from time import monotonic
 from typing import Protocol, cast
 
+from shoal.serving.accounts import Held
 from shoal.serving.chunks import BadChunk, Chunks
 from shoal.serving.exchange import FOREVER, Exchange
 from shoal.serving.head import CHUNKED, too_large
@@ -27,12 +28,14 @@ BODY_S = 20.0
 """How often a body is looked at: it must have grown by `BODY_RATE` bytes for each second."""
 BODY_RATE = 64
 STALL_S = 60.0
-"""How long a caller may read nothing of what is there for it."""
+"""How often it is looked whether a caller reads what is there for it: `BODY_RATE` bytes for each second."""
 LINGER_S = 5.0
 LINGER_BYTES = 1 << 20
 """Of a request that was answered before it was over: read and thrown away, so that the answer arrives."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 WRITE_BUFFER = 64 << 10
+TOLD_FULL = 64
+"""Connections beyond `max_clients` that are told so and closed in decency; others are cut off."""
 
 
 class Plane(Protocol):
@@ -42,6 +45,7 @@ class Plane(Protocol):
     is_draining: bool
     clients: set[Downstream]
     max_clients: int
+    held: Held
 
     def open(self, replica: LiveReplica, seeker: Seeker) -> None: ...
 
@@ -64,21 +68,24 @@ class Downstream(asyncio.Protocol):
         "_chunks",
         "_grown",
         "_is_held",
-        "_is_stalled",
         "_left",
         "_plane",
         "_transport",
+        "_unread",
         "body_due",
         "due",
         "exchange",
         "forwarded",
+        "held",
         "is_last",
+        "is_stalled",
         "peer",
         "write",
     )
 
     def __init__(self, plane: Plane) -> None:
         self._plane = plane
+        self.held = plane.held
         self._buffer = b""
         """Of a head that is not whole, or read ahead of the answer to the request before."""
         self._chunks: Chunks | None = None
@@ -86,7 +93,9 @@ class Downstream(asyncio.Protocol):
         """Of a body that has a length."""
         self._grown = 0
         self._is_held = False
-        self._is_stalled = False
+        self.is_stalled = False
+        self._unread = 0
+        """Bytes of answers here when it was last looked whether the caller reads them; 0: not yet."""
         self.exchange: Exchange | None = None
         self.is_last = False
         self.due = self.body_due = FOREVER
@@ -101,10 +110,15 @@ class Downstream(asyncio.Protocol):
         proto = b"https" if is_safe else b"http"
         self.forwarded = b"x-forwarded-for: %b\r\nx-forwarded-proto: %b\r\n" % (self.peer.encode(), proto)
         self.due = monotonic() + HEAD_S
-        if len(self._plane.clients) >= self._plane.max_clients:
+        num_clients = len(self._plane.clients)
+        self._plane.clients.add(
+            self
+        )  # whatever becomes of it: all are swept, and awaited when the process ends
+        if num_clients >= self._plane.max_clients + TOLD_FULL:
+            self.is_last = True
+            self.abort()
+        elif num_clients >= self._plane.max_clients:
             self._answer(Refused(503, "plane.full", "too many connections", must_close=True, retry_s=2.0))
-        else:
-            self._plane.clients.add(self)
 
     def data_received(self, data: bytes) -> None:
         exchange = self.exchange
@@ -112,8 +126,8 @@ class Downstream(asyncio.Protocol):
             self._head(data)
         elif not exchange.is_whole:
             self._body(exchange, data)
-        elif exchange.up is not None and exchange.is_upgrade:
-            exchange.up.transport.write(data)
+        elif exchange.is_tunnel:
+            exchange.tell(data)
         else:
             self._ahead(data)
 
@@ -124,7 +138,8 @@ class Downstream(asyncio.Protocol):
             self._thrown_away(len(data))
             return
         routes = self._plane.routes
-        if self._buffer:
+        known = len(self._buffer)
+        if known:
             data = self._buffer + data
             self._buffer = b""
         if data.endswith(b"\r\n\r\n"):
@@ -133,9 +148,9 @@ class Downstream(asyncio.Protocol):
                 self._begin(entry, b"")
                 return
         data = data.lstrip(b"\r\n") if data.startswith(b"\r\n") else data
-        end = data.find(b"\r\n\r\n") + 4
+        end = data.find(b"\r\n\r\n", max(0, known - 3)) + 4
         if end == 3:
-            self._unfinished(data)
+            self._unfinished(data, known)
             return
         head = data[:end]
         try:
@@ -149,8 +164,8 @@ class Downstream(asyncio.Protocol):
             return
         self._begin(entry, data[end:])
 
-    def _unfinished(self, data: bytes) -> None:
-        refused = too_large(data)
+    def _unfinished(self, data: bytes, known: int) -> None:
+        refused = too_large(data, known)
         if refused is not None:
             self._answer(refused)
             return
@@ -223,7 +238,7 @@ class Downstream(asyncio.Protocol):
         if self.exchange is not None:
             self.hold()
         elif not self.is_last:
-            asyncio.get_running_loop().call_soon(self._resumed)
+            self._next()
 
     # Writing.
 
@@ -261,27 +276,42 @@ class Downstream(asyncio.Protocol):
         self._transport.write_eof()
         self.resume()
 
+    def switch(self) -> None:
+        """HTTP is over: what the caller sent since it asked for that, and will send, is the replica's."""
+        data, self._buffer = self._buffer, b""
+        self.resume()
+        if data and self.exchange is not None:
+            self.exchange.tell(data)
+
     def _thrown_away(self, num_bytes: int) -> None:
         self._grown += num_bytes
         if self._grown > LINGER_BYTES:
             self.abort()
 
     def _next(self) -> None:
+        """What was read ahead, in a turn of its own. Until then no more is read; while the caller does not
+        read its answers none is begun.
+        """
         self.body_due = FOREVER
         if self.is_last:
             self._buffer = b""
             self.due = monotonic() + LINGER_S
             self._transport.close()
             return
+        if self.is_stalled:
+            self.hold()
+            return
         self.due = monotonic() + (LAST_IDLE_S if self._plane.is_draining else IDLE_S)
         if self._buffer:
+            self.hold()
             asyncio.get_running_loop().call_soon(self._resumed)
         elif self._is_held:
             self.resume()
 
     def _resumed(self) -> None:
         """What was read ahead."""
-        if self.exchange is None and self._buffer and not self._transport.is_closing():
+        is_next = self.exchange is None and not self.is_stalled
+        if is_next and self._buffer and not self._transport.is_closing():
             data, self._buffer = self._buffer, b""
             self.resume()
             self._head(data)
@@ -317,15 +347,22 @@ class Downstream(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The caller reads slower than the replica sends."""
-        self._is_stalled = True
+        self.is_stalled = True
+        self._unread = self._transport.get_write_buffer_size()
         self.due = monotonic() + STALL_S
-        if self.exchange is not None and self.exchange.up is not None:
+        if self.exchange is None:
+            self.hold()
+        elif self.exchange.up is not None:
             self.exchange.up.pause()
 
     def resume_writing(self) -> None:
-        self._is_stalled = False
+        self.is_stalled = False
+        self._unread = 0
         exchange = self.exchange
-        if exchange is not None and exchange.up is not None:
+        if exchange is None:
+            if not self.is_last:
+                self._next()
+        elif exchange.up is not None:
             self.due = monotonic() + exchange.entry.service.spec.timeout_s
             exchange.up.unpause()
 
@@ -345,14 +382,22 @@ class Downstream(asyncio.Protocol):
             self.body_due = now + BODY_S
         if now < self.due:
             return
-        if self._is_stalled or (self.is_last and exchange is None):
-            self.abort()
+        if self.is_stalled or (self.is_last and exchange is None):
+            self._see_reading(now)
         elif exchange is not None:
             exchange.expire(now)
         elif self._buffer:
             self._answer(Refused(408, "request.slow", "the head comes too slowly", must_close=True))
         else:
             self._transport.close()
+
+    def _see_reading(self, now: float) -> None:
+        """Whoever reads gets all of it, also the last answer of a connection."""
+        before, self._unread = self._unread, self._transport.get_write_buffer_size()
+        if self._unread and (not before or before - self._unread >= BODY_RATE * STALL_S):
+            self.due = now + STALL_S
+        else:
+            self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._plane.left(self)

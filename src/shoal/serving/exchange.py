@@ -9,7 +9,7 @@ from bisect import bisect_left
 from time import monotonic
 from typing import Protocol
 
-from shoal.serving.accounts import Account
+from shoal.serving.accounts import Account, Held
 from shoal.serving.answer import UNTIL_CLOSE, Answer
 from shoal.serving.balancer import ANY, Ask
 from shoal.serving.chunks import LAST
@@ -39,8 +39,11 @@ class Client(Protocol):
     due: float
     forwarded: bytes
     """Headers about the caller, for the replica."""
+    held: Held
     is_last: bool
     """No more requests are taken from it."""
+    is_stalled: bool
+    """The caller does not read what is there for it."""
 
     def write(self, data: bytes) -> None: ...
 
@@ -52,11 +55,17 @@ class Client(Protocol):
         """An answer of our own, whole."""
         ...
 
+    def switch(self) -> None:
+        """The replica has agreed to speak another protocol; from now on `tell` takes what comes."""
+        ...
+
     def abort(self) -> None: ...
 
     def hold(self) -> None: ...
 
     def resume(self) -> None: ...
+
+    def pause_writing(self) -> None: ...
 
     def open(self, replica: LiveReplica, seeker: Seeker) -> None:
         """Connect, then call `connected` or `on_refused`."""
@@ -72,8 +81,10 @@ class Exchange:
         "_hedge",
         "_held",
         "_is_bound",
+        "_is_deaf",
         "_is_over",
         "_is_waiting",
+        "_kept",
         "_prefill",
         "_relay",
         "_replay",
@@ -87,6 +98,7 @@ class Exchange:
         "entry",
         "is_answered",
         "is_head",
+        "is_tunnel",
         "is_upgrade",
         "is_whole",
         "replica",
@@ -104,12 +116,16 @@ class Exchange:
         self.ask: Ask = ANY
         self.is_head = entry.head.method == b"HEAD"
         self.is_upgrade = entry.head.is_websocket
+        self.is_tunnel = False
+        """The replica has agreed to the upgrade. Before that nothing the caller sends is the replica's."""
         self.is_whole = False
         self.replica: LiveReplica | None = None
         self.up: Upstream | None = None
         self.weight_bytes = OVERHEAD_BYTES
         self._held: list[bytes] = []
         self._replay: bytes | None = None
+        self._kept = 0
+        """Bytes of the body that are counted as held."""
         self._answer: Answer | None = None
         self._counts: Tally | None = None
         """Of the release that streams events to it."""
@@ -121,6 +137,8 @@ class Exchange:
         self._waits_since = self._waits_until = FOREVER
         self._is_bound = False
         self._is_waiting = False
+        self._is_deaf = False
+        """The replica reads nothing of the body."""
         self.is_answered = False
         self._is_over = False
         self._has_moved = False
@@ -129,10 +147,12 @@ class Exchange:
 
     def on_whole(self, body: bytes) -> None:
         """All of it came at once."""
+        self.is_whole = True
         if body:
+            if not self._keep(len(body)):
+                return
             self._held.append(body)
             self.weight_bytes += len(body)
-        self.is_whole = True
         self.seek()
 
     def on_body(self, data: bytes) -> None:
@@ -142,9 +162,14 @@ class Exchange:
         if self.up is not None:
             self.up.transport.write(data)
             return
+        if not self._keep(len(data)):
+            return
         self._held.append(data)
         if self._is_waiting:
-            self.entry.service.waiting.grew(self, len(data))
+            service = self.entry.service
+            if not service.waiting.grew(self, len(data), max_bytes=service.spec.queue_bytes):
+                self.refuse(Refused(503, "service.busy", "too much waits for this service", retry_s=2.0))
+                return
         else:
             self.weight_bytes += len(data)
         has_enough = self.weight_bytes - OVERHEAD_BYTES > self.entry.hold_bytes
@@ -154,17 +179,35 @@ class Exchange:
             self.client.hold()
 
     def on_body_end(self) -> None:
-        if self._is_over:
-            return
         if self.entry.head.length == CHUNKED:
             self.on_body(LAST)
         self.is_whole = True
-        if self.is_answered or self._is_waiting:
+        if self._is_over or self.is_answered or self._is_waiting:
             return
         if self._is_bound:
             self.client.due = monotonic() + self.entry.service.spec.timeout_s
         else:
             self.seek()
+
+    def _keep(self, num_bytes: int) -> bool:
+        """Counts them for the process. False: it holds as much as it may, and the request is refused."""
+        held = self.client.held
+        if held.bytes + num_bytes > held.max_bytes:
+            self.refuse(Refused(503, "plane.full", "too many requests are held here", retry_s=2.0))
+            return False
+        held.bytes += num_bytes
+        self._kept += num_bytes
+        return True
+
+    def _let_go(self) -> None:
+        self.client.held.bytes -= self._kept
+        self._kept = 0
+
+    def tell(self, data: bytes) -> None:
+        """Through the tunnel."""
+        self._has_moved = True
+        if self.up is not None:
+            self.up.transport.write(data)
 
     def on_gone(self) -> None:
         """The caller went away: what it asked for is not worth finishing."""
@@ -181,9 +224,12 @@ class Exchange:
                 return
             told = f"no replica had a free slot for {now - self._waits_since:.0f} s"
             self.refuse(Refused(503, "service.busy", told, retry_s=5.0))
-        elif self.is_answered and self._has_moved:
+        elif self.is_answered and (self._has_moved or not (self.is_whole or self._is_deaf)):
             self._has_moved = False
             self.client.due = now + spec.timeout_s
+        elif self.is_tunnel:
+            self._leave(is_error=False)  # nobody has anything to say, and that is nobody's failure
+            self.client.abort()
         else:
             self._failed(now)
             self.refuse(Refused(504, "replica.late", f"the replica did not answer for {spec.timeout_s:g} s"))
@@ -246,7 +292,8 @@ class Exchange:
         replica.tally.in_flight += 1
         self.account.bound += 1
         self._prefill = self.entry.service.balancer.bound(replica, self.ask)
-        self.client.due = monotonic() + self.entry.service.spec.timeout_s
+        # A replica has its time from the request's last byte: nobody makes it late by sending slowly.
+        self.client.due = monotonic() + self.entry.service.spec.timeout_s if self.is_whole else FOREVER
         if replica.idle:
             self._send(replica.idle.pop())
         else:
@@ -259,15 +306,17 @@ class Exchange:
         else:
             self._send(up)
 
-    def on_refused(self, replica: LiveReplica) -> None:
+    def on_refused(self, replica: LiveReplica, *, is_ours: bool = False) -> None:
         """It could not be reached; nothing has begun anywhere."""
         if self._is_over or self.replica is not replica:
             return
         self._unbind()
-        if replica.fail(monotonic(), is_refused=True):
+        if not is_ours and replica.fail(monotonic(), is_refused=True):
             self.entry.service.refresh(monotonic())
         if self._connects < MAX_CONNECTS + len(self.entry.service.replicas):
             self.seek(replica)
+        elif is_ours:
+            self.refuse(Refused(503, "plane.busy", "no more connections can be made for now", retry_s=2.0))
         else:
             self.refuse(Refused(502, "replica.unreachable", "no replica could be reached"))
 
@@ -277,18 +326,28 @@ class Exchange:
         body = b"".join(self._held) if self._held else b""
         self._held = []
         self._replay = body if self.is_whole else None
+        if self._kept and not self.is_whole:
+            self._let_go()
         up.send(self, self.message(up.replica, body))
+        if self.client.is_stalled:
+            self.client.pause_writing()  # this connection, too
         if not self.is_whole:
             self.client.resume()
         elif self.entry.hedge_s:
             self._hedge = Hedge(self, self.entry.hedge_s)
 
     def hold(self) -> None:
-        """The replica reads slower than the caller sends."""
+        """The replica reads slower than the caller sends: now it is the one to be waited for."""
         self.client.hold()
+        self._is_deaf = True
+        if not self.is_whole:
+            self.client.due = monotonic() + self.entry.service.spec.timeout_s
 
     def resume(self) -> None:
         self.client.resume()
+        self._is_deaf = False
+        if not self.is_whole and not self.is_answered:
+            self.client.due = FOREVER
 
     # From the replica.
 
@@ -300,6 +359,8 @@ class Exchange:
         self._judge(replica, answer.status, now)
         self._answer = answer
         self._replay = None
+        if self._kept:
+            self._let_go()
         self._counts = replica.tally if answer.is_stream else None
         if self._hedge is not None:
             self._hedge.end()
@@ -315,7 +376,7 @@ class Exchange:
             return
         if answer.length == UNTIL_CLOSE and not self.is_head:
             client.is_last = True
-        last = b"connection: close\r\n" if client.is_last else answer.upgrade
+        last = b"connection: close\r\n" if client.is_last and not answer.upgrade else answer.upgrade
         write = client.write
         write(
             b"".join(
@@ -331,6 +392,9 @@ class Exchange:
                 )
             )
         )
+        if answer.status == 101:
+            self.is_tunnel = True
+            client.switch()
 
     def on_data(self, data: bytes, num_chunks: int = 1) -> None:
         """A piece of the body, as the replica framed it."""
@@ -343,11 +407,11 @@ class Exchange:
 
     def on_end(self) -> None:
         answer = self._answer
+        self.up = None  # it may be another's by now: what is written here must not pause it
         if self._relay is not None:
             self.client.write(self._relay.end())
         elif answer is not None and answer.length == CHUNKED and not self.is_head:
             self.client.write(LAST)
-        self.up = None
         self._leave(is_error=answer is not None and answer.status >= 500)
         self.client.finish()
 
@@ -423,6 +487,8 @@ class Exchange:
         self.replica = replica
         self._is_bound = True
         self.up = up
+        if self.client.is_stalled:
+            self.client.pause_writing()
 
     def failed(self, replica: LiveReplica, *, is_refused: bool = False) -> None:
         now = monotonic()
@@ -464,6 +530,7 @@ class Exchange:
                 service.waiting.remove(self)
         self._held = []
         self._replay = None
+        self._let_go()
         if self._hedge is not None:
             self._hedge.end()
         self._unbind()

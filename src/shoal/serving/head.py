@@ -100,11 +100,18 @@ def parse_head(raw: bytes) -> RequestHead:
     return _judged(parser.get_method(), lines, is_http10=raw[line.end() - 3 : line.end() - 2] == b"0")
 
 
-def too_large(seen: bytes) -> Refused | None:
-    """Of a head that is not whole yet: whether any more of it is worth waiting for."""
+def too_large(seen: bytes, known: int = 0) -> Refused | None:
+    """Of a head that is not whole yet: whether any more of it is worth waiting for.
+
+    Of the first `known` bytes that was said before: one that comes byte by byte is not read over and over.
+    """
     if len(seen) > MAX_HEAD_BYTES:
         return _too_long()
-    return malformed("the head has a bare line end") if LOOSE_SO_FAR.search(seen) is not None else None
+    return (
+        malformed("the head has a bare line end")
+        if LOOSE_SO_FAR.search(seen, max(0, known - 2)) is not None
+        else None
+    )
 
 
 def _too_long() -> Refused:
@@ -143,7 +150,8 @@ def _judged(method: bytes, lines: _Lines, *, is_http10: bool) -> RequestHead:
         is_websocket=upgrades == [b"websocket"]
         and b"upgrade" in options
         and method == b"GET"
-        and length == 0,
+        and length == 0
+        and not is_http10,
         options=options,
     )
 

@@ -72,10 +72,11 @@ class Hedge:
         else:
             up.close()
 
-    def on_refused(self, replica: LiveReplica) -> None:
+    def on_refused(self, replica: LiveReplica, *, is_ours: bool = False) -> None:
         if self.replica is replica:
             self.end()
-            self._late.failed(replica, is_refused=True)
+            if not is_ours:
+                self._late.failed(replica, is_refused=True)
 
     def _send(self, up: Upstream) -> None:
         self._up = up

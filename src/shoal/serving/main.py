@@ -20,6 +20,7 @@ import uvloop
 
 from shoal.serving.admin import Admin
 from shoal.serving.checks import keep_checking
+from shoal.serving.descriptors import clients_within, raised
 from shoal.serving.feed import Fed, Feed, FileSource, Reporter, ServerSource
 from shoal.serving.haproxy.start import find_haproxy, running
 from shoal.serving.neighbours import Neighbours
@@ -30,6 +31,8 @@ from shoal.serving.server import REPORTS, TABLE, Server
 from shoal.serving.sweep import keep_sweeping
 from shoal.serving.table import Report
 from shoal.serving.tls import TlsFiles
+
+log = logging.getLogger(__name__)
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -105,7 +108,14 @@ async def serve(options: argparse.Namespace, listener: socket.socket) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     share = 1.0 / max(1, options.processes)
-    plane = DataPlane(share=share, zone=options.zone, max_clients=options.max_connections)
+    max_clients = clients_within(raised(), options.max_connections)
+    if max_clients < options.max_connections:
+        log.warning(
+            "%d connections of callers at most, not %d: raise `ulimit -n`",
+            max_clients,
+            options.max_connections,
+        )
+    plane = DataPlane(share=share, zone=options.zone, max_clients=max_clients)
     token = options.token_file.read_text().strip() if options.token_file else ""
     source, sink = Server(token, options.home), Server(token, options.home)
     feed = await _fed(options, plane, source)

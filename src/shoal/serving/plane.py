@@ -12,6 +12,8 @@ import ssl
 from time import monotonic
 
 from shoal.clock import Clock, SystemClock
+from shoal.serving.accounts import Held
+from shoal.serving.descriptors import is_ours
 from shoal.serving.downstream import Downstream
 from shoal.serving.problem import Refused
 from shoal.serving.replica import LiveReplica
@@ -28,13 +30,21 @@ MAX_GUESSES = 100
 GUESSES_S = 60.0
 """Requests without a known token that one address may send in so long."""
 MAX_GUESSERS = 10_000
+MAX_HELD_BYTES = 256 << 20
+"""Of bodies that wait, or are kept to be sent again."""
 
 
 class DataPlane:
     """`share` is this process's part where several serve one port; `zone` is where it stands."""
 
     def __init__(
-        self, *, share: float = 1.0, zone: str = "", max_clients: int = 10_000, clock: Clock | None = None
+        self,
+        *,
+        share: float = 1.0,
+        zone: str = "",
+        max_clients: int = 10_000,
+        max_held_bytes: int = MAX_HELD_BYTES,
+        clock: Clock | None = None,
     ) -> None:
         self.process_id = os.urandom(8).hex()
         self.version = 0
@@ -46,6 +56,7 @@ class DataPlane:
         self.routes = Routes({}, self.clock.now())
         self.clients: set[Downstream] = set()
         self.max_clients = max_clients
+        self.held = Held(max_held_bytes)
         self.is_draining = False
         self.refusals: dict[tuple[int, str], int] = {}
         self._guesses: dict[str, int] = {}
@@ -117,8 +128,8 @@ class DataPlane:
     async def _connect(self, replica: LiveReplica, seeker: Seeker) -> None:
         try:
             up = await connect(replica)
-        except (OSError, ValueError):  # a time-out is an OSError, too
-            seeker.on_refused(replica)
+        except (OSError, ValueError) as error:  # a time-out is an OSError, too
+            seeker.on_refused(replica, is_ours=is_ours(error))
         else:
             seeker.connected(up)
 

@@ -130,11 +130,6 @@ def usable(table: Table) -> tuple[Table, list[str]]:
     return (msgspec.structs.replace(table, services=tuple(kept.values())) if found else table), found
 
 
-def faults(table: Table) -> list[str]:
-    """Why not all of this table can be served; empty if it can."""
-    return usable(table)[1]
-
-
 def _usable(replicas: tuple[Replica, ...], name: str, found: list[str]) -> tuple[Replica, ...]:
     kept: dict[str, Replica] = {}
     for replica in replicas:

@@ -53,7 +53,9 @@ class Seeker(Protocol):
 
     def connected(self, up: Upstream) -> None: ...
 
-    def on_refused(self, replica: LiveReplica) -> None: ...
+    def on_refused(self, replica: LiveReplica, *, is_ours: bool = False) -> None:
+        """`is_ours`: it is no fault of the replica's."""
+        ...
 
 
 class Upstream(asyncio.Protocol):
@@ -183,9 +185,11 @@ class Upstream(asyncio.Protocol):
             self._done(asker)
 
     def _done(self, asker: Asker) -> None:
-        """The response is over. A connection on which the request is not is of no further use."""
+        """The response is over. A connection on which the request is not is of no further use, nor is one on
+        which an upgrade was asked for: who knows what the replica makes of what comes next.
+        """
         self.asker = None
-        if not self._keeps or not asker.is_whole or self.replica.is_draining:
+        if not self._keeps or not asker.is_whole or asker.is_upgrade or self.replica.is_draining:
             self.transport.close()
         else:
             self.unpause()

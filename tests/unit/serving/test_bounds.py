@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from time import monotonic
 
 import pytest
 
+from shoal.serving import downstream
+from shoal.serving import head as heads
+from shoal.serving.head import too_large
 from shoal.serving.sweep import sweep
-from tests.support.serving import Conversation, Lab, get, reply, running_lab, service, until
+from tests.support.serving import Behaviour, Conversation, Lab, Wire, get, reply, running_lab, service, until
 
 
 async def test_caller_that_never_finishes_its_head_is_told_so(lab: Lab) -> None:
@@ -90,13 +94,23 @@ async def test_caller_that_does_not_read_stops_the_replica_from_sending(lab: Lab
     lab.serve(service(await lab.replica("one", flood)))
     raw = socket.create_connection(("127.0.0.1", lab.port))
     raw.sendall(get())
-    await until(lambda: any(client._is_stalled for client in lab.plane.clients))
+    await until(lambda: any(client.is_stalled for client in lab.plane.clients))
     client = next(iter(lab.plane.clients))
     assert client._transport.get_write_buffer_size() < 2 << 20
-    sweep(lab.plane, monotonic() + 61.0)
-    await until(lambda: not lab.plane.clients)
+    await _swept_until_gone(lab)
     assert [live.outstanding for live in lab.plane.services["p", "s"].replicas.values()] == [0]
     raw.close()
+
+
+async def _swept_until_gone(lab: Lab) -> None:
+    """Looks more than once: what the kernels still take counts as read."""
+    now = monotonic()
+    for turn in range(1, 1000):
+        sweep(lab.plane, now + 61.0 * turn)
+        await asyncio.sleep(0.01)
+        if not lab.plane.clients:
+            return
+    raise AssertionError("a caller that reads nothing is kept for ever")
 
 
 async def test_slow_reader_gets_everything_in_the_end(lab: Lab) -> None:
@@ -109,7 +123,7 @@ async def test_slow_reader_gets_everything_in_the_end(lab: Lab) -> None:
     lab.serve(service(replica))
     wire = await lab.connect()
     await wire.send(get())
-    await until(lambda: any(client._is_stalled for client in lab.plane.clients))
+    await until(lambda: any(client.is_stalled for client in lab.plane.clients))
     assert len((await wire.receive()).body) == size
     assert len((await wire.ask(get())).body) == size
     assert replica.connections == 1
@@ -139,6 +153,23 @@ async def test_connections_beyond_the_cap_are_told_so() -> None:
         await until(lambda: len(lab.plane.clients) == 3)
         assert (await (await lab.connect()).receive()).status == 503
         assert (await kept[0].ask(get())).status == 200
+
+
+async def test_connections_beyond_the_cap_are_swept_and_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(downstream, "LINGER_S", 600.0)
+    async with running_lab(max_clients=1) as lab:
+        await lab.connect()
+        await until(lambda: len(lab.plane.clients) == 1)
+        told = [await lab.connect() for _ in range(20)]
+        for wire in told:
+            assert (await wire.receive()).status == 503
+        assert len(lab.plane.clients) == 21, "they are closed by nobody yet"
+        sweep(lab.plane, monotonic() + 601.0)
+        await until(lambda: not lab.plane.clients)
+        for _ in range(100):
+            await lab.connect()
+        await until(lambda: sum(lab.plane.refusals.values()) == 84)
+        await until(lambda: len(lab.plane.clients) == 65)
 
 
 async def test_early_answer_reaches_a_caller_that_still_sends(lab: Lab) -> None:
@@ -192,3 +223,170 @@ async def test_thousands_of_interim_answers_in_one_piece_are_passed_over(lab: La
 
     lab.serve(service(await lab.replica("one", hints)))
     assert (await lab.ask(get())).body == b"real"
+
+
+async def test_requests_that_are_refused_far_ahead_are_not_read(lab: Lab) -> None:
+    raw = socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    raw.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(raw, ("127.0.0.1", lab.port))
+    # Far more than the kernel holds for either side, to a reader of nothing.
+    sending = asyncio.ensure_future(loop.sock_sendall(raw, get("/no/such") * 1_000_000))
+    await until(lambda: any(client.is_stalled for client in lab.plane.clients))
+    client = next(iter(lab.plane.clients))
+    for _ in range(100):
+        assert len(client._buffer) <= 512 << 10
+        assert client._transport.get_write_buffer_size() <= 512 << 10
+        await asyncio.sleep(0.01)
+    assert not sending.done()
+    sending.cancel()
+    raw.close()
+
+
+async def test_caller_that_reads_no_answers_has_no_more_of_them_made(lab: Lab) -> None:
+    async def large(seen: Conversation) -> None:
+        await seen.send(reply(b"x" * 100_000))
+
+    replica = await lab.replica("one", large)
+    lab.serve(service(replica))
+    raw = socket.create_connection(("127.0.0.1", lab.port))
+    raw.sendall(get() * 1000)
+    await until(lambda: any(client.is_stalled and not client.exchange for client in lab.plane.clients))
+    client = next(iter(lab.plane.clients))
+    due = client.due
+    count = len(replica.requests)
+    for _ in range(50):
+        await asyncio.sleep(0.01)
+    assert client._transport.get_write_buffer_size() <= 512 << 10
+    assert len(replica.requests) < count + 50, "what the kernel took on the way, and no more"
+    assert client.due >= due
+    raw.setblocking(False)
+    reader, writer = await asyncio.open_connection(sock=raw)
+    lab.wires.append(wire := Wire(reader, writer))
+    for _ in range(1000):
+        assert len((await wire.receive()).body) == 100_000
+
+
+async def test_caller_that_sends_slowly_makes_no_replica_late(lab: Lab) -> None:
+    replica = await lab.replica()
+    lab.serve(service(replica, timeout_s=5.0))
+    wires = [await lab.connect() for _ in range(6)]
+    for wire in wires:
+        await wire.send(b"POST /p/s/ HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n")
+    await until(lambda: len(replica.requests) == 6)
+    sweep(lab.plane, monotonic() + 15.0)
+    known = lab.plane.services["p", "s"].replicas["one"]
+    assert (known.failures, known.ejections) == (0, 0)
+    for wire in wires:
+        assert (await wire.ask(b"0\r\n\r\n")).status == 200
+
+
+async def test_replica_that_reads_no_body_is_late(lab: Lab) -> None:
+    async def deaf(seen: Conversation) -> None:
+        seen.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        await asyncio.Event().wait()
+
+    lab.serve(service(await lab.replica("one", deaf), timeout_s=600.0))
+    wire = await lab.connect()
+    sending = asyncio.ensure_future(wire.send(get(method="POST", body=b"x" * (32 << 20))))
+    await until(lambda: any(client._is_held for client in lab.plane.clients))
+    sweep(lab.plane, monotonic() + 601.0)
+    assert (await wire.receive()).status == 504
+    sending.cancel()
+
+
+async def test_slow_reader_gets_the_end_of_the_last_answer_of_a_connection(lab: Lab) -> None:
+    size = 16 << 20
+    lab.serve(service(await lab.replica("one", _answer_of(size))))
+    wire = await lab.connect()
+    wire.reader._transport.pause_reading()  # type: ignore[attr-defined]
+    await wire.send(get("/p/s/", "connection: close"))
+    await until(lambda: any(client.is_stalled for client in lab.plane.clients))
+    client = next(iter(lab.plane.clients))
+    client._transport.set_write_buffer_limits(high=size * 2)  # all that is to come, at once
+    client.resume_writing()
+    await until(lambda: client.is_last and not client.exchange)
+    assert client._transport.get_write_buffer_size() > 0
+    sweep(lab.plane, monotonic() + 6.0)
+    wire.reader._transport.resume_reading()  # type: ignore[attr-defined]
+    assert len((await wire.receive()).body) == size
+
+
+async def test_caller_that_does_not_read_the_last_answer_is_cut_off(lab: Lab) -> None:
+    lab.serve(service(await lab.replica("one", _answer_of(16 << 20))))
+    raw = socket.create_connection(("127.0.0.1", lab.port))
+    raw.sendall(get("/p/s/", "connection: close"))
+    await until(lambda: any(client.is_stalled for client in lab.plane.clients))
+    await _swept_until_gone(lab)
+    raw.close()
+
+
+def _answer_of(size: int) -> Behaviour:
+    async def answer(seen: Conversation) -> None:
+        await seen.send(reply(b"z" * size))
+
+    return answer
+
+
+async def test_connection_to_a_replica_is_not_paused_by_the_end_of_an_answer_before(lab: Lab) -> None:
+    gate = asyncio.Event()
+
+    async def in_chunks(seen: Conversation) -> None:
+        if seen.request.path == "/small":
+            await seen.send(reply(b"small"))
+            return
+        await seen.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        await seen.send(b"%x\r\n%b\r\n" % (16 << 20, b"x" * (16 << 20)))
+        await gate.wait()
+        await seen.send(b"0\r\n\r\n")
+
+    replica = await lab.replica("one", in_chunks)
+    lab.serve(service(replica))
+    raw = socket.create_connection(("127.0.0.1", lab.port))
+    await until(lambda: lab.plane.clients)
+    client = next(iter(lab.plane.clients))
+    client._transport.set_write_buffer_limits(high=64 << 20)
+    raw.sendall(get("/p/s/big"))
+    await until(lambda: client._transport.get_write_buffer_size() > 1 << 20)
+    await _settled(client._transport.get_write_buffer_size)
+    client._transport.set_write_buffer_limits(high=client._transport.get_write_buffer_size() + 2)
+    gate.set()
+    await until(lambda: client.is_stalled)
+    assert (await lab.ask(get("/p/s/small"))).body == b"small"
+    assert replica.connections == 1
+    raw.close()
+
+
+async def _settled(value: Callable[[], int]) -> None:
+    """Until it has been the same for half a second."""
+    before, since = value(), monotonic()
+    while monotonic() - since < 0.5:
+        await asyncio.sleep(0.01)
+        if (now := value()) != before:
+            before, since = now, monotonic()
+
+
+def test_head_that_comes_byte_by_byte_is_judged_as_if_whole() -> None:
+    bad = b"GET / HTTP/1.1\r\nHost: a\r\nX: y%bz"
+    for loose in (b"\n", b"\r\n folded", b"\rx", b"\x00", b"\r\r\n"):
+        head = bad % loose
+        told = [too_large(head[:end], end - 1) for end in range(1, len(head) + 1)]
+        assert [one.code for one in told if one is not None][:1] == ["request.malformed"], loose
+    fine = bad % b"\r\nfine: "
+    assert not any(too_large(fine[:end], end - 1) for end in range(1, len(fine) + 1))
+
+
+def test_head_that_comes_byte_by_byte_is_not_read_over_and_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = 0
+
+    class Counting:
+        def search(self, seen: bytes, start: int = 0) -> None:
+            nonlocal looked
+            looked += len(seen) - start
+
+    monkeypatch.setattr(heads, "LOOSE_SO_FAR", Counting())
+    data = b"a" * 10_000
+    for end in range(1, len(data) + 1):
+        too_large(data[:end], end - 1)
+    assert looked <= 3 * len(data)

@@ -15,7 +15,7 @@ from shoal.serving.haproxy.backends import servers
 from shoal.serving.haproxy.master import parse_processes
 from shoal.serving.haproxy.render import Place, Rendering, render
 from shoal.serving.haproxy.statistics import Sums, parse_stat
-from shoal.serving.haproxy.words import beyond
+from shoal.serving.haproxy.words import beyond, speakable, unspeakable
 from shoal.serving.table import Balance, Caller, Limits, Replica, Service, Table
 
 PLACE = Place(listener=3)
@@ -108,6 +108,26 @@ def test_host_that_means_two_services_is_refused() -> None:
     both = [Service(project="p", name=name, hosts=("Same.example",)) for name in ("a", "b")]
     with pytest.raises(ValueError, match="means both"):
         render(Table(version=1, services=tuple(both)), PLACE)
+
+
+def test_service_that_haproxy_cannot_be_told_is_left_out_and_the_others_are_served() -> None:
+    told = Table(
+        version=1,
+        services=(
+            Service(project="p", name="good", hosts=("a.example",)),
+            Service(project="p", name="s", check="/ready!"),
+        ),
+    )
+    kept, found = speakable(told)
+    assert [service.name for service in kept.services] == ["good"]
+    assert any("/ready!" in sentence for sentence in found)
+    twice = (
+        Service(project="p", name="elder", hosts=("a.example",)),
+        Service(project="p", name="younger", hosts=("A.example", "b")),
+    )
+    kept, found = speakable(Table(version=1, services=twice))
+    assert [service.hosts for service in kept.services] == [("a.example",), ("b",)]
+    assert unspeakable(kept) == []
 
 
 def test_two_replicas_of_one_secret_are_refused() -> None:

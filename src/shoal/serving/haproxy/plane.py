@@ -14,13 +14,15 @@ import socket
 import time
 from asyncio.subprocess import Process
 
+import msgspec
+
 from shoal.serving.haproxy import changes
 from shoal.serving.haproxy.addresses import resolved
 from shoal.serving.haproxy.files import SOCKET, Files
 from shoal.serving.haproxy.master import Master
 from shoal.serving.haproxy.render import Rendering, render
 from shoal.serving.haproxy.statistics import Sums, parse_stat
-from shoal.serving.haproxy.words import beyond
+from shoal.serving.haproxy.words import beyond, speakable
 from shoal.serving.table import Replica, Report, Table
 
 log = logging.getLogger(__name__)
@@ -41,6 +43,7 @@ class HaproxyPlane:
     def __init__(self, files: Files) -> None:
         self.process_id = os.urandom(8).hex()
         self.version = 0
+        self.epoch = ""
         self._files = files
         self._master = Master(files.folder / SOCKET)
         self._process: Process | None = None
@@ -53,13 +56,14 @@ class HaproxyPlane:
         self._warned: set[str] = set()
 
     def swap(self, table: Table) -> bool:
-        """From now on this table, whole. False: the one in use is as new.
+        """From now on this table, but for what HAProxy cannot be told. False: the one in use is as new.
 
         `ValueError`: HAProxy cannot serve it; what it serves is what it served.
         """
-        if table.version <= self.version:
+        if table.epoch == self.epoch and table.version <= self.version:
             return False
-        after, before = render(resolved(table), self._files.place), self._rendering
+        table, found = speakable(resolved(table))
+        after, before = render(table, self._files.place), self._rendering
         is_reload = changes.needs_reload(before, after, self._leaving)
         try:
             if is_reload:
@@ -74,12 +78,13 @@ class HaproxyPlane:
             raise
         self._rendering = after
         self._replicas |= {name: server.replica for name, server in changes.flat(after).items()}
-        self.version = table.version
-        self._warn(table)
+        self.version, self.epoch = table.version, table.epoch
+        self._warn(table, found)
         return True
 
-    def _warn(self, table: Table) -> None:
-        told = {
+    def _warn(self, table: Table, left_out: list[str]) -> None:
+        told = {f"left out: {sentence}" for sentence in left_out}
+        told |= {
             f"`{service.project}/{service.name}` asks for {what}"
             for service in table.services
             for what in beyond(service)
@@ -149,7 +154,8 @@ class HaproxyPlane:
         self._sums.take(rows, self._replicas, empty)
         known = self._sums.names | changes.flat(self._rendering).keys()
         self._replicas = {name: one for name, one in self._replicas.items() if name in known}
-        return self._sums.report(self.process_id, self.version, self._replicas)
+        told = self._sums.report(self.process_id, self.version, self._replicas)
+        return msgspec.structs.replace(told, epoch=self.epoch)
 
     # Its life.
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from shoal.serving.table import Balance, Replica, Service, Table, faults
+import msgspec
+
+from shoal.serving.table import Balance, Replica, Service, Table, usable
 
 WORD = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 PATH = re.compile(r"/[A-Za-z0-9/_.,~@+=&?:-]{0,1000}")
@@ -24,17 +26,27 @@ def server_name(replica: Replica) -> str:
     return replica.secret or replica.replica_id
 
 
-def unspeakable(table: Table) -> list[str]:
-    """Why HAProxy cannot serve this table; empty if it can. Each is a sentence with the value seen."""
-    found = faults(table)
+def speakable(table: Table) -> tuple[Table, list[str]]:
+    """What of it HAProxy can be told, and why the rest is left out: sentences with the value seen."""
+    known, found = usable(table)
+    kept: list[Service] = []
     hosts: dict[str, str] = {}
-    for service in table.services:
+    for service in known.services:
         name = f"{service.project}/{service.name}"
-        found += [f"`{name}`: {told}; HAProxy cannot be told" for told in _of(service)]
-        for host in service.hosts:
-            if hosts.setdefault(host.lower(), name) != name:
-                found.append(f"host `{host}` means both `{hosts[host.lower()]}` and `{name}`")
-    return found
+        unsaid = [f"`{name}`: {told}; HAProxy cannot be told" for told in _of(service)]
+        if unsaid:
+            found += unsaid
+            continue
+        own = tuple(host for host in service.hosts if hosts.setdefault(host.lower(), name) == name)
+        taken = (host for host in service.hosts if host not in own)
+        found += [f"host `{host}` means both `{hosts[host.lower()]}` and `{name}`" for host in taken]
+        kept.append(msgspec.structs.replace(service, hosts=own))
+    return (msgspec.structs.replace(known, services=tuple(kept)) if found else table), found
+
+
+def unspeakable(table: Table) -> list[str]:
+    """Why HAProxy cannot serve all of this table; empty if it can."""
+    return speakable(table)[1]
 
 
 def _of(service: Service) -> Iterator[str]:
