@@ -91,7 +91,7 @@ def test_what_haproxy_cannot_do_is_said_by_serve(served: Served) -> None:
 
 
 def test_service_sleeps_without_requests_and_wakes_for_the_next(served: Served) -> None:
-    scale = {"value": 1, "cooldown": 1, "to_zero_after": 1, "window": 1}
+    scale = {"value": 1, "cooldown": 4, "to_zero_after": 8, "window": 2}
     served.serve(replicas="0..2", scale=scale)
     address = address_of(served)
     for _ in range(2):
@@ -104,7 +104,7 @@ def test_service_sleeps_without_requests_and_wakes_for_the_next(served: Served) 
 def test_load_alone_takes_a_service_from_none_to_the_most_and_back_without_a_lost_request(
     served: Served,
 ) -> None:
-    scale = {"value": 1, "cooldown": 1, "to_zero_after": 1, "window": 1}
+    scale = {"value": 1, "cooldown": 4, "to_zero_after": 8, "window": 2}
     served.serve(replicas="0..4", cap=1, scale=scale)
     address, token = address_of(served), token_of(served)
     callers = [Caller(address, PATH + "slow", token) for _ in range(6)]
