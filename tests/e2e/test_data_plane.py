@@ -34,7 +34,7 @@ class Running:
     """A data plane and the files around it."""
 
     def __init__(self, place: Path, *kind: str) -> None:
-        self._kind = kind
+        self.kind = kind
         self.table = place / "table.json"
         self.report = place / "report.json"
         self.version = 0
@@ -66,7 +66,7 @@ class Running:
         ]
         self.process = await asyncio.create_subprocess_exec(
             *command,
-            *self._kind,
+            *self.kind,
             "--report",
             str(self.report),
             *options,
@@ -205,6 +205,26 @@ async def test_no_request_fails_while_processes_are_replaced(running: Running) -
         await load.more(100)
     assert await load.end() == []
     assert await running.stop() == 0
+
+
+@of_each_kind
+async def test_port_that_somebody_serves_is_shared_by_a_successor_alone(
+    running: Running, tmp_path: Path
+) -> None:
+    running.serve(service(await running.replica()))
+    await running.start("--processes", "1")
+    again = ["--listen", f"127.0.0.1:{running.port}", "--table", str(running.table), "--processes", "1"]
+    command = [sys.executable, "-m", "shoal.serving", *again, *running.kind]
+    with (tmp_path / "stranger").open("wb") as log:
+        stranger = await asyncio.create_subprocess_exec(*command, stderr=log)
+        assert await asyncio.wait_for(stranger.wait(), DEADLINE_S) == 1
+    assert b"Address already in use" in (tmp_path / "stranger").read_bytes()
+    assert (await running.ask(get())).status == 200
+    first = running.process
+    await running.start("--processes", "1", *again[:2], "--replaces")
+    first.terminate()
+    assert await asyncio.wait_for(first.wait(), DEADLINE_S) == 0
+    assert (await running.ask(get())).status == 200
 
 
 async def test_processes_stay_while_their_successors_cannot_start(running: Running, tmp_path: Path) -> None:

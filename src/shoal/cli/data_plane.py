@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.parse
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ async def keep(settings: Settings, plane: ControlPlane) -> None:
         book.url = str(found["url"]) if found else None
         if book.table.services and (found is None or found.get("told") != _told(settings)):
             token = data_plane_token(plane.core.key)
-            child = await anyio.to_thread.run_sync(_start, settings, token)
+            child = await anyio.to_thread.run_sync(_start, settings, token, found)
             if child is None:
                 await anyio.sleep(AGAIN_S)
             elif found is not None:
@@ -76,12 +77,16 @@ def _terminate(found: dict[str, Any]) -> int:
     return int(found["pid"])
 
 
-def _start(settings: Settings, token: str) -> subprocess.Popen[bytes] | None:
-    """Begin one and wait until it listens: where it should, or where it can. Blocks."""
+def _start(settings: Settings, token: str, before: dict[str, Any] | None) -> subprocess.Popen[bytes] | None:
+    """Begin one and wait until it listens: where it should, or where it can. Blocks.
+
+    `before`: the one whose place it takes. Its port is shared until it ends; nobody else's is.
+    """
     home = settings.home
+    shared = urllib.parse.urlsplit(str(before["url"])).port if before is not None else None
     write_private(home / "keys" / "data-plane.token", token + "\n")
     for port in dict.fromkeys((settings.serve_port, 0)):
-        child = _spawn(settings, port)
+        child = _spawn(settings, port, ["--replaces"] if port == shared else [])
         address = _address(child)
         if address is None:
             continue
@@ -106,10 +111,10 @@ def _told(settings: Settings, port: int | None = None) -> list[str]:
     return told
 
 
-def _spawn(settings: Settings, port: int) -> subprocess.Popen[bytes]:
+def _spawn(settings: Settings, port: int, more: list[str]) -> subprocess.Popen[bytes]:
     with (settings.home / "logs" / "serving.log").open("ab") as words:
         return subprocess.Popen(
-            [sys.executable, "-m", "shoal.serving", *_told(settings, port)],
+            [sys.executable, "-m", "shoal.serving", *_told(settings, port), *more],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=words,

@@ -64,6 +64,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     add("--drain-s", type=float, default=30.0, help="for requests under way when told to stop")
     add("--max-connections", type=int, default=10_000, help="of callers, in each process")
+    add("--replaces", action="store_true", help="the one that listens there now, which ends after this")
     for hidden in ("--listener", "--ready", "--index", "--neighbours"):
         add(hidden, type=int, default=-1, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -99,6 +100,17 @@ def bound(address: str, *, is_shared: bool = False) -> socket.socket:
     made.listen(4096)
     made.setblocking(False)  # noqa: FBT003 - the standard library's own
     return made
+
+
+def taken(options: argparse.Namespace) -> socket.socket:
+    """A socket on a port that its successor may share, and nobody else: refused where somebody listens."""
+    if not options.replaces:
+        try:
+            bound(options.listen).close()
+        except OSError as error:
+            told = f"error: cannot listen on {options.listen}: {error.strerror}"
+            sys.exit(f"{told}\nhint: another one may serve there; choose another --listen")
+    return bound(options.listen, is_shared=True)
 
 
 async def serve(options: argparse.Namespace, listener: socket.socket) -> None:
@@ -253,7 +265,7 @@ def _tell(listener: socket.socket) -> None:
 
 
 async def supervise(options: argparse.Namespace, argv: Sequence[str]) -> None:
-    first = bound(options.listen, is_shared=True)
+    first = taken(options)
     host, port = first.getsockname()[:2]
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     others = [bound(address, is_shared=True) for _ in range(options.processes - 1)]
@@ -272,7 +284,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.listener >= 0:
         uvloop.run(serve(options, socket.socket(fileno=options.listener)))
     elif options.haproxy:
-        asyncio.run(serve_by_haproxy(options, bound(options.listen, is_shared=True)))
+        asyncio.run(serve_by_haproxy(options, taken(options)))
     elif options.processes > 0:
         asyncio.run(supervise(options, argv))
     else:
