@@ -88,6 +88,14 @@ class Running:
         finally:
             wire.close()
 
+    async def is_closed(self) -> bool:
+        """Whether nobody listens any more."""
+        try:
+            (await self.connect()).close()
+        except OSError:
+            return True
+        return False
+
     async def stop(self) -> int:
         self.process.terminate()
         return await asyncio.wait_for(self.process.wait(), DEADLINE_S)
@@ -123,6 +131,13 @@ async def eventually(condition: Any) -> None:
     async with asyncio.timeout(DEADLINE_S):
         while not await condition():  # noqa: ASYNC110 - another process changes it
             await asyncio.sleep(0.05)
+
+
+async def until_asked(replica: FakeReplica) -> None:
+    async def has_begun() -> bool:
+        return bool(replica.requests)
+
+    await eventually(has_begun)
 
 
 class Load:
@@ -281,11 +296,7 @@ async def test_process_told_to_end_has_a_successor_while_it_finishes(running: Ru
     await running.start("--processes", "1")
     [first] = children_of(running.process.pid)
     asked = asyncio.ensure_future(running.ask(get("/p/s/slow")))
-
-    async def has_begun() -> bool:
-        return bool(replica.requests)
-
-    await eventually(has_begun)
+    await until_asked(replica)
     os.kill(first, signal.SIGTERM)
 
     async def has_successor() -> bool:
@@ -354,22 +365,12 @@ async def test_haproxy_does_not_outlive_who_drives_it(running: Running) -> None:
     running.serve(service(replica, cap=7))  # a reload: the master has executed itself anew
 
     async def is_reloaded() -> bool:
-        told = (
-            msgspec.json.decode(running.report.read_bytes(), type=Report) if running.report.exists() else None
-        )
-        return told is not None and told.version == 2
+        path = running.report
+        return path.exists() and msgspec.json.decode(path.read_bytes(), type=Report).version == 2
 
     await eventually(is_reloaded)
     running.process.kill()
-
-    async def is_closed() -> bool:
-        try:
-            (await running.connect()).close()
-        except OSError:
-            return True
-        return False
-
-    await eventually(is_closed)
+    await eventually(running.is_closed)
 
 
 @of_each_kind
@@ -384,21 +385,9 @@ async def test_stop_finishes_what_is_under_way(running: Running) -> None:
     running.serve(service(replica))
     await running.start()
     asked = asyncio.ensure_future(running.ask(get()))
-
-    async def has_begun() -> bool:
-        return bool(replica.requests)
-
-    await eventually(has_begun)
+    await until_asked(replica)
     running.process.terminate()
-
-    async def is_closed() -> bool:
-        try:
-            (await running.connect()).close()
-        except OSError:
-            return True
-        return False
-
-    await eventually(is_closed)
+    await eventually(running.is_closed)
     gate.set()
     assert (await asked).body == b"late"
     assert await asyncio.wait_for(running.process.wait(), DEADLINE_S) == 0
