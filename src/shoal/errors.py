@@ -139,6 +139,20 @@ class StoreUnavailable(ShoalError):
     exit_code = 6
 
 
+class Deposed(StoreUnavailable):
+    """Another control plane leads since: this one changes nothing any more, and answers for nothing."""
+
+    code = "control.deposed"
+
+
+class StandingBy(ShoalError):
+    """This control plane waits for the lead, which another one has: nothing was done. Ask that one."""
+
+    code = "control.standing_by"
+    status = 503
+    exit_code = 6
+
+
 class Bug(ShoalError):
     """An invariant of ours does not hold. Carries the history that led here."""
 
