@@ -2,9 +2,11 @@
 
     spool/live/<attempt_id>/<node>/   taken and not forgotten
     spool/kept/<attempt_id>/<node>/   forgotten: logs and outcomes stay
-    spool/draft/  spool/trash/        half made and half removed; nothing there runs
+    spool/draft/<term>/               half made; nothing there runs
+    spool/trash/                      half removed; nothing there runs
 
-An attempt appears in `live` whole, by one rename, and leaves it by another.
+An attempt appears in `live` whole, by one rename, and leaves it by another. Whoever leads takes away the
+drafts of those before: one that was deposed and does not know it yet cannot make anything appear.
 """
 
 # The spool names its files by strings: a supervisor starts without pathlib.
@@ -25,10 +27,12 @@ import msgspec
 from shoal.engines.base import Observation
 from shoal.engines.local.states import ShareKey
 from shoal.engines.refusal import is_name
+from shoal.errors import Deposed
 from shoal.runtime import removal, spool
 from shoal.wire import NodeOutcome, Order
 
 TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
+TERM_DIGITS = 12
 REMOVAL_S = 0.5
 """How long one call may spend on what a job left, be it ten million files; `sweep` goes on with it."""
 
@@ -84,7 +88,8 @@ Views = dict[str, ShareView]
 class Book:
     """Blocking, and safe to use from several threads."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, term: int = 0) -> None:
+        """`term`: of the control plane that leads. `Deposed` where one with a later term was here before."""
         root = home / "spool"
         self.live, self.kept, self.draft, self.trash = (
             root / name for name in ("live", "kept", "draft", "trash")
@@ -96,12 +101,37 @@ class Book:
         self._numbers = itertools.count(1)
 
         self._is_read = False
-        for draft in self.draft.iterdir():
-            removal.remove(str(draft), timeout_s=REMOVAL_S)
+        self.draft = self._begin_term(self.draft, term)
 
     def sweep(self) -> None:
         """Remove some more of what was thrown away, or left half removed by a crash."""
         removal.empty(str(self.trash), timeout_s=REMOVAL_S)
+
+    def _begin_term(self, drafts: Path, term: int) -> Path:
+        """Our own place for drafts; those of earlier terms are gone when this returns.
+
+        Ours is there before we look for later ones, and theirs is before they look for earlier ones: of two
+        that do so at once, the earlier one is always found.
+        """
+        own = drafts / f"{term:0{TERM_DIGITS}d}"
+        self._throw_away(own)  # of a process that had this term before us, where there are no terms
+        own.mkdir(mode=0o700)
+        for other in drafts.iterdir():
+            if other.name > own.name and other.name.isdigit():
+                self._throw_away(own)
+                raise Deposed(
+                    f"another control plane leads since term {term}: it began term {int(other.name)}"
+                )
+            if other != own:
+                self._throw_away(other)
+        return own
+
+    def _throw_away(self, path: Path) -> None:
+        """Gone at once, by one rename; what is left of it is removed, or swept later."""
+        thrown = self.trash / f"{path.name}.{os.urandom(6).hex()}"
+        with contextlib.suppress(FileNotFoundError):
+            path.rename(thrown)
+            removal.remove(str(thrown), timeout_s=REMOVAL_S)
 
     def all(self) -> list[ShareView]:
         """Every share taken and not forgotten, oldest attempt first."""
@@ -183,11 +213,15 @@ class Book:
         except OSError:
             removal.remove(str(draft), timeout_s=REMOVAL_S)
             raise
+        old_place = draft.with_name(f"{draft.name}.old")
         with contextlib.suppress(FileNotFoundError):
-            # `sweep` removes it: the ranks do not wait for that.
-            place.rename(self.trash / f"{draft.name}.{os.getpid()}")
+            # Into our own place for drafts: where that is gone, another leads, and both renames fail.
+            place.rename(old_place)
         draft.rename(place)
         log.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            # `sweep` removes it: the ranks do not wait for that.
+            old_place.rename(self.trash / f"{draft.name}.{os.urandom(6).hex()}")
         spool.sync_directory(above)
         with self._guard:
             view = ShareView(order.attempt_id, order.node, place)
@@ -198,7 +232,7 @@ class Book:
         rubbish = []
         for node, view in self.find(attempt_id).items():
             for path in (view.share.work, view.share.scratch, view.share.archive):
-                thrown = self.trash / f"{attempt_id}.{node}.{next(self._numbers)}"
+                thrown = self.trash / f"{attempt_id}.{node}.{os.urandom(6).hex()}"
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(path, thrown)
                     rubbish.append(thrown)
@@ -227,7 +261,7 @@ class Book:
 
     def discard(self, path: Path) -> None:
         """Take it away at once and remove it then: a crash in between leaves it in the trash."""
-        thrown = self.trash / f"{path.name}.{os.getpid()}.{next(self._numbers)}"
+        thrown = self.trash / f"{path.name}.{os.urandom(6).hex()}"
         with contextlib.suppress(FileNotFoundError):
             path.rename(thrown)
         removal.remove(str(thrown), timeout_s=REMOVAL_S)
