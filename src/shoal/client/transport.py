@@ -21,7 +21,7 @@ from shoal.client.credentials import Endpoint
 from shoal.client.http1 import Answer, BadAnswer, Connection
 from shoal.client.problems import error_from
 from shoal.client.trust import refuse_strangers
-from shoal.errors import ServerUnreachable, SpecError
+from shoal.errors import Deposed, ServerUnreachable, SpecError, StandingBy
 from shoal.loopback import Stranger
 
 TIMEOUT_S = 60.0
@@ -38,6 +38,12 @@ ELSEWHERE = {
 Params = Mapping[str, Any]
 Lost = OSError
 """The connection or its answer; whether the request was heard is not known."""
+LEADS_NOT = (StandingBy, Deposed)
+"""What a control plane says that does not lead: nothing was done. Another one of the cluster may."""
+
+
+class Elsewhere(ConnectionResetError):
+    """Somebody is there, and says that another control plane leads."""
 
 
 def backoff() -> Iterator[float]:
@@ -72,14 +78,30 @@ class Transport:
         self._connection: Connection | None = None
         self._endpoint: Endpoint | None = None
         self._has_been_reached = False
+        self._has_been_served = False
+        """Something else was answered than that another one leads."""
+        self._turn = 0
+        """Grows with every control plane that was asked in vain: the next one is asked then."""
+        self._num_lost = 0
+        """How many were, since the last answer."""
         self.listener_uid: int | None = None
         """Who took the last connection, where that is a user of this machine."""
 
     @property
     def endpoint(self) -> Endpoint:
         if self._endpoint is None:
-            self._endpoint = self._locate()
+            self._endpoint = self._choose()
         return self._endpoint
+
+    def _choose(self) -> Endpoint:
+        """Of the control planes that are named, the one whose turn it is."""
+        first = self._locate()
+        return (first, *first.others)[self._turn % (1 + len(first.others))]
+
+    def _ask_the_next(self) -> None:
+        self.close()
+        self._turn += 1
+        self._num_lost += 1
 
     def close(self) -> None:
         if self._connection is not None:
@@ -125,14 +147,32 @@ class Transport:
         headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
         if last_event_id is not None:
             headers["Last-Event-ID"] = last_event_id
-        self._endpoint = self._locate()
-        with closing(self._connect(self._endpoint)) as connection:
-            connection.request("GET", _target(path, params), self._with_identity(headers))
-            answer = connection.answer()
-            if answer.status >= 400:
-                raise error_from(answer.status, answer.read(), self._endpoint.url)
+        self._endpoint = self._choose()
+        try:
+            with closing(self._connect(self._endpoint)) as connection:
+                connection.request("GET", _target(path, params), self._with_identity(headers))
+                answer = connection.answer()
+                if answer.status >= 400:
+                    raise error_from(answer.status, answer.read(), self._endpoint.url)
+                self._heard()
+                yield answer
+        except Lost:
+            self._ask_the_next()
+            raise
+        except LEADS_NOT as error:
+            if not self._is_one_of_several:
+                raise
+            self._ask_the_next()
             self._has_been_reached = True
-            yield answer
+            raise Elsewhere(error.message) from error
+
+    @property
+    def _is_one_of_several(self) -> bool:
+        return bool(self._locate().others)
+
+    def _heard(self) -> None:
+        self._has_been_reached = self._has_been_served = True
+        self._num_lost = 0
 
     def pauses(self, *, patience_s: float | None = None) -> Iterator[bool]:
         """Each step waits before one more try; it is over when patience, counted from the first step, is."""
@@ -165,7 +205,9 @@ class Transport:
         if _distrust(error) is not None:
             return True
         somebody_is_there = isinstance(error, ConnectionResetError | BrokenPipeError | BadAnswer)
-        return not self._has_been_reached and not somebody_is_there
+        if self._has_been_reached or somebody_is_there:
+            return False
+        return self._num_lost > len(self._locate().others)
 
     def _until_answered(
         self, method: str, target: str, body: Any, headers: dict[str, str]
@@ -175,12 +217,22 @@ class Transport:
             try:
                 answer = self._once(method, target, body, headers)
             except Lost as error:
-                self.close()
+                self._ask_the_next()
                 if self.is_hopeless(error) or not next(pauses, False):
                     raise self.unreachable(error) from error
-                self._endpoint = self._locate()
+                self._endpoint = self._choose()
                 continue
-            if answer[0] != 503 or not next(busy_pauses, False):
+            if answer[0] != 503:
+                self._heard()
+                return answer
+            if _leads_not(*answer, self.endpoint.url):
+                if not self._is_one_of_several and not self._has_been_served:
+                    return answer
+                self._ask_the_next()
+                if not next(pauses, False):
+                    return answer
+                self._endpoint = self._choose()
+            elif not next(busy_pauses, False):
                 return answer
 
     def _once(self, method: str, target: str, body: Any, headers: dict[str, str]) -> tuple[int, bytes]:
@@ -239,6 +291,10 @@ def _address(url: str) -> tuple[SplitResult, int]:
         f"server address `{url}` is not http://HOST[:PORT] or https://HOST[:PORT]",
         hint="name it again: `shoal login https://HOST:PORT`",
     )
+
+
+def _leads_not(status: int, data: bytes, url: str) -> bool:
+    return isinstance(error_from(status, data, url), LEADS_NOT)
 
 
 def _distrust(error: BaseException) -> str | None:
