@@ -62,6 +62,12 @@ class StateError(ShoalError):
     exit_code = 3
 
 
+class AlreadyLed(StateError):
+    """Another control plane has the database: wait for it, or leave it."""
+
+    code = "control.already_led"
+
+
 class LimitReached(ShoalError):
     """A quota, a rate or a size limit says no. The same request may work later."""
 

@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event
 from sqlalchemy.exc import OperationalError
 
-from shoal.errors import Deposed, StateError, StoreUnavailable
+from shoal.errors import AlreadyLed, Deposed, StateError, StoreUnavailable
 
 OWNER_LOCK = 0x53686F616C  # "Shoal"
 OWNER_WAIT_MS = 3_000
@@ -126,9 +126,10 @@ class PostgresDatabase:
             if self.term:
                 self._check(writer, writer.exec_driver_sql(f"SELECT {OWN_TERM}").scalar())
             owner = owner_of(writer) or "unknown"
-            kind = StoreUnavailable if self._has_owned else StateError
+            kind = StoreUnavailable if self._has_owned else AlreadyLed
             raise kind(
-                f"another control plane ({owner}) has this database open", hint="stop it with `shoal down`"
+                f"another control plane ({owner}) has this database open",
+                hint="stop it with `shoal down`, or stand by for it: `shoal up --shared DIR`",
             ) from None
 
     def _check(self, connection: Connection, term: str | None) -> None:
