@@ -21,7 +21,7 @@ from shoal.scheduler.policy import Policy
 from shoal.scheduler.possible import Possible
 from shoal.scheduler.power import Power
 from shoal.scheduler.powered import choose_powered
-from shoal.scheduler.rows import Line, LineKey, Place, Rows, Turn, place_by_score
+from shoal.scheduler.rows import Line, LineKey, Rows, Turn
 from shoal.scheduler.snapshot import Candidate, Holding, NodeView
 from shoal.scheduler.soonest import Soonest
 from shoal.scheduler.stakes import Stakes
@@ -232,15 +232,8 @@ class Book:
         is_guaranteed = any(self.tree.is_within_quota(project, some) for some in (ANY_GPU, ANY_CPU))
         return (0.0 if is_guaranteed else 1.0, *self.fair.standing(project, now))
 
-    def comes_before(self, candidate: Candidate, other: Candidate) -> bool:
-        """Whether it would be looked at first, as a head."""
-        return self._turn(candidate) < self._turn(other)
-
-    def place_beside(self, candidate: Candidate) -> tuple[Rank, Place]:
-        """When it is looked at of those who start beside the heads."""
-        return self.rank(LineKey.of(candidate)), place_by_score(candidate)
-
-    def _turn(self, candidate: Candidate) -> tuple[Rank, Turn]:
+    def turn(self, candidate: Candidate) -> tuple[Rank, Turn]:
+        """When it is looked at, as a head."""
         return self.rank(LineKey.of(candidate)), self.rows.turn_of(candidate)
 
     def _take(self, holding: Holding, *, is_new: bool = False) -> None:

@@ -91,12 +91,10 @@ def _changed(free: Amounts, devices: GpuUse, share: NodeShare, millicpus: int, s
     """`free` with a share given back (1) or taken (-1); `devices` change with it."""
     if share.gpu_ids:
         devices.use(share, -sign)
-    return Amounts(
-        free.millicpus + millicpus,
-        free.memory_bytes + sign * share.memory_bytes,
-        free.disk_bytes + sign * share.disk_bytes,
-        *devices.free,
-    )
+    num_gpus, gpus, parts = devices.free
+    memory = free.memory_bytes + sign * share.memory_bytes
+    disk = free.disk_bytes + sign * share.disk_bytes
+    return Amounts(free.millicpus + millicpus, memory, disk, num_gpus, gpus, parts)
 
 
 class Group:
@@ -167,12 +165,14 @@ class Capacity:
             self.num_node_changes += 1
 
     def hold(self, holding: Holding) -> None:
+        until = ends_at(holding)
         for share in holding.allocation:
-            self.take(share, ends_at(holding))
+            self.take(share, until)
 
     def release(self, holding: Holding) -> None:
+        until = ends_at(holding)
         for share in holding.allocation:
-            self.give(share, ends_at(holding))
+            self.give(share, until)
 
     def retime(self, holding: Holding, was: Holding) -> None:
         """It holds what it held before, until another time."""
@@ -187,7 +187,8 @@ class Capacity:
 
     def take(self, share: NodeShare, until: float) -> None:
         """Hand out a share of a node."""
-        self.typical.count(shape_held(share), 1)
+        if share.gpu_ids:
+            self.typical.count(shape_held(share), 1)
         node = self.nodes.get(share.node)
         if node is None:
             away = self._absent.setdefault(share.node, [])
@@ -199,7 +200,8 @@ class Capacity:
 
     def give(self, share: NodeShare, until: float) -> None:
         """Take a share back that was handed out with the same end."""
-        self.typical.count(shape_held(share), -1)
+        if share.gpu_ids:
+            self.typical.count(shape_held(share), -1)
         node = self.nodes.get(share.node)
         if node is None:
             self._absent[share.node].remove((until, millicpus_needed(share.cpus), share))
@@ -211,10 +213,10 @@ class Capacity:
     def most_free(self) -> tuple[int, int, int]:
         """The most thousandths of CPUs, GPUs of which anything is free, and bytes free on any open node."""
         if self._most_as_of != self.touched.end:
-            frees = [group.free for group in self.groups]
-            cpus = max((free.millicpus for free in frees), default=0)
-            gpus = max((free.num_devices for free in frees), default=0)
-            self._most = cpus, gpus, max((free.memory_bytes for free in frees), default=0)
+            frees = [group.free for group in self._groups.values()]
+            cpus = max([free.millicpus for free in frees], default=0)
+            gpus = max([free.num_devices for free in frees], default=0)
+            self._most = cpus, gpus, max([free.memory_bytes for free in frees], default=0)
             self._most_as_of = self.touched.end
         return self._most
 

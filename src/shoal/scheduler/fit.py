@@ -107,6 +107,8 @@ class Finder:
         """Names of nodes that fit now, the best first, at most `limit`, none of `barred`."""
         self._catch_up()
         found: list[str] = []
+        if not self._queue:
+            return found
         looked_at: list[Entry] = []
         while self._queue and (limit is None or len(found) < limit):
             alike = self._pop_equals()

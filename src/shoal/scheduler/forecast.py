@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
+from functools import lru_cache
 from math import log2, sqrt
 
 import msgspec
@@ -38,7 +39,7 @@ ANY = "any"
 LIMITED = "limited"
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+class Ask(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """What is known of a run before it starts, as far as it tells anything about its length."""
 
     user: str | None = None
@@ -75,11 +76,14 @@ class _Kind:
         """Lengths, of a kind whose values are shares of a limit if there is one."""
         return tuple(self.values) if limit_s is None else tuple([value * limit_s for value in self.values])
 
-    def refresh(self) -> None:
-        """Notes only mark the mean as old: there are six for every run, and fewer questions."""
+    def refresh(self) -> int:
+        """Notes only mark the mean as old: there are six for every run, and fewer questions. Returns of how
+        many runs it is.
+        """
         recent = self.values[-NUM_RECENT:]
-        self.num_recent = len(recent)
-        self.mean_root = sum(map(sqrt, recent)) / self.num_recent
+        self.num_recent = num = len(recent)
+        self.mean_root = sum(map(sqrt, recent)) / num
+        return num
 
 
 class Forecast:
@@ -111,14 +115,12 @@ class Forecast:
         """What the runs noted so far say of this one. Never above its limit."""
         limit_s, kinds = ask.limit_s, self._kinds
         root, unit = _prior(limit_s)
-        for key in _wide(limit_s):
-            kind = kinds.get(key)
-            if kind is not None:
-                root = _blend(root, kind, unit)
-        for key in _exact(ask):
-            kind = kinds.get(key)
-            if kind is not None:
-                root = _blend(root, kind, 1.0)
+        for scale, keys in ((unit, _wide(limit_s)), (1.0, _exact(ask))):
+            for key in keys:
+                kind = kinds.get(key)
+                if kind is not None:
+                    num = kind.num_recent or kind.refresh()
+                    root = (num * kind.mean_root * scale + PRIOR_RUNS * root) / (num + PRIOR_RUNS)
         expected_s = float(max(1, int(root * root + 0.5)))
         if limit_s is None:
             return Expectation(expected_s=expected_s, sure_s=0.0)
@@ -169,30 +171,24 @@ def _prior(limit_s: float | None) -> tuple[float, float]:
     return sqrt(max(limit_s, SHORTEST_S)), sqrt(limit_s)
 
 
-def _blend(root: float, kind: _Kind, scale: float) -> float:
-    if not kind.num_recent:
-        kind.refresh()
-    num = kind.num_recent
-    return (num * kind.mean_root * scale + PRIOR_RUNS * root) / (num + PRIOR_RUNS)
-
-
+@lru_cache(maxsize=1 << 12)
 def _wide(limit_s: float | None) -> tuple[Hashable, ...]:
     """Kinds of everybody's runs, widest first: by the share of the limit that was used, if there is one."""
     return (ANY,) if limit_s is None else (LIMITED, _octave(limit_s))
 
 
-def _exact(ask: Ask) -> Iterator[Hashable]:
+@lru_cache(maxsize=1 << 13)
+def _exact(ask: Ask) -> tuple[Hashable, ...]:
     """Kinds of one user's runs, widest first; of the project's where no limit tells more than that."""
+    keys: list[Hashable] = []
     if ask.project is not None and ask.limit_s is None:
-        yield (None, ask.project)
+        keys.append((None, ask.project))
     user = ask.user
-    if user is None:
-        return
-    yield (user,)
-    yield (user, ask.limit_s)
-    yield (user, ask.limit_s, ask.shape)
-    if ask.name is not None:
-        yield (user, ask.limit_s, ask.shape, ask.name)
+    if user is not None:
+        keys += [(user,), (user, ask.limit_s), (user, ask.limit_s, ask.shape)]
+        if ask.name is not None:
+            keys.append((user, ask.limit_s, ask.shape, ask.name))
+    return tuple(keys)
 
 
 def _octave(limit_s: float) -> int:
