@@ -100,7 +100,7 @@ class Need(NamedTuple):
             return self.memory_bytes
         by_cpu = whole.memory_bytes * self.millicpus // whole.millicpus if whole.millicpus > 0 else 0
         if not self.num_gpus:
-            return max(by_cpu, 0)
+            return by_cpu
         has_slices = self.gpu_kind is not None and is_slice(self.gpu_kind)
         devices = sum(count for _, count in whole.gpus) if has_slices else whole.num_gpus
         by_gpu = whole.memory_bytes * self.num_gpus * self.gpu_milli // (devices * MILLI) if devices else 0

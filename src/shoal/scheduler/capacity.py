@@ -28,20 +28,19 @@ _when = itemgetter(0)
 class NodeUse:
     """A node and what is used of it."""
 
-    __slots__ = ("devices", "ends", "free", "view", "whole")
+    __slots__ = ("devices", "ends", "free", "group", "name", "view", "whole")
 
     def __init__(self, view: NodeView) -> None:
         self.view = view
+        self.name = view.name
         self.devices = GpuUse(view.gpus)
         cpus = millicpus_there(view.cpus)
         self.whole = Amounts(cpus, view.memory_bytes, view.disk_bytes, *self.devices.free)
         self.free = self.whole
+        self.group: Group | None = None
+        """Where it stands among the open ones."""
         self.ends: list[End] = []
         """What is held here, the first to end first."""
-
-    @property
-    def name(self) -> str:
-        return self.view.name
 
     def label(self, name: str) -> str | None:
         """Its value here; every node has its pool as the label `pool`."""
@@ -239,13 +238,14 @@ class Capacity:
         return node.ends
 
     def _leave(self, node: NodeUse) -> None:
-        if not node.is_open:
+        group, node.group = node.group, None
+        if group is None:
             return
-        key = node.whole, node.free
-        names = self._groups[key].names
-        del names[bisect_left(names, node.name)]
-        if not names:
-            del self._groups[key]
+        if len(group.names) > 1:
+            del group.names[bisect_left(group.names, node.name)]
+        else:
+            group.names.clear()
+            del self._groups[group.whole, group.free]
 
     def _join(self, node: NodeUse) -> None:
         self.touched.append(node.name)
@@ -255,9 +255,10 @@ class Capacity:
         group = self._groups.get(key)
         if group is None:
             self._num_born += 1
-            group = self._groups[key] = Group(self._num_born, *key)
+            group = self._groups[key] = Group(self._num_born, node.whole, node.free)
             self.born.append(group)
         insort(group.names, node.name)
+        node.group = group
 
 
 def ends_at(holding: Holding) -> float:

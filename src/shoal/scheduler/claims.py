@@ -138,7 +138,7 @@ class Claims:
     @property
     def first_at(self) -> float:
         """Whoever ends before is admitted by all; infinity without claims."""
-        return min((claim.at if claim.at < inf else -inf for claim in self.all), default=inf)
+        return min([claim.at if claim.at < inf else -inf for claim in self.all], default=inf)
 
     def most_free(self) -> tuple[int, int, int]:
         """At most so many thousandths of CPUs, of so many GPUs anything, and so many bytes are free on one
@@ -159,9 +159,10 @@ class Claims:
         for claim in self.all:
             if claim.admits(ends_at):
                 continue
-            for rack, drawn in self._power.of_shares(shares).items():
-                if rack in claim.draw.spare:
-                    claim.draw.spare[rack] -= drawn
+            if claim.draw.spare:
+                for rack, drawn in self._power.of_shares(shares).items():
+                    if rack in claim.draw.spare:
+                        claim.draw.spare[rack] -= drawn
             for share in shares:
                 spare = claim.spare.get(share.node)
                 if spare is not None:

@@ -74,7 +74,7 @@ class Cycle:
         self.now, book = now, self._book
         # Under a ceiling, whoever starts uses up what others may have, and allowances are kept rank by rank.
         # Under a cap, whoever starts changes which nodes have power left for those who wait.
-        if book.tree.has_ceilings or book.power.has_caps:
+        if book.tree.has_ceilings or book.has_caps:
             return False
         if not book.is_order_as_before(now) or not self._do_heads_wait_for_room():
             return False
@@ -110,7 +110,8 @@ class Cycle:
 
     def _keep_to_grow(self, least: float) -> None:
         """For those of at least this priority who are stopping to go on with more nodes."""
-        growing = [one for one in self._book.stakes.leaving.values() if one.grows_to is not None]
+        leaving = self._book.stakes.leaving
+        growing = [one for one in leaving.values() if one.grows_to is not None] if leaving else []
         if not growing:
             return
         # Whoever starts before one of them, or fills a node it could have had, moves what is kept for it.
@@ -163,7 +164,7 @@ class Cycle:
         barred = (self.claims.nodes - self.preemption.nodes) | shut
         room = self.preemption.make_room(head, demand, barred, self.claims.watts())
         if room is None:
-            if self._book.power.has_caps:
+            if self._book.has_caps:
                 self.good_until = self.now  # where power decided, who comes may be who could give way
             self._is_quota_unserved |= self._book.tree.has_quota(head.project)
             return False
@@ -182,7 +183,7 @@ class Cycle:
         passed: set[Row] = set()
         while True:
             firsts = [line.first(passed) for line in lines if line.key.queue not in self.heads]
-            turn = min((first for first in firsts if first is not None), default=None)
+            turn = min([first for first in firsts if first is not None], default=None)
             if turn is None:
                 return
             attempt_id = turn[1][2]
@@ -260,7 +261,7 @@ class Cycle:
     def _choose(self, demand: Demand, bars: Bars) -> list[str]:
         book, finder = self._book, self._book.finders.of(demand.need)
         barred = self.claims.barred(demand.need, bars)
-        if not book.power.has_caps:
+        if not book.has_caps:
             return choose(demand, finder, book.capacity, barred)
         power, left = book.power, self.claims.power_left(bars)
         barred = barred | power.full(demand.need, left)
@@ -310,7 +311,7 @@ class Cycle:
     def _ahead(self) -> PowerAhead | None:
         """None where no rack has a cap."""
         book = self._book
-        if not book.power.has_caps:
+        if not book.has_caps:
             return None
         return PowerAhead(book.power, self.claims.watts())
 

@@ -79,6 +79,8 @@ def _gpu_ids(need: Need, devices: GpuUse) -> tuple[int, ...]:
     if need.gpu_milli < MILLI:
         shared = devices.part(need.gpu_milli, need.gpu_kind)
         return () if shared is None else (shared,)
+    if not need.num_gpus:
+        return ()
     usable = (gpu.index for gpu in devices.unused if is_of(gpu, need.gpu_kind))
     return tuple(islice(usable, need.num_gpus))
 

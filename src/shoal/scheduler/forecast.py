@@ -66,10 +66,9 @@ class _Kind:
         """0: the mean is not that of these values."""
 
     def note(self, value: float) -> None:
-        values = self.values
-        values.append(value)
-        if len(values) > NUM_KEPT:
-            del values[0]
+        self.values.append(value)
+        if len(self.values) > NUM_KEPT:
+            del self.values[0]
         self.num_recent = 0
 
     def runs(self, limit_s: float | None) -> tuple[float, ...]:
@@ -100,14 +99,12 @@ class Forecast:
     def note(self, ask: Ask, run_s: float) -> None:
         """A run has ended, by itself or at its limit. One that somebody stopped says little: leave it out."""
         length = max(run_s, SHORTEST_S)
-        for key in _exact(ask):
-            self._note(key, length)
+        self._note(_exact(ask), length)
         if ask.limit_s is None:
-            self._note(ANY, length)
+            self._note(_wide(None), length)
             return
         share = max(run_s, 0.0) / ask.limit_s
-        self._note(LIMITED, share)
-        self._note(_octave(ask.limit_s), share)
+        self._note(_wide(ask.limit_s), share)
         self._shares.append(share)
         self._sure_share = None
 
@@ -153,15 +150,16 @@ class Forecast:
             self._sure_share = min(sorted(self._shares)[1], 1.0) if is_full else 0.0
         return self._sure_share
 
-    def _note(self, key: Hashable, value: float) -> None:
+    def _note(self, keys: tuple[Hashable, ...], value: float) -> None:
         kinds = self._kinds
-        kind = kinds.pop(key, None)
-        if kind is None:
-            kind = _Kind()
-            if len(kinds) >= self._max_kinds:
-                del kinds[next(iter(kinds))]
-        kinds[key] = kind
-        kind.note(value)
+        for key in keys:
+            kind = kinds.pop(key, None)
+            if kind is None:
+                kind = _Kind()
+                if len(kinds) >= self._max_kinds:
+                    del kinds[next(iter(kinds))]
+            kinds[key] = kind
+            kind.note(value)
 
 
 def _prior(limit_s: float | None) -> tuple[float, float]:

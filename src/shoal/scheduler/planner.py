@@ -167,7 +167,8 @@ class Planner:
 
     def plan(self, now: float) -> Plan:
         """Who starts; they hold what they are given when this returns. Says nothing about the others."""
-        self._wake(now)
+        if self._moments or now < self.planned_at:
+            self._wake(now)
         newcomers, self._newcomers, self._explainer = list(self._newcomers.values()), {}, None
         book, cycle = self._book, self._cycle
         book.capacity.packing.learn(book.capacity.typical.profile())

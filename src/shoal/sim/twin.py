@@ -224,7 +224,7 @@ class _Twin:
             request=request,
             owner=job.user,
             name=job.name,
-            num_evicted=self._evicted[index],
+            num_evicted=self._evicted.get(index, 0),
             array_id=job.array_id,
             array_at_once=job.array_at_once,
             deadline_at=job.deadline_at,
