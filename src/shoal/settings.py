@@ -35,6 +35,9 @@ OPTIONS = (
     "serve_on",
     "data_plane",
     "serve_processes",
+    "engine",
+    "nodes_on",
+    "nodes_urls",
 )
 """What can be set, as text, by a flag of `shoal up` or a variable `SHOAL_...`."""
 MAX_QUEUE_NAME = 100
@@ -102,6 +105,14 @@ class Settings:
     """Which one of `DATA_PLANES` serves them."""
     serve_processes: int = 1
     """Of the data plane, on that port."""
+    engine: str = "local"
+    """Where work runs: a name of `engines/registry.py`."""
+    nodes_host: str = ""
+    """Where supervisors on other machines find this control plane, over TLS by the home's own authority.
+    Empty: nowhere, since none are on other machines."""
+    nodes_port: int = 0
+    nodes_urls: tuple[str, ...] = ()
+    """All addresses by which they find the cluster's control planes, where it is not that one alone."""
     limits: ServerLimits = field(default_factory=ServerLimits)
 
     def __post_init__(self) -> None:
@@ -127,6 +138,14 @@ class Settings:
         scheme = "https" if self.tls_cert else "http"
         host = "localhost" if self.host in EVERYWHERE else self.host
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    @property
+    def reach(self) -> tuple[str, ...]:
+        """Where supervisors on other machines ask, in turn; nothing where there are none."""
+        if self.nodes_urls or not self.nodes_host:
+            return self.nodes_urls
+        host = self.nodes_host
+        return (f"https://{f'[{host}]' if ':' in host else host}:{self.nodes_port}",)
 
     @property
     def server_file(self) -> Path:
@@ -163,6 +182,7 @@ def load_settings(
     }
     host, port = parse_listen(told["listen"]) if "listen" in told else ("127.0.0.1", DEFAULT_PORT)
     serve_on = parse_listen(told["serve_on"]) if "serve_on" in told else ("127.0.0.1", DEFAULT_SERVE_PORT)
+    nodes_on = parse_listen(told["nodes_on"]) if told.get("nodes_on", "none") != "none" else ("", 0)
     return Settings(
         home=home_from_env(env),
         host=host,
@@ -182,6 +202,10 @@ def load_settings(
         serve_port=serve_on[1],
         data_plane=parse_data_plane(told.get("data_plane", DATA_PLANES[0])),
         serve_processes=_whole(told.get("serve_processes", "1"), "SHOAL_SERVE_PROCESSES"),
+        engine=told.get("engine", "local"),
+        nodes_host=nodes_on[0],
+        nodes_port=nodes_on[1],
+        nodes_urls=tuple(_parts(told.get("nodes_urls", ""))),
         limits=ServerLimits(**limits),
     )
 
@@ -253,6 +277,16 @@ def _problems(settings: Settings) -> list[str]:
         )
     if not 1 <= settings.serve_processes <= MAX_SERVE_PROCESSES:
         found.append(f"{settings.serve_processes} data plane processes are not 1 to {MAX_SERVE_PROCESSES}")
+    if settings.nodes_host in EVERYWHERE:
+        found.append(
+            f"nodes cannot find a control plane at {settings.nodes_host}: give the address they reach it by, "
+            "such as `SHOAL_NODES_ON=10.0.0.1:7464`"
+        )
+    found += [
+        f"`{url}` is no address for nodes: write https://HOST:PORT"
+        for url in settings.nodes_urls
+        if not re.fullmatch(r"https://(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}", url)
+    ]
     if settings.database_url and not settings.database_url.startswith(("sqlite:///", "postgresql")):
         scheme = settings.database_url.split(":", 1)[0]
         found.append(f"database scheme `{scheme}` is not `sqlite:///PATH` or `postgresql://...`")

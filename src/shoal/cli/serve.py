@@ -17,7 +17,7 @@ from functools import partial
 
 import anyio
 
-from shoal.api.server import open_socket, serve
+from shoal.api.server import open_nodes_socket, open_socket, serve, serve_nodes
 from shoal.cli import data_plane
 from shoal.cli.home import (
     adopt_first_token,
@@ -30,6 +30,7 @@ from shoal.cli.home import (
 )
 from shoal.cli.show import note, print_error
 from shoal.control import ControlPlane
+from shoal.control.authority import load_certificate
 from shoal.errors import ShoalError, StateError
 from shoal.home import last_port
 from shoal.log import configure_log
@@ -67,9 +68,12 @@ def _run(*, is_foreground: bool) -> None:
         listener, taken = listen(settings, is_fixed=bool(os.environ.get("SHOAL_LISTEN")))
         # The port is known before the control plane opens: supervisors are told it with their orders.
         settings = replace(settings, port=listener.getsockname()[1])
+        nodes = open_nodes_socket(settings) if settings.nodes_host else None
+        if nodes is not None:
+            settings = replace(settings, nodes_port=nodes.getsockname()[1])
         on_ready = partial(announce, settings, taken=taken, is_foreground=is_foreground)
         try:
-            anyio.run(_serve, settings, listener, on_ready, backend_options=BACKEND)
+            anyio.run(_serve, settings, listener, nodes, on_ready, backend_options=BACKEND)
         finally:
             remove_server_file(settings.home, os.getpid())
 
@@ -82,10 +86,20 @@ def tune() -> None:
     gc.freeze()
 
 
-async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable[[str], None]) -> None:
+async def _serve(
+    settings: Settings,
+    listener: socket.socket,
+    nodes: socket.socket | None,
+    on_ready: Callable[[str], None],
+) -> None:
     async with ControlPlane.open(settings) as plane, anyio.create_task_group() as beside:
         beside.start_soon(data_plane.keep, settings, plane)
+        is_over = anyio.Event()
+        if nodes is not None:
+            files = load_certificate(settings, plane.core.clock)
+            beside.start_soon(partial(serve_nodes, plane, nodes, *files, until=is_over))
         await serve(settings, plane, listener=listener, on_ready=on_ready)
+        is_over.set()
         beside.cancel_scope.cancel()
 
 

@@ -62,6 +62,7 @@ class Renewer:
         self._clock = clock
         self._wake_fd = wake_fd
         self._url = order.control_url or ""
+        self._num_lost = -1
         self._changed = threading.Condition()
         self._phase = Phase.PREPARING
         self._started_at: float | None = None
@@ -287,7 +288,10 @@ class Renewer:
             return
         with contextlib.suppress(OSError, msgspec.DecodeError), open(self._server_file, "rb") as file:
             server = msgspec.json.decode(file.read(), type=ServerFile)
-            self._url, self._ca_file = server.url.rstrip("/"), server.tls_cert
+            urls = (server.url, *server.others)
+            # In turn: the one that did not answer may be away, or stand by for another.
+            self._num_lost += 1
+            self._url, self._ca_file = urls[self._num_lost % len(urls)].rstrip("/"), server.tls_cert
 
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -299,3 +303,5 @@ class ServerFile(msgspec.Struct):
 
     url: str
     tls_cert: str | None = None
+    others: tuple[str, ...] = ()
+    """Further control planes of the same cluster."""
