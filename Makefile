@@ -6,7 +6,7 @@ SEEDS ?= 20000
 LIVES ?= 5000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench bench-recovery bench-goodput bench-proxy bench-balancing bench-scaling bench-fairness yardsticks soak sim lives faults fuzz mutants
+.PHONY: help setup demo test test-together test-alone check format bench bench-recovery bench-goodput bench-proxy bench-balancing bench-scaling bench-fairness yardsticks soak sim lives faults fuzz mutants
 
 help: ## print these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -18,9 +18,13 @@ setup: ## make .venv and install what is missing (the others do this first)
 demo: setup ## a cluster of four simulated nodes, jobs, kills and recoveries, in about a minute
 	@$(BIN)/python -m examples.demo
 
-test: check ## everything that must pass: check, then every test (under 15 minutes on two cores)
+test: check test-together test-alone ## everything that must pass: check, then every test (15 minutes on two cores)
+
+test-together: setup
 	@echo "== tests that share the machine, three at a time: one of them mostly waits for something"
 	@$(BIN)/python -m pytest tests -n 3 --dist worksteal -m "not serial" --ignore tests/style
+
+test-alone: setup
 	@echo "== tests that need the machine for themselves"
 	@$(BIN)/python -m pytest tests -m serial --ignore tests/style
 
@@ -48,7 +52,7 @@ bench-recovery: ## how long training stands still when a rank or a node is lost:
 bench-goodput: setup ## how much of its time a training run keeps under an hour's faults, pressed into minutes
 	@$(BIN)/python -m benchmarks.goodput
 
-bench-proxy: ## what a request costs in Shoal's data plane, nginx, HAProxy, Envoy, LLM routers, Ray Serve: 8 minutes
+bench-proxy: ## what a request costs in Shoal's data plane, nginx, HAProxy, Envoy, LLM routers, Ray Serve: 9 minutes
 	@scripts/setup proxies
 	@$(BIN)/python -m benchmarks.proxy
 

@@ -22,8 +22,13 @@ KNOWS_GROUPS, NAMES_OTHERS = 2, 3
 
 def sign(key: str, renewal: Renewal, body: bytes) -> str:
     """The token that carries exactly this body, once or often: it is good for no other."""
+    return sign_for(key, renewal.attempt_id, renewal.node, body)
+
+
+def sign_for(key: str, attempt_id: str, node: str, body: bytes) -> str:
+    """The same for whatever the share of this attempt on this node says."""
     digest = hashlib.sha256(body).hexdigest()
-    return f"shs_{renewal.attempt_id}.{renewal.node}_{digest}_{signature(key, digest)}"
+    return f"shs_{attempt_id}.{node}_{digest}_{signature(key, digest)}"
 
 
 def signature(key: str, digest: str) -> str:

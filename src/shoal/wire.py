@@ -407,3 +407,66 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     """Signs what the supervisor says, and tells the control plane's answers from others; never sent."""
     job_token: str | None = None
     secrets: dict[str, str] = {}
+
+
+class Summons(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine hands a supervisor on another machine, on its standard input: where its order is, and
+    the right to fetch it once. A secret while nobody has.
+    """
+
+    attempt_id: str
+    urls: tuple[str, ...]
+    """Of the control planes, tried in turn: any of them may be the one that leads."""
+    ca: str
+    """The certificate of the cluster's own authority (PEM): whoever cannot show one of its is nobody."""
+    ticket: str
+    incarnation: int = 0
+    spool: str = ""
+    """A directory on the node's own disk; empty: one of this user's below /tmp."""
+    devices_from: str = ""
+    """The variable in which the cluster says which devices it gave; empty: those of the order."""
+    patience_s: float = 300.0
+    """How long to try to get the order."""
+
+
+class Fetch(msgspec.Struct, frozen=True, kw_only=True):
+    """A supervisor asks for its order. Repeated by the same process it is one; another process gets none."""
+
+    attempt_id: str
+    node: str
+    incarnation: int = 0
+    process: str
+    """Random, made by the process that asks."""
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+    """The order of one share with what must not be on disk. Given to one process, once."""
+
+    order: Order
+    credentials: Credentials
+    has_archive: bool = False
+
+
+class Dispatch(msgspec.Struct, frozen=True, kw_only=True):
+    """What the keeper of a share tells the desk; bytes of the share's log follow. May be repeated."""
+
+    attempt_id: str
+    epoch: int
+    node: str
+    incarnation: int = 0
+    process: str
+    """The one that fetched the order."""
+    offset: int = 0
+    """Where in the share's log the bytes that follow begin."""
+    started_at: float | None = None
+    outcome: NodeOutcome | None = None
+    """Sent once the desk has the whole log."""
+
+
+class DispatchAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    size: int = 0
+    """How many bytes of the share's log the desk has: what to send next begins there."""
+    stop_grace_s: float | None = None
+    """Set when the share is to end."""
+    is_recorded: bool = False
+    """The outcome is on the control plane's disk: nobody needs the share's files any more."""

@@ -319,6 +319,22 @@ MUTANTS = (
         ("serving",),
     ),
     Mutant(
+        "chunks_of_heads_alike_are_forgotten",
+        "serving/route.py",
+        "CHUNKED if entry.is_chunked else length)",
+        "length)",
+        "P8: one meaning for every message",
+        ("serving",),
+    ),
+    Mutant(
+        "values_of_heads_alike_are_not_looked_at",
+        "serving/alike.py",
+        "if not value.isalnum() and value.translate(None, PLAIN):",
+        "if not value.isascii():",
+        "P8: one meaning for every message",
+        ("serving",),
+    ),
+    Mutant(
         "callers_forge_the_secret",
         "serving/route.py",
         'OURS = (b"x-shoal-", b"x-forwarded-")',

@@ -547,6 +547,20 @@ class RenewalView(TypedDict):
     proof: str
 
 
+class AssignmentView(TypedDict):
+    """`shoal.wire.Assignment`: what a supervisor is to do, and with which credentials."""
+
+    order: dict[str, Any]
+    credentials: dict[str, Any]
+    has_archive: bool
+
+
+class DispatchedView(TypedDict):
+    size: int
+    stop_grace_s: float | None
+    is_recorded: bool
+
+
 class SelfView(TypedDict):
     """What a running job may know about itself."""
 

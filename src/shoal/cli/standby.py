@@ -97,7 +97,7 @@ class _Seat:
 
     def _look(self) -> None:
         self._see_leader()
-        self._standby.meet(self._settings.url)
+        self._standby.meet(self._settings.url_for_supervisors)
         self._is_free = self.is_free(WAIT_S)
 
     def _see_leader(self) -> None:

@@ -16,6 +16,7 @@ import structlog
 
 from shoal.control.core import Core
 from shoal.errors import StoreUnavailable
+from shoal.settings import Settings
 from shoal.store import Standby, Tx
 from shoal.store.threaded import ThreadedStore
 
@@ -55,13 +56,18 @@ async def keeping_lead(core: Core, store: ThreadedStore) -> AsyncIterator[None]:
 
 async def meet(core: Core, roster: Standby) -> None:
     """Tell the other control planes of this one, and learn of them. One that cannot now does so later."""
-    own = core.settings.url
     try:
-        known = await anyio.to_thread.run_sync(roster.meet, own)
+        known = await anyio.to_thread.run_sync(roster.meet, core.settings.url_for_supervisors)
     except StoreUnavailable as error:
         log.warning("control.meets_nobody", error=error.message)
         return
-    core.control_urls = (own, *(url for url in known if url != own))
+    core.control_urls = urls_for_supervisors(core.settings, known)
+
+
+def urls_for_supervisors(settings: Settings, known: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """This control plane first, then those that are `known`, then those that were named to it."""
+    named = settings.nodes_urls if settings.has_other_machines else ()
+    return tuple(dict.fromkeys((settings.url_for_supervisors, *known, *named)))
 
 
 async def _keep_meeting(core: Core, roster: Standby) -> None:

@@ -9,14 +9,16 @@ from functools import partial
 
 import anyio.to_thread
 
-from shoal.clock import SystemClock
+from shoal.clock import Clock, SystemClock
 from shoal.control.anchor import check_anchor, drop_anchor
+from shoal.control.authority import load_authority
 from shoal.control.core import Core
 from shoal.control.first import claim, load_key, prepare
-from shoal.control.lead import keeping_lead
+from shoal.control.lead import keeping_lead, urls_for_supervisors
 from shoal.control.policy import declare_policy
 from shoal.control.policy_file import read_policy
 from shoal.engines.registry import open_engine
+from shoal.engines.remote import Reach
 from shoal.ids import id_factory
 from shoal.settings import Settings
 from shoal.store import open_store
@@ -32,11 +34,12 @@ async def open_core(settings: Settings) -> AsyncIterator[Core]:
     try:
         await claim(store, settings.state_dir)
         engine = open_engine(
-            "local",
+            settings.engine,
             home=settings.state_dir,
             clock=clock,
             server_file=settings.leader_file,
             demo=str(settings.demo) if settings.demo else None,
+            reach=_reach(settings, clock),
             term=store.term,
         )
         core = Core(
@@ -48,7 +51,7 @@ async def open_core(settings: Settings) -> AsyncIterator[Core]:
             key=load_key(settings.state_dir),
             policy=read_policy(settings.policy) if settings.policy else None,
         )
-        core.control_urls = (settings.url,)
+        core.control_urls = urls_for_supervisors(settings)
         try:
             await check_anchor(core)
             await prepare(core, getpass.getuser())
@@ -61,3 +64,11 @@ async def open_core(settings: Settings) -> AsyncIterator[Core]:
             await engine.close()
     finally:
         await store.close()
+
+
+def _reach(settings: Settings, clock: Clock) -> Reach | None:
+    """How supervisors on other machines find and know the cluster's control planes."""
+    if not settings.reach:
+        return None
+    authority = load_authority(settings.state_dir, clock)
+    return Reach(urls=settings.reach, ca=authority.certificate.decode("ascii"))

@@ -66,7 +66,7 @@ class Crew:
         self._formed_at, self._formed_ns = 0.0, 0
         self._spare: Process | None = None
         self._survivors: list[Process] = []
-        self._last_step = self._kept = self._spares = 0
+        self._last_step = self._kept = self._spares = self._steps_heard = 0
         self._seen: deque[tuple[int, int]] = deque(maxlen=NUM_SEEN)
         """Steps, and when they were complete, at the last looks."""
         self.lookout = Lookout(
@@ -88,9 +88,10 @@ class Crew:
         """Have every rank of this node in this group: survivors are told, the others are started."""
         newest = max((self._board.beat(p.slot).step for p in self.ranks), default=0)
         # Who was lost while a group formed took its steps with it: they count as lost all the same.
-        self._last_step = newest if self.has_stepped else max(self._last_step, newest)
+        self._last_step = newest if self._has_told_step else max(self._last_step, newest)
         self._survivors, self._generation = self.ranks, generation
         self._formed_at, self._formed_ns = self._clock.monotonic(), time.monotonic_ns()
+        self._steps_heard = self._meter.steps_heard
         self._seen.clear()
         self.ranks, self._kept, self._spares = [], 0, 0
         for local_rank in range(self._order.ranks_per_node):
@@ -136,9 +137,8 @@ class Crew:
 
     @property
     def has_stepped(self) -> bool:
-        """Whether a rank of this group said that it made a step in it."""
-        beats = [self._board.beat(process.slot) for process in self.ranks]
-        return any(beat.generation == self._generation.number and beat.stepped_ns for beat in beats)
+        """Whether a rank of this group said that it made a step in it, or logged something of one."""
+        return self._has_told_step or self._meter.steps_heard > self._steps_heard
 
     def progress(self) -> Progress | None:
         """How far the ranks are; None: not every one has made a step in this group, or they do not say."""
@@ -229,6 +229,11 @@ class Crew:
         """
         is_first = self._generation.number == 0
         return all(map(self._has_joined, self.ranks)) if is_first else self._have_all_stepped()
+
+    @property
+    def _has_told_step(self) -> bool:
+        beats = [self._board.beat(process.slot) for process in self.ranks]
+        return any(beat.generation == self._generation.number and beat.stepped_ns for beat in beats)
 
     def _have_all_stepped(self) -> bool:
         """In this group."""

@@ -21,8 +21,11 @@ LOCK_PATIENCE_S = 2.0
 DONE, NOTHING_TO_DO, USAGE = 0, 3, 64
 
 
-def main(arguments: list[str]) -> int:
-    """0: the share ran and its outcome is written. 3: it is not ours to run, and nothing was done."""
+def main(arguments: list[str], born_at: float | None = None) -> int:
+    """0: the share ran and its outcome is written. 3: it is not ours to run, and nothing was done.
+
+    `born_at`: from when the fence counts, where the control plane heard of it before it was made.
+    """
     if len(arguments) != 1:
         sys.stderr.write("usage: python -m shoal.runtime.supervisor DIRECTORY < CREDENTIALS\n")
         return USAGE
@@ -41,7 +44,7 @@ def main(arguments: list[str]) -> int:
     if credentials is None or order is None or not spool.claim(share, clock.now()):
         return NOTHING_TO_DO
     kernel.become_subreaper()
-    ShareRun(share, order, credentials, clock, _born_at(clock)).run()
+    ShareRun(share, order, credentials, clock, _born_at(clock) if born_at is None else born_at).run()
     return DONE
 
 

@@ -44,11 +44,13 @@ class Account:
 
     def draw(self, rps: float, burst: float, now: float) -> Refused | None:
         """One request off a bucket that holds `burst` of them."""
-        self.charge(0, rps, burst, now)
-        if self.level < 1.0:
+        level = self.level + (now - self.filled_at) * rps
+        self.filled_at = now
+        if level < 1.0:
+            self.level = level
             told = f"more than {rps:g} requests a second"
-            return Refused(429, "limit.rps", told, retry_s=(1.0 - self.level) / rps)
-        self.level -= 1.0
+            return Refused(429, "limit.rps", told, retry_s=(1.0 - level) / rps)
+        self.level = (burst if level > burst else level) - 1.0  # noqa: FURB136 - for every request
         self.drawn += 1
         return None
 

@@ -16,7 +16,7 @@ from shoal.serving.exchange import FOREVER, Exchange
 from shoal.serving.head import CHUNKED, too_large
 from shoal.serving.problem import Refused, malformed, response
 from shoal.serving.replica import LiveReplica
-from shoal.serving.route import Entry, Routes
+from shoal.serving.route import Known, Routes
 from shoal.serving.upstream import Seeker
 
 HEAD_S = 10.0
@@ -108,7 +108,10 @@ class Downstream(asyncio.Protocol):
         self.peer = str(name[0]) if isinstance(name, tuple) else "local"
         is_safe = isinstance(transport.get_extra_info("ssl_object"), ssl.SSLObject)
         proto = b"https" if is_safe else b"http"
-        self.forwarded = b"x-forwarded-for: %b\r\nx-forwarded-proto: %b\r\n" % (self.peer.encode(), proto)
+        self.forwarded = b"x-forwarded-for: %b\r\nx-forwarded-proto: %b\r\nx-request-id: " % (
+            self.peer.encode(),
+            proto,
+        )
         self.due = monotonic() + HEAD_S
         num_clients = len(self._plane.clients)
         self._plane.clients.add(
@@ -143,9 +146,9 @@ class Downstream(asyncio.Protocol):
             data = self._buffer + data
             self._buffer = b""
         if data.endswith(b"\r\n\r\n"):
-            entry = routes.recall(data)
-            if entry is not None:
-                self._begin(entry, b"")
+            seen = routes.recall(data)
+            if seen is not None:
+                self._begin(seen, b"")
                 return
         data = data.lstrip(b"\r\n") if data.startswith(b"\r\n") else data
         end = data.find(b"\r\n\r\n", max(0, known - 3)) + 4
@@ -154,15 +157,15 @@ class Downstream(asyncio.Protocol):
             return
         head = data[:end]
         try:
-            entry = routes.recall(head) or routes.resolve(head)
-        except Refused as seen:
-            refused = self._plane.guessed(self.peer, seen) if seen.status == 401 else seen
+            request = routes.recall(head) or routes.resolve(head)
+        except Refused as told:
+            refused = self._plane.guessed(self.peer, told) if told.status == 401 else told
             # Of a request whose body is not read, nobody can say where the next one begins.
             refused.must_close = refused.must_close or self._has_body(head)
             self._buffer = data[end:]
             self._answer(refused, is_head=head.startswith(b"HEAD "))
             return
-        self._begin(entry, data[end:])
+        self._begin(request, data[end:])
 
     def _unfinished(self, data: bytes, known: int) -> None:
         refused = too_large(data, known)
@@ -178,32 +181,35 @@ class Downstream(asyncio.Protocol):
         lowered = head.lower()
         return b"\r\ncontent-length" in lowered or b"\r\ntransfer-encoding" in lowered
 
-    def _begin(self, entry: Entry, rest: bytes) -> None:
+    def _begin(self, known: Known, rest: bytes) -> None:
         now = monotonic()
-        service, head = entry.service, entry.head
+        entry, request_id, own, length = known
+        service, plane = entry.service, self._plane
         account = entry.account or service.account(self.peer)
         refused = service.admit(account, now)
         if refused is not None:
-            refused.must_close = not 0 <= head.length <= len(rest)
-            self._buffer = rest[head.length :]
-            self._answer(refused, is_head=head.method == b"HEAD")
+            refused.must_close = not 0 <= length <= len(rest)
+            self._buffer = rest[length:]
+            self._answer(refused, is_head=entry.is_head)
             return
-        self.is_last = not head.is_keep_alive or self._plane.is_draining
-        exchange = Exchange(self, entry, account, entry.request_id or self._plane.new_id(), now)
+        self.is_last = not entry.is_keep_alive or plane.is_draining
+        if not request_id:
+            known = (entry, plane.new_id(), own, length)
+        exchange = Exchange(self, known, account, now)
         self.exchange = exchange
-        if head.length == len(rest):
+        if length == len(rest):
             exchange.on_whole(rest)
             return
-        if head.length == 0:
+        if length == 0:
             exchange.on_whole(b"")
             self._ahead(rest)
             return
         self._grown = 0
         self.due = FOREVER
         self.body_due = now + BODY_S
-        self._left = head.length
-        self._chunks = Chunks() if head.length == CHUNKED else None
-        if head.is_expecting and not rest:
+        self._left = length
+        self._chunks = Chunks() if length == CHUNKED else None
+        if entry.is_expecting and not rest:
             self.write(CONTINUE)
         if entry.hold_bytes == 0:
             exchange.seek()
@@ -363,7 +369,7 @@ class Downstream(asyncio.Protocol):
             if not self.is_last:
                 self._next()
         elif exchange.up is not None:
-            self.due = monotonic() + exchange.entry.service.spec.timeout_s
+            self.due = monotonic() + exchange.entry.service.timeout_s
             exchange.up.unpause()
 
     # The end.

@@ -60,7 +60,7 @@ class DataPlane:
         self.is_draining = False
         self.refusals: dict[tuple[int, str], int] = {}
         self._guesses: dict[str, int] = {}
-        self._guesses_since = 0.0
+        self._guesses_since = monotonic()
         self._share = share
         self._zone = zone
         self._ids = itertools.count()

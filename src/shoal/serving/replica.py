@@ -49,6 +49,7 @@ class LiveReplica:
         "ejected_until",
         "ejections",
         "elsewhere",
+        "ends_head",
         "failures",
         "full",
         "handicap",
@@ -104,6 +105,8 @@ class LiveReplica:
         is_local = not zone or not spec.zone or zone == spec.zone
         self.handicap = (1.0 if is_local else FOREIGN) / max(spec.weight, 1e-6)
         self.secret_lines = _secret_lines(spec.secret.encode(), is_public=is_public)
+        self.ends_head = b"\r\n%b\r\n" % self.secret_lines
+        """After a request's id, which stands last."""
 
     def shared(self, elsewhere: int) -> None:
         """Other processes have so many requests there."""

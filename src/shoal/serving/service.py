@@ -58,6 +58,7 @@ class LiveService:
             self.balancer = balancer_for(spec.balance)
         if spec.shares != before.shares:
             self.shares = _shares(spec)
+        self.timeout_s = spec.timeout_s
         limits = spec.limits
         self.rps, self.concurrency = limits.rps, limits.concurrency
         self.burst = max(1.0, (limits.rps or 0.0) * self._share)
@@ -112,17 +113,15 @@ class LiveService:
         return found
 
     def admit(self, account: Account, now: float) -> Refused | None:
-        """Counts the request as the caller's own, or says why not. Who is let in must `leave`."""
+        """Counts the request as the caller's own until it is over, or says why not."""
         if self.rps and (refused := account.draw(self.rps, self.burst, now)) is not None:
             return refused
         if self.concurrency and (refused := account.is_at(self.concurrency)) is not None:
             return refused
         account.admitted += 1
-        self._retries = min(self._most_retries, self._retries + RETRY_SHARE)
+        if self._retries < self._most_retries:
+            self._retries = min(self._most_retries, self._retries + RETRY_SHARE)
         return None
-
-    def leave(self, account: Account) -> None:
-        account.admitted -= 1
 
     def may_retry(self) -> bool:
         """Takes one retry out of the budget."""

@@ -29,7 +29,7 @@ from shoal.engines.local.checkpoint import kept_checkpoints, with_checkpoint, wi
 from shoal.engines.local.client import Children, Nursery, free_port, read_words
 from shoal.engines.local.inventory import take_inventory
 from shoal.engines.local.notice import Notice
-from shoal.engines.local.parse import MAX_LINE, whole_lines
+from shoal.engines.local.parse import read_page
 from shoal.engines.local.render import (
     complete_orders,
     detect_command,
@@ -54,7 +54,6 @@ MAX_LOOKS = 2
 """At checkpoints, at once: they are as many and as large as jobs make them, and nothing else waits for it."""
 LOOK_S = 10.0
 """For one of them, beside what is verified."""
-MAX_PAGE = 4 << 20
 UNKNOWN = "unknown"
 LOOK_AGAIN_S = 60.0
 CLAIM_S = 60.0
@@ -327,39 +326,22 @@ class LocalEngine:
         return () if words else (f"what confines jobs here is not known: {because}",)
 
     def _read_log(self, attempt_id: str, node: str, offset: int, limit: int) -> LogChunk:
-        offset, limit = max(offset, 0), min(max(limit, 1), MAX_PAGE)
         share = self._book.place(attempt_id, node)
         if share is None:
-            return LogChunk(data=b"", next_offset=offset, size=0, is_complete=True)
+            return LogChunk(data=b"", next_offset=max(offset, 0), size=0, is_complete=True)
         # Asked before reading: once there is an outcome, the log does not grow.
         is_ended = os.path.exists(share.outcome)
-        data, size = _read_at(share.log, offset, limit + MAX_LINE)
+        page = read_page(share.log, offset, limit, is_ended=is_ended)
         if not os.path.isdir(share.directory):
             # Forgotten meanwhile, which happens once: it is in its other place now.
             return self._read_log(attempt_id, node, offset, limit)
-        is_last = offset + len(data) >= size
-        page, length = whole_lines(data, limit, is_final=is_ended and is_last)
-        is_complete = is_ended and offset + length >= size
-        return LogChunk(data=page, next_offset=offset + length, size=size, is_complete=is_complete)
+        return page
 
 
 def _is_lacking(order: Order, view: ShareView | None) -> bool:
     """Whether a share is to be begun in place of one that was lost: here, or where it was before."""
     known = view.read_order() if view is not None else None
     return order.incarnation > (known.incarnation if known is not None else 0)
-
-
-def _read_at(path: str, offset: int, length: int) -> tuple[bytes, int]:
-    """Bytes of the file from `offset`, and how long it is; a file that is not there is empty."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return b"", 0
-    try:
-        size = os.fstat(fd).st_size
-        return os.pread(fd, length, offset), size
-    finally:
-        os.close(fd)
 
 
 def _archive_of(submission: Submission) -> str | None:
