@@ -30,15 +30,23 @@ END_S = 15.0
 """What `shoal down` promises."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def database(postgres: PostgresServer) -> str:
     return postgres.new_database()
 
 
-@pytest.fixture
-def planes(postgres: PostgresServer, database: str, tmp_path: Path) -> Iterator[TwoPlanes]:
-    with two_planes(tmp_path, postgres.url(database)) as made:
+@pytest.fixture(scope="module")
+def pair(
+    postgres: PostgresServer, database: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TwoPlanes]:
+    with two_planes(tmp_path_factory.mktemp("two"), postgres.url(database)) as made:
         yield made
+
+
+@pytest.fixture
+def planes(pair: TwoPlanes) -> TwoPlanes:
+    pair.settle()
+    return pair
 
 
 @pytest.fixture
@@ -70,12 +78,16 @@ class Submitter(threading.Thread):
                 continue
             self.longest_s = max(self.longest_s, time.monotonic() - began)
             assert first.job_id == again.job_id
-            self.acknowledged[f"key-{number}"] = first.job_id
+            self.acknowledged[f"{self._after.job_id}-{number}"] = first.job_id
             number += 1
 
     def _submit(self, number: int) -> JobHandle:
         return self._shoal.submit(
-            run="true", workdir=None, name="waits", after=[self._after.job_id], key=f"key-{number}"
+            run="true",
+            workdir=None,
+            name="waits",
+            after=[self._after.job_id],
+            key=f"{self._after.job_id}-{number}",
         )
 
     def finish(self) -> None:
@@ -110,8 +122,11 @@ def test_second_stands_by_says_so_and_names_the_leader(planes: TwoPlanes) -> Non
     assert (raised.value.code, told["code"], told["leader"]) == (503, "control.standing_by", first.url)
     again = second.command("up")
     assert f"stands by: {first.url} leads" in again.stdout
-    with pytest.raises(StandingBy, match="stands by"):
-        second.shoal.status()
+    with (
+        Shoal(env=planes.env(second.url)) as alone,
+        pytest.raises(StandingBy, match=f"stands by; {first.url} leads"),
+    ):
+        alone.status()
 
 
 def test_home_that_does_not_share_is_refused_at_once(
@@ -132,6 +147,7 @@ def test_job_runs_across_a_kill_of_the_leader_and_what_is_submitted_meanwhile_is
     job = submit(shoal, gate.run(exit_code=4))
     gate.hold()
     (before,) = until_status(job, "running").data["attempts"]
+    led = terms(shoal)
     with planes.client() as other:
         submitter = Submitter(other, job)
         submitter.start()
@@ -155,7 +171,7 @@ def test_job_runs_across_a_kill_of_the_leader_and_what_is_submitted_meanwhile_is
     assert len(gate.held) == 1
     found = [data["job_id"] for data in shoal.jobs(name="waits")]
     assert sorted(found) == sorted(submitter.acknowledged.values())
-    assert terms(shoal) == [(1, planes.first.url), (2, planes.second.url)]
+    assert terms(shoal) == [*led, (led[-1][0] + 1, planes.second.url)]
     assert shoal.verify_audit()["is_intact"]
 
 
@@ -183,11 +199,12 @@ def test_frozen_leader_writes_nothing_after_it_was_followed_and_steps_down(
     job = submit(shoal, gate.run(exit_code=5))
     gate.hold()
     until_status(job, "running")
+    led = terms(shoal)
     frozen = planes.first.pid
     os.kill(frozen, signal.SIGSTOP)
     asked: list[object] = []
     # What reaches the frozen one is answered when it wakes up: by then it must know nothing of it.
-    late = threading.Thread(target=_submit_to, args=(planes.first, "late", asked))
+    late = threading.Thread(target=_submit_to, args=(planes, "late", asked))
     late.start()
     try:
         planes.second.until_role("leader")
@@ -206,12 +223,12 @@ def test_frozen_leader_writes_nothing_after_it_was_followed_and_steps_down(
     gate.open()
     until_status(job, "failed")
     assert (job.exit_code, len(job.data["attempts"])) == (5, 1)
-    assert terms(shoal) == [(1, planes.first.url), (2, planes.second.url)]
+    assert terms(shoal) == [*led, (led[-1][0] + 1, planes.second.url)]
     assert shoal.verify_audit()["is_intact"]
     # And it leads again when its turn comes.
     planes.second.kill()
     planes.first.until_role("leader")
-    assert terms(shoal)[-1] == (3, planes.first.url)
+    assert terms(shoal)[-1] == (led[-1][0] + 2, planes.first.url)
 
 
 def test_both_are_killed_and_started_again_the_other_way_round(
@@ -272,10 +289,10 @@ def test_database_that_goes_away_and_comes_back_has_one_leader_again(
     assert shoal.verify_audit()["is_intact"]
 
 
-def _submit_to(plane: OnePlane, name: str, told: list[object]) -> None:
-    env = {**plane.env, "SHOAL_TOKEN": plane.token(), "SHOAL_URL": plane.url}
+def _submit_to(planes: TwoPlanes, name: str, told: list[object]) -> None:
+    """To the first alone."""
     try:
-        with Shoal(env=env, patience_s=0.0) as alone:
+        with Shoal(env=planes.env(planes.first.url), patience_s=0.0) as alone:
             told.append(alone.submit(run="true", workdir=None, name=name, key=name))
     except (ShoalError, OSError) as error:
         told.append(error)

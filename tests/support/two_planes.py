@@ -64,45 +64,53 @@ class OnePlane(RealPlane):
 
 
 class TwoPlanes:
+    """`first` leads and `second` stands by since the last `settle`."""
+
     def __init__(self, top: Path, database: str) -> None:
         self.shared = top / "shared"
         flags = ("--database", database, "--shared", str(self.shared))
         self.first = OnePlane(top / "first", *flags, demo="2x2")
         self.second = OnePlane(top / "second", *flags, demo="2x2")
+        self._admin = ""
 
-    def up(self) -> None:
-        """The first leads, the second stands by."""
-        assert self.first.start()["role"] == "leader"
-        assert self.second.start()["role"] == "standby"
-
-    @property
-    def leader(self) -> OnePlane:
-        return next(one for one in (self.first, self.second) if one.role == "leader")
+    def settle(self) -> None:
+        """Whatever became of them before."""
+        for one in (self.first, self.second):
+            if holder(one.home) is None:
+                one.start()
+        roles = until(self._roles, "one leads and one stands by", TAKEOVER_S)
+        if roles == ["standby", "leader"]:
+            self.first, self.second = self.second, self.first
+        self._admin = self._admin or self.first.token()
 
     def client(self, patience_s: float = TAKEOVER_S) -> Shoal:
         """One that knows both."""
-        env = {**self.first.env, "SHOAL_TOKEN": self.first.token(), "SHOAL_URL": self.urls}
-        return Shoal(env=env, patience_s=patience_s)
+        return Shoal(env=self.env(f"{self.first.url},{self.second.url}"), patience_s=patience_s)
 
-    @property
-    def urls(self) -> str:
-        return f"{self.first.url},{self.second.url}"
+    def env(self, urls: str) -> dict[str, str]:
+        return {**self.first.env, "SHOAL_TOKEN": self._admin, "SHOAL_URL": urls}
 
     def down(self) -> None:
+        """Nothing of them runs afterwards."""
         for one in (self.first, self.second):
-            pid = holder(one.home)
-            if pid:
+            if pid := holder(one.home):
                 os.kill(pid, signal.SIGCONT)  # one that a test left frozen
-        self.first.command("up", *self.first._flags)
-        self.second.command("down")
-        self.first.until_role("leader")
-        self.first.down()
+        self.settle()
+        self.second.signal(signal.SIGTERM)
+        with self.client() as shoal:
+            for job in shoal.jobs(status=("queued", "starting", "running", "stopping")):
+                shoal.stop(job["job_id"])
+        self.first.command("down")
+
+    def _roles(self) -> list[str | None] | None:
+        roles = [self.first.role, self.second.role]
+        return roles if sorted(map(str, roles)) == ["leader", "standby"] else None
 
 
 @contextmanager
 def two_planes(top: Path, database: str) -> Iterator[TwoPlanes]:
     planes = TwoPlanes(top, database)
-    planes.up()
+    planes.settle()
     try:
         yield planes
     finally:

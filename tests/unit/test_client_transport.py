@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from shoal.client import transport as transport_module
 from shoal.client.connection import Connection
 from shoal.client.credentials import Credentials, Endpoint, find_endpoint
 from shoal.client.stream import follow
@@ -280,6 +282,16 @@ def test_submission_that_a_takeover_interrupts_has_one_key_at_both(fake: FakeSer
         keys = {request.headers["idempotency-key"] for request in (*fake.seen, *leader.seen)}
         assert len(keys) == 1
         assert (len(fake.seen), len(leader.seen)) == (2, 2)
+
+
+def test_one_that_takes_connections_and_says_nothing_is_passed_over_sooner_where_there_are_others(
+    fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.answers["GET", "/v1/me"] = {"user": "ana"}
+    monkeypatch.setattr(transport_module, "PASS_OVER_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+        url = f"http://127.0.0.1:{frozen.getsockname()[1]}"
+        assert transport_to_all(url, fake.url).call("GET", "/v1/me") == {"user": "ana"}
 
 
 def test_one_that_stands_by_and_is_the_only_one_known_is_not_waited_for(fake: FakeServer) -> None:

@@ -25,6 +25,8 @@ from shoal.errors import Deposed, ServerUnreachable, SpecError, StandingBy
 from shoal.loopback import Stranger
 
 TIMEOUT_S = 60.0
+PASS_OVER_S = 15.0
+"""For the first answer where there are others to ask: who is frozen takes connections and says nothing."""
 BUSY_PATIENCE_S = 10.0
 """How long a 503 is asked again: longer, and the person would rather be told."""
 SAFE = ("GET", "HEAD")
@@ -84,6 +86,7 @@ class Transport:
         """Grows with every control plane that was asked in vain: the next one is asked then."""
         self._num_lost = 0
         """How many were, since the last answer."""
+        self._num_others = 0
         self.listener_uid: int | None = None
         """Who took the last connection, where that is a user of this machine."""
 
@@ -96,6 +99,7 @@ class Transport:
     def _choose(self) -> Endpoint:
         """Of the control planes that are named, the one whose turn it is."""
         first = self._locate()
+        self._num_others = len(first.others)
         return (first, *first.others)[self._turn % (1 + len(first.others))]
 
     def _ask_the_next(self) -> None:
@@ -160,15 +164,11 @@ class Transport:
             self._ask_the_next()
             raise
         except LEADS_NOT as error:
-            if not self._is_one_of_several:
+            if not self._num_others:
                 raise
             self._ask_the_next()
             self._has_been_reached = True
             raise Elsewhere(error.message) from error
-
-    @property
-    def _is_one_of_several(self) -> bool:
-        return bool(self._locate().others)
 
     def _heard(self) -> None:
         self._has_been_reached = self._has_been_served = True
@@ -207,7 +207,7 @@ class Transport:
         somebody_is_there = isinstance(error, ConnectionResetError | BrokenPipeError | BadAnswer)
         if self._has_been_reached or somebody_is_there:
             return False
-        return self._num_lost > len(self._locate().others)
+        return self._num_lost > self._num_others
 
     def _until_answered(
         self, method: str, target: str, body: Any, headers: dict[str, str]
@@ -226,7 +226,7 @@ class Transport:
                 self._heard()
                 return answer
             if _leads_not(*answer, self.endpoint.url):
-                if not self._is_one_of_several and not self._has_been_served:
+                if not self._num_others and not self._has_been_served:
                     return answer
                 self._ask_the_next()
                 if not next(pauses, False):
@@ -237,7 +237,9 @@ class Transport:
 
     def _once(self, method: str, target: str, body: Any, headers: dict[str, str]) -> tuple[int, bytes]:
         if self._connection is None:
-            self._connection = self._connect(self.endpoint)
+            endpoint = self.endpoint
+            is_first = 0 < self._num_others >= self._num_lost
+            self._connection = self._connect(endpoint, PASS_OVER_S if is_first else TIMEOUT_S)
         if hasattr(body, "seek"):
             body.seek(0)
         try:
@@ -260,12 +262,12 @@ class Transport:
             identity["Authorization"] = f"Bearer {token}"
         return {**headers, **identity}
 
-    def _connect(self, endpoint: Endpoint) -> Connection:
+    def _connect(self, endpoint: Endpoint, timeout_s: float = TIMEOUT_S) -> Connection:
         parts, port = _address(endpoint.url)
         host = parts.hostname or ""
         # As bytes: text would be encoded by IDNA's codec, whose tables take 3 ms to load.
         place = host.encode() if host.isascii() else host
-        link = socket.create_connection((place, port), timeout=TIMEOUT_S)  # type: ignore[arg-type]
+        link = socket.create_connection((place, port), timeout=timeout_s)  # type: ignore[arg-type]
         try:
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if parts.scheme == "https":

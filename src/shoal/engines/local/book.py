@@ -25,14 +25,13 @@ from pathlib import Path
 import msgspec
 
 from shoal.engines.base import Observation
+from shoal.engines.drafts import begin_term
 from shoal.engines.local.states import ShareKey
 from shoal.engines.refusal import is_name
-from shoal.errors import Deposed
 from shoal.runtime import removal, spool
 from shoal.wire import NodeOutcome, Order
 
 TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
-TERM_DIGITS = 12
 REMOVAL_S = 0.5
 """How long one call may spend on what a job left, be it ten million files; `sweep` goes on with it."""
 
@@ -101,37 +100,11 @@ class Book:
         self._numbers = itertools.count(1)
 
         self._is_read = False
-        self.draft = self._begin_term(self.draft, term)
+        self.draft = begin_term(self.draft, self.trash, term)
 
     def sweep(self) -> None:
         """Remove some more of what was thrown away, or left half removed by a crash."""
         removal.empty(str(self.trash), timeout_s=REMOVAL_S)
-
-    def _begin_term(self, drafts: Path, term: int) -> Path:
-        """Our own place for drafts; those of earlier terms are gone when this returns.
-
-        Ours is there before we look for later ones, and theirs is before they look for earlier ones: of two
-        that do so at once, the earlier one is always found.
-        """
-        own = drafts / f"{term:0{TERM_DIGITS}d}"
-        self._throw_away(own)  # of a process that had this term before us, where there are no terms
-        own.mkdir(mode=0o700)
-        for other in drafts.iterdir():
-            if other.name > own.name and other.name.isdigit():
-                self._throw_away(own)
-                raise Deposed(
-                    f"another control plane leads since term {term}: it began term {int(other.name)}"
-                )
-            if other != own:
-                self._throw_away(other)
-        return own
-
-    def _throw_away(self, path: Path) -> None:
-        """Gone at once, by one rename; what is left of it is removed, or swept later."""
-        thrown = self.trash / f"{path.name}.{os.urandom(6).hex()}"
-        with contextlib.suppress(FileNotFoundError):
-            path.rename(thrown)
-            removal.remove(str(thrown), timeout_s=REMOVAL_S)
 
     def all(self) -> list[ShareView]:
         """Every share taken and not forgotten, oldest attempt first."""
