@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from shoal.cli import home as homes
-from shoal.cli import serve, up
+from shoal.cli import data_plane, serve, up
 from shoal.cli.daemon import Running, environment, start
 from shoal.client.credentials import LOCAL, Credentials, find_endpoint
 from shoal.errors import SpecError, StateError
 from shoal.home import holder, last_port
+from shoal.runtime.spool import start_ticks
 from shoal.settings import Settings
 
 
@@ -173,3 +174,24 @@ def test_the_server_process_is_told_by_variables_and_gets_no_callers_token(
     assert told["SHOAL_HOME"] == str(tmp_path)
     assert not {"SHOAL_TOKEN", "SHOAL_URL"} & set(told)
     assert told["PATH"] == os.environ["PATH"]
+
+
+def test_up_says_that_it_stands_by_and_who_leads(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = "http://127.0.0.1:1", "http://127.0.0.1:2"
+    up.announce(Running(second, 7, was_running=False, role="standby", leader=first))
+    told = capsys.readouterr().out
+    assert f"Shoal is up at {second} (process 7) and stands by: {first} leads" in told
+    assert f"`shoal login {first},{second}`" in told
+
+
+def test_data_plane_that_ended_unasked_does_not_run(tmp_path: Path) -> None:
+    """As one whose parent became another program: nobody has asked how it ended."""
+    child = subprocess.Popen(["sleep", "300"])
+    facts = {"pid": child.pid, "ticks": start_ticks(child.pid), "url": "http://127.0.0.1:3"}
+    (tmp_path / "serving.json").write_text(json.dumps(facts))
+    assert data_plane.running(tmp_path) == facts
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert start_ticks(child.pid) == facts["ticks"]
+    assert data_plane.running(tmp_path) is None
+    child.wait()

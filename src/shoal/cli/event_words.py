@@ -8,7 +8,6 @@ from shoal.cli import service_words
 from shoal.cli.text import duration, in_one_breath, one_line
 
 KINDS = {
-    "control.leads": "a control plane leads",
     "job.stop_asked": "stop asked for",
     "job.retried": "to be tried again",
     "node.added": "joined",
@@ -82,6 +81,8 @@ def _regrouped(inner: dict[str, Any]) -> str:
 def _of_others(kind: str, data: dict[str, Any]) -> tuple[str, str]:
     if kind == "job.ended":
         return str(data.get("outcome")), str(data.get("because") or "")
+    if kind == "control.leads":
+        return f"term {data.get('term')}: {data.get('url')} leads", ""
     if kind == "job.submitted":
         return f"submitted as {data.get('name')}", ""
     if kind == "node.suspected":
