@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli import home as homes
 from shoal.cli import data_plane, serve, up
+from shoal.cli import home as homes
 from shoal.cli.daemon import Running, environment, start
 from shoal.client.credentials import LOCAL, Credentials, find_endpoint
 from shoal.errors import SpecError, StateError
