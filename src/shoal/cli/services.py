@@ -10,13 +10,15 @@ from cyclopts import Parameter
 
 from shoal.cli.flags import JsonFlag, connect
 from shoal.cli.queue import WATCH_S, draw
-from shoal.cli.show import print_json, screen_columns, slow_work, table
+from shoal.cli.show import at_work, fitted, note, print_json, slow_work, table
 from shoal.cli.submit import is_served, start_server
-from shoal.cli.text import duration, in_one_breath, one_line, shorten, utc
-from shoal.errors import LimitReached, SpecError
+from shoal.cli.text import duration, in_one_breath, one_line, utc
+from shoal.errors import LimitReached, SpecError, StateError
 
 ServiceRef = Annotated[str, Parameter(help="A service: `NAME`, `PROJECT/NAME` or `svc_...`.")]
 POLL_S = 0.2
+URL_S = 10.0
+"""How long the first service waits to be told where it is called: its data plane is being started."""
 RESIZES_SHOWN = 6
 HEADS = ("SERVICE", "RELEASE", "READY", "REPLICAS", "ROLLOUT", "AGE", "PATH")
 
@@ -26,7 +28,11 @@ def serve(
     /,
     *,
     wait: Annotated[
-        float | None, Parameter(help="Return when it is ready; give up after so many seconds.")
+        float | None,
+        Parameter(
+            help="Return when it is ready, and its rollout through; give up after so many seconds. "
+            "A release that was taken back is an error."
+        ),
     ] = None,
     json: JsonFlag = False,
 ) -> int:
@@ -47,34 +53,86 @@ def serve(
     from shoal.client.sdk import Shoal
     from shoal.spec.files import load_service
 
-    load_service(file)  # what is wrong with it is said before a server is started for it
+    spec = load_service(file)  # what is wrong with it is said before a server is started for it
     if not is_served():
         start_server()
     with Shoal() as shoal:
         with slow_work() as shoal.on_progress:
             made = shoal.serve(file)
-        if wait is not None:
-            made = _wait(shoal.services.show, made, wait)
+        release = made["newest_release"]
+        with at_work(f"{made['ref']}: release {release} starts"):
+            made = _located(shoal.services.show, made)
+            if wait is not None:
+                made = _wait(shoal.services.show, made, wait)
     if json:
         print_json(made)
-    else:
-        print(
-            one_line(f"{made['ref']}: release {made['newest_release']}, at {made.get('url') or made['path']}")
-        )
+        return 0
+    print(one_line(f"{made['ref']}: release {release}, at {made.get('url') or made['path']}"))
+    if release == 1 and made.get("url"):
+        note("\n".join(how_to_call(made, is_public=spec.public)))
     return 0
 
 
+def how_to_call(service: dict[str, Any], *, is_public: bool) -> list[str]:
+    """What to type, far enough in to be left on one line each."""
+    url = one_line(service["url"])
+    if is_public:
+        return ["call it, once it is ready:", f"     curl {url}"]
+    whose = f"--project {one_line(service['project'])} --service {one_line(service['name'])}"
+    return [
+        "call it, once it is ready:",
+        f"     TOKEN=$(shoal token create {whose})",
+        f'     curl -H "Authorization: Bearer $TOKEN" {url}',
+    ]
+
+
+def _located(show: Any, made: dict[str, Any]) -> dict[str, Any]:
+    """With its address, as soon as there is one."""
+    deadline = time.monotonic() + URL_S
+    while not made.get("url") and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+        made = show(made["id"])
+    return made
+
+
 def _wait(show: Any, made: dict[str, Any], for_s: float) -> dict[str, Any]:
-    deadline = time.monotonic() + for_s
+    """Until the release that was made serves alone. `StateError`: it was taken back, or another came."""
+    deadline, release = time.monotonic() + for_s, made["newest_release"]
     while not _is_settled(made):
+        _check_kept(made, release)
         if time.monotonic() > deadline:
+            why = last_words(made)
             raise LimitReached(
-                f"after {for_s:g} s {made['ready']} of {made['replicas']} of {made['ref']} are ready",
+                f"after {for_s:g} s {made['ready']} of {made['replicas']} of {made['ref']} are ready"
+                + (f": {why}" if why else ""),
                 hint=f"it goes on; look with `shoal services {made['ref']}`",
             )
         time.sleep(POLL_S)
         made = show(made["id"])
+    _check_kept(made, release)
     return made
+
+
+def _check_kept(service: dict[str, Any], release: int) -> None:
+    rollout, ref = service.get("rollout") or {}, service["ref"]
+    if rollout.get("new") == release and rollout["stage"] == "rolled_back":
+        raise StateError(
+            f"release {release} of {ref} was rolled back: {rollout['because']}",
+            hint=f"release {service['release']} serves on; `shoal events {ref}` says what happened",
+        )
+    if service["newest_release"] != release:
+        raise StateError(
+            f"release {release} of {ref} was overtaken by release {service['newest_release']}",
+            hint=f"`shoal rollout {ref}` says how far that one is",
+        )
+
+
+def last_words(service: dict[str, Any]) -> str:
+    """Why the newest replica that is not ready is not, as far as anybody said."""
+    told = [
+        one["because"] for one in service.get("servers", ()) if one["because"] and one["state"] != "ready"
+    ]
+    return in_one_breath(told[-1]) if told else ""
 
 
 def _is_settled(service: dict[str, Any]) -> bool:
@@ -178,7 +236,7 @@ def resizes(service: dict[str, Any]) -> list[str]:
         f"{utc(one['at'], '%m-%d %H:%M:%SZ')}  {one['replicas']}: {one_line(one['because'])}"
         for one in newest
     )
-    return ["", "REPLICAS WANTED", *(shorten(line, screen_columns()) for line in told)] if newest else []
+    return ["", "REPLICAS WANTED", *map(fitted, told)] if newest else []
 
 
 def no_room(service: dict[str, Any]) -> list[str]:
