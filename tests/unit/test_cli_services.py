@@ -157,3 +157,36 @@ def test_reasons_are_cut_on_a_terminal_and_whole_in_a_pipe(
         with monkeypatch.context() as pipe:
             pipe.delenv("COLUMNS")
             assert shell(*typed).out.rstrip().endswith("the end")
+
+
+def test_service_that_crashes_shows_the_last_words_and_what_to_type(
+    shell: Shell, fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services.time, "time", lambda: 112.0)
+    because = "vm: rank 0 exited with code 1\nTraceback:\nModuleNotFoundError: No module named \x1b[31mflask"
+    failure = {"ref": "vision/7", "at": 100.0, "because": because}
+    fake.answers["GET", SHOWN] = view(failures=3, failure=failure)
+    assert shell("services", "svc_1").out.splitlines()[1:] == [
+        "",
+        "vision/7 ended 12s ago, 3 in a row: vm: rank 0 exited with code 1",
+        "     Traceback:",
+        "     ModuleNotFoundError: No module named flask",
+        "hint: all it wrote: `shoal logs vision/7`; then mend it, and `shoal serve` its",
+        "      file again",
+    ]
+    fake.answers["GET", SHOWN] = view(failures=3, failure=failure, ready=1)
+    assert len(shell("services", "svc_1").out.splitlines()) == 1
+
+
+def test_service_that_does_not_answer_says_for_how_long_and_why(
+    shell: Shell, fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services.time, "time", lambda: 120.0)
+    monkeypatch.delenv("COLUMNS")
+    because = "nothing answers at port 30000, path /health: connection refused"
+    server = {"ref": "vision/8", "release": 1, "state": "running", "nodes": ["vm"], "started_at": 100.0,
+              "address": "127.0.0.1:30000", "cold_start_s": None, "because": because}  # fmt: skip
+    fake.answers["GET", SHOWN] = view(servers=[server])
+    *_, told, hint = shell("services", "svc_1").out.splitlines()
+    assert told == f"vision/8 runs and was not ready for 20s: {because}"
+    assert hint.startswith("hint: what it writes: `shoal logs vision/8`")

@@ -10,9 +10,9 @@ from cyclopts import Parameter
 
 from shoal.cli.flags import JsonFlag, connect
 from shoal.cli.queue import WATCH_S, draw
-from shoal.cli.show import at_work, fitted, note, print_json, slow_work, table
+from shoal.cli.show import at_work, fitted, folded, is_bounded, note, print_json, slow_work, table
 from shoal.cli.submit import is_served, start_server
-from shoal.cli.text import duration, in_one_breath, one_line, utc
+from shoal.cli.text import duration, in_one_breath, lines_of, one_line, utc
 from shoal.errors import LimitReached, SpecError, StateError
 
 ServiceRef = Annotated[str, Parameter(help="A service: `NAME`, `PROJECT/NAME` or `svc_...`.")]
@@ -128,7 +128,7 @@ def _check_kept(service: dict[str, Any], release: int) -> None:
 
 
 def last_words(service: dict[str, Any]) -> str:
-    """Why the newest replica that is not ready is not, as far as anybody said."""
+    """What the last replica died of, else why the newest is not ready, as far as anybody said."""
     told = [
         one["because"] for one in service.get("servers", ()) if one["because"] and one["state"] != "ready"
     ]
@@ -226,7 +226,29 @@ def screen(service: dict[str, Any]) -> str:
     ]
     heads = ("JOB", "RELEASE", "STATE", "NODE", "ADDRESS", "COLD START", "WHY")
     lines += [table(heads, rows, elastic="WHY")] if rows else []
-    return "\n".join(lines + resizes(service))
+    return "\n".join(lines + troubles(service, time.time()) + resizes(service))
+
+
+def troubles(service: dict[str, Any], now: float) -> list[str]:
+    """Why it has fewer than it should: what the last one died of, and what the newest has not answered."""
+    if service["ready"] >= service["replicas"]:
+        return []
+    told: list[str] = []
+    failure = service.get("failure")
+    if failure:
+        ref, nth = one_line(failure["ref"]), service["failures"]
+        also = f", {nth} in a row" if nth > 1 else ""
+        first, *words = lines_of(failure["because"]) or ["nobody knows why"]
+        told += ["", f"{ref} ended {duration(now - failure['at'])} ago{also}: {first}"]
+        told += [f"     {word}" for word in words]
+        told.append(f"hint: all it wrote: `shoal logs {ref}`; then mend it, and `shoal serve` its file again")
+    silent = [one for one in service["servers"] if one["state"] == "running" and one["because"]]
+    for one in silent[-1:]:
+        ref, began = one_line(one["ref"]), one.get("started_at")
+        since = f" for {duration(now - began)}" if began else ""
+        told += ["", f"{ref} runs and was not ready{since}: {in_one_breath(one['because'])}"]
+        told.append(f"hint: what it writes: `shoal logs {ref}`; where it is asked: `readiness` in its file")
+    return [folded(line) if is_bounded() else line for line in told]
 
 
 def resizes(service: dict[str, Any]) -> list[str]:
