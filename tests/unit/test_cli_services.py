@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -102,10 +103,14 @@ def test_serve_that_waits_fails_when_another_release_comes(shell: Shell, fake: F
 def test_serve_that_waited_long_enough_says_why_it_is_not_ready(
     shell: Shell, fake: FakeServer, file: str
 ) -> None:
-    server = {"state": "failed", "because": "exit code 1 on vm\nModuleNotFoundError: no module named flask"}
-    fake.answers["POST", "/v1/services"] = 201, view(servers=[server])
-    fake.answers["GET", SHOWN] = view(servers=[server])
-    result = shell("serve", file, "--wait", "0")
+    failure = {
+        "ref": "vision/3",
+        "at": 0.0,
+        "because": "exit code 1 on vm\nModuleNotFoundError: no module named flask",
+    }
+    fake.answers["POST", "/v1/services"] = 201, view()
+    fake.answers["GET", SHOWN] = view(failure=failure, servers=[])
+    result = shell("serve", file, "--wait", "0.01")
     assert "exit code 1 on vm: ModuleNotFoundError: no module named flask" in result.err
 
 
@@ -162,7 +167,7 @@ def test_reasons_are_cut_on_a_terminal_and_whole_in_a_pipe(
 def test_service_that_crashes_shows_the_last_words_and_what_to_type(
     shell: Shell, fake: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(services.time, "time", lambda: 112.0)
+    monkeypatch.setattr(time, "time", lambda: 112.0)
     because = "vm: rank 0 exited with code 1\nTraceback:\nModuleNotFoundError: No module named \x1b[31mflask"
     failure = {"ref": "vision/7", "at": 100.0, "because": because}
     fake.answers["GET", SHOWN] = view(failures=3, failure=failure)
@@ -181,7 +186,7 @@ def test_service_that_crashes_shows_the_last_words_and_what_to_type(
 def test_service_that_does_not_answer_says_for_how_long_and_why(
     shell: Shell, fake: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(services.time, "time", lambda: 120.0)
+    monkeypatch.setattr(time, "time", lambda: 120.0)
     monkeypatch.delenv("COLUMNS")
     because = "nothing answers at port 30000, path /health: connection refused"
     server = {"ref": "vision/8", "release": 1, "state": "running", "nodes": ["vm"], "started_at": 100.0,
@@ -190,3 +195,11 @@ def test_service_that_does_not_answer_says_for_how_long_and_why(
     *_, told, hint = shell("services", "svc_1").out.splitlines()
     assert told == f"vision/8 runs and was not ready for 20s: {because}"
     assert hint.startswith("hint: what it writes: `shoal logs vision/8`")
+
+
+def test_scaling_to_none_says_what_callers_get(shell: Shell, fake: FakeServer) -> None:
+    fake.answers["POST", f"{SHOWN}/scale"] = view(min_replicas=0, max_replicas=0)
+    told = "vision/chat: 0 to 0 replicas; calls are answered 503 until `shoal scale vision/chat 1`\n"
+    assert shell("scale", "svc_1", "0").out == told
+    fake.answers["POST", f"{SHOWN}/scale"] = view(min_replicas=0, max_replicas=2)
+    assert shell("scale", "svc_1", "0..2").out == "vision/chat: 0 to 2 replicas\n"

@@ -132,7 +132,8 @@ def last_words(service: dict[str, Any]) -> str:
     told = [
         one["because"] for one in service.get("servers", ()) if one["because"] and one["state"] != "ready"
     ]
-    return in_one_breath(told[-1]) if told else ""
+    failure = service.get("failure")
+    return in_one_breath(failure["because"] if failure else told[-1] if told else "")
 
 
 def _is_settled(service: dict[str, Any]) -> bool:
@@ -273,7 +274,7 @@ def no_room(service: dict[str, Any]) -> list[str]:
         hint = f"make room, or roll without a canary: `shoal rollout {ref} --promote`"
     else:
         hint = (
-            "make room, or have it replaced in place while requests wait: "
+            "make room, or have it replaced in place, while it answers 503: "
             f"`shoal scale {ref} 0`, then `shoal scale {ref} {again}`"
         )
     may_miss = ((service.get("spec") or {}).get("rollout") or {}).get("max_unavailable", 1)
@@ -320,7 +321,9 @@ def scale(
     if json:
         print_json(changed)
     else:
-        print(one_line(f"{changed['ref']}: {changed['min_replicas']} to {changed['max_replicas']} replicas"))
+        ref, most = one_line(changed["ref"]), changed["max_replicas"]
+        off = f"; calls are answered 503 until `shoal scale {ref} 1`" if most == 0 else ""
+        print(f"{ref}: {changed['min_replicas']} to {most} replicas{off}")
     return 0
 
 

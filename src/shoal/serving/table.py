@@ -86,6 +86,8 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     """A path that answers below 500 while a replica is well, asked now and then. Empty: only use tells."""
     closed: frozenset[str] = frozenset()
     """Paths of its servers that no caller may ask for, as `sleep`: those that manage the server itself."""
+    is_off: bool = False
+    """It should have no replicas, whoever asks: requests that find none are answered 503 and not held."""
     is_public: bool = False
     """Needs no token."""
     callers: tuple[Caller, ...] = ()
