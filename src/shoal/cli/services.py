@@ -76,11 +76,12 @@ def serve(
 def how_to_call(service: dict[str, Any], *, is_public: bool) -> list[str]:
     """What to type, far enough in to be left on one line each."""
     url = one_line(service["url"])
+    first = "call it:" if service["ready"] else "call it, once it is ready:"
     if is_public:
-        return ["call it, once it is ready:", f"     curl {url}"]
+        return [first, f"     curl {url}"]
     whose = f"--project {one_line(service['project'])} --service {one_line(service['name'])}"
     return [
-        "call it, once it is ready:",
+        first,
         f"     TOKEN=$(shoal token create {whose})",
         f'     curl -H "Authorization: Bearer $TOKEN" {url}',
     ]
