@@ -43,7 +43,7 @@ class Confinement:
         self._groups = self._choose_groups()
         self._oom_kills_before = 0
         self._home = os.path.realpath(share.home)
-        self._keep = programs(self.path) if "bubblewrap" in self.words else ()
+        self._keep = programs(self.path, self.uid, self._home) if "bubblewrap" in self.words else ()
         self._mounts = Mounts(order, self.uid, self._home, self._keep)
         self._has_own_network = order.probe is not None and order.probe.has_own_network
 
