@@ -49,14 +49,14 @@ def test_first_serve_waits_for_the_address_and_says_how_to_call_it(
     assert result.out == f"vision/chat: release 1, at {URL}\n"
     assert result.err.splitlines()[1:] == [
         "     TOKEN=$(shoal token create --project vision --service chat)",
-        f'     curl -H "Authorization: Bearer $TOKEN" {URL}',
+        f'     curl -sS -H "Authorization: Bearer $TOKEN" {URL}',
     ]
 
 
 def test_public_service_is_called_without_a_token(shell: Shell, fake: FakeServer, tmp_path: Path) -> None:
     (tmp_path / "open.yaml").write_text(FILE + "public: true\n")
     fake.answers["POST", "/v1/services"] = 201, view()
-    assert shell("serve", "open.yaml").err.splitlines()[1:] == [f"     curl {URL}"]
+    assert shell("serve", "open.yaml").err.splitlines()[1:] == [f"     curl -sS {URL}"]
 
 
 def test_later_releases_are_not_told_how_to_call(shell: Shell, fake: FakeServer, file: str) -> None:
@@ -88,6 +88,17 @@ def test_serve_that_waits_fails_when_its_release_is_rolled_back(
         "error: release 2 of vision/chat was rolled back: 40 % of its requests fail",
         "hint: release 1 serves on; `shoal events vision/chat` says what happened",
     ]
+
+
+def test_serve_that_waits_says_what_a_release_died_of(shell: Shell, fake: FakeServer, file: str) -> None:
+    gone = rollout("rolled_back", "3 replicas of it ended before they were ready")
+    failure = {"ref": "vision/3", "at": 0.0, "because": "rank 0 exited with code 1\nImportError: flask"}
+    fake.answers["POST", "/v1/services"] = 201, view(newest_release=2, rollout=rollout("rolling"))
+    fake.answers["GET", SHOWN] = view(newest_release=2, ready=1, rollout=gone, failure=failure)
+    told = shell("serve", file, "--wait", "60").err.splitlines()[0]
+    assert told.endswith(
+        "before they were ready; the last said: rank 0 exited with code 1: ImportError: flask"
+    )
 
 
 def test_serve_that_waits_fails_when_another_release_comes(shell: Shell, fake: FakeServer, file: str) -> None:
@@ -181,6 +192,9 @@ def test_service_that_crashes_shows_the_last_words_and_what_to_type(
     ]
     fake.answers["GET", SHOWN] = view(failures=3, failure=failure, ready=1)
     assert len(shell("services", "svc_1").out.splitlines()) == 1
+    gone = rollout("rolled_back", "3 replicas of it ended before they were ready")
+    fake.answers["GET", SHOWN] = view(failures=3, failure=failure, ready=1, newest_release=2, rollout=gone)
+    assert "No module named flask" in shell("services", "svc_1").out
 
 
 def test_service_that_does_not_answer_says_for_how_long_and_why(
@@ -203,3 +217,12 @@ def test_scaling_to_none_says_what_callers_get(shell: Shell, fake: FakeServer) -
     assert shell("scale", "svc_1", "0").out == told
     fake.answers["POST", f"{SHOWN}/scale"] = view(min_replicas=0, max_replicas=2)
     assert shell("scale", "svc_1", "0..2").out == "vision/chat: 0 to 2 replicas\n"
+
+
+def test_tokens_for_a_service_are_listed_as_that(shell: Shell, fake: FakeServer) -> None:
+    token = {"id": "tok_1", "scope": "admin", "project": "vision", "label": ""}
+    items = [{**token, "service": "chat"}, {**token, "id": "tok_2", "service": None}]
+    fake.answers["GET", "/v1/tokens"] = {"items": items, "next_cursor": None}
+    lines = shell("token").out.splitlines()
+    assert lines[1].split() == ["tok_1", "calls", "chat", "vision", "good"]
+    assert lines[2].split() == ["tok_2", "admin", "vision", "good"]

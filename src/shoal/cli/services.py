@@ -78,12 +78,12 @@ def how_to_call(service: dict[str, Any], *, is_public: bool) -> list[str]:
     url = one_line(service["url"])
     first = "call it:" if service["ready"] else "call it, once it is ready:"
     if is_public:
-        return [first, f"     curl {url}"]
+        return [first, f"     curl -sS {url}"]
     whose = f"--project {one_line(service['project'])} --service {one_line(service['name'])}"
     return [
         first,
         f"     TOKEN=$(shoal token create {whose})",
-        f'     curl -H "Authorization: Bearer $TOKEN" {url}',
+        f'     curl -sS -H "Authorization: Bearer $TOKEN" {url}',
     ]
 
 
@@ -117,8 +117,10 @@ def _wait(show: Any, made: dict[str, Any], for_s: float) -> dict[str, Any]:
 def _check_kept(service: dict[str, Any], release: int) -> None:
     rollout, ref = service.get("rollout") or {}, service["ref"]
     if rollout.get("new") == release and rollout["stage"] == "rolled_back":
+        words = last_words(service) if service.get("failure") else ""
         raise StateError(
-            f"release {release} of {ref} was rolled back: {rollout['because']}",
+            f"release {release} of {ref} was rolled back: {rollout['because']}"
+            + (f"; the last said: {words}" if words else ""),
             hint=f"release {service['release']} serves on; `shoal events {ref}` says what happened",
         )
     if service["newest_release"] != release:
@@ -233,7 +235,8 @@ def screen(service: dict[str, Any]) -> str:
 
 def troubles(service: dict[str, Any], now: float) -> list[str]:
     """Why it has fewer than it should: what the last one died of, and what the newest has not answered."""
-    if service["ready"] >= service["replicas"]:
+    was_taken_back = (service.get("rollout") or {}).get("stage") == "rolled_back"
+    if service["ready"] >= service["replicas"] and not was_taken_back:
         return []
     told: list[str] = []
     failure = service.get("failure")

@@ -121,7 +121,11 @@ def print_table(
 
 
 def note(text: str) -> None:
-    """A word to the person, beside the data: standard error. On a terminal, wrapped at words."""
+    """A word to the person, beside the data: standard error. On a terminal, wrapped at words.
+
+    What was printed before it comes before it, also where both end up in one pipe.
+    """
+    sys.stdout.flush()
     if sys.stderr.isatty():
         text = "\n".join(folded(line) for line in text.split("\n"))
     print(text, file=sys.stderr, flush=True)
