@@ -266,8 +266,11 @@ class Downstream(asyncio.Protocol):
         exchange, self.exchange = self.exchange, None
         if exchange is not None and not exchange.is_whole:
             self._linger()
-        else:
+        elif self._is_held or self._buffer or self.is_last or self.is_stalled or self._plane.is_draining:
             self._next()
+        else:
+            self.body_due = FOREVER
+            self.due = monotonic() + IDLE_S
 
     def _linger(self) -> None:
         """Closing now would destroy the answer on its way: the caller still sends. What comes is ignored."""

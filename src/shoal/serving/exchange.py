@@ -335,7 +335,9 @@ class Exchange:
         self._replay = body if self.is_whole else None
         if self._kept and not self.is_whole:
             self._let_go()
-        up.send(self, self.message(up.replica, body))
+        own, request_id = self.own, self.request_id  # as in `message`
+        head = (entry.prefix, own, client.forwarded, request_id, up.replica.ends_head, body)
+        up.send(self, b"".join(head))
         if client.is_stalled:
             client.pause_writing()  # this connection, too
         if not self.is_whole:
@@ -363,7 +365,8 @@ class Exchange:
         replica = self.replica
         assert replica is not None
         replica.tally.first_byte[bisect_left(BOUNDS_S, now - self.began)] += 1
-        self._judge(replica, answer.status, now)
+        if answer.status >= 500 or self._prefill or replica.failures or replica.ejections:
+            self._judge(replica, answer.status, now)
         self._answer = answer
         self._replay = None
         if self._kept:
@@ -459,17 +462,10 @@ class Exchange:
         found = service.pick(self.ask, self.replica)
         return found if found is not self.replica and found is not None and service.may_retry() else None
 
-    def message(self, replica: LiveReplica, body: bytes | None = None) -> bytes:
-        """For that replica; without a body, with the one that was kept."""
-        pieces = (
-            self.entry.prefix,
-            self.own,
-            self.client.forwarded,
-            self.request_id,
-            replica.ends_head,
-            (self._replay or b"") if body is None else body,
-        )
-        return b"".join(pieces)
+    def message(self, replica: LiveReplica) -> bytes:
+        """For that replica, with the body that was kept."""
+        forwarded, body = self.client.forwarded, self._replay or b""
+        return b"".join((self.entry.prefix, self.own, forwarded, self.request_id, replica.ends_head, body))
 
     def open(self, replica: LiveReplica, seeker: Seeker) -> None:
         self.client.open(replica, seeker)
