@@ -84,6 +84,32 @@ async def test_requests_at_once_are_counted_over_both() -> None:
     pair.close()
 
 
+async def test_caller_that_has_nothing_any_more_has_its_whole_limit_everywhere() -> None:
+    pair = Pair(Limits(concurrency=1))
+    pair.lives[1].account("ana")
+    assert pair.admits(0, 0.0)
+    pair.talk()
+    assert not pair.admits(1, 0.0)
+    pair.lives[0].account("ana").admitted -= 1
+    pair.talk()
+    assert pair.admits(1, 0.0), "it was refused for ever: nobody said that the other one had nothing"
+    pair.close()
+
+
+async def test_word_that_a_caller_has_nothing_is_said_again_where_it_was_lost() -> None:
+    pair = Pair(Limits(concurrency=1))
+    pair.lives[1].account("ana")
+    assert pair.admits(0, 0.0)
+    pair.talk()
+    pair.lives[0].account("ana").admitted -= 1
+    pair.both[0].tell(is_full=False)
+    pair.sockets[1].recv(1 << 20)  # lost
+    pair.both[0].tell(is_full=True)
+    pair.both[1].listen(0.0)
+    assert pair.admits(1, 0.0)
+    pair.close()
+
+
 async def test_replica_has_room_for_what_others_leave_and_for_ones_own_part_in_any_case() -> None:
     pair = Pair(cap=8)
     mine, its = (live.replicas["r"] for live in pair.lives)
