@@ -230,12 +230,19 @@ class Exchange:
         elif self.is_answered and (self._has_moved or not (self.is_whole or self._is_deaf)):
             self._has_moved = False
             self.client.due = now + spec.timeout_s
-        elif self.is_tunnel:
-            self._leave(is_error=False)  # nobody has anything to say, and that is nobody's failure
+        elif self.is_tunnel or self._counts is not None:
+            # Nobody has anything to say, and that is nobody's failure: of a tunnel, or of a stream of events.
+            # Else whoever opens streams of a quiet kind could have a replica left alone.
+            self._leave(is_error=False)
             self.client.abort()
         else:
             self._failed(now)
             self.refuse(Refused(504, "replica.late", f"the replica did not answer for {spec.timeout_s:g} s"))
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything of an answer is on its way to the caller."""
+        return self.is_answered or self._relay is not None
 
     def refuse(self, refused: Refused) -> None:
         """Ends it with an answer of our own, or cuts off one that has begun."""
