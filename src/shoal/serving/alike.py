@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from enum import Enum
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from shoal.serving.head import MAX_HEADERS, MAX_LENGTH
 
@@ -50,18 +50,9 @@ DECIDES, LENGTH, ID, MARKS = Kind
 """Found faster so."""
 
 
-class Field(NamedTuple):
-    """A value that differs, and what follows it up to the next one."""
-
-    start: int
-    end: int
-    fixed: bytes
-    """As it came."""
-    kind: bytes | Kind
-    label: bytes
-    """Written before the value; empty: the value does not go on."""
-    text: bytes
-    """Lines that go on after it."""
+Field = tuple[int, int, bytes, bytes | Kind, bytes, bytes]
+"""A value that differs: where it starts and ends; what follows it as it came, up to the next one; what its
+header is; what is written before it (empty: it does not go on); lines that go on after it."""
 
 
 class Shape(Generic[T]):
@@ -115,12 +106,16 @@ class Alike(Generic[T]):
         self._last: tuple[T | None, int] = (None, 0)
         """What was found last that has no shape, and its length."""
 
-    def find(self, raw: bytes) -> tuple[T, bytes, bytes, int] | None:
-        """What it has in common with a head that was learnt, and what is its own; None: read it in full."""
+    def shaped(self, raw: bytes) -> tuple[T, bytes, bytes, int] | None:
+        """What it has in common with others, and what is its own; None: it is of no known shape."""
         for shape in self._shapes.get(len(raw), ()):
             own = shape.own(raw)
             if own is not None:
                 return (shape.common, *own)
+        return None
+
+    def find(self, raw: bytes) -> tuple[T, bytes, bytes, int] | None:
+        """The same, by its lines. None: read it in full."""
         found = self._sorted(raw)
         if found is None:
             return None
@@ -214,8 +209,8 @@ class Alike(Generic[T]):
             at += len(line) + 2
         if opened:
             ends = [start for start, *_ in opened[1:]] + [len(raw)]
-            fields = [
-                Field(start, end, raw[end:until], kind, label, text)
+            fields: list[Field] = [
+                (start, end, raw[end:until], kind, label, text)
                 for (start, end, kind, label), until, text in zip(opened, ends, texts[1:], strict=True)
             ]
             shapes = self._shapes.setdefault(len(raw), [])

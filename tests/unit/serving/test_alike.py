@@ -84,7 +84,7 @@ def test_heads_are_read_alike_whatever_was_read_before(seed: int) -> None:
     found = 0
     for _ in range(1500):
         raw = drawn(source)
-        found += warm._alike.find(raw) is not None
+        found += (warm._alike.shaped(raw) or warm._alike.find(raw)) is not None
         assert said(warm, raw) == said(routes(), raw), raw
     assert found > 150, "the short way is taken"
 
