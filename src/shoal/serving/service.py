@@ -124,8 +124,8 @@ class LiveService:
         """Counts the request as the caller's own until it is over, or says why not."""
         if self.rps and (refused := account.draw(self.rps, self.burst, now)) is not None:
             return refused
-        if self.concurrency and (refused := account.is_at(self.concurrency)) is not None:
-            return refused
+        if self.concurrency and account.admitted + account.elsewhere >= self.concurrency:
+            return account.too_many(self.concurrency)
         account.admitted += 1
         if self._retries < self._most_retries:
             self._retries = min(self._most_retries, self._retries + RETRY_SHARE)
