@@ -35,6 +35,7 @@ OPTIONS = (
     "serve_on",
     "data_plane",
     "serve_processes",
+    "shared",
     "engine",
     "nodes_on",
     "nodes_urls",
@@ -105,6 +106,8 @@ class Settings:
     """Which one of `DATA_PLANES` serves them."""
     serve_processes: int = 1
     """Of the data plane, on that port."""
+    shared: Path | None = None
+    """Where several control planes on one database keep what is not in it. None: there is one, in `home`."""
     engine: str = "local"
     """Where work runs: a name of `engines/registry.py`."""
     nodes_host: str = ""
@@ -144,12 +147,38 @@ class Settings:
         """Where supervisors on other machines ask, in turn; nothing where there are none."""
         if self.nodes_urls or not self.nodes_host:
             return self.nodes_urls
+        return (self._nodes_url,)
+
+    @property
+    def has_other_machines(self) -> bool:
+        """Whether supervisors are on other machines, and find this control plane by its address for nodes."""
+        return self.engine != "local" and bool(self.reach)
+
+    @property
+    def url_for_supervisors(self) -> str:
+        """Where supervisors find this control plane, of all that the cluster may have."""
+        if not self.has_other_machines:
+            return self.url
+        return self._nodes_url if self.nodes_host else self.reach[0]
+
+    @property
+    def _nodes_url(self) -> str:
         host = self.nodes_host
-        return (f"https://{f'[{host}]' if ':' in host else host}:{self.nodes_port}",)
+        return f"https://{f'[{host}]' if ':' in host else host}:{self.nodes_port}"
 
     @property
     def server_file(self) -> Path:
         return self.home / "server.json"
+
+    @property
+    def state_dir(self) -> Path:
+        """Keys, archives, checkpoints and the spool: what whoever leads must find."""
+        return self.shared or self.home
+
+    @property
+    def leader_file(self) -> Path:
+        """Where whoever leads says where it listens, for those that the spool is for."""
+        return self.shared / "leader.json" if self.shared else self.server_file
 
     @property
     def log_file(self) -> Path:
@@ -202,6 +231,7 @@ def load_settings(
         serve_port=serve_on[1],
         data_plane=parse_data_plane(told.get("data_plane", DATA_PLANES[0])),
         serve_processes=_whole(told.get("serve_processes", "1"), "SHOAL_SERVE_PROCESSES"),
+        shared=Path(told["shared"]).absolute() if told.get("shared", "none") != "none" else None,
         engine=told.get("engine", "local"),
         nodes_host=nodes_on[0],
         nodes_port=nodes_on[1],
@@ -290,6 +320,8 @@ def _problems(settings: Settings) -> list[str]:
     if settings.database_url and not settings.database_url.startswith(("sqlite:///", "postgresql")):
         scheme = settings.database_url.split(":", 1)[0]
         found.append(f"database scheme `{scheme}` is not `sqlite:///PATH` or `postgresql://...`")
+    if settings.shared is not None:
+        found += _problems_of_sharing(settings, settings.shared)
     found += [
         f"queue `{name}` is not a name of up to {MAX_QUEUE_NAME} letters, digits and `._-`"
         for name in settings.queues
@@ -300,4 +332,22 @@ def _problems(settings: Settings) -> list[str]:
         for root in settings.mount_roots
         if not root.is_absolute()
     ]
+    return found
+
+
+def _problems_of_sharing(settings: Settings, shared: Path) -> list[str]:
+    found = []
+    if not settings.database_url.startswith("postgresql"):
+        kind = settings.database_url.split(":", 1)[0] or "sqlite"
+        found.append(
+            f"`--shared {shared}` is for several control planes on one PostgreSQL, and the database is "
+            f"`{kind}`: give `--database postgresql://...`"
+        )
+    if shared == settings.home:
+        found.append(f"`--shared {shared}` is this control plane's own SHOAL_HOME: give another directory")
+    if settings.host in EVERYWHERE:
+        found.append(
+            f"other control planes cannot name {settings.host} to anybody: give the address that this one is "
+            "reached by, such as `--listen 10.0.0.5:7462`"
+        )
     return found

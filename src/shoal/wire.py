@@ -127,6 +127,9 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     fence_s: float = 1800.0
     renew_s: float = 5.0
     control_url: str | None = None
+    control_urls: tuple[str, ...] = ()
+    """All control planes of the cluster, tried in turn: any of them may be the one that leads. Empty:
+    `control_url` alone."""
     array_index: int | None = None
     array_size: int | None = None
     uid: int | None = None
@@ -391,6 +394,8 @@ class RenewalAnswer(msgspec.Struct, frozen=True, kw_only=True):
     drill: DrillOrder | None = None
     should_sleep: bool | None = None
     """Whether the server of a replica should sleep; None: as it does."""
+    control_urls: tuple[str, ...] = ()
+    """All control planes known now, this one first: where to ask when it does not answer any more."""
     proof: str = ""
 
 

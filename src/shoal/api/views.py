@@ -524,9 +524,13 @@ class StatusView(TypedDict):
 
 
 class HealthView(TypedDict):
-    """`ok`, or `degraded` while something that the control plane does by itself keeps failing."""
+    """`ok`, or `degraded` while something that the control plane does by itself keeps failing.
+
+    One that stands by says `standby`, and where the leader is.
+    """
 
     status: str
+    role: str
 
 
 class RenewalView(TypedDict):
@@ -539,6 +543,7 @@ class RenewalView(TypedDict):
     is_after_hang: bool
     drill: dict[str, Any] | None
     should_sleep: bool | None
+    control_urls: list[str]
     proof: str
 
 

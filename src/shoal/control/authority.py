@@ -15,7 +15,7 @@ ALWAYS = ("localhost", "127.0.0.1")
 
 
 def load_authority(home: Path, clock: Clock) -> Pair:
-    """The home's authority. Control planes of one cluster share it: copy `keys/` to the second."""
+    """The home's authority. Control planes of one cluster share it, in the directory that they share."""
     certificate, key = home / "keys" / "ca.pem", home / "keys" / "ca.key"
     if not certificate.exists():
         made = make_authority("shoal cluster", clock.now())
@@ -28,9 +28,9 @@ def load_certificate(settings: Settings, clock: Clock) -> tuple[Path, Path]:
     """The files of a certificate by which supervisors know this control plane; made anew where it is old or
     the addresses changed.
     """
-    home = settings.home
-    authority = load_authority(home, clock)
-    certificate, key = home / "keys" / "nodes.pem", home / "keys" / "nodes.key"
+    authority = load_authority(settings.state_dir, clock)
+    keys = settings.home / "keys"  # its own: another control plane has other addresses
+    certificate, key = keys / "nodes.pem", keys / "nodes.key"
     names = {*ALWAYS, socket.gethostname(), settings.nodes_host, *hosts_of(settings.reach)}
     if certificate.exists() and key.exists():
         known = Pair(certificate.read_bytes(), key.read_bytes())

@@ -20,6 +20,7 @@ async def fetch(core: Core, asked: Fetch) -> Assignment:
     starting = await core.store.read(lambda tx: _current(tx, asked))
     submission = submission_of(core, starting)
     share = await anyio.to_thread.run_sync(desk.take, asked)
+    await _lead(core)
     core.leases.heard(asked.attempt_id, asked.node, asked.incarnation)
     return Assignment(
         order=share.order,
@@ -38,7 +39,17 @@ def archive_for(core: Core, asked: Fetch) -> str:
 
 async def hear(core: Core, told: Dispatch, piece: bytes) -> DispatchAnswer:
     """Keep what the keeper of a share says. The loops look at once when a share began or ended."""
-    return await anyio.to_thread.run_sync(_desk(core).hear, told, piece)
+    answer = await anyio.to_thread.run_sync(_desk(core).hear, told, piece)
+    await _lead(core)
+    return answer
+
+
+async def _lead(core: Core) -> None:
+    """`Deposed` unless this control plane still leads: what it heard is on disk, and its successor hears it
+    again from who was not answered.
+    """
+    if core.term:
+        await core.store.read(lambda _: None)
 
 
 def _desk(core: Core) -> Desk:

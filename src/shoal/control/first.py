@@ -39,14 +39,22 @@ async def claim(store: Store, home: Path) -> None:
     path = home / "home-id"
     if not path.exists():
         write_private(path, f"{os.urandom(16).hex()}\n".encode())
-    own = path.read_text(encoding="ascii").strip()
     owner = await store.read(lambda tx: tx.meta.get(HOME_ID))
+    refuse_strange_home(owner, home)
     if owner is None:
+        own = path.read_text(encoding="ascii").strip()
         await store.write(lambda tx: tx.meta.set(HOME_ID, own))
-    elif owner != own:
+
+
+def refuse_strange_home(owner: str | None, home: Path) -> None:
+    """`StateError` unless the database whose home has the id `owner` is this home's, or nobody's yet."""
+    path = home / "home-id"
+    own = path.read_text(encoding="ascii").strip() if path.exists() else "none"
+    if owner not in (None, own):
         raise StateError(
             f"this database belongs to another SHOAL_HOME (id {owner}), not to {home} (id {own})",
-            hint=f"use the home it was made with; if that is gone for good, `echo {owner} > {path}`",
+            hint=f"use the home it was made with; if that is gone for good, `echo {owner} > {path}`; "
+            "to stand by for another control plane, share its directory: `--shared DIR`",
         )
 
 
@@ -59,7 +67,7 @@ async def prepare(core: Core, admin_name: str) -> None:
         return
     token_id = core.new_id("tok")
     minted = mint_token(token_id, core.random)
-    write_private(first_token_path(core.settings.home), minted.text.encode())
+    write_private(first_token_path(core.settings.state_dir), minted.text.encode())
 
     def change(tx: Tx) -> None:
         now = core.clock.now()

@@ -158,9 +158,9 @@ def submission_of(core: Core, starting: Starting) -> Submission:
         attempt,
         nodes,
         uid=uid,
-        home=core.settings.home,
+        home=core.settings.state_dir,
         mount_roots=core.settings.mount_roots,
-        control_url=core.control_url,
+        control_urls=core.control_urls,
         renew_s=RENEW_S,
     )
     credentials = {

@@ -24,6 +24,7 @@ import msgspec
 
 from shoal.clock import Clock
 from shoal.engines.base import LogChunk
+from shoal.engines.drafts import begin_term, throw_away
 from shoal.engines.log_pages import read_page
 from shoal.engines.refusal import is_name
 from shoal.errors import NotFound, StateError
@@ -61,6 +62,11 @@ class DeskShare:
     def is_waiting(self) -> bool:
         return self.taken is None and self.outcome is None
 
+    @property
+    def is_closed(self) -> bool:
+        """Nobody has its order, and nobody will."""
+        return self.taken is not None and not self.taken.process
+
 
 @runtime_checkable
 class SupportsDesk(Protocol):
@@ -72,7 +78,10 @@ class SupportsDesk(Protocol):
 class Desk:
     """One per home. Made anew it knows everything again but when somebody was last heard from."""
 
-    def __init__(self, home: Path, clock: Clock) -> None:
+    def __init__(self, home: Path, clock: Clock, term: int = 0) -> None:
+        """`term`: of the control plane that leads, where several share the home; `Deposed` if a later one was
+        here before.
+        """
         root = home / "desk"
         self._live, self._kept, self._draft, self._trash = (
             root / name for name in ("live", "kept", "draft", "trash")
@@ -83,8 +92,7 @@ class Desk:
         self._guard = threading.RLock()
         self._numbers = itertools.count(1)
         self._attempts: dict[str, dict[str, DeskShare]] = {}
-        for draft in self._draft.iterdir():
-            removal.remove(str(draft), timeout_s=REMOVAL_S)
+        self._draft = begin_term(self._draft, self._trash, term)
         for entry in sorted(self._live.iterdir()):
             if is_name(entry.name):
                 self._attempts[entry.name] = {s.order.node: s for s in _found(entry)}
@@ -137,13 +145,15 @@ class Desk:
                 os.link(place / "log", log)
             with contextlib.suppress(FileNotFoundError):
                 os.link(log, draft / "log")
+            old_place = draft.with_name(f"{draft.name}.old")
             with contextlib.suppress(FileNotFoundError):
-                place.rename(self._trash / draft.name)
+                # Into our own place for drafts: where that is gone, another leads, and both renames fail.
+                place.rename(old_place)
             draft.rename(place)
             log.unlink(missing_ok=True)
             spool.sync_directory(above)
             self._attempts[order.attempt_id][order.node] = DeskShare(order, place)
-        removal.remove(str(self._trash / draft.name), timeout_s=REMOVAL_S)
+        throw_away(old_place, self._trash)
 
     def withdraw(self, attempt_id: str) -> None:
         """Take an attempt back as if it had never been laid down. Nobody may have any order of it."""
@@ -184,7 +194,7 @@ class Desk:
                 return DispatchAnswer(is_recorded=True, stop_grace_s=0.0)
             if share is None:  # not ours to stop: it may be another desk's
                 raise NotFound(f"nobody here knows {told.attempt_id} on {told.node}")
-            taken, now = share.taken, self._clock.monotonic()
+            taken, now = share.taken or self._read_taken(share), self._clock.monotonic()
             if taken is None or taken.process != told.process:
                 raise StateError(f"another process has the share of {told.attempt_id} on {told.node}")
             is_first = share.heard_at is None
@@ -225,6 +235,8 @@ class Desk:
             if not share.is_waiting:
                 return False
             self._write_taken(share, "", 0)
+            if not share.is_closed:
+                return False  # a deposed control plane had given it out
             self._end(share, self.end_of(share, kind, message))
             return True
 
@@ -288,8 +300,16 @@ class Desk:
         return pruned
 
     def _write_taken(self, share: DeskShare, process: str, log_base: int) -> None:
-        share.taken = Taken(process=process, at=self._clock.now(), log_base=log_base)
-        spool.durable_write(share.files.claimed, msgspec.json.encode(share.taken))
+        """Once, for ever. Where a control plane that was deposed meanwhile was quicker, its word stands."""
+        mine = Taken(process=process, at=self._clock.now(), log_base=log_base)
+        if spool.write_once(share.files.claimed, msgspec.json.encode(mine)):
+            share.taken = mine
+        else:
+            self._read_taken(share)
+
+    def _read_taken(self, share: DeskShare) -> Taken | None:
+        share.taken = _taken(share.files)
+        return share.taken
 
     def _append(self, share: DeskShare, at: int, piece: bytes) -> int:
         """Add what the log does not have yet; its size afterwards. A piece from beyond its end is left out.
@@ -344,9 +364,17 @@ def _found(attempt: Path) -> Iterator[DeskShare]:
         if order is None:
             continue
         share = DeskShare(order, directory)
-        with contextlib.suppress(FileNotFoundError):
-            share.taken = msgspec.json.decode(Path(files.claimed).read_bytes(), type=Taken)
+        share.taken = _taken(files)
         started = spool.read_started(files)
         share.started_at = started.at if started is not None else None
-        share.stop, share.outcome = spool.read_stop(files), spool.read_outcome(files)
+        share.stop, outcome = spool.read_stop(files), spool.read_outcome(files)
+        # One of another incarnation was written late, by a control plane that was deposed.
+        share.outcome = outcome if outcome is None or outcome.incarnation == order.incarnation else None
         yield share
+
+
+def _taken(files: spool.Share) -> Taken | None:
+    try:
+        return msgspec.json.decode(Path(files.claimed).read_bytes(), type=Taken)
+    except FileNotFoundError:
+        return None

@@ -82,8 +82,8 @@ class RemoteEngine(ABC):
     can_replace_shares = True
     devices_from = ""
 
-    def __init__(self, home: Path, *, clock: Clock, reach: Reach) -> None:
-        self.desk = Desk(home, clock)
+    def __init__(self, home: Path, *, clock: Clock, reach: Reach, term: int = 0) -> None:
+        self.desk = Desk(home, clock, term)
         self._home = home
         self._clock = clock
         self._reach = reach

@@ -76,7 +76,7 @@ class Writer:
                 change = self._next(len(taken), deadline)
             seq = self._committer.commit()
         except StoreUnavailable as error:
-            _refuse(taken or [first], error.message, error.hint)
+            _refuse(taken or [first], error.message, error.hint, type(error))
             return
         except Exception as error:
             # The thread must outlive even a mistake of ours.
@@ -110,9 +110,11 @@ class Writer:
             log.warning("housekeeping of the database failed: %s", error)
 
 
-def _refuse(changes: list[Change], message: str, hint: str | None) -> None:
+def _refuse(
+    changes: list[Change], message: str, hint: str | None, kind: type[StoreUnavailable] = StoreUnavailable
+) -> None:
     """Each caller gets an error of its own: a shared one would collect all their tracebacks."""
-    _settle(changes, [Answer(error=StoreUnavailable(message, hint=hint)) for _ in changes])
+    _settle(changes, [Answer(error=kind(message, hint=hint)) for _ in changes])
 
 
 def _settle(changes: list[Change], answers: list[Answer]) -> None:

@@ -78,8 +78,10 @@ class LocalEngine:
         simulated: SimulatedNodes | None = None,
         confinement: tuple[str, ...] | None = None,
         has_nursery: bool = True,
+        term: int = 0,
     ) -> None:
-        """`confinement`: only these of the ways to confine a job; None: all that work here.
+        """`confinement`: only these of the ways to confine a job; None: all that work here. `term`: of the
+        control plane that leads, where several share the home; `Deposed` if a later one was here before.
 
         Without a nursery every supervisor is a new interpreter, which is slower and means the same.
         """
@@ -88,7 +90,7 @@ class LocalEngine:
         self._simulated = simulated
         self._confinement = confinement
         self._clock = clock
-        self._book = Book(self._home)
+        self._book = Book(self._home, term)
         self._notice = Notice()
         self._watch = Watch(clock, self._notice)
         environment = supervisor_environment(os.environ, self._server_file)
