@@ -142,6 +142,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     attempt. Who carries another one than the control plane has recorded for the node may not run."""
     max_restarts: int = 0
     """How often ranks that failed may be started anew on the same nodes, before the attempt is over."""
+    has_standby: bool = False
+    """Whether each node of several keeps a supervisor in waiting beside the one that works."""
     checkpoint_dir: str | None = None
     """The job's own directory on the node, there before the supervisor is and the same for every attempt."""
     checkpoint_path: str | None = None

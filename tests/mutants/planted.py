@@ -329,8 +329,16 @@ MUTANTS = (
     Mutant(
         "values_of_heads_alike_are_not_looked_at",
         "serving/alike.py",
-        "if not value.isalnum() and value.translate(None, PLAIN):",
-        "if not value.isascii():",
+        "if not (value.isalnum() or CLEAN(value) or not value):",
+        'if b"\\0" in value:',
+        "P8: one meaning for every message",
+        ("serving",),
+    ),
+    Mutant(
+        "values_of_heads_of_one_shape_are_not_looked_at",
+        "serving/alike.py",
+        'if not (value.isalnum() or value.replace(b"-", b"").isalnum() or CLEAN(value)):',
+        'if b"\\0" in value:',
         "P8: one meaning for every message",
         ("serving",),
     ),

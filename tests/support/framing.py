@@ -95,5 +95,6 @@ async def taken(parts: list[bytes]) -> tuple[list[tuple[bytes, bytes, bool]], by
     client.connection_lost(None)
     assert all(live.outstanding == 0 for live in plane.services["p", "s"].replicas.values())
     assert plane.services["p", "s"].waiting.count == 0
+    assert plane.held.bytes == 0
     assert all(account.admitted == 0 for account in plane.services["p", "s"].accounts.values())
     return found, pipe.sent

@@ -69,6 +69,7 @@ def orders_for(
             time_limit_s=spec.time_limit,
             incarnation=attempt.incarnation(share.node),
             max_restarts=max_restarts(job),
+            has_standby=spec.retry.standby and len(attempt.allocation) > 1 and max_restarts(job) > 0,
             grace_s=spec.grace,
             fence_s=spec.fence,
             renew_s=renew_s,

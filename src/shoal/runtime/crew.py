@@ -32,6 +32,8 @@ SPARE_SHARE = 1.5
 """How much of a rank's memory must be left before a spare is started."""
 SILENT_S = 60.0
 """A program that has said nothing by then is one that does not use `shoal.runtime`."""
+SOON_S, SETTLED_S = 2.0, 10.0
+"""How long after its start a group that makes steps, or does not tell, is past it."""
 GONE_S = 5.0
 """How long what was killed may take to be gone."""
 NUM_SEEN = 40
@@ -53,7 +55,9 @@ class Crew:
         clock: Clock,
         environments: Environments,
         meter: Meter,
+        page: tuple[int, Board] | None = None,
     ) -> None:
+        """`page`: a board that a zygote which is there already has inherited."""
         self._order = order
         self._confinement = confinement
         self._launcher = launcher
@@ -61,7 +65,7 @@ class Crew:
         self._clock = clock
         self._environments = environments
         self._meter = meter
-        self._board_fd, self._board = Board.make()
+        self._board_fd, self._board = page if page is not None else Board.make()
         self._generation = Generation()
         self._formed_at, self._formed_ns = 0.0, 0
         self._spare: Process | None = None
@@ -139,6 +143,12 @@ class Crew:
     def has_stepped(self) -> bool:
         """Whether a rank of this group said that it made a step in it, or logged something of one."""
         return self._has_told_step or self._meter.steps_heard > self._steps_heard
+
+    @property
+    def has_settled(self) -> bool:
+        """Whether the group is past its start, as far as anybody can tell."""
+        formed_s = self._clock.monotonic() - self._formed_at
+        return formed_s > SETTLED_S or (formed_s > SOON_S and self._have_all_stepped())
 
     def progress(self) -> Progress | None:
         """How far the ranks are; None: not every one has made a step in this group, or they do not say."""

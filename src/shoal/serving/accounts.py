@@ -59,11 +59,8 @@ class Account:
         self.level = min(burst, self.level + (now - self.filled_at) * rps) - count
         self.filled_at = now
 
-    def is_at(self, concurrency: int) -> Refused | None:
-        here = self.admitted + self.elsewhere
-        if here < concurrency:
-            return None
-        told = f"{here} requests at once; at most {concurrency} are taken"
+    def too_many(self, concurrency: int) -> Refused:
+        told = f"{self.admitted + self.elsewhere} requests at once; at most {concurrency} are taken"
         return Refused(429, "limit.concurrency", told, retry_s=1.0)
 
 

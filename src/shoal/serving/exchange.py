@@ -230,12 +230,19 @@ class Exchange:
         elif self.is_answered and (self._has_moved or not (self.is_whole or self._is_deaf)):
             self._has_moved = False
             self.client.due = now + spec.timeout_s
-        elif self.is_tunnel:
-            self._leave(is_error=False)  # nobody has anything to say, and that is nobody's failure
+        elif self.is_tunnel or self._counts is not None:
+            # Nobody has anything to say, and that is nobody's failure: of a tunnel, or of a stream of events.
+            # Else whoever opens streams of a quiet kind could have a replica left alone.
+            self._leave(is_error=False)
             self.client.abort()
         else:
             self._failed(now)
             self.refuse(Refused(504, "replica.late", f"the replica did not answer for {spec.timeout_s:g} s"))
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything of an answer is on its way to the caller."""
+        return self.is_answered or self._relay is not None
 
     def refuse(self, refused: Refused) -> None:
         """Ends it with an answer of our own, or cuts off one that has begun."""
@@ -335,7 +342,9 @@ class Exchange:
         self._replay = body if self.is_whole else None
         if self._kept and not self.is_whole:
             self._let_go()
-        up.send(self, self.message(up.replica, body))
+        own, request_id = self.own, self.request_id  # as in `message`
+        head = (entry.prefix, own, client.forwarded, request_id, up.replica.ends_head, body)
+        up.send(self, b"".join(head))
         if client.is_stalled:
             client.pause_writing()  # this connection, too
         if not self.is_whole:
@@ -363,7 +372,8 @@ class Exchange:
         replica = self.replica
         assert replica is not None
         replica.tally.first_byte[bisect_left(BOUNDS_S, now - self.began)] += 1
-        self._judge(replica, answer.status, now)
+        if answer.status >= 500 or self._prefill or replica.failures or replica.ejections:
+            self._judge(replica, answer.status, now)
         self._answer = answer
         self._replay = None
         if self._kept:
@@ -459,17 +469,10 @@ class Exchange:
         found = service.pick(self.ask, self.replica)
         return found if found is not self.replica and found is not None and service.may_retry() else None
 
-    def message(self, replica: LiveReplica, body: bytes | None = None) -> bytes:
-        """For that replica; without a body, with the one that was kept."""
-        pieces = (
-            self.entry.prefix,
-            self.own,
-            self.client.forwarded,
-            self.request_id,
-            replica.ends_head,
-            (self._replay or b"") if body is None else body,
-        )
-        return b"".join(pieces)
+    def message(self, replica: LiveReplica) -> bytes:
+        """For that replica, with the body that was kept."""
+        forwarded, body = self.client.forwarded, self._replay or b""
+        return b"".join((self.entry.prefix, self.own, forwarded, self.request_id, replica.ends_head, body))
 
     def open(self, replica: LiveReplica, seeker: Seeker) -> None:
         self.client.open(replica, seeker)

@@ -134,7 +134,7 @@ class DataPlane:
             seeker.connected(up)
 
     def new_id(self) -> bytes:
-        return b"%b%x" % (self._id_prefix, next(self._ids))
+        return self._id_prefix + b"%x" % next(self._ids)
 
     def refused(self, refused: Refused) -> None:
         key = (refused.status, refused.code)

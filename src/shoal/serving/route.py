@@ -151,14 +151,16 @@ class Routes:
         """`Refused`: malformed, not known, not allowed."""
         if len(raw) > MAX_REMEMBERED_BYTES:
             return self._read(raw)
-        found = self._alike.find(raw)
+        shaped = self._alike.shaped(raw)  # most likely it never comes again
+        found = shaped or self._alike.find(raw)
         if found is None:
             known = self._read(raw, learns=True)
         else:
             entry, request_id, own, length = found
             request_id = request_id if _is_decent(request_id) else b""
             known = (entry, request_id, own, CHUNKED if entry.is_chunked else length)
-        self._remember(raw, known)
+        if shaped is None:
+            self._remember(raw, known)
         return known
 
     def _read(self, raw: bytes, *, learns: bool = False) -> Known:

@@ -64,7 +64,7 @@ class Committer:
             answer = _answer(change, tx)
             if answer.error is not None:
                 tx.session.send("ROLLBACK TO SAVEPOINT change")
-                tx.events.rewind(head)
+                tx.rewind(head)
             tx.session.send("RELEASE SAVEPOINT change")
         except DBAPIError as error:
             self.abandon()

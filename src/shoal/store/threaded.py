@@ -32,7 +32,7 @@ class ThreadedStore:
     async def write(self, fn: Callable[[Tx], T], *, patience_s: float = 0.0) -> T:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
-        self._writer.put(Change(fn, loop, answer), patience_s)
+        self._writer.put(Change(fn, loop, answer, patience_s))
         return await answer
 
     async def read(self, fn: Callable[[Tx], T]) -> T:

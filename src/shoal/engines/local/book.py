@@ -2,6 +2,7 @@
 
     spool/live/<attempt_id>/<node>/   taken and not forgotten
     spool/kept/<attempt_id>/<node>/   forgotten: logs and outcomes stay
+    spool/standby/                    supervisors in waiting (`runtime/standby`)
     spool/draft/<term>/               half made; nothing there runs
     spool/trash/                      half removed; nothing there runs
 
@@ -29,6 +30,7 @@ from shoal.engines.drafts import begin_term
 from shoal.engines.local.states import ShareKey
 from shoal.engines.refusal import is_name
 from shoal.runtime import removal, spool
+from shoal.runtime.standby.place import FOLDER, bury
 from shoal.wire import NodeOutcome, Order
 
 TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
@@ -93,6 +95,7 @@ class Book:
         self.live, self.kept, self.draft, self.trash = (
             root / name for name in ("live", "kept", "draft", "trash")
         )
+        self.standby = root / FOLDER
         for folder in (home, root, self.live, self.kept, self.draft, self.trash):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._attempts: dict[str, Views] = {}
@@ -105,6 +108,9 @@ class Book:
     def sweep(self) -> None:
         """Remove some more of what was thrown away, or left half removed by a crash."""
         removal.empty(str(self.trash), timeout_s=REMOVAL_S)
+        with contextlib.suppress(FileNotFoundError):
+            for standby in self.standby.iterdir():
+                bury(str(standby))  # of one that lives, nothing
 
     def all(self) -> list[ShareView]:
         """Every share taken and not forgotten, oldest attempt first."""

@@ -44,6 +44,7 @@ from shoal.engines.local.watch import Watch
 from shoal.engines.refusal import is_name, refuse_malformed, what_is_gone
 from shoal.errors import EngineRefused, EngineUnreachable, LimitReached, NodeGone
 from shoal.model.node import NodeFacts
+from shoal.runtime.standby.place import directory_of
 from shoal.wire import Credentials, Order
 
 T = TypeVar("T")
@@ -257,8 +258,17 @@ class LocalEngine:
                 supervisor_environment(os.environ, self._server_file),
                 view.share.errors,
                 msgspec.json.encode(credentials),
+                self._standby_of(view),
             )
             view.claim_by = self._clock.monotonic() + CLAIM_S
+
+    def _standby_of(self, view: ShareView) -> str | None:
+        """Where one waits to take over a lost share, if it does. The first share of a node has none."""
+        with contextlib.suppress(msgspec.DecodeError):
+            order = view.read_order()
+            if order is not None and order.incarnation > 0 and view.num_failed == 0:
+                return directory_of(view.share)
+        return None
 
     def _what_is_gone(self, view: ShareView) -> str | None:
         """Taken by an engine before us, on a machine that has changed since, and not begun there."""
