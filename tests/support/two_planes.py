@@ -81,6 +81,11 @@ class TwoPlanes:
         roles = until(self._roles, "one leads and one stands by", TAKEOVER_S)
         if roles == ["standby", "leader"]:
             self.first, self.second = self.second, self.first
+        until(
+            lambda: self.second.health().get("leader") == self.first.url,
+            "the one that stands by sees the other",
+            TAKEOVER_S,
+        )
         self._admin = self._admin or self.first.token()
 
     def client(self, patience_s: float = TAKEOVER_S) -> Shoal:
