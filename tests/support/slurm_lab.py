@@ -12,13 +12,14 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 NEEDED = ("slurmctld", "slurmd", "sbatch", "munged", "ip")
-PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+PATH = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 START_S = 60.0
 POLL_S = 0.05
 SLURMD_PORT = 26818
