@@ -6,7 +6,7 @@ SEEDS ?= 20000
 LIVES ?= 5000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-together test-alone check format bench bench-recovery bench-goodput bench-proxy bench-balancing bench-scaling bench-fairness yardsticks soak sim lives faults fuzz mutants
+.PHONY: help setup demo test test-together test-alone test-engines check format bench bench-recovery bench-goodput bench-proxy bench-balancing bench-scaling bench-fairness yardsticks soak sim lives faults fuzz mutants
 
 help: ## print these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -22,11 +22,15 @@ test: check test-together test-alone ## everything that must pass: check, then e
 
 test-together: setup
 	@echo "== tests that share the machine, three at a time: one of them mostly waits for something"
-	@$(BIN)/python -m pytest tests -n 3 --dist worksteal -m "not serial" --ignore tests/style
+	@$(BIN)/python -m pytest tests -n 3 --dist worksteal -m "not serial and not engines" --ignore tests/style
 
 test-alone: setup
 	@echo "== tests that need the machine for themselves"
-	@$(BIN)/python -m pytest tests -m serial --ignore tests/style
+	@$(BIN)/python -m pytest tests -m "serial and not engines" --ignore tests/style
+
+test-engines: ## the engine contract and drills over a real Slurm on this machine (root)
+	@scripts/setup engines
+	@$(BIN)/python -m pytest tests -m engines --ignore tests/style
 
 check: setup ## format, ruff, mypy strict, import-linter, style: seconds
 	@echo "== format" && $(BIN)/ruff format --check --quiet .

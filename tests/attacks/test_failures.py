@@ -31,6 +31,8 @@ def test_a_broken_store_is_a_problem_document_without_insides(
     without = ("me.read", "schema.read", "lease.renew", "archive.write", "table.read", "table.report")
     if row.permission in without:
         return  # they need not read the store once the caller is known
+    if row.path.startswith("/v1/desk/"):
+        return  # for supervisors and tickets alone: others are refused before anything is read
     role = "job" if row.permission == "job.self" else "admin"
     shot = aimed(world, row)
     world.call("GET", "/v1/me", role="admin")

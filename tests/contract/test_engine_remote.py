@@ -14,63 +14,27 @@ import anyio
 import msgspec
 import pytest
 
-from shoal.engines.base import Sight, Submission
+from shoal.engines.base import Sight
 from shoal.identity import ticket
 from shoal.identity.authority import make_authority
 from shoal.runtime import spool, tree
 from shoal.wire import EndKind, Summons
-from tests.contract.engine_contract import EngineContract, Program, World
-from tests.contract.test_engine_local import LocalWorld
-from tests.support.remote import KEY, DeskServer, ProcessEngine
+from tests.contract.desk_world import DeskWorld
+from tests.contract.engine_contract import EngineContract, Program
+from tests.support.remote import ProcessEngine
 
 
-class RemoteWorld(World):
+class RemoteWorld(DeskWorld):
     node_names = ProcessEngine.node_names
     engine: ProcessEngine
 
     def __init__(self, root: Path) -> None:
-        self.home, self.spool = root / "home", root / "spool"
-        self.server = DeskServer(self.home)
+        super().__init__(root)
         self.keepers: dict[tuple[str, str, int], list[subprocess.Popen[bytes]]] = {}
-        self.engine = self._open()
+        self.engine = self.open()
 
-    def _open(self) -> ProcessEngine:
+    def open(self) -> ProcessEngine:
         return ProcessEngine(self.home, self.server.reach(spool=str(self.spool)), self.keepers)
-
-    def run_line(self, program: Program) -> str:
-        return LocalWorld.run_line(self, program)  # type: ignore[arg-type]
-
-    async def pass_time(self) -> None:
-        await anyio.sleep(0.05)
-
-    async def restart(self) -> None:
-        await self.engine.close()
-        self.engine = self._open()
-        self.server.replace(self.engine)
-
-    def num_running(self, attempt_id: str) -> int:
-        marks = frozenset([f"SHOAL_ATTEMPT_ID={attempt_id}".encode()])
-        return len(tree.marked(marks, "/nowhere", None))
-
-    def num_starts(self, attempt_id: str) -> int:
-        shares = (self.home / "desk").glob(f"*/{attempt_id}/*")
-        return sum(Path(spool.Share(share).started).exists() for share in shares)
-
-    def submission(
-        self,
-        program: Program = Program(exit_code=None),  # noqa: B008
-        *,
-        num_nodes: int = 1,
-        ranks_per_node: int = 1,
-        attempt_id: str | None = None,
-    ) -> Submission:
-        made = super().submission(
-            program, num_nodes=num_nodes, ranks_per_node=ranks_per_node, attempt_id=attempt_id
-        )
-        return msgspec.structs.replace(made, ticket=ticket(KEY, made.attempt_id))
-
-    def share(self, attempt_id: str, node: str = "n1") -> spool.Share:
-        return spool.Share(self.spool / "spool" / "live" / attempt_id / node)
 
     def keepers_of(self, attempt_id: str) -> list[subprocess.Popen[bytes]]:
         return [one for key, found in self.keepers.items() if key[0] == attempt_id for one in found]
@@ -104,7 +68,7 @@ class TestKeepers:
         submission = world.submission(Program(lines=("done",)))
         await world.ended(submission)
         await anyio.to_thread.run_sync(world.engine.wait)
-        assert not os.path.exists(world.share(submission.attempt_id).directory)  # noqa: ASYNC240, PTH110
+        assert not os.path.exists(world.share(submission.attempt_id, "n1").directory)  # noqa: ASYNC240, PTH110
 
     async def test_a_second_process_gets_no_order_and_says_why(self, world: RemoteWorld) -> None:
         submission = world.submission()
@@ -147,7 +111,7 @@ class TestKeepers:
         submission = world.submission(Program(exit_code=None, has_children=True, is_deaf=True))
         await world.started(submission)
         await world.until_running(submission.attempt_id)
-        assert spool.signal_supervisor(world.share(submission.attempt_id), signal.SIGKILL)
+        assert spool.signal_supervisor(world.share(submission.attempt_id, "n1"), signal.SIGKILL)
         [seen] = await world.until(submission.attempt_id, Sight.ENDED)
         assert seen.outcome is not None
         assert (seen.outcome.kind, world.num_running(submission.attempt_id)) == (EndKind.LOST, 0)
@@ -160,7 +124,7 @@ class TestKeepers:
         await world.started(submission)
         hear = world.engine.desk.hear
         world.engine.desk.hear = _away  # type: ignore[method-assign, assignment]
-        while b"line 8" not in _read(world.share(submission.attempt_id).log):
+        while b"line 8" not in _read(world.share(submission.attempt_id, "n1").log):
             await world.pass_time()
         world.engine.desk.hear = hear  # type: ignore[method-assign]
         await world.until(submission.attempt_id, Sight.ENDED)

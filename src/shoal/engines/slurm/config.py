@@ -1,0 +1,39 @@
+"""What `shoal connect slurm` wrote down about the cluster."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from shoal.errors import SpecError
+
+FILE = "slurm.json"
+
+
+class SlurmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    partition: str = ""
+    """Only nodes of it; empty: of all."""
+    account: str = ""
+    qos: str = ""
+    python: str = sys.executable
+    """The Python with Shoal in it, as the nodes see it."""
+    python_path: str = ""
+    """Its PYTHONPATH, where Shoal is not installed in it."""
+    spool: str = ""
+    """A directory on each node's own disk; empty: below its /tmp."""
+    shared: str = ""
+    """A directory that all nodes and this machine have: for checkpoints, and for what keepers say."""
+    ssh: str = ""
+    """`user@host` of a login node; empty: this machine is one."""
+
+
+def load_config(home: Path) -> SlurmConfig:
+    """`SpecError` where nobody connected this home, or the file is broken."""
+    try:
+        return msgspec.json.decode((home / FILE).read_bytes(), type=SlurmConfig)
+    except FileNotFoundError:
+        raise SpecError(f"no Slurm is connected in {home}", hint="shoal connect slurm") from None
+    except msgspec.DecodeError as error:
+        raise SpecError(f"{home / FILE} cannot be read: {error}", hint="shoal connect slurm") from error

@@ -1,0 +1,71 @@
+"""What Slurm's words for a job mean to us. Pure.
+
+Slurm has no fence: NODE_FAIL means that slurmctld stopped hearing from slurmd, whose tasks may run on. So no
+word of its own ends a share. That a job is over is evidence only together with a node that answers, for a
+while: its slurmd has by then told what runs there and been told to end what should not.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.engines.remote import Glimpse, Stage
+
+QUEUED = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
+RUNNING = frozenset({"RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT"})
+SUSPENDED = frozenset({"SUSPENDED", "STOPPED"})
+OVER = frozenset(
+    {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED"}
+)
+BELIEFS = frozenset({"NODE_FAIL", "BOOT_FAIL"})
+"""Over for Slurm, which has not looked."""
+SETTLE_S = 30.0
+"""How long a node must have answered since its job was over, before that is evidence."""
+BOOT_MARGIN_S = 60.0
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of `squeue`."""
+
+    job_id: str
+    state: str
+    name: str
+    comment: str
+    start: str = ""
+    reason: str = ""
+
+    @property
+    def is_active(self) -> bool:
+        return self.state not in OVER | BELIEFS
+
+
+def stage_of(state: str) -> Stage:
+    """Where a job in this state is; a word nobody here knows is UNKNOWN."""
+    for stage, words in (
+        (Stage.QUEUED, QUEUED),
+        (Stage.RUNNING, RUNNING),
+        (Stage.SUSPENDED, SUSPENDED),
+        (Stage.ENDED, OVER | BELIEFS),
+    ):
+        if state in words:
+            return stage
+    return Stage.UNKNOWN
+
+
+def words(job: Job) -> str:
+    """Slurm's own reason and estimate, as `squeue` says them."""
+    reason = f" ({job.reason})" if job.reason not in ("", "None") else ""
+    start = f", Slurm expects it to start at {job.start}" if job.start not in ("", "N/A") else ""
+    return (
+        f"Slurm job {job.job_id} is {job.state}{reason}{start if stage_of(job.state) is Stage.QUEUED else ''}"
+    )
+
+
+def glimpse(job: Job, *, settled_s: float, rebooted: bool) -> Glimpse:
+    """`settled_s`: for how long the share's node has answered since the job was over; 0 while it does not.
+
+    `rebooted`: the node was started anew after the share had begun.
+    """
+    is_over = rebooted or (job.state in OVER and settled_s >= SETTLE_S)
+    told = f"{words(job)}; the node was restarted since" if rebooted else words(job)
+    return Glimpse(stage=stage_of(job.state), raw=told, is_over=is_over)

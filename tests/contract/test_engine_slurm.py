@@ -1,0 +1,261 @@
+"""The contract over a real Slurm with nodes in networks of their own, and what only a real Slurm can show."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import msgspec
+import pytest
+
+from shoal.engines.base import Sight
+from shoal.engines.slurm import SlurmConfig, SlurmEngine
+from shoal.engines.slurm.render import job_name
+from shoal.errors import EngineRefused
+from shoal.wire import EndKind, Limits
+from tests.contract.desk_world import DeskWorld
+from tests.contract.engine_contract import EngineContract, Program
+from tests.contract.test_engine_local import SkewedClock
+from tests.support.slurm_lab import SlurmLab, slurm_lab, what_is_missing
+
+pytestmark = pytest.mark.engines
+CODE = str(Path(__file__).parents[2] / "src")
+
+
+class SlurmWorld(DeskWorld):
+    engine: SlurmEngine
+
+    def __init__(self, root: Path, lab: SlurmLab) -> None:
+        super().__init__(root, lab.address)
+        self.lab = lab
+        self.node_names = lab.names[:2]
+        self.shared = root / "shared"
+        self.clock = SkewedClock()
+        self.engine = self.open()
+
+    def open(self) -> SlurmEngine:
+        config = SlurmConfig(python_path=CODE, shared=str(self.shared))
+        reach = self.server.reach(spool=str(self.spool), shared=str(self.shared))
+        return SlurmEngine(self.home, clock=self.clock, reach=reach, config=config)
+
+    async def slurm(self, *command: str) -> str:
+        return await anyio.to_thread.run_sync(lambda: self.lab.run(*command))
+
+    def said(self, attempt_id: str, incarnation: int = 0) -> str:
+        return (self.shared / "slurm" / f"{job_name(attempt_id, incarnation)}.out").read_text()
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
+    missing = what_is_missing()
+    if missing is not None:
+        pytest.skip(missing)
+    with slurm_lab(tmp_path_factory.mktemp("slurm")) as lab:
+        yield lab
+
+
+@pytest.fixture
+async def world(tmp_path: Path, lab: SlurmLab, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SlurmWorld]:
+    for name in ("SLURM_CONF", "PATH"):
+        monkeypatch.setenv(name, lab.environment[name])
+    world = SlurmWorld(tmp_path, lab)
+    with world.server.serving(world.engine):
+        yield world
+        left = {o.attempt_id for o in await world.engine.list_owned() if o.sight is not Sight.ENDED}
+        for attempt_id in left:
+            await world.engine.cancel(attempt_id, 0.0)
+        for attempt_id in left:
+            await world.until(attempt_id, Sight.ENDED)
+        await anyio.to_thread.run_sync(_until_empty, lab)
+
+
+def _until_empty(lab: SlurmLab) -> None:
+    lab.until(lambda: not lab.run("squeue", "-h").strip(), "no job is left")
+
+
+class TestSlurmEngine(EngineContract):
+    pass
+
+
+@pytest.mark.anyio
+class TestSlurm:
+    async def test_what_slurm_refuses_is_told_in_its_own_words_and_starts_nothing(
+        self, world: SlurmWorld
+    ) -> None:
+        good = world.submission()
+        orders = tuple(
+            msgspec.structs.replace(o, limits=Limits(cpus=1.0, memory_bytes=1 << 40)) for o in good.orders
+        )
+        with pytest.raises(EngineRefused, match="node configuration is not available"):
+            await world.engine.submit(msgspec.structs.replace(good, orders=orders))
+        assert await world.engine.list_owned() == []
+        assert await world.slurm("squeue", "-h") == ""
+
+    async def test_nodes_have_their_gpus_features_racks_and_partitions(self, world: SlurmWorld) -> None:
+        first = (await world.engine.nodes())[0]
+        assert (first.name, first.pool, first.cpus, first.memory_bytes) == ("n0", "main", 4.0, 8000 << 20)
+        assert [gpu.kind for gpu in first.gpus] == ["H100", "H100"]
+        assert first.labels == {"feature.fast": "yes", "partition.main": "yes", "rack": "leaf"}
+        assert first.address == world.lab.address_of("n0")
+
+    async def test_a_share_in_slurms_queue_says_why_and_is_not_silent(self, world: SlurmWorld) -> None:
+        await _fill(world, "n0")
+        submission = world.submission(Program(lines=("late",)))
+        await world.engine.submit(submission)
+        [seen] = (await world.look(submission.attempt_id)).values()
+        assert (seen.sight, seen.is_queued) == (Sight.PENDING, True)
+        assert "is PENDING (" in seen.raw
+        await world.engine.submit(submission)
+        assert len((await world.slurm("squeue", "-h", "-t", "PD", "-o", "%j")).splitlines()) == 1
+        await world.slurm("scancel", "--name=filler")
+        [ended] = await world.until(submission.attempt_id, Sight.ENDED)
+        assert ended.outcome is not None
+        assert ended.outcome.kind is EndKind.SUCCEEDED
+
+    async def test_cancelled_in_the_queue_it_leaves_it(self, world: SlurmWorld) -> None:
+        await _fill(world, "n0")
+        submission = world.submission()
+        await world.engine.submit(submission)
+        await world.engine.cancel(submission.attempt_id, 5.0)
+        [seen] = await world.until(submission.attempt_id, Sight.ENDED)
+        assert seen.outcome is not None
+        assert seen.outcome.kind is EndKind.STOPPED
+        assert "shoal" not in await world.slurm("squeue", "-h", "-t", "PD,R", "-o", "%j")
+        await world.slurm("scancel", "--name=filler")
+
+    async def test_a_submission_that_a_killed_slurmctld_forgot_is_made_again(self, world: SlurmWorld) -> None:
+        await _fill(world, "n0")
+        await anyio.sleep(6.0)  # slurmctld saves its state within 5 s: the filler is remembered
+        submission = world.submission(Program(lines=("once",)))
+        await world.engine.submit(submission)
+        ours = await world.slurm("squeue", "-h", "-t", "PD", "-o", "%i")
+        await anyio.to_thread.run_sync(world.lab.kill_controller)
+        await anyio.to_thread.run_sync(world.lab.start_controller)
+        stranger = [
+            "--job-name=stranger",
+            "--nodelist=n1",
+            "--parsable",
+            "--wrap=sleep 5",
+            "--output=/dev/null",
+        ]
+        theirs = await world.slurm("sbatch", *stranger)
+        assert theirs.strip() == ours.strip(), "slurmctld gave the id away again"
+        await world.slurm("scancel", "--name=filler")
+        seen = await world.look(submission.attempt_id)
+        for _ in range(200):
+            await world.engine.submit(submission)
+            seen = await world.look(submission.attempt_id)
+            if all(one.sight is Sight.ENDED for one in seen.values()):
+                break
+            await anyio.sleep(0.2)
+        [ended] = seen.values()
+        assert ended.outcome is not None
+        assert (ended.outcome.kind, world.num_starts(submission.attempt_id)) == (EndKind.SUCCEEDED, 1)
+        await world.slurm("scancel", "--name=stranger")
+
+    async def test_a_suspended_job_is_alive_however_silent(self, world: SlurmWorld) -> None:
+        submission = world.submission()
+        await world.started(submission)
+        job = (await world.slurm("squeue", "-h", "-t", "R", "-o", "%i")).strip()
+        await world.slurm("scontrol", "suspend", job)
+        world.clock.ahead += 3600.0
+        [seen] = (await world.look(submission.attempt_id)).values()
+        assert (seen.sight, seen.raw.split()[-1]) == (Sight.ALIVE, "SUSPENDED")
+        await world.slurm("scontrol", "resume", job)
+
+    async def test_the_loss_of_a_slurmd_ends_nothing(self, world: SlurmWorld) -> None:
+        submission = world.submission()
+        await world.started(submission)
+        await anyio.to_thread.run_sync(world.lab.kill_slurmd, "n0")
+        await anyio.to_thread.run_sync(_until_failed, world.lab, submission.attempt_id)
+        await world.until_running(submission.attempt_id)
+        [seen] = (await world.look(submission.attempt_id)).values()
+        assert seen.sight is Sight.ALIVE
+        await world.engine.cancel(submission.attempt_id, 1.0)
+        [ended] = await world.until(submission.attempt_id, Sight.ENDED)
+        assert ended.outcome is not None
+        assert ended.outcome.kind is EndKind.STOPPED
+        await anyio.to_thread.run_sync(_bring_back, world.lab, "n0")
+
+    async def test_the_loss_of_a_whole_node_is_no_evidence(self, world: SlurmWorld) -> None:
+        submission = world.submission()
+        await world.started(submission)
+        await anyio.to_thread.run_sync(world.lab.crash_node, "n0")
+        await anyio.to_thread.run_sync(_until_failed, world.lab, submission.attempt_id)
+        world.clock.ahead += 120.0
+        [seen] = (await world.look(submission.attempt_id)).values()
+        assert seen.sight is Sight.UNKNOWN
+        assert "NODE_FAIL" in seen.raw
+        await anyio.to_thread.run_sync(_bring_back, world.lab, "n0")
+        world.clock.ahead += 120.0
+        [again] = (await world.look(submission.attempt_id)).values()
+        assert again.sight is Sight.UNKNOWN
+        [share] = world.engine.desk.find(submission.attempt_id).values()
+        world.engine.desk.bury(share, EndKind.LOST, "the test crashed its node")
+
+    async def test_a_node_cut_off_from_us_works_on_and_hands_in_everything_later(
+        self, world: SlurmWorld
+    ) -> None:
+        made = world.submission()
+        shown = "for i in 1 2 3 4 5 6; do echo line $i; sleep 0.5; done"
+        orders = tuple(msgspec.structs.replace(order, run=shown) for order in made.orders)
+        await world.started(msgspec.structs.replace(made, orders=orders))
+        await anyio.to_thread.run_sync(world.lab.cut, "n0")
+        share = world.share(made.attempt_id, "n0")
+        while not os.path.exists(share.outcome):  # noqa: ASYNC110, ASYNC240, PTH110
+            await anyio.sleep(0.1)
+        [seen] = (await world.look(made.attempt_id)).values()
+        assert seen.outcome is None
+        await anyio.to_thread.run_sync(world.lab.heal, "n0")
+        await world.until(made.attempt_id, Sight.ENDED)
+        log = await world.whole_log(made.attempt_id, "n0")
+        assert [line.split(b" ", 3)[3] for line in log.splitlines()] == [
+            f"line {i}".encode() for i in range(1, 7)
+        ]
+
+    async def test_ranks_see_the_devices_that_slurm_gave(self, world: SlurmWorld) -> None:
+        made = world.submission()
+        order = msgspec.structs.replace(made.orders[0], run="echo $CUDA_VISIBLE_DEVICES", gpu_ids=(1,))
+        await world.slurm(*_filler("n0", "--gres=gpu:1", "--cpus-per-task=1"))
+        await world.ended(msgspec.structs.replace(made, orders=(order,)))
+        log = await world.whole_log(made.attempt_id, "n0")
+        assert [line.split(b" ", 3)[3] for line in log.splitlines()] == [b"1"]
+        await world.slurm("scancel", "--name=filler")
+
+    async def test_the_last_cpu_of_a_node_can_be_used(self, world: SlurmWorld) -> None:
+        made = world.submission(Program(lines=("all",)))
+        whole = Limits(cpus=4.0, memory_bytes=8000 << 20)
+        orders = tuple(msgspec.structs.replace(order, limits=whole) for order in made.orders)
+        [seen] = await world.ended(msgspec.structs.replace(made, orders=orders))
+        assert seen.outcome is not None
+        assert seen.outcome.kind is EndKind.SUCCEEDED
+
+
+def _filler(node: str, *more: str) -> list[str]:
+    words = ["--job-name=filler", f"--nodelist={node}", "--wrap=sleep 600", "--output=/dev/null"]
+    return ["sbatch", *words, *(more or ("--exclusive",))]
+
+
+async def _fill(world: SlurmWorld, node: str) -> None:
+    """Somebody else has the whole node."""
+    await world.slurm(*_filler(node))
+
+    def is_running() -> bool:
+        return bool(world.lab.run("squeue", "-h", "-t", "R", "-n", "filler").strip())
+
+    await anyio.to_thread.run_sync(lambda: world.lab.until(is_running, "the filler runs"))
+
+
+def _until_failed(lab: SlurmLab, attempt_id: str) -> None:
+    words = ("squeue", "-h", "-t", "all", "-o", "%T", "-n", job_name(attempt_id, 0))
+    lab.until(lambda: "NODE_FAIL" in lab.run(*words), "Slurm believes that the node failed")
+
+
+def _bring_back(lab: SlurmLab, name: str) -> None:
+    """With the daemon gone, its node is down until the daemon registers again."""
+    lab.crash_node(name)
+    lab.start_node(name)
+    lab.until(lambda: name in lab.usable(), f"{name} takes jobs again")

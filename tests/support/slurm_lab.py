@@ -1,0 +1,305 @@
+"""A real Slurm on this machine: munge, slurmctld, and a slurmd for each node in a network of its own.
+
+Made of Debian's packages (`scripts/setup engines`), as root, without systemd. A node can be killed, cut off
+from the control plane, from its peers, or from both, and healed. Everything lies below one folder; everything
+that was started is ended by `down`, by pid and by network namespace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+NEEDED = ("slurmctld", "slurmd", "sbatch", "munged", "ip")
+PATH = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+START_S = 60.0
+POLL_S = 0.05
+SLURMD_PORT = 26818
+
+
+class Shape(NamedTuple):
+    """How large it is. All of it is made up: Slurm believes its configuration."""
+
+    nodes: int = 3
+    cpus: int = 4
+    memory_mb: int = 8000
+    gpus: int = 2
+
+
+def what_is_missing() -> str | None:
+    """Why there can be no Slurm here, and what to do; None: there can."""
+    if os.getuid() != 0:
+        return "a Slurm of one's own needs root: `sudo make test-engines`"
+    missing = [name for name in NEEDED if shutil.which(name, path=PATH) is None]
+    return f"no {', '.join(missing)} here: `scripts/setup engines` installs them" if missing else None
+
+
+class SlurmLab:
+    """Blocking. `up` once, `down` at the end, whatever happened in between."""
+
+    def __init__(self, root: Path, shape: Shape = Shape()) -> None:  # noqa: B008
+        self.root = root
+        self.shape = shape
+        self.names = tuple(f"n{number}" for number in range(shape.nodes))
+        number = os.getpid() % 250
+        self._tag = f"sh{os.getpid() % 100000}"
+        self._net = f"10.{200 + number // 50}.{number}"
+        self.address = f"{self._net}.1"
+        """Of this machine, as the nodes see it."""
+        self.environment = {
+            **os.environ,
+            "PATH": PATH,
+            "SLURM_CONF": str(root / "etc" / "slurm.conf"),
+        }
+
+    def up(self) -> None:
+        for name in ("etc", "run", "log", "state", "spool", "dev", "munge"):
+            (self.root / name).mkdir(parents=True, exist_ok=True)
+        self.root.chmod(0o755)
+        (self.root / "run").chmod(0o1777)
+        self._write_files()
+        self._start_munge()
+        self._make_network()
+        self.start_controller()
+        for name in self.names:
+            self.start_node(name)
+        self.until(lambda: len(self.usable()) == len(self.names), "every node is idle")
+
+    def down(self) -> None:
+        """End everything. May be repeated, and comes after anything that failed."""
+        for name in self.names:
+            self.crash_node(name)
+        for name in ("slurmctld", "munged"):
+            self._end(name)
+        for name in self.names:
+            self._ip("netns", "del", self._space(name), check=False)
+        self._ip("link", "del", self._bridge, check=False)
+
+    def run(self, *command: str, given: str = "") -> str:
+        """A command of Slurm's, as on a login node."""
+        done = subprocess.run(
+            command, env=self.environment, input=given, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        return done.stdout
+
+    def until(self, is_so: Callable[[], bool], what: str, within_s: float = START_S) -> None:
+        deadline = time.monotonic() + within_s
+        while not is_so():
+            assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}\n{self.told()}"
+            time.sleep(POLL_S)
+
+    def told(self) -> str:
+        """The last words of every daemon."""
+        files = sorted((self.root / "log").glob("*.log"))
+        return "\n".join(f"== {f.name}\n{f.read_text(errors='replace')[-1500:]}" for f in files)
+
+    def start_controller(self) -> None:
+        self._check(["slurmctld", "-i"])
+        self.until(self._answers, "slurmctld answers")
+
+    def kill_controller(self) -> None:
+        """As by `kill -9`."""
+        self._end("slurmctld", signal.SIGKILL)
+
+    def start_node(self, name: str) -> None:
+        """Its slurmd, in the node's network and with the node's own name."""
+        inside = 'hostname "$0"; exec "$@"'
+        daemon = ["slurmd", "-N", name, "-f", self.environment["SLURM_CONF"]]
+        # Not `ip netns exec`, which hides /sys/fs/cgroup.
+        space = ["nsenter", f"--net=/run/netns/{self._space(name)}"]
+        self._check([*space, "unshare", "--uts", "sh", "-c", inside, name, *daemon])
+
+    def kill_slurmd(self, name: str) -> None:
+        """The daemon alone: what it started runs on."""
+        self._end(name, signal.SIGKILL)
+
+    def crash_node(self, name: str) -> None:
+        """Everything in the node's network at once, as by a power cut."""
+        for _ in range(3):  # one may fork while the others are read
+            for pid in self.pids_on(name):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        (self.root / "run" / f"{name}.pid").unlink(missing_ok=True)
+
+    def pids_on(self, name: str) -> list[int]:
+        told = self._ip("netns", "pids", self._space(name), check=False)
+        return [int(word) for word in told.split()]
+
+    def cut(self, name: str, peers: tuple[str, ...] = (), *, from_control: bool = True) -> None:
+        """No packet of the node reaches this machine (`from_control`) or these `peers` any more."""
+        for address in self._addresses(peers, from_control=from_control):
+            self._ip("-n", self._space(name), "route", "replace", "blackhole", f"{address}/32")
+
+    def heal(self, name: str) -> None:
+        others = tuple(one for one in self.names if one != name)
+        for address in self._addresses(others, from_control=True):
+            self._ip("-n", self._space(name), "route", "del", "blackhole", f"{address}/32", check=False)
+
+    def _addresses(self, peers: tuple[str, ...], *, from_control: bool) -> list[str]:
+        return [*([self.address] if from_control else []), *map(self.address_of, peers)]
+
+    def address_of(self, name: str) -> str:
+        return f"{self._net}.{10 + self.names.index(name)}"
+
+    @property
+    def _bridge(self) -> str:
+        return f"{self._tag}b"
+
+    def _space(self, name: str) -> str:
+        return f"{self._tag}-{name}"
+
+    def _make_network(self) -> None:
+        self._ip("link", "add", self._bridge, "type", "bridge")
+        self._ip("addr", "add", f"{self.address}/24", "dev", self._bridge)
+        self._ip("link", "set", self._bridge, "up")
+        for number, name in enumerate(self.names):
+            space, outside = self._space(name), f"{self._tag}v{number}"
+            self._ip("netns", "add", space)
+            self._ip("link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", space)
+            self._ip("link", "set", outside, "master", self._bridge, "up")
+            self._ip("-n", space, "addr", "add", f"{self.address_of(name)}/24", "dev", "eth0")
+            self._ip("-n", space, "link", "set", "eth0", "up")
+            self._ip("-n", space, "link", "set", "lo", "up")
+
+    def _ip(self, *words: str, check: bool = True) -> str:
+        done = subprocess.run(["ip", *words], env={"PATH": PATH}, capture_output=True, text=True, check=False)
+        assert done.returncode == 0 or not check, (words, done.stderr)
+        return done.stdout
+
+    def _check(self, command: list[str]) -> None:
+        with (self.root / "log" / "starts.log").open("ab") as log:
+            subprocess.run(command, env=self.environment, check=True, stdout=log, stderr=log, cwd="/")
+
+    def _answers(self) -> bool:
+        done = subprocess.run(["scontrol", "ping"], env=self.environment, capture_output=True, check=False)
+        return b"is UP" in done.stdout
+
+    def usable(self) -> set[str]:
+        done = subprocess.run(
+            ["sinfo", "-h", "-N", "-t", "idle,mix,alloc", "-o", "%N"],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return set(done.stdout.split())
+
+    def _end(self, name: str, number: int = signal.SIGTERM) -> None:
+        path = self.root / "run" / f"{name}.pid"
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(path.read_text())
+            os.kill(pid, number)
+            deadline = time.monotonic() + 10
+            while _is_alive(pid) and time.monotonic() < deadline:
+                time.sleep(POLL_S)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        path.unlink(missing_ok=True)
+
+    def _start_munge(self) -> None:
+        key = self.root / "munge" / "key"
+        key.write_bytes(os.urandom(1024))
+        key.chmod(0o400)
+        (self.root / "munge").chmod(0o700)
+        files = {name: str(self.root / place) for name, place in MUNGE_FILES.items()}
+        self._check(["munged", "--force", *(f"--{name}={path}" for name, path in files.items())])
+
+    def _write_files(self) -> None:
+        for number in range(self.shape.gpus):
+            device = self.root / "dev" / f"gpu{number}"
+            if not device.exists():
+                os.mknod(
+                    device, 0o666 | 0o020000, os.makedev(240, number)
+                )  # of the local range: opens nothing
+        port = 26000 + os.getpid() % 800  # slurmctld listens at every address: two labs need two
+        host = os.uname().nodename.split(".")[0]
+        lines = [
+            line.format(root=self.root, host=host, address=self.address, port=port)
+            for line in CONF.splitlines()
+        ]
+        lines += [
+            (
+                f"NodeName={name} NodeHostname={name} NodeAddr={self.address_of(name)} Port={SLURMD_PORT} "
+                f"CPUs={self.shape.cpus} RealMemory={self.shape.memory_mb} Gres=gpu:h100:{self.shape.gpus} "
+                "Feature=fast State=UNKNOWN"
+            )
+            for name in self.names
+        ]
+        lines += ["PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP"]
+        (self.root / "etc" / "slurm.conf").write_text("\n".join(lines) + "\n")
+        devices = f"{self.root}/dev/gpu[0-{self.shape.gpus - 1}]"
+        gres = f"NodeName=n[0-{self.shape.nodes - 1}] Name=gpu Type=h100 File={devices}\n"
+        (self.root / "etc" / "gres.conf").write_text(gres)
+        (self.root / "etc" / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+        switches = f"SwitchName=leaf Nodes=n[0-{self.shape.nodes - 1}]\n"
+        (self.root / "etc" / "topology.conf").write_text(switches)
+
+
+def _is_alive(pid: int) -> bool:
+    """Neither gone nor a zombie that nobody has taken away."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+MUNGE_FILES = {
+    "key-file": "munge/key",
+    "socket": "run/munge.sock",
+    "pid-file": "run/munged.pid",
+    "log-file": "log/munged.log",
+    "seed-file": "munge/seed",
+}
+CONF = """ClusterName=lab
+SlurmctldHost={host}({address})
+SlurmctldPort={port}
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={root}/run/munge.sock,cred_expire=5
+StateSaveLocation={root}/state
+SlurmdSpoolDir={root}/spool/%n
+SlurmctldPidFile={root}/run/slurmctld.pid
+SlurmdPidFile={root}/run/%n.pid
+SlurmctldLogFile={root}/log/slurmctld.log
+SlurmdLogFile={root}/log/%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+TopologyPlugin=topology/tree
+SlurmdParameters=config_overrides
+ReturnToService=2
+SlurmdTimeout=5
+SlurmctldTimeout=30
+MessageTimeout=5
+BatchStartTimeout=5
+InactiveLimit=0
+KillWait=2
+MinJobAge=300
+SchedulerType=sched/backfill
+SchedulerParameters=sched_min_interval=0,batch_sched_delay=0,bf_interval=1
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU_Memory
+DefMemPerCPU=100
+GresTypes=gpu
+MaxJobCount=100000
+MailProg=/bin/true"""
+
+
+@contextlib.contextmanager
+def slurm_lab(root: Path, shape: Shape = Shape()) -> Iterator[SlurmLab]:  # noqa: B008
+    """One that is up, and wholly gone afterwards."""
+    lab = SlurmLab(root, shape)
+    try:
+        lab.up()
+        yield lab
+    finally:
+        lab.down()

@@ -1,0 +1,136 @@
+"""Slurm's words, read and written, without a Slurm."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from shoal.engines.remote import Stage
+from shoal.engines.slurm.config import SlurmConfig, load_config
+from shoal.engines.slurm.parse import expand, parse_jobs, parse_nodes, parse_topology
+from shoal.engines.slurm.render import batch_script, sbatch_arguments
+from shoal.engines.slurm.states import OVER, SETTLE_S, Job, glimpse
+from shoal.errors import EngineRefused, SpecError
+from shoal.wire import Limits, Order, Summons
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "slurm"
+NODE = (
+    "NodeName=n0 Arch=x86_64 CoresPerSocket=1  CPUAlloc=0 CPUEfctv=4 CPUTot=4 CPULoad=7.27 "
+    "AvailableFeatures=fast,ib ActiveFeatures=fast,ib Gres=gpu:h100:2(S:0),gpu:a100:1 NodeAddr=10.204.204.10 "
+    "NodeHostName=n0 Port=26818 Version=22.05.8 OS=Linux 6.1 #1 SMP PREEMPT_DYNAMIC @0  RealMemory=8000 "
+    "AllocMem=0 FreeMem=20021 Sockets=4 Boards=1 State={state} ThreadsPerCore=1 TmpDisk=100 Weight=1 "
+    "MCS_label=N/A Partitions=main,low  BootTime=2026-11-16T18:11:18 SlurmdStartTime=2026-11-16T18:56:36 "
+    "CfgTRES=cpu=4,mem=8000M,billing=4 AllocTRES= CapWatts=n/a Reason={reason} [root@2026-11-16T18:00:00]"
+)
+
+
+def order(**more: object) -> Order:
+    fields: dict[str, object] = {
+        "attempt_id": "att_1",
+        "epoch": 1,
+        "job_id": "job_1",
+        "job_number": 7,
+        "job_name": "train",
+        "project": "vision",
+        "node": "n0",
+        "node_rank": 0,
+        "nodes": ("n0", "n1"),
+        "ranks_per_node": 2,
+        "run": "python train.py",
+        "limits": Limits(cpus=1.5, memory_bytes=3 << 30),
+        "time_limit_s": 3600.0,
+        "gpu_ids": (0, 1),
+    }
+    return Order(**{**fields, **more})  # type: ignore[arg-type]
+
+
+def test_what_slurm_is_told_is_the_golden_file() -> None:
+    config = SlurmConfig(partition="main", account="vision", python="/opt/shoal/bin/python")
+    orders = (order(), order(node="n1", node_rank=1))
+    summons = Summons(attempt_id="att_1", urls=("https://a:1", "https://b:1"), ca="PEM", ticket="sht_att_1_x")
+    arguments = sbatch_arguments(config, orders, "/shared/slurm/%x.out")
+    text = "\n".join(["sbatch", *arguments]) + "\n\n" + batch_script(config, summons, 2)
+    if os.environ.get("SHOAL_GOLDEN") == "write":
+        GOLDEN.mkdir(exist_ok=True)
+        (GOLDEN / "two-nodes.txt").write_text(text)
+    assert text == (GOLDEN / "two-nodes.txt").read_text()
+
+
+def test_no_argument_of_sbatch_holds_the_ticket() -> None:
+    assert not any("sht_" in word for word in sbatch_arguments(SlurmConfig(), (order(),), "/tmp/x"))
+
+
+def test_a_part_of_a_gpu_is_refused() -> None:
+    with pytest.raises(EngineRefused, match="Slurm gives whole ones"):
+        sbatch_arguments(SlurmConfig(), (order(gpu_ids=(0,), gpu_milli=500),), "/tmp/x")
+
+
+def test_a_node_becomes_facts() -> None:
+    [node] = parse_nodes(NODE.format(state="IDLE", reason="none"), {"n0": "leaf-3"}, "")
+    facts = node.facts
+    assert (facts.name, facts.pool, facts.address, facts.cpus) == ("n0", "main", "10.204.204.10", 4.0)
+    assert (facts.memory_bytes, facts.disk_bytes) == (8000 << 20, 100 << 20)
+    assert [(gpu.index, gpu.kind) for gpu in facts.gpus] == [(0, "H100"), (1, "H100"), (2, "A100")]
+    assert facts.labels == {
+        "feature.fast": "yes",
+        "feature.ib": "yes",
+        "partition.main": "yes",
+        "partition.low": "yes",
+        "rack": "leaf-3",
+    }
+    assert facts.is_alive
+    assert node.booted_at is not None
+    assert parse_nodes(NODE.format(state="IDLE", reason="none"), {}, "gpu") == []
+
+
+@pytest.mark.parametrize("state", ["DOWN", "IDLE+DRAIN", "MIXED*", "DOWN*+DRAIN", "IDLE+NOT_RESPONDING"])
+def test_a_node_that_takes_no_work_says_why(state: str) -> None:
+    [node] = parse_nodes(NODE.format(state=state, reason="bad cable"), {}, "low")
+    assert not node.facts.is_alive
+    assert "bad cable" in node.facts.remarks[0]
+    assert node.facts.pool == "low"
+
+
+def test_jobs_and_switches_are_read() -> None:
+    line = "12|PENDING|shoal-att_1.0|shoal attempt att_1 incarnation 0|2026-11-17T01:00:00|Resources|odd"
+    [job] = parse_jobs(f"{line}\nrubbish\n")
+    assert (job.job_id, job.state, job.reason) == ("12", "PENDING", "Resources|odd")
+    assert glimpse(job, settled_s=0.0, rebooted=False).raw == (
+        "Slurm job 12 is PENDING (Resources|odd), Slurm expects it to start at 2026-11-17T01:00:00"
+    )
+    leaf = "SwitchName=s0 Level=0 LinkSpeed=1 Nodes=n[08-10],m1"
+    told = f"{leaf}\nSwitchName=top Level=1 LinkSpeed=1 Nodes=n8 Switches=s0\n"
+    assert parse_topology(told) == {"n08": "s0", "n09": "s0", "n10": "s0", "m1": "s0"}
+    assert expand("a[1-2]b[0,3],c") == ["a1b0", "a1b3", "a2b0", "a2b3", "c"]
+
+
+@pytest.mark.parametrize(
+    "state", ["NODE_FAIL", "BOOT_FAIL", "RUNNING", "SUSPENDED", "PENDING", "SOMETHING_NEW"]
+)
+def test_what_slurm_merely_believes_is_never_evidence(state: str) -> None:
+    job = Job(job_id="1", state=state, name="x", comment="x")
+    assert not glimpse(job, settled_s=1e9, rebooted=False).is_over
+
+
+def test_an_end_is_evidence_once_the_node_has_answered_for_a_while_or_was_restarted() -> None:
+    for state in OVER:
+        job = Job(job_id="1", state=state, name="x", comment="x")
+        assert not glimpse(job, settled_s=SETTLE_S - 1, rebooted=False).is_over
+        assert glimpse(job, settled_s=SETTLE_S, rebooted=False).is_over
+    assert glimpse(
+        Job(job_id="1", state="NODE_FAIL", name="x", comment="x"), settled_s=0.0, rebooted=True
+    ).is_over
+    suspended = glimpse(
+        Job(job_id="1", state="SUSPENDED", name="", comment=""), settled_s=0.0, rebooted=False
+    )
+    assert suspended.stage is Stage.SUSPENDED
+
+
+def test_a_home_that_is_not_connected_says_what_to_type(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="no Slurm is connected"):
+        load_config(tmp_path)
+    (tmp_path / "slurm.json").write_text('{"partitoin": "x"}')
+    with pytest.raises(SpecError, match="partitoin"):
+        load_config(tmp_path)
