@@ -6,7 +6,7 @@ SEEDS ?= 20000
 LIVES ?= 5000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-together test-alone check format bench bench-recovery bench-goodput bench-proxy bench-balancing bench-scaling bench-fairness yardsticks soak sim lives faults fuzz mutants
+.PHONY: help setup demo test test-engines test-together test-alone check format bench bench-recovery bench-goodput bench-proxy bench-balancing bench-scaling bench-fairness yardsticks soak sim lives faults fuzz mutants
 
 help: ## print these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -27,6 +27,11 @@ test-together: setup
 test-alone: setup
 	@echo "== tests that need the machine for themselves"
 	@$(BIN)/python -m pytest tests -m serial --ignore tests/style
+
+test-engines: ## a real Slurm on machines of its own (namespaces): minutes, and root
+	@scripts/setup engines
+	@echo "== tests of engines"
+	@$(BIN)/python -m pytest tests -m engines --no-header
 
 check: setup ## format, ruff, mypy strict, import-linter, style: seconds
 	@echo "== format" && $(BIN)/ruff format --check --quiet .
