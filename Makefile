@@ -57,7 +57,7 @@ bench-recovery: ## how long training stands still when a rank or a node is lost:
 bench-goodput: setup ## how much of its time a training run keeps under an hour's faults, pressed into minutes
 	@$(BIN)/python -m benchmarks.goodput
 
-bench-proxy: ## what a request costs in Shoal's data plane, nginx, HAProxy, Envoy, LLM routers, Ray Serve: 8 minutes
+bench-proxy: ## what a request costs in Shoal's data plane, nginx, HAProxy, Envoy, LLM routers, Ray Serve: 9 minutes
 	@scripts/setup proxies
 	@$(BIN)/python -m benchmarks.proxy
 

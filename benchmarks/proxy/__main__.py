@@ -1,6 +1,6 @@
 """CPU of a proxy for each request, latency added, memory: Shoal beside nginx, HAProxy and others, in one run.
 
-    python -m benchmarks.proxy [--rounds 5] [--only "Shoal;nginx"] [--streams] [--no-ray]
+    python -m benchmarks.proxy [--rounds 5] [--only "Shoal;nginx"] [--cases "POST 4 KB, 32"] [--no-ray]
 
 All proxies stay up; in each round every one gets a short burst of each case, in random order, and is compared
 with nginx's burst of the same round. The figure is the median of those ratios: a busy machine slows all of
@@ -34,6 +34,10 @@ UNARY = (
     Case("GET 1 KB, 256 connections", "GET", 256),
     Case("POST 4 KB, 32 connections", "POST", 32),
     Case("POST 4 KB, 256 connections", "POST", 256),
+)
+FRESH = (
+    Case("GET 1 KB, 32 connections, every head new", "GET", 32, is_fresh=True),
+    Case("POST 4 KB, 32 connections, every head new", "POST", 32, is_fresh=True),
 )
 STREAMS = (Case("64 event streams", "stream", 64), Case("256 event streams", "stream", 256))
 REST = Case("GET 1 KB, one request at a time", "GET", 1)
@@ -153,15 +157,30 @@ def whole(samples: Samples, field: Field, rounds: int) -> None:
     print(table("end to end: memory of the proxy", ["", "PSS"], rows), flush=True)
 
 
+def chosen(cases: Sequence[Case], words: str) -> tuple[Case, ...]:
+    """Those whose titles begin so. `SystemExit` names all titles: none does."""
+    begins = tuple(word.strip() for word in words.split(";") if word.strip())
+    found = tuple(case for case in cases if case.title.startswith(begins))
+    if not found:
+        titles = "; ".join(case.title for case in cases)
+        sys.exit(f"error: no case begins with `{words}`\nhint: --cases takes some of: {titles}")
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="names of rows, separated by semicolons")
     parser.add_argument("--no-ray", action="store_true", help="leave out what needs Ray")
     parser.add_argument("--streams", action="store_true", help="event streams alone, without Ray")
+    parser.add_argument(
+        "--cases", default="", help="how their titles begin, separated by semicolons; without Ray"
+    )
     asked = parser.parse_args()
-    has_ray = not asked.no_ray and not asked.streams
-    cases = STREAMS if asked.streams else (*UNARY, REST, *STREAMS)
+    has_ray = not asked.no_ray and not asked.streams and not asked.cases
+    cases: Sequence[Case] = STREAMS if asked.streams else (*UNARY, *FRESH, REST, *STREAMS)
+    if asked.cases:
+        cases = chosen(cases, asked.cases)
     try:
         private_network.enter()
     except BenchmarkError as error:
@@ -175,7 +194,7 @@ def main() -> None:
         if has_ray:
             with Field(Path(name)) as field:
                 whole(samples, field, asked.rounds)
-    rows = [goal.row() for goal in goals(samples, UNARY, STREAMS, REST, END_TO_END)]
+    rows = [goal.row() for goal in goals(samples, UNARY, FRESH, STREAMS, REST, END_TO_END)]
     print(table("goals, judged by Shoal with everything on", ["", "goal", "measured", ""], rows))
 
 

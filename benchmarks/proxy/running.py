@@ -56,7 +56,7 @@ class Running:
             count, failed = int(seen["came"]), int(seen["expected"] - seen["came"])
             rate, p50_s, p99_s = count / seen["seconds"], seen["p50_s"], seen["p99_s"]
         else:
-            done = burst(self.contestant, self.port, case.method, case.connections, seconds)
+            done = burst(self.contestant, self.port, case, seconds)
             count, failed, p50_s, p99_s = done.requests, done.failed, done.p50_s, done.p99_s
             rate = count / max(1, round(seconds))
         return Sample((self.cpu_s() - before) / max(count, 1) * 1e6, rate, p50_s, p99_s, failed)

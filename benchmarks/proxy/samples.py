@@ -13,6 +13,8 @@ class Case:
     method: str
     """`GET`, `POST` or `stream`."""
     connections: int
+    is_fresh: bool = False
+    """No two heads of its requests are alike, as where every request has an id and a trace of its own."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import subprocess
 import tempfile
@@ -9,12 +10,33 @@ from dataclasses import dataclass
 
 from benchmarks.proxy.contestants import Contestant
 from benchmarks.proxy.payload import CHAT, POST_BYTES, chat
+from benchmarks.proxy.samples import Case
 
 POST = """
 wrk.method = "POST"
 wrk.body = [[{body}]]
 wrk.headers["content-type"] = "application/json"
 """
+FRESH = """
+math.randomseed({seed})
+local function hex(words)
+  local found = ""
+  for _ = 1, words do found = found .. string.format("%08x", math.random(0, 4294967295)) end
+  return found
+end
+local start, rest
+function request()
+  if start == nil then
+    wrk.headers["x-mark"] = "here"
+    local whole = wrk.format()
+    local from, to = whole:find("x-mark: here", 1, true)
+    start, rest = whole:sub(1, from - 1), whole:sub(to + 1)
+  end
+  local trace = "traceparent: 00-" .. hex(4) .. "-" .. hex(2) .. "-01"
+  return start .. "x-request-id: " .. hex(4) .. "\\r\\n" .. trace .. rest
+end
+"""
+"""An id and a trace context for each request, as gateways and OpenTelemetry write them."""
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0}
 REQUESTS = re.compile(r"(\d+) requests in")
 BAD = re.compile(r"Non-2xx or 3xx responses: (\d+)")
@@ -29,19 +51,24 @@ class Burst:
     p99_s: float
 
 
-def burst(contestant: Contestant, port: int, method: str, connections: int, seconds: float) -> Burst:
-    words = ["wrk", "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "--latency"]
+def burst(contestant: Contestant, port: int, case: Case, seconds: float) -> Burst:
+    words = ["wrk", "-t1", f"-c{case.connections}", f"-d{max(1, round(seconds))}s", "--latency"]
     for header in contestant.headers:
         words += ["-H", header]
-    path = CHAT if method == "POST" else contestant.get
+    path = CHAT if case.method == "POST" else contestant.get
     with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
-        if method == "POST":
-            script.write(POST.format(body=chat(size=POST_BYTES).decode()))
-            script.flush()
-            words += ["-s", script.name]
+        script.write(lua(case))
+        script.flush()
+        words += ["-s", script.name]
         url = f"http://127.0.0.1:{port}{contestant.under}{path}"
         done = subprocess.run([*words, url], capture_output=True, text=True, check=True, timeout=seconds + 60)
     return parse(done.stdout)
+
+
+def lua(case: Case) -> str:
+    """What wrk is to do beside asking for one URL; seeded anew, so that no burst repeats another's heads."""
+    text = POST.format(body=chat(size=POST_BYTES).decode()) if case.method == "POST" else ""
+    return text + (FRESH.format(seed=random.getrandbits(48)) if case.is_fresh else "")
 
 
 def parse(text: str) -> Burst:

@@ -25,7 +25,8 @@ from benchmarks.measure import table, times
 from benchmarks.recovery.runs import CONTESTANTS, TORCHFT, Run, Step
 
 FAULTS = {"kill": "one rank is killed", "node": "one of two nodes is lost", "hang": "one rank is stopped"}
-WARM_STEPS = 45
+WARM_STEPS = 150
+"""Some fifteen seconds: what a contestant keeps ready is ready by then."""
 BETWEEN = 60
 """Steps that all ranks make before the next fault: some six seconds. Of a program that tells of no steps, a
 group that is killed sooner counts as one that fails at once, and the third of those as a new attempt.

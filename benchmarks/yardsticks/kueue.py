@@ -163,7 +163,7 @@ async def open_plane(home: Path, case: Case) -> AsyncIterator[tuple[ControlPlane
         settings=settings,
         key=os.urandom(32),
     )
-    core.control_url = "http://fake"
+    core.control_urls = ("http://fake",)
     try:
         async with ControlPlane.running(core) as plane, anyio.create_task_group() as tasks:
             await _make_projects(plane, case)

@@ -62,6 +62,12 @@ class StateError(ShoalError):
     exit_code = 3
 
 
+class AlreadyLed(StateError):
+    """Another control plane has the database: wait for it, or leave it."""
+
+    code = "control.already_led"
+
+
 class LimitReached(ShoalError):
     """A quota, a rate or a size limit says no. The same request may work later."""
 
@@ -135,6 +141,20 @@ class StoreUnavailable(ShoalError):
     """The store could not commit (disk full, read-only, database away). Nothing was acknowledged."""
 
     code = "store.unavailable"
+    status = 503
+    exit_code = 6
+
+
+class Deposed(StoreUnavailable):
+    """Another control plane leads since: this one changes nothing any more, and answers for nothing."""
+
+    code = "control.deposed"
+
+
+class StandingBy(ShoalError):
+    """This control plane waits for the lead, which another one has: nothing was done. Ask that one."""
+
+    code = "control.standing_by"
     status = 503
     exit_code = 6
 

@@ -35,6 +35,10 @@ OPTIONS = (
     "serve_on",
     "data_plane",
     "serve_processes",
+    "shared",
+    "engine",
+    "nodes_on",
+    "nodes_urls",
 )
 """What can be set, as text, by a flag of `shoal up` or a variable `SHOAL_...`."""
 MAX_QUEUE_NAME = 100
@@ -102,6 +106,16 @@ class Settings:
     """Which one of `DATA_PLANES` serves them."""
     serve_processes: int = 1
     """Of the data plane, on that port."""
+    shared: Path | None = None
+    """Where several control planes on one database keep what is not in it. None: there is one, in `home`."""
+    engine: str = "local"
+    """Where work runs: a name of `engines/registry.py`."""
+    nodes_host: str = ""
+    """Where supervisors on other machines find this control plane, over TLS by the home's own authority.
+    Empty: nowhere, since none are on other machines."""
+    nodes_port: int = 0
+    nodes_urls: tuple[str, ...] = ()
+    """All addresses by which they find the cluster's control planes, where it is not that one alone."""
     limits: ServerLimits = field(default_factory=ServerLimits)
 
     def __post_init__(self) -> None:
@@ -129,8 +143,42 @@ class Settings:
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     @property
+    def reach(self) -> tuple[str, ...]:
+        """Where supervisors on other machines ask, in turn; nothing where there are none."""
+        if self.nodes_urls or not self.nodes_host:
+            return self.nodes_urls
+        return (self._nodes_url,)
+
+    @property
+    def has_other_machines(self) -> bool:
+        """Whether supervisors are on other machines, and find this control plane by its address for nodes."""
+        return self.engine != "local" and bool(self.reach)
+
+    @property
+    def url_for_supervisors(self) -> str:
+        """Where supervisors find this control plane, of all that the cluster may have."""
+        if not self.has_other_machines:
+            return self.url
+        return self._nodes_url if self.nodes_host else self.reach[0]
+
+    @property
+    def _nodes_url(self) -> str:
+        host = self.nodes_host
+        return f"https://{f'[{host}]' if ':' in host else host}:{self.nodes_port}"
+
+    @property
     def server_file(self) -> Path:
         return self.home / "server.json"
+
+    @property
+    def state_dir(self) -> Path:
+        """Keys, archives, checkpoints and the spool: what whoever leads must find."""
+        return self.shared or self.home
+
+    @property
+    def leader_file(self) -> Path:
+        """Where whoever leads says where it listens, for those that the spool is for."""
+        return self.shared / "leader.json" if self.shared else self.server_file
 
     @property
     def log_file(self) -> Path:
@@ -163,6 +211,7 @@ def load_settings(
     }
     host, port = parse_listen(told["listen"]) if "listen" in told else ("127.0.0.1", DEFAULT_PORT)
     serve_on = parse_listen(told["serve_on"]) if "serve_on" in told else ("127.0.0.1", DEFAULT_SERVE_PORT)
+    nodes_on = parse_listen(told["nodes_on"]) if told.get("nodes_on", "none") != "none" else ("", 0)
     return Settings(
         home=home_from_env(env),
         host=host,
@@ -182,6 +231,11 @@ def load_settings(
         serve_port=serve_on[1],
         data_plane=parse_data_plane(told.get("data_plane", DATA_PLANES[0])),
         serve_processes=_whole(told.get("serve_processes", "1"), "SHOAL_SERVE_PROCESSES"),
+        shared=Path(told["shared"]).absolute() if told.get("shared", "none") != "none" else None,
+        engine=told.get("engine", "local"),
+        nodes_host=nodes_on[0],
+        nodes_port=nodes_on[1],
+        nodes_urls=tuple(_parts(told.get("nodes_urls", ""))),
         limits=ServerLimits(**limits),
     )
 
@@ -253,9 +307,21 @@ def _problems(settings: Settings) -> list[str]:
         )
     if not 1 <= settings.serve_processes <= MAX_SERVE_PROCESSES:
         found.append(f"{settings.serve_processes} data plane processes are not 1 to {MAX_SERVE_PROCESSES}")
+    if settings.nodes_host in EVERYWHERE:
+        found.append(
+            f"nodes cannot find a control plane at {settings.nodes_host}: give the address they reach it by, "
+            "such as `SHOAL_NODES_ON=10.0.0.1:7464`"
+        )
+    found += [
+        f"`{url}` is no address for nodes: write https://HOST:PORT"
+        for url in settings.nodes_urls
+        if not re.fullmatch(r"https://(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}", url)
+    ]
     if settings.database_url and not settings.database_url.startswith(("sqlite:///", "postgresql")):
         scheme = settings.database_url.split(":", 1)[0]
         found.append(f"database scheme `{scheme}` is not `sqlite:///PATH` or `postgresql://...`")
+    if settings.shared is not None:
+        found += _problems_of_sharing(settings, settings.shared)
     found += [
         f"queue `{name}` is not a name of up to {MAX_QUEUE_NAME} letters, digits and `._-`"
         for name in settings.queues
@@ -266,4 +332,22 @@ def _problems(settings: Settings) -> list[str]:
         for root in settings.mount_roots
         if not root.is_absolute()
     ]
+    return found
+
+
+def _problems_of_sharing(settings: Settings, shared: Path) -> list[str]:
+    found = []
+    if not settings.database_url.startswith("postgresql"):
+        kind = settings.database_url.split(":", 1)[0] or "sqlite"
+        found.append(
+            f"`--shared {shared}` is for several control planes on one PostgreSQL, and the database is "
+            f"`{kind}`: give `--database postgresql://...`"
+        )
+    if shared == settings.home:
+        found.append(f"`--shared {shared}` is this control plane's own SHOAL_HOME: give another directory")
+    if settings.host in EVERYWHERE:
+        found.append(
+            f"other control planes cannot name {settings.host} to anybody: give the address that this one is "
+            "reached by, such as `--listen 10.0.0.5:7462`"
+        )
     return found

@@ -127,6 +127,9 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     fence_s: float = 1800.0
     renew_s: float = 5.0
     control_url: str | None = None
+    control_urls: tuple[str, ...] = ()
+    """All control planes of the cluster, tried in turn: any of them may be the one that leads. Empty:
+    `control_url` alone."""
     array_index: int | None = None
     array_size: int | None = None
     uid: int | None = None
@@ -139,6 +142,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     attempt. Who carries another one than the control plane has recorded for the node may not run."""
     max_restarts: int = 0
     """How often ranks that failed may be started anew on the same nodes, before the attempt is over."""
+    has_standby: bool = False
+    """Whether each node of several keeps a supervisor in waiting beside the one that works."""
     checkpoint_dir: str | None = None
     """The job's own directory on the node, there before the supervisor is and the same for every attempt."""
     checkpoint_path: str | None = None
@@ -389,6 +394,8 @@ class RenewalAnswer(msgspec.Struct, frozen=True, kw_only=True):
     drill: DrillOrder | None = None
     should_sleep: bool | None = None
     """Whether the server of a replica should sleep; None: as it does."""
+    control_urls: tuple[str, ...] = ()
+    """All control planes known now, this one first: where to ask when it does not answer any more."""
     proof: str = ""
 
 
@@ -402,3 +409,66 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     """Signs what the supervisor says, and tells the control plane's answers from others; never sent."""
     job_token: str | None = None
     secrets: dict[str, str] = {}
+
+
+class Summons(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine hands a supervisor on another machine, on its standard input: where its order is, and
+    the right to fetch it once. A secret while nobody has.
+    """
+
+    attempt_id: str
+    urls: tuple[str, ...]
+    """Of the control planes, tried in turn: any of them may be the one that leads."""
+    ca: str
+    """The certificate of the cluster's own authority (PEM): whoever cannot show one of its is nobody."""
+    ticket: str
+    incarnation: int = 0
+    spool: str = ""
+    """A directory on the node's own disk; empty: one of this user's below /tmp."""
+    devices_from: str = ""
+    """The variable in which the cluster says which devices it gave; empty: those of the order."""
+    patience_s: float = 300.0
+    """How long to try to get the order."""
+
+
+class Fetch(msgspec.Struct, frozen=True, kw_only=True):
+    """A supervisor asks for its order. Repeated by the same process it is one; another process gets none."""
+
+    attempt_id: str
+    node: str
+    incarnation: int = 0
+    process: str
+    """Random, made by the process that asks."""
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+    """The order of one share with what must not be on disk. Given to one process, once."""
+
+    order: Order
+    credentials: Credentials
+    has_archive: bool = False
+
+
+class Dispatch(msgspec.Struct, frozen=True, kw_only=True):
+    """What the keeper of a share tells the desk; bytes of the share's log follow. May be repeated."""
+
+    attempt_id: str
+    epoch: int
+    node: str
+    incarnation: int = 0
+    process: str
+    """The one that fetched the order."""
+    offset: int = 0
+    """Where in the share's log the bytes that follow begin."""
+    started_at: float | None = None
+    outcome: NodeOutcome | None = None
+    """Sent once the desk has the whole log."""
+
+
+class DispatchAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    size: int = 0
+    """How many bytes of the share's log the desk has: what to send next begins there."""
+    stop_grace_s: float | None = None
+    """Set when the share is to end."""
+    is_recorded: bool = False
+    """The outcome is on the control plane's disk: nobody needs the share's files any more."""

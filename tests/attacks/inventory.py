@@ -51,6 +51,8 @@ BODIES: dict[str, Any] = {
     "POST /v1/services/{service_id}/stop": {},
     "POST /v1/serving/reports": {"process_id": "prc_0", "version": 1},
     "POST /v1/supervisor/renew": {"attempt_id": "att_0", "epoch": 1, "node": "node-1", "phase": "running"},
+    "POST /v1/desk/fetch": {"attempt_id": "att_0", "node": "node-1", "process": "p"},
+    "POST /v1/desk/archive": {"attempt_id": "att_0", "node": "node-1", "process": "p"},
 }
 
 
@@ -109,7 +111,18 @@ def aimed(world: World, row: Declared) -> Shot:
     if name == "POST /v1/supervisor/renew":
         attempt = world.newest(world.jobs["vision"])
         data = {**BODIES[name], "attempt_id": attempt.attempt_id, "node": attempt.node_names[0]}
+    if "/desk/" in row.path:
+        return _at_the_desk(world, row)
     return msgspec.structs.replace(bare(row, values), data=data)
+
+
+def _at_the_desk(world: World, row: Declared) -> Shot:
+    attempt = world.newest(world.jobs["vision"])
+    who = {"attempt_id": attempt.attempt_id, "node": attempt.node_names[0], "process": "p"}
+    if title(row) in BODIES:
+        return msgspec.structs.replace(bare(row), data={**BODIES[title(row)], **who})
+    body = msgspec.json.encode({**who, "epoch": attempt.epoch}) + b"\n" + b"a line\n"
+    return Shot(row.method, row.path, body=body, headers=(("content-type", "application/octet-stream"),))
 
 
 def fire(world: World, shot: Shot, role: str | None) -> int:

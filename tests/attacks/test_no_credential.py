@@ -72,7 +72,7 @@ def test_paths_that_no_route_has_are_not_known_to_strangers_and_not_found_by_oth
 def test_a_header_cannot_change_which_path_is_judged(world: World, header: str) -> None:
     assert world.call("GET", "/v1/jobs", headers=[(header, "/healthz")]).status == 401
     got = world.call("GET", "/healthz", headers=[(header, "/v1/jobs")])
-    assert (got.status, got.json()) == (200, {"status": "ok"})
+    assert (got.status, got.json()) == (200, {"status": "ok", "role": "leader"})
 
 
 @pytest.mark.parametrize("header", ["x-http-method-override", "x-method-override", "x-http-method"])

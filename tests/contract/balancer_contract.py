@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
+
+import pytest
 
 from shoal.serving.balancer import ANY, Ask, Balancer
 from shoal.serving.replica import FOREIGN, LiveReplica, Tally
@@ -74,6 +77,22 @@ class BalancerContract:
         for n, home in homes.items():
             again = balancer.pick(replicas, Ask(affinity=b"%d" % n))
             assert again is home or home is gone
+
+    @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize("keys", ["%d", "session-%05d", "%032x"])
+    def test_keys_are_spread_evenly(self, balancer: Balancer, seed: int, keys: str) -> None:
+        source = random.Random(seed)
+        replicas = [replica(f"att_{source.getrandbits(64):016x}", cap=10_000) for _ in range(8)]
+        for n in range(4000):
+            bind(balancer, replicas, Ask(affinity=(keys % n).encode()))
+        had = [one.outstanding for one in replicas]
+        assert 400 < min(had) <= max(had) < 600, "500 are a replica's part"
+
+    def test_twice_the_weight_has_twice_the_keys(self, balancer: Balancer) -> None:
+        light, heavy = replica("light", cap=10_000), replica("heavy", weight=2.0, cap=10_000)
+        for n in range(3000):
+            bind(balancer, [light, heavy], Ask(affinity=b"session-%04d" % n))
+        assert 900 < light.outstanding < 1100
 
     def test_key_whose_replica_is_full_goes_elsewhere(self, balancer: Balancer) -> None:
         replicas = [replica(name, cap=1) for name in "abc"]

@@ -354,6 +354,69 @@ class AdmissionContract:
         assert json.loads(denied.body)["code"] == json.loads(unknown.body)["code"] == "service.unknown"
         assert strangers[0].body == strangers[1].body
 
+    @pytest.mark.parametrize("caller", ["eve", "temp"], ids=["of another project", "of another service"])
+    @pytest.mark.parametrize(
+        "raw",
+        [
+            b"GET /p/s/ HTTP/1.1\r\nhost: a",
+            b"GET /p/s HTTP/1.1\r\nhost: a",
+            b"GET / HTTP/1.1\r\nhost: chat.example",
+            b"GET /q/open/ HTTP/1.1\r\nhost: chat.example",
+            b"GET /p/s/ HTTP/1.1\r\nhost: theirs.example\r\nx-forwarded-host: a",
+            b"GET http://theirs.example/p/s/ HTTP/1.1\r\nhost: theirs.example",
+            b"GET /q/open/../../p/s/ HTTP/1.1\r\nhost: a",
+            b"GET /q/open/%2e%2e/%2e%2e/p/s/ HTTP/1.1\r\nhost: a",
+            b"GET //p/s/ HTTP/1.1\r\nhost: a",
+            b"GET /q%2fopen/p/s/ HTTP/1.1\r\nhost: a",
+            b"GET /p/s/ HTTP/1.1\r\nhost: a\r\nauthorization: Bearer token-wrong",
+            b"GET /p/s/ HTTP/1.1\r\nhost: a\r\nx-shoal-caller: ana\r\nx-shoal-project: p",
+        ],
+    )
+    async def test_token_of_elsewhere_opens_no_service_by_any_way(
+        self, lab: AnyLab, raw: bytes, caller: str
+    ) -> None:
+        ours, theirs = await lab.replica(), await lab.replica("theirs")
+        lab.serve(
+            closed(ours, hosts=("chat.example",)),
+            closed(theirs, project="q", name="open", hosts=("theirs.example",), callers=callers("eve")),
+            closed(project="p", name="other", callers=callers("temp")),
+        )
+        answer = await lab.ask(raw + f"\r\nauthorization: Bearer token-{caller}\r\n\r\n".encode())
+        assert ours.requests == []
+        if not theirs.requests:
+            assert answer.status in {400, 401, 404}
+        assert all(seen.get("x-shoal-caller") == "eve" for seen in theirs.requests)
+
+    async def test_service_scaled_to_none_says_so_at_once_and_holds_nobody(self, lab: AnyLab) -> None:
+        lab.serve(closed(is_off=True, queue_s=600.0, start_s=600.0))
+        refused = await lab.ask(as_caller("ana"))
+        told = json.loads(refused.body)
+        assert (refused.status, told["code"]) == (503, "service.off")
+        assert "`shoal scale p/s 1`" in told["detail"]
+        assert (await lab.ask(get())).status == 401
+
+    async def test_service_scaled_to_none_serves_with_what_is_still_there(self, lab: AnyLab) -> None:
+        replica = await lab.replica()
+        lab.serve(closed(replica, is_off=True))
+        assert (await lab.ask(as_caller("ana"))).status == 200
+        lab.serve(closed(replica.told(is_draining=True), is_off=True))
+        assert (await lab.ask(as_caller("ana"))).status == 503
+
+    async def test_refusals_are_problems_and_what_clients_of_language_models_read(self, lab: AnyLab) -> None:
+        lab.serve(closed(limits=Limits(rps=0.01), is_off=True))
+        answers = [
+            await lab.ask(get("/p/s/v1/models")),
+            await lab.ask(as_caller("ana", "/p/nothing/v1/models")),
+            await lab.ask(as_caller("ana", "/p/s/v1/models")),
+            await lab.ask(as_caller("ana", "/p/s/v1/models")),
+        ]
+        assert [answer.status for answer in answers] == [401, 404, 503, 429]
+        kinds = ["authentication_error", "not_found_error", "server_error", "rate_limit_error"]
+        for answer, kind in zip(answers, kinds, strict=True):
+            told = json.loads(answer.body)
+            error = {"message": told["detail"], "type": kind, "param": None, "code": told["code"]}
+            assert told["error"] == error
+
     async def test_public_service_sees_what_its_callers_show_unless_that_is_a_token_of_ours(
         self, lab: AnyLab
     ) -> None:

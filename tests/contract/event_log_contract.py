@@ -9,8 +9,11 @@ import anyio
 import pytest
 
 from shoal.errors import Bug, StateError
+from shoal.model.job import ReplicaPlace
 from shoal.store import Event, EventFilter, Flaw, Head, Store, Tx
 from shoal.store.chain import GENESIS
+from shoal.wire import Probe
+from tests.support.store_records import a_job, add
 
 Tamper = Callable[[str], None]
 """Runs SQL on the database behind the store's back, with the triggers out of the way."""
@@ -65,6 +68,33 @@ class EventLogContract:
         assert [event.seq for event in log] == list(range(1, 31))
         assert sorted(event.data["n"] for event in log if event.kind == "a") == list(range(0, 30, 2))
         assert await store.read(lambda tx: tx.events.verify()) is None
+
+    async def test_events_of_a_service_are_what_names_it_and_those_of_its_replicas(
+        self, store: Store
+    ) -> None:
+        def change(tx: Tx) -> None:
+            place = ReplicaPlace(service_id="svc_1", service="chat", release=1, slot=1, probe=Probe())
+            replica, alike = a_job(1, name="chat", replica=place), a_job(2, name="chat")
+            add(tx, replica)
+            add(tx, alike)
+            log = partial(tx.events.append, at=1.0, actor="shoal")
+            log("service.released", project="vision", data={"service": "chat", "spec": '{"service":"rank"}'})
+            log("service.released", project="vision", data={"service": "chat-2"})
+            log("replica.ready", project="vision", job_id=replica.job_id)
+            log("attempt.ended", project="vision", job_id=alike.job_id)
+            log("token.created", project="speech", data={"service": "chat"})
+            log("service.released", project="vision", data={"service": "ch_t"})
+
+        await store.write(change)
+
+        async def numbers(wanted: EventFilter) -> list[int]:
+            return [event.seq for event in await store.read(lambda tx: tx.events.page(0, wanted))]
+
+        first = (await store.read(lambda tx: tx.events.head())).seq - 5
+        assert await numbers(EventFilter(service="chat")) == [first, first + 2, first + 4]
+        assert await numbers(EventFilter(service="chat", projects=("vision",))) == [first, first + 2]
+        assert await numbers(EventFilter(service="rank")) == []
+        assert await numbers(EventFilter(service="ch_t")) == [first + 5]
 
     async def test_pages_and_latest_follow_the_filter(self, store: Store) -> None:
         await store.write(_varied_events)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -223,6 +224,27 @@ def test_tmp_is_private_and_removed(start: Start) -> None:
     assert share.texts() == ["x", "y"]
     assert not Path(f"/tmp/{name}").exists()
     assert not Path(share.share.scratch).exists()
+
+
+@needs("bubblewrap", "uid")
+def test_package_installed_for_editing_below_tmp_can_be_imported_and_not_written(start: Start) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as made:
+        folder = Path(made)
+        folder.chmod(0o755)
+        (folder / "clone").mkdir()
+        (folder / "clone" / "thing.py").write_text("print('imported')\n")
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True)
+        [site] = (folder / "env" / "lib").glob("python3*/site-packages")
+        (site / "thing.pth").write_text(f"{folder}/clone\n")
+        record = site / "thing-1.dist-info" / "direct_url.json"
+        record.parent.mkdir()
+        record.write_text(f'{{"url": "file://{folder}/clone", "dir_info": {{"editable": true}}}}')
+        run = f"python -c 'import thing'; touch {folder}/clone/x || echo no; ls /tmp"
+        share = start(an_order(run=run, confinement=FULL, uid=JOB_UID))
+        share.run(SHOAL_PATH=f"{folder}/env/bin:/usr/bin:/bin")
+        said = share.texts()
+        assert said[:2] == ["imported", "no"]
+        assert folder.name in said
 
 
 @needs("bubblewrap", "uid")

@@ -1,8 +1,9 @@
-"""The quickstart, typed into a shell from its first block to its last, and compared with what it shows."""
+"""The quickstart, and how the guide to services begins: typed into a shell, compared with what they show."""
 
 from __future__ import annotations
 
 import getpass
+import json
 import os
 import re
 import shutil
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
@@ -21,7 +22,7 @@ import pytest
 from shoal.engines.local.inventory import node_name
 from shoal.home import holder
 from tests.style.tree import ROOT
-from tests.support.pages import Typed, blocks, transcript
+from tests.support.pages import Typed, blocks, blocks_of, transcript
 from tests.support.real_plane import until
 
 pytestmark = [
@@ -30,12 +31,18 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("pgrep") is None, reason="no pgrep: apt-get install procps"),
 ]
 QUICKSTART = ROOT / "docs" / "quickstart.md"
+SERVICES = ROOT / "docs" / "guides" / "services.md"
+FIRST_SERVICE = "## The first one, in two minutes"
+SERVED_AT = "http://127.0.0.1:7463"
+"""As the guide has it: where data planes listen by default, which somebody else's cluster may have."""
 COMMAND_S = 60.0
 SAME = (
     (r"\x1b\[[0-9;]*m", ""),
     (rf"\b{re.escape(node_name(socket.gethostname()))}\b", "vm"),
     (rf"\b{re.escape(getpass.getuser())}\b", "root"),
     (r"http://127\.0\.0\.1:\d+", "URL"),
+    (r"127\.0\.0\.1:\d+", "ADDRESS"),
+    (r"\b\d+\.\d s\b", "SECONDS"),
     (r"process \d+", "process N"),
     (r"\d+ entries, head [0-9a-f]{64}", "N entries, head HASH"),
     (r"\b(?:\d+m)?\d+s\b", "AGE"),
@@ -92,17 +99,24 @@ class Reader:
 
     home: Path
     place: Path
+    variables: dict[str, str] = field(default_factory=dict)
+    """That they have set in their shell."""
 
     @property
     def env(self) -> dict[str, str]:
         own = {k: v for k, v in os.environ.items() if not k.startswith(("SHOAL_", "PYTEST"))}
         path = f"{self.home.parent / 'bin'}:{own.get('PATH', os.defpath)}"
         # A port of our own: somebody else's cluster may have the default one.
-        ours = {"SHOAL_HOME": str(self.home), "SHOAL_LISTEN": "127.0.0.1:0", "COLUMNS": "80", "NO_COLOR": "1"}
-        return {**own, **ours, "PATH": path, "PYTHONPATH": str(ROOT / "src")}
+        ours = {"SHOAL_HOME": str(self.home), "COLUMNS": "80", "NO_COLOR": "1"}
+        ours |= dict.fromkeys(("SHOAL_LISTEN", "SHOAL_SERVE_ON"), "127.0.0.1:0")
+        return {**own, **ours, **self.variables, "PATH": path, "PYTHONPATH": str(ROOT / "src")}
 
     def type(self, command: str) -> str:
         """What the terminal shows. The command reaches the shell as input: `pgrep -f` must not find it."""
+        name = match[1] if (match := re.match(r"([A-Z]+)=", command)) else None
+        value = self.place.parent / "value"
+        if name:
+            command += f'\nprintf %s "${name}" > {value}'
         done = subprocess.run(
             ["bash"],
             input=command,
@@ -114,6 +128,8 @@ class Reader:
             env=self.env,
             cwd=self.place,
         )
+        if name:
+            self.variables[name] = value.read_text()
         return done.stdout
 
     def difference(self, step: Typed) -> str | None:
@@ -124,7 +140,8 @@ class Reader:
         """
         if step.command.startswith("kill"):
             until(lambda: "[0] step" in self.type("shoal logs --rank 0 steps"), "a first step")
-        deadline = time.monotonic() + (COMMAND_S if step.command.startswith("shoal queue") else 0.0)
+        looks = step.command.startswith(("shoal queue", "shoal services"))
+        deadline = time.monotonic() + (COMMAND_S if looks else 0.0)
         while (found := differs(step, self.type(step.command))) is not None and time.monotonic() < deadline:
             time.sleep(0.5)
         return found
@@ -156,6 +173,23 @@ def test_the_quickstart_happens_as_it_is_written(reader: Reader) -> None:
             typed += 1
     assert typed > 15
     assert not reader.home.exists(), "and nothing of it is left"
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl: apt-get install curl")
+def test_the_first_service_happens_as_it_is_written(reader: Reader) -> None:
+    section = SERVICES.read_text(encoding="utf-8").partition(FIRST_SERVICE)[2].partition("\n## ")[0]
+    typed = 0
+    for block in blocks_of(section):
+        if block.title:
+            (reader.place / block.title).write_text(block.text)
+        for step in transcript(block) if block.language == "console" else ():
+            if SERVED_AT in step.command:
+                facts = json.loads((reader.home / "serving.json").read_text())
+                step.command = step.command.replace(SERVED_AT, facts["url"])
+            difference = reader.difference(step)
+            assert difference is None, difference
+            typed += 1
+    assert typed > 10
 
 
 @pytest.mark.parametrize(

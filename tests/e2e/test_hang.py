@@ -10,6 +10,7 @@ import pytest
 
 from shoal.runtime.ports import free_port
 from shoal.wire import EndKind, Order
+from tests.support.boards import training
 from tests.support.shares import SOURCE, RunningShare, Start, an_order, processes_with, until
 
 PROGRAM = """
@@ -82,8 +83,7 @@ def test_stopped_rank_is_named_with_the_line_it_was_stopped_at(start: Start) -> 
     share = start(order(hangs=False))
     share.spawn()
     until(lambda: "step 20" in share.texts(), 60, share.describe)
-    stopped = sorted(processes_with(f"bin/python\0{NAME}\0"))[1]
-    os.kill(stopped, signal.SIGSTOP)
+    os.kill(training(processes_with(f"bin/python\0{NAME}\0"))[1], signal.SIGSTOP)
     assert share.outcome(90).kind is EndKind.SUCCEEDED, share.describe()
     told = complaints(share)[0]
     assert "; it stood in " in told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import signal
 from collections.abc import Iterator
@@ -78,6 +79,39 @@ def test_canary_that_returns_errors_is_taken_back_without_anybody(served: Served
         until(lambda: caller.statuses[200] > good + 50, "it is answered")
         assert caller.statuses[500] <= bad + 1
     assert set(caller.statuses) == {200, 500}
+
+
+@by_each
+def test_token_is_good_when_it_is_printed_and_worthless_when_its_revocation_is(served: Served) -> None:
+    served.serve()
+    served.until_ready(1)
+    address, tokens = address_of(served), served.plane.shoal.tokens
+    until(lambda: status(address, token_of(served)) == 200, "it is served")
+    for _ in range(5):
+        made = tokens.create(project="default", service="hello")
+        assert status(address, made["text"]) == 200
+        tokens.revoke(made["id"])
+        assert status(address, made["text"]) == 401
+
+
+@by_each
+def test_service_scaled_to_none_says_so_until_it_has_one_again(served: Served) -> None:
+    served.serve()
+    served.until_ready(1)
+    address, token = address_of(served), token_of(served)
+    assert served.plane.command("scale", "hello", "0").returncode == 0
+    until(lambda: status(address, token) == 503, "nobody is there")
+    assert served.plane.command("scale", "hello", "1").returncode == 0
+    until(lambda: status(address, token) == 200, "somebody is there again")
+
+
+def status(address: str, token: str) -> int:
+    link = http.client.HTTPConnection(address, timeout=30)
+    try:
+        link.request("GET", PATH, headers={"Authorization": f"Bearer {token}"})
+        return link.getresponse().status
+    finally:
+        link.close()
 
 
 @pytest.mark.parametrize("served", KINDS[1:], indirect=True)

@@ -166,6 +166,38 @@ def test_restarted_control_plane_is_found_through_its_file(start: Start, plane: 
     assert share.outcome().kind is EndKind.STOPPED
 
 
+@pytest.fixture
+def other() -> Iterator[ControlPlane]:
+    made = ControlPlane()
+    yield made
+    made.close()
+
+
+def test_another_control_plane_of_the_order_is_found_when_the_first_does_not_answer(
+    start: Start, plane: ControlPlane
+) -> None:
+    urls = ("http://127.0.0.1:9", plane.url)
+    order = an_order(control_url=urls[0], control_urls=urls, renew_s=0.2, fence_s=60.0, run=FOREVER)
+    share = start(order, TOKEN)
+    share.spawn()
+    until(lambda: "running" in plane.phases(), describe=share.describe)
+    plane.answer = lambda body: proven(body, should_stop=True, grace_s=1.0)
+    assert share.outcome().kind is EndKind.STOPPED
+
+
+def test_successor_that_an_answer_named_is_found_and_a_standby_is_not_obeyed(
+    start: Start, plane: ControlPlane, other: ControlPlane
+) -> None:
+    plane.answer = lambda body: proven(body, control_urls=(plane.url, other.url))
+    share = start(an_order(control_url=plane.url, renew_s=0.1, fence_s=60.0, run=FOREVER), TOKEN)
+    share.spawn()
+    until(lambda: "running" in plane.phases(), describe=share.describe)
+    plane.answer = lambda _: (200, {"should_stop": True, "is_stale": True})
+    until(lambda: "running" in other.phases(), describe=share.describe)
+    other.answer = lambda body: proven(body, should_stop=True, grace_s=1.0)
+    assert share.outcome().kind is EndKind.STOPPED
+
+
 def test_a_supervisor_that_hung_for_a_fence_before_its_claim_starts_nothing(
     start: Start, plane: ControlPlane
 ) -> None:

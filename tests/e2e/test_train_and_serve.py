@@ -48,7 +48,9 @@ def test_what_was_trained_is_served_and_streams_to_a_client_with_a_token(shoal: 
     shoal("serve", "examples/language_model/serve.yaml", "--wait", "90")
     shown = service(shoal)
     assert [(one["number"], one["model"]) for one in shown["releases"]] == [(1, f"lm-ddp@{STEPS}")]
-    assert f"release 1 (lm-ddp@{STEPS}), 1 of 1 ready\ncold start " in shoal("services", "lm")
+    page = shoal("services", "lm")
+    assert f"release 1 (lm-ddp@{STEPS}), 1 of 1 ready\n" in page
+    assert "\ncold start " in page
     [start] = shown["starts"]
     assert start["loading_s"] > 0
     shoal.until(lambda: bool(service(shoal)["url"]))

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.style.tree import ROOT
+from tests.support.boards import training
 from tests.support.shares import processes_with
 from tests.support.simulated import Cluster, a_cluster
 from tests.support.torchrun import torchrun
@@ -75,7 +76,7 @@ def how(name: str, number: int) -> signal.Signals:
 
 
 def strike(job: str, script: str, dice: random.Random, how: signal.Signals) -> int:
-    """Hit one of the ranks, if all are there. Of a program that has a spare, that is the newest process."""
+    """Hit one of the ranks, if all are there and, of a program that has one, a spare."""
     mine = f"SLURM_JOB_NAME={job}".encode()
     found = []
     for pid in sorted(processes_with(f"bin/python\0{script}\0")):
@@ -84,7 +85,10 @@ def strike(job: str, script: str, dice: random.Random, how: signal.Signals) -> i
                 found.append(pid)
     if len(found) < RANKS + (script == "ddp.py"):
         return 0
-    os.kill(dice.choice(found[:RANKS]), how)
+    victims = list(training(found).values()) if script == "ddp.py" else found[:RANKS]
+    if len(victims) != RANKS:
+        return 0
+    os.kill(dice.choice(victims), how)
     return 1
 
 

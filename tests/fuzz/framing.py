@@ -25,7 +25,7 @@ from tests.support.http_cases import all_cases
 
 ROOM = str(Path(shoal.serving.__file__).parent)
 WATCHED = frozenset(
-    f"{ROOM}/{name}.py" for name in ("answer", "chunks", "downstream", "exchange", "head", "route")
+    f"{ROOM}/{name}.py" for name in ("alike", "answer", "chunks", "downstream", "exchange", "head", "route")
 )
 TOKENS = (
     b"\r\n", b"\n", b"\r", b"\0", b" ", b"\t", b":", b";", b",", b"0\r\n\r\n", b"chunked", b"Host: a\r\n",

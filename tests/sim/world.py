@@ -83,7 +83,7 @@ class World:
             random=self.dice.randbytes,
             policy=self.policy,
         )
-        self.core.control_url = "http://simulated"
+        self.core.control_urls = ("http://simulated",)
         self.core.looks = SimLooks()
 
     def crash(self) -> None:

@@ -73,7 +73,7 @@ async def taken(parts: list[bytes]) -> tuple[list[tuple[bytes, bytes, bool]], by
     def finish() -> None:
         while client.exchange is not None and client.exchange.is_whole and plane.seen:
             exchange = client.exchange
-            found.append((exchange.entry.prefix, b"".join(exchange._held), True))
+            found.append((exchange.entry.prefix + exchange.own, b"".join(exchange._held), True))
             exchange._leave(is_error=False)
             client.finish()
 
@@ -91,9 +91,10 @@ async def taken(parts: list[bytes]) -> tuple[list[tuple[bytes, bytes, bool]], by
             break
     if client.exchange is not None:
         exchange = client.exchange
-        found.append((exchange.entry.prefix, b"".join(exchange._held), False))
+        found.append((exchange.entry.prefix + exchange.own, b"".join(exchange._held), False))
     client.connection_lost(None)
     assert all(live.outstanding == 0 for live in plane.services["p", "s"].replicas.values())
     assert plane.services["p", "s"].waiting.count == 0
+    assert plane.held.bytes == 0
     assert all(account.admitted == 0 for account in plane.services["p", "s"].accounts.values())
     return found, pipe.sent

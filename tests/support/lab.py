@@ -175,7 +175,7 @@ class Lab:
             settings=self.settings,
             key=key,
         )
-        self.core.control_url = "http://lab"
+        self.core.control_urls = ("http://lab",)
         self.plane = ControlPlane(self.core)
 
     # The loops.

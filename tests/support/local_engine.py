@@ -38,7 +38,7 @@ class Local:
         self.children: set[int] = set()
         self.engine = self.reborn()
 
-    def reborn(self, num_nodes: int = 2) -> LocalEngine:
+    def reborn(self, num_nodes: int = 2, term: int = 0) -> LocalEngine:
         nodes = SimulatedNodes(count=num_nodes, gpus_per_node=0)
         self.engine = LocalEngine(
             self.home,
@@ -46,6 +46,7 @@ class Local:
             server_file=self.home / "server.json",
             simulated=nodes,
             has_nursery=False,  # it forks real supervisors alone
+            term=term,
         )
         spawn = self.engine._children.spawn
 

@@ -36,7 +36,11 @@ def pages() -> list[Path]:
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    for match in FENCE.finditer(page.read_text(encoding="utf-8")):
+    return blocks_of(page.read_text(encoding="utf-8"))
+
+
+def blocks_of(text: str) -> Iterator[Block]:
+    for match in FENCE.finditer(text):
         yield Block(*match.groups())
 
 

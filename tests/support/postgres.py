@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import shutil
@@ -51,6 +52,13 @@ class PostgresServer:
         self._process.wait(timeout=START_S)
         self._process = None
 
+    def freeze(self) -> None:
+        """It answers nobody until it is thawed, and closes nothing."""
+        self._signal_all(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal_all(signal.SIGCONT)
+
     def new_database(self) -> str:
         name = f"shoal_{next(self._numbers)}"
         with psycopg.connect(self.dsn("postgres"), autocommit=True) as connection:
@@ -66,6 +74,16 @@ class PostgresServer:
 
     def url(self, database: str) -> str:
         return f"postgresql+psycopg://shoal@/{database}?host={self._home}"
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        """The server and the processes that serve its sessions."""
+        assert self._process is not None
+        own = self._process.pid
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                fields = stat.read_text().rpartition(")")[2].split()
+                if own in (int(stat.parent.name), int(fields[1])):
+                    os.kill(int(stat.parent.name), number)
 
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + START_S

@@ -7,6 +7,7 @@
 | operator, admin | oz, ada: on the whole cluster |
 | job, supervisor | of ben's running job on node-1 |
 | data_plane | what requests to services go through |
+| ticket | of ben's running job, as supervisors on other machines would have it |
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from starlette.types import ASGIApp
 from shoal.api import create_app
 from shoal.control import Actor, ControlPlane
 from shoal.engines.fake import Script
-from shoal.identity import data_plane_token, job_token, proof_key
+from shoal.identity import data_plane_token, job_token, proof_key, ticket
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.people import Role
 from shoal.proof import sign
@@ -184,5 +185,6 @@ def _work(world: World) -> None:
     attempt = world.until_state(world.jobs["vision"], AttemptState.RUNNING)
     key = world.plane.core.key
     world.tokens["data_plane"] = data_plane_token(key)
+    world.tokens["ticket"] = ticket(key, attempt.attempt_id)
     world.tokens["job"] = job_token(key, attempt.attempt_id)
     world.tokens["supervisor"] = world.signed(attempt, b"")

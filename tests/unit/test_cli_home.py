@@ -64,8 +64,8 @@ def test_the_home_is_for_its_owner_alone(tmp_path: Path) -> None:
 def test_the_first_token_is_saved_then_shown_once(tmp_path: Path) -> None:
     (tmp_path / "keys").mkdir()
     (tmp_path / "keys" / "first-token").write_text("shl_tok_1_x")
-    assert homes.adopt_first_token(tmp_path) == "shl_tok_1_x"
-    assert homes.adopt_first_token(tmp_path) is None
+    assert homes.adopt_first_token(Settings(home=tmp_path)) == "shl_tok_1_x"
+    assert homes.adopt_first_token(Settings(home=tmp_path)) is None
     assert Credentials(tmp_path).token(LOCAL) == "shl_tok_1_x"
 
 
@@ -76,7 +76,7 @@ def test_what_was_logged_in_to_stays_the_server_to_talk_to(tmp_path: Path, is_fi
     if is_first_start:
         (tmp_path / "keys").mkdir()
         (tmp_path / "keys" / "first-token").write_text("shl_tok_1_x")
-    homes.adopt_first_token(tmp_path)
+    homes.adopt_first_token(Settings(home=tmp_path))
     homes.write_server_file(tmp_path, {"url": "http://127.0.0.1:5", "pid": 1})
     there = find_endpoint({"SHOAL_HOME": str(tmp_path)})
     assert (there.url, there.token) == ("https://far:1", "shl_far")

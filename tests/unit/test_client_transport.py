@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shoal.client import transport as transport_module
 from shoal.client.connection import Connection
-from shoal.client.credentials import Endpoint
+from shoal.client.credentials import Credentials, Endpoint, find_endpoint
+from shoal.client.stream import follow
 from shoal.client.transport import Transport, path_of
 from shoal.errors import (
     Bug,
@@ -18,6 +22,7 @@ from shoal.errors import (
     NotFound,
     ServerUnreachable,
     SpecError,
+    StandingBy,
     StateError,
     Unauthenticated,
 )
@@ -228,3 +233,94 @@ def test_a_reference_must_name_one_job(fake: FakeServer, found: int) -> None:
         shoal.job_id("17")
     assert isinstance(caught.value, SpecError if found else NotFound)
     assert fake.seen[0].query["ref"] == ["17"]
+
+
+STANDS_BY = (503, {"code": "control.standing_by", "detail": "http://b leads", "status": 503})
+
+
+def transport_to_all(*urls: str, patience_s: float = 5.0) -> Transport:
+    first, *others = (Endpoint(url, TOKEN) for url in urls)
+    located = first._replace(others=tuple(others))
+    OPENED.append(Transport(lambda: located, patience_s=patience_s, sleep=lambda _: None))
+    return OPENED[-1]
+
+
+def test_next_control_plane_is_asked_where_one_stands_by_and_asked_first_from_then_on(
+    fake: FakeServer,
+) -> None:
+    fake.answers["GET", "/v1/me"] = STANDS_BY
+    with running_fake() as leader:
+        leader.answers["GET", "/v1/me"] = {"user": "ana"}
+        transport = transport_to_all(fake.url, leader.url)
+        assert [transport.call("GET", "/v1/me") for _ in range(3)] == [{"user": "ana"}] * 3
+        assert (len(fake.seen), len(leader.seen)) == (1, 3)
+        assert transport.endpoint.url == leader.url
+
+
+def test_next_control_plane_is_asked_where_one_is_down_though_neither_was_ever_reached(
+    fake: FakeServer,
+) -> None:
+    fake.answers["GET", "/v1/me"] = {"user": "ana"}
+    assert transport_to_all("http://127.0.0.1:1", fake.url).call("GET", "/v1/me") == {"user": "ana"}
+
+
+def test_control_planes_of_which_none_was_ever_there_are_asked_once_each() -> None:
+    waited: list[float] = []
+    located = Endpoint("http://127.0.0.1:1", None, others=(Endpoint("http://127.0.0.1:2", None),))
+    transport = Transport(lambda: located, patience_s=60.0, sleep=waited.append)
+    with pytest.raises(ServerUnreachable, match=r"127\.0\.0\.1:2"):
+        transport.call("GET", "/v1/me")
+    assert waited == [0.0]
+
+
+def test_submission_that_a_takeover_interrupts_has_one_key_at_both(fake: FakeServer) -> None:
+    """Heard by the old leader, whose answer is lost; then nobody leads; then the other does."""
+    fake.answers["POST", "/v1/jobs"] = [GONE, STANDS_BY]
+    with running_fake() as leader:
+        leader.answers["POST", "/v1/jobs"] = [STANDS_BY, leader.submit]
+        transport_to_all(fake.url, leader.url).call("POST", "/v1/jobs", json_body={"spec": {}})
+        keys = {request.headers["idempotency-key"] for request in (*fake.seen, *leader.seen)}
+        assert len(keys) == 1
+        assert (len(fake.seen), len(leader.seen)) == (2, 2)
+
+
+def test_one_that_takes_connections_and_says_nothing_is_passed_over_sooner_where_there_are_others(
+    fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.answers["GET", "/v1/me"] = {"user": "ana"}
+    monkeypatch.setattr(transport_module, "PASS_OVER_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+        url = f"http://127.0.0.1:{frozen.getsockname()[1]}"
+        assert transport_to_all(url, fake.url).call("GET", "/v1/me") == {"user": "ana"}
+
+
+def test_one_that_stands_by_and_is_the_only_one_known_is_not_waited_for(fake: FakeServer) -> None:
+    fake.answers["GET", "/v1/me"] = STANDS_BY
+    with pytest.raises(StandingBy, match="http://b leads") as caught:
+        transport_to(fake.url).call("GET", "/v1/me")
+    assert len(fake.seen) == 1
+    assert caught.value.exit_code == 6
+
+
+def test_one_address_behind_which_the_leader_changes_is_asked_again(fake: FakeServer) -> None:
+    fake.answers["GET", "/v1/me"] = [{"user": "ana"}, STANDS_BY, {"user": "ana"}]
+    transport = transport_to(fake.url)
+    assert [transport.call("GET", "/v1/me") for _ in range(2)] == [{"user": "ana"}] * 2
+
+
+def test_stream_is_followed_at_the_next_control_plane(fake: FakeServer) -> None:
+    fake.answers["GET", "/v1/events/stream"] = STANDS_BY
+    with running_fake() as leader:
+        leader.answers["GET", "/v1/events/stream"] = (500, {"code": "bug", "detail": "it was asked"})
+        with pytest.raises(Bug, match="it was asked"):
+            next(follow(transport_to_all(fake.url, leader.url), "/v1/events/stream"))
+
+
+def test_addresses_with_commas_are_control_planes_of_one_cluster(tmp_path: Path) -> None:
+    Credentials(tmp_path).save("https://a:1,https://b:2", TOKEN)
+    env = {"SHOAL_HOME": str(tmp_path), "SHOAL_URL": "https://a:1/, https://b:2/"}
+    found = find_endpoint(env)
+    assert [(one.url, one.token) for one in (found, *found.others)] == [
+        ("https://a:1", TOKEN),
+        ("https://b:2", TOKEN),
+    ]

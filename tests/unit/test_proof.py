@@ -60,6 +60,7 @@ OTHERS: dict[str, object] = {
     "is_after_hang": True,
     "drill": DRILL,
     "should_sleep": False,
+    "control_urls": ("http://127.0.0.1:1",),
     "proof": "",
 }
 
@@ -77,7 +78,7 @@ def test_every_field_of_a_drill_is_covered_by_the_proof() -> None:
 def test_answer_of_a_control_plane_that_knows_no_other_proof_counts_for_what_that_covers() -> None:
     answer = prove("key", OLD, RenewalAnswer(generation=3))
     assert is_proven("key", RENEWAL, answer)
-    for field in ("is_after_hang", "drill"):
+    for field in ("is_after_hang", "drill", "control_urls"):
         assert not is_proven("key", RENEWAL, msgspec.structs.replace(answer, **{field: OTHERS[field]}))
     order = msgspec.structs.replace(DRILL, generation=None)
     told = prove("key", OLD, RenewalAnswer(drill=order))
@@ -88,3 +89,12 @@ def test_answer_of_a_control_plane_that_knows_no_other_proof_counts_for_what_tha
 def test_control_plane_that_is_older_than_a_proof_that_is_asked_for_gives_its_newest() -> None:
     newer = msgspec.structs.replace(RENEWAL, proof_version=VERSION + 1)
     assert is_proven("key", RENEWAL, prove("key", newer, RenewalAnswer(drill=DRILL)))
+
+
+def test_supervisor_that_knows_no_other_control_planes_is_told_of_none_and_believes_the_rest() -> None:
+    older = msgspec.structs.replace(OLD, proof_version=2)
+    answer = prove("key", older, RenewalAnswer(generation=3, is_after_hang=True, control_urls=("http://a",)))
+    assert answer.control_urls == ()
+    asked = ("att_1", 1, "n1", "once")
+    text = msgspec.json.encode(("shoal-renewal-2", *asked, False, False, 30.0, "", 3, None, True))
+    assert answer.proof == hmac.new(b"key", text, hashlib.sha256).hexdigest()

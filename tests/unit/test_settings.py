@@ -85,3 +85,33 @@ def test_a_bad_option_is_named_with_what_would_be_right(options: dict[str, str],
 )
 def test_addresses_are_read_as_people_write_them(text: str, place: tuple[str, int]) -> None:
     assert parse_listen(text) == place
+
+
+PG = "postgresql://shoal@db/shoal"
+
+
+def test_what_a_successor_must_find_is_in_the_shared_directory() -> None:
+    settings = load_settings({"shared": "/srv/shoal", "database_url": PG}, env())
+    assert (settings.state_dir, settings.leader_file) == (Path("/srv/shoal"), Path("/srv/shoal/leader.json"))
+    alone = load_settings({"shared": "none"}, env())
+    assert (alone.state_dir, alone.leader_file) == (Path("/tmp/h"), Path("/tmp/h/server.json"))
+
+
+@pytest.mark.parametrize(
+    ("told", "because"),
+    [
+        ({"shared": "/srv/shoal"}, "the database is `sqlite`"),
+        ({"shared": "/tmp/h", "database_url": PG}, "own SHOAL_HOME"),
+        ({"shared": "/srv", "database_url": PG, "listen": "0.0.0.0:1", "behind_proxy": "1"}, "name 0.0.0.0"),
+    ],
+)
+def test_sharing_that_could_not_work_is_refused(told: dict[str, str], because: str) -> None:
+    with pytest.raises(SpecError, match=because):
+        load_settings(told, env())
+
+
+def test_supervisors_on_other_machines_are_told_the_address_for_nodes() -> None:
+    local = load_settings({"nodes_on": "10.0.0.1:7464"}, env())
+    assert local.url_for_supervisors == local.url
+    other = load_settings({"nodes_on": "10.0.0.1:7464", "engine": "slurm"}, env())
+    assert other.url_for_supervisors == "https://10.0.0.1:7464"

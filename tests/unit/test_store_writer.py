@@ -14,11 +14,11 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError
 
 from shoal.clock import SystemClock
-from shoal.errors import StoreUnavailable
+from shoal.errors import StateError, StoreUnavailable
 from shoal.store import Store, Tx, open_store
 from shoal.store.sqlite import SqliteDatabase
 from shoal.store.threaded import ThreadedStore
-from tests.support.store_records import submit
+from tests.support.store_records import a_job, add, end, submit
 
 
 @pytest.fixture
@@ -183,3 +183,26 @@ def test_store_serves_one_event_loop_after_another(tmp_path: Path) -> None:
     assert asyncio.run(_write(store, 1)) == 1
     assert anyio.run(_write, store, 2) == 2
     asyncio.run(store.close())
+
+
+async def test_what_an_undone_change_left_is_not_seen_by_the_next_of_its_batch(store: ThreadedStore) -> None:
+    job = a_job()
+    attempt = await store.write(lambda tx: add(tx, job))
+
+    def undone(tx: Tx) -> None:
+        end(tx, job, attempt)
+        raise StateError("not now")
+
+    def seen(tx: Tx) -> object:
+        return tx.jobs.get(job.job_id), tx.attempts.get(attempt.attempt_id)
+
+    gate = Gate()
+    first = asyncio.create_task(store.write(gate.hold))
+    await _until(gate.entered)
+    tasks = [asyncio.create_task(store.write(change)) for change in (undone, seen)]
+    await asyncio.sleep(0)
+    gate.opened.set()
+    await first
+    with pytest.raises(StateError):
+        await tasks[0]
+    assert await tasks[1] == (job, attempt)

@@ -116,6 +116,15 @@ class Authenticator:
             )
             return Known(caller=caller, user=None, at=0.0)
 
+        if signed.kind is SignedKind.TICKET:
+            caller = Caller(
+                kind=CallerKind.TICKET,
+                id=signed.attempt_id,
+                name=f"ticket of {signed.attempt_id}",
+                attempt_id=signed.attempt_id,
+            )
+            return Known(caller=caller, user=None, at=0.0)
+
         if signed.kind is SignedKind.DATA_PLANE:
             caller = Caller(kind=CallerKind.DATA_PLANE, id="data_plane", name="data plane")
             return Known(caller=caller, user=None, at=0.0)

@@ -77,11 +77,16 @@ async def read_json(request: Request) -> Any:
 
 async def read_raw_json(request: Request) -> bytes:
     """The body of a request that says it is JSON, not decoded yet."""
+    return await read_raw(request, "application/json")
+
+
+async def read_raw(request: Request, wanted: str) -> bytes:
+    """The body of a request that says it is of the media type `wanted`."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
+    if kind != wanted:
         raise WrongMediaType(
-            f"the body is `{kind or 'of no declared type'}`; this route reads application/json",
-            hint="send the header `Content-Type: application/json`",
+            f"the body is `{kind or 'of no declared type'}`; this route reads {wanted}",
+            hint=f"send the header `Content-Type: {wanted}`",
         )
     return await _whole(request)
 

@@ -70,7 +70,7 @@ class Call:
         rule = LEAST_ROLE[permission]
         kind = self.caller.kind
         if rule.reach is Reach.PROJECT:
-            is_process = kind in (CallerKind.SUPERVISOR, CallerKind.DATA_PLANE)
+            is_process = kind in (CallerKind.SUPERVISOR, CallerKind.DATA_PLANE, CallerKind.TICKET)
             if is_process or (kind is CallerKind.JOB and permission not in FOR_JOBS):
                 authorize(self.caller, permission)
         elif rule.any is None or rule.reach is Reach.CLUSTER or kind is not CallerKind.USER:

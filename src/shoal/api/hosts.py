@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from urllib.parse import urlsplit
 
 from shoal.api.problems import WrongHost
 from shoal.settings import LOOPBACK, Settings
@@ -16,7 +17,8 @@ class HostCheck:
     """Loopback names, the address we listen on, and the names the operator declared."""
 
     def __init__(self, settings: Settings) -> None:
-        names = {*LOOPBACK, settings.host, *settings.allowed_hosts}
+        reached = {urlsplit(url).hostname or "" for url in settings.reach}
+        names = {*LOOPBACK, settings.host, *settings.allowed_hosts, *reached} - {""}
         self._names = frozenset(name.lower().rstrip(".") for name in names)
         # Bound to every address: an IP literal cannot be rebound, so any of ours will do.
         self._takes_addresses = settings.host in EVERYWHERE

@@ -92,13 +92,14 @@ class CheckpointsQuery(Query):
 
 
 class EventQuery(Query):
-    """`tail` is the newest so many, and excludes `after`."""
+    """`tail` is the newest so many, and excludes `after`. `service`: a name, with or without `project`."""
 
     after: Annotated[int, Field(ge=0, le=MAX_SEQ)] | None = None
     tail: Annotated[int, Field(ge=1, le=1000)] | None = None
     limit: Annotated[int, Field(ge=1, le=1000)] = 100
     project: Short | None = None
     job: Short | None = None
+    service: Short | None = None
     node: Short | None = None
     kind: Short | None = None
 
@@ -109,6 +110,7 @@ class EventStreamQuery(Query):
     after: Annotated[int, Field(ge=0, le=MAX_SEQ)] | None = None
     project: Short | None = None
     job: Short | None = None
+    service: Short | None = None
     node: Short | None = None
     kind: Short | None = None
 

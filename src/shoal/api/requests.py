@@ -231,6 +231,15 @@ class RenewalBody(BaseModel):
     proof_version: int = 1
 
 
+class FetchBody(BaseModel):
+    """`shoal.wire.Fetch`, described."""
+
+    attempt_id: str
+    node: str
+    incarnation: int = 0
+    process: str
+
+
 class NoBody(Body):
     """Nothing is needed; `{}` or no body at all."""
 

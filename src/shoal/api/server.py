@@ -9,7 +9,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
+import anyio
 import uvicorn
 from starlette.types import ASGIApp
 
@@ -39,18 +41,29 @@ def check_listen(settings: Settings) -> None:
 def open_socket(settings: Settings) -> socket.socket:
     """A listening socket, so that the port is known before anybody is told of it."""
     check_listen(settings)
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    hint = "look with `shoal status`, or let it choose a port: `shoal up --listen 127.0.0.1:0`"
+    return _open(settings.host, settings.port, hint)
+
+
+def open_nodes_socket(settings: Settings) -> socket.socket:
+    """Where supervisors on other machines will ask."""
+    hint = "give an address of this machine that the nodes reach: `export SHOAL_NODES_ON=ADDRESS:PORT`"
+    return _open(settings.nodes_host, settings.nodes_port, hint)
+
+
+def _open(host: str, port: int, hint: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((settings.host, settings.port))
+        listener.bind((host, port))
         listener.listen(BACKLOG)
         listener.setblocking(False)  # noqa: FBT003 - the name of the argument says less
     except OSError as error:
         listener.close()
         raise StateError(
-            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}",
-            hint="look with `shoal status`, or let it choose a port: `shoal up --listen 127.0.0.1:0`",
+            f"cannot listen on {host}:{port}: {error.strerror}",
+            hint=hint,
         ) from error
     return listener
 
@@ -79,6 +92,26 @@ def url_of(settings: Settings, listener: socket.socket) -> str:
     return f"{scheme}://{rest.rpartition(':')[0]}:{port}"
 
 
+async def serve_nodes(
+    plane: ControlPlane, listener: socket.socket, certificate: Path, key: Path, *, until: anyio.Event
+) -> None:
+    """Serve supervisors on other machines, over TLS by the home's own authority, until told to end."""
+    config = _configured(create_app(plane), certificate, key)
+    server = BesideServer(config)
+    async with anyio.create_task_group() as tasks:
+
+        async def stop() -> None:
+            await until.wait()
+            server.should_exit = True
+
+        tasks.start_soon(stop)
+        try:
+            await server.serve(sockets=[listener])
+        finally:
+            listener.close()
+            tasks.cancel_scope.cancel()
+
+
 class Server(uvicorn.Server):
     """uvicorn that returns after a signal, so that whoever opened the control plane can close it."""
 
@@ -103,6 +136,14 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
+class BesideServer(Server):
+    """A second one in the same process: signals are the first one's."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
 def max_connections() -> int:
     """Half of the files we may open: the other half is for the store, the engine and the logs."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -111,7 +152,11 @@ def max_connections() -> int:
 
 def make_server(app: ASGIApp, settings: Settings) -> Server:
     """A server for sockets that are open already."""
-    config = uvicorn.Config(
+    return Server(_configured(app, settings.tls_cert, settings.tls_key))
+
+
+def _configured(app: ASGIApp, certificate: Path | None, key: Path | None) -> uvicorn.Config:
+    return uvicorn.Config(
         app,
         http=BoundedProtocol,
         ws="none",
@@ -125,7 +170,6 @@ def make_server(app: ASGIApp, settings: Settings) -> Server:
         limit_concurrency=max_connections(),
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=SHUTDOWN_S,
-        ssl_certfile=settings.tls_cert,
-        ssl_keyfile=settings.tls_key,
+        ssl_certfile=certificate,
+        ssl_keyfile=key,
     )
-    return Server(config)

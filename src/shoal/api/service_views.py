@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from shoal.control.services.look import Look, Server, is_serving
 from shoal.model.attempt import AttemptState
-from shoal.model.service import Release, Rollout, Start
+from shoal.model.service import Release, Rollout, Service, Start
 from shoal.serving.traffic import Sample
 
 
@@ -37,6 +37,7 @@ class ReplicaView(TypedDict):
     nodes: list[str]
     address: str
     because: str
+    started_at: float | None
     cold_start_s: float | None
     start: StartView | None
 
@@ -102,10 +103,19 @@ class ServiceView(TypedDict):
     created_at: float
 
 
+class FailureView(TypedDict):
+    """The last replica that ended by itself. `because`: a sentence, and lines of its last words."""
+
+    ref: str
+    at: float
+    because: str
+
+
 class ServiceDetailView(ServiceView):
     """`waits` of a rollout: why it has no room. `load`: null where no data plane was heard lately."""
 
     load: LoadView | None
+    failure: FailureView | None
     resizes: list[ResizeView]
     servers: list[ReplicaView]
     releases: list[ReleaseView]
@@ -171,6 +181,7 @@ def render_detail(
     return {
         **render_service(look, base),
         "load": _load(load) if load is not None else None,
+        "failure": _failure(look.service),
         "resizes": [
             {"at": one.at, "replicas": one.replicas, "because": one.because} for one in look.service.resizes
         ],
@@ -181,6 +192,12 @@ def render_detail(
         ],
         "spec": msgspec.json.decode(look.releases[look.service.newest].spec_json),
     }
+
+
+def _failure(service: Service) -> FailureView | None:
+    if not service.failed_ref:
+        return None
+    return {"ref": service.failed_ref, "at": service.failed_at, "because": service.failed_because}
 
 
 def _load(load: Sample) -> LoadView:
@@ -216,6 +233,7 @@ def _replica(server: Server, waits: str) -> ReplicaView:
         "nodes": list(attempt.node_names),
         "address": replica.address if replica.attempt_id == attempt.attempt_id else "",
         "because": replica.because or job.because or waits,
+        "started_at": attempt.started_at,
         "cold_start_s": None if replica.start is None else replica.start.total_s,
         "start": None if replica.start is None else _start(replica.start),
     }

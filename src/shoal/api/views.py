@@ -524,9 +524,13 @@ class StatusView(TypedDict):
 
 
 class HealthView(TypedDict):
-    """`ok`, or `degraded` while something that the control plane does by itself keeps failing."""
+    """`ok`, or `degraded` while something that the control plane does by itself keeps failing.
+
+    One that stands by says `standby`, and where the leader is.
+    """
 
     status: str
+    role: str
 
 
 class RenewalView(TypedDict):
@@ -539,7 +543,22 @@ class RenewalView(TypedDict):
     is_after_hang: bool
     drill: dict[str, Any] | None
     should_sleep: bool | None
+    control_urls: list[str]
     proof: str
+
+
+class AssignmentView(TypedDict):
+    """`shoal.wire.Assignment`: what a supervisor is to do, and with which credentials."""
+
+    order: dict[str, Any]
+    credentials: dict[str, Any]
+    has_archive: bool
+
+
+class DispatchedView(TypedDict):
+    size: int
+    stop_grace_s: float | None
+    is_recorded: bool
 
 
 class SelfView(TypedDict):

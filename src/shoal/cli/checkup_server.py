@@ -14,7 +14,7 @@ from shoal.cli.home import load_remembered
 from shoal.cli.text import duration, told_failing
 from shoal.client.connection import Connection
 from shoal.client.credentials import Credentials, find_endpoint
-from shoal.errors import ServerUnreachable, ShoalError, Unauthenticated
+from shoal.errors import ServerUnreachable, ShoalError, StandingBy, Unauthenticated
 from shoal.home import holder, home_from_env
 from shoal.settings import merge_options
 
@@ -73,6 +73,8 @@ def check_server() -> Finding:
         return Finding(
             "server", Level.BROKEN, f"{endpoint.url} does not know your token: {error.message}", hint
         )
+    except StandingBy as error:
+        return Finding("server", Level.OK, error.message)
     except ShoalError as error:
         return Finding("server", Level.BROKEN, error.message, error.hint or "`shoal up`")
     return _about_token(

@@ -33,6 +33,10 @@ class Running:
     first_token: str | None = None
     taken_port: int | None = None
     """The port it would have had, where this start found it taken."""
+    role: str = "leader"
+    """Or `standby`: another one leads."""
+    leader: str | None = None
+    """Where that one listens, if it is known."""
 
 
 class StartFailed(ShoalError):
@@ -63,7 +67,7 @@ def start(flags: dict[str, str | None] | None = None) -> Running:
         adopt(settings, options)
     with at_work("starting the control plane ..."):
         child = _spawn(settings, options) if pid is None else None
-        return _wait_for(settings.home, child)
+        return _wait_for(settings, child)
 
 
 def adopt(settings: Settings, options: dict[str, str]) -> None:
@@ -135,15 +139,18 @@ def _spawn(settings: Settings, options: dict[str, str]) -> subprocess.Popen[byte
         os.close(descriptor)
 
 
-def _wait_for(home: Path, child: subprocess.Popen[bytes] | None) -> Running:
+def _wait_for(settings: Settings, child: subprocess.Popen[bytes] | None) -> Running:
     """Until the holder of the home has said where it listens. `child` None: somebody else started it."""
+    home = settings.home
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         server = read_server_file(home)
         pid = child.pid if child else holder(home)
         if server and pid and server.get("pid") == pid:
             taken = server.get("taken_port") if child else None
-            return Running(server["url"], pid, child is None, adopt_first_token(home), taken)
+            role = str(server.get("role", "leader"))
+            token = adopt_first_token(settings) if role == "leader" else None
+            return Running(server["url"], pid, child is None, token, taken, role, server.get("leader"))
         if child is not None and child.poll() is not None:
             if child.returncode == StateError.exit_code and holder(home) is not None:
                 child = None  # another `shoal up` was faster: wait for that one

@@ -59,9 +59,15 @@ def running(home: Path) -> dict[str, Any] | None:
     """The data plane of this home; None if there is none, or another process has its number by now."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         facts: dict[str, Any] = json.loads((home / FACTS).read_text(encoding="utf-8"))
-        if start_ticks(int(facts["pid"])) == facts["ticks"]:
+        if start_ticks(int(facts["pid"])) == facts["ticks"] and not _is_dead(int(facts["pid"])):
             return facts
     return None
+
+
+def _is_dead(pid: int) -> bool:
+    """Ended, and nobody has asked how: as one whose parent became another program meanwhile."""
+    state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    return state in (b"Z", b"X")
 
 
 def stop(home: Path) -> int | None:

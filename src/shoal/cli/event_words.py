@@ -8,6 +8,7 @@ from shoal.cli import service_words
 from shoal.cli.text import duration, in_one_breath, one_line
 
 KINDS = {
+    "control.leads": "a control plane leads",
     "job.stop_asked": "stop asked for",
     "job.retried": "to be tried again",
     "node.added": "joined",

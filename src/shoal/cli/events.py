@@ -8,15 +8,19 @@ from cyclopts import Parameter
 
 from shoal.cli.event_words import subject, told
 from shoal.cli.flags import JsonFlag, connect, one_job
-from shoal.cli.show import print_json, print_json_line, screen_columns
-from shoal.cli.text import one_line, shorten, utc
+from shoal.cli.show import fitted, print_json, print_json_line
+from shoal.cli.text import one_line, utc
+from shoal.client.connection import Connection
+from shoal.errors import SpecError
 
 After = Annotated[int | None, Parameter(help="From this number on; the newest if not given.")]
 Limit = Annotated[int, Parameter(name=["--limit", "-n"], help="At most this many (50; up to 1000).")]
 
 
 def events(
-    job: Annotated[str | None, Parameter(help="Only this job.")] = None,
+    job: Annotated[
+        str | None, Parameter(help="Only this job, or this service with its replicas and tokens.")
+    ] = None,
     *,
     follow: Annotated[
         bool, Parameter(name=["--follow", "-f"], negative="", help="Go on as they come.")
@@ -32,10 +36,11 @@ def events(
 ) -> int:
     """Print what happened, in order: each event's number, time, subject, and what and why in words.
 
-    The line is cut at the screen's width; `--json` has everything.
+    On a terminal a line is cut at its width; in a pipe it is whole, and `--json` has everything.
     """
     with connect() as shoal:
-        wanted = {"project": project, "job": one_job(shoal, job) if job else None, "node": node, "kind": kind}
+        wanted = {"project": project, "node": node, "kind": kind}
+        wanted |= _meant(shoal, job, project) if job else {}
         if follow:
             for event in shoal.follow_events(after=after, **wanted):
                 print_json_line(event) if json else print(line(event), flush=True)
@@ -44,6 +49,24 @@ def events(
         found = shoal.events(after=after, limit=limit, tail=tail, **wanted)
     _print(found, json=json)
     return 0
+
+
+def _meant(shoal: Connection, about: str, project: str | None) -> dict[str, str | None]:
+    """The service of that name if there is one, else the job."""
+    if about.startswith("job_") or about.rpartition("/")[2].isdigit():
+        return {"job": one_job(shoal, about)}
+    if about.startswith("svc_"):
+        found = [shoal.services.show(about)]
+    else:
+        found = [one for one in shoal.services.named(about) if project in (None, one["project"])]
+    if not found:
+        return {"job": one_job(shoal, about)}
+    if len(found) > 1:
+        names = ", ".join(f"`{one_line(one['ref'])}`" for one in found)
+        raise SpecError(
+            f"`{one_line(about)}` is a service in {len(found)} projects", hint=f"type one of {names}"
+        )
+    return {"project": str(found[0]["project"]), "service": str(found[0]["name"])}
 
 
 def audit(
@@ -63,9 +86,9 @@ def audit(
 
 
 def line(event: dict[str, Any]) -> str:
-    """`NUMBER TIME SUBJECT WHAT: WHY` in one line that fits the screen; the time is UTC, as its `Z` says."""
+    """`NUMBER TIME SUBJECT WHAT: WHY` in a line that fits the screen; the time is UTC, as its `Z` says."""
     when = utc(event["at"], "%m-%d %H:%M:%SZ")
-    return shorten(f"{event['seq']:>4} {when}  {subject(event):<10} {told(event)}", screen_columns())
+    return fitted(f"{event['seq']:>4} {when}  {subject(event):<10} {told(event)}")
 
 
 def _print(found: list[dict[str, Any]], *, json: bool) -> None:

@@ -18,6 +18,7 @@ from typing import IO, Any
 from shoal.client.credentials import LOCAL, Credentials, write_private
 from shoal.errors import SpecError, StateError
 from shoal.home import LOCK, PORT
+from shoal.settings import Settings
 
 REMEMBERED = "options.json"
 OWN_PORT = "own-port"
@@ -81,6 +82,11 @@ def write_server_file(home: Path, facts: dict[str, Any]) -> None:
     write_private(home / "server.json", json.dumps(facts) + "\n")
 
 
+def write_leader_file(path: Path, facts: dict[str, Any]) -> None:
+    """Tell supervisors where the control plane that leads listens. Whole or not at all."""
+    write_private(path, json.dumps(facts) + "\n")
+
+
 def remember_port(home: Path, port: int) -> None:
     """For clients: the port it listens on now. The first one ever stays the home's own."""
     write_private(home / PORT, f"{port}\n")
@@ -103,15 +109,15 @@ def remove_server_file(home: Path, pid: int) -> None:
             path.unlink()
 
 
-def adopt_first_token(home: Path) -> str | None:
+def adopt_first_token(settings: Settings) -> str | None:
     """The admin token of the very first start, saved for this user and handed out this once.
 
     None at every later start. Which server commands talk to stays as it was chosen.
     """
-    waiting = home / "keys" / "first-token"
+    waiting = settings.state_dir / "keys" / "first-token"
     try:
         token = waiting.read_text(encoding="ascii").strip()
-        Credentials(home).save(LOCAL, token)
+        Credentials(settings.home).save(LOCAL, token)
         waiting.unlink()
     except FileNotFoundError:
         return None  # of two that read it, one removes it

@@ -14,7 +14,7 @@ from shoal.cli.flags import JsonFlag
 from shoal.cli.show import note, print_json
 from shoal.cli.text import one_line
 from shoal.client.connection import Connection
-from shoal.client.credentials import LOCAL, Credentials, env_for_home
+from shoal.client.credentials import LOCAL, Credentials, env_for_home, spelled
 from shoal.errors import SpecError
 from shoal.home import home_from_env
 from shoal.settings import LOOPBACK
@@ -22,7 +22,10 @@ from shoal.settings import LOOPBACK
 
 def login(
     url: Annotated[
-        str | None, Parameter(help="https://HOST:PORT, or `local` for this machine's own.")
+        str | None,
+        Parameter(
+            help="https://HOST:PORT, several of one cluster with commas, or `local` for this machine's own."
+        ),
     ] = None,
     *,
     token_stdin: Annotated[bool, Parameter(negative="", help="Read the token from standard input.")] = False,
@@ -40,11 +43,11 @@ def login(
     saved = Credentials(home_from_env())
     if url is None:
         return _print_me(Connection(), json=json)
-    server = LOCAL if url == LOCAL else url.rstrip("/")
+    server = LOCAL if url == LOCAL else spelled(url)
     if forget:
         saved.forget(server)
         return 0
-    if os.environ.get("SHOAL_URL", server).rstrip("/") != server:
+    if spelled(os.environ.get("SHOAL_URL", server)) != server:
         note("note: SHOAL_URL is set and goes before what you log in to; `unset SHOAL_URL`")
     if server == LOCAL and saved.token(LOCAL):
         saved.use(LOCAL)
@@ -55,8 +58,9 @@ def login(
     code = _print_me(connection, json=json)
     saved.save(server, token, connection.transport.listener_uid if server != LOCAL else None)
     saved.use(server)
-    if server.startswith("http://") and urlsplit(server).hostname not in LOOPBACK:
-        note(f"warning: {one_line(server)} is not encrypted; others on the way can read your token")
+    for one in server.split(","):
+        if one.startswith("http://") and urlsplit(one).hostname not in LOOPBACK:
+            note(f"warning: {one_line(one)} is not encrypted; others on the way can read your token")
     return code
 
 

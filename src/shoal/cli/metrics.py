@@ -12,8 +12,8 @@ from cyclopts import Parameter
 
 from shoal.cli.curves import BLOCKS, PLAIN, drawn, figure, moment, sparkline
 from shoal.cli.flags import JobRef, JsonFlag, connect, one_job
-from shoal.cli.show import is_bounded, note, print_json, print_json_line, print_table, screen_columns
-from shoal.cli.text import one_line, shorten
+from shoal.cli.show import fitted, note, print_json, print_json_line, print_table, screen_columns
+from shoal.cli.text import one_line
 from shoal.client.handles import ENDED
 from shoal.errors import SpecError
 
@@ -90,7 +90,7 @@ def _redraw(told: dict[str, Any], name: str | None) -> None:
         _print(told, name, most=shutil.get_terminal_size().lines - HEAD_ROWS)
     else:
         line = f"{one_line(told['ref'])} {told['status']}  {_newest(told)}"
-        print(shorten(line, screen_columns()) if is_bounded() else line, flush=True)
+        print(fitted(line), flush=True)
 
 
 def _newest(told: dict[str, Any]) -> str:

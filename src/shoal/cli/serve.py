@@ -1,7 +1,8 @@
 """The server process: `python -m shoal.cli.serve`, started by `shoal up` or by a service manager.
 
-Takes the home, opens the control plane, listens, then tells where in `server.json`. Configured by
-`SHOAL_*` variables alone: a database's password has no place in an argument list.
+Takes the home, opens the control plane, listens, then tells where in `server.json`. Where another control
+plane leads it stands by first, and does so again when it was deposed. Configured by `SHOAL_*` variables
+alone: a database's password has no place in an argument list.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ import gc
 import os
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import NoReturn, Protocol
 
 import anyio
+import structlog
 
-from shoal.api.server import open_socket, serve
-from shoal.cli import data_plane
+from shoal.api.server import open_nodes_socket, open_socket, serve, serve_nodes
+from shoal.cli import data_plane, standby
 from shoal.cli.home import (
     adopt_first_token,
     hold,
@@ -26,11 +30,13 @@ from shoal.cli.home import (
     prepare_home,
     remember_port,
     remove_server_file,
+    write_leader_file,
     write_server_file,
 )
 from shoal.cli.show import note, print_error
 from shoal.control import ControlPlane
-from shoal.errors import ShoalError, StateError
+from shoal.control.authority import load_certificate
+from shoal.errors import AlreadyLed, ShoalError, StateError, StoreUnavailable
 from shoal.home import last_port
 from shoal.log import configure_log
 from shoal.settings import Settings, load_settings
@@ -40,12 +46,24 @@ SWITCH_S = 0.0005
 
 
 BACKEND = {"use_uvloop": True}
+END_S = 10.0
+"""To let go of everything once told to end. A database that hangs must not keep us: being killed is safe."""
+FOREGROUND, DEPOSED = "--foreground", "--deposed"
+
+log = structlog.get_logger()
 
 
-def main(*, is_foreground: bool = False) -> int:
-    """Serve until SIGTERM or SIGINT. What runs on the nodes runs on afterwards."""
+class Announce(Protocol):
+    def __call__(self, url: str, *, role: str = ..., leader: str | None = ...) -> None: ...
+
+
+def main(*, is_foreground: bool = False, is_deposed: bool = False) -> int:
+    """Serve until SIGTERM or SIGINT. What runs on the nodes runs on afterwards.
+
+    `is_deposed`: the same process led before, and another does now.
+    """
     try:
-        _run(is_foreground=is_foreground)
+        _run(is_foreground=is_foreground, is_deposed=is_deposed)
     except ShoalError as error:
         print_error(error)
         return error.exit_code
@@ -58,18 +76,22 @@ def main(*, is_foreground: bool = False) -> int:
     return 0
 
 
-def _run(*, is_foreground: bool) -> None:
+def _run(*, is_foreground: bool, is_deposed: bool) -> None:
     tune()
     settings = load_settings()
     prepare_home(settings.home)
+    if settings.shared is not None:
+        prepare_home(settings.shared)
     with hold(settings.home):
         configure_log(None if is_foreground else settings.log_file)
         listener, taken = listen(settings, is_fixed=bool(os.environ.get("SHOAL_LISTEN")))
         # The port is known before the control plane opens: supervisors are told it with their orders.
         settings = replace(settings, port=listener.getsockname()[1])
         on_ready = partial(announce, settings, taken=taken, is_foreground=is_foreground)
+        step_down = partial(_begin_anew, is_foreground=is_foreground)
+        living = partial(_live, settings, listener, on_ready, step_down, is_deposed=is_deposed)
         try:
-            anyio.run(_serve, settings, listener, on_ready, backend_options=BACKEND)
+            anyio.run(living, backend_options=BACKEND)
         finally:
             remove_server_file(settings.home, os.getpid())
 
@@ -82,11 +104,69 @@ def tune() -> None:
     gc.freeze()
 
 
-async def _serve(settings: Settings, listener: socket.socket, on_ready: Callable[[str], None]) -> None:
+async def _live(
+    settings: Settings,
+    listener: socket.socket,
+    on_ready: Announce,
+    step_down: Callable[[], NoReturn],
+    *,
+    is_deposed: bool,
+) -> None:
+    """Lead, after standing by for as long as another does, until told to end."""
+    is_patient = is_deposed
+    while True:
+        if settings.shared is not None:
+            told = partial(on_ready, role=standby.STANDBY)
+            if not await standby.stand_by(settings, listener.dup(), told, is_patient=is_patient):
+                return
+        try:
+            await _lead(settings, listener.dup(), on_ready, step_down)
+            return
+        except (AlreadyLed, StoreUnavailable) as error:
+            # Another was quicker, or the database went away right then.
+            if settings.shared is None or (isinstance(error, StoreUnavailable) and not is_patient):
+                raise
+            log.warning("control.does_not_lead", error=error.message)
+        is_patient = True
+
+
+async def _lead(
+    settings: Settings, listener: socket.socket, on_ready: Announce, step_down: Callable[[], NoReturn]
+) -> None:
+    # Not before: whoever stands by should be passed over at once.
+    nodes = open_nodes_socket(settings) if settings.nodes_host else None
+    if nodes is not None:
+        settings = replace(settings, nodes_port=nodes.getsockname()[1])
     async with ControlPlane.open(settings) as plane, anyio.create_task_group() as beside:
         beside.start_soon(data_plane.keep, settings, plane)
+        beside.start_soon(_watch_lead, plane, step_down)
+        is_over = anyio.Event()
+        if nodes is not None:
+            files = load_certificate(settings, plane.core.clock)
+            beside.start_soon(partial(serve_nodes, plane, nodes, *files, until=is_over))
         await serve(settings, plane, listener=listener, on_ready=on_ready)
+        end_within(END_S)
+        is_over.set()
         beside.cancel_scope.cancel()
+
+
+async def _watch_lead(plane: ControlPlane, step_down: Callable[[], NoReturn]) -> None:
+    await plane.core.deposed.wait()
+    log.warning("control.deposed", term=plane.core.term)
+    step_down()
+
+
+def _begin_anew(*, is_foreground: bool) -> NoReturn:
+    """Become a new program in the same process: of what this one knew and meant to do, nothing is left."""
+    told = [DEPOSED, FOREGROUND] if is_foreground else [DEPOSED]
+    os.execv(sys.executable, [sys.executable, "-m", "shoal.cli.serve", *told])  # noqa: S606 - no shell is meant
+
+
+def end_within(seconds: float) -> None:
+    """However much of this process still waits for something then."""
+    late = threading.Timer(seconds, os._exit, (1,))
+    late.daemon = True
+    late.start()
 
 
 def listen(settings: Settings, *, is_fixed: bool) -> tuple[socket.socket, int | None]:
@@ -105,19 +185,29 @@ def listen(settings: Settings, *, is_fixed: bool) -> tuple[socket.socket, int | 
     return open_socket(replace(settings, port=0)), taken
 
 
-def announce(settings: Settings, url: str, *, taken: int | None, is_foreground: bool) -> None:
-    """It answers: tell clients and supervisors where."""
-    facts: dict[str, str | int | None] = {"url": settings.url, "pid": os.getpid()}
-    facts |= {"path": os.environ.get("PATH", os.defpath), "taken_port": taken}
+def announce(
+    settings: Settings,
+    url: str,
+    *,
+    taken: int | None,
+    is_foreground: bool,
+    role: str = standby.LEADER,
+    leader: str | None = None,
+) -> None:
+    """It answers: tell clients and supervisors where. `leader`: whom one that stands by waits for."""
+    facts: dict[str, str | int | None] = {"url": settings.url, "pid": os.getpid(), "role": role}
+    facts |= {"path": os.environ.get("PATH", os.defpath), "taken_port": taken, "leader": leader}
     if is_foreground:
         facts["is_foreground"] = 1  # somebody else starts it again
     if settings.tls_cert:
         facts["tls_cert"] = str(settings.tls_cert)
+    if role == standby.LEADER and settings.shared is not None:
+        write_leader_file(settings.leader_file, facts)  # before clients are told: supervisors wait for it
     write_server_file(settings.home, facts)
     remember_port(settings.home, settings.port)
     if is_foreground:
-        token = adopt_first_token(settings.home)
-        note(f"listening on {url}")
+        token = adopt_first_token(settings) if role == standby.LEADER else None
+        note(f"listening on {url}" if role == standby.LEADER else f"standing by on {url}")
         if token and sys.stderr.isatty():
             note(f"admin token, shown this once: {token}")
 
@@ -131,4 +221,4 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(is_foreground=FOREGROUND in sys.argv, is_deposed=DEPOSED in sys.argv))

@@ -10,13 +10,15 @@ from cyclopts import Parameter
 
 from shoal.cli.flags import JsonFlag, connect
 from shoal.cli.queue import WATCH_S, draw
-from shoal.cli.show import print_json, screen_columns, slow_work, table
+from shoal.cli.show import at_work, fitted, folded, is_bounded, note, print_json, slow_work, table
 from shoal.cli.submit import is_served, start_server
-from shoal.cli.text import duration, in_one_breath, one_line, shorten, utc
-from shoal.errors import LimitReached, SpecError
+from shoal.cli.text import duration, in_one_breath, lines_of, one_line, utc
+from shoal.errors import LimitReached, SpecError, StateError
 
 ServiceRef = Annotated[str, Parameter(help="A service: `NAME`, `PROJECT/NAME` or `svc_...`.")]
 POLL_S = 0.2
+URL_S = 10.0
+"""How long the first service waits to be told where it is called: its data plane is being started."""
 RESIZES_SHOWN = 6
 HEADS = ("SERVICE", "RELEASE", "READY", "REPLICAS", "ROLLOUT", "AGE", "PATH")
 
@@ -26,7 +28,11 @@ def serve(
     /,
     *,
     wait: Annotated[
-        float | None, Parameter(help="Return when it is ready; give up after so many seconds.")
+        float | None,
+        Parameter(
+            help="Return when it is ready, and its rollout through; give up after so many seconds. "
+            "A release that was taken back is an error."
+        ),
     ] = None,
     json: JsonFlag = False,
 ) -> int:
@@ -47,34 +53,90 @@ def serve(
     from shoal.client.sdk import Shoal
     from shoal.spec.files import load_service
 
-    load_service(file)  # what is wrong with it is said before a server is started for it
+    spec = load_service(file)  # what is wrong with it is said before a server is started for it
     if not is_served():
         start_server()
     with Shoal() as shoal:
         with slow_work() as shoal.on_progress:
             made = shoal.serve(file)
-        if wait is not None:
-            made = _wait(shoal.services.show, made, wait)
+        release = made["newest_release"]
+        with at_work(f"{made['ref']}: release {release} starts"):
+            made = _located(shoal.services.show, made)
+            if wait is not None:
+                made = _wait(shoal.services.show, made, wait)
     if json:
         print_json(made)
-    else:
-        print(
-            one_line(f"{made['ref']}: release {made['newest_release']}, at {made.get('url') or made['path']}")
-        )
+        return 0
+    print(one_line(f"{made['ref']}: release {release}, at {made.get('url') or made['path']}"))
+    if release == 1 and made.get("url"):
+        note("\n".join(how_to_call(made, is_public=spec.public)))
     return 0
 
 
+def how_to_call(service: dict[str, Any], *, is_public: bool) -> list[str]:
+    """What to type, far enough in to be left on one line each."""
+    url = one_line(service["url"])
+    first = "call it:" if service["ready"] else "call it, once it is ready:"
+    if is_public:
+        return [first, f"     curl -sS {url}"]
+    whose = f"--project {one_line(service['project'])} --service {one_line(service['name'])}"
+    return [
+        first,
+        f"     TOKEN=$(shoal token create {whose})",
+        f'     curl -sS -H "Authorization: Bearer $TOKEN" {url}',
+    ]
+
+
+def _located(show: Any, made: dict[str, Any]) -> dict[str, Any]:
+    """With its address, as soon as there is one."""
+    deadline = time.monotonic() + URL_S
+    while not made.get("url") and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+        made = show(made["id"])
+    return made
+
+
 def _wait(show: Any, made: dict[str, Any], for_s: float) -> dict[str, Any]:
-    deadline = time.monotonic() + for_s
+    """Until the release that was made serves alone. `StateError`: it was taken back, or another came."""
+    deadline, release = time.monotonic() + for_s, made["newest_release"]
     while not _is_settled(made):
+        _check_kept(made, release)
         if time.monotonic() > deadline:
+            why = last_words(made)
             raise LimitReached(
-                f"after {for_s:g} s {made['ready']} of {made['replicas']} of {made['ref']} are ready",
+                f"after {for_s:g} s {made['ready']} of {made['replicas']} of {made['ref']} are ready"
+                + (f": {why}" if why else ""),
                 hint=f"it goes on; look with `shoal services {made['ref']}`",
             )
         time.sleep(POLL_S)
         made = show(made["id"])
+    _check_kept(made, release)
     return made
+
+
+def _check_kept(service: dict[str, Any], release: int) -> None:
+    rollout, ref = service.get("rollout") or {}, service["ref"]
+    if rollout.get("new") == release and rollout["stage"] == "rolled_back":
+        words = last_words(service) if service.get("failure") else ""
+        raise StateError(
+            f"release {release} of {ref} was rolled back: {rollout['because']}"
+            + (f"; the last said: {words}" if words else ""),
+            hint=f"release {service['release']} serves on; `shoal events {ref}` says what happened",
+        )
+    if service["newest_release"] != release:
+        raise StateError(
+            f"release {release} of {ref} was overtaken by release {service['newest_release']}",
+            hint=f"`shoal rollout {ref}` says how far that one is",
+        )
+
+
+def last_words(service: dict[str, Any]) -> str:
+    """What the last replica died of, else why the newest is not ready, as far as anybody said."""
+    told = [
+        one["because"] for one in service.get("servers", ()) if one["because"] and one["state"] != "ready"
+    ]
+    failure = service.get("failure")
+    return in_one_breath(failure["because"] if failure else told[-1] if told else "")
 
 
 def _is_settled(service: dict[str, Any]) -> bool:
@@ -168,7 +230,30 @@ def screen(service: dict[str, Any]) -> str:
     ]
     heads = ("JOB", "RELEASE", "STATE", "NODE", "ADDRESS", "COLD START", "WHY")
     lines += [table(heads, rows, elastic="WHY")] if rows else []
-    return "\n".join(lines + resizes(service))
+    return "\n".join(lines + troubles(service, time.time()) + resizes(service))
+
+
+def troubles(service: dict[str, Any], now: float) -> list[str]:
+    """Why it has fewer than it should: what the last one died of, and what the newest has not answered."""
+    was_taken_back = (service.get("rollout") or {}).get("stage") == "rolled_back"
+    if service["ready"] >= service["replicas"] and not was_taken_back:
+        return []
+    told: list[str] = []
+    failure = service.get("failure")
+    if failure:
+        ref, nth = one_line(failure["ref"]), service["failures"]
+        also = f", {nth} in a row" if nth > 1 else ""
+        first, *words = lines_of(failure["because"]) or ["nobody knows why"]
+        told += ["", f"{ref} ended {duration(now - failure['at'])} ago{also}: {first}"]
+        told += [f"     {word}" for word in words]
+        told.append(f"hint: all it wrote: `shoal logs {ref}`; then mend it, and `shoal serve` its file again")
+    silent = [one for one in service["servers"] if one["state"] == "running" and one["because"]]
+    for one in silent[-1:]:
+        ref, began = one_line(one["ref"]), one.get("started_at")
+        since = f" for {duration(now - began)}" if began else ""
+        told += ["", f"{ref} runs and was not ready{since}: {in_one_breath(one['because'])}"]
+        told.append(f"hint: what it writes: `shoal logs {ref}`; where it is asked: `readiness` in its file")
+    return [folded(line) if is_bounded() else line for line in told]
 
 
 def resizes(service: dict[str, Any]) -> list[str]:
@@ -178,7 +263,7 @@ def resizes(service: dict[str, Any]) -> list[str]:
         f"{utc(one['at'], '%m-%d %H:%M:%SZ')}  {one['replicas']}: {one_line(one['because'])}"
         for one in newest
     )
-    return ["", "REPLICAS WANTED", *(shorten(line, screen_columns()) for line in told)] if newest else []
+    return ["", "REPLICAS WANTED", *map(fitted, told)] if newest else []
 
 
 def no_room(service: dict[str, Any]) -> list[str]:
@@ -193,7 +278,7 @@ def no_room(service: dict[str, Any]) -> list[str]:
         hint = f"make room, or roll without a canary: `shoal rollout {ref} --promote`"
     else:
         hint = (
-            "make room, or have it replaced in place while requests wait: "
+            "make room, or have it replaced in place, while it answers 503: "
             f"`shoal scale {ref} 0`, then `shoal scale {ref} {again}`"
         )
     may_miss = ((service.get("spec") or {}).get("rollout") or {}).get("max_unavailable", 1)
@@ -240,7 +325,9 @@ def scale(
     if json:
         print_json(changed)
     else:
-        print(one_line(f"{changed['ref']}: {changed['min_replicas']} to {changed['max_replicas']} replicas"))
+        ref, most = one_line(changed["ref"]), changed["max_replicas"]
+        off = f"; calls are answered 503 until `shoal scale {ref} 1`" if most == 0 else ""
+        print(f"{ref}: {changed['min_replicas']} to {most} replicas{off}")
     return 0
 
 

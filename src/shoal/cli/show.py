@@ -30,7 +30,7 @@ REDRAW_S = 0.2
 
 
 def screen_columns() -> int:
-    """`COLUMNS`, else the terminal's width, else 80; a pipe gets 80 too unless `COLUMNS` says otherwise."""
+    """`COLUMNS`, else the terminal's width, else 80."""
     import shutil  # only tables and events need it
 
     return max(40, shutil.get_terminal_size((80, 24)).columns)
@@ -39,6 +39,11 @@ def screen_columns() -> int:
 def is_bounded() -> bool:
     """Whether a table must fit somewhere: in a pipe that did not say how wide it is, nothing is cut."""
     return sys.stdout.isatty() or bool(os.environ.get("COLUMNS"))
+
+
+def fitted(line: str) -> str:
+    """Cut to the screen's width where there is a screen."""
+    return shorten(line, screen_columns()) if is_bounded() else line
 
 
 def has_colour() -> bool:
@@ -116,7 +121,11 @@ def print_table(
 
 
 def note(text: str) -> None:
-    """A word to the person, beside the data: standard error. On a terminal, wrapped at words."""
+    """A word to the person, beside the data: standard error. On a terminal, wrapped at words.
+
+    What was printed before it comes before it, also where both end up in one pipe.
+    """
+    sys.stdout.flush()
     if sys.stderr.isatty():
         text = "\n".join(folded(line) for line in text.split("\n"))
     print(text, file=sys.stderr, flush=True)

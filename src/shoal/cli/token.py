@@ -31,9 +31,7 @@ def list_tokens(
         print_json(found)
         return 0
     now = time.time()
-    rows = (
-        (t["id"], t["scope"], t.get("project") or "all", state(t, now), t.get("label") or "") for t in found
-    )
+    rows = ((t["id"], may(t), t.get("project") or "all", state(t, now), t.get("label") or "") for t in found)
     print_table(("TOKEN", "SCOPE", "PROJECT", "STATE", "LABEL"), rows, elastic="LABEL")
     return 0
 
@@ -94,6 +92,11 @@ def revoke(
     else:
         print(f"token {one_line(token_id)} revoked")
     return 0
+
+
+def may(token: dict[str, Any]) -> str:
+    """The most it may do: as somebody of that role, or nothing but to call one service."""
+    return f"calls {token['service']}" if token.get("service") else str(token["scope"])
 
 
 def state(token: dict[str, Any], now: float) -> str:

@@ -61,6 +61,9 @@ def up(
     serve_on: Annotated[str | None, Parameter(help="HOST:PORT of services (127.0.0.1:7463).")] = None,
     data_plane: Annotated[str | None, Parameter(help="`embedded` or `haproxy` serves services.")] = None,
     serve_processes: Annotated[str | None, Parameter(help="Processes that take their requests (1).")] = None,
+    shared: Annotated[
+        str | None, Parameter(help="Directory of all control planes on one PostgreSQL; one leads.")
+    ] = None,
     foreground: Annotated[bool, Parameter(negative="", help="Stay in front, for a service manager.")] = False,
     json: JsonFlag = False,
 ) -> int:
@@ -85,9 +88,12 @@ def up(
         "serve_on": serve_on,
         "data_plane": _installed(data_plane),
         "serve_processes": serve_processes,
+        "shared": os.path.abspath(shared) if shared and shared != "none" else shared,  # noqa: PTH100
     }
-    if foreground:
-        return _stay(flags)
+    return _stay(flags) if foreground else _start(flags, json=json)
+
+
+def _start(flags: dict[str, str | None], *, json: bool) -> int:
     running = daemon.start(flags)
     if json:
         print_json(facts_of(running))
@@ -116,12 +122,18 @@ def _installed(data_plane: str | None) -> str | None:
 
 def facts_of(running: daemon.Running) -> dict[str, object]:
     facts = {"url": running.url, "pid": running.pid, "was_running": running.was_running}
-    return {**facts, "token": running.first_token}
+    return {**facts, "role": running.role, "leader": running.leader, "token": running.first_token}
 
 
 def announce(running: daemon.Running) -> None:
     """Where it is, and the admin token in the one moment it is known."""
     word = "is already up" if running.was_running else "is up"
+    if running.role != "leader":
+        leads = f"{running.leader} leads" if running.leader else "another one leads"
+        print(f"Shoal {word} at {running.url} (process {running.pid}) and stands by: {leads}")
+        if running.leader:
+            print(f"      commands ask whichever leads: `shoal login {running.leader},{running.url}`")
+        return
     print(f"Shoal {word} at {running.url} (process {running.pid})")
     if running.first_token:
         print(f"admin token, shown this once: {running.first_token}")

@@ -303,7 +303,7 @@ class Connection:
     ) -> list[dict[str, Any]]:
         """Events in order, after the one numbered `after`, or the newest `tail`.
 
-        Filters: `project job node kind`.
+        Filters: `project job service node kind`.
         """
         params = {"after": after, "tail": tail, "limit": limit, **filters}
         with naming(filters.get("project")):

@@ -32,6 +32,8 @@ class Endpoint(NamedTuple):
     """Where the server at this address lives, if it may be the one of this user's home."""
     listener_uid: int | None = None
     """Who listened there at login, where the address is this machine's."""
+    others: tuple[Endpoint, ...] = ()
+    """Further control planes of the same cluster, named beside this one."""
 
     def __repr__(self) -> str:
         return f"Endpoint({self.url!r}, token={'set' if self.token else 'none'})"
@@ -127,10 +129,10 @@ def find_endpoint(env: Mapping[str, str] = os.environ) -> Endpoint:
     override = env.get("SHOAL_TOKEN") or None
     name = env.get("SHOAL_URL") or saved.load()["current"] or LOCAL
     if name != LOCAL:
-        url = name.rstrip("/")
+        urls = spelled(name)
         why = "SHOAL_URL" if env.get("SHOAL_URL") else "shoal login"
-        token = override or saved.token(url)
-        return endpoint_at(url, token, home, chosen_by=why, listener_uid=saved.listener_uid(url))
+        token = override or saved.token(urls)
+        return endpoint_at(urls, token, home, chosen_by=why, listener_uid=saved.listener_uid(urls))
     server = read_server_file(home)
     if server is None:
         raise ServerUnreachable(
@@ -145,12 +147,31 @@ def find_endpoint(env: Mapping[str, str] = os.environ) -> Endpoint:
 def endpoint_at(
     url: str, token: str | None, home: Path, *, chosen_by: str = "", listener_uid: int | None = None
 ) -> Endpoint:
-    """The server at `url`, which may be the one of `home`, running or not: by its address or its port."""
-    server = read_server_file(home) or {}
-    is_ours = server.get("url") == url or (url.startswith(HERE) and url.endswith(f":{last_port(home)}"))
-    return Endpoint(
-        url, token, chosen_by=chosen_by, home=home if is_ours else None, listener_uid=listener_uid
+    """The server at `url`, which may be the one of `home`, running or not: by its address or its port.
+
+    Several, separated by commas, are control planes of one cluster: the first, with the others beside it.
+    """
+    first, *others = (
+        Endpoint(
+            one,
+            token,
+            chosen_by=chosen_by,
+            home=home if _is_of(one, home) else None,
+            listener_uid=listener_uid,
+        )
+        for one in spelled(url).split(",")
     )
+    return first._replace(others=tuple(others))
+
+
+def spelled(urls: str) -> str:
+    """Addresses separated by commas as they are remembered: one way to write them."""
+    return ",".join(url.strip().rstrip("/") for url in urls.split(",") if url.strip())
+
+
+def _is_of(url: str, home: Path) -> bool:
+    server = read_server_file(home) or {}
+    return server.get("url") == url or (url.startswith(HERE) and url.endswith(f":{last_port(home)}"))
 
 
 def env_for_home(env: Mapping[str, str] = os.environ) -> dict[str, str]:

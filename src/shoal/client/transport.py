@@ -21,10 +21,12 @@ from shoal.client.credentials import Endpoint
 from shoal.client.http1 import Answer, BadAnswer, Connection
 from shoal.client.problems import error_from
 from shoal.client.trust import refuse_strangers
-from shoal.errors import ServerUnreachable, SpecError
+from shoal.errors import Deposed, ServerUnreachable, SpecError, StandingBy
 from shoal.loopback import Stranger
 
 TIMEOUT_S = 60.0
+PASS_OVER_S = 15.0
+"""For the first answer where there are others to ask: who is frozen takes connections and says nothing."""
 BUSY_PATIENCE_S = 10.0
 """How long a 503 is asked again: longer, and the person would rather be told."""
 SAFE = ("GET", "HEAD")
@@ -38,6 +40,12 @@ ELSEWHERE = {
 Params = Mapping[str, Any]
 Lost = OSError
 """The connection or its answer; whether the request was heard is not known."""
+LEADS_NOT = (StandingBy, Deposed)
+"""What a control plane says that does not lead: nothing was done. Another one of the cluster may."""
+
+
+class Elsewhere(ConnectionResetError):
+    """Somebody is there, and says that another control plane leads."""
 
 
 def backoff() -> Iterator[float]:
@@ -72,14 +80,32 @@ class Transport:
         self._connection: Connection | None = None
         self._endpoint: Endpoint | None = None
         self._has_been_reached = False
+        self._has_been_served = False
+        """Something else was answered than that another one leads."""
+        self._turn = 0
+        """Grows with every control plane that was asked in vain: the next one is asked then."""
+        self._num_lost = 0
+        """How many were, since the last answer."""
+        self._num_others = 0
         self.listener_uid: int | None = None
         """Who took the last connection, where that is a user of this machine."""
 
     @property
     def endpoint(self) -> Endpoint:
         if self._endpoint is None:
-            self._endpoint = self._locate()
+            self._endpoint = self._choose()
         return self._endpoint
+
+    def _choose(self) -> Endpoint:
+        """Of the control planes that are named, the one whose turn it is."""
+        first = self._locate()
+        self._num_others = len(first.others)
+        return (first, *first.others)[self._turn % (1 + len(first.others))]
+
+    def _ask_the_next(self) -> None:
+        self.close()
+        self._turn += 1
+        self._num_lost += 1
 
     def close(self) -> None:
         if self._connection is not None:
@@ -125,14 +151,28 @@ class Transport:
         headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
         if last_event_id is not None:
             headers["Last-Event-ID"] = last_event_id
-        self._endpoint = self._locate()
-        with closing(self._connect(self._endpoint)) as connection:
-            connection.request("GET", _target(path, params), self._with_identity(headers))
-            answer = connection.answer()
-            if answer.status >= 400:
-                raise error_from(answer.status, answer.read(), self._endpoint.url)
+        self._endpoint = self._choose()
+        try:
+            with closing(self._connect(self._endpoint)) as connection:
+                connection.request("GET", _target(path, params), self._with_identity(headers))
+                answer = connection.answer()
+                if answer.status >= 400:
+                    raise error_from(answer.status, answer.read(), self._endpoint.url)
+                self._heard()
+                yield answer
+        except Lost:
+            self._ask_the_next()
+            raise
+        except LEADS_NOT as error:
+            if not self._num_others:
+                raise
+            self._ask_the_next()
             self._has_been_reached = True
-            yield answer
+            raise Elsewhere(error.message) from error
+
+    def _heard(self) -> None:
+        self._has_been_reached = self._has_been_served = True
+        self._num_lost = 0
 
     def pauses(self, *, patience_s: float | None = None) -> Iterator[bool]:
         """Each step waits before one more try; it is over when patience, counted from the first step, is."""
@@ -165,7 +205,9 @@ class Transport:
         if _distrust(error) is not None:
             return True
         somebody_is_there = isinstance(error, ConnectionResetError | BrokenPipeError | BadAnswer)
-        return not self._has_been_reached and not somebody_is_there
+        if self._has_been_reached or somebody_is_there:
+            return False
+        return self._num_lost > self._num_others
 
     def _until_answered(
         self, method: str, target: str, body: Any, headers: dict[str, str]
@@ -175,17 +217,29 @@ class Transport:
             try:
                 answer = self._once(method, target, body, headers)
             except Lost as error:
-                self.close()
+                self._ask_the_next()
                 if self.is_hopeless(error) or not next(pauses, False):
                     raise self.unreachable(error) from error
-                self._endpoint = self._locate()
+                self._endpoint = self._choose()
                 continue
-            if answer[0] != 503 or not next(busy_pauses, False):
+            if answer[0] != 503:
+                self._heard()
+                return answer
+            if _leads_not(*answer, self.endpoint.url):
+                if not self._num_others and not self._has_been_served:
+                    return answer
+                self._ask_the_next()
+                if not next(pauses, False):
+                    return answer
+                self._endpoint = self._choose()
+            elif not next(busy_pauses, False):
                 return answer
 
     def _once(self, method: str, target: str, body: Any, headers: dict[str, str]) -> tuple[int, bytes]:
         if self._connection is None:
-            self._connection = self._connect(self.endpoint)
+            endpoint = self.endpoint
+            is_first = 0 < self._num_others >= self._num_lost
+            self._connection = self._connect(endpoint, PASS_OVER_S if is_first else TIMEOUT_S)
         if hasattr(body, "seek"):
             body.seek(0)
         try:
@@ -208,12 +262,12 @@ class Transport:
             identity["Authorization"] = f"Bearer {token}"
         return {**headers, **identity}
 
-    def _connect(self, endpoint: Endpoint) -> Connection:
+    def _connect(self, endpoint: Endpoint, timeout_s: float = TIMEOUT_S) -> Connection:
         parts, port = _address(endpoint.url)
         host = parts.hostname or ""
         # As bytes: text would be encoded by IDNA's codec, whose tables take 3 ms to load.
         place = host.encode() if host.isascii() else host
-        link = socket.create_connection((place, port), timeout=TIMEOUT_S)  # type: ignore[arg-type]
+        link = socket.create_connection((place, port), timeout=timeout_s)  # type: ignore[arg-type]
         try:
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if parts.scheme == "https":
@@ -239,6 +293,10 @@ def _address(url: str) -> tuple[SplitResult, int]:
         f"server address `{url}` is not http://HOST[:PORT] or https://HOST[:PORT]",
         hint="name it again: `shoal login https://HOST:PORT`",
     )
+
+
+def _leads_not(status: int, data: bytes, url: str) -> bool:
+    return isinstance(error_from(status, data, url), LEADS_NOT)
 
 
 def _distrust(error: BaseException) -> str | None:

@@ -12,7 +12,7 @@ from shoal.store import Flaw, read_anchor, write_anchor
 
 
 def anchor_path(core: Core) -> Path:
-    return core.settings.home / "events.anchor"
+    return core.settings.state_dir / "events.anchor"
 
 
 async def drop_anchor(core: Core) -> None:

@@ -53,7 +53,7 @@ async def clean(core: Core) -> None:
 
 async def _clean_archives(core: Core, now: float) -> None:
     """Archives that no open job or service uses and nobody asked for in a week; uploads that never ended."""
-    folder = core.settings.home / "archives"
+    folder = core.settings.state_dir / "archives"
     old = await anyio.to_thread.run_sync(_old_archives, folder, now)
     # Most of the time there is none, and then nobody has to look through the open jobs.
     used = await core.store.read(_archives_in_use) if old else frozenset()

@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import anyio
+
 from shoal.clock import Clock
 from shoal.control.backoff import Backoff
 from shoal.control.checkpoints import Checkpoints
@@ -75,7 +77,12 @@ class Core:
         """Somebody wants a plan at once."""
         self.watcher = Signal()
         """Somebody has seen a reason to look at what runs at once."""
-        self.control_url: str | None = None
+        self.term = 0
+        """Of this control plane as the leader; 0 where there can be no other."""
+        self.deposed = anyio.Event()
+        """Another leads."""
+        self.control_urls: tuple[str, ...] = ()
+        """Where supervisors find us, and the other control planes of the cluster after us."""
         self.planner = Planner(policy or Policy())
         self.checkpoints = Checkpoints(self.planner)
         self.projects = KnownProjects()
@@ -89,4 +96,4 @@ class Core:
 
     def archive_path(self, digest: str) -> str:
         """Where the snapshot of a workdir is kept; the digest was checked when it came in."""
-        return str(Path(self.settings.home) / "archives" / f"{digest}.tar")
+        return str(Path(self.settings.state_dir) / "archives" / f"{digest}.tar")

@@ -27,7 +27,7 @@ def load_key(home: Path) -> bytes:
     path = home / "keys" / "signing.key"
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not path.exists():
-        _write_private(path, os.urandom(32))
+        write_private(path, os.urandom(32))
     return path.read_bytes()
 
 
@@ -38,15 +38,23 @@ async def claim(store: Store, home: Path) -> None:
     """
     path = home / "home-id"
     if not path.exists():
-        _write_private(path, f"{os.urandom(16).hex()}\n".encode())
-    own = path.read_text(encoding="ascii").strip()
+        write_private(path, f"{os.urandom(16).hex()}\n".encode())
     owner = await store.read(lambda tx: tx.meta.get(HOME_ID))
+    refuse_strange_home(owner, home)
     if owner is None:
+        own = path.read_text(encoding="ascii").strip()
         await store.write(lambda tx: tx.meta.set(HOME_ID, own))
-    elif owner != own:
+
+
+def refuse_strange_home(owner: str | None, home: Path) -> None:
+    """`StateError` unless the database whose home has the id `owner` is this home's, or nobody's yet."""
+    path = home / "home-id"
+    own = path.read_text(encoding="ascii").strip() if path.exists() else "none"
+    if owner not in (None, own):
         raise StateError(
             f"this database belongs to another SHOAL_HOME (id {owner}), not to {home} (id {own})",
-            hint=f"use the home it was made with; if that is gone for good, `echo {owner} > {path}`",
+            hint=f"use the home it was made with; if that is gone for good, `echo {owner} > {path}`; "
+            "to stand by for another control plane, share its directory: `--shared DIR`",
         )
 
 
@@ -59,7 +67,7 @@ async def prepare(core: Core, admin_name: str) -> None:
         return
     token_id = core.new_id("tok")
     minted = mint_token(token_id, core.random)
-    _write_private(first_token_path(core.settings.home), minted.text.encode())
+    write_private(first_token_path(core.settings.state_dir), minted.text.encode())
 
     def change(tx: Tx) -> None:
         now = core.clock.now()
@@ -82,7 +90,7 @@ async def prepare(core: Core, admin_name: str) -> None:
     await core.store.write(change)
 
 
-def _write_private(path: Path, content: bytes) -> None:
+def write_private(path: Path, content: bytes) -> None:
     """Whole or not at all, on disk when this returns, mode 0600 from the first instant."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     part = path.with_suffix(".part")

@@ -14,7 +14,7 @@ from shoal.control.orders import orders_for
 from shoal.control.replace import record_end
 from shoal.engines.base import Submission
 from shoal.errors import EngineRefused, EngineUnreachable, NodeGone, StoreUnavailable
-from shoal.identity import SecretsUnreadable, job_token, open_secrets, proof_key, replica_secret
+from shoal.identity import SecretsUnreadable, job_token, open_secrets, proof_key, replica_secret, ticket
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
 from shoal.model.moves import Accepted, AttemptEvent, NodeEnded, Refused
@@ -53,7 +53,7 @@ async def take(core: Core, attempt_ids: Sequence[str]) -> list[Starting]:
     core.submitting.update(ours)
     taken: list[Starting] = []
     try:
-        taken = await core.store.read(lambda tx: _load(tx, ours)) if ours else []
+        taken = await core.store.read(lambda tx: load(tx, ours)) if ours else []
     except StoreUnavailable as error:
         for attempt_id in ours:
             _later(core, attempt_id, error)
@@ -62,7 +62,7 @@ async def take(core: Core, attempt_ids: Sequence[str]) -> list[Starting]:
     return taken
 
 
-def _load(tx: Tx, attempt_ids: list[str]) -> list[Starting]:
+def load(tx: Tx, attempt_ids: list[str]) -> list[Starting]:
     """In few statements: each of them gives up the interpreter, and gets it back when others let go of it."""
     recorded = tx.attempts.with_jobs(attempt_ids)
     found = [(job, own) for job, own in recorded if _is_starting(own)]
@@ -113,7 +113,7 @@ def _later(core: Core, attempt_id: str, error: EngineUnreachable | StoreUnavaila
 async def _submit(core: Core, starting: Starting) -> AttemptEvent:
     """What the engine says."""
     try:
-        submission = _submission(core, starting)
+        submission = submission_of(core, starting)
         try:
             native_id = await core.engine.submit(submission)
         finally:
@@ -148,7 +148,7 @@ def _gone(core: Core, attempt: Attempt, node: str, message: str) -> NodeOutcome:
     )
 
 
-def _submission(core: Core, starting: Starting) -> Submission:
+def submission_of(core: Core, starting: Starting) -> Submission:
     job, attempt, nodes, uid, sealed = starting
     missing = [name for name in attempt.node_names if name not in nodes]
     if missing:
@@ -158,9 +158,9 @@ def _submission(core: Core, starting: Starting) -> Submission:
         attempt,
         nodes,
         uid=uid,
-        home=core.settings.home,
+        home=core.settings.state_dir,
         mount_roots=core.settings.mount_roots,
-        control_url=core.control_url,
+        control_urls=core.control_urls,
         renew_s=RENEW_S,
     )
     credentials = {
@@ -179,4 +179,5 @@ def _submission(core: Core, starting: Starting) -> Submission:
         orders=orders,
         credentials=credentials,
         archive_path=archive,
+        ticket=ticket(core.key, attempt.attempt_id),
     )

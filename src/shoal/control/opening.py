@@ -9,13 +9,16 @@ from functools import partial
 
 import anyio.to_thread
 
-from shoal.clock import SystemClock
+from shoal.clock import Clock, SystemClock
 from shoal.control.anchor import check_anchor, drop_anchor
+from shoal.control.authority import load_authority
 from shoal.control.core import Core
 from shoal.control.first import claim, load_key, prepare
+from shoal.control.lead import keeping_lead, urls_for_supervisors
 from shoal.control.policy import declare_policy
 from shoal.control.policy_file import read_policy
 from shoal.engines.registry import open_engine
+from shoal.engines.remote import Reach
 from shoal.ids import id_factory
 from shoal.settings import Settings
 from shoal.store import open_store
@@ -25,16 +28,19 @@ from shoal.store import open_store
 async def open_core(settings: Settings) -> AsyncIterator[Core]:
     """Open everything, and let go of it all at the end. What runs on the nodes runs on."""
     clock = SystemClock()
-    settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    store = await anyio.to_thread.run_sync(partial(open_store, settings.store_url, clock=clock))
+    settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    opening = partial(open_store, settings.store_url, clock=clock, leader=settings.url)
+    store = await anyio.to_thread.run_sync(opening)
     try:
-        await claim(store, settings.home)
+        await claim(store, settings.state_dir)
         engine = open_engine(
-            "local",
-            home=settings.home,
+            settings.engine,
+            home=settings.state_dir,
             clock=clock,
-            server_file=settings.server_file,
+            server_file=settings.leader_file,
             demo=str(settings.demo) if settings.demo else None,
+            reach=_reach(settings, clock),
+            term=store.term,
         )
         core = Core(
             store=store,
@@ -42,17 +48,27 @@ async def open_core(settings: Settings) -> AsyncIterator[Core]:
             clock=clock,
             new_id=id_factory(clock.now),
             settings=settings,
-            key=load_key(settings.home),
+            key=load_key(settings.state_dir),
             policy=read_policy(settings.policy) if settings.policy else None,
         )
-        core.control_url = settings.url
-        await check_anchor(core)
-        await prepare(core, getpass.getuser())
-        await declare_policy(core)
+        core.control_urls = urls_for_supervisors(settings)
         try:
-            yield core
-            await drop_anchor(core)
+            await check_anchor(core)
+            await prepare(core, getpass.getuser())
+            await declare_policy(core)
+            async with keeping_lead(core, store):
+                yield core
+            if not core.deposed.is_set():
+                await drop_anchor(core)
         finally:
             await engine.close()
     finally:
         await store.close()
+
+
+def _reach(settings: Settings, clock: Clock) -> Reach | None:
+    """How supervisors on other machines find and know the cluster's control planes."""
+    if not settings.reach:
+        return None
+    authority = load_authority(settings.state_dir, clock)
+    return Reach(urls=settings.reach, ca=authority.certificate.decode("ascii"))

@@ -36,7 +36,7 @@ def orders_for(
     uid: int,
     home: Path,
     mount_roots: tuple[Path, ...],
-    control_url: str | None,
+    control_urls: tuple[str, ...],
     renew_s: float,
 ) -> tuple[Order, ...]:
     """One order per node of the allocation, in rank order. `home`: where checkpoints are kept."""
@@ -69,10 +69,12 @@ def orders_for(
             time_limit_s=spec.time_limit,
             incarnation=attempt.incarnation(share.node),
             max_restarts=max_restarts(job),
+            has_standby=spec.retry.standby and len(attempt.allocation) > 1 and max_restarts(job) > 0,
             grace_s=spec.grace,
             fence_s=spec.fence,
             renew_s=renew_s,
-            control_url=control_url,
+            control_url=control_urls[0] if control_urls else None,
+            control_urls=control_urls if len(control_urls) > 1 else (),
             array_index=job.array.index if job.array else None,
             array_size=job.array.size if job.array else None,
             checkpoint_dir=kept,

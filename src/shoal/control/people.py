@@ -11,6 +11,7 @@ from shoal.control.actor import Actor
 from shoal.control.core import Core
 from shoal.control.once import fingerprint, once
 from shoal.control.record import note
+from shoal.control.services.tables import spread
 from shoal.control.tree import check_tree
 from shoal.errors import NotFound, StateError
 from shoal.identity import mint_token
@@ -19,6 +20,10 @@ from shoal.spec.wording import nearest
 from shoal.store import Tx
 
 T = TypeVar("T", bound=msgspec.Struct)
+DECIDES_CALLERS = frozenset(
+    {"user.updated", "member.set", "member.removed", "token.created", "token.revoked"}
+)
+"""Changes of who may call services: made known to data planes before they are answered."""
 
 
 async def _change(
@@ -47,7 +52,10 @@ async def _change(
 
         return once(tx, actor, key, fingerprint(kind, said), now, answer_type, act)
 
-    return await core.store.write(change)
+    changed = await core.store.write(change)
+    if kind in DECIDES_CALLERS:
+        await spread(core)
+    return changed
 
 
 async def create_user(

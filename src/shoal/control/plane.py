@@ -6,7 +6,19 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from shoal.control import anchor, drills, explain, jobs, nodes, outlook, people, reports, submit, windows
+from shoal.control import (
+    anchor,
+    desk,
+    drills,
+    explain,
+    jobs,
+    nodes,
+    outlook,
+    people,
+    reports,
+    submit,
+    windows,
+)
 from shoal.control.actor import Actor
 from shoal.control.core import Core
 from shoal.control.drills import AskedDrill
@@ -30,7 +42,7 @@ from shoal.scheduler import Explanation, Outlook
 from shoal.settings import Settings
 from shoal.spec import JobSpec
 from shoal.store import Flaw
-from shoal.wire import Renewal, RenewalAnswer
+from shoal.wire import Assignment, Dispatch, DispatchAnswer, Fetch, Renewal, RenewalAnswer
 
 
 class ControlPlane:
@@ -194,6 +206,15 @@ class ControlPlane:
 
     async def renew(self, renewal: Renewal) -> RenewalAnswer:
         return await reports.renew(self.core, renewal)
+
+    async def fetch_order(self, asked: Fetch) -> Assignment:
+        return await desk.fetch(self.core, asked)
+
+    def archive_for(self, asked: Fetch) -> str:
+        return desk.archive_for(self.core, asked)
+
+    async def hear_keeper(self, told: Dispatch, piece: bytes) -> DispatchAnswer:
+        return await desk.hear(self.core, told, piece)
 
     def explain(
         self, job: Job, attempts: Sequence[Attempt], *, has_outlook: bool = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from shoal.control import metrics
 from shoal.control.core import NEWS_PATIENCE_S, Core
 from shoal.control.frozen import spec_of
@@ -38,7 +40,9 @@ async def renew(core: Core, renewal: Renewal) -> RenewalAnswer:
     if renewal.wait_s > 0 and not _has_news(core, attempt, renewal):
         await core.meetings.news(renewal.attempt_id, min(renewal.wait_s, MAX_WAIT_S))
         attempt = await _noted(core, renewal)
-    return await _answer(core, attempt, renewal.node)
+    told = await _answer(core, attempt, renewal.node)
+    others = core.control_urls if len(core.control_urls) > 1 else ()
+    return msgspec.structs.replace(told, control_urls=others)
 
 
 async def _look_first(core: Core, renewal: Renewal) -> None:

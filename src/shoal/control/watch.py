@@ -149,6 +149,8 @@ def _events(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observat
             events.append(NodeEnded(seen.outcome))
         elif seen.sight is Sight.PENDING:
             core.leases.trouble(attempt.attempt_id, node, seen.raw)
+            if seen.is_queued:  # no silence: it cannot begin before it has asked us for its order
+                core.leases.heard(attempt.attempt_id, node, seen.incarnation)
         elif seen.sight is Sight.ALIVE:
             core.leases.heard(attempt.attempt_id, node, seen.incarnation)
             core.leases.trouble(attempt.attempt_id, node, None)

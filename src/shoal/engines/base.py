@@ -22,6 +22,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """By node: a supervisor's credential is good for its own node alone."""
     archive_path: str | None = None
     """The workdir's snapshot on the control plane's disk, a tar file named by its digest."""
+    ticket: str = ""
+    """What supervisors on other machines fetch their orders with; of no use to who has none there."""
 
 
 class Sight(StrEnum):
@@ -55,6 +57,9 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     outcome: NodeOutcome | None = None
     raw: str = ""
     """The engine's own words, kept verbatim."""
+    is_queued: bool = False
+    """It waits in the cluster's own queue, however long: nothing of it runs, and who is started for it
+    asks us before it begins."""
 
 
 class LogChunk(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,16 +6,30 @@ from pathlib import Path
 
 from shoal.clock import Clock
 from shoal.engines.base import Engine
+from shoal.engines.remote import Reach
 from shoal.errors import SpecError
 
 NAMES = ("local",)
 
 
-def open_engine(name: str, *, home: Path, clock: Clock, server_file: Path, demo: str | None = None) -> Engine:
-    """The engine called `name`. `demo` adds simulated nodes (`16x8`); `SpecError` for a name nobody knows."""
+def open_engine(
+    name: str,
+    *,
+    home: Path,
+    clock: Clock,
+    server_file: Path,
+    demo: str | None = None,
+    reach: Reach | None = None,
+    term: int = 0,
+) -> Engine:
+    """The engine called `name`. `demo` adds simulated nodes (`16x8`); `SpecError` for a name nobody knows.
+
+    `reach`: how supervisors on other machines find this control plane; None: they cannot. `term`: of the
+    control plane that leads; from now on nothing is started by one with an earlier term.
+    """
     if name != "local":
         raise SpecError(f"no engine is called {name!r}; there are {', '.join(NAMES)}", hint="shoal up")
     from shoal.engines.local import LocalEngine, SimulatedNodes
 
     simulated = SimulatedNodes.parse(demo) if demo else None
-    return LocalEngine(home, clock=clock, server_file=server_file, simulated=simulated)
+    return LocalEngine(home, clock=clock, server_file=server_file, simulated=simulated, term=term)

@@ -15,6 +15,7 @@ from shoal.identity.signed import (
     parse_signed,
     proof_key,
     replica_secret,
+    ticket,
 )
 from shoal.identity.tokens import MintedToken, UserTokenText, hash_secret, mint_token, parse_user_token
 
@@ -42,6 +43,7 @@ __all__ = [
     "proof_key",
     "replica_secret",
     "seal_secrets",
+    "ticket",
     "user_caller",
     "visible_projects",
 ]

@@ -41,6 +41,9 @@ def authorize(
     elif caller.kind is CallerKind.SUPERVISOR:
         if rule.reach is not Reach.SUPERVISOR:
             raise Denied("a supervisor's token can only renew its own lease")
+    elif caller.kind is CallerKind.TICKET:
+        if rule.reach is not Reach.TICKET:
+            raise Denied("a ticket can only fetch the orders of its attempt")
     elif caller.kind is CallerKind.DATA_PLANE:
         if rule.reach is not Reach.DATA_PLANE:
             raise Denied("a data plane's token can only read the table and report what it counts")

@@ -16,6 +16,7 @@ class CallerKind(StrEnum):
     JOB = "job"
     SUPERVISOR = "supervisor"
     DATA_PLANE = "data_plane"
+    TICKET = "ticket"
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):

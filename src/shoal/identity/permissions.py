@@ -42,6 +42,8 @@ class Permission(StrEnum):
     TOKEN_REVOKE = "token.revoke"  # noqa: S105 - a permission, no password
     JOB_SELF = "job.self"
     LEASE_RENEW = "lease.renew"
+    LOG_SHIP = "log.ship"
+    ORDER_FETCH = "order.fetch"
     SERVICE_LIST = "service.list"
     SERVICE_READ = "service.read"
     SERVICE_MANAGE = "service.manage"
@@ -62,6 +64,8 @@ class Reach(StrEnum):
     """A job's own token, and nobody else."""
     SUPERVISOR = "supervisor"
     """A supervisor's own token, and nobody else."""
+    TICKET = "ticket"
+    """A supervisor on its way to its order, and nobody else."""
     DATA_PLANE = "data plane"
     """What requests to services go through, and nobody else."""
 
@@ -113,6 +117,8 @@ LEAST_ROLE: dict[Permission, Rule] = {
     Permission.TOKEN_REVOKE: _everybody(Role.ADMIN),
     Permission.JOB_SELF: Rule(Reach.JOB),
     Permission.LEASE_RENEW: Rule(Reach.SUPERVISOR),
+    Permission.LOG_SHIP: Rule(Reach.SUPERVISOR),
+    Permission.ORDER_FETCH: Rule(Reach.TICKET),
     Permission.SERVICE_LIST: _everybody(),
     Permission.SERVICE_READ: _project(Role.VIEWER),
     Permission.SERVICE_MANAGE: _project(Role.MEMBER, others=Role.LEAD),

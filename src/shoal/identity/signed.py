@@ -2,7 +2,8 @@
 
 `shj_<attempt_id>_<mac>` speaks for the job, `shs_<attempt_id>.<node>_<digest>_<mac>` for one message of
 its supervisor (see `shoal.proof`): a supervisor has a key and no token that could be used for another.
-`shd_<mac>` is of the cluster's data planes.
+`shd_<mac>` is of the cluster's data planes. `sht_<attempt_id>_<mac>` is a ticket: whoever is to supervise a
+share of that attempt on another machine fetches its order with it, once for each share.
 The key is a file outside the database, so a copy of the database makes no token. Whether the attempt
 still lives is not decided here: ask the store.
 """
@@ -26,6 +27,7 @@ _SUPERVISOR = re.compile(
 )
 
 
+_TICKET = re.compile(r"sht_(?P<attempt>[a-z]{3}_[0-9a-z]{1,40})_(?P<mac>[0-9a-f]{64})", re.ASCII)
 _DATA_PLANE = re.compile(r"shd_(?P<mac>[0-9a-f]{64})", re.ASCII)
 
 
@@ -33,6 +35,7 @@ class SignedKind(StrEnum):
     JOB = "job"
     SUPERVISOR = "supervisor"
     DATA_PLANE = "data_plane"
+    TICKET = "ticket"
 
 
 class SignedToken(msgspec.Struct, frozen=True):
@@ -54,6 +57,11 @@ def data_plane_token(key: bytes) -> str:
     return f"shd_{_mac(key, SignedKind.DATA_PLANE, '', '')}"
 
 
+def ticket(key: bytes, attempt_id: str) -> str:
+    """The right to fetch the orders of this attempt. That each is given once is the desk's to see to."""
+    return f"sht_{attempt_id}_{_mac(key, SignedKind.TICKET, attempt_id, '')}"
+
+
 def proof_key(key: bytes, attempt_id: str, node: str) -> str:
     """What the supervisor of this attempt on this node and the control plane sign with. It is never sent."""
     return _mac(key, "proof", attempt_id, node)
@@ -72,6 +80,9 @@ def parse_signed(key: bytes, text: str) -> SignedToken | None:
     elif match := _SUPERVISOR.fullmatch(text):
         expected = signature(proof_key(key, match["attempt"], match["node"]), match["digest"])
         token = SignedToken(SignedKind.SUPERVISOR, match["attempt"], match["node"], match["digest"])
+    elif match := _TICKET.fullmatch(text):
+        expected = _mac(key, SignedKind.TICKET, match["attempt"], "")
+        token = SignedToken(SignedKind.TICKET, match["attempt"])
     elif match := _DATA_PLANE.fullmatch(text):
         expected = _mac(key, SignedKind.DATA_PLANE, "", "")
         token = SignedToken(SignedKind.DATA_PLANE, "")

@@ -30,7 +30,7 @@ class TopologyRequest(msgspec.Struct, frozen=True, kw_only=True):
     spread: str | None = None
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class Request(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """Per node unless it says otherwise. No memory asked: in proportion to the share of CPUs or GPUs."""
 
     min_nodes: int = 1

@@ -101,6 +101,10 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     failures: int = 0
     """Replicas that failed one after the other without having been of use in between."""
     failed_at: float = 0.0
+    failed_ref: str = ""
+    """The job of the last of them."""
+    failed_because: str = ""
+    """Its reason: a sentence, and its last words."""
     next_slot: int = 1
     stop_asked_by: str | None = None
     """It ends: gone when its last replica is."""

@@ -32,6 +32,8 @@ SPARE_SHARE = 1.5
 """How much of a rank's memory must be left before a spare is started."""
 SILENT_S = 60.0
 """A program that has said nothing by then is one that does not use `shoal.runtime`."""
+SOON_S, SETTLED_S = 2.0, 10.0
+"""How long after its start a group that makes steps, or does not tell, is past it."""
 GONE_S = 5.0
 """How long what was killed may take to be gone."""
 NUM_SEEN = 40
@@ -53,7 +55,9 @@ class Crew:
         clock: Clock,
         environments: Environments,
         meter: Meter,
+        page: tuple[int, Board] | None = None,
     ) -> None:
+        """`page`: a board that a zygote which is there already has inherited."""
         self._order = order
         self._confinement = confinement
         self._launcher = launcher
@@ -61,12 +65,12 @@ class Crew:
         self._clock = clock
         self._environments = environments
         self._meter = meter
-        self._board_fd, self._board = Board.make()
+        self._board_fd, self._board = page if page is not None else Board.make()
         self._generation = Generation()
         self._formed_at, self._formed_ns = 0.0, 0
         self._spare: Process | None = None
         self._survivors: list[Process] = []
-        self._last_step = self._kept = self._spares = 0
+        self._last_step = self._kept = self._spares = self._steps_heard = 0
         self._seen: deque[tuple[int, int]] = deque(maxlen=NUM_SEEN)
         """Steps, and when they were complete, at the last looks."""
         self.lookout = Lookout(
@@ -88,9 +92,10 @@ class Crew:
         """Have every rank of this node in this group: survivors are told, the others are started."""
         newest = max((self._board.beat(p.slot).step for p in self.ranks), default=0)
         # Who was lost while a group formed took its steps with it: they count as lost all the same.
-        self._last_step = newest if self.has_stepped else max(self._last_step, newest)
+        self._last_step = newest if self._has_told_step else max(self._last_step, newest)
         self._survivors, self._generation = self.ranks, generation
         self._formed_at, self._formed_ns = self._clock.monotonic(), time.monotonic_ns()
+        self._steps_heard = self._meter.steps_heard
         self._seen.clear()
         self.ranks, self._kept, self._spares = [], 0, 0
         for local_rank in range(self._order.ranks_per_node):
@@ -136,9 +141,14 @@ class Crew:
 
     @property
     def has_stepped(self) -> bool:
-        """Whether a rank of this group said that it made a step in it."""
-        beats = [self._board.beat(process.slot) for process in self.ranks]
-        return any(beat.generation == self._generation.number and beat.stepped_ns for beat in beats)
+        """Whether a rank of this group said that it made a step in it, or logged something of one."""
+        return self._has_told_step or self._meter.steps_heard > self._steps_heard
+
+    @property
+    def has_settled(self) -> bool:
+        """Whether the group is past its start, as far as anybody can tell."""
+        formed_s = self._clock.monotonic() - self._formed_at
+        return formed_s > SETTLED_S or (formed_s > SOON_S and self._have_all_stepped())
 
     def progress(self) -> Progress | None:
         """How far the ranks are; None: not every one has made a step in this group, or they do not say."""
@@ -229,6 +239,11 @@ class Crew:
         """
         is_first = self._generation.number == 0
         return all(map(self._has_joined, self.ranks)) if is_first else self._have_all_stepped()
+
+    @property
+    def _has_told_step(self) -> bool:
+        beats = [self._board.beat(process.slot) for process in self.ranks]
+        return any(beat.generation == self._generation.number and beat.stepped_ns for beat in beats)
 
     def _have_all_stepped(self) -> bool:
         """In this group."""

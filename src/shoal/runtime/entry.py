@@ -15,14 +15,17 @@ import msgspec
 from shoal.clock import BootClock
 from shoal.runtime import kernel, spool
 from shoal.runtime.share import ShareRun
-from shoal.wire import Credentials
+from shoal.wire import Credentials, Order
 
 LOCK_PATIENCE_S = 2.0
 DONE, NOTHING_TO_DO, USAGE = 0, 3, 64
 
 
-def main(arguments: list[str]) -> int:
-    """0: the share ran and its outcome is written. 3: it is not ours to run, and nothing was done."""
+def main(arguments: list[str], born_at: float | None = None) -> int:
+    """0: the share ran and its outcome is written. 3: it is not ours to run, and nothing was done.
+
+    `born_at`: from when the fence counts, where the control plane heard of it before it was made.
+    """
     if len(arguments) != 1:
         sys.stderr.write("usage: python -m shoal.runtime.supervisor DIRECTORY < CREDENTIALS\n")
         return USAGE
@@ -32,17 +35,26 @@ def main(arguments: list[str]) -> int:
     os.umask(0o077)
     clock = BootClock()
     share = spool.Share(os.path.realpath(arguments[0]))
+    taken = take(share, clock)
+    if taken is None:
+        return NOTHING_TO_DO
+    kernel.become_subreaper()
+    ShareRun(share, *taken, clock, _born_at(clock) if born_at is None else born_at).run()
+    return DONE
+
+
+def take(share: spool.Share, clock: BootClock) -> tuple[Order, Credentials] | None:
+    """Claim the share for this process, for ever. None: it is not ours to run."""
     lock = _wait_for_lock(share, clock)
     if lock is None:
-        return NOTHING_TO_DO
+        return None
     # Before the claim: an engine that dies before it has handed them over may start us again.
     credentials = _read_credentials()
     order = spool.read_order(share)
     if credentials is None or order is None or not spool.claim(share, clock.now()):
-        return NOTHING_TO_DO
-    kernel.become_subreaper()
-    ShareRun(share, order, credentials, clock, _born_at(clock)).run()
-    return DONE
+        os.close(lock)
+        return None
+    return order, credentials
 
 
 def _born_at(clock: BootClock) -> float:

@@ -234,7 +234,7 @@ def _shoal(order: Order, credentials: Credentials) -> dict[str, str]:
     if order.checkpoint_interval_s is not None:
         values["SHOAL_CHECKPOINT_INTERVAL_S"] = f"{order.checkpoint_interval_s:g}"
     if order.control_url is not None:
-        values["SHOAL_URL"] = order.control_url
+        values["SHOAL_URL"] = ",".join(order.control_urls) or order.control_url
     if credentials.job_token is not None:
         values["SHOAL_TOKEN"] = credentials.job_token
     return values

@@ -5,6 +5,7 @@ Each is a process of the job's own user. It is started here and waited for by wh
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 
@@ -15,6 +16,17 @@ from shoal.wire import EndKind, Order
 
 Wait = Callable[[str, tuple[int, Pipes]], Ending | None]
 """Wait for a process that was started to do what is named. None: it went well."""
+
+
+def make_directories(share: Share, uid: int | None) -> None:
+    """Where the job works, and its /tmp: the job's own. May be repeated."""
+    for path in (share.work, share.scratch):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        if uid is not None:
+            os.fchown(fd, uid, uid)
+        os.close(fd)
 
 
 class Groundwork:

@@ -56,6 +56,12 @@ class Meter:
         """What tells a rank where to write."""
         return f"{self.fd}:{os.fstat(self.fd).st_ino}"
 
+    @property
+    def steps_heard(self) -> int:
+        """How often ranks have logged something of a step, with what still waits to be heard."""
+        self.hear()
+        return self._tally.steps_heard
+
     def start(self, confinement: Confinement) -> None:
         """Begin to measure. Again changes nothing."""
         if self._confinement is None:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 import socket
+from collections.abc import Iterable, Iterator
 
 FIRST, COUNT = 30_000, 2_700
 """Below those that the kernel hands out by itself, and apart from those that an engine gives to attempts."""
+LISTENS = "0A"
+"""As Linux's tables of sockets spell that state."""
+_SOCKET = re.compile(r"socket:\[(\d+)\]")
 
 
 def free_port(address: str, after: int) -> int:
@@ -43,3 +50,34 @@ def hold_port(address: str, port: int | None) -> socket.socket:
     raise OSError(
         f"port {port} is taken" if port is not None else f"all {COUNT} ports from {FIRST} are taken"
     )
+
+
+def listened_to(pids: Iterable[int]) -> list[int]:
+    """TCP ports that one of these processes listens at, in its own network. Who may not be looked at, or is
+    gone, listens at none.
+    """
+    found: set[int] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            own = set(_sockets(pid))
+            if own:
+                found |= {port for inode, port in _listening(pid) if inode in own}
+    return sorted(found)
+
+
+def _sockets(pid: int) -> Iterator[str]:
+    """Their inodes."""
+    for entry in os.scandir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            if match := _SOCKET.fullmatch(os.readlink(entry.path)):
+                yield match[1]
+
+
+def _listening(pid: int) -> Iterator[tuple[str, int]]:
+    for table in ("tcp", "tcp6"):
+        with open(f"/proc/{pid}/net/{table}", encoding="ascii") as rows:
+            next(rows)  # the heads
+            for row in rows:
+                words = row.split()
+                if words[3] == LISTENS:
+                    yield words[9], int(words[1].rpartition(":")[2], 16)

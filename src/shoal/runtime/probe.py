@@ -7,6 +7,7 @@ the share is decided by the main loop, which looks at `verdict`.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import threading
 from collections.abc import Callable
@@ -15,7 +16,9 @@ import msgspec
 
 from shoal.clock import Clock
 from shoal.runtime.listening import Listening
+from shoal.runtime.ports import listened_to
 from shoal.runtime.sleeping import Sleeper
+from shoal.runtime.tree import descendants
 from shoal.wire import Credentials, Probe, Serving
 
 _STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})")
@@ -26,6 +29,8 @@ FIRST_PAUSE_S = 0.05
 BAD_STATUS = 400
 MAX_READ = 1 << 16
 ASLEEP = "asleep"
+FIRST_LOOK_S, LOOK_EVERY_S = 2.0, 5.0
+"""When and how often it is looked for the ports of a program that does not listen where it should."""
 
 
 class Prober:
@@ -49,6 +54,8 @@ class Prober:
         self._sleeper = Sleeper(at.connect, self._head())
         self._should_sleep = False
         self._is_ended = False
+        self._elsewhere = ""
+        self._look_at = 0.0
         self._pause = threading.Event()
         self.verdict: str | None = None
         """Why the server is as good as dead; None: it is not, or not known to be."""
@@ -85,6 +92,7 @@ class Prober:
     def _run(self) -> None:
         began = good_at = self._clock.monotonic()
         failures, was_ready, pause_s = 0, False, FIRST_PAUSE_S
+        self._look_at = began + FIRST_LOOK_S
         self._say(is_ready=False, because="it was not asked yet")
         while True:
             if self._is_ended:
@@ -138,11 +146,27 @@ class Prober:
         try:
             answer = self._exchange(question.encode("ascii"))
         except OSError as error:
-            return (error.strerror or str(error) or type(error).__name__).lower()
+            why = (error.strerror or str(error) or type(error).__name__).lower()
+            port = self._at.variables.get("PORT")
+            place = "$SHOAL_SOCKET" if port is None else f"port {port}"
+            return f"nothing answers at {place}, path {self._probe.path}: {why}{self._found(error)}"
         match = _STATUS.match(answer)
         if match is None:
-            return "what it said is not HTTP"
-        return f"status {match[1].decode()}" if int(match[1]) >= BAD_STATUS else None
+            return f"what it said at {self._probe.path} is not HTTP"
+        return f"status {match[1].decode()} at {self._probe.path}" if int(match[1]) >= BAD_STATUS else None
+
+    def _found(self, error: OSError) -> str:
+        """Where the program listens instead, looked for now and then; empty: nowhere, or nobody can say."""
+        now = self._clock.monotonic()
+        if isinstance(error, ConnectionRefusedError | FileNotFoundError) and now >= self._look_at:
+            self._look_at = now + LOOK_EVERY_S
+            ports = listened_to(descendants(os.getpid()))
+            self._elsewhere = ""
+            if ports:
+                told, wanted = " and ".join(map(str, ports)), next(iter(self._at.variables))
+                remedy = f"have it listen at ${wanted}, or write `port: {ports[0]}`"
+                self._elsewhere = f"; the program listens at port {told}: {remedy}"
+        return self._elsewhere
 
     def _head(self) -> str:
         """Lines of every question's head."""

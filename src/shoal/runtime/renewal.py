@@ -14,9 +14,8 @@ import threading
 from collections.abc import Callable
 from types import ModuleType
 
-import msgspec
-
 from shoal.clock import Clock
+from shoal.runtime.addresses import Addresses
 from shoal.runtime.environment import Generation, first_generation
 from shoal.runtime.meter import Meter
 from shoal.runtime.saves import Saves
@@ -57,11 +56,9 @@ class Renewer:
         self._order = order
         self._meter = meter
         self._credentials = credentials
-        self._server_file = server_file
-        self._ca_file: str | None = None
+        self._addresses = Addresses(order, server_file)
         self._clock = clock
         self._wake_fd = wake_fd
-        self._url = order.control_url or ""
         self._changed = threading.Condition()
         self._phase = Phase.PREPARING
         self._started_at: float | None = None
@@ -158,8 +155,6 @@ class Renewer:
     def _run(self) -> None:
         backoff_s = FIRST_BACKOFF_S
         connections = importlib.import_module("shoal.runtime.http")  # 25 ms the ranks need not wait for
-        if self._url.startswith("https:"):
-            self._find_server()  # the certificate to trust stands beside the address
         if self._saves is not None:
             self._saves.start()
         while True:
@@ -167,6 +162,7 @@ class Renewer:
             asked_at = self._clock.monotonic()
             answer = self._ask(connections, renewal)
             if answer is not None:
+                self._addresses.learn(answer.control_urls)
                 self._take(answer, asked_at)
                 if renewal.drilled is self._drilled:
                     self._is_drill_heard.set()
@@ -179,7 +175,7 @@ class Renewer:
             else:
                 wait_s, backoff_s = backoff_s, min(backoff_s * 2, self._order.renew_s)
                 self._meter.put_back(renewal.metrics)
-                self._find_server()
+                self._addresses.turn()
             with self._changed:
                 self._changed.wait_for(lambda: self._is_due, timeout=wait_s)
 
@@ -224,9 +220,9 @@ class Renewer:
     def _ask(self, connections: ModuleType, renewal: Renewal) -> RenewalAnswer | None:
         if self._clock.monotonic() < self._cut_until:
             return None
-        url = f"{self._url}/v1/supervisor/renew"
+        url = f"{self._addresses.url}/v1/supervisor/renew"
         answer: RenewalAnswer | None = connections.ask(
-            url, self._credentials, renewal, TIMEOUT_S, self._ca_file
+            url, self._credentials, renewal, TIMEOUT_S, self._addresses.ca_file
         )
         # An answer that was on its way when the network went is lost with it.
         return None if self._clock.monotonic() < self._cut_until else answer
@@ -281,21 +277,6 @@ class Renewer:
                 self.group = answer
                 self._wake()
 
-    def _find_server(self) -> None:
-        """A restarted control plane may listen elsewhere, and says where in its file."""
-        if self._server_file is None:
-            return
-        with contextlib.suppress(OSError, msgspec.DecodeError), open(self._server_file, "rb") as file:
-            server = msgspec.json.decode(file.read(), type=ServerFile)
-            self._url, self._ca_file = server.url.rstrip("/"), server.tls_cert
-
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake_fd, b"r")
-
-
-class ServerFile(msgspec.Struct):
-    """The part of `server.json` a supervisor needs."""
-
-    url: str
-    tls_cert: str | None = None

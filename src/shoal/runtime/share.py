@@ -18,15 +18,17 @@ from shoal.runtime.crew import Crew
 from shoal.runtime.drills import Driller
 from shoal.runtime.ending import Ending, recovered
 from shoal.runtime.environment import DEFAULT_PATH, Generation, rank_environment, setup_environment
-from shoal.runtime.groundwork import Groundwork
+from shoal.runtime.groundwork import Groundwork, make_directories
 from shoal.runtime.launch import Launcher, Pipes
 from shoal.runtime.logs import LogFile
 from shoal.runtime.meter import Meter
 from shoal.runtime.probe import Prober
+from shoal.runtime.ready import Ready
 from shoal.runtime.reasons import Reasons
 from shoal.runtime.renewal import Renewer
 from shoal.runtime.restarts import OTHERS_FAILED, Restarts
 from shoal.runtime.rules import DEVICE_FAULTS, LogRules
+from shoal.runtime.standby.minder import Minder
 from shoal.runtime.warm import install
 from shoal.runtime.warm.stand_in import find
 from shoal.runtime.watch import Process, Watcher
@@ -53,8 +55,16 @@ class ShareRun:
     """One run. `run` returns when the outcome is on disk and nothing of the share runs any more."""
 
     def __init__(
-        self, share: spool.Share, order: Order, credentials: Credentials, clock: Clock, born_at: float
+        self,
+        share: spool.Share,
+        order: Order,
+        credentials: Credentials,
+        clock: Clock,
+        born_at: float,
+        ready: Ready | None = None,
     ) -> None:
+        """`ready`: what a standby has prepared for this share."""
+        self._ready = ready
         self._share = share
         self._order = order
         self._credentials = credentials
@@ -62,7 +72,7 @@ class ShareRun:
         self._path = os.environ.get("SHOAL_PATH") or DEFAULT_PATH
         wake, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._renewer: Renewer | None = None
-        self._meter = Meter(order, clock)
+        self._meter = ready.meter if ready is not None else Meter(order, clock)
         if order.control_url is not None:
             # Without credentials no answer will count, and the fence ends the share: somebody who may be
             # replaced must never run on only because a credential was forgotten.
@@ -82,6 +92,8 @@ class ShareRun:
         self._started_at: float | None = None
         self._restarts = Restarts(order, self._renewer)
         self._network: dict[str, str] = {}
+        self._zygote: Process | None = None
+        self._minder: Minder | None = None
         self._prober: Prober | None = None
         self._driller = Driller(order, self._renewer, clock, self._log)
         self._failed: tuple[float, int] | None = (clock.now(), time.monotonic_ns())
@@ -116,20 +128,21 @@ class ShareRun:
         return end
 
     def _confine(self) -> Launcher:
+        if self._ready is not None:
+            self._confinement = self._ready.confinement
+            self._path = self._confinement.path
+            self._ready.settle(self._order)
+            return self._ready.launcher
         confinement = self._confinement = Confinement(self._order, self._share, self._path)
         self._path = confinement.path
-        for path in (self._share.work, self._share.scratch):
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(path, 0o700)
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            if confinement.uid is not None:
-                os.fchown(fd, confinement.uid, confinement.uid)
-            os.close(fd)
+        make_directories(self._share, confinement.uid)
         listening.make(self._order, os.path.realpath(self._share.home), confinement.uid)
         confinement.prepare()
         return Launcher(confinement, self._share.work)
 
     def _lay_ground(self, launcher: Launcher) -> Ending | None:
+        if self._ready is not None:
+            return None
         setup = setup_environment(
             self._order, work=self._share.work, path=self._path, credentials=self._credentials
         )
@@ -153,6 +166,9 @@ class ShareRun:
         interpreter = find("python", self._path, "") or find("python3", self._path, "")
         if interpreter is None or not install.is_python(order.run):
             return None
+        if self._ready is not None:
+            self._adopt(self._ready.zygote)
+            return None
         is_started_again = order.max_restarts > 0 or (order.probe is not None and order.probe.can_sleep)
         zygote = self._environment(None, self._restarts.generation) if is_started_again else None
         installing = launcher.start_function(
@@ -161,12 +177,18 @@ class ShareRun:
         end = self._first(launcher, "preparing the start of Python", installing)
         if end is not None:
             return end
-        self._path = f"{work}/{install.FOLDER}/bin:{self._path}"
-        if zygote is not None:
-            script = install.zygote_script(work, interpreter, order.run)
-            pid, pipes = launcher.start_script(script, zygote, keep=crew.kept_fds)
-            self._watcher.add(Process(pid, None, is_needed=False), pipes)
+        if zygote is None:
+            self._path = f"{work}/{install.FOLDER}/bin:{self._path}"
+            return None
+        script = install.zygote_script(work, interpreter, order.run)
+        self._adopt(launcher.start_script(script, zygote, keep=crew.kept_fds))
         return None
+
+    def _adopt(self, started: tuple[int, Pipes]) -> None:
+        """Have ranks forked by this zygote."""
+        self._path = f"{self._share.work}/{install.FOLDER}/bin:{self._path}"
+        self._zygote = Process(started[0], None, is_needed=False)
+        self._watcher.add(self._zygote, started[1])
 
     def _run_ranks(self, launcher: Launcher) -> Ending:
         """Run one group of ranks after the other, until one ends well or nothing may follow it."""
@@ -183,6 +205,10 @@ class ShareRun:
             self._clock,
             self._environment,
             self._meter,
+            self._ready.page if self._ready is not None else None,
+        )
+        self._minder = Minder(
+            self._order, self._credentials, self._share, self._confinement, self._clock, self._log
         )
         last = self._open_place(launcher) or self._warm_up(launcher, crew)
         if last is None and self._order.incarnation > 0 and self._renewer is not None:
@@ -324,10 +350,15 @@ class ShareRun:
                 return ASLEEP
             if crew is not None:
                 crew.look_after()
+                self._look_after_standby(crew)
                 self._tell_recovery(crew)
                 if self._renewer is not None:
                     self._renewer.progress = crew.progress()
             self._watcher.turn(self._reasons.next_in(TURN_S if crew is None else crew.pause_s))
+
+    def _look_after_standby(self, crew: Crew) -> None:
+        if self._minder is not None and self._zygote is not None:
+            self._minder.look(is_time=self._zygote.status is None and crew.has_settled)
 
     def _dead_server(self) -> Ending | None:
         told = self._prober.verdict if self._prober is not None else None
@@ -371,6 +402,8 @@ class ShareRun:
     def _bury(self) -> None:
         """Kill the whole tree, take its last lines, remove what it used. Returns when nothing runs."""
         confinement = self._confinement
+        if self._minder is not None:
+            self._minder.end()
         while confinement is not None and not confinement.kill(reap=self._watcher.reap, timeout_s=KILL_S):
             self._watcher.turn(RETRY_S)
         self._watcher.drain()

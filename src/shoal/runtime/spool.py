@@ -161,15 +161,20 @@ def claim(share: Share, at: float) -> bool:
     leaves the share unclaimed.
     """
     mine = Claim(pid=os.getpid(), boot_id=boot_id(), start_ticks=start_ticks(os.getpid()) or 0, at=at)
-    draft = f"{share.claimed}.new"
-    _write_synced(draft, msgspec.json.encode(mine))
+    return write_once(share.claimed, msgspec.json.encode(mine))
+
+
+def write_once(path: str, data: bytes) -> bool:
+    """Make the file, whole and durably. False: it is there already, and stays as it is."""
+    draft = f"{path}.{os.urandom(6).hex()}.new"
+    _write_synced(draft, data)
     try:
-        os.link(draft, share.claimed)
+        os.link(draft, path)
     except FileExistsError:
         return False
     finally:
         os.unlink(draft)
-    sync_directory(share.directory)
+    sync_directory(os.path.dirname(path))
     return True
 
 

@@ -34,6 +34,8 @@ class Tally:
         self._lost = self._lost_told = 0
         self.has_lines = False
         """Whether any rank said anything since the last `take`."""
+        self.steps_heard = 0
+        """Calls that named the step they are of."""
 
     def hear(self, line: Line) -> None:
         """One call of a rank's. Of ranks that use one name, the lowest one's values are kept."""
@@ -43,6 +45,7 @@ class Tally:
             self._lost += 1
             return
         self.has_lines = True
+        self.steps_heard += line.step is not None
         axis = Axis.TIME if line.step is None else Axis.STEP
         for name, value in line.values.items():
             self._hear_one(name, axis, line.rank, x, value)

@@ -6,6 +6,7 @@ no sum of shares can pass what a node has, whatever fractions people write.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import ceil, floor
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ NOISE = 1e-6
 """Thousandths of a thousandth: 0.57 * 1000 is 569.9999999999999, and that is float noise, not a wish."""
 
 
+@lru_cache(maxsize=1 << 12)
 def millicpus_needed(cpus: float) -> int:
     return ceil(cpus * MILLI - NOISE)
 
@@ -43,7 +45,8 @@ class Amounts(NamedTuple):
     @property
     def gpu_millis(self) -> int:
         """Thousandths of GPUs, slices not among them."""
-        return self.num_gpus * MILLI + sum([left for _, left in self.parts])
+        whole = self.num_gpus * MILLI
+        return whole + sum([left for _, left in self.parts]) if self.parts else whole
 
     @property
     def num_devices(self) -> int:
@@ -96,6 +99,8 @@ class Need(NamedTuple):
         if self.memory_bytes is not None:
             return self.memory_bytes
         by_cpu = whole.memory_bytes * self.millicpus // whole.millicpus if whole.millicpus > 0 else 0
+        if not self.num_gpus:
+            return by_cpu
         has_slices = self.gpu_kind is not None and is_slice(self.gpu_kind)
         devices = sum(count for _, count in whole.gpus) if has_slices else whole.num_gpus
         by_gpu = whole.memory_bytes * self.num_gpus * self.gpu_milli // (devices * MILLI) if devices else 0
@@ -116,6 +121,10 @@ def less(free: Amounts, need: Need, whole: Amounts) -> Amounts:
     """What is surely left of `free` on a node that has `whole`, whichever GPUs `need` will take."""
     if need.is_exclusive:
         return Amounts(0, 0, 0, 0, ())
+    if not need.num_gpus and not free.gpus and not free.parts:
+        millicpus, memory, disk = free[:3]
+        memory -= need.memory_on(whole)
+        return Amounts(millicpus - need.millicpus, memory, disk - need.disk_bytes, free.num_gpus, ())
     asked = kinds_of(need.gpu_kind) if need.gpu_kind is not None else frozenset()
     num_gpus = free.num_gpus - (0 if any(map(is_slice, asked)) else need.num_gpus)
     return Amounts(
@@ -159,6 +168,7 @@ def need_of(request: Request) -> Need:
     )
 
 
+@lru_cache(maxsize=1 << 13)
 def demand_of(request: Request, excluded_nodes: tuple[str, ...] = ()) -> Demand:
     topology = request.topology
     return Demand(

@@ -21,7 +21,7 @@ from shoal.scheduler.policy import Policy
 from shoal.scheduler.possible import Possible
 from shoal.scheduler.power import Power
 from shoal.scheduler.powered import choose_powered
-from shoal.scheduler.rows import Line, LineKey, Place, Rows, Turn, place_by_score
+from shoal.scheduler.rows import Line, LineKey, Rows, Turn
 from shoal.scheduler.snapshot import Candidate, Holding, NodeView
 from shoal.scheduler.soonest import Soonest
 from shoal.scheduler.stakes import Stakes
@@ -39,6 +39,8 @@ class Book:
         self.tree = Tree()
         self.fair = Fair(self.tree, policy.half_life_s)
         self._power = Power(policy.power_caps)
+        self.has_caps = self._power.has_caps
+        """Whether any rack has one: else power never matters."""
         self._power_as_of = -1
         self.windows = Windows(self.tree)
         self.capacity = Capacity()
@@ -77,7 +79,7 @@ class Book:
     @property
     def power(self) -> Power:
         """Reckons anew whenever a node has changed."""
-        if self._power.has_caps and self._power_as_of != self.capacity.num_node_changes:
+        if self.has_caps and self._power_as_of != self.capacity.num_node_changes:
             views = (node.view for node in self.capacity.nodes.values())
             self._power.rebuild(views, self.holdings.values())
             self._power_as_of = self.capacity.num_node_changes
@@ -85,9 +87,9 @@ class Book:
 
     def has_power_for(self, demand: Demand) -> bool:
         """Whether the racks of the open nodes could draw it while nothing else runs."""
-        power = self.power
-        if not power.has_caps:
+        if not self.has_caps:
             return True
+        power = self.power
         names = [node.name for node in self.possible.suitable(demand.need).without(demand.excluded).open]
         left = power.left_when_idle()
         return bool(choose_powered(demand, names, self.capacity.nodes, power, left))
@@ -156,7 +158,7 @@ class Book:
                 self.holdings[holding.attempt_id] = holding
                 return False  # where its work is safe until decides who is evicted, and not whether
             self.capacity.retime(holding, was)
-            if self._power.has_caps:
+            if self.has_caps:
                 self._power.give(was)
                 self._power.take(holding)
             held = held_by(holding.allocation)
@@ -199,6 +201,10 @@ class Book:
 
     def ranks(self, now: float) -> list[list[Line]]:
         """Lines of equal rank together, the first to be served first."""
+        if len(self.rows.lines) == 1:
+            (line,) = self.rows.lines.values()
+            self._stand = {line.key.project: ()}
+            return [[line]]
         projects = self._projects()
         if len(projects) == 1:
             self._stand = dict.fromkeys(projects, ())
@@ -232,15 +238,8 @@ class Book:
         is_guaranteed = any(self.tree.is_within_quota(project, some) for some in (ANY_GPU, ANY_CPU))
         return (0.0 if is_guaranteed else 1.0, *self.fair.standing(project, now))
 
-    def comes_before(self, candidate: Candidate, other: Candidate) -> bool:
-        """Whether it would be looked at first, as a head."""
-        return self._turn(candidate) < self._turn(other)
-
-    def place_beside(self, candidate: Candidate) -> tuple[Rank, Place]:
-        """When it is looked at of those who start beside the heads."""
-        return self.rank(LineKey.of(candidate)), place_by_score(candidate)
-
-    def _turn(self, candidate: Candidate) -> tuple[Rank, Turn]:
+    def turn(self, candidate: Candidate) -> tuple[Rank, Turn]:
+        """When it is looked at, as a head."""
         return self.rank(LineKey.of(candidate)), self.rows.turn_of(candidate)
 
     def _take(self, holding: Holding, *, is_new: bool = False) -> None:
@@ -252,7 +251,7 @@ class Book:
         held = held_by(holding.allocation)
         self.tree.take(holding.project, held)
         self.fair.hold(holding.project, held, holding.placed_at, is_new=is_new)
-        if self._power.has_caps:
+        if self.has_caps:
             self._power.take(holding)
         if holding.array_id is not None:
             self._num_of_array[holding.array_id] += 1
@@ -265,7 +264,7 @@ class Book:
         held = held_by(holding.allocation)
         self.tree.give(holding.project, held)
         self.fair.release(holding.project, held, at, is_new=is_new)
-        if self._power.has_caps:
+        if self.has_caps:
             self._power.give(holding)
         if holding.array_id is not None:
             self._num_of_array[holding.array_id] -= 1

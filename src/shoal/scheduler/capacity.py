@@ -28,20 +28,19 @@ _when = itemgetter(0)
 class NodeUse:
     """A node and what is used of it."""
 
-    __slots__ = ("devices", "ends", "free", "view", "whole")
+    __slots__ = ("devices", "ends", "free", "group", "name", "view", "whole")
 
     def __init__(self, view: NodeView) -> None:
         self.view = view
+        self.name = view.name
         self.devices = GpuUse(view.gpus)
         cpus = millicpus_there(view.cpus)
         self.whole = Amounts(cpus, view.memory_bytes, view.disk_bytes, *self.devices.free)
         self.free = self.whole
+        self.group: Group | None = None
+        """Where it stands among the open ones."""
         self.ends: list[End] = []
         """What is held here, the first to end first."""
-
-    @property
-    def name(self) -> str:
-        return self.view.name
 
     def label(self, name: str) -> str | None:
         """Its value here; every node has its pool as the label `pool`."""
@@ -91,12 +90,10 @@ def _changed(free: Amounts, devices: GpuUse, share: NodeShare, millicpus: int, s
     """`free` with a share given back (1) or taken (-1); `devices` change with it."""
     if share.gpu_ids:
         devices.use(share, -sign)
-    return Amounts(
-        free.millicpus + millicpus,
-        free.memory_bytes + sign * share.memory_bytes,
-        free.disk_bytes + sign * share.disk_bytes,
-        *devices.free,
-    )
+    num_gpus, gpus, parts = devices.free
+    memory = free.memory_bytes + sign * share.memory_bytes
+    disk = free.disk_bytes + sign * share.disk_bytes
+    return Amounts(free.millicpus + millicpus, memory, disk, num_gpus, gpus, parts)
 
 
 class Group:
@@ -167,12 +164,14 @@ class Capacity:
             self.num_node_changes += 1
 
     def hold(self, holding: Holding) -> None:
+        until = ends_at(holding)
         for share in holding.allocation:
-            self.take(share, ends_at(holding))
+            self.take(share, until)
 
     def release(self, holding: Holding) -> None:
+        until = ends_at(holding)
         for share in holding.allocation:
-            self.give(share, ends_at(holding))
+            self.give(share, until)
 
     def retime(self, holding: Holding, was: Holding) -> None:
         """It holds what it held before, until another time."""
@@ -187,7 +186,8 @@ class Capacity:
 
     def take(self, share: NodeShare, until: float) -> None:
         """Hand out a share of a node."""
-        self.typical.count(shape_held(share), 1)
+        if share.gpu_ids:
+            self.typical.count(shape_held(share), 1)
         node = self.nodes.get(share.node)
         if node is None:
             away = self._absent.setdefault(share.node, [])
@@ -199,7 +199,8 @@ class Capacity:
 
     def give(self, share: NodeShare, until: float) -> None:
         """Take a share back that was handed out with the same end."""
-        self.typical.count(shape_held(share), -1)
+        if share.gpu_ids:
+            self.typical.count(shape_held(share), -1)
         node = self.nodes.get(share.node)
         if node is None:
             self._absent[share.node].remove((until, millicpus_needed(share.cpus), share))
@@ -211,10 +212,10 @@ class Capacity:
     def most_free(self) -> tuple[int, int, int]:
         """The most thousandths of CPUs, GPUs of which anything is free, and bytes free on any open node."""
         if self._most_as_of != self.touched.end:
-            frees = [group.free for group in self.groups]
-            cpus = max((free.millicpus for free in frees), default=0)
-            gpus = max((free.num_devices for free in frees), default=0)
-            self._most = cpus, gpus, max((free.memory_bytes for free in frees), default=0)
+            frees = [group.free for group in self._groups.values()]
+            cpus = max([free.millicpus for free in frees], default=0)
+            gpus = max([free.num_devices for free in frees], default=0)
+            self._most = cpus, gpus, max([free.memory_bytes for free in frees], default=0)
             self._most_as_of = self.touched.end
         return self._most
 
@@ -237,13 +238,14 @@ class Capacity:
         return node.ends
 
     def _leave(self, node: NodeUse) -> None:
-        if not node.is_open:
+        group, node.group = node.group, None
+        if group is None:
             return
-        key = node.whole, node.free
-        names = self._groups[key].names
-        del names[bisect_left(names, node.name)]
-        if not names:
-            del self._groups[key]
+        if len(group.names) > 1:
+            del group.names[bisect_left(group.names, node.name)]
+        else:
+            group.names.clear()
+            del self._groups[group.whole, group.free]
 
     def _join(self, node: NodeUse) -> None:
         self.touched.append(node.name)
@@ -253,9 +255,10 @@ class Capacity:
         group = self._groups.get(key)
         if group is None:
             self._num_born += 1
-            group = self._groups[key] = Group(self._num_born, *key)
+            group = self._groups[key] = Group(self._num_born, node.whole, node.free)
             self.born.append(group)
         insort(group.names, node.name)
+        node.group = group
 
 
 def ends_at(holding: Holding) -> float:

@@ -18,6 +18,7 @@ from shoal.scheduler.capacity import Capacity
 from shoal.scheduler.fit import fits
 from shoal.scheduler.power import Power, Watts
 from shoal.scheduler.snapshot import Candidate
+from shoal.scheduler.types import Promise
 from shoal.scheduler.windows import Numbers, Windows
 
 NOBODY: frozenset[str] = frozenset()
@@ -54,7 +55,18 @@ class Claim:
         self.at = at
         """Infinity: nobody knows when, so nobody is gone in time."""
         self.spare = dict(spare)
+        self._promise: Promise | None = None
         self.draw = draw or Draw({}, {})
+
+    @property
+    def promise(self) -> Promise:
+        """What its job is told; whose nodes it names does not change."""
+        if self._promise is None:
+            at, nodes = None if self.at == inf else self.at, tuple(sorted(self.spare))
+            self._promise = Promise(
+                attempt_id=self.head.attempt_id, job_id=self.head.job_id, at=at, nodes=nodes
+            )
+        return self._promise
 
     def admits(self, ends_at: float) -> bool:
         """Whether somebody who ends then at the latest may use its nodes until then."""
@@ -94,8 +106,10 @@ class Claims:
 
     def bars(self, project: str, now: float, ends_at: float) -> Bars:
         """What is in the way of a job of the project that would start now and may last until `ends_at`."""
-        closed = tuple([number for number, claim in enumerate(self.all) if not claim.admits(ends_at)])
-        return Bars(closed, self._windows.shut(project, now, ends_at))
+        closed: Numbers = ()
+        if self.all:
+            closed = tuple([number for number, claim in enumerate(self.all) if not claim.admits(ends_at)])
+        return Bars(closed, self._windows.shut(project, now, ends_at) if self._windows.all else ())
 
     def barred(self, need: Need, bars: Bars) -> frozenset[str]:
         """Nodes on which a start would delay one of those claims or meet one of those windows."""
@@ -124,7 +138,7 @@ class Claims:
     @property
     def first_at(self) -> float:
         """Whoever ends before is admitted by all; infinity without claims."""
-        return min((claim.at if claim.at < inf else -inf for claim in self.all), default=inf)
+        return min([claim.at if claim.at < inf else -inf for claim in self.all], default=inf)
 
     def most_free(self) -> tuple[int, int, int]:
         """At most so many thousandths of CPUs, of so many GPUs anything, and so many bytes are free on one
@@ -145,9 +159,10 @@ class Claims:
         for claim in self.all:
             if claim.admits(ends_at):
                 continue
-            for rack, drawn in self._power.of_shares(shares).items():
-                if rack in claim.draw.spare:
-                    claim.draw.spare[rack] -= drawn
+            if claim.draw.spare:
+                for rack, drawn in self._power.of_shares(shares).items():
+                    if rack in claim.draw.spare:
+                        claim.draw.spare[rack] -= drawn
             for share in shares:
                 spare = claim.spare.get(share.node)
                 if spare is not None:

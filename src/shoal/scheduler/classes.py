@@ -6,12 +6,12 @@ there is nothing more to record. Who is evicted for whom is decided where preemp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 
 
-class PriorityClass(msgspec.Struct, frozen=True, kw_only=True):
+class PriorityClass(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     name: str
     value: int
     can_preempt: bool = False
@@ -29,13 +29,14 @@ CLASSES = (
 """What a cluster has unless its operator says otherwise. A job that says nothing is `batch`."""
 
 
-def class_of(priority: int, classes: Sequence[PriorityClass] = CLASSES) -> PriorityClass:
+@lru_cache(maxsize=1 << 10)
+def class_of(priority: int, classes: tuple[PriorityClass, ...] = CLASSES) -> PriorityClass:
     """The class whose band it is in; below all of them, the lowest. `classes` may not be empty."""
     reached = [one for one in classes if one.value <= priority]
     return max(reached, key=_value) if reached else min(classes, key=_value)
 
 
-def value_of(name: str, classes: Sequence[PriorityClass] = CLASSES) -> int | None:
+def value_of(name: str, classes: tuple[PriorityClass, ...] = CLASSES) -> int | None:
     """None: there is no such class."""
     return next((one.value for one in classes if one.name == name), None)
 

@@ -25,7 +25,7 @@ from shoal.scheduler.powered import PowerAhead, choose_powered
 from shoal.scheduler.preempt import Preemption
 from shoal.scheduler.release import free_by
 from shoal.scheduler.rights import ClaimOrder, claim_order
-from shoal.scheduler.rows import Line, LineKey, Row, Turn
+from shoal.scheduler.rows import Line, LineKey, Row, Turn, place_by_score
 from shoal.scheduler.snapshot import Candidate
 from shoal.scheduler.types import Promise, Start
 
@@ -74,45 +74,44 @@ class Cycle:
         self.now, book = now, self._book
         # Under a ceiling, whoever starts uses up what others may have, and allowances are kept rank by rank.
         # Under a cap, whoever starts changes which nodes have power left for those who wait.
-        if book.tree.has_ceilings or book.power.has_caps:
+        if book.tree.has_ceilings or book.has_caps:
             return False
         if not book.is_order_as_before(now) or not self._do_heads_wait_for_room():
             return False
-        last = max((book.rank(LineKey.of(claim.head)) for claim in self.claims.all), default=())
+        last = max([book.rank(LineKey.of(claim.head)) for claim in self.claims.all], default=())
+        found = []
         for candidate in newcomers:
-            head = self.heads.get(candidate.queue)
-            if head is None or book.comes_before(candidate, head):
+            row = book.rows.row_of(candidate.attempt_id)
+            rank, head = book.rank(row.line.key), self.heads.get(candidate.queue)
+            if head is None or (rank, book.rows.turn_of(candidate)) < book.turn(head):
                 return False
-            if book.rank(LineKey.of(candidate)) < last:
+            if rank < last:
                 return False  # what is kept for one of another queue is not kept from it
-            if self.preemption.is_privileged(
-                candidate, asked_by(book.rows.row_of(candidate.attempt_id).key.demand)
+            if self.preemption.may_serve(row.line.key) and self.preemption.is_privileged(
+                candidate, asked_by(row.key.demand)
             ):
                 return False
-        for candidate in sorted(newcomers, key=book.place_beside):
-            self._start(book.rows.row_of(candidate.attempt_id), candidate.attempt_id)
+            found.append((rank, place_by_score(candidate), row))
+        for _, (_, _, attempt_id), row in sorted(found):
+            self._start(row, attempt_id)
         return True
 
     def _do_heads_wait_for_room(self) -> bool:
         """Else one who started after it has filled the limit of its array, and others are heads."""
-        rows = [self._book.rows.row_of(head.attempt_id) for head in self.heads.values()]
-        return all(row in self._rooms or self._waits_for_room(row) for row in rows)
+        for head in self.heads.values():
+            row = self._book.rows.row_of(head.attempt_id)
+            if row not in self._rooms and not self._waits_for_room(row):
+                return False
+        return True
 
     def promises(self) -> tuple[Promise, ...]:
-        return tuple(
-            Promise(
-                attempt_id=claim.head.attempt_id,
-                job_id=claim.head.job_id,
-                at=None if claim.at == inf else claim.at,
-                nodes=tuple(sorted(claim.spare)),
-            )
-            for claim in self.claims.all
-            if claim.head.attempt_id not in self._book.stakes.leaving
-        )
+        leaving = self._book.stakes.leaving
+        return tuple([claim.promise for claim in self.claims.all if claim.head.attempt_id not in leaving])
 
     def _keep_to_grow(self, least: float) -> None:
         """For those of at least this priority who are stopping to go on with more nodes."""
-        growing = [one for one in self._book.stakes.leaving.values() if one.grows_to is not None]
+        leaving = self._book.stakes.leaving
+        growing = [one for one in leaving.values() if one.grows_to is not None] if leaving else []
         if not growing:
             return
         # Whoever starts before one of them, or fills a node it could have had, moves what is kept for it.
@@ -165,7 +164,7 @@ class Cycle:
         barred = (self.claims.nodes - self.preemption.nodes) | shut
         room = self.preemption.make_room(head, demand, barred, self.claims.watts())
         if room is None:
-            if self._book.power.has_caps:
+            if self._book.has_caps:
                 self.good_until = self.now  # where power decided, who comes may be who could give way
             self._is_quota_unserved |= self._book.tree.has_quota(head.project)
             return False
@@ -184,7 +183,7 @@ class Cycle:
         passed: set[Row] = set()
         while True:
             firsts = [line.first(passed) for line in lines if line.key.queue not in self.heads]
-            turn = min((first for first in firsts if first is not None), default=None)
+            turn = min([first for first in firsts if first is not None], default=None)
             if turn is None:
                 return
             attempt_id = turn[1][2]
@@ -229,19 +228,21 @@ class Cycle:
         book, project, (demand, limit_s, array_id, at_once) = self._book, row.line.key.project, row.key
         if at_once is not None and book.num_of_array(array_id) >= at_once:
             return False
-        if book.refusal(project, demand) is not None:
-            return False
-        demand = book.allowed(project, demand)
+        if book.tree.has_ceilings:
+            if book.refusal(project, demand) is not None:
+                return False
+            demand = book.allowed(project, demand)
         ends_at = self.now + limit_s
         bars = self.claims.bars(project, self.now, ends_at)
-        if (demand, bars) in self._hopeless:
+        asked = demand, bars
+        if asked in self._hopeless:
             return False
         names = self._choose(demand, bars)
         if not names:
-            self._hopeless.add((demand, bars))
+            self._hopeless.add(asked)
             return False
         shares = tuple(share_of(demand.need, book.capacity.nodes[name]) for name in names)
-        while shares and not self._is_allowed(project, held_by(shares)):
+        while book.tree.has_ceilings and shares and not self._is_allowed(project, held_by(shares)):
             shares = shares[:-1]
         if len(shares) < demand.min_nodes:
             return False
@@ -260,7 +261,7 @@ class Cycle:
     def _choose(self, demand: Demand, bars: Bars) -> list[str]:
         book, finder = self._book, self._book.finders.of(demand.need)
         barred = self.claims.barred(demand.need, bars)
-        if not book.power.has_caps:
+        if not book.has_caps:
             return choose(demand, finder, book.capacity, barred)
         power, left = book.power, self.claims.power_left(bars)
         barred = barred | power.full(demand.need, left)
@@ -273,8 +274,7 @@ class Cycle:
 
     def _waits_for_room(self, row: Row) -> bool:
         """Only a job that the open nodes could hold makes others wait: one that cannot run blocks nobody."""
-        is_refused = self._book.refusal(row.line.key.project, row.key.demand) is not None
-        return not is_refused and self._is_possible(row)
+        return self._book.refusal(row.line.key.project, row.key.demand) is None and self._is_possible(row)
 
     def _is_possible(self, row: Row) -> bool:
         """Whether the open nodes could hold it and its array is not at its limit."""
@@ -311,7 +311,7 @@ class Cycle:
     def _ahead(self) -> PowerAhead | None:
         """None where no rack has a cap."""
         book = self._book
-        if not book.power.has_caps:
+        if not book.has_caps:
             return None
         return PowerAhead(book.power, self.claims.watts())
 

@@ -41,7 +41,8 @@ def taken_whole(whole: Amounts, num_nodes: int) -> Amount:
 
 
 def held_by(allocation: Allocation) -> Amount:
-    return Amount(
-        sum(len(share.gpu_ids) * share.gpu_milli for share in allocation),
-        sum(max(millicpus_needed(share.cpus), share.charged_millicpus) for share in allocation),
-    )
+    milligpus = millicpus = 0
+    for share in allocation:
+        milligpus += len(share.gpu_ids) * share.gpu_milli
+        millicpus += max(millicpus_needed(share.cpus), share.charged_millicpus)
+    return Amount(milligpus, millicpus)

@@ -19,6 +19,8 @@ HALF_LIFE_S = 7 * 86_400.0
 CPUS_PER_GPU = 64.0
 """How many CPUs count as much as one GPU: about what they are rented for. Without GPUs it scales nothing."""
 
+LOG_2 = log(2)
+
 Standing = tuple[float, ...]
 """Sorts: who had less for their weight comes first."""
 
@@ -149,7 +151,7 @@ class Fair:
 
     def _value(self, account: _Account, now: float) -> float:
         elapsed_s = max(now - account.at, 0.0)
-        rate = devices(Amount(account.milligpus, account.millicpus))
+        rate = account.milligpus / 1000 + account.millicpus / (1000 * CPUS_PER_GPU)
         return account.value * self._left(elapsed_s) + self._accrued(rate, elapsed_s)
 
     def _left(self, seconds: float) -> float:
@@ -158,7 +160,7 @@ class Fair:
 
     def _accrued(self, rate: float, seconds: float) -> float:
         """What holding `rate` devices for so long comes to at the end of it."""
-        return -rate * self._half_life_s / log(2) * expm1(-seconds / self._half_life_s * log(2))
+        return -rate * self._half_life_s / LOG_2 * expm1(-seconds / self._half_life_s * LOG_2)
 
     def _add_up(self, now: float) -> None:
         """Once a plan, in steps that grow with the number of projects: never with that of jobs."""

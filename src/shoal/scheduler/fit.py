@@ -79,6 +79,8 @@ def _gpu_ids(need: Need, devices: GpuUse) -> tuple[int, ...]:
     if need.gpu_milli < MILLI:
         shared = devices.part(need.gpu_milli, need.gpu_kind)
         return () if shared is None else (shared,)
+    if not need.num_gpus:
+        return ()
     usable = (gpu.index for gpu in devices.unused if is_of(gpu, need.gpu_kind))
     return tuple(islice(usable, need.num_gpus))
 
@@ -107,6 +109,8 @@ class Finder:
         """Names of nodes that fit now, the best first, at most `limit`, none of `barred`."""
         self._catch_up()
         found: list[str] = []
+        if not self._queue:
+            return found
         looked_at: list[Entry] = []
         while self._queue and (limit is None or len(found) < limit):
             alike = self._pop_equals()

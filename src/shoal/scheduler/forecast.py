@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
+from functools import lru_cache
 from math import log2, sqrt
 
 import msgspec
@@ -38,7 +39,7 @@ ANY = "any"
 LIMITED = "limited"
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+class Ask(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """What is known of a run before it starts, as far as it tells anything about its length."""
 
     user: str | None = None
@@ -65,21 +66,23 @@ class _Kind:
         """0: the mean is not that of these values."""
 
     def note(self, value: float) -> None:
-        values = self.values
-        values.append(value)
-        if len(values) > NUM_KEPT:
-            del values[0]
+        self.values.append(value)
+        if len(self.values) > NUM_KEPT:
+            del self.values[0]
         self.num_recent = 0
 
     def runs(self, limit_s: float | None) -> tuple[float, ...]:
         """Lengths, of a kind whose values are shares of a limit if there is one."""
         return tuple(self.values) if limit_s is None else tuple([value * limit_s for value in self.values])
 
-    def refresh(self) -> None:
-        """Notes only mark the mean as old: there are six for every run, and fewer questions."""
+    def refresh(self) -> int:
+        """Notes only mark the mean as old: there are six for every run, and fewer questions. Returns of how
+        many runs it is.
+        """
         recent = self.values[-NUM_RECENT:]
-        self.num_recent = len(recent)
-        self.mean_root = sum(map(sqrt, recent)) / self.num_recent
+        self.num_recent = num = len(recent)
+        self.mean_root = sum(map(sqrt, recent)) / num
+        return num
 
 
 class Forecast:
@@ -96,14 +99,12 @@ class Forecast:
     def note(self, ask: Ask, run_s: float) -> None:
         """A run has ended, by itself or at its limit. One that somebody stopped says little: leave it out."""
         length = max(run_s, SHORTEST_S)
-        for key in _exact(ask):
-            self._note(key, length)
+        self._note(_exact(ask), length)
         if ask.limit_s is None:
-            self._note(ANY, length)
+            self._note(_wide(None), length)
             return
         share = max(run_s, 0.0) / ask.limit_s
-        self._note(LIMITED, share)
-        self._note(_octave(ask.limit_s), share)
+        self._note(_wide(ask.limit_s), share)
         self._shares.append(share)
         self._sure_share = None
 
@@ -111,14 +112,12 @@ class Forecast:
         """What the runs noted so far say of this one. Never above its limit."""
         limit_s, kinds = ask.limit_s, self._kinds
         root, unit = _prior(limit_s)
-        for key in _wide(limit_s):
-            kind = kinds.get(key)
-            if kind is not None:
-                root = _blend(root, kind, unit)
-        for key in _exact(ask):
-            kind = kinds.get(key)
-            if kind is not None:
-                root = _blend(root, kind, 1.0)
+        for scale, keys in ((unit, _wide(limit_s)), (1.0, _exact(ask))):
+            for key in keys:
+                kind = kinds.get(key)
+                if kind is not None:
+                    num = kind.num_recent or kind.refresh()
+                    root = (num * kind.mean_root * scale + PRIOR_RUNS * root) / (num + PRIOR_RUNS)
         expected_s = float(max(1, int(root * root + 0.5)))
         if limit_s is None:
             return Expectation(expected_s=expected_s, sure_s=0.0)
@@ -151,15 +150,16 @@ class Forecast:
             self._sure_share = min(sorted(self._shares)[1], 1.0) if is_full else 0.0
         return self._sure_share
 
-    def _note(self, key: Hashable, value: float) -> None:
+    def _note(self, keys: tuple[Hashable, ...], value: float) -> None:
         kinds = self._kinds
-        kind = kinds.pop(key, None)
-        if kind is None:
-            kind = _Kind()
-            if len(kinds) >= self._max_kinds:
-                del kinds[next(iter(kinds))]
-        kinds[key] = kind
-        kind.note(value)
+        for key in keys:
+            kind = kinds.pop(key, None)
+            if kind is None:
+                kind = _Kind()
+                if len(kinds) >= self._max_kinds:
+                    del kinds[next(iter(kinds))]
+            kinds[key] = kind
+            kind.note(value)
 
 
 def _prior(limit_s: float | None) -> tuple[float, float]:
@@ -169,30 +169,24 @@ def _prior(limit_s: float | None) -> tuple[float, float]:
     return sqrt(max(limit_s, SHORTEST_S)), sqrt(limit_s)
 
 
-def _blend(root: float, kind: _Kind, scale: float) -> float:
-    if not kind.num_recent:
-        kind.refresh()
-    num = kind.num_recent
-    return (num * kind.mean_root * scale + PRIOR_RUNS * root) / (num + PRIOR_RUNS)
-
-
+@lru_cache(maxsize=1 << 12)
 def _wide(limit_s: float | None) -> tuple[Hashable, ...]:
     """Kinds of everybody's runs, widest first: by the share of the limit that was used, if there is one."""
     return (ANY,) if limit_s is None else (LIMITED, _octave(limit_s))
 
 
-def _exact(ask: Ask) -> Iterator[Hashable]:
+@lru_cache(maxsize=1 << 13)
+def _exact(ask: Ask) -> tuple[Hashable, ...]:
     """Kinds of one user's runs, widest first; of the project's where no limit tells more than that."""
+    keys: list[Hashable] = []
     if ask.project is not None and ask.limit_s is None:
-        yield (None, ask.project)
+        keys.append((None, ask.project))
     user = ask.user
-    if user is None:
-        return
-    yield (user,)
-    yield (user, ask.limit_s)
-    yield (user, ask.limit_s, ask.shape)
-    if ask.name is not None:
-        yield (user, ask.limit_s, ask.shape, ask.name)
+    if user is not None:
+        keys += [(user,), (user, ask.limit_s), (user, ask.limit_s, ask.shape)]
+        if ask.name is not None:
+            keys.append((user, ask.limit_s, ask.shape, ask.name))
+    return tuple(keys)
 
 
 def _octave(limit_s: float) -> int:

@@ -14,17 +14,15 @@ class Journal(Generic[T]):
     def __init__(self) -> None:
         self._entries: list[T] = []
         self._first = 0
-
-    @property
-    def end(self) -> int:
+        self.end = 0
         """Where a reader stands who has read everything."""
-        return self._first + len(self._entries)
 
     def append(self, entry: T) -> None:
         if len(self._entries) >= 2 * MAX_KEPT:
             del self._entries[:MAX_KEPT]
             self._first += MAX_KEPT
         self._entries.append(entry)
+        self.end += 1
 
     def since(self, place: int) -> list[T] | None:
         """What was written after `place`; None when some of that is forgotten."""

@@ -98,7 +98,7 @@ class Packing:
 
 
 def look_of(free: Amounts) -> Look:
-    return free.millicpus, free.num_gpus, tuple([left for _, left in free.parts])
+    return free.millicpus, free.num_gpus, tuple([left for _, left in free.parts]) if free.parts else ()
 
 
 def _after(need: Need, free: Amounts, look: Look) -> Look:

@@ -167,15 +167,16 @@ class Planner:
 
     def plan(self, now: float) -> Plan:
         """Who starts; they hold what they are given when this returns. Says nothing about the others."""
-        self._wake(now)
+        if self._moments or now < self.planned_at:
+            self._wake(now)
         newcomers, self._newcomers, self._explainer = list(self._newcomers.values()), {}, None
-        self._book.capacity.packing.learn(self._book.capacity.typical.profile())
-        cycle = self._cycle
+        book, cycle = self._book, self._cycle
+        book.capacity.packing.learn(book.capacity.typical.profile())
         # A clock that was set back makes times mean something else.
-        is_later = self.planned_at <= now < min(cycle.good_until, self._book.rows.next_due())
+        is_later = self.planned_at <= now < cycle.good_until and now < book.rows.next_due()
         try:
             if not (self._is_calm and is_later and cycle.run_newcomers(newcomers, now)):
-                cycle = self._cycle = Cycle(self._book, self.policy, now)
+                cycle = self._cycle = Cycle(book, self.policy, now)
                 cycle.run()
                 # Until it is told that they stop, another plan asks again.
                 self._is_calm = not cycle.preemption.evictions
@@ -189,7 +190,7 @@ class Planner:
         again = min(cycle.look_again_at, self._moments[0][0] if self._moments else inf)
         starts, cycle.starts = tuple(cycle.starts), []
         is_busy = starts or cycle.preemption.evictions
-        grows = None if is_busy else growth(self._book, cycle.claims, self.policy, now)
+        grows = growth(book, cycle.claims, self.policy, now) if book.elastic and not is_busy else None
         return Plan(
             starts=starts,
             promises=cycle.promises(),

@@ -53,10 +53,11 @@ class Possible:
 
     def is_open_for(self, demand: Demand) -> bool:
         """Whether the nodes that take work, without those it excludes, could hold it when empty."""
-        if demand not in self._is_open:
+        known = self._is_open.get(demand)
+        if known is None:
             suitable = self.suitable(demand.need).without(demand.excluded)
-            self._is_open[demand] = can_hold(demand, suitable.open)
-        return self._is_open[demand]
+            known = self._is_open[demand] = can_hold(demand, suitable.open)
+        return known
 
     def telling(self, need: Need) -> tuple[str, ...]:
         """The amounts that tell the nodes that could give `need` from the others; never none."""

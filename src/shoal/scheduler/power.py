@@ -58,6 +58,7 @@ class Power:
     """What each capped rack draws with all that is held there. Without caps it costs nothing."""
 
     def __init__(self, caps: Mapping[str, float]) -> None:
+        self.has_caps = bool(caps)
         self._caps = {rack: int(watts * MILLI) for rack, watts in caps.items()}
         self.racks: dict[str, str] = {}
         """Of the nodes that are in a capped one."""
@@ -68,10 +69,6 @@ class Power:
         self._idle: dict[str, int] = dict.fromkeys(caps, 0)
         self.ends: dict[str, list[tuple[float, int]]] = {rack: [] for rack in caps}
         """By rack, until when what is held there may be at the latest, and what it draws; sorted."""
-
-    @property
-    def has_caps(self) -> bool:
-        return bool(self._caps)
 
     def rebuild(self, nodes: Iterable[NodeView], holdings: Iterable[Holding]) -> None:
         """From what there is: when nodes came, went or changed."""

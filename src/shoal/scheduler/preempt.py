@@ -69,8 +69,8 @@ class Preemption:
 
     def is_privileged(self, candidate: Candidate, asked: Amount) -> bool:
         """Whether it may evict anybody at all, as far as its own side goes."""
-        return can_preempt(candidate.priority, self._policy) or any(
-            self._book.tree.covered(candidate.project, asked)
+        return can_preempt(candidate.priority, self._policy) or self._book.tree.is_within_quota(
+            candidate.project, asked
         )
 
     def allows(self, project: str, amount: Amount) -> bool:

@@ -123,9 +123,12 @@ class Rows:
 
     def next_due(self) -> float:
         """When somebody is due who is not yet; infinity if nobody is."""
-        while self._moments and not self._waits_for(*self._moments[0]):
-            heappop(self._moments)
-        return self._moments[0][0] if self._moments else inf
+        moments = self._moments
+        while moments:
+            if self._waits_for(*moments[0]):
+                return moments[0][0]
+            heappop(moments)
+        return inf
 
     def come_to(self, now: float) -> None:
         """Let those be due whose moment has come; a clock that was set back takes it away again."""
@@ -151,11 +154,12 @@ class Rows:
         insort(line.by_score, place)
         self.candidates[candidate.attempt_id] = candidate
         self._rows[candidate.attempt_id] = row
-        self._typical.count(shape_asked(key.demand.need), key.demand.min_nodes)
-        if _due_at(candidate) <= self._now:
+        self._count(key.demand, 1)
+        due_at = _due_at(candidate)
+        if due_at <= self._now:
             self._set_due(candidate.attempt_id, is_due=True)
         else:
-            heappush(self._moments, (_due_at(candidate), candidate.attempt_id))
+            heappush(self._moments, (due_at, candidate.attempt_id))
             if len(self._moments) > 2 * len(self.candidates) + SOME:
                 self._moments = [one for one in set(self._moments) if self._waits_for(*one)]
                 heapify(self._moments)
@@ -165,7 +169,7 @@ class Rows:
         if attempt_id in self._due:
             self._set_due(attempt_id, is_due=False)
         candidate, row = self.candidates.pop(attempt_id), self._rows.pop(attempt_id)
-        self._typical.count(shape_asked(row.key.demand.need), -row.key.demand.min_nodes)
+        self._count(row.key.demand, -1)
         line, place = row.line, place_by_score(candidate)
         del row.by_score[bisect_left(row.by_score, place)]
         del line.by_score[bisect_left(line.by_score, place)]
@@ -174,6 +178,10 @@ class Rows:
             if not line.rows:
                 del self.lines[line.key]
         return candidate
+
+    def _count(self, demand: Demand, sign: int) -> None:
+        if demand.need.num_gpus:
+            self._typical.count(shape_asked(demand.need), sign * demand.min_nodes)
 
     def _waits_for(self, moment: float, attempt_id: str) -> bool:
         candidate = self.candidates.get(attempt_id)

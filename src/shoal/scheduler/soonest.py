@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
+from itertools import islice
 from math import inf
 from typing import NamedTuple
 
@@ -49,8 +50,9 @@ class Calendar:
             self._read_all()
         else:
             for name in set(changed):
-                if name in self._places:
-                    self._at[self._places[name]] = free_at(self._need, self._capacity.nodes[name])
+                place = self._places.get(name)
+                if place is not None:
+                    self._at[place] = free_at(self._need, self._capacity.nodes[name])
         self._read = touched.end
         return self._at
 
@@ -98,8 +100,7 @@ class Soonest:
             return self._inside_one(demand, list(usable), now)
         if demand.spread is not None:
             usable = iter(self._apart(demand.spread, list(usable)))
-        chosen = [wait for wait, _ in zip(usable, range(demand.min_nodes), strict=False)]
-        return self._turn(demand, chosen, self._calendar(demand.need), out, now)
+        return self._turn(demand, list(islice(usable, demand.min_nodes)), out, now)
 
     def _powered(
         self, demand: Demand, out: AbstractSet[str], now: float, hours: Hours | None, ahead: PowerAhead
@@ -118,16 +119,16 @@ class Soonest:
     def _waits(self, need: Need, out: AbstractSet[str]) -> Iterator[tuple[float, str]]:
         """When each node that is not `out` could hold the need, and its name; the soonest first."""
         calendar = self._calendar(need)
-        times = calendar.times()
-        order = np.argsort(times, kind="stable") if len(times) > 1 else range(len(times))
-        waits = ((float(times[place]), calendar.names[place]) for place in order)
+        times, names = calendar.times(), calendar.names
+        if len(names) == 1:
+            return iter(()) if names[0] in out else iter([(float(times[0]), names[0])])
+        waits = ((float(times[place]), names[place]) for place in np.argsort(times, kind="stable"))
         return ((at, name) for at, name in waits if name not in out) if out else waits
 
     def _turn(
         self,
         demand: Demand,
         chosen: list[tuple[float, str]],
-        calendar: Calendar,
         out: AbstractSet[str],
         now: float,
     ) -> Turn | None:
@@ -135,7 +136,7 @@ class Soonest:
             return None
         if chosen[-1][0] < inf:
             return Turn(max(chosen[-1][0], now), [name for _, name in chosen])
-        known = [name for at, name in chosen if at < inf]
+        known, calendar = [name for at, name in chosen if at < inf], self._calendar(demand.need)
         unknown = [
             n for at, n in zip(calendar.times(), calendar.names, strict=True) if at == inf and n not in out
         ]

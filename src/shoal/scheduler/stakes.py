@@ -2,13 +2,14 @@
 cheapest does not grow with the cluster.
 
 Seconds lost grow alike for everybody as time goes by, so an order made once stays true. That holds for the
-median as well, by which those count whose checkpoints nobody knows.
+median as well, by which those count whose checkpoints nobody knows. Most clusters evict nobody for days: who
+came is put in order when somebody asks, and whoever has gone by then never is.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from heapq import merge, nsmallest
 from typing import NamedTuple
 
@@ -84,18 +85,16 @@ Party = tuple[int, str]
 class Stakes:
     def __init__(self, max_evictions: int) -> None:
         self._max_evictions = max_evictions
-        self.on_node: dict[str, dict[str, NodeShare]] = {}
-        """What each attempt holds there."""
+        self._unread: dict[str, Holding] = {}
+        """Those that were added since anybody asked."""
+        self._on_node: dict[str, dict[str, NodeShare]] = {}
         self.leaving: dict[str, Holding] = {}
         """Asked to stop already: what they hold is free soon."""
-        self.side_of: dict[str, Side] = {}
-        """All others that were not evicted as often as anybody may be."""
-        self.spent: dict[str, Holding] = {}
-        """Those that were."""
-        self.devices_of: dict[str, float] = {}
-        """Of those who were not, what they hold; CPUs count as parts of a GPU."""
+        self._side_of: dict[str, Side] = {}
+        self._spent: dict[str, Holding] = {}
+        self._devices_of: dict[str, float] = {}
         self._sides: dict[Side, list[tuple[float, str]]] = {}
-        """The same. The one that saved last is first."""
+        """Of those in `side_of`. The one that saved last is first."""
         self._held: dict[Party, dict[str, tuple[int, int]]] = {}
         """By node, the thousandths of CPUs and the GPUs that the same hold there."""
         self._saves: list[float] = []
@@ -104,7 +103,32 @@ class Stakes:
         """By node, of all who do not leave."""
 
     @property
+    def on_node(self) -> Mapping[str, Mapping[str, NodeShare]]:
+        """By node, what each attempt holds there."""
+        self._catch_up()
+        return self._on_node
+
+    @property
+    def side_of(self) -> Mapping[str, Side]:
+        """Of all that do not leave and were not evicted as often as anybody may be."""
+        self._catch_up()
+        return self._side_of
+
+    @property
+    def spent(self) -> Mapping[str, Holding]:
+        """Those that were."""
+        self._catch_up()
+        return self._spent
+
+    @property
+    def devices_of(self) -> Mapping[str, float]:
+        """Of those who were not, what they hold; CPUs count as parts of a GPU."""
+        self._catch_up()
+        return self._devices_of
+
+    @property
     def sides(self) -> Collection[Side]:
+        self._catch_up()
         return self._sides.keys()
 
     @property
@@ -112,42 +136,60 @@ class Stakes:
         """Up to when the work of one without a known checkpoint is taken to be safe: as the median of those
         with one; of an even number, of the two in the middle the one that loses more.
         """
+        self._catch_up()
         return self._saves[(len(self._saves) - 1) // 2] if self._saves else UNKNOWN
 
     def add(self, holding: Holding) -> None:
-        for share in holding.allocation:
-            self.on_node.setdefault(share.node, {})[holding.attempt_id] = share
+        self._unread[holding.attempt_id] = holding
         if holding.is_leaving:
             self.leaving[holding.attempt_id] = holding
+
+    def remove(self, holding: Holding) -> None:
+        """As it was added."""
+        self.leaving.pop(holding.attempt_id, None)
+        if self._unread.pop(holding.attempt_id, None) is None:
+            self._strike(holding)
+
+    def _catch_up(self) -> None:
+        if self._unread:
+            unread, self._unread = self._unread, {}
+            for holding in unread.values():
+                self._enter(holding)
+
+    def _enter(self, holding: Holding) -> None:
+        for share in holding.allocation:
+            self._on_node.setdefault(share.node, {})[holding.attempt_id] = share
+        if holding.is_leaving:
             return
         if holding.checkpoint_at is not None:
             insort(self._saves, safe_until(holding))
         held = held_by(holding.allocation)
         if holding.num_evicted < self._max_evictions:
-            side = self.side_of[holding.attempt_id] = Side.of(holding)
+            side = self._side_of[holding.attempt_id] = Side.of(holding)
             insort(self._sides.setdefault(side, []), _place(holding))
-            self.devices_of[holding.attempt_id] = devices(held)
+            self._devices_of[holding.attempt_id] = devices(held)
             self._count(holding, 1)
         else:
-            self.spent[holding.attempt_id] = holding
+            self._spent[holding.attempt_id] = holding
         self._weigh(holding, held, 1)
 
-    def remove(self, holding: Holding) -> None:
+    def _strike(self, holding: Holding) -> None:
         for share in holding.allocation:
-            here = self.on_node.get(share.node, {})
+            here = self._on_node.get(share.node, {})
             here.pop(holding.attempt_id, None)
             if not here:
-                self.on_node.pop(share.node, None)
-        if self.leaving.pop(holding.attempt_id, None) is not None:
+                self._on_node.pop(share.node, None)
+        if holding.is_leaving:
             return
         if holding.checkpoint_at is not None:
             del self._saves[bisect_left(self._saves, safe_until(holding))]
-        self.spent.pop(holding.attempt_id, None)
+        self._spent.pop(holding.attempt_id, None)
         self._leave_side(holding)
         self._weigh(holding, held_by(holding.allocation), -1)
 
     def cheapest(self, sides: Collection[Side], need: Need, now: float) -> Iterator[str]:
         """Attempts of those sides, by what they would lose for each device that `need` has use for."""
+        self._catch_up()
         ways = [self._by_loss(side, side.waste(need), now) for side in sorted(sides)]
         return (attempt_id for _, attempt_id in merge(*ways))
 
@@ -159,11 +201,13 @@ class Stakes:
 
     def loss_on(self, name: str, now: float) -> float:
         """What sorts a node among the emptiest."""
+        self._catch_up()
         weight = self._weights.get(name)
         return 0.0 if weight is None else weight.loss(now, self.typical)
 
     def held_on(self, sides: Collection[Side]) -> Iterator[tuple[str, int, int]]:
         """Nodes, and how many thousandths of CPUs and GPUs those of the sides' parties hold there."""
+        self._catch_up()
         parties = sorted({(side.priority, side.project) for side in sides})
         if len(parties) == 1:
             return ((name, *held) for name, held in self._held[parties[0]].items())
@@ -200,10 +244,10 @@ class Stakes:
                 del self._weights[share.node]
 
     def _leave_side(self, holding: Holding) -> None:
-        side = self.side_of.pop(holding.attempt_id, None)
+        side = self._side_of.pop(holding.attempt_id, None)
         if side is None:
             return
-        del self.devices_of[holding.attempt_id]
+        del self._devices_of[holding.attempt_id]
         self._count(holding, -1)
         equals = self._sides[side]
         del equals[bisect_left(equals, _place(holding))]

@@ -8,6 +8,7 @@ somebody who never saw the runs they were learned from.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 import msgspec
 
@@ -58,10 +59,13 @@ class Stamps:
         """A run ended by itself: those who wait, are not due yet, and are now stamped otherwise."""
         self.forecast.note(ask_of(holding, request), run_s)
         changed = []
+        ask, expected_s = None, 0.0
         for attempt_id, waiting in self._waiting.get(_kind(holding, request), {}).items():
             if waiting.expected_s is None or waiting.due_at is None or waiting.due_at <= now:
                 continue
-            expected_s = self.forecast.expect(ask_of(waiting, waiting.request)).expected_s
+            # Many who wait alike came together, and are expected to run alike.
+            if ask is not (asked := ask_of(waiting, waiting.request)):
+                ask, expected_s = asked, self.forecast.expect(asked).expected_s
             if is_changed(waiting.expected_s, expected_s):
                 again = self._stamped(waiting)
                 self._waiting[self._kinds[attempt_id]][attempt_id] = again
@@ -99,10 +103,15 @@ class Stamps:
 
 
 def ask_of(of: Candidate | Holding, request: Request) -> Ask:
+    return _ask(of.owner, of.project, of.name, request)
+
+
+@lru_cache(maxsize=1 << 13)
+def _ask(owner: str, project: str, name: str, request: Request) -> Ask:
     return Ask(
-        user=of.owner or None,
-        project=of.project,
-        name=of.name or None,
+        user=owner or None,
+        project=project,
+        name=name or None,
         shape=_shape(request),
         limit_s=request.time_limit_s,
     )

@@ -219,9 +219,11 @@ class Tree:
 
     def _add(self, project: str, milligpus: int, millicpus: int) -> None:
         node = self._node(project)
-        node.own = Amount(node.own.milligpus + milligpus, node.own.millicpus + millicpus)
+        gpus, cpus = node.own
+        node.own = Amount(gpus + milligpus, cpus + millicpus)
         for above in node.line:
-            above.held = Amount(above.held.milligpus + milligpus, above.held.millicpus + millicpus)
+            gpus, cpus = above.held
+            above.held = Amount(gpus + milligpus, cpus + millicpus)
 
     def _node(self, project: str) -> _Node:
         node = self._nodes.get(project)

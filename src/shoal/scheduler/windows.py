@@ -86,6 +86,8 @@ class Windows:
 
     def hours(self, project: str, limit_s: float, now: float) -> Hours | None:
         """None when no window, now or later, is in the way of the project."""
+        if not self.all:
+            return None
         by_node: dict[str, list[Window]] = {}
         for number in self.shut(project, now, inf):
             window = self.all[number]
@@ -101,5 +103,7 @@ class Windows:
 
     def next_change(self, now: float) -> float:
         """When the next one begins or ends; infinity when none does."""
+        if not self.all:
+            return inf
         moments = (moment for window in self.all for moment in (window.from_at, window.until_at))
         return min((moment for moment in moments if moment > now), default=inf)

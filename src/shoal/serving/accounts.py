@@ -44,11 +44,13 @@ class Account:
 
     def draw(self, rps: float, burst: float, now: float) -> Refused | None:
         """One request off a bucket that holds `burst` of them."""
-        self.charge(0, rps, burst, now)
-        if self.level < 1.0:
+        level = self.level + (now - self.filled_at) * rps
+        self.filled_at = now
+        if level < 1.0:
+            self.level = level
             told = f"more than {rps:g} requests a second"
-            return Refused(429, "limit.rps", told, retry_s=(1.0 - self.level) / rps)
-        self.level -= 1.0
+            return Refused(429, "limit.rps", told, retry_s=(1.0 - level) / rps)
+        self.level = (burst if level > burst else level) - 1.0  # noqa: FURB136 - for every request
         self.drawn += 1
         return None
 
@@ -57,11 +59,8 @@ class Account:
         self.level = min(burst, self.level + (now - self.filled_at) * rps) - count
         self.filled_at = now
 
-    def is_at(self, concurrency: int) -> Refused | None:
-        here = self.admitted + self.elsewhere
-        if here < concurrency:
-            return None
-        told = f"{here} requests at once; at most {concurrency} are taken"
+    def too_many(self, concurrency: int) -> Refused:
+        told = f"{self.admitted + self.elsewhere} requests at once; at most {concurrency} are taken"
         return Refused(429, "limit.concurrency", told, retry_s=1.0)
 
 

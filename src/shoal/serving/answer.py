@@ -8,7 +8,7 @@ from __future__ import annotations
 import httptools
 import msgspec
 
-from shoal.serving.head import CHUNKED, LOOSE_LINES, MAX_LENGTH
+from shoal.serving.head import CHUNKED, MAX_LENGTH, is_loose
 
 MAX_HEAD_BYTES = 64 << 10
 UNTIL_CLOSE = -2
@@ -49,6 +49,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """Headers that frame the body as it comes."""
     upgrade: bytes
     """To pass on with 101."""
+    start: bytes
+    """`head` and `framing`, up to the request's id."""
 
 
 class _Lines:
@@ -71,7 +73,7 @@ class _Lines:
 
 def parse_answer(raw: bytes) -> Answer:
     """The head in `raw`, which ends with its empty line."""
-    if LOOSE_LINES.search(raw) is not None or not raw.startswith((b"HTTP/1.1 ", b"HTTP/1.0 ")):
+    if is_loose(raw) or not raw.startswith((b"HTTP/1.1 ", b"HTTP/1.0 ")):
         raise BadAnswer("the head of the response is malformed")
     lines = _Lines()
     parser = httptools.HttpResponseParser(lines)
@@ -104,15 +106,17 @@ def _judged(status: int, lines: _Lines, *, is_http10: bool) -> Answer:
         if name not in STAYS_HERE and name not in named and not name.startswith(b"x-shoal-")
     ]
     upgrade = values.get(b"upgrade", [b""])[0]
+    head = b"HTTP/1.1 %d %b\r\n%b" % (status, lines.reason, b"".join(kept))
     return Answer(
         status=status,
         length=length if has_body else 0,
         has_body=has_body,
         is_keep_alive=b"close" not in named and not is_http10 and (length != UNTIL_CLOSE or not has_body),
         is_stream=values.get(b"content-type", [b""])[0].lower().startswith(b"text/event-stream"),
-        head=b"HTTP/1.1 %d %b\r\n%b" % (status, lines.reason, b"".join(kept)),
+        head=head,
         framing=framing,
         upgrade=b"connection: upgrade\r\nupgrade: %b\r\n" % upgrade if status == 101 else b"",
+        start=b"%b%bx-request-id: " % (head, framing),
     )
 
 

@@ -6,18 +6,18 @@ times below random, and metrics half a service time old make it up to 20 times w
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
-from shoal.serving.replica import LiveReplica
+from shoal.serving.replica import LiveReplica, spread
 from shoal.serving.table import Balance
 
 PREFILL_RATE = 16_000.0
 """Tokens a second that a replica of weight 1 reads, as far as nobody says otherwise."""
 MOST = float("inf")
+BITS = 2**64 - 1
 DECODE_S = 0.004
 """What one more running request adds to the time to the first token of the next."""
 
@@ -116,17 +116,29 @@ def uncached(replica: LiveReplica, ask: Ask) -> int:
 def _nearest(replicas: Sequence[LiveReplica], affinity: bytes) -> LiveReplica | None:
     """The same one for the same key as long as it is there and has a slot: rendezvous hashing.
 
-    When replicas come and go, only the keys of those move. CRC-32 is the same in every process.
+    When replicas come and go, only the keys of those move.
     """
     best: LiveReplica | None = None
     highest = -1.0
+    key = spread(affinity)
     for replica in replicas:
         if replica.outstanding < replica.cap:
-            draw = (zlib.crc32(affinity, replica.seed) + 1) / 2**32
+            draw = (mixed(key ^ replica.seed) + 1) / 2**64
             score = draw ** (replica.spec.weight and 1 / replica.spec.weight)
             if score > highest:
                 best, highest = replica, score
     return best
+
+
+def mixed(number: int) -> int:
+    """Of 64 bits, with every bit of it in every bit: what keys and seeds have in common must not show.
+
+    A CRC will not do: those of one key with two seeds differ by a number that is the same for all keys of a
+    length, so that of eight replicas one might have half of the keys and another none.
+    """
+    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & BITS
+    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & BITS
+    return number ^ (number >> 31)
 
 
 class Shares:
@@ -140,7 +152,7 @@ class Shares:
     def order(self, affinity: bytes = b"") -> list[int]:
         """Releases, the one whose turn it is first; the others are for when it has no replica to offer."""
         if affinity:
-            return self._drawn(zlib.crc32(affinity) / 2**32)
+            return self._drawn(spread(affinity) / 2**64)
         credit, shares = self._credit, self._shares
         return sorted(shares, key=lambda release: -credit[release] - shares[release])
 

@@ -46,21 +46,26 @@ class Chunks:
         self._is_ending = False
         self.count = 0
 
+    def is_one(self, data: bytes) -> bool:
+        """Whether a piece is one chunk and nothing else; then it is taken, and may go on as it is."""
+        length = len(data)
+        if (
+            length < MAX_ALONE
+            and data.startswith(ALONE[length])
+            and data.endswith(b"\r\n")
+            and not (self._left or self._held or self._is_ending)
+        ):
+            self.count += 1
+            return True
+        return False
+
     def feed(self, data: bytes, decoded: list[bytes] | None = None) -> tuple[bytes, bytes | None]:
         """What may go on as it is, and, once the body is over, what came after it.
 
         The last chunk is not among the former: whoever passes the body on ends it. What the chunks contain
         is appended to `decoded`. `BadChunk`: see there; nothing of this piece may go on.
         """
-        length = len(data)
-        if (
-            length < MAX_ALONE
-            and data.startswith(ALONE[length])
-            and data.endswith(b"\r\n")
-            and decoded is None
-            and not (self._left or self._held or self._is_ending)
-        ):
-            self.count += 1
+        if decoded is None and self.is_one(data):
             return data, None
         if self._held:
             data = self._held + data

@@ -1,11 +1,13 @@
 """A caller's connection: finds requests in what arrives, one after the other, and writes what comes back.
 
-Bounded whatever the caller does: an unfinished head, one request under way, one piece read ahead.
+Bounded whatever the caller does: an unfinished head, one request under way, one piece read ahead. What is
+kept of them counts as held, like bodies.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from time import monotonic
 from typing import Protocol, cast
@@ -16,7 +18,7 @@ from shoal.serving.exchange import FOREVER, Exchange
 from shoal.serving.head import CHUNKED, too_large
 from shoal.serving.problem import Refused, malformed, response
 from shoal.serving.replica import LiveReplica
-from shoal.serving.route import Entry, Routes
+from shoal.serving.route import Known, Routes
 from shoal.serving.upstream import Seeker
 
 HEAD_S = 10.0
@@ -32,6 +34,10 @@ STALL_S = 60.0
 LINGER_S = 5.0
 LINGER_BYTES = 1 << 20
 """Of a request that was answered before it was over: read and thrown away, so that the answer arrives."""
+TCP_CLOSE = 7
+"""The kernel's word for a connection that was reset."""
+FIRST_LOOK_S, LAST_LOOK_S = 0.05, 1.0
+"""Whether a caller that sends no more is still there: how soon, and how often in the end."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 WRITE_BUFFER = 64 << 10
 TOLD_FULL = 64
@@ -67,7 +73,9 @@ class Downstream(asyncio.Protocol):
         "_buffer",
         "_chunks",
         "_grown",
+        "_is_half",
         "_is_held",
+        "_is_safe",
         "_left",
         "_plane",
         "_transport",
@@ -92,7 +100,11 @@ class Downstream(asyncio.Protocol):
         self._left = 0
         """Of a body that has a length."""
         self._grown = 0
+        self._is_half = False
+        """The caller has said that it sends no more."""
         self._is_held = False
+        self._is_safe = False
+        """TLS: it knows no half of a connection."""
         self.is_stalled = False
         self._unread = 0
         """Bytes of answers here when it was last looked whether the caller reads them; 0: not yet."""
@@ -106,9 +118,12 @@ class Downstream(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER)
         name = transport.get_extra_info("peername")
         self.peer = str(name[0]) if isinstance(name, tuple) else "local"
-        is_safe = isinstance(transport.get_extra_info("ssl_object"), ssl.SSLObject)
-        proto = b"https" if is_safe else b"http"
-        self.forwarded = b"x-forwarded-for: %b\r\nx-forwarded-proto: %b\r\n" % (self.peer.encode(), proto)
+        self._is_safe = isinstance(transport.get_extra_info("ssl_object"), ssl.SSLObject)
+        proto = b"https" if self._is_safe else b"http"
+        self.forwarded = b"x-forwarded-for: %b\r\nx-forwarded-proto: %b\r\nx-request-id: " % (
+            self.peer.encode(),
+            proto,
+        )
         self.due = monotonic() + HEAD_S
         num_clients = len(self._plane.clients)
         self._plane.clients.add(
@@ -141,11 +156,11 @@ class Downstream(asyncio.Protocol):
         known = len(self._buffer)
         if known:
             data = self._buffer + data
-            self._buffer = b""
+            self._kept(b"")
         if data.endswith(b"\r\n\r\n"):
-            entry = routes.recall(data)
-            if entry is not None:
-                self._begin(entry, b"")
+            seen = routes.recall(data)
+            if seen is not None:
+                self._begin(seen, b"")
                 return
         data = data.lstrip(b"\r\n") if data.startswith(b"\r\n") else data
         end = data.find(b"\r\n\r\n", max(0, known - 3)) + 4
@@ -154,23 +169,40 @@ class Downstream(asyncio.Protocol):
             return
         head = data[:end]
         try:
-            entry = routes.recall(head) or routes.resolve(head)
-        except Refused as seen:
-            refused = self._plane.guessed(self.peer, seen) if seen.status == 401 else seen
+            request = routes.recall(head) or routes.resolve(head)
+        except Refused as told:
+            refused = self._plane.guessed(self.peer, told) if told.status == 401 else told
             # Of a request whose body is not read, nobody can say where the next one begins.
             refused.must_close = refused.must_close or self._has_body(head)
-            self._buffer = data[end:]
+            self._keep_rest(data[end:], refused)
             self._answer(refused, is_head=head.startswith(b"HEAD "))
             return
-        self._begin(entry, data[end:])
+        self._begin(request, data[end:])
 
     def _unfinished(self, data: bytes, known: int) -> None:
         refused = too_large(data, known)
+        if refused is None and not self._has_room(len(data)):
+            refused = Refused(503, "plane.full", "too much is held here", must_close=True, retry_s=2.0)
         if refused is not None:
             self._answer(refused)
             return
-        if not self._buffer:
+        if not known:
             self.due = min(self.due, monotonic() + HEAD_S)
+        self._kept(data)
+
+    def _has_room(self, num_bytes: int) -> bool:
+        return self.held.bytes + num_bytes <= self.held.max_bytes
+
+    def _keep_rest(self, rest: bytes, refused: Refused) -> None:
+        """What came after a request that is refused, unless there is no room for it."""
+        if self._has_room(len(rest)):
+            self._kept(rest)
+        else:
+            refused.must_close = True
+
+    def _kept(self, data: bytes) -> None:
+        """This is in the buffer now, and counted."""
+        self.held.bytes += len(data) - len(self._buffer)
         self._buffer = data
 
     @staticmethod
@@ -178,32 +210,35 @@ class Downstream(asyncio.Protocol):
         lowered = head.lower()
         return b"\r\ncontent-length" in lowered or b"\r\ntransfer-encoding" in lowered
 
-    def _begin(self, entry: Entry, rest: bytes) -> None:
+    def _begin(self, known: Known, rest: bytes) -> None:
         now = monotonic()
-        service, head = entry.service, entry.head
+        entry, request_id, own, length = known
+        service, plane = entry.service, self._plane
         account = entry.account or service.account(self.peer)
         refused = service.admit(account, now)
         if refused is not None:
-            refused.must_close = not 0 <= head.length <= len(rest)
-            self._buffer = rest[head.length :]
-            self._answer(refused, is_head=head.method == b"HEAD")
+            refused.must_close = not 0 <= length <= len(rest)
+            self._keep_rest(rest[length:], refused)
+            self._answer(refused, is_head=entry.is_head)
             return
-        self.is_last = not head.is_keep_alive or self._plane.is_draining
-        exchange = Exchange(self, entry, account, entry.request_id or self._plane.new_id(), now)
+        self.is_last = not entry.is_keep_alive or plane.is_draining
+        if not request_id:
+            known = (entry, plane.new_id(), own, length)
+        exchange = Exchange(self, known, account, now)
         self.exchange = exchange
-        if head.length == len(rest):
+        if length == len(rest):
             exchange.on_whole(rest)
             return
-        if head.length == 0:
+        if length == 0:
             exchange.on_whole(b"")
             self._ahead(rest)
             return
         self._grown = 0
         self.due = FOREVER
         self.body_due = now + BODY_S
-        self._left = head.length
-        self._chunks = Chunks() if head.length == CHUNKED else None
-        if head.is_expecting and not rest:
+        self._left = length
+        self._chunks = Chunks() if length == CHUNKED else None
+        if entry.is_expecting and not rest:
             self.write(CONTINUE)
         if entry.hold_bytes == 0:
             exchange.seek()
@@ -233,11 +268,22 @@ class Downstream(asyncio.Protocol):
                 self._ahead(rest)
 
     def _ahead(self, data: bytes) -> None:
-        """The next request, before this one is answered: it waits, and no more is read."""
-        self._buffer += data
-        if self.exchange is not None:
+        """The next request, before this one is answered: it waits, and no more is read.
+
+        Where the process holds as much as it may, this connection's answer is its last: who sent more sends
+        that again.
+        """
+        exchange, is_full = self.exchange, not self._has_room(len(data))
+        if not is_full:
+            self._kept(self._buffer + data)
+        elif exchange is not None and exchange.is_upgrade:
+            self.abort()  # these bytes would be missing in the tunnel
+            return
+        if exchange is not None:
+            self.is_last = self.is_last or is_full
             self.hold()
         elif not self.is_last:
+            self.is_last = is_full
             self._next()
 
     # Writing.
@@ -260,15 +306,18 @@ class Downstream(asyncio.Protocol):
         exchange, self.exchange = self.exchange, None
         if exchange is not None and not exchange.is_whole:
             self._linger()
-        else:
+        elif self._is_held or self._buffer or self.is_last or self.is_stalled or self._plane.is_draining:
             self._next()
+        else:
+            self.body_due = FOREVER
+            self.due = monotonic() + IDLE_S
 
     def _linger(self) -> None:
         """Closing now would destroy the answer on its way: the caller still sends. What comes is ignored."""
         self.is_last = True
         self.body_due = FOREVER
         self.due = monotonic() + LINGER_S
-        self._buffer = b""
+        self._kept(b"")
         self._grown = 0
         if not self._transport.can_write_eof():
             self._transport.close()
@@ -278,7 +327,8 @@ class Downstream(asyncio.Protocol):
 
     def switch(self) -> None:
         """HTTP is over: what the caller sent since it asked for that, and will send, is the replica's."""
-        data, self._buffer = self._buffer, b""
+        data = self._buffer
+        self._kept(b"")
         self.resume()
         if data and self.exchange is not None:
             self.exchange.tell(data)
@@ -294,7 +344,7 @@ class Downstream(asyncio.Protocol):
         """
         self.body_due = FOREVER
         if self.is_last:
-            self._buffer = b""
+            self._kept(b"")
             self.due = monotonic() + LINGER_S
             self._transport.close()
             return
@@ -312,7 +362,8 @@ class Downstream(asyncio.Protocol):
         """What was read ahead."""
         is_next = self.exchange is None and not self.is_stalled
         if is_next and self._buffer and not self._transport.is_closing():
-            data, self._buffer = self._buffer, b""
+            data = self._buffer
+            self._kept(b"")
             self.resume()
             self._head(data)
 
@@ -363,7 +414,7 @@ class Downstream(asyncio.Protocol):
             if not self.is_last:
                 self._next()
         elif exchange.up is not None:
-            self.due = monotonic() + exchange.entry.service.spec.timeout_s
+            self.due = monotonic() + exchange.entry.service.timeout_s
             exchange.up.unpause()
 
     # The end.
@@ -399,8 +450,34 @@ class Downstream(asyncio.Protocol):
         else:
             self.abort()
 
+    def eof_received(self) -> bool:
+        """The caller sends no more: it waits for its answer, or has gone. Both look the same from here, but
+        who has gone refuses what is written to it. So something is that every reader of HTTP/1.1 passes over.
+        """
+        exchange = self.exchange
+        is_waiting = exchange is not None and exchange.is_whole and not exchange.is_upgrade
+        if exchange is None or not is_waiting or self._is_safe:
+            return False
+        self.is_last = True
+        if not self._is_half:
+            self._is_half = True
+            if not exchange.has_begun and not exchange.entry.is_http10:
+                self.write(CONTINUE)
+            self._look(FIRST_LOOK_S)
+        return True
+
+    def _look(self, again_s: float) -> None:
+        if self.exchange is None or self._transport.is_closing():
+            return
+        link = self._transport.get_extra_info("socket")
+        if link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_CLOSE:
+            self.abort()
+        else:
+            asyncio.get_running_loop().call_later(again_s, self._look, min(LAST_LOOK_S, again_s * 2))
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._plane.left(self)
+        self._kept(b"")
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
             exchange.on_gone()

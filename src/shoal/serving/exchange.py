@@ -18,7 +18,7 @@ from shoal.serving.hedge import GATEWAY_ERRORS, Hedge
 from shoal.serving.problem import Refused, document
 from shoal.serving.prompt import ask_of
 from shoal.serving.replica import LiveReplica, Tally
-from shoal.serving.route import Entry
+from shoal.serving.route import Known
 from shoal.serving.table import BOUNDS_S
 from shoal.serving.upstream import Seeker, Upstream
 from shoal.serving.warming import EVERY_S, WANTS_STREAM, Relay, Warm
@@ -38,7 +38,7 @@ class Client(Protocol):
 
     due: float
     forwarded: bytes
-    """Headers about the caller, for the replica."""
+    """Headers about the caller, for the replica, up to the request's id."""
     held: Held
     is_last: bool
     """No more requests are taken from it."""
@@ -101,21 +101,24 @@ class Exchange:
         "is_tunnel",
         "is_upgrade",
         "is_whole",
+        "length",
+        "own",
         "replica",
         "request_id",
         "up",
         "weight_bytes",
     )
 
-    def __init__(self, client: Client, entry: Entry, account: Account, request_id: bytes, now: float) -> None:
+    def __init__(self, client: Client, known: Known, account: Account, now: float) -> None:
+        """`known` with an id."""
         self.client = client
-        self.entry = entry
+        self.entry, self.request_id, self.own, self.length = known
+        entry = self.entry
         self.account = account
-        self.request_id = request_id
         self.began = now
         self.ask: Ask = ANY
-        self.is_head = entry.head.method == b"HEAD"
-        self.is_upgrade = entry.head.is_websocket
+        self.is_head = entry.is_head
+        self.is_upgrade = entry.is_websocket
         self.is_tunnel = False
         """The replica has agreed to the upgrade. Before that nothing the caller sends is the replica's."""
         self.is_whole = False
@@ -151,7 +154,7 @@ class Exchange:
         if body:
             if not self._keep(len(body)):
                 return
-            self._held.append(body)
+            self._held = [body]
             self.weight_bytes += len(body)
         self.seek()
 
@@ -179,13 +182,13 @@ class Exchange:
             self.client.hold()
 
     def on_body_end(self) -> None:
-        if self.entry.head.length == CHUNKED:
+        if self.length == CHUNKED:
             self.on_body(LAST)
         self.is_whole = True
         if self._is_over or self.is_answered or self._is_waiting:
             return
         if self._is_bound:
-            self.client.due = monotonic() + self.entry.service.spec.timeout_s
+            self.client.due = monotonic() + self.entry.service.timeout_s
         else:
             self.seek()
 
@@ -227,12 +230,19 @@ class Exchange:
         elif self.is_answered and (self._has_moved or not (self.is_whole or self._is_deaf)):
             self._has_moved = False
             self.client.due = now + spec.timeout_s
-        elif self.is_tunnel:
-            self._leave(is_error=False)  # nobody has anything to say, and that is nobody's failure
+        elif self.is_tunnel or self._counts is not None:
+            # Nobody has anything to say, and that is nobody's failure: of a tunnel, or of a stream of events.
+            # Else whoever opens streams of a quiet kind could have a replica left alone.
+            self._leave(is_error=False)
             self.client.abort()
         else:
             self._failed(now)
             self.refuse(Refused(504, "replica.late", f"the replica did not answer for {spec.timeout_s:g} s"))
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything of an answer is on its way to the caller."""
+        return self.is_answered or self._relay is not None
 
     def refuse(self, refused: Refused) -> None:
         """Ends it with an answer of our own, or cuts off one that has begun."""
@@ -250,9 +260,8 @@ class Exchange:
     def _warm(self) -> None:
         """Tell who waits for a stream that it will come. Only while there is no replica: a queue is short."""
         if self._relay is None:
-            head = self.entry.head
             is_stream = self.is_whole and WANTS_STREAM.search(b"".join(self._held)) is not None
-            if not is_stream or head.is_http10 or self.entry.service.open:
+            if not is_stream or self.entry.is_http10 or self.entry.service.open:
                 return
             self._relay = Warm()
             self.client.write(self._relay.begin(self.request_id))
@@ -263,9 +272,10 @@ class Exchange:
 
     def seek(self, avoid: LiveReplica | None = None) -> None:
         """A replica now, or as soon as one has a slot."""
-        service = self.entry.service
-        if self.ask is ANY and (self.entry.affinity or self.entry.has_prompt):
-            self.ask = ask_of(self.entry.affinity, b"".join(self._held) if self.entry.has_prompt else b"")
+        entry = self.entry
+        service = entry.service
+        if entry.is_asking and self.ask is ANY:
+            self.ask = ask_of(entry.affinity, b"".join(self._held) if entry.has_prompt else b"")
         replica = None if service.waiting.count else service.pick(self.ask, avoid)
         if replica is not None:
             self.bind(replica)
@@ -285,15 +295,16 @@ class Exchange:
         return self._waits_until
 
     def bind(self, replica: LiveReplica) -> None:
+        service = self.entry.service
         self._is_waiting = False
         self._is_bound = True
         self.replica = replica
         replica.outstanding += 1
         replica.tally.in_flight += 1
         self.account.bound += 1
-        self._prefill = self.entry.service.balancer.bound(replica, self.ask)
+        self._prefill = service.balancer.bound(replica, self.ask)
         # A replica has its time from the request's last byte: nobody makes it late by sending slowly.
-        self.client.due = monotonic() + self.entry.service.spec.timeout_s if self.is_whole else FOREVER
+        self.client.due = monotonic() + service.timeout_s if self.is_whole else FOREVER
         if replica.idle:
             self._send(replica.idle.pop())
         else:
@@ -323,25 +334,30 @@ class Exchange:
     def _send(self, up: Upstream) -> None:
         """Head and what there is of the body. What was sent whole is kept until the answer begins."""
         self.up = up
-        body = b"".join(self._held) if self._held else b""
-        self._held = []
+        client, entry = self.client, self.entry
+        body = b""
+        if self._held:
+            body = b"".join(self._held)
+            self._held = []
         self._replay = body if self.is_whole else None
         if self._kept and not self.is_whole:
             self._let_go()
-        up.send(self, self.message(up.replica, body))
-        if self.client.is_stalled:
-            self.client.pause_writing()  # this connection, too
+        own, request_id = self.own, self.request_id  # as in `message`
+        head = (entry.prefix, own, client.forwarded, request_id, up.replica.ends_head, body)
+        up.send(self, b"".join(head))
+        if client.is_stalled:
+            client.pause_writing()  # this connection, too
         if not self.is_whole:
-            self.client.resume()
-        elif self.entry.hedge_s:
-            self._hedge = Hedge(self, self.entry.hedge_s)
+            client.resume()
+        elif 0 <= self.length <= entry.hedge_bytes:
+            self._hedge = Hedge(self, entry.service.spec.hedge_s)
 
     def hold(self) -> None:
         """The replica reads slower than the caller sends: now it is the one to be waited for."""
         self.client.hold()
         self._is_deaf = True
         if not self.is_whole:
-            self.client.due = monotonic() + self.entry.service.spec.timeout_s
+            self.client.due = monotonic() + self.entry.service.timeout_s
 
     def resume(self) -> None:
         self.client.resume()
@@ -356,7 +372,8 @@ class Exchange:
         replica = self.replica
         assert replica is not None
         replica.tally.first_byte[bisect_left(BOUNDS_S, now - self.began)] += 1
-        self._judge(replica, answer.status, now)
+        if answer.status >= 500 or self._prefill or replica.failures or replica.ejections:
+            self._judge(replica, answer.status, now)
         self._answer = answer
         self._replay = None
         if self._kept:
@@ -366,32 +383,21 @@ class Exchange:
             self._hedge.end()
         self.is_answered = True
         client = self.client
-        client.due = now + self.entry.service.spec.timeout_s
-        if self._relay is None and self.entry.head.is_http10:
+        client.due = now + self.entry.service.timeout_s
+        if self._relay is None and self.entry.is_http10:
             self._relay = Relay()
         if self._relay is not None:
-            client.is_last = client.is_last or self.entry.head.is_http10
+            client.is_last = client.is_last or self.entry.is_http10
             head = self._relay.head(answer, self.request_id)
             client.write(head + (self._relay.data(body) if body else b""))
             return
         if answer.length == UNTIL_CLOSE and not self.is_head:
             client.is_last = True
-        last = b"connection: close\r\n" if client.is_last and not answer.upgrade else answer.upgrade
+        end = b"\r\n\r\n"
+        if client.is_last or answer.upgrade:
+            end = b"\r\n%b\r\n" % (answer.upgrade or b"connection: close\r\n")
         write = client.write
-        write(
-            b"".join(
-                (
-                    answer.head,
-                    answer.framing,
-                    b"x-request-id: ",
-                    self.request_id,
-                    b"\r\n",
-                    last,
-                    b"\r\n",
-                    body,
-                )
-            )
-        )
+        write(b"".join((answer.start, self.request_id, end, body)))
         if answer.status == 101:
             self.is_tunnel = True
             client.switch()
@@ -463,19 +469,10 @@ class Exchange:
         found = service.pick(self.ask, self.replica)
         return found if found is not self.replica and found is not None and service.may_retry() else None
 
-    def message(self, replica: LiveReplica, body: bytes | None = None) -> bytes:
-        """For that replica; without a body, with the one that was kept."""
-        pieces = (
-            self.entry.prefix,
-            self.client.forwarded,
-            b"x-request-id: ",
-            self.request_id,
-            b"\r\n",
-            replica.secret_lines,
-            b"\r\n",
-            (self._replay or b"") if body is None else body,
-        )
-        return b"".join(pieces)
+    def message(self, replica: LiveReplica) -> bytes:
+        """For that replica, with the body that was kept."""
+        forwarded, body = self.client.forwarded, self._replay or b""
+        return b"".join((self.entry.prefix, self.own, forwarded, self.request_id, replica.ends_head, body))
 
     def open(self, replica: LiveReplica, seeker: Seeker) -> None:
         self.client.open(replica, seeker)
@@ -506,8 +503,9 @@ class Exchange:
         self._is_bound = False
         replica.outstanding -= 1
         replica.tally.in_flight -= 1
-        replica.prefill_tokens -= self._prefill
-        self._prefill = 0
+        if self._prefill:
+            replica.prefill_tokens -= self._prefill
+            self._prefill = 0
         self.account.bound -= 1
         if self.up is not None:
             self.up.close()
@@ -530,8 +528,9 @@ class Exchange:
                 service.waiting.remove(self)
         self._held = []
         self._replay = None
-        self._let_go()
+        if self._kept:
+            self._let_go()
         if self._hedge is not None:
             self._hedge.end()
         self._unbind()
-        service.leave(self.account)
+        self.account.admitted -= 1

@@ -6,6 +6,7 @@ Bad tables are told of and change nothing; while the control plane is away, what
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import logging
 import os
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 FILE_EVERY_S = 0.25
 URL_EVERY_S = 1.0
 PROMPT_S = 0.05
+REPORT_EVERY_S = 1.0
 
 
 class Source(Protocol):
@@ -99,6 +101,8 @@ class Feed:
         self._epoch = ""
         self._told = ""
         self._is_well = True
+        self.on_taken: Callable[[], None] | None = None
+        """Called whenever another table is in use."""
 
     async def read(self) -> None:
         """Take the table if there is a newer one. May be repeated."""
@@ -121,6 +125,8 @@ class Feed:
         if not self._plane.swap(table) and table.version < self._plane.version:
             raise ValueError(f"version {table.version} is older")
         self._epoch = table.epoch
+        if self.on_taken is not None:
+            self.on_taken()
 
     async def keep_reading(self) -> None:
         """Until cancelled."""
@@ -136,6 +142,11 @@ class Reporter:
         self._report = report
         self._server = server
         self._where = where
+        self._asked = asyncio.Event()
+
+    def soon(self) -> None:
+        """Tell at once: somebody waits to hear which table is in use."""
+        self._asked.set()
 
     async def tell(self, *, is_last: bool = False) -> None:
         """Once. A report that does not arrive is followed by a newer one."""
@@ -151,7 +162,9 @@ class Reporter:
     async def keep_telling(self) -> None:
         """Until cancelled."""
         while True:
-            await asyncio.sleep(1.0)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._asked.wait(), REPORT_EVERY_S)
+            self._asked.clear()
             await self.tell()
 
 

@@ -134,6 +134,7 @@ async def serve(options: argparse.Namespace, listener: socket.socket) -> None:
     tls = TlsFiles(options.tls_cert, options.tls_key) if options.tls_cert else None
     reporter = _reporter(options, lambda: report(plane), sink)
     if reporter is not None:
+        feed.on_taken = reporter.soon
         await reporter.tell()  # before it may send anything anywhere, it is known to be there
     await plane.listen(listener, tls.context if tls else None)
     if options.listener >= 0:
@@ -187,6 +188,7 @@ async def serve_by_haproxy(options: argparse.Namespace, listener: socket.socket)
         keeps = [plane.keep_running(), plane.keep_fresh(), feed.keep_reading()]
         reporter = _reporter(options, plane.report, sink)
         if reporter is not None:
+            feed.on_taken = reporter.soon
             await reporter.tell()  # before it may send anything anywhere, it is known to be there
             keeps.append(reporter.keep_telling())
         async with asyncio.TaskGroup() as group:

@@ -74,21 +74,24 @@ class Neighbours:
 
     def tell(self, *, is_full: bool) -> None:
         """What has changed; everything, if only that it is there, when `is_full`."""
-        before, self._said = self._said, self._used()
+        before = self._said
+        self._said = self._used(before)
         news = [one for one in self._said.items() if is_full or before.get(one[0]) != one[1]]
         for at in range(0, len(news) or int(is_full), MOST_TOLD):
             word = Word(self._plane.process_id, news[at : at + MOST_TOLD])
             with contextlib.suppress(OSError):  # full, or nobody is there: a later word says it again
                 self._link.send(msgspec.msgpack.encode(word))
 
-    def _used(self) -> dict[Key, Used]:
+    def _used(self, before: dict[Key, Used]) -> dict[Key, Used]:
+        """Also by those of whom there was something to say: that they have nothing any more is news."""
         found: dict[Key, Used] = {}
         for name, live in self._plane.services.items():
             for replica_id, replica in live.replicas.items():
                 found[REPLICA, *name, replica_id] = (0, replica.outstanding)
             for account in live.accounts.values() if live.rps or live.concurrency else ():
-                if account.drawn or account.admitted:
-                    found[CALLER, *name, account.name] = (account.drawn, account.admitted)
+                key = (CALLER, *name, account.name)
+                if account.drawn or account.admitted or key in before:
+                    found[key] = (account.drawn, account.admitted)
         return found
 
     def listen(self, now: float) -> None:

@@ -60,7 +60,7 @@ class DataPlane:
         self.is_draining = False
         self.refusals: dict[tuple[int, str], int] = {}
         self._guesses: dict[str, int] = {}
-        self._guesses_since = 0.0
+        self._guesses_since = monotonic()
         self._share = share
         self._zone = zone
         self._ids = itertools.count()
@@ -134,7 +134,7 @@ class DataPlane:
             seeker.connected(up)
 
     def new_id(self) -> bytes:
-        return b"%b%x" % (self._id_prefix, next(self._ids))
+        return self._id_prefix + b"%x" % next(self._ids)
 
     def refused(self, refused: Refused) -> None:
         key = (refused.status, refused.code)

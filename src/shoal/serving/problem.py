@@ -26,14 +26,34 @@ def malformed(detail: str) -> Refused:
     return Refused(400, "request.malformed", detail, must_close=True)
 
 
+def switched_off(project: str, name: str) -> Refused:
+    """Nothing will start a replica for it, so nobody waits."""
+    told = f"service `{project}/{name}` is scaled to 0 replicas; `shoal scale {project}/{name} 1` starts it"
+    return Refused(503, "service.off", told)
+
+
+KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+"""What clients of language models call a refusal; others are `invalid_request_error` or `server_error`."""
+
+
 def document(refused: Refused, request_id: str = "") -> bytes:
-    """RFC 9457, with a stable `code` and nothing about our inside."""
+    """RFC 9457, with a stable `code` and nothing about our inside; and the same as OpenAI's clients read it.
+
+    Both for every path: by its shape an answer must not say whether there is a language model behind it.
+    """
+    kind = KINDS.get(refused.status, "invalid_request_error" if refused.status < 500 else "server_error")
     told: dict[str, object] = {
         "type": "about:blank",
         "title": HTTPStatus(refused.status).phrase,
         "status": refused.status,
         "code": refused.code,
         "detail": refused.detail,
+        "error": {"message": refused.detail, "type": kind, "param": None, "code": refused.code},
     }
     if request_id:
         told["request_id"] = request_id

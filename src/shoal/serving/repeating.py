@@ -35,11 +35,13 @@ def hold_bytes(head: RequestHead, service: Service) -> int:
     return 0 if head.length == CHUNKED else HOLD_BYTES
 
 
-def hedge_s(head: RequestHead, service: Service) -> float:
-    """How long to wait for one replica before another is asked, too; 0: for ever.
+def hedge_bytes(head: RequestHead, service: Service) -> int:
+    """How long a body it may have to be asked of a second replica when the first is late; -1: it never is.
 
     Only what a caller or its method calls harmless, and what costs little to send twice.
     """
-    has_key = 0 <= head.length <= HOLD_BYTES and bool(head.value(b"idempotency-key"))
-    is_harmless = has_key or (head.method in SAFE and head.length == 0)
-    return service.hedge_s if is_harmless and not head.is_websocket else 0.0
+    if not service.hedge_s or head.is_websocket:
+        return -1
+    if head.value(b"idempotency-key"):
+        return HOLD_BYTES
+    return 0 if head.method in SAFE else -1

@@ -5,7 +5,7 @@ Opens nothing and reads no clock: `upstream.py` does the former, whoever calls t
 
 from __future__ import annotations
 
-import zlib
+import hashlib
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
@@ -49,6 +49,7 @@ class LiveReplica:
         "ejected_until",
         "ejections",
         "elsewhere",
+        "ends_head",
         "failures",
         "full",
         "handicap",
@@ -88,7 +89,7 @@ class LiveReplica:
         """Nobody listens there: nothing is sent until somebody does."""
         self.prefill_tokens = 0
         self.seen: OrderedDict[int, None] = OrderedDict()
-        self.seed = zlib.crc32(spec.replica_id.encode())
+        self.seed = spread(spec.replica_id.encode())
         self.told(spec, tally, cap=cap, share=share, zone=zone, is_public=is_public)
 
     def told(
@@ -104,6 +105,8 @@ class LiveReplica:
         is_local = not zone or not spec.zone or zone == spec.zone
         self.handicap = (1.0 if is_local else FOREIGN) / max(spec.weight, 1e-6)
         self.secret_lines = _secret_lines(spec.secret.encode(), is_public=is_public)
+        self.ends_head = b"\r\n%b\r\n" % self.secret_lines
+        """After a request's id, which stands last."""
 
     def shared(self, elsewhere: int) -> None:
         """Other processes have so many requests there."""
@@ -147,6 +150,11 @@ class LiveReplica:
             seen.move_to_end(block)
         while len(seen) > MAX_BLOCKS:
             seen.popitem(last=False)
+
+
+def spread(text: bytes) -> int:
+    """64 bits that say which of many it is: the same in every process, and evenly over all texts."""
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
 
 
 def _secret_lines(secret: bytes, *, is_public: bool) -> bytes:

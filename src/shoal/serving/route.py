@@ -1,7 +1,8 @@
 """From a request's head to the service meant, the caller, and the head as a replica will see it.
 
 `Routes` is made anew from every table, and when a token ends. What it finds is remembered by the exact bytes
-of the head: callers that keep a connection repeat them.
+of the head: callers that keep a connection repeat them. Of heads that do not repeat, what they have in common
+with others is (`alike.py`).
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from collections.abc import Mapping
 from urllib.parse import unquote_to_bytes
 
 from shoal.serving.accounts import Account
+from shoal.serving.alike import Alike, Kind
 from shoal.serving.callers import digest_of, is_ours
 from shoal.serving.head import CHUNKED, RequestHead, parse_head
 from shoal.serving.problem import Refused
-from shoal.serving.repeating import has_prompt, hedge_s, hold_bytes, may_repeat
+from shoal.serving.repeating import has_prompt, hedge_bytes, hold_bytes, may_repeat
 from shoal.serving.service import LiveService
-from shoal.serving.table import Caller, is_shared_name
+from shoal.serving.table import Caller, Service, is_shared_name
 
 MAX_REMEMBERED = 4096
 MAX_REMEMBERED_BYTES = 4096
@@ -41,22 +43,43 @@ STAYS_HERE = frozenset(
 )
 """Headers between two neighbours, and those the data plane writes itself."""
 OURS = (b"x-shoal-", b"x-forwarded-")
+DECIDING = frozenset(
+    {
+        b"host",
+        b"authorization",
+        b"connection",
+        b"proxy-connection",
+        b"close",  # as a header's name, for who says that it ends here
+        b"upgrade",
+        b"expect",
+        b"transfer-encoding",
+    }
+)
+"""What becomes of a request depends on what these say, beside what a service goes by for affinity."""
+COUNTED = {b"content-length": Kind.LENGTH, b"x-request-id": Kind.ID, b"idempotency-key": Kind.MARKS}
+USUAL = frozenset({b"keep-alive", b"close", b""})
+"""Words in Connection that name no header."""
 
 
 class Entry:
-    """All that can be said about a request by its head. Made once for equal heads, never changed."""
+    """All that heads alike say about their requests. Made once for them, never changed."""
 
     __slots__ = (
         "account",
         "affinity",
         "digest",
         "has_prompt",
-        "head",
-        "hedge_s",
+        "hedge_bytes",
         "hold_bytes",
+        "is_asking",
+        "is_chunked",
+        "is_expecting",
+        "is_head",
+        "is_http10",
+        "is_keep_alive",
         "is_safe",
+        "is_websocket",
         "prefix",
-        "request_id",
         "service",
     )
 
@@ -68,19 +91,30 @@ class Entry:
         prefix: bytes,
         digest: str = "",
     ) -> None:
-        self.head = head
         self.service = service
         self.account = account
         """None: of whoever has the connection's address."""
         self.prefix = prefix
         self.digest = digest
         """Of the caller's token; empty: the service needed none."""
-        self.request_id = _request_id(head)
+        self.is_head = head.method == b"HEAD"
+        self.is_chunked = head.length == CHUNKED
+        self.is_http10 = head.is_http10
+        self.is_keep_alive = head.is_keep_alive
+        self.is_expecting = head.is_expecting
+        self.is_websocket = head.is_websocket
         self.is_safe = may_repeat(head, service.spec)
-        self.hedge_s = hedge_s(head, service.spec)
+        self.hedge_bytes = hedge_bytes(head, service.spec)
         self.affinity = _affinity(head, service.spec.affinity)
         self.has_prompt = has_prompt(head, service.spec)
+        self.is_asking = bool(self.affinity) or self.has_prompt
+        """Not every replica is as good as another."""
         self.hold_bytes = hold_bytes(head, service.spec)
+
+
+Known = tuple[Entry, bytes, bytes, int]
+"""A request by its head: what it has in common with others; its own id if it has a decent one, headers for
+the replica and length of its body."""
 
 
 class Routes:
@@ -106,18 +140,70 @@ class Routes:
                     self.good_until = min(self.good_until, caller.expires_at)
                 self._known.add(caller.digest)
                 self._callers[id(live), caller.digest] = caller
-        self._remembered: dict[bytes, Entry] = {}
+        self._affinities = frozenset(filter(None, (_affinity_header(one.spec) for one in services.values())))
+        self._alike: Alike[Entry] = Alike(self._kind_of)
+        self._once: set[int] = set()
+        self._remembered: dict[bytes, Known] = {}
         self.recall = self._remembered.get
-        """The entry of a head seen before, by its bytes."""
+        """A head seen before, by its bytes."""
 
-    def resolve(self, raw: bytes) -> Entry:
+    def resolve(self, raw: bytes) -> Known:
         """`Refused`: malformed, not known, not allowed."""
-        entry = self._made(parse_head(raw))
-        if len(raw) <= MAX_REMEMBERED_BYTES:
+        if len(raw) > MAX_REMEMBERED_BYTES:
+            return self._read(raw)
+        shaped = self._alike.shaped(raw)  # most likely it never comes again
+        found = shaped or self._alike.find(raw)
+        if found is None:
+            known = self._read(raw, learns=True)
+        else:
+            entry, request_id, own, length = found
+            request_id = request_id if _is_decent(request_id) else b""
+            known = (entry, request_id, own, CHUNKED if entry.is_chunked else length)
+        if shaped is None:
+            self._remember(raw, known)
+        return known
+
+    def _read(self, raw: bytes, *, learns: bool = False) -> Known:
+        head = parse_head(raw)
+        entry = self._made(head)
+        request_id = head.value(b"x-request-id")
+        is_plain = head.options <= USUAL and not (head.value(b"expect") or head.value(b"upgrade"))
+        if learns and is_plain and _affinity_header(entry.service.spec) not in COUNTED:
+            self._alike.learn(raw, entry)
+        return entry, request_id if _is_decent(request_id) else b"", self._own(head), head.length
+
+    def _remember(self, raw: bytes, known: Known) -> None:
+        """From the second time on: most heads that come once never come again."""
+        mark = hash(raw)
+        if mark in self._once:
             if len(self._remembered) >= MAX_REMEMBERED:
                 self._remembered.clear()
-            self._remembered[raw] = entry
-        return entry
+            self._remembered[raw] = known
+            return
+        if len(self._once) >= MAX_REMEMBERED:
+            self._once.clear()
+        self._once.add(mark)
+
+    def _kind_of(self, name: bytes) -> bytes | Kind:
+        """Of a header: as it goes on, not at all (empty), or what else it is."""
+        if name in COUNTED:
+            return COUNTED[name]
+        if name in DECIDING or name in self._affinities:
+            return Kind.DECIDES
+        plain = name.replace(b"_", b"-")  # many servers take one for the other
+        return b"" if plain in STAYS_HERE or plain.startswith(OURS) else name + b": "
+
+    def _own(self, head: RequestHead) -> bytes:
+        """Headers for the replica that heads alike need not have in common."""
+        lines = []
+        for name, value in head.headers:
+            kind = self._kind_of(name)
+            if kind is Kind.LENGTH:
+                lines.append(b"content-length: %d\r\n" % head.length)
+            elif kind is Kind.MARKS or (kind and isinstance(kind, bytes)):
+                is_named = name in head.options
+                lines.append(b"" if is_named else b"%b: %b\r\n" % (name, value))
+        return b"".join(lines)
 
     def admits(self, entry: Entry) -> bool:
         """Whether a request that was let in may go on. Of a service that is gone, all do."""
@@ -128,7 +214,7 @@ class Routes:
         service, path = self._found(head)
         if service is not None and service.spec.is_public:
             _check_open(service, path)
-            return Entry(head, service, None, _prefix(head, path, keeps_token=True))
+            return Entry(head, service, None, self._prefix(head, path, keeps_token=True))
         digest = _digest(head)
         if digest is None or digest not in self._known:
             told = (
@@ -143,7 +229,8 @@ class Routes:
             raise Refused(404, "service.unknown", f"no service at `{head.target[:200].decode()}`")
         _check_open(service, path)
         name = caller.project if service.spec.limits.per == "project" else caller.name
-        return Entry(head, service, service.account(name), _prefix(head, path, caller=caller.name), digest)
+        prefix = self._prefix(head, path, caller=caller.name)
+        return Entry(head, service, service.account(name), prefix, digest)
 
     def _found(self, head: RequestHead) -> tuple[LiveService | None, bytes]:
         """The service meant, and the target as it knows it."""
@@ -157,6 +244,33 @@ class Routes:
         rest = b"/" + (parts[3] if len(parts) > 3 else b"")
         return self._by_path.get((parts[1], parts[2])), rest + mark + query
 
+    def _prefix(
+        self, head: RequestHead, path: bytes, *, caller: str = "", keeps_token: bool = False
+    ) -> bytes:
+        """The head for the replica as far as it is the same for all heads alike: not ended yet."""
+        lines = [b"%b %b HTTP/1.1" % (head.method, path), b"host: " + (head.value(b"host") or b"shoal")]
+        for name, value in head.headers:
+            plain = name.replace(b"_", b"-")
+            if (
+                self._kind_of(name) is not Kind.DECIDES
+                or plain in STAYS_HERE
+                or plain.startswith(OURS)
+                or (name in head.options and name != b"authorization")
+            ):
+                continue
+            if plain == b"authorization" and (not keeps_token or is_ours(value.decode("latin-1"))):
+                continue
+            lines.append(b"%b: %b" % (name, value))
+        if head.length == CHUNKED:
+            lines.append(b"transfer-encoding: chunked")
+        if head.is_websocket:
+            lines.append(b"connection: upgrade\r\nupgrade: websocket")
+        if caller:
+            lines.append(b"x-shoal-caller: " + caller.encode("ascii", "replace"))
+        if head.host:
+            lines.append(b"x-forwarded-host: " + head.value(b"host"))
+        return b"\r\n".join(lines) + b"\r\n"
+
 
 def _check_open(service: LiveService, target: bytes) -> None:
     """As servers read paths: with `%73` for `s`, and whatever slashes around."""
@@ -168,33 +282,6 @@ def _check_open(service: LiveService, target: bytes) -> None:
         raise Refused(403, "path.closed", told)
 
 
-def _prefix(head: RequestHead, path: bytes, *, caller: str = "", keeps_token: bool = False) -> bytes:
-    """The head for the replica as far as it is the same for every request alike: not ended yet."""
-    lines = [b"%b %b HTTP/1.1" % (head.method, path), b"host: " + (head.value(b"host") or b"shoal")]
-    for name, value in head.headers:
-        plain = name.replace(b"_", b"-")  # many servers take one for the other
-        if (
-            plain in STAYS_HERE
-            or plain.startswith(OURS)
-            or (name in head.options and name != b"authorization")
-        ):
-            continue
-        if plain == b"authorization" and (not keeps_token or is_ours(value.decode("latin-1"))):
-            continue
-        lines.append(b"%b: %b" % (name, value))
-    if head.length == CHUNKED:
-        lines.append(b"transfer-encoding: chunked")
-    elif head.length or head.value(b"content-length"):
-        lines.append(b"content-length: %d" % head.length)
-    if head.is_websocket:
-        lines.append(b"connection: upgrade\r\nupgrade: websocket")
-    if caller:
-        lines.append(b"x-shoal-caller: " + caller.encode("ascii", "replace"))
-    if head.host:
-        lines.append(b"x-forwarded-host: " + head.value(b"host"))
-    return b"\r\n".join(lines) + b"\r\n"
-
-
 def _digest(head: RequestHead) -> str | None:
     """Of the token sent. Looking a digest up tells nothing by its time: nobody can aim at one."""
     kind, _, token = head.value(b"authorization").partition(b" ")
@@ -202,10 +289,17 @@ def _digest(head: RequestHead) -> str | None:
     return digest_of(token.decode("latin-1")) if kind.lower() == b"bearer" and token else None
 
 
-def _request_id(head: RequestHead) -> bytes:
-    """As its sender calls it, if that is a decent name; empty: we call it something."""
-    given = head.value(b"x-request-id")
-    return given if 0 < len(given) <= 128 and given.replace(b"-", b"").replace(b"_", b"").isalnum() else b""
+def _is_decent(name: bytes) -> bool:
+    """Whether a request may go by the name its sender gave it; else we call it something."""
+    if len(name) > 128:
+        return False
+    return name.isalnum() or name.replace(b"-", b"").replace(b"_", b"").isalnum()
+
+
+def _affinity_header(spec: Service) -> bytes:
+    """The one that has what the service goes by; empty: it goes by nothing."""
+    kind, _, name = spec.affinity.partition(":")
+    return b"cookie" if kind == "cookie" else name.lower().encode()
 
 
 def _affinity(head: RequestHead, wanted: str) -> bytes:

@@ -10,7 +10,7 @@ from typing import Protocol, cast
 
 from shoal.serving.accounts import MAX_STRANGERS, Account, FairQueue, Waiter
 from shoal.serving.balancer import ANY, Ask, Balancer, Shares, balancer_for
-from shoal.serving.problem import Refused
+from shoal.serving.problem import Refused, switched_off
 from shoal.serving.replica import LiveReplica, Tally
 from shoal.serving.table import Service
 
@@ -58,6 +58,7 @@ class LiveService:
             self.balancer = balancer_for(spec.balance)
         if spec.shares != before.shares:
             self.shares = _shares(spec)
+        self.timeout_s = spec.timeout_s
         limits = spec.limits
         self.rps, self.concurrency = limits.rps, limits.concurrency
         self.burst = max(1.0, (limits.rps or 0.0) * self._share)
@@ -79,6 +80,14 @@ class LiveService:
             live.is_draining = True
             live.close_idle()
         self.refresh(now)
+        if self._is_off:
+            for waiter in self.waiting.drain():
+                cast("Request", waiter).refuse(switched_off(spec.project, spec.name))
+
+    @property
+    def _is_off(self) -> bool:
+        """Whether nobody serves it and nobody will; one that is still there serves as before."""
+        return self.spec.is_off and not self.open
 
     def end(self) -> None:
         """No table names it any more."""
@@ -112,17 +121,15 @@ class LiveService:
         return found
 
     def admit(self, account: Account, now: float) -> Refused | None:
-        """Counts the request as the caller's own, or says why not. Who is let in must `leave`."""
+        """Counts the request as the caller's own until it is over, or says why not."""
         if self.rps and (refused := account.draw(self.rps, self.burst, now)) is not None:
             return refused
-        if self.concurrency and (refused := account.is_at(self.concurrency)) is not None:
-            return refused
+        if self.concurrency and account.admitted + account.elsewhere >= self.concurrency:
+            return account.too_many(self.concurrency)
         account.admitted += 1
-        self._retries = min(self._most_retries, self._retries + RETRY_SHARE)
+        if self._retries < self._most_retries:
+            self._retries = min(self._most_retries, self._retries + RETRY_SHARE)
         return None
-
-    def leave(self, account: Account) -> None:
-        account.admitted -= 1
 
     def may_retry(self) -> bool:
         """Takes one retry out of the budget."""
@@ -146,8 +153,13 @@ class LiveService:
         return None
 
     def wait(self, request: Request) -> None:
-        """Until a slot is free. Refused at once if the queue is full and others do not take more of it."""
+        """Until a slot is free. Refused at once if there will be none, or the queue is full and others do not
+        take more of it.
+        """
         spec = self.spec
+        if self._is_off:
+            request.refuse(switched_off(spec.project, spec.name))
+            return
         dropped = self.waiting.push(request, max_count=spec.queue_count, max_bytes=spec.queue_bytes)
         full = Refused(503, "service.busy", "too many requests wait for this service", retry_s=2.0)
         if dropped is None:

@@ -71,7 +71,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     start_s: float = 0.0
     """For how long they wait while no replica is there to have a slot, if that is longer."""
     timeout_s: float = 600.0
-    """From the request's last byte to the response's first."""
+    """From the request's last byte to the response's first, and between any two pieces of it."""
     retries: int = 1
     """Of requests that can be sent again: never begun at the replica, or without effect by their method."""
     is_repeatable: bool = False
@@ -86,6 +86,8 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     """A path that answers below 500 while a replica is well, asked now and then. Empty: only use tells."""
     closed: frozenset[str] = frozenset()
     """Paths of its servers that no caller may ask for, as `sleep`: those that manage the server itself."""
+    is_off: bool = False
+    """It should have no replicas, whoever asks: requests that find none are answered 503 and not held."""
     is_public: bool = False
     """Needs no token."""
     callers: tuple[Caller, ...] = ()

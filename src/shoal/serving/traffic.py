@@ -113,6 +113,10 @@ class Traffic:
         )
         return in_flight == 0 and all(report.version >= version for report in fresh)
 
+    def knows(self, version: int, now: float) -> bool:
+        """Whether everybody heard lately serves by the table of this version, or a newer one."""
+        return all(report.version >= version for report in self._fresh(now))
+
     def forget(self, names: Iterable[Name]) -> None:
         """Keep only these services."""
         kept = set(names)

@@ -113,9 +113,13 @@ class Upstream(asyncio.Protocol):
         if asker is None:
             self.transport.abort()  # nobody asked: a replica that speaks unasked is not believed
             return
+        chunks = self._chunks
         try:
-            if self._chunks is not None:
-                self._chunked(asker, self._chunks, data)
+            if chunks is not None:
+                if chunks.is_one(data):
+                    asker.on_data(data)
+                else:
+                    self._chunked(asker, chunks, data)
             elif self._left == AWAITING:
                 self._head(asker, data)
             elif self._left == TUNNEL:
@@ -192,7 +196,8 @@ class Upstream(asyncio.Protocol):
         if not self._keeps or not asker.is_whole or asker.is_upgrade or self.replica.is_draining:
             self.transport.close()
         else:
-            self.unpause()
+            if self._is_paused:
+                self.unpause()
             self.idle_since = monotonic()
             self.replica.idle.append(self)
         asker.on_end()

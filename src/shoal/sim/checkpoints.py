@@ -38,7 +38,7 @@ class Checkpoints(msgspec.Struct, frozen=True, kw_only=True):
 
     def overhead_s(self, work_s: float, *, is_restart: bool) -> float:
         """How much longer than its work an attempt takes that does `work_s` to the end."""
-        written = max(0, ceil(work_s / self.interval_s) - 1)
+        written = 0 if self.interval_s == inf else max(0, ceil(work_s / self.interval_s) - 1)
         return written * self.cost_s + (self.restart_s if is_restart else 0.0)
 
     def last_s(self, ran_s: float, *, is_restart: bool) -> float | None:

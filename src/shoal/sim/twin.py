@@ -18,7 +18,7 @@ from shoal.errors import Bug, SpecError
 from shoal.model.attempt import Allocation
 from shoal.model.request import Request
 from shoal.scheduler import Candidate, Ground, Holding, NodeView, Plan, Planner, Policy, Stamps, impossible
-from shoal.scheduler.amounts import demand_of
+from shoal.scheduler.amounts import Demand, demand_of
 from shoal.scheduler.devices import asked_by
 from shoal.scheduler.tree import Tree
 from shoal.sim.checkpoints import Checkpoints
@@ -114,7 +114,7 @@ class _Twin:
         self._told = Told.CHECKPOINTS
         self._nodes: dict[str, NodeView] = {}
         self._luck: dict[str, NodeLuck] = {}
-        self._is_possible: dict[tuple[str, Request], bool] = {}
+        self._is_possible: dict[tuple[str, Demand], bool] = {}
         self._all_nodes = {node.name: node for node in workload.nodes}
         for change in workload.changes:
             turn = Turn.LOSS if change.is_loss else Turn.CHANGE
@@ -196,14 +196,13 @@ class _Twin:
 
     def _can_ever_run(self, project: str, request: Request) -> bool:
         """With every node that this cluster ever has, and all that its project may have."""
-        # Limits do not matter here, so that few requests differ.
-        alike = msgspec.structs.replace(request, time_limit_s=None) if request.time_limit_s else request
-        known = self._is_possible.get((project, alike))
+        # Limits do not matter here, so that few demands differ.
+        demand = demand_of(request)
+        known = self._is_possible.get((project, demand))
         if known is None:
-            asked = asked_by(demand_of(alike))
-            is_allowed = self._ceilings.refusal(project, asked) is None
-            known = is_allowed and impossible(alike, self._all_nodes.values()) is None
-            self._is_possible[project, alike] = known
+            is_allowed = self._ceilings.refusal(project, asked_by(demand)) is None
+            known = is_allowed and impossible(request, self._all_nodes.values()) is None
+            self._is_possible[project, demand] = known
         return known
 
     def _enqueue(self, index: int, attempt_id: str, work_s: float, now: float) -> None:
@@ -225,7 +224,7 @@ class _Twin:
             request=request,
             owner=job.user,
             name=job.name,
-            num_evicted=self._evicted[index],
+            num_evicted=self._evicted.get(index, 0),
             array_id=job.array_id,
             array_at_once=job.array_at_once,
             deadline_at=job.deadline_at,

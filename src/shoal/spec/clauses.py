@@ -221,6 +221,11 @@ class RetrySpec(BaseModel):
         default=True,
         description="First start failed ranks anew on the nodes they have, at once and from warm processes.",
     )
+    standby: Annotated[bool, Field(strict=True)] = Field(
+        default=True,
+        description="Keep a process on each of several nodes that takes over at once when a node's share is "
+        "lost.",
+    )
 
 
 def read_retry(value: object) -> object:

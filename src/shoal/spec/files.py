@@ -45,6 +45,7 @@ def _read(content: bytes, source: str, given: Given, model: type[Spec], models: 
         data = _top(root)
     except Unreadable as wrong:
         raise spec_error(source, [(wrong.line, f"{shown}:{wrong.line}: {wrong.sentence}")], models) from None
+    _check_kind(data, source, model)
     problems = [(line, f"{shown}:{line}: {sentence}") for line, sentence in repeated]
     problems += given.problems
     given.put_over(data)
@@ -66,6 +67,27 @@ def _read(content: bytes, source: str, given: Given, model: type[Spec], models: 
         if not problems:
             return spec
     raise spec_error(source, problems, models)
+
+
+def _check_kind(data: MappingType[str, Any], source: str, model: type[JobSpec | ServiceSpec]) -> None:
+    """A file of the other kind has one mistake, whatever its fields: it was given to the wrong command.
+
+    One that does not say its kind is known by a field that only the other kind has.
+    """
+    is_job = model is JobSpec
+    other = (ServiceSpec if is_job else JobSpec).model_fields
+    what, command, this = ("service", "serve", "run") if is_job else ("job", "run", "serve")
+    own = [key for key in data if key in other and key not in model.model_fields]
+    if data.get("kind") == what:
+        seen = f"it says `kind: {what}`"
+    elif "kind" not in data and own:
+        seen = f"only a {what} has `{own[0]}`"
+    else:
+        return
+    raise SpecError(
+        f"{show(source)} is a {what} file ({seen}); `shoal {this}` is for {'jobs' if is_job else 'services'}",
+        hint=f"type `shoal {command} {escape(source)}`",
+    )
 
 
 def _top(root: Node | None) -> dict[str, Any]:

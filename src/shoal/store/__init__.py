@@ -6,6 +6,7 @@ nothing here talks to an engine or a network other than the database's.
 
 from shoal.store.anchor import read_anchor, write_anchor
 from shoal.store.base import Event, EventFilter, Flaw, Head, JobFilter, KeyReused, OnCommit, Stale, Store
+from shoal.store.lead import Lead, Standby
 from shoal.store.memory import open_memory_store
 from shoal.store.metrics import Series
 from shoal.store.opening import open_store
@@ -18,9 +19,11 @@ __all__ = [
     "Head",
     "JobFilter",
     "KeyReused",
+    "Lead",
     "OnCommit",
     "Series",
     "Stale",
+    "Standby",
     "Store",
     "Tx",
     "open_memory_store",

@@ -42,7 +42,8 @@ def write_anchor(path: Path, head: Head) -> None:
             f"the event log ends at entry {head.seq}, but its anchor remembers another entry {old.seq}",
             hint="see what is wrong with `shoal audit --verify`",
         )
-    fresh = path.with_name(path.name + ".new")
+    # A name of its own: a deposed control plane may write one at the same time, and each is true.
+    fresh = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(msgspec.json.encode(head))

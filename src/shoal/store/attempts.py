@@ -63,6 +63,12 @@ class Attempts:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._run = session.run
+        self._known: dict[str, Attempt] = {}
+        """As this transaction has read or left them: what ends an attempt asks for it three times."""
+
+    def forget(self) -> None:
+        """The writer calls this when it undoes a change."""
+        self._known.clear()
 
     def add(self, attempt: Attempt) -> None:
         """Its job must be there already; a job has one attempt an epoch."""
@@ -71,7 +77,13 @@ class Attempts:
         self._run(BECOME_NEWEST, {"of": attempt.job_id} | newest)
 
     def get(self, attempt_id: str) -> Attempt | None:
-        return _one(self._session.value(BY_ID, {"id": attempt_id}))
+        known = self._known.get(attempt_id)
+        if known is None:
+            body = self._session.value(BY_ID, {"id": attempt_id})
+            if body is None:
+                return None
+            known = self._known[attempt_id] = decode_attempt(body)
+        return known
 
     def newest(self, job_id: str) -> Attempt | None:
         return _one(self._session.value(NEWEST, {"of": job_id}))
@@ -102,6 +114,7 @@ class Attempts:
             raise Stale(f"attempt {attempt.attempt_id} is no longer at version {attempt.version - 1}")
         copied = {"of": attempt.job_id, "newest": attempt.attempt_id, "to_state": attempt.state}
         self._run(COPY_STATE, copied)
+        self._known[attempt.attempt_id] = attempt
 
     def queued(self, limit: int) -> list[tuple[Job, Attempt]]:
         """What waits, by priority, then age, then id."""

@@ -81,6 +81,8 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     projects: tuple[str, ...] | None = None
     job_id: str | None = None
+    service: str | None = None
+    """The name of one: what is about it, its rollouts, its tokens, and the jobs that are its replicas."""
     node: str | None = None
     kinds_prefix: str | None = None
     without_ours: bool = False

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from shoal.errors import StoreUnavailable
+from shoal.errors import Deposed, StoreUnavailable
 from shoal.store.database import OWN_FAULT, Database, drop, refused, unavailable
 from shoal.store.transaction import Tx
 
@@ -36,15 +36,21 @@ class Committer:
         self._tx: Tx | None = None
 
     def begin(self) -> None:
-        """Tries once more on a fresh connection: the old one may have died since it was last used."""
-        if self._connection is not None:
-            try:
-                return self._begin(self._connection)
-            except DBAPIError:
-                self.abandon()
+        """Tries once more on a fresh connection: the old one may have died since it was last used.
+
+        `Deposed`: another control plane leads since, and nothing is ever written here again.
+        """
         try:
+            if self._connection is not None:
+                try:
+                    return self._begin(self._connection)
+                except DBAPIError:
+                    self.abandon()
             self._connection = self._database.connect_writer()
             self._begin(self._connection)
+        except Deposed:
+            self.abandon()
+            raise
         except DBAPIError as error:
             self.abandon()
             raise unavailable(error) from error
@@ -58,7 +64,7 @@ class Committer:
             answer = _answer(change, tx)
             if answer.error is not None:
                 tx.session.send("ROLLBACK TO SAVEPOINT change")
-                tx.events.rewind(head)
+                tx.rewind(head)
             tx.session.send("RELEASE SAVEPOINT change")
         except DBAPIError as error:
             self.abandon()

@@ -18,6 +18,9 @@ for one, has then undone the whole transaction by itself.
 
 
 class Database(Protocol):
+    term: int
+    """Whose control plane's time it is, counted from 1; 0 where no other can ever have it."""
+
     def connect_writer(self) -> Connection:
         """A connection whose transactions may write. Only one is in use at any time."""
         ...
@@ -27,11 +30,14 @@ class Database(Protocol):
         ...
 
     def begin_write(self, writer: Connection) -> None:
-        """Begin a transaction in which no other process can append events."""
+        """Begin a transaction in which no other process can append events.
+
+        `Deposed`: another control plane has led since `term` was set. Nothing is begun.
+        """
         ...
 
     def begin_read(self, reader: Connection) -> None:
-        """Begin a transaction that sees one moment."""
+        """Begin a transaction that sees one moment. `Deposed` as for `begin_write`, by that moment."""
         ...
 
     def tidy(self, writer: Connection) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, Row, bindparam, func, insert, literal_column, select
+from sqlalchemy import Column, ColumnElement, Row, bindparam, func, insert, literal_column, or_, select
 
 from shoal.store.base import Event, EventFilter, Flaw, Head
 from shoal.store.chain import GENESIS, link
 from shoal.store.codec import decode_data, encode
 from shoal.store.prepared import Session
-from shoal.store.schema import events
+from shoal.store.schema import events, jobs
 
 VERIFY_CHUNK = 1000
 START = Head(0, GENESIS)
@@ -165,6 +165,8 @@ def _conditions(wanted: EventFilter) -> Iterator[ColumnElement[bool]]:
         yield project.in_(wanted.projects)
     if wanted.job_id is not None:
         yield events.c.job_id == wanted.job_id
+    if wanted.service is not None:
+        yield _is_of_service(wanted.service)
     if wanted.node is not None:
         yield events.c.node == wanted.node
     if is_of_drills:
@@ -173,6 +175,15 @@ def _conditions(wanted: EventFilter) -> Iterator[ColumnElement[bool]]:
         yield func.substr(events.c.kind, 1, len(wanted.kinds_prefix)) == wanted.kinds_prefix
     if wanted.without_ours:
         yield IS_NOT_OURS
+
+
+def _is_of_service(name: str) -> ColumnElement[bool]:
+    """By what the entry says; a replica's own entries say it once, so its job is asked."""
+    # Quotes within a text are escaped in JSON: only a field of that name and value looks like this.
+    says = events.c.data.contains(f'"service":{encode(name)}', autoescape=True)
+    is_replica = jobs.c.body.contains(f'"service":{encode(name)}', autoescape=True)
+    replicas = select(jobs.c.job_id).where(jobs.c.name == name, is_replica)
+    return or_(says, events.c.job_id.in_(replicas))
 
 
 def _event(row: Row[Any]) -> Event:

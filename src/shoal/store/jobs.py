@@ -89,6 +89,12 @@ class Jobs:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._run = session.run
+        self._known: dict[str, Job] = {}
+        """As this transaction has read or left them."""
+
+    def forget(self) -> None:
+        """The writer calls this when it undoes a change."""
+        self._known.clear()
 
     def add(self, job: Job) -> None:
         """Its number must come from `next_number`; its first attempt is added beside it."""
@@ -97,7 +103,12 @@ class Jobs:
             self._count_open(job.project, 1)
 
     def get(self, job_id: str) -> Job | None:
-        return _one(self._session.value(BY_ID, {"id": job_id}))
+        known = self._known.get(job_id)
+        if known is None:
+            known = _one(self._session.value(BY_ID, {"id": job_id}))
+            if known is not None:
+                self._known[job_id] = known
+        return known
 
     def by_number(self, project: str, number: int) -> Job | None:
         return _one(self._session.value(BY_NUMBER, {"project": project, "number": number}))
@@ -128,6 +139,7 @@ class Jobs:
             "to_body": encode(job),
         }
         self._run(UPDATE, seen | changes)
+        self._known[job.job_id] = job
         was_open = before[0] is None
         if was_open != job.is_open:
             self._count_open(job.project, 1 if job.is_open else -1)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
+from math import inf
 from typing import Any, NamedTuple
 
 from shoal.clock import Clock
@@ -22,6 +23,8 @@ class Change(NamedTuple):
     fn: Callable[[Tx], Any]
     loop: asyncio.AbstractEventLoop
     answer: asyncio.Future[Any]
+    patience_s: float = 0.0
+    """For so long it lets others pass."""
 
 
 class Line:
@@ -44,11 +47,13 @@ class Line:
         """Nothing comes in any more, and nothing is left: one may have come right before it was closed."""
         return self._is_closed and self.is_empty
 
-    def put(self, change: Change, patience_s: float) -> None:
+    def put(self, change: Change) -> None:
         with self._door:
             if self._is_closed:
                 raise StoreUnavailable("the store is closed")
-            heappush(self._waiting, (self._clock.monotonic() + patience_s, next(self._arrivals), change))
+            heappush(
+                self._waiting, (self._clock.monotonic() + change.patience_s, next(self._arrivals), change)
+            )
             self._door.notify()
 
     def close(self) -> None:
@@ -63,10 +68,10 @@ class Line:
             self._door.wait_for(lambda: self._waiting or self._is_closed, timeout_s)
             return self._take()
 
-    def take(self) -> Change | None:
-        """The next, if there is one."""
+    def take(self, until: float = inf) -> Change | None:
+        """The next, if there is one that lets others pass no longer than until then."""
         with self._door:
-            return self._take()
+            return self._take() if self._waiting and self._waiting[0][0] <= until else None
 
     def _take(self) -> Change | None:
         return heappop(self._waiting)[2] if self._waiting else None

@@ -77,6 +77,8 @@ class MemoryStore:
 class MemoryDatabase:
     """One connection, which is the database: losing it loses everything, so it is never replaced."""
 
+    term = 0
+
     def __init__(self) -> None:
         self._connection = _copies().connect()
 

@@ -27,6 +27,8 @@ MAX_LOG_BYTES = 64 << 20
 class SqliteDatabase:
     """Opening it takes the lock; `StateError` names the process that has it."""
 
+    term = 0
+
     def __init__(self, path: Path) -> None:
         self._shared = path.with_name(f"{path.name}-shm")
         self._lock = _take_lock(path)

@@ -14,6 +14,7 @@ from shoal.store.base import OnCommit, T
 from shoal.store.commit import Committer
 from shoal.store.database import Database
 from shoal.store.line import Change
+from shoal.store.postgres import PostgresDatabase
 from shoal.store.readers import Readers
 from shoal.store.transaction import Tx
 from shoal.store.writer import Writer
@@ -31,7 +32,7 @@ class ThreadedStore:
     async def write(self, fn: Callable[[Tx], T], *, patience_s: float = 0.0) -> T:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
-        self._writer.put(Change(fn, loop, answer), patience_s)
+        self._writer.put(Change(fn, loop, answer, patience_s))
         return await answer
 
     async def read(self, fn: Callable[[Tx], T]) -> T:
@@ -42,6 +43,16 @@ class ThreadedStore:
 
     def on_commit(self, callback: OnCommit) -> None:
         self._writer.on_commit(callback)
+
+    @property
+    def term(self) -> int:
+        """Of the control plane that leads through this store; 0 where there are none."""
+        return self._database.term
+
+    def on_deposed(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called once another control plane leads, on some thread."""
+        if isinstance(self._database, PostgresDatabase):
+            self._database.on_deposed = callback
 
     async def close(self) -> None:
         if not self._is_closed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Connection
 
 from shoal.store.attempts import Attempts
+from shoal.store.base import Head
 from shoal.store.events import Events
 from shoal.store.jobs import Jobs
 from shoal.store.keys import Keys
@@ -37,3 +38,9 @@ class Tx:
         self.secrets = Secrets(session)
         self.metrics = Metrics(session)
         self.meta = Meta(session)
+
+    def rewind(self, head: Head) -> None:
+        """Forget what was done after `head`: the writer calls this when it undoes a change."""
+        self.events.rewind(head)
+        self.jobs.forget()
+        self.attempts.forget()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from math import inf
 from typing import Any
 
 from shoal.clock import Clock
@@ -40,8 +41,8 @@ class Writer:
         self._thread = threading.Thread(target=self._work, name="shoal-store-writer", daemon=True)
         self._thread.start()
 
-    def put(self, change: Change, patience_s: float) -> None:
-        self._line.put(change, patience_s)
+    def put(self, change: Change) -> None:
+        self._line.put(change)
 
     def on_commit(self, callback: OnCommit) -> None:
         self._callbacks.append(callback)
@@ -68,15 +69,16 @@ class Writer:
         answers: list[Answer] = []
         try:
             change: Change | None = first
-            deadline = self._clock.monotonic() + MAX_BATCH_S
+            deadline, is_urgent = self._clock.monotonic() + MAX_BATCH_S, False
             self._committer.begin()
             while change is not None:
                 taken.append(change)
                 answers.append(self._committer.apply(change.fn))
-                change = self._next(len(taken), deadline)
+                is_urgent |= not change.patience_s
+                change = self._next(len(taken), deadline, is_urgent=is_urgent)
             seq = self._committer.commit()
         except StoreUnavailable as error:
-            _refuse(taken or [first], error.message, error.hint)
+            _refuse(taken or [first], error.message, error.hint, type(error))
             return
         except Exception as error:
             # The thread must outlive even a mistake of ours.
@@ -90,10 +92,12 @@ class Writer:
         if self._untidy >= (TIDY_EVERY if self._line.is_empty else TIDY_AT_LAST):
             self._tidy()
 
-    def _next(self, num_taken: int, deadline: float) -> Change | None:
-        """The next change of this batch, if any."""
-        is_full = num_taken >= MAX_CHANGES or self._clock.monotonic() >= deadline
-        return None if is_full else self._line.take()
+    def _next(self, num_taken: int, deadline: float, *, is_urgent: bool) -> Change | None:
+        """The next change of this batch, if any. Who has patience left holds up nobody who has none."""
+        now = self._clock.monotonic()
+        if num_taken >= MAX_CHANGES or now >= deadline:
+            return None
+        return self._line.take(now if is_urgent else inf)
 
     def _announce(self, seq: int) -> None:
         for callback in self._callbacks:
@@ -110,9 +114,11 @@ class Writer:
             log.warning("housekeeping of the database failed: %s", error)
 
 
-def _refuse(changes: list[Change], message: str, hint: str | None) -> None:
+def _refuse(
+    changes: list[Change], message: str, hint: str | None, kind: type[StoreUnavailable] = StoreUnavailable
+) -> None:
     """Each caller gets an error of its own: a shared one would collect all their tracebacks."""
-    _settle(changes, [Answer(error=StoreUnavailable(message, hint=hint)) for _ in changes])
+    _settle(changes, [Answer(error=kind(message, hint=hint)) for _ in changes])
 
 
 def _settle(changes: list[Change], answers: list[Answer]) -> None:

@@ -16,11 +16,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def test_server_whose_loops_fail_is_degraded_and_says_why_to_operators_alone(world: World) -> None:
-    assert world.call("GET", "/healthz").json() == {"status": "ok"}
+    assert world.call("GET", "/healthz").json() == {"status": "ok", "role": "leader"}
     turns = world.plane.core.turns
     turns.failed("clean", OSError("no space left on device"))
     try:
-        assert world.call("GET", "/healthz").json() == {"status": "degraded"}
+        assert world.call("GET", "/healthz").json() == {"status": "degraded", "role": "leader"}
         (told,) = world.call("GET", "/v1/status", role="admin").json()["failing"]
         assert (told["loop"], told["times"]) == ("clean", 1)
         assert told["why"] == "OSError: no space left on device"
@@ -28,4 +28,4 @@ def test_server_whose_loops_fail_is_degraded_and_says_why_to_operators_alone(wor
         assert (told["loop"], told["why"]) == ("clean", None)
     finally:
         turns.went_well("clean")
-    assert world.call("GET", "/healthz").json() == {"status": "ok"}
+    assert world.call("GET", "/healthz").json() == {"status": "ok", "role": "leader"}

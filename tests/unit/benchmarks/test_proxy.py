@@ -5,9 +5,10 @@ from __future__ import annotations
 from benchmarks.proxy.goals import goals
 from benchmarks.proxy.payload import POST_BYTES, WANTS_EVENTS, chat
 from benchmarks.proxy.samples import Case, Sample, Samples
-from benchmarks.proxy.unary import parse
+from benchmarks.proxy.unary import lua, parse
 
 GET, POST, STREAM = Case("get", "GET", 32), Case("post", "POST", 32), Case("stream", "stream", 64)
+FRESH = Case("fresh", "POST", 32, is_fresh=True)
 REST, WHOLE = Case("rest", "GET", 1), Case("whole", "GET", 32)
 OURS = "Shoal, all on"
 
@@ -20,7 +21,7 @@ def seen(*rows: tuple[Case, str, float]) -> Samples:
 
 
 def verdicts(samples: Samples) -> dict[str, str]:
-    return {goal.what: goal.verdict for goal in goals(samples, [GET, POST], [STREAM], REST, [WHOLE])}
+    return {goal.what: goal.verdict for goal in goals(samples, [GET, POST], [FRESH], [STREAM], REST, [WHOLE])}
 
 
 def test_ratios_are_made_within_a_round_so_that_a_slow_one_tells_nothing() -> None:
@@ -43,6 +44,20 @@ def test_a_router_must_be_dearer_and_ray_serve_slower() -> None:
     assert said["CPU of a POST, vLLM router beside ours"] == "missed"
     assert said["CPU of a request, Ray Serve's proxy beside ours"] == "met"
     assert said["requests/s end to end beside Ray Serve"] == "met"
+
+
+def test_requests_whose_heads_never_repeat_are_judged_by_themselves() -> None:
+    rows = [(POST, "nginx", 10.0), (POST, OURS, 12.0), (FRESH, "nginx", 10.0), (FRESH, OURS, 17.0)]
+    said = verdicts(seen(*rows, (FRESH, "vLLM router", 60.0)))
+    assert said["CPU of a request beside nginx"] == "met"
+    assert said["CPU of a request beside nginx, every head new"] == "missed"
+    assert said["CPU of a POST, vLLM router beside ours, every head new"] == "met"
+    assert said["CPU of a POST, vLLM router beside ours"] == "not measured"
+
+
+def test_no_burst_repeats_the_heads_of_another() -> None:
+    assert lua(FRESH) != lua(FRESH)
+    assert (lua(GET), lua(POST)) == (lua(GET), lua(POST))
 
 
 def test_what_was_not_there_is_neither_met_nor_missed() -> None:

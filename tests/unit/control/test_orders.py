@@ -24,7 +24,7 @@ def orders(spec_json: str, epoch: int = 1) -> tuple[Order, ...]:
         uid=200_001,
         home=Path("/srv/shoal"),
         mount_roots=(),
-        control_url=None,
+        control_urls=(),
         renew_s=5.0,
     )
 

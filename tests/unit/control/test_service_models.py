@@ -152,7 +152,7 @@ def replica_orders(bench: Bench) -> tuple[Order, ...]:
         uid=1,
         home=Path("/srv/shoal"),
         mount_roots=(),
-        control_url=None,
+        control_urls=(),
         renew_s=5.0,
     )
 

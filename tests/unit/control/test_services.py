@@ -18,6 +18,7 @@ from shoal.control.services.book import ServiceBook
 from shoal.control.services.commands import AskedService
 from shoal.control.services.look import Look, load
 from shoal.control.services.turn import tend
+from shoal.engines.fake import Act, Script, always
 from shoal.errors import StateError
 from shoal.model.attempt import AttemptState
 from shoal.model.people import Role
@@ -25,8 +26,8 @@ from shoal.model.service import Rollout, Service, Stage
 from shoal.serving.table import Count, Report
 from shoal.serving.table import Service as Served
 from shoal.spec.parse import parse_service
-from shoal.wire import Phase, Renewal, Serving
-from tests.support.plane import open_plane
+from shoal.wire import EndKind, Phase, Renewal, Serving
+from tests.support.plane import FOREVER, open_plane
 
 ROOT = Actor(kind="user", id="usr_root", name="root")
 pytestmark = pytest.mark.anyio
@@ -106,8 +107,8 @@ class Cluster:
 
 
 @asynccontextmanager
-async def cluster(home: Path) -> AsyncIterator[Cluster]:
-    async with open_plane(home) as plane:
+async def cluster(home: Path, script: Script = FOREVER) -> AsyncIterator[Cluster]:
+    async with open_plane(home, script=script) as plane:
         await plane.create_project(ROOT, "vision", {})
         user = await plane.create_user(ROOT, "ana")
         await plane.set_member(ROOT, "vision", "ana", Role.MEMBER)
@@ -412,3 +413,15 @@ async def test_replica_at_no_address_is_in_no_table_and_its_service_says_why(tmp
         replica = found.servers[0][0]
         assert (replica.address, replica.is_ready) == ("", False)
         assert "`no address`" in replica.because
+
+
+async def test_last_words_of_a_replica_that_failed_stay_until_the_next_release(tmp_path: Path) -> None:
+    words = "rank 0 exited with code 1\nModuleNotFoundError: No module named 'flask'"
+    script = always(Act(run_s=0.05, kind=EndKind.EXITED, exit_code=1, message=words))
+    async with cluster(tmp_path, script) as ours:
+        ours.is_held = True
+        await ours.serve()
+        found = (await ours.until(lambda look: look.service.failures >= 2)).service
+        assert found.failed_ref.startswith("vision/")
+        assert found.failed_because.splitlines()[-1] == "ModuleNotFoundError: No module named 'flask'"
+        assert (await ours.serve(env={"A": "1"})).failed_because == ""

@@ -184,7 +184,7 @@ async def test_what_a_crash_left_half_made_or_half_removed_is_swept(local: Local
         (local.home / "spool" / folder / "att_0" / "sim-01").mkdir(parents=True)
     local.reborn()
     assert await local.engine.list_owned() == []
-    assert not [*local.home.glob("spool/draft/*"), *local.home.glob("spool/trash/*")]
+    assert not [*local.home.glob("spool/draft/*/*"), *local.home.glob("spool/trash/*")]
 
 
 async def test_a_line_cut_short_by_a_crash_is_still_read(local: Local) -> None:

@@ -132,10 +132,10 @@ def test_a_job_reads_itself_and_nothing_else() -> None:
     assert visible_projects(job) == ()
 
 
-def test_a_supervisor_renews_and_nothing_else() -> None:
+def test_a_supervisor_renews_and_hands_in_logs_and_nothing_else() -> None:
     supervisor = Caller(kind=CallerKind.SUPERVISOR, id="att_1", name="att_1@node-1")
     for permission in Permission:
-        if permission is Permission.LEASE_RENEW:
+        if permission in (Permission.LEASE_RENEW, Permission.LOG_SHIP):
             authorize(supervisor, permission)
         else:
             with pytest.raises(Denied):
@@ -164,3 +164,13 @@ def test_a_token_makes_only_tokens_within_its_own_reach(
     else:
         with pytest.raises(Denied):
             check_token_grant(maker, wanted, project)
+
+
+def test_a_ticket_fetches_orders_and_nothing_else() -> None:
+    holder = Caller(kind=CallerKind.TICKET, id="att_1", name="ticket of att_1", attempt_id="att_1")
+    for permission in Permission:
+        if permission is Permission.ORDER_FETCH:
+            authorize(holder, permission)
+        else:
+            with pytest.raises(Denied):
+                authorize(holder, permission)

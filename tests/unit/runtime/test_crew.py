@@ -25,7 +25,8 @@ class Started:
         confinement: Any = SimpleNamespace(has_memory_for=lambda _: True)
         launcher: Any = SimpleNamespace(start_script=self._start, work="/nowhere/work")
         watcher: Any = SimpleNamespace(add=lambda *_: None)
-        meter: Any = SimpleNamespace(variable="", fd=-1)
+        self.meter = SimpleNamespace(variable="", fd=-1, steps_heard=0)
+        meter: Any = self.meter
         order = an_order(max_restarts=3, ranks_per_node=1)
         clock = VirtualClock()
         self.crew = Crew(order, confinement, launcher, watcher, clock, lambda *_: {}, meter)
@@ -73,3 +74,15 @@ def test_spare_of_a_later_group_comes_after_its_first_step(started: Started) -> 
     assert started.look_after() == ["stuck?", False]
     started.board.mark(0, joined_ns=1, stepped_ns=2, first_step=8)
     assert started.look_after() == ["a spare comes", "stuck?", False]
+
+
+def test_group_that_logs_a_step_has_stepped_until_another_one_is_formed(started: Started) -> None:
+    def has_stepped() -> bool:
+        return started.crew.has_stepped
+
+    started.crew.form(Generation(number=0, master_port=1))
+    assert not has_stepped()
+    started.meter.steps_heard += 1
+    assert has_stepped()
+    started.crew.form(Generation(number=1, master_port=1))
+    assert not has_stepped()

@@ -61,6 +61,14 @@ def test_without_a_step_it_is_trainings_or_the_time(meter: Meter) -> None:
     assert found["loss"].points[0].x == 12
 
 
+def test_steps_that_were_logged_are_counted_as_soon_as_they_are_written(meter: Meter) -> None:
+    runtime.log(lr=0.1)
+    assert meter.steps_heard == 0
+    runtime.log(loss=1.0, step=0)
+    runtime.log(loss=0.9, step=1)
+    assert meter.steps_heard == 2
+
+
 def test_what_is_not_finite_is_told_as_no_number(meter: Meter) -> None:
     runtime.log(a=math.nan, b=math.inf, c=10**400, step=0)
     assert {point.last for one in told(meter).values() for point in one.points} == {None}

@@ -6,6 +6,8 @@ import http.server
 import socket
 import socketserver
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from typing import ClassVar
 import pytest
 
 from shoal.clock import SystemClock
+from shoal.runtime import probe as probing
 from shoal.runtime.listening import CannotListen, OnPort, OnSocket, folder, give_back, make, path_in
 from shoal.runtime.ports import hold_port
 from shoal.runtime.probe import Prober
@@ -63,10 +66,10 @@ def test_server_is_ready_from_its_first_good_answer_until_it_fails_in_a_row() ->
     prober = Prober(probe, at, Credentials(replica_secret="s"), SystemClock(), heard.said.append)
     assert prober.variables() == {"PORT": str(at.port), "SHOAL_PORT": str(at.port), "SHOAL_REPLICA_KEY": "s"}
     prober.start()
-    heard.until(lambda said: said.because == "connection refused")
+    heard.until(lambda said: "connection refused" in said.because)
     server = server_at(at.port, status)
     try:
-        assert not heard.until(lambda said: said.because == "status 503").is_ready
+        assert not heard.until(lambda said: said.because == "status 503 at /health").is_ready
         status[0] = 204
         ready = heard.until(lambda said: said.is_ready)
         assert ready.address == f"{HERE}:{at.port}"
@@ -83,6 +86,30 @@ def test_server_is_ready_from_its_first_good_answer_until_it_fails_in_a_row() ->
     finally:
         server.shutdown()
         server.server_close()
+
+
+def test_program_that_listens_elsewhere_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "FIRST_LOOK_S", 0.0)
+    monkeypatch.setattr(probing, "LOOK_EVERY_S", 0.0)
+    heard, at = Heard(), OnPort(HERE, None)
+    prober = Prober(Probe(path="/up", interval_s=0.05), at, Credentials(), SystemClock(), heard.said.append)
+    listens = (
+        "import socket\ns = socket.create_server(('127.0.0.1', 0))\nprint(s.getsockname()[1], flush=True)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{listens}\ninput()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        port = int(program.stdout.readline())
+        prober.start()
+        said = heard.until(lambda said: "listens" in said.because)
+        assert said.because == (
+            f"nothing answers at port {at.port}, path /up: connection refused; the program listens at port "
+            f"{port}: have it listen at $PORT, or write `port: {port}`"
+        )
+        program.stdin.close()
+    heard.until(lambda said: said.because.endswith("connection refused"))
 
 
 class Asked(socketserver.StreamRequestHandler):
@@ -104,7 +131,7 @@ def test_server_on_a_socket_is_ready_and_one_of_a_public_service_sees_no_token_o
     prober = Prober(probe, OnSocket(path), credentials, SystemClock(), heard.said.append)
     assert prober.variables() == {"SHOAL_SOCKET": path, "SHOAL_REPLICA_KEY": "s"}
     prober.start()
-    heard.until(lambda said: said.because == "no such file or directory")
+    heard.until(lambda said: "no such file or directory" in said.because)
     with socketserver.UnixStreamServer(path, Asked) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         assert heard.until(lambda said: said.is_ready).address == f"unix:{path}"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,9 +40,54 @@ def test_python_environment_in_a_closed_home_stays_and_is_shown_whole(closed_hom
     (environment / "pyvenv.cfg").touch()
     path = f"{environment}/bin:/usr/bin"
     assert job_path(path, OTHER_UID) == path
-    assert str(environment) in programs(path)
+    assert str(environment) in programs(path, OTHER_UID, "/nowhere")
 
 
 def test_path_of_somebody_who_may_enter_is_left_alone(closed_home: Path) -> None:
     path = f"{closed_home}/bin:/usr/bin"
     assert job_path(path, os.geteuid()) == path
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """In the machine's own /tmp, where everybody may look."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as made:
+        Path(made).chmod(0o755)
+        yield Path(os.path.realpath(made))
+
+
+def environment_with(folder: Path, source: Path, *, editable: bool = True) -> str:
+    """A PATH with an environment that has a package from there."""
+    record = folder / "env/lib/python3.11/site-packages/thing-1.dist-info/direct_url.json"
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps({"url": source.as_uri(), "dir_info": {"editable": editable}}))
+    (folder / "env/bin").mkdir()
+    (folder / "env/pyvenv.cfg").touch()
+    return f"{folder}/env/bin:/usr/bin"
+
+
+def test_package_installed_for_editing_below_tmp_is_shown(open_folder: Path) -> None:
+    source = open_folder / "a clone"
+    source.mkdir()
+    path = environment_with(open_folder, source)
+    assert str(source) in programs(path, OTHER_UID, "/nowhere")
+    assert str(source) not in programs(path, OTHER_UID, str(source / "home")), "it holds SHOAL_HOME"
+    source.chmod(0o700)
+    assert str(source) not in programs(path, OTHER_UID, "/nowhere"), "its user could not read it outside"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_package_below_what_another_user_made_is_not_shown(open_folder: Path) -> None:
+    source = open_folder / "theirs" / "clone"
+    source.mkdir(parents=True)
+    os.chown(source.parent, OTHER_UID, OTHER_UID)
+    assert str(source) not in programs(environment_with(open_folder, source), OTHER_UID, "/nowhere")
+
+
+def test_package_that_was_copied_or_lies_elsewhere_is_not_shown(open_folder: Path, tmp_path: Path) -> None:
+    source = open_folder / "clone"
+    source.mkdir()
+    path = environment_with(open_folder, source, editable=False)
+    assert str(source) not in programs(path, OTHER_UID, "/nowhere")
+    elsewhere = environment_with(open_folder / "other", Path("/opt"))
+    assert "/opt" not in programs(elsewhere, OTHER_UID, "/nowhere")

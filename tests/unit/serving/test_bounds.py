@@ -15,6 +15,11 @@ from shoal.serving.head import too_large
 from shoal.serving.sweep import sweep
 from tests.support.serving import Behaviour, Conversation, Lab, Wire, get, reply, running_lab, service, until
 
+EVENTS = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n3\r\n:\n\n\r\n"
+)
+HALF = b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf"
+
 
 async def test_caller_that_never_finishes_its_head_is_told_so(lab: Lab) -> None:
     wire = await lab.connect()
@@ -34,6 +39,58 @@ async def test_drip_of_headers_buys_no_time(lab: Lab) -> None:
         await wire.send(b"GET /p/s/ HTTP/1.1\r\nX: y\r\n" if not client._buffer else b"X: y\r\n")
     await until(lambda: client._buffer.count(b"X: y") == 5)
     assert client.due <= due
+
+
+async def test_unfinished_heads_are_held_and_bounded() -> None:
+    async with running_lab(max_held_bytes=50_000) as lab:
+        lab.serve(service(await lab.replica()))
+        wires = [await lab.connect() for _ in range(4)]
+        for wire in wires:
+            await wire.send(b"GET /p/s/ HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 15_000)
+        await until(lambda: sum(lab.plane.refusals.values()) == 1)
+        assert lab.plane.refusals == {(503, "plane.full"): 1}
+        assert 45_000 < lab.plane.held.bytes <= 50_000
+        await wires[0].send(b"\r\n\r\n")
+        await wires[1].send(b"\r\n\r\n")
+        assert {(await wire.receive()).status for wire in wires[:2]} <= {200, 503}
+        for wire in wires:
+            wire.close()
+        await until(lambda: not lab.plane.clients)
+        assert lab.plane.held.bytes == 0
+
+
+async def test_requests_read_ahead_are_held_and_bounded() -> None:
+    gate = asyncio.Event()
+
+    async def slow(seen: Conversation) -> None:
+        await seen.body()
+        await gate.wait()
+        await seen.send(reply())
+
+    async with running_lab(max_held_bytes=10_000) as lab:
+        lab.serve(service(await lab.replica("one", slow)))
+        few, many = await lab.connect(), await lab.connect()
+        await few.send(get() * 3)
+        await until(lambda: lab.plane.held.bytes == 2 * len(get()))
+        await many.send(get() + get("/p/s/", "x: " + "y" * 12_000))
+        await until(lambda: any(client.is_last for client in lab.plane.clients))
+        assert lab.plane.held.bytes <= 10_000
+        gate.set()
+        assert [(await few.receive()).status for _ in range(3)] == [200] * 3
+        answer = await many.receive()
+        assert (answer.status, answer.get("connection")) == (200, "close"), "who sent more sends it again"
+        assert await many.is_closed()
+        assert lab.plane.held.bytes == 0
+
+
+async def test_rest_of_a_refused_request_is_held_and_bounded() -> None:
+    async with running_lab(max_held_bytes=10_000) as lab:
+        wire = await lab.connect()
+        await wire.send(get("/no/such") + get("/no/such", "x: " + "y" * 12_000))
+        answer = await wire.receive()
+        assert (answer.status, answer.get("connection")) == (401, "close")
+        assert await wire.is_closed()
+        assert lab.plane.held.bytes == 0
 
 
 async def test_silent_connection_is_closed(lab: Lab) -> None:
@@ -390,3 +447,24 @@ def test_head_that_comes_byte_by_byte_is_not_read_over_and_over(monkeypatch: pyt
     for end in range(1, len(data) + 1):
         too_large(data[:end], end - 1)
     assert looked <= 3 * len(data)
+
+
+@pytest.mark.parametrize(("head", "failures"), [(EVENTS, 0), (HALF, 1)], ids=["events", "half of a body"])
+async def test_only_a_promised_body_that_stops_is_its_replicas_failure(
+    lab: Lab, head: bytes, failures: int
+) -> None:
+    async def begins(seen: Conversation) -> None:
+        await seen.send(head)
+        await asyncio.Event().wait()
+
+    lab.serve(service(await lab.replica("one", begins), timeout_s=5.0))
+    wire = await lab.connect()
+    await wire.send(get())
+    await until(lambda: any(one.exchange and one.exchange._has_moved for one in lab.plane.clients))
+    sweep(lab.plane, monotonic() + 6.0)  # something had come since it was looked at last
+    assert len(lab.plane.clients) == 1
+    sweep(lab.plane, monotonic() + 12.0)
+    assert await wire.is_closed()
+    live = lab.plane.services["p", "s"]
+    assert live.replicas["one"].failures == failures
+    assert (live.tallies[1].requests, live.tallies[1].errors) == (1, failures)

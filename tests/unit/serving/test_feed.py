@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from shoal.control.services.book import ServiceBook
-from shoal.serving.feed import Feed
+from shoal.serving import feed as feeding
+from shoal.serving.feed import Feed, Reporter
 from shoal.serving.plane import DataPlane
+from shoal.serving.report import report
+from shoal.serving.server import Server
 from shoal.serving.table import Replica, Report, Service, Table
+from tests.support.serving import until
 
 
 class Told:
@@ -34,6 +41,22 @@ async def test_feed_names_the_history_of_what_it_has_and_follows_into_another() 
         await feed.read()
     assert told.asked == ["0", "a-5", "a-5", "b-1"]
     assert (plane.version, plane.epoch) == (2, "b")
+
+
+async def test_table_that_was_taken_is_reported_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeding, "REPORT_EVERY_S", 3600.0)
+    plane, file = DataPlane(), tmp_path / "report.json"
+    feed = Feed(Told(Table(version=5, epoch="a")), plane)
+    reporter = Reporter(lambda: report(plane), Server(""), file)
+    feed.on_taken = reporter.soon
+    async with asyncio.TaskGroup() as group:
+        telling = group.create_task(reporter.keep_telling())
+        await feed.read()
+        await until(file.exists)
+        telling.cancel()
+    assert msgspec.json.decode(file.read_bytes(), type=Report).version == 5
 
 
 @pytest.mark.parametrize(("epoch", "knows"), [("new", True), ("", True), ("old", False)])

@@ -50,6 +50,20 @@ async def test_copy_to_be_sent_again_is_held_until_the_answer_begins() -> None:
         assert lab.plane.held.bytes == 0
 
 
+async def test_who_waits_is_told_when_the_service_is_scaled_to_none() -> None:
+    async with running_lab() as lab:
+        lab.serve(service())
+        wire = await lab.connect()
+        await wire.send(get())
+        queue = lab.plane.services["p", "s"].waiting
+        await until(lambda: queue.count == 1)
+        lab.serve(service(is_off=True))
+        assert (await wire.receive()).status == 503
+        assert queue.count == 0
+        lab.serve(service(await lab.replica()))
+        assert (await wire.ask(get())).status == 200
+
+
 async def test_body_that_grows_in_the_queue_is_bounded_by_it() -> None:
     async with running_lab() as lab:
         lab.serve(service(queue_bytes=50_000))

@@ -16,12 +16,12 @@ from shoal.serving.table import Limits, Replica, Service, Table
 class Pair:
     """Two processes of one port, without connections: who is let in, the test says."""
 
-    def __init__(self, limits: Limits | None = None, cap: int = 64) -> None:
+    def __init__(self, limits: Limits | None = None, cap: int = 64, share: float = 0.5) -> None:
         replica = Replica(replica_id="r", address="127.0.0.1:1", release=1)
         self.service = Service(
             project="p", name="s", replicas=(replica,), cap=cap, limits=limits or Limits(), is_public=True
         )
-        self.planes = [DataPlane(share=0.5) for _ in range(2)]
+        self.planes = [DataPlane(share=share) for _ in range(2)]
         for plane in self.planes:
             assert plane.swap(Table(version=1, services=(self.service,)))
         self.sockets = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -78,8 +78,51 @@ async def test_requests_at_once_are_counted_over_both() -> None:
     pair.lives[1].account("ana")
     pair.talk()
     assert not pair.admits(1, 0.0)
-    pair.lives[0].leave(pair.lives[0].account("ana"))
+    pair.lives[0].account("ana").admitted -= 1
     pair.talk()
+    assert pair.admits(1, 0.0)
+    pair.close()
+
+
+async def test_small_limit_is_whole_in_each_of_many_processes() -> None:
+    """A part of it for each would be none."""
+    pair = Pair(Limits(rps=0.5, concurrency=1), cap=1, share=1 / 64)
+    for live in pair.lives:
+        live.account("ana")
+    for which in (0, 1):
+        for turn in (1, 2, 3):
+            now = which * 100.0 + turn * 2.0
+            assert pair.admits(which, now)
+            pair.talk(now)
+            assert not pair.admits(1 - which, now)
+            pair.lives[which].account("ana").admitted -= 1
+            pair.talk(now)
+        assert pair.lives[which].replicas["r"].cap == 1
+    pair.close()
+
+
+async def test_caller_that_has_nothing_any_more_has_its_whole_limit_everywhere() -> None:
+    pair = Pair(Limits(concurrency=1))
+    pair.lives[1].account("ana")
+    assert pair.admits(0, 0.0)
+    pair.talk()
+    assert not pair.admits(1, 0.0)
+    pair.lives[0].account("ana").admitted -= 1
+    pair.talk()
+    assert pair.admits(1, 0.0), "it was refused for ever: nobody said that the other one had nothing"
+    pair.close()
+
+
+async def test_word_that_a_caller_has_nothing_is_said_again_where_it_was_lost() -> None:
+    pair = Pair(Limits(concurrency=1))
+    pair.lives[1].account("ana")
+    assert pair.admits(0, 0.0)
+    pair.talk()
+    pair.lives[0].account("ana").admitted -= 1
+    pair.both[0].tell(is_full=False)
+    pair.sockets[1].recv(1 << 20)  # lost
+    pair.both[0].tell(is_full=True)
+    pair.both[1].listen(0.0)
     assert pair.admits(1, 0.0)
     pair.close()
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shoal.serving.head import parse_head
-from shoal.serving.repeating import HOLD_BYTES, hedge_s, hold_bytes, may_repeat
+from shoal.serving.repeating import HOLD_BYTES, hedge_bytes, hold_bytes, may_repeat
 from shoal.serving.report import metrics
 from shoal.serving.table import Balance, Service
 from tests.support.serving import Behaviour, Conversation, FakeReplica, Lab, answer_ok, get, reply, service
@@ -63,8 +63,8 @@ def test_only_what_does_no_harm_is_repeated(raw: bytes, changes: dict[str, Any],
 def test_only_what_is_small_and_harmless_by_its_own_word_is_asked_twice(raw: bytes, is_hedged: bool) -> None:
     head = parse_head(raw.partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
     asked = told(hedge_s=0.2, is_repeatable=True, balance=Balance.TOKENS)
-    assert hedge_s(head, asked) == (0.2 if is_hedged else 0.0)
-    assert hedge_s(head, told()) == 0.0
+    assert (0 <= head.length <= hedge_bytes(head, asked)) == is_hedged
+    assert hedge_bytes(head, told()) == -1
 
 
 def test_body_of_what_may_be_repeated_is_kept_up_to_a_bound() -> None:

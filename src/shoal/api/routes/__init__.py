@@ -3,6 +3,7 @@
 from shoal.api.routes import (
     archives,
     checkpoints,
+    desk,
     drills,
     events,
     jobs,
@@ -36,4 +37,5 @@ ALL = (
     projects.routes,
     tokens.routes,
     supervisor.routes,
+    desk.routes,
 )

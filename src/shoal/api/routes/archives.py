@@ -28,7 +28,7 @@ def archives_of(call: Call) -> Archives:
     settings = call.plane.settings
     limits = settings.limits
     tar_limits = TarLimits(limits.max_archive_files, limits.max_unpacked_bytes)
-    return Archives(settings.home, tar_limits, limits.max_project_archive_bytes)
+    return Archives(settings.state_dir, tar_limits, limits.max_project_archive_bytes)
 
 
 @routes.add("PUT", "/v1/archives/{digest}", Permission.ARCHIVE_WRITE, answers=views.ArchiveView)

@@ -100,6 +100,7 @@ async def _filter(call: Call, query: EventQuery | EventStreamQuery) -> EventFilt
     return EventFilter(
         projects=projects,
         job_id=query.job,
+        service=query.service,
         node=query.node,
         kinds_prefix=query.kind,
     )

@@ -172,7 +172,9 @@ async def explain_job(request: Request, job_id: str, query: Annotated[WhyQuery, 
         "sentence": explanation.sentence if explanation else _sentence(job, newest, status),
         "attempts": [render_attempt(attempt) for attempt in attempts],
         "max_failures": job.retry.max_retries + 1,
-        "checkpoint_dir": checkpoint_dir(job, call.plane.settings.home) if attempts[0].allocation else None,
+        "checkpoint_dir": checkpoint_dir(job, call.plane.settings.state_dir)
+        if attempts[0].allocation
+        else None,
     }
     if query.predict:
         outlook = await call.plane.look_ahead_and_around(call.actor, newest.attempt_id)

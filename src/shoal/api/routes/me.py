@@ -29,7 +29,7 @@ Loaded = tuple[list[Node], list[tuple[Job, Attempt]], dict[str, int], Head]
 async def check_health(request: Request) -> Response:
     """Whether the server answers, and does its work. Says nothing else to anybody."""
     turns: Turns = request.app.state.turns
-    view: views.HealthView = {"status": "degraded" if turns.failing else "ok"}
+    view: views.HealthView = {"status": "degraded" if turns.failing else "ok", "role": "leader"}
     return answer(view)
 
 

@@ -58,6 +58,7 @@ async def renew_lease(request: Request, query: Annotated[NoQuery, Query()]) -> R
         "is_after_hang": told.is_after_hang,
         "drill": None if told.drill is None else msgspec.to_builtins(told.drill),
         "should_sleep": told.should_sleep,
+        "control_urls": list(told.control_urls),
         "proof": told.proof,
     }
     return answer(view)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import anyio
 import msgspec
 
+from shoal.clock import Clock
 from shoal.control.signals import Signal
 from shoal.model.service import Service
 from shoal.serving.table import Report, Table
@@ -33,7 +34,10 @@ class ServiceBook:
         self.traffic = Traffic()
         self.waker = Signal()
         """Somebody has a reason to look at services at once."""
+        self.publishing = anyio.Lock()
+        """Held from reading what is recorded until it is told: an older table must not follow a newer one."""
         self._news = anyio.Event()
+        self._reported = anyio.Event()
         self._drained: dict[str, int] = {}
         """By replica: the first table that says that it drains."""
         self._began: dict[str, tuple[tuple[int, int], Stats, Stats]] = {}
@@ -46,6 +50,8 @@ class ServiceBook:
         if report.epoch not in {"", self.table.epoch}:
             report = msgspec.structs.replace(report, version=0)  # of a history that is not ours
         self.traffic.heard(report, now)
+        self._reported.set()
+        self._reported = anyio.Event()
         if any(count.queued for count in report.counts):
             self.waker.set()
 
@@ -79,6 +85,12 @@ class ServiceBook:
         self.traffic.forget((of.project, of.name) for of in table.services)
         self._news.set()
         self._news = anyio.Event()
+
+    async def taken(self, clock: Clock) -> None:
+        """Until every data plane that was heard lately serves by the table as it is now."""
+        version = self.table.version
+        while not self.traffic.knows(version, clock.monotonic()):
+            await self._reported.wait()
 
     def is_idle(self, replica_id: str, now: float) -> bool:
         """Whether every data plane knows that it drains, and has nothing left in it."""

@@ -163,6 +163,8 @@ def _renewed(known: Service, spec: ServiceSpec, now: float) -> Service:
         max_replicas=high,
         replicas=min(max(known.replicas, low), high),
         failures=0,
+        failed_ref="",
+        failed_because="",
         version=known.version + 1,
     )
 

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 from collections import Counter
 
+import anyio
 import msgspec
+import structlog
 
 from shoal.control.core import Core
 from shoal.control.services.hosts import granted
 from shoal.control.services.look import Look, is_serving, load
-from shoal.identity import replica_secret
-from shoal.model.people import Token
+from shoal.errors import StoreUnavailable
+from shoal.identity import is_at_least, replica_secret, user_caller
+from shoal.model.people import Membership, Role, Token
 from shoal.model.service import Service
 from shoal.serving import table as told
 from shoal.spec.service import ServiceSpec
 from shoal.store import Tx
+
+log = structlog.get_logger()
 
 MANAGING = frozenset(
     {
@@ -41,19 +46,37 @@ MANAGING = frozenset(
     }
 )
 """What servers that can be told to sleep let everybody who reaches them do to them."""
+SPREAD_S = 1.0
+"""So long an answer waits for data planes that do not say that they know: one has ended, or is busy."""
 ROOM = 1024
 """Versions for each event."""
 
 
 async def publish(core: Core) -> None:
     """Make the table anew, and tell of it if anything in it has changed."""
-    fresh = await core.store.read(lambda tx: make(core, tx))
     book = core.services
-    if fresh.services == book.table.services and book.table.version > 0:
-        return
-    # The end of a token is no event: then the next number is taken, for which each event leaves room.
-    version, epoch = max(fresh.version, book.table.version + 1), book.table.epoch or core.random(8).hex()
-    book.publish(msgspec.structs.replace(fresh, version=version, epoch=epoch))
+    async with book.publishing:
+        fresh = await core.store.read(lambda tx: make(core, tx))
+        if fresh.services == book.table.services and book.table.version > 0:
+            return
+        # The end of a token is no event: then the next number is taken, for which each event leaves room.
+        version, epoch = max(fresh.version, book.table.version + 1), book.table.epoch or core.random(8).hex()
+        book.publish(msgspec.structs.replace(fresh, version=version, epoch=epoch))
+
+
+async def spread(core: Core) -> None:
+    """Who may call has changed: return when data planes go by it, or after `SPREAD_S`.
+
+    What was recorded stays so whatever happens here: the next turn tells of it again.
+    """
+    try:
+        if not await core.store.read(lambda tx: tx.services.all()):
+            return
+        with anyio.move_on_after(SPREAD_S):
+            await publish(core)
+            await core.services.taken(core.clock)
+    except StoreUnavailable as error:
+        log.warning("table.late", because=error.message)
 
 
 def make(core: Core, tx: Tx) -> told.Table:
@@ -87,6 +110,7 @@ def _service(core: Core, look: Look, people: _People, hosts: tuple[str, ...]) ->
         affinity=spec.affinity or "",
         limits=_limits(spec),
         closed=frozenset() if spec.scale.sleep_after is None else MANAGING,
+        is_off=service.max_replicas == 0,
         is_public=spec.public,
         callers=() if spec.public else people.callers(service),
     )
@@ -126,30 +150,31 @@ def _replicas(core: Core, look: Look) -> list[told.Replica]:
 
 
 class _People:
-    """Whose tokens are good where, read once for a table."""
+    """Whose tokens are good where, read once for a table: by the same roles as in the API."""
 
     def __init__(self, tx: Tx, now: float) -> None:
-        self._users = {user.user_id: user for user in tx.people.users() if user.is_active}
-        self._tokens = [token for token in tx.people.tokens() if _is_good(token, now)]
-        self._members: dict[str, set[str]] = {}
+        users = {user.user_id: user for user in tx.people.users() if user.is_active}
+        held: dict[str, list[Membership]] = {}
         for member in tx.people.memberships():
-            self._members.setdefault(member.project, set()).add(member.user_id)
+            held.setdefault(member.user_id, []).append(member)
+        self._known = [
+            (token, user_caller(user, token, held.get(user.user_id, ())))
+            for token in tx.people.tokens()
+            if _is_good(token, now) and (user := users.get(token.user_id)) is not None
+        ]
 
     def callers(self, service: Service) -> tuple[told.Caller, ...]:
         """Everybody with a role in the project, by each of their tokens that reaches into it."""
-        members = self._members.get(service.project, set())
         return tuple(
             told.Caller(
                 digest=token.secret_hash.hex(),
-                name=user.name,
+                name=caller.name,
                 project=service.project,
                 expires_at=token.expires_at,
             )
-            for token in self._tokens
-            if token.project in (None, service.project)
-            and token.service in (None, service.name)
-            and (user := self._users.get(token.user_id)) is not None
-            and (user.cluster_role is not None or user.user_id in members)
+            for token, caller in self._known
+            if token.service in (None, service.name)
+            and is_at_least(caller.role_in(service.project), Role.VIEWER)
         )
 
 

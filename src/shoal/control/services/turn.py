@@ -106,17 +106,24 @@ def _is_due(look: Look, decided: Decision) -> bool:
 
 def _after_ends(service: Service, ended: tuple[Server, ...], now: float) -> Service:
     """With what replicas that ended by themselves tell about how soon others may follow."""
-    failures, rollout = service.failures, service.rollout
+    failures, rollout, last = service.failures, service.rollout, ("", "")
     for replica, job, _ in ended:
         if job.outcome is JobOutcome.CANCELLED:
             continue
         if rollout is not None and replica.release == rollout.new and replica.ready_at is None:
             rollout = msgspec.structs.replace(rollout, failures=rollout.failures + 1)
         served_s = 0.0 if replica.ready_at is None else (job.ended_at or now) - replica.ready_at
-        failures = 1 if served_s >= STEADY_S else failures + 1
-    if failures == service.failures:
+        failures, last = 1 if served_s >= STEADY_S else failures + 1, (job.reference, job.because)
+    if last == ("", ""):
         return service
-    return msgspec.structs.replace(service, failures=failures, failed_at=now, rollout=rollout)
+    return msgspec.structs.replace(
+        service,
+        failures=failures,
+        failed_at=now,
+        failed_ref=last[0],
+        failed_because=last[1],
+        rollout=rollout,
+    )
 
 
 def _change(core: Core, tx: Tx, service_id: str, known: View) -> list[tuple[Job, Attempt]]:

@@ -2,9 +2,12 @@
 
     spool/live/<attempt_id>/<node>/   taken and not forgotten
     spool/kept/<attempt_id>/<node>/   forgotten: logs and outcomes stay
-    spool/draft/  spool/trash/        half made and half removed; nothing there runs
+    spool/standby/                    supervisors in waiting (`runtime/standby`)
+    spool/draft/<term>/               half made; nothing there runs
+    spool/trash/                      half removed; nothing there runs
 
-An attempt appears in `live` whole, by one rename, and leaves it by another.
+An attempt appears in `live` whole, by one rename, and leaves it by another. Whoever leads takes away the
+drafts of those before: one that was deposed and does not know it yet cannot make anything appear.
 """
 
 # The spool names its files by strings: a supervisor starts without pathlib.
@@ -23,9 +26,11 @@ from pathlib import Path
 import msgspec
 
 from shoal.engines.base import Observation
+from shoal.engines.drafts import begin_term
 from shoal.engines.local.states import ShareKey
 from shoal.engines.refusal import is_name
 from shoal.runtime import removal, spool
+from shoal.runtime.standby.place import FOLDER, bury
 from shoal.wire import NodeOutcome, Order
 
 TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
@@ -84,11 +89,13 @@ Views = dict[str, ShareView]
 class Book:
     """Blocking, and safe to use from several threads."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, term: int = 0) -> None:
+        """`term`: of the control plane that leads. `Deposed` where one with a later term was here before."""
         root = home / "spool"
         self.live, self.kept, self.draft, self.trash = (
             root / name for name in ("live", "kept", "draft", "trash")
         )
+        self.standby = root / FOLDER
         for folder in (home, root, self.live, self.kept, self.draft, self.trash):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._attempts: dict[str, Views] = {}
@@ -96,12 +103,14 @@ class Book:
         self._numbers = itertools.count(1)
 
         self._is_read = False
-        for draft in self.draft.iterdir():
-            removal.remove(str(draft), timeout_s=REMOVAL_S)
+        self.draft = begin_term(self.draft, self.trash, term)
 
     def sweep(self) -> None:
         """Remove some more of what was thrown away, or left half removed by a crash."""
         removal.empty(str(self.trash), timeout_s=REMOVAL_S)
+        with contextlib.suppress(FileNotFoundError):
+            for standby in self.standby.iterdir():
+                bury(str(standby))  # of one that lives, nothing
 
     def all(self) -> list[ShareView]:
         """Every share taken and not forgotten, oldest attempt first."""
@@ -183,11 +192,15 @@ class Book:
         except OSError:
             removal.remove(str(draft), timeout_s=REMOVAL_S)
             raise
+        old_place = draft.with_name(f"{draft.name}.old")
         with contextlib.suppress(FileNotFoundError):
-            # `sweep` removes it: the ranks do not wait for that.
-            place.rename(self.trash / f"{draft.name}.{os.getpid()}")
+            # Into our own place for drafts: where that is gone, another leads, and both renames fail.
+            place.rename(old_place)
         draft.rename(place)
         log.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            # `sweep` removes it: the ranks do not wait for that.
+            old_place.rename(self.trash / f"{draft.name}.{os.urandom(6).hex()}")
         spool.sync_directory(above)
         with self._guard:
             view = ShareView(order.attempt_id, order.node, place)
@@ -198,7 +211,7 @@ class Book:
         rubbish = []
         for node, view in self.find(attempt_id).items():
             for path in (view.share.work, view.share.scratch, view.share.archive):
-                thrown = self.trash / f"{attempt_id}.{node}.{next(self._numbers)}"
+                thrown = self.trash / f"{attempt_id}.{node}.{os.urandom(6).hex()}"
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(path, thrown)
                     rubbish.append(thrown)
@@ -227,7 +240,7 @@ class Book:
 
     def discard(self, path: Path) -> None:
         """Take it away at once and remove it then: a crash in between leaves it in the trash."""
-        thrown = self.trash / f"{path.name}.{os.getpid()}.{next(self._numbers)}"
+        thrown = self.trash / f"{path.name}.{os.urandom(6).hex()}"
         with contextlib.suppress(FileNotFoundError):
             path.rename(thrown)
         removal.remove(str(thrown), timeout_s=REMOVAL_S)

@@ -15,13 +15,20 @@ import subprocess
 import threading
 from collections.abc import Collection, Iterator, Mapping
 
+import msgspec
+
+from shoal.clock import BootClock
 from shoal.runtime import spool
+from shoal.runtime.standby.place import Call, door_of
+from shoal.socket_file import pinned
 
 FIRST_PORT = 20_000
 NUM_PORTS = 10_000
 """Below Linux's ephemeral ports (32768 on), which any outgoing connection may take at any time."""
 PIPE_SIZE = 64 << 10
 WORDS_S = 20.0
+CALL_S = 0.5
+"""A standby that takes longer to answer is passed over."""
 FORK_S = 2.0
 """A nursery that takes longer than this is given up: a plain start takes a tenth of it."""
 MAX_LOSSES = 10
@@ -111,6 +118,22 @@ class Nursery:
         self._num_losses += 1
 
 
+def call_standby(directory: str, share_directory: str, given: int, errors: int) -> int | None:
+    """Have the standby whose place this is become the supervisor of a share; its pid. None: there is none, it
+    does not fit, or it does not answer, and whether it will yet is not known: the claim decides.
+    """
+    call = Call(directory=share_directory, sent_at=BootClock().monotonic())
+    try:
+        with pinned(door_of(directory)) as path, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
+            door.settimeout(CALL_S)
+            door.connect(path)
+            socket.send_fds(door, [msgspec.json.encode(call)], [given, errors])
+            answer = door.recv(64)
+    except OSError:
+        return None
+    return int(answer or 0) or None
+
+
 class Children:
     """The supervisors this process started. They need no parent; we only keep them from becoming zombies."""
 
@@ -127,8 +150,10 @@ class Children:
         environment: Mapping[str, str],
         errors_path: str,
         given: bytes,
+        standby: str | None = None,
     ) -> int:
-        """Start the supervisor of `directory`, from the nursery or else by `command`; its pid.
+        """Start the supervisor of `directory`: from the standby whose place is named, if it is there, from
+        the nursery, or else by `command`; its pid.
 
         It leads a session and has `given` on its standard input. `OSError`: it was not started. Never
         blocks on the child: what it is given fits in the pipe, or nothing is started.
@@ -136,10 +161,15 @@ class Children:
         # O_APPEND: a second supervisor of the share must not overwrite what the first one said.
         errors = os.open(errors_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         try:
-            with _pipe_with(given) as reader:
-                pid = self._nursery.fork(directory, reader, errors) if self._nursery else None
-            if pid is None:
+            pid = None
+            if standby is not None:
+                with _pipe_with(given) as reader:
+                    pid = call_standby(standby, directory, reader, errors)
+            if pid is None and self._nursery is not None:
                 with _pipe_with(given) as reader:  # of the first one somebody may have read a part
+                    pid = self._nursery.fork(directory, reader, errors)
+            if pid is None:
+                with _pipe_with(given) as reader:
                     pid = _start(command, environment, reader, errors, errors)
         finally:
             os.close(errors)

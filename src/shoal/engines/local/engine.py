@@ -29,7 +29,7 @@ from shoal.engines.local.checkpoint import kept_checkpoints, with_checkpoint, wi
 from shoal.engines.local.client import Children, Nursery, free_port, read_words
 from shoal.engines.local.inventory import take_inventory
 from shoal.engines.local.notice import Notice
-from shoal.engines.local.parse import MAX_LINE, whole_lines
+from shoal.engines.local.parse import read_page
 from shoal.engines.local.render import (
     complete_orders,
     detect_command,
@@ -44,6 +44,7 @@ from shoal.engines.local.watch import Watch
 from shoal.engines.refusal import is_name, refuse_malformed, what_is_gone
 from shoal.errors import EngineRefused, EngineUnreachable, LimitReached, NodeGone
 from shoal.model.node import NodeFacts
+from shoal.runtime.standby.place import directory_of
 from shoal.wire import Credentials, Order
 
 T = TypeVar("T")
@@ -54,7 +55,6 @@ MAX_LOOKS = 2
 """At checkpoints, at once: they are as many and as large as jobs make them, and nothing else waits for it."""
 LOOK_S = 10.0
 """For one of them, beside what is verified."""
-MAX_PAGE = 4 << 20
 UNKNOWN = "unknown"
 LOOK_AGAIN_S = 60.0
 CLAIM_S = 60.0
@@ -78,8 +78,10 @@ class LocalEngine:
         simulated: SimulatedNodes | None = None,
         confinement: tuple[str, ...] | None = None,
         has_nursery: bool = True,
+        term: int = 0,
     ) -> None:
-        """`confinement`: only these of the ways to confine a job; None: all that work here.
+        """`confinement`: only these of the ways to confine a job; None: all that work here. `term`: of the
+        control plane that leads, where several share the home; `Deposed` if a later one was here before.
 
         Without a nursery every supervisor is a new interpreter, which is slower and means the same.
         """
@@ -88,7 +90,7 @@ class LocalEngine:
         self._simulated = simulated
         self._confinement = confinement
         self._clock = clock
-        self._book = Book(self._home)
+        self._book = Book(self._home, term)
         self._notice = Notice()
         self._watch = Watch(clock, self._notice)
         environment = supervisor_environment(os.environ, self._server_file)
@@ -256,8 +258,17 @@ class LocalEngine:
                 supervisor_environment(os.environ, self._server_file),
                 view.share.errors,
                 msgspec.json.encode(credentials),
+                self._standby_of(view),
             )
             view.claim_by = self._clock.monotonic() + CLAIM_S
+
+    def _standby_of(self, view: ShareView) -> str | None:
+        """Where one waits to take over a lost share, if it does. The first share of a node has none."""
+        with contextlib.suppress(msgspec.DecodeError):
+            order = view.read_order()
+            if order is not None and order.incarnation > 0 and view.num_failed == 0:
+                return directory_of(view.share)
+        return None
 
     def _what_is_gone(self, view: ShareView) -> str | None:
         """Taken by an engine before us, on a machine that has changed since, and not begun there."""
@@ -325,39 +336,22 @@ class LocalEngine:
         return () if words else (f"what confines jobs here is not known: {because}",)
 
     def _read_log(self, attempt_id: str, node: str, offset: int, limit: int) -> LogChunk:
-        offset, limit = max(offset, 0), min(max(limit, 1), MAX_PAGE)
         share = self._book.place(attempt_id, node)
         if share is None:
-            return LogChunk(data=b"", next_offset=offset, size=0, is_complete=True)
+            return LogChunk(data=b"", next_offset=max(offset, 0), size=0, is_complete=True)
         # Asked before reading: once there is an outcome, the log does not grow.
         is_ended = os.path.exists(share.outcome)
-        data, size = _read_at(share.log, offset, limit + MAX_LINE)
+        page = read_page(share.log, offset, limit, is_ended=is_ended)
         if not os.path.isdir(share.directory):
             # Forgotten meanwhile, which happens once: it is in its other place now.
             return self._read_log(attempt_id, node, offset, limit)
-        is_last = offset + len(data) >= size
-        page, length = whole_lines(data, limit, is_final=is_ended and is_last)
-        is_complete = is_ended and offset + length >= size
-        return LogChunk(data=page, next_offset=offset + length, size=size, is_complete=is_complete)
+        return page
 
 
 def _is_lacking(order: Order, view: ShareView | None) -> bool:
     """Whether a share is to be begun in place of one that was lost: here, or where it was before."""
     known = view.read_order() if view is not None else None
     return order.incarnation > (known.incarnation if known is not None else 0)
-
-
-def _read_at(path: str, offset: int, length: int) -> tuple[bytes, int]:
-    """Bytes of the file from `offset`, and how long it is; a file that is not there is empty."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return b"", 0
-    try:
-        size = os.fstat(fd).st_size
-        return os.pread(fd, length, offset), size
-    finally:
-        os.close(fd)
 
 
 def _archive_of(submission: Submission) -> str | None:

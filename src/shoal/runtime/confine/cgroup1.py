@@ -29,18 +29,31 @@ class CgroupV1:
         for path in self.paths:
             os.makedirs(path, exist_ok=True)
         limits = order.limits
-        cpu, memory, pids = (self._by_controller[name] for name in ("cpu", "memory", "pids"))
+        cpu, pids = self._by_controller["cpu"], self._by_controller["pids"]
         write(f"{cpu}/cpu.cfs_period_us", str(PERIOD_US))
         write(f"{cpu}/cpu.cfs_quota_us", str(max(1000, int(limits.cpus * PERIOD_US))))
         write(f"{pids}/pids.max", str(limits.max_processes))
         if limits.memory_bytes is not None:
-            write(f"{memory}/memory.limit_in_bytes", str(limits.memory_bytes))
-            with contextlib.suppress(OSError):  # kernels without swap accounting have no such file
-                write(f"{memory}/memory.memsw.limit_in_bytes", str(limits.memory_bytes))
+            self.limit_memory(limits.memory_bytes)
         devices = self._by_controller.get("devices")
         if devices is not None:
             for minor in denied_gpus(os.listdir("/dev"), order.gpu_minors):
                 write(f"{devices}/devices.deny", f"c {NVIDIA_MAJOR}:{minor} rwm")
+
+    def limit_memory(self, memory_bytes: int) -> None:
+        """Once more, with another number. `OSError`: more than that is in use, and the old limit stands."""
+        memory = self._by_controller["memory"]
+        path, with_swap = f"{memory}/memory.limit_in_bytes", f"{memory}/memory.memsw.limit_in_bytes"
+        # The second may never be below the first: of a higher limit the first try fails. Kernels without swap
+        # accounting have no such file.
+        for one in (path, with_swap):
+            with contextlib.suppress(OSError):
+                write(one, str(memory_bytes))
+        write(path, str(memory_bytes))
+
+    def weigh(self, hundredths: int) -> None:
+        """How much of the processors it gets where others want them too; 100 is what everybody has."""
+        write(f"{self._by_controller['cpu']}/cpu.shares", str(hundredths * 1024 // 100))
 
     def oom_kills(self) -> int:
         """How often the kernel killed in here because the memory limit was hit; 0 where it does not count.

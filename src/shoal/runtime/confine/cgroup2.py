@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 
 from shoal.runtime.confine.cgroup import NEEDED, Hierarchy, read_number, write
@@ -28,9 +29,20 @@ class CgroupV2:
         write(f"{self._path}/cpu.max", f"{max(1000, int(limits.cpus * PERIOD_US))} {PERIOD_US}")
         write(f"{self._path}/pids.max", str(limits.max_processes))
         if limits.memory_bytes is not None:
-            write(f"{self._path}/memory.max", str(limits.memory_bytes))
+            self.limit_memory(limits.memory_bytes)
             with contextlib.suppress(OSError):  # kernels without swap have no such file
                 write(f"{self._path}/memory.swap.max", "0")
+
+    def limit_memory(self, memory_bytes: int) -> None:
+        """Once more, with another number. `OSError`: more than that is in use, and the old limit stands."""
+        # The kernel takes any number here, and kills what is above it.
+        if (self.memory_bytes() or 0) > memory_bytes:
+            raise OSError(errno.EBUSY, "more memory than that is in use")
+        write(f"{self._path}/memory.max", str(memory_bytes))
+
+    def weigh(self, hundredths: int) -> None:
+        """How much of the processors it gets where others want them too; 100 is what everybody has."""
+        write(f"{self._path}/cpu.weight", str(hundredths))
 
     def oom_kills(self) -> int:
         """How often the kernel killed in here because the memory limit was hit."""

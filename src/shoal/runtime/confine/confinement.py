@@ -20,6 +20,7 @@ from shoal.runtime.confine.programs import job_path, programs
 from shoal.runtime.confine.sandbox import Sandbox, SandboxFailed
 from shoal.wire import Order
 
+FULL_WEIGHT = 100
 JOB_OOM_SCORE = "500"
 """When the whole machine runs out of memory, ranks go before supervisors and the control plane."""
 
@@ -33,17 +34,22 @@ class CannotConfine(ShoalError):
 class Confinement:
     """One share's limits and walls. `prepare` once, `enter` in every child, `kill` at the end."""
 
-    def __init__(self, order: Order, share: spool.Share, node_path: str) -> None:
+    def __init__(
+        self, order: Order, share: spool.Share, node_path: str, at: spool.Share | None = None
+    ) -> None:
+        """`at`: where the directories lie that will be the share's own, before it is there; then `settle`."""
         self._order = order
         self._share = share
+        self._at = at if at is not None else share
         self.words = candidates() if order.confinement is None else order.confinement
         self.uid = order.uid if "uid" in self.words else None
         self.path = job_path(node_path, self.uid) if "bubblewrap" in self.words else node_path
         self.sandbox: Sandbox | None = None
         self._groups = self._choose_groups()
         self._oom_kills_before = 0
+        self.memory_limit = order.limits.memory_bytes
         self._home = os.path.realpath(share.home)
-        self._keep = programs(self.path) if "bubblewrap" in self.words else ()
+        self._keep = programs(self.path, self.uid, self._home) if "bubblewrap" in self.words else ()
         self._mounts = Mounts(order, self.uid, self._home, self._keep)
         self._has_own_network = order.probe is not None and order.probe.has_own_network
 
@@ -61,12 +67,33 @@ class Confinement:
         if "bubblewrap" in self.words:
             self._start_sandbox()
         if self._groups is not None:
-            spool.write_cgroups(self._share, self._groups.paths)
+            spool.write_cgroups(self._at, self._groups.paths)
             self._groups.make(self._order)
         if self.sandbox is not None:
             self._wait_for_sandbox(self.sandbox)
         if self.sandbox is None:
             self._check_without_sandbox()
+
+    def settle(self, order: Order) -> None:
+        """The share is there, and ours: its directories take their places, its limits hold."""
+        at, self._at, self._order = self._at, self._share, order
+        spool.write_cgroups(self._share, self.cgroups)
+        os.rename(at.work, self._share.work)
+        os.rename(at.scratch, self._share.scratch)
+        if order.limits.memory_bytes is not None:
+            self.limit_memory(order.limits.memory_bytes)
+        self.weigh(FULL_WEIGHT)
+
+    def limit_memory(self, memory_bytes: int) -> None:
+        """Of all its processes together. `OSError`: they use more."""
+        if self._groups is not None:
+            self._groups.limit_memory(memory_bytes)
+        self.memory_limit = memory_bytes
+
+    def weigh(self, hundredths: int) -> None:
+        """How much of the processors it gets where others want them too."""
+        if self._groups is not None:
+            self._groups.weigh(hundredths)
 
     def _wait_for_sandbox(self, sandbox: Sandbox) -> None:
         try:
@@ -165,8 +192,7 @@ class Confinement:
 
     def has_memory_for(self, share: float) -> bool:
         """Whether the share could use so much more than it does, by the factor, and stay within its limit."""
-        limit = self._order.limits.memory_bytes
-        used = self.memory_bytes()
+        limit, used = self.memory_limit, self.memory_bytes()
         return limit is None or (used is not None and used * (1 + share) <= limit)
 
     def processes(self) -> set[int]:
@@ -194,7 +220,8 @@ class Confinement:
         tree.remove_cgroups(self.cgroups)
 
     def _choose_groups(self) -> cgroup1.CgroupV1 | cgroup2.CgroupV2 | None:
-        name = f"{self._order.attempt_id}.{self._order.node}"
+        own = "" if self._at is self._share else f".{os.getpid()}"
+        name = f"{self._order.attempt_id}.{self._order.node}{own}"
         found = cgroup.here()
         if "cgroup2" in self.words:
             base = cgroup2.usable_base(found)
@@ -216,7 +243,8 @@ class Confinement:
             uid=self.uid,
             home=self._home,
             work=self._share.work,
-            scratch=self._share.scratch,
+            work_source=self._at.work,
+            scratch=self._at.scratch,
             keep=self._keep,
             gpu_devices=gpu_devices(self._order),
             mounts=self._mounts.open(),

@@ -53,9 +53,11 @@ def view_arguments(
     keep: tuple[str, ...],
     gpu_devices: tuple[str, ...],
     mounts: tuple[BindMount, ...],
+    work_source: str | None = None,
 ) -> list[str]:
     """The mounts, outermost first. `keep` are directories that must stay readable though their parents
-    are not: the interpreter and the programs on the node's own PATH.
+    are not: the interpreter and the programs on the node's own PATH. `work_source`: where the directory lies
+    that ranks find at `work`, if that is not where it lies yet.
     """
     arguments = _system()
     for path in PRIVATE:
@@ -71,7 +73,7 @@ def view_arguments(
     for mount in mounts:
         how = "--ro-bind" if mount.is_read_only else "--bind"
         arguments += [*_room_for(mount.target, empty), how, mount.source, mount.target]
-    arguments += [*_way_to(work, empty), "--bind", work, work]
+    arguments += [*_way_to(work, empty), "--bind", work_source or work, work]
     arguments += ["--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm"]  # noqa: S108
     for device in gpu_devices:
         arguments += ["--dev-bind", device, device]

@@ -43,6 +43,22 @@ def load(names: list[str]) -> None:
             importlib.import_module(name)
 
 
+def image(folder: str) -> dict[str, str]:
+    """Which module this process has from which file. Not the code in `folder`, which is ours."""
+    found = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
+    ours = os.path.join(folder, "")
+    return {
+        name: path
+        for name, path in found.items()
+        if isinstance(path, str) and name != "__main__" and not path.startswith(ours)
+    }
+
+
+def strangers(expected: dict[str, str], folder: str) -> list[str]:
+    """Modules of this process that are not, or are from another file than, what was expected."""
+    return sorted(name for name, path in image(folder).items() if expected.get(name) != path)
+
+
 class Recorder:
     """A finder that finds nothing and writes down what was looked for: the imports nobody foresaw."""
 

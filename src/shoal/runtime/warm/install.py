@@ -5,14 +5,15 @@ The sources are read when this module is loaded, outside the sandbox, where the 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 
-from shoal.runtime.warm import launchers, mpirun, stand_in
+from shoal.runtime.warm import launchers, mpirun, names, stand_in
 
 FOLDER = ".shoal"
 NAMES = ("python", "python3", *launchers.NAMES, *mpirun.NAMES)
-_PARTS = ("accelerate", "imports", "launchers", "mpirun", "program", "stand_in", "zygote")
+_PARTS = ("accelerate", "imports", "launchers", "mpirun", "names", "program", "stand_in", "zygote")
 _START = "import sys; sys.path[0:1] = [{lib!r}]; from shoal_warm import {part}; del sys.path[0]; "
 _PYTHON = re.compile(r"(?:^|[\s;&|/])(?:python3?|torchrun|accelerate|deepspeed|mpirun|mpiexec)\s")
 _SCRIPT = re.compile(r"[^\s;&|'\"$]+\.py\b")
@@ -31,8 +32,12 @@ def is_python(run: str) -> bool:
     return _PYTHON.search(run) is not None
 
 
-def install(interpreter: str, environment: dict[str, str] | None) -> None:
-    """Write everything below the current directory. `environment`: the zygote's, if there will be one."""
+def install(
+    interpreter: str, environment: dict[str, str] | None, expected: dict[str, str] | None = None
+) -> None:
+    """Write everything below the current directory. `environment`: the zygote's, if there will be one;
+    `expected`: the modules, and their files, that it should import, where that is known.
+    """
     folder = os.path.abspath(FOLDER)
     os.makedirs(f"{folder}/bin", exist_ok=True)
     os.makedirs(f"{folder}/lib/shoal_warm", exist_ok=True)
@@ -40,6 +45,8 @@ def install(interpreter: str, environment: dict[str, str] | None) -> None:
         _write(f"{folder}/lib/shoal_warm/{name}.py", text)
     if environment is not None:
         _write(f"{folder}/known", stand_in.known(interpreter, environment))
+    if expected is not None:
+        _write(f"{folder}/{names.EXPECTED}", json.dumps(expected))
     for name in NAMES:
         code = _START.format(lib=f"{folder}/lib", part="stand_in")
         code += f"stand_in.main({folder!r}, {name!r}, sys.argv[1:])"

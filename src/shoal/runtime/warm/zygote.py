@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -19,7 +21,7 @@ import threading
 import warnings
 from typing import Any
 
-from . import imports, program
+from . import imports, names, program
 
 HEADER = struct.Struct("!I")
 STATUS = struct.Struct("!i")
@@ -40,11 +42,13 @@ class Rank:
 class Zygote:
     """Serves until it is killed. In a process that it forked, `serve` returns that process's request."""
 
-    def __init__(self, door: socket.socket, learned: str) -> None:
+    def __init__(self, door: socket.socket, folder: str) -> None:
         self._door = door
-        self._learned = learned
+        self._folder = folder
+        self._learned = os.path.join(folder, "learned")
         self._ranks: dict[int, Rank] = {}
         self._known = 0
+        self._is_told = False
         self._wake, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
@@ -139,6 +143,9 @@ class Zygote:
             self._known += len(text)
             imports.load(list(dict.fromkeys(text.decode(errors="replace").split())))
             _be_still()
+            if text or not self._is_told:
+                self._is_told = True
+                _tell(self._folder)
 
 
 def unpacked(payload: bytes) -> dict[str, Any]:
@@ -168,6 +175,30 @@ def _be_still() -> None:
     gc.freeze()
 
 
+def _tell(folder: str) -> None:
+    """Leave word of what this process has imported, for whoever is to have the same."""
+    draft = os.path.join(folder, f"{names.IMAGE}.new")
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    with open(draft, "w", encoding="utf-8") as file:
+        json.dump({"modules": imports.image(folder), "memory_bytes": peak_bytes}, file)
+    os.replace(draft, os.path.join(folder, names.IMAGE))
+
+
+def _import_expected(folder: str) -> bool:
+    """Import what the zygote before us had, if it left word; and refuse to be another than that one."""
+    try:
+        with open(os.path.join(folder, names.EXPECTED), encoding="utf-8") as file:
+            expected: dict[str, str] = json.load(file)
+    except FileNotFoundError:
+        return False
+    imports.load(list(expected))
+    found = imports.strangers(expected, folder)
+    if found:
+        few = ", ".join(found[:5])
+        sys.exit(f"shoal: no standby: other modules than those of the ranks are found here ({few})")
+    return True
+
+
 def main(folder: str, scripts: list[str]) -> int:
     """Listen in `folder`, import what the scripts import, fork ranks. In a rank: its exit code."""
     # Native pools (OpenBLAS) are told of a fork and start again; Python cannot know and would warn each time.
@@ -178,8 +209,9 @@ def main(folder: str, scripts: list[str]) -> int:
         os.close(here)
         door.listen(128)
         os.rename(f"{folder}/door.new", f"{folder}/door")  # found only when it can be knocked at
-        for script in scripts:
-            imports.load(imports.found_in(script))
+        if not _import_expected(folder):
+            for script in scripts:
+                imports.load(imports.found_in(script))
         _be_still()
-        request = Zygote(door, os.path.join(folder, "learned")).serve()
+        request = Zygote(door, folder).serve()
     return program.run(request["arguments"])

@@ -9,7 +9,7 @@ import msgspec
 
 from shoal.serving.haproxy.answers import refusal
 from shoal.serving.haproxy.words import server_name
-from shoal.serving.problem import Refused
+from shoal.serving.problem import Refused, switched_off
 from shoal.serving.table import Limits, Replica, Service
 
 FULL_WEIGHT = 100
@@ -115,6 +115,8 @@ def backend(service: Service) -> Iterator[str]:
         yield "    http-check expect status 100-499"
     yield from _caller(service)
     yield from _limits(service.limits)
+    if service.is_off:
+        yield refusal(switched_off(service.project, service.name), "{ nbsrv eq 0 }")
     full = Refused(503, "service.busy", "too many requests wait for this service", retry_s=2.0)
     yield refusal(full, f"{{ queue ge {service.queue_count} }}")
     waits = f"http-request wait-for-body time {BODY_S}s at-least {HELD_BYTES}"

@@ -77,6 +77,6 @@ def beyond(service: Service) -> list[str]:
         found.append("`balance: tokens` (the least time to the first token): served by fewest requests")
     if service.hedge_s:
         found.append("a second replica for slow requests: one alone is asked")
-    if not service.replicas:
+    if not service.replicas and not service.is_off:
         found.append("requests held until there is a replica: answered 503 with Retry-After")
     return found

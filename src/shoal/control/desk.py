@@ -1,0 +1,74 @@
+"""What supervisors on other machines ask for before they can renew: their order; what keepers hand in."""
+
+from __future__ import annotations
+
+import anyio.to_thread
+
+from shoal.control.core import Core
+from shoal.control.launch import Starting, load, submission_of
+from shoal.engines.desk import Desk, SupportsDesk
+from shoal.errors import NotFound, StateError
+from shoal.store import Tx
+from shoal.wire import Assignment, Dispatch, DispatchAnswer, Fetch
+
+
+async def fetch(core: Core, asked: Fetch) -> Assignment:
+    """The order of this share for the process that asks, if the share may begin now. The same process may ask
+    again; `StateError` for any other, and for a share whose time is over.
+    """
+    desk = _desk(core)
+    starting = await core.store.read(lambda tx: _current(tx, asked))
+    submission = submission_of(core, starting)
+    share = await anyio.to_thread.run_sync(desk.take, asked)
+    await _lead(core)
+    core.leases.heard(asked.attempt_id, asked.node, asked.incarnation)
+    return Assignment(
+        order=share.order,
+        credentials=submission.credentials[asked.node],
+        has_archive=share.order.archive_digest is not None,
+    )
+
+
+def archive_for(core: Core, asked: Fetch) -> str:
+    """Where the snapshot lies that goes with this order; for who has the order alone."""
+    share = _desk(core).find(asked.attempt_id).get(asked.node)
+    if share is None or share.taken is None or share.taken.process != asked.process:
+        raise StateError("the snapshot is for the process that has the order")
+    return share.files.archive
+
+
+async def hear(core: Core, told: Dispatch, piece: bytes) -> DispatchAnswer:
+    """Keep what the keeper of a share says. The loops look at once when a share began or ended."""
+    answer = await anyio.to_thread.run_sync(_desk(core).hear, told, piece)
+    await _lead(core)
+    return answer
+
+
+async def _lead(core: Core) -> None:
+    """`Deposed` unless this control plane still leads: what it heard is on disk, and its successor hears it
+    again from who was not answered.
+    """
+    if core.term:
+        await core.store.read(lambda _: None)
+
+
+def _desk(core: Core) -> Desk:
+    if not isinstance(core.engine, SupportsDesk):
+        raise NotFound(
+            f"no order waits here: the engine is `{core.engine.name}`, whose nodes are this machine"
+        )
+    return core.engine.desk
+
+
+def _current(tx: Tx, asked: Fetch) -> Starting:
+    """The attempt, if the control plane still wants this share of it to begin."""
+    found = load(tx, [asked.attempt_id])
+    attempt = found[0].attempt if found else None
+    if attempt is None or asked.node not in attempt.nodes_left:
+        raise StateError(f"{asked.attempt_id} does not begin on {asked.node}: it has ended, or is to end")
+    if attempt.incarnation(asked.node) != asked.incarnation:
+        now = attempt.incarnation(asked.node)
+        raise StateError(
+            f"the share of {asked.attempt_id} on {asked.node} is incarnation {now}, not {asked.incarnation}"
+        )
+    return found[0]

@@ -1,0 +1,380 @@
+"""The desk: where supervisors on other machines fetch their orders and hand in logs and outcomes.
+
+For engines whose nodes have other disks. An engine lays an attempt's orders down here; a process that comes
+with a ticket gets one, once, and no other process ever does (`take`). Until then the engine may close the
+share for good (`close`), so that what a cluster starts too late finds nothing to do. Blocking; safe to use
+from threads.
+
+    desk/live/<attempt_id>/<node>/   laid down and not forgotten
+    desk/kept/<attempt_id>/<node>/   forgotten: logs and outcomes stay
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+from shoal.clock import Clock
+from shoal.engines.base import LogChunk
+from shoal.engines.drafts import begin_term, throw_away
+from shoal.engines.log_pages import read_page
+from shoal.engines.refusal import is_name
+from shoal.errors import NotFound, StateError
+from shoal.runtime import removal, spool
+from shoal.wire import MAX_OUTCOME_MESSAGE, Dispatch, DispatchAnswer, EndKind, Fetch, NodeOutcome, Order
+
+REMOVAL_S = 0.5
+MAX_LOG_SLACK = 1 << 20
+"""Beyond the limit of its order, for Shoal's own last lines."""
+
+
+class Taken(msgspec.Struct, frozen=True, kw_only=True):
+    """Who has the order, for ever. No process: the engine closed the share, and nobody ever will."""
+
+    process: str
+    at: float
+    log_base: int = 0
+    """Where this share's log begins in the desk's file, which goes on over incarnations."""
+
+
+class DeskShare:
+    """One share at the desk. Its fields are read by engines and written here alone."""
+
+    def __init__(self, order: Order, directory: Path) -> None:
+        self.order = order
+        self.files = spool.Share(directory)
+        self.taken: Taken | None = None
+        self.started_at: float | None = None
+        self.stop: spool.Stop | None = None
+        self.outcome: NodeOutcome | None = None
+        self.heard_at: float | None = None
+        """Monotonic: when its keeper last said something, to this process."""
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.taken is None and self.outcome is None
+
+    @property
+    def is_closed(self) -> bool:
+        """Nobody has its order, and nobody will."""
+        return self.taken is not None and not self.taken.process
+
+
+@runtime_checkable
+class SupportsDesk(Protocol):
+    """An engine whose supervisors come from other machines."""
+
+    desk: Desk
+
+
+class Desk:
+    """One per home. Made anew it knows everything again but when somebody was last heard from."""
+
+    def __init__(self, home: Path, clock: Clock, term: int = 0) -> None:
+        """`term`: of the control plane that leads, where several share the home; `Deposed` if a later one was
+        here before.
+        """
+        root = home / "desk"
+        self._live, self._kept, self._draft, self._trash = (
+            root / name for name in ("live", "kept", "draft", "trash")
+        )
+        for folder in (root, self._live, self._kept, self._draft, self._trash):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._clock = clock
+        self._guard = threading.RLock()
+        self._numbers = itertools.count(1)
+        self._attempts: dict[str, dict[str, DeskShare]] = {}
+        self._draft = begin_term(self._draft, self._trash, term)
+        for entry in sorted(self._live.iterdir()):
+            if is_name(entry.name):
+                self._attempts[entry.name] = {s.order.node: s for s in _found(entry)}
+        self.on_news: Callable[[], None] | None = None
+        """Called, from any thread, when a share began or ended."""
+
+    def shares(self) -> list[DeskShare]:
+        """Everything laid down and not forgotten, oldest attempt first."""
+        with self._guard:
+            return [share for shares in self._attempts.values() for share in shares.values()]
+
+    def find(self, attempt_id: str) -> dict[str, DeskShare]:
+        """The attempt's shares by node; none where it is unknown or forgotten."""
+        with self._guard:
+            return dict(self._attempts.get(attempt_id, {}))
+
+    def is_kept(self, attempt_id: str) -> bool:
+        """Whether it was here once and has been forgotten."""
+        return is_name(attempt_id) and (self._kept / attempt_id).is_dir()
+
+    def add(self, orders: tuple[Order, ...], archive_path: str | None) -> None:
+        """Lay the orders down durably: all of them or none. Done before, it changes nothing."""
+        attempt_id = orders[0].attempt_id
+        with self._guard:
+            if attempt_id in self._attempts:
+                return
+            draft = self._draft / f"{attempt_id}.{next(self._numbers)}"
+            draft.mkdir(mode=0o700)
+            try:
+                for order in orders:
+                    _lay(draft / order.node, order, archive_path)
+                spool.sync_directory(draft)
+                draft.rename(self._live / attempt_id)
+            except OSError:
+                removal.remove(str(draft), timeout_s=REMOVAL_S)
+                raise
+            spool.sync_directory(self._live)
+            place = self._live / attempt_id
+            self._attempts[attempt_id] = {o.node: DeskShare(o, place / o.node) for o in orders}
+
+    def begin_anew(self, order: Order, archive_path: str | None) -> None:
+        """Lay down an order in place of a share that has ended, or where none was. Its log goes on."""
+        with self._guard:
+            above = self._live / order.attempt_id
+            place, log = above / order.node, above / f"{order.node}.log"
+            draft = self._draft / f"{order.attempt_id}.{order.node}.{next(self._numbers)}"
+            _lay(draft, order, archive_path)
+            # A crash in between leaves no order there, which is laid down again, and the log.
+            with contextlib.suppress(FileNotFoundError, FileExistsError):
+                os.link(place / "log", log)
+            with contextlib.suppress(FileNotFoundError):
+                os.link(log, draft / "log")
+            old_place = draft.with_name(f"{draft.name}.old")
+            with contextlib.suppress(FileNotFoundError):
+                # Into our own place for drafts: where that is gone, another leads, and both renames fail.
+                place.rename(old_place)
+            draft.rename(place)
+            log.unlink(missing_ok=True)
+            spool.sync_directory(above)
+            self._attempts[order.attempt_id][order.node] = DeskShare(order, place)
+        throw_away(old_place, self._trash)
+
+    def withdraw(self, attempt_id: str) -> None:
+        """Take an attempt back as if it had never been laid down. Nobody may have any order of it."""
+        with self._guard:
+            shares = self._attempts.get(attempt_id, {})
+            if shares and all(share.is_waiting for share in shares.values()):
+                del self._attempts[attempt_id]
+                thrown = self._trash / f"{attempt_id}.{next(self._numbers)}"
+                (self._live / attempt_id).rename(thrown)
+                removal.remove(str(thrown), timeout_s=REMOVAL_S)
+
+    def take(self, asked: Fetch) -> DeskShare:
+        """Give the order to the process that asks. `NotFound`: no such share waits here. `StateError`:
+        another process has it, or nobody gets it any more.
+        """
+        with self._guard:
+            share = self._attempts.get(asked.attempt_id, {}).get(asked.node)
+            if share is None or share.order.incarnation != asked.incarnation:
+                raise NotFound(f"no order waits here for {asked.attempt_id} on {asked.node}")
+            if share.taken is None and share.outcome is None:
+                base = os.stat(share.files.log).st_size if os.path.exists(share.files.log) else 0  # noqa: PTH110, PTH116
+                self._write_taken(share, asked.process, base)
+            if share.outcome is not None or share.taken is None or share.taken.process != asked.process:
+                raise StateError(
+                    f"the order for {asked.attempt_id} on {asked.node} was given to another, or taken back",
+                )
+            share.heard_at = self._clock.monotonic()
+            return share
+
+    def hear(self, told: Dispatch, piece: bytes) -> DispatchAnswer:
+        """Keep what a keeper says; on disk when this returns, the log excepted, which is with its outcome.
+
+        `StateError`: whoever says it does not have this share, or no longer.
+        """
+        with self._guard:
+            share = self._attempts.get(told.attempt_id, {}).get(told.node)
+            if share is None and self.is_kept(told.attempt_id):
+                return DispatchAnswer(is_recorded=True, stop_grace_s=0.0)
+            if share is None:  # not ours to stop: it may be another desk's
+                raise NotFound(f"nobody here knows {told.attempt_id} on {told.node}")
+            taken, now = share.taken or self._read_taken(share), self._clock.monotonic()
+            if taken is None or taken.process != told.process:
+                raise StateError(f"another process has the share of {told.attempt_id} on {told.node}")
+            is_first = share.heard_at is None
+            share.heard_at = now
+            size = self._append(share, taken.log_base + told.offset, piece) - taken.log_base
+            is_news = is_first
+            if told.started_at is not None and share.started_at is None:
+                spool.write_started(share.files, spool.Started(at=told.started_at))
+                share.started_at, is_news = told.started_at, True
+            if told.outcome is not None and share.outcome is None and told.offset + len(piece) == size:
+                self._end(share, told.outcome)
+                is_news = True
+            is_over = share.outcome is not None and told.outcome is None
+            stop_s = 0.0 if is_over else share.stop.grace_s if share.stop is not None else None
+            answer = DispatchAnswer(
+                size=size,
+                stop_grace_s=stop_s,
+                is_recorded=share.outcome is not None,
+            )
+        if is_news and self.on_news is not None:
+            self.on_news()
+        return answer
+
+    def stop(self, attempt_id: str, grace_s: float) -> None:
+        """Ask for its end: who has an order hears it; an order that nobody has is taken back for good."""
+        with self._guard:
+            for share in self._attempts.get(attempt_id, {}).values():
+                if share.outcome is not None:
+                    continue
+                is_sooner = share.stop is None or grace_s < share.stop.grace_s
+                if not self.close(share, EndKind.STOPPED, "stopped before it began") and is_sooner:
+                    share.stop = spool.Stop(grace_s=max(grace_s, 0.0), at=self._clock.now())
+                    spool.write_stop(share.files, share.stop)
+
+    def close(self, share: DeskShare, kind: EndKind, message: str) -> bool:
+        """End a share whose order nobody has: nobody will get it. False: somebody has it, or it has ended."""
+        with self._guard:
+            if not share.is_waiting:
+                return False
+            self._write_taken(share, "", 0)
+            if not share.is_closed:
+                return False  # a deposed control plane had given it out
+            self._end(share, self.end_of(share, kind, message))
+            return True
+
+    def bury(self, share: DeskShare, kind: EndKind, message: str) -> None:
+        """End a share on evidence that nothing of it runs. What its keeper says later changes nothing."""
+        with self._guard:
+            if share.outcome is None:
+                self._end(share, self.end_of(share, kind, message))
+
+    def end_of(self, share: DeskShare, kind: EndKind, message: str) -> NodeOutcome:
+        """The outcome where no supervisor will write one."""
+        order = share.order
+        return NodeOutcome(
+            attempt_id=order.attempt_id,
+            epoch=order.epoch,
+            node=order.node,
+            kind=kind,
+            ended_at=self._clock.now(),
+            message=message[:MAX_OUTCOME_MESSAGE],
+            started_at=share.started_at,
+            incarnation=order.incarnation,
+        )
+
+    def forget(self, attempt_id: str) -> None:
+        """Keep its logs and outcomes and nothing else. Does nothing while something of it may run."""
+        with self._guard:
+            shares = self._attempts.get(attempt_id)
+            if shares is None or any(share.outcome is None for share in shares.values()):
+                return
+            for share in shares.values():
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(share.files.archive)  # noqa: PTH108
+            with contextlib.suppress(FileNotFoundError):
+                (self._live / attempt_id).rename(self._kept / attempt_id)
+            del self._attempts[attempt_id]
+
+    def read_log(self, attempt_id: str, node: str, offset: int, limit: int) -> LogChunk:
+        """As `Engine.read_log`."""
+        for folder in (self._live, self._kept):
+            directory = folder / attempt_id / node
+            if is_name(attempt_id) and is_name(node) and directory.is_dir():
+                files = spool.Share(directory)
+                is_ended = os.path.exists(files.outcome)  # noqa: PTH110
+                return read_page(files.log, offset, limit, is_ended=is_ended)
+        return LogChunk(data=b"", next_offset=max(offset, 0), size=0, is_complete=True)
+
+    def prune(self, older_than: float, max_bytes: int) -> int:
+        """As `SupportsPrune.prune`."""
+        found = []
+        for entry in self._kept.iterdir():
+            facts = [path.stat() for path in entry.rglob("*") if path.is_file()]
+            found.append(
+                (max((f.st_mtime for f in facts), default=0.0), sum(f.st_size for f in facts), entry)
+            )
+        total, pruned = sum(size for _, size, _ in found), 0
+        for written_at, size, entry in sorted(found):
+            if written_at >= older_than and total <= max_bytes:
+                break
+            removal.remove(str(entry), timeout_s=REMOVAL_S)
+            total, pruned = total - size, pruned + 1
+        return pruned
+
+    def _write_taken(self, share: DeskShare, process: str, log_base: int) -> None:
+        """Once, for ever. Where a control plane that was deposed meanwhile was quicker, its word stands."""
+        mine = Taken(process=process, at=self._clock.now(), log_base=log_base)
+        if spool.write_once(share.files.claimed, msgspec.json.encode(mine)):
+            share.taken = mine
+        else:
+            self._read_taken(share)
+
+    def _read_taken(self, share: DeskShare) -> Taken | None:
+        share.taken = _taken(share.files)
+        return share.taken
+
+    def _append(self, share: DeskShare, at: int, piece: bytes) -> int:
+        """Add what the log does not have yet; its size afterwards. A piece from beyond its end is left out.
+
+        One that is full counts on, so that its end can come.
+        """
+        fd = os.open(share.files.log, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            size = os.fstat(fd).st_size
+            most = (
+                share.order.limits.max_log_bytes
+                + MAX_LOG_SLACK
+                + (share.taken.log_base if share.taken else 0)
+            )
+            if size >= most:
+                return max(size, at + len(piece))
+            new = piece[size - at :] if at <= size else b""
+            if new and share.outcome is None:
+                os.pwrite(fd, new[: most - size], size)
+                size += len(new)
+            return size
+        finally:
+            os.close(fd)
+
+    def _end(self, share: DeskShare, outcome: NodeOutcome) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            fd = os.open(share.files.log, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        spool.write_outcome(share.files, outcome)
+        share.outcome = outcome
+
+
+def _lay(directory: Path, order: Order, archive_path: str | None) -> None:
+    directory.mkdir(mode=0o700)
+    files = spool.Share(directory)
+    if archive_path is not None:
+        try:
+            os.link(archive_path, files.archive)
+        except OSError:
+            shutil.copyfile(archive_path, files.archive)
+    spool.write_order(files, order)
+
+
+def _found(attempt: Path) -> Iterator[DeskShare]:
+    """The attempt's shares as the disk has them."""
+    for directory in sorted(path for path in attempt.iterdir() if path.is_dir()):
+        files = spool.Share(directory)
+        order = spool.read_order(files)
+        if order is None:
+            continue
+        share = DeskShare(order, directory)
+        share.taken = _taken(files)
+        started = spool.read_started(files)
+        share.started_at = started.at if started is not None else None
+        share.stop, outcome = spool.read_stop(files), spool.read_outcome(files)
+        # One of another incarnation was written late, by a control plane that was deposed.
+        share.outcome = outcome if outcome is None or outcome.incarnation == order.incarnation else None
+        yield share
+
+
+def _taken(files: spool.Share) -> Taken | None:
+    try:
+        return msgspec.json.decode(Path(files.claimed).read_bytes(), type=Taken)
+    except FileNotFoundError:
+        return None

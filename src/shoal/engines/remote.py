@@ -1,0 +1,341 @@
+"""An engine on other machines: the seven verbs over a desk, and three more for the cluster below.
+
+Orders wait at the desk; the cluster starts keepers (`shoal.runtime.keeper`) on the nodes, who fetch them.
+What a share does is known from its keeper. What the cluster says of it is a reason to look and to explain;
+only where `Glimpse.is_over` is set is it evidence. A cluster that lost a submission is asked again; that this
+is safe is the desk's doing, which gives every order to one process.
+"""
+
+from __future__ import annotations
+
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from shoal.clock import Clock
+from shoal.engines.base import LogChunk, Observation, Sight, Submission
+from shoal.engines.desk import Desk, DeskShare
+from shoal.engines.refusal import is_name, refuse_malformed, what_is_gone
+from shoal.errors import EngineRefused, EngineUnreachable, NodeGone
+from shoal.model.node import NodeFacts
+from shoal.wire import EndKind, Order, Summons
+
+T = TypeVar("T")
+
+HEARD_S = 15.0
+"""Who has said something so lately lives: three times as long as a keeper may be quiet."""
+LATE_S = 5.0
+"""How long a keeper may be quiet before the cluster's evidence of its end counts: its last words may be on
+their way."""
+MAX_STARTS = 6
+FIRST_PORT, NUM_PORTS = 20_000, 10_000
+"""Below Linux's ephemeral ports (32768 on), which any outgoing connection may take at any time."""
+
+
+class Reach(msgspec.Struct, frozen=True, kw_only=True):
+    """How supervisors on other machines find and know the control planes, and where they work."""
+
+    urls: tuple[str, ...]
+    ca: str
+    spool: str = ""
+    """On each node's own disk; empty: below its /tmp."""
+    shared: str = ""
+    """A directory that every node and the control plane have; empty: there is none."""
+
+
+class Stage(StrEnum):
+    """Where the cluster says that a share is."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUSPENDED = "suspended"
+    ENDED = "ended"
+    UNKNOWN = "unknown"
+    """The cluster has no trace of it, or did not answer."""
+
+
+class Glimpse(msgspec.Struct, frozen=True, kw_only=True):
+    """What the cluster says of one share, in its own words."""
+
+    stage: Stage = Stage.UNKNOWN
+    raw: str = ""
+    is_over: bool = False
+    """It is certain that nothing of it runs: who answers has looked, or the machine was restarted."""
+
+
+NO_TRACE = Glimpse(raw="the cluster has no trace of it")
+Glimpses = dict[tuple[str, str], Glimpse]
+"""By attempt and node."""
+
+
+class RemoteEngine(ABC):
+    """Subclass it for a cluster. Thrown away and made anew it finds everything at the desk again."""
+
+    name: str
+    can_replace_shares = True
+    devices_from = ""
+
+    def __init__(self, home: Path, *, clock: Clock, reach: Reach, term: int = 0) -> None:
+        self.desk = Desk(home, clock, term)
+        self._home = home
+        self._clock = clock
+        self._reach = reach
+        self._starting: dict[tuple[str, int], tuple[int, float]] = {}
+        """By attempt and incarnation: how often it was started, and when it may be again (monotonic)."""
+        self._guard = anyio.Lock()
+
+    @abstractmethod
+    async def start(self, summons: Summons, orders: tuple[Order, ...]) -> None:
+        """Have the cluster start one keeper for each of these shares, all of one incarnation.
+
+        `EngineRefused`: it will not, ever, in its own words. `EngineUnreachable`: we do not know.
+        """
+
+    @abstractmethod
+    async def look(self, shares: Collection[DeskShare]) -> Glimpses:
+        """What the cluster says of these shares, of their very incarnation; nothing of those it has no trace
+        of. Must not be older than the last `start`. May raise `EngineUnreachable`.
+        """
+
+    @abstractmethod
+    async def end(self, attempt_id: str) -> None:
+        """Take back from the cluster what was started for the attempt; keepers are told by the desk."""
+
+    @abstractmethod
+    async def nodes(self) -> list[NodeFacts]: ...
+
+    async def submit(self, submission: Submission) -> str:
+        """Lay the orders down and have keepers started for those that nobody has taken."""
+        attempt_id = submission.attempt_id
+        is_new = not self.desk.find(attempt_id)
+        if is_new:
+            if self.desk.is_kept(attempt_id):
+                return self.native_id(attempt_id)
+            await self._take(submission)
+        else:
+            await self._begin_anew(submission)
+        async with self._guard:
+            await self._start(submission, is_new=is_new)
+        return self.native_id(attempt_id)
+
+    async def cancel(self, attempt_id: str, grace_s: float) -> None:
+        shares = self.desk.find(attempt_id)
+        if not shares:
+            return
+        await self.on_thread(lambda: self.desk.stop(attempt_id, grace_s))
+        if all(share.taken is None or not share.taken.process for share in shares.values()):
+            await self.end(attempt_id)  # nobody has begun, and nobody can: no need to wait in a queue
+
+    async def list_owned(self) -> list[Observation]:
+        shares = self.desk.shares()
+        open_shares = [share for share in shares if share.outcome is None]
+        seen = await self.look(open_shares) if open_shares else {}
+        found = []
+        for share in shares:
+            key = (share.order.attempt_id, share.order.node)
+            found.append(await self.on_thread(lambda s=share, k=key: self._seen(s, seen.get(k, NO_TRACE))))  # type: ignore[misc]
+        return found
+
+    async def forget(self, attempt_id: str) -> None:
+        if is_name(attempt_id):
+            await self.on_thread(lambda: self.desk.forget(attempt_id))
+            if not self.desk.find(attempt_id):
+                self._starting = {key: at for key, at in self._starting.items() if key[0] != attempt_id}
+
+    async def read_log(self, attempt_id: str, node: str, offset: int, limit: int) -> LogChunk:
+        return await self.on_thread(lambda: self.desk.read_log(attempt_id, node, offset, limit))
+
+    async def close(self) -> None:
+        """What runs, runs on."""
+        self.desk.on_news = None
+
+    def notice(self, tell: Callable[[], None]) -> None:
+        """A share that began or ended is a reason to look at once."""
+        self.desk.on_news = tell
+
+    async def prune(self, older_than: float, max_bytes: int) -> int:
+        return await self.on_thread(lambda: self.desk.prune(older_than, max_bytes))
+
+    async def checkpoints(self) -> list[str]:
+        """Those on a shared directory belong to the cluster's users: nobody but them removes any."""
+        return []
+
+    async def drop_checkpoint(self, job_id: str) -> None:
+        return
+
+    def native_id(self, attempt_id: str) -> str:
+        return f"{self.name}:{attempt_id}"
+
+    async def on_thread(self, work: Callable[[], T]) -> T:
+        try:
+            return await anyio.to_thread.run_sync(work)
+        except OSError as error:
+            raise EngineUnreachable(
+                f"the {self.name} engine could not use {self._home}: {error.strerror or error}",
+                hint="shoal doctor",
+                errno=error.errno,
+            ) from error
+
+    async def _take(self, submission: Submission) -> None:
+        nodes = {facts.name: facts for facts in await self.nodes()}
+        refuse_malformed(submission, nodes)
+        orders = self._completed(submission, nodes)
+        await self.on_thread(lambda: self.desk.add(orders, _archive_of(submission)))
+
+    async def _begin_anew(self, submission: Submission) -> None:
+        """New orders where a share of a greater incarnation replaces one that has ended, or is new there."""
+        shares = self.desk.find(submission.attempt_id)
+        known = {node: share.order.incarnation for node, share in shares.items()}
+        lacking = {o.node for o in submission.orders if o.incarnation > known.get(o.node, 0)}
+        if not lacking:
+            return
+        nodes = {facts.name: facts for facts in await self.nodes()}
+        for order in submission.orders:
+            gone = what_is_gone(order, nodes) if order.node in lacking else None
+            if gone is not None:
+                raise NodeGone(gone, hint="shoal nodes", node=order.node)
+            if order.node in lacking and order.node in shares and shares[order.node].outcome is None:
+                raise EngineUnreachable(f"{order.node} still has the share that is to be replaced")
+        for order in self._completed(submission, nodes):
+            if order.node in lacking:
+                await self.on_thread(
+                    lambda order=order: self.desk.begin_anew(order, _archive_of(submission))  # type: ignore[misc]
+                )
+
+    def _completed(self, submission: Submission, nodes: dict[str, NodeFacts]) -> tuple[Order, ...]:
+        """The orders with what this cluster decides. Jobs run as whoever the cluster runs them as."""
+        first = submission.orders[0]
+        used = {share.order.master_port for share in self.desk.shares() if share.outcome is None}
+        begin = zlib.crc32(submission.attempt_id.encode())
+        ports = (FIRST_PORT + (begin + step) % NUM_PORTS for step in range(NUM_PORTS))
+        port = next(port for port in ports if port not in used)
+        return tuple(
+            msgspec.structs.replace(
+                order,
+                master_addr=nodes[first.node].address if len(submission.orders) > 1 else "127.0.0.1",
+                master_port=port if order.incarnation == 0 else 0,
+                uid=None,
+                control_url=None if order.control_url is None else self._reach.urls[0],
+                checkpoint_dir=self._on_shared(order.checkpoint_dir, order.job_id, make=True),
+                model_dir=self._on_shared(order.model_dir, order.job_id, make=False),
+            )
+            for order in submission.orders
+        )
+
+    def _on_shared(self, path: str | None, job_id: str, *, make: bool) -> str | None:
+        """A path below the home's checkpoints, where all nodes have it."""
+        if path is None:
+            return None
+        if not self._reach.shared:
+            raise EngineRefused(
+                f"job {job_id} keeps checkpoints, and this cluster has no directory that all nodes share",
+                hint="name one when the cluster is connected, or drop `checkpoint` from the job",
+            )
+        place = Path(self._reach.shared) / "checkpoints" / Path(path).relative_to(self._home / "checkpoints")
+        if make:
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return str(place)
+
+    async def _start(self, submission: Submission, *, is_new: bool) -> None:
+        """Start keepers for orders that nobody has taken, unless the cluster still has what was started."""
+        waiting = [share for share in self.desk.find(submission.attempt_id).values() if share.is_waiting]
+        if not waiting:
+            return
+        seen = {} if is_new else await self.look(waiting)
+        for incarnation in sorted({share.order.incarnation for share in waiting}):
+            due = [share for share in waiting if share.order.incarnation == incarnation]
+            if any(self._stage(share, seen) in (Stage.QUEUED, Stage.RUNNING) for share in due):
+                continue
+            await self._start_one(submission, incarnation, due, seen)
+
+    async def _start_one(
+        self, submission: Submission, incarnation: int, due: list[DeskShare], seen: Glimpses
+    ) -> None:
+        key, now = (submission.attempt_id, incarnation), self._clock.monotonic()
+        times, not_before = self._starting.get(key, (0, 0.0))
+        if now < not_before:
+            return
+        if times >= MAX_STARTS:
+            said = {seen.get(_place(share), NO_TRACE).raw for share in due}
+            told = f"no supervisor fetched the order in {times} tries: {'; '.join(sorted(said))}"
+            for share in due:
+                self.desk.close(share, EndKind.LOST, told)
+            return
+        self._starting[key] = (times + 1, now + 2.0**times)
+        summons = Summons(
+            attempt_id=submission.attempt_id,
+            urls=self._reach.urls,
+            ca=self._reach.ca,
+            ticket=submission.ticket,
+            incarnation=incarnation,
+            spool=self._reach.spool,
+            devices_from=self.devices_from,
+        )
+        try:
+            await self.start(summons, tuple(share.order for share in due))
+        except EngineRefused:
+            if times == 0 and incarnation == 0:
+                await self.on_thread(lambda: self.desk.withdraw(submission.attempt_id))
+            raise
+
+    def _stage(self, share: DeskShare, seen: Glimpses) -> Stage:
+        return seen.get(_place(share), NO_TRACE).stage
+
+    def _seen(self, share: DeskShare, glimpse: Glimpse) -> Observation:
+        """One share, by what its keeper said, and else by what the cluster says."""
+        silence_s = self._clock.monotonic() - share.heard_at if share.heard_at is not None else None
+        if share.outcome is None and share.taken is not None and glimpse.is_over:
+            if silence_s is None:
+                share.heard_at = self._clock.monotonic()  # since our start: it may speak yet
+            elif silence_s >= LATE_S:
+                self.desk.bury(share, EndKind.LOST, f"its supervisor is gone: {glimpse.raw}")
+        if share.outcome is not None:
+            return self._observation(share, Sight.ENDED, share.outcome.kind)
+        if share.is_waiting:
+            return self._observation(
+                share, Sight.PENDING, glimpse.raw, is_queued=glimpse.stage is Stage.QUEUED
+            )
+        is_heard = silence_s is not None and silence_s < HEARD_S
+        if is_heard or glimpse.stage is Stage.SUSPENDED:
+            return self._observation(share, Sight.ALIVE, "its keeper speaks" if is_heard else glimpse.raw)
+        return self._observation(share, Sight.UNKNOWN, f"its keeper is silent; {glimpse.raw}")
+
+    def _observation(
+        self, share: DeskShare, sight: Sight, raw: str, *, is_queued: bool = False
+    ) -> Observation:
+        order, outcome = share.order, share.outcome
+        return Observation(
+            attempt_id=order.attempt_id,
+            epoch=order.epoch,
+            node=order.node,
+            native_id=self.native_id(order.attempt_id),
+            sight=sight,
+            incarnation=order.incarnation,
+            started_at=outcome.started_at if outcome is not None else share.started_at,
+            outcome=outcome,
+            raw=str(raw),
+            is_queued=is_queued,
+        )
+
+
+def _place(share: DeskShare) -> tuple[str, str]:
+    return share.order.attempt_id, share.order.node
+
+
+def _archive_of(submission: Submission) -> str | None:
+    digest, path = submission.orders[0].archive_digest, submission.archive_path
+    if digest is None:
+        return None
+    if path is None or not Path(path).is_file():
+        raise EngineRefused(
+            f"attempt {submission.attempt_id} needs the archive {digest}, which is not at {path}",
+            hint="submit the job again",
+        )
+    return path

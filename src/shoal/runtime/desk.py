@@ -1,0 +1,104 @@
+"""A keeper's way to the control planes over TLS: fetch the order, hand in logs and the outcome.
+
+Only who shows a certificate of the cluster's own authority is asked. Addresses are tried in turn: a control
+plane that is away, or stands by for another, is passed over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import ssl
+import urllib.parse
+
+import msgspec
+
+from shoal.proof import sign_for
+from shoal.wire import Assignment, Dispatch, DispatchAnswer, Fetch
+
+TIMEOUT_S = 20.0
+PIECE = 1 << 20
+MAX_ANSWER = 8 << 20
+REFUSALS = (http.client.FORBIDDEN, http.client.CONFLICT, http.client.UNAUTHORIZED)
+"""Words of a control plane that leads and knows. All else (404 by one with another home, 5xx) is silence."""
+
+
+class Refused(Exception):
+    """A control plane has said no, and will again. `is_stale`: another has what was ours."""
+
+    def __init__(self, told: str, *, is_stale: bool = False) -> None:
+        super().__init__(told)
+        self.is_stale = is_stale
+
+
+class Silent(Exception):
+    """Nobody could be asked, or had an answer: says nothing about what happened."""
+
+
+class DeskClient:
+    """For one share. Blocking; one thread."""
+
+    def __init__(self, urls: tuple[str, ...], ca: str) -> None:
+        self._urls = list(urls)
+        self._trust = ssl.create_default_context(cadata=ca)
+        self._trust.minimum_version = ssl.TLSVersion.TLSv1_2
+
+    def fetch(self, ticket: str, asked: Fetch) -> Assignment:
+        """The order, for this process alone. `Refused`: never."""
+        told = self._post("/v1/desk/fetch", ticket, msgspec.json.encode(asked), "application/json")
+        return msgspec.json.decode(told, type=Assignment)
+
+    def fetch_archive(self, ticket: str, asked: Fetch, path: str) -> None:
+        """The snapshot, as a file at `path`. Its digest is for the supervisor to check."""
+        self._post("/v1/desk/archive", ticket, msgspec.json.encode(asked), "application/json", path)
+
+    def tell(self, key: str, told: Dispatch, piece: bytes) -> DispatchAnswer:
+        """Hand in a piece of the log and what else there is to say."""
+        body = msgspec.json.encode(told) + b"\n" + piece
+        token = sign_for(key, told.attempt_id, told.node, body)
+        answer = self._post("/v1/desk/dispatch", token, body, "application/octet-stream")
+        return msgspec.json.decode(answer, type=DispatchAnswer)
+
+    def _post(self, path: str, token: str, body: bytes, kind: str, save_as: str | None = None) -> bytes:
+        """The answer of the first control plane that gives one; it is asked first the next time."""
+        reasons = []
+        for url in tuple(self._urls):
+            try:
+                answer = self._post_to(url, path, token, body, kind, save_as)
+            except (OSError, ValueError, http.client.HTTPException, Silent) as error:
+                reasons.append(f"{url}: {type(error).__name__}: {error}")
+                continue
+            self._urls.remove(url)
+            self._urls.insert(0, url)
+            return answer
+        raise Silent("; ".join(reasons) or "no address of a control plane is known")
+
+    def _post_to(self, url: str, path: str, token: str, body: bytes, kind: str, save_as: str | None) -> bytes:
+        parts = urllib.parse.urlsplit(url)
+        connection = http.client.HTTPSConnection(
+            parts.hostname or "", parts.port, timeout=TIMEOUT_S, context=self._trust
+        )
+        with contextlib.closing(connection):
+            headers = {"Authorization": f"Bearer {token}", "Content-Type": kind}
+            connection.request("POST", path, body=body, headers=headers)
+            answer = connection.getresponse()
+            if answer.status == http.client.OK and save_as is not None:
+                _save(answer, save_as)
+                return b""
+            told = answer.read(MAX_ANSWER)
+        if answer.status == http.client.OK:
+            return told
+        words = told[:500].decode("utf-8", "replace")
+        if answer.status in REFUSALS:
+            raise Refused(
+                f"{url} answered {answer.status}: {words}", is_stale=answer.status == http.client.CONFLICT
+            )
+        raise Silent(f"answered {answer.status}: {words}")
+
+
+def _save(answer: http.client.HTTPResponse, path: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with open(fd, "wb") as file:
+        while piece := answer.read(PIECE):
+            file.write(piece)

@@ -1,0 +1,358 @@
+"""Start a supervisor where another machine's engine put us, and be its hands to the control plane.
+
+Started as `python -m shoal.runtime.keeper NODE` with a `Summons` on standard input; NODE may be `$NAME`, a
+variable of the cluster's that holds it. The keeper fetches the order over TLS and forks the supervisor, which
+then runs as it would on the control plane's own machine: a share in a spool on this node's disk. The keeper
+hands in what stands there: the log in pieces, which the disk holds while nobody can be reached, and the
+outcome; and passes on a stop. If the supervisor dies without a word it kills what is left and says so: it is
+the evidence for that. Whatever keeps it from its order it says on standard error, which the engine keeps.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import sys
+import time
+from types import FrameType
+
+import msgspec
+
+from shoal.clock import BootClock
+from shoal.runtime import entry, kernel, removal, spool
+from shoal.runtime.desk import DeskClient, Refused, Silent
+from shoal.wire import (
+    MAX_OUTCOME_MESSAGE,
+    Assignment,
+    Credentials,
+    Dispatch,
+    DispatchAnswer,
+    EndKind,
+    Fetch,
+    NodeOutcome,
+    Order,
+    Summons,
+)
+
+DONE, NO_ORDER, STOPPED, UNDELIVERED, USAGE = 0, 3, 143, 75, 64
+TURN_S = 0.1
+PIECE = 512 << 10
+PING_S, LONE_PING_S = 5.0, 1.0
+"""How often to say something where there is nothing to say. Who renews a lease hears of a stop there; who
+does not, here alone."""
+FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.3, 5.0
+DELIVER_S = 60.0
+"""How long, at least, the end of a share waits for a control plane that is away; else for the fence."""
+KILL_AFTER_S = 10.0
+"""A supervisor that has not ended so long after its grace is killed."""
+WORDS = 4000
+
+
+def main(arguments: list[str]) -> int:
+    """0: the share ended and that is recorded. 3: no order was to be had. 75: its end was not delivered."""
+    if len(arguments) != 1:
+        sys.stderr.write("usage: python -m shoal.runtime.keeper NODE < SUMMONS\n")
+        return USAGE
+    node = os.environ.get(arguments[0][1:], "") if arguments[0].startswith("$") else arguments[0]
+    kernel.hide_memory()
+    os.umask(0o077)
+    try:
+        summons = msgspec.json.decode(sys.stdin.buffer.read(), type=Summons)
+    except msgspec.DecodeError as error:
+        _say(f"no summons came on standard input: {error}")
+        return USAGE
+    return Keeper(summons, node).run()
+
+
+class Keeper:
+    """Of one share, from its order to the delivery of its end."""
+
+    def __init__(self, summons: Summons, node: str) -> None:
+        self._summons = summons
+        self._node = node
+        self._clock = BootClock()
+        self._client = DeskClient(summons.urls, summons.ca)
+        self._is_asked_to_stop = False
+        self._told_size = 0
+        self._quiet_until = 0.0
+        self._backoff_s = FIRST_BACKOFF_S
+        self._is_heard = True
+        self._has_told_start = False
+        self._is_stale = False
+        self._kill_at: float | None = None
+        self._grace_s: float | None = None
+        self._fetch = Fetch(
+            attempt_id=summons.attempt_id,
+            node=node,
+            incarnation=summons.incarnation,
+            process=os.urandom(16).hex(),
+        )
+
+    def run(self) -> int:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_stop)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        found = self._get_order()
+        if found is None:
+            return STOPPED if self._is_asked_to_stop else NO_ORDER
+        assignment, asked_at = found
+        order = self._fitted(assignment.order)
+        share = self._prepare(order, assignment)
+        if share is None:
+            return NO_ORDER
+        pid = self._fork(share, assignment.credentials, asked_at)
+        self._attend(share, order, assignment.credentials, pid)
+        return self._deliver(share, order, assignment.credentials)
+
+    def _on_stop(self, signum: int, frame: FrameType | None) -> None:
+        self._is_asked_to_stop = True
+
+    def _get_order(self) -> tuple[Assignment, float] | None:
+        """The order, and when it was asked for. None: it was not to be had, and standard error says why."""
+        deadline, pause, last = self._clock.monotonic() + self._summons.patience_s, FIRST_BACKOFF_S, ""
+        while not self._is_asked_to_stop:
+            asked_at = self._clock.monotonic()
+            try:
+                return self._client.fetch(self._summons.ticket, self._fetch), asked_at
+            except Refused as error:
+                _say(f"no order for {self._fetch.attempt_id} on {self._node}: {error}")
+                return None
+            except (Silent, msgspec.DecodeError) as error:
+                if str(error) != last:
+                    last = str(error)
+                    _say(f"cannot reach the control plane yet: {last}")
+            if self._clock.monotonic() >= deadline:
+                _say(f"gave up: no control plane was reached in {self._summons.patience_s:g} s")
+                return None
+            time.sleep(pause)
+            pause = min(pause * 2, MAX_BACKOFF_S)
+        return None
+
+    def _fitted(self, order: Order) -> Order:
+        """With the devices that the cluster gave, which chose among equals by itself."""
+        given = os.environ.get(self._summons.devices_from, "") if self._summons.devices_from else ""
+        if not given or not order.gpu_ids:
+            return order
+        ids = tuple(int(part) for part in given.split(",") if part.strip().isdigit())
+        return msgspec.structs.replace(order, gpu_ids=ids or order.gpu_ids, gpus=())
+
+    def _prepare(self, order: Order, assignment: Assignment) -> spool.Share | None:
+        """The share's directory on this node, with all the supervisor needs."""
+        try:
+            share = spool.Share(_make_directory(self._summons.spool, self._fetch))
+            if assignment.has_archive:
+                self._fetch_archive(share)
+            authority = f"{share.directory}/ca.pem"
+            spool.durable_write(authority, self._summons.ca.encode())
+            first, *others = self._summons.urls
+            server = {"url": first, "others": others, "tls_cert": authority}
+            spool.durable_write(f"{share.directory}/server.json", msgspec.json.encode(server))
+            spool.write_order(share, order)
+        except (OSError, Refused, Silent) as error:
+            _say(f"cannot prepare the share of {order.attempt_id} on {self._node}: {error}")
+            return None
+        return share
+
+    def _fetch_archive(self, share: spool.Share) -> None:
+        deadline, pause = self._clock.monotonic() + self._summons.patience_s, FIRST_BACKOFF_S
+        while True:
+            try:
+                self._client.fetch_archive(self._summons.ticket, self._fetch, share.archive)
+                return
+            except Silent:
+                if self._is_asked_to_stop or self._clock.monotonic() >= deadline:
+                    raise
+            time.sleep(pause)
+            pause = min(pause * 2, MAX_BACKOFF_S)
+
+    def _fork(self, share: spool.Share, credentials: Credentials, asked_at: float) -> int:
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(writer)
+            _become_supervisor(share, reader, asked_at)
+        os.close(reader)
+        with open(writer, "wb") as pipe:
+            pipe.write(msgspec.json.encode(credentials))
+        return pid
+
+    def _attend(self, share: spool.Share, order: Order, credentials: Credentials, pid: int) -> None:
+        """Hand in what there is until the supervisor has ended; then its end is on disk here."""
+        while os.waitpid(pid, os.WNOHANG)[0] == 0:
+            if self._is_asked_to_stop and self._grace_s is None:
+                self._stop(share, order.grace_s)
+            if self._kill_at is not None and self._clock.monotonic() >= self._kill_at:
+                os.kill(pid, signal.SIGKILL)
+            self._hand_in(share, order, credentials)
+            time.sleep(TURN_S)
+        self._bury(share, order)
+
+    def _hand_in(self, share: spool.Share, order: Order, credentials: Credentials) -> None:
+        """A piece of the log, if there is one, or a sign of life, if it is time."""
+        has_news = _size_of(share.log) > self._told_size or (
+            not self._has_told_start and os.path.exists(share.started)
+        )
+        is_time = self._clock.monotonic() >= self._quiet_until
+        # Somebody who does not answer is not asked more often for having much to say.
+        if not self._is_stale and (is_time or (has_news and self._is_heard)):
+            self._tell(share, order, credentials, None)
+
+    def _tell(
+        self, share: spool.Share, order: Order, credentials: Credentials, outcome: NodeOutcome | None
+    ) -> DispatchAnswer | None:
+        """Say what there is; None: nobody heard it. Sets when to speak next."""
+        started = spool.read_started(share)
+        offset = self._told_size
+        piece = _read_piece(share.log, offset)
+        told = Dispatch(
+            attempt_id=order.attempt_id,
+            epoch=order.epoch,
+            node=self._node,
+            incarnation=order.incarnation,
+            process=self._fetch.process,
+            offset=offset,
+            started_at=None if started is None else started.at,
+            outcome=outcome,
+        )
+        now = self._clock.monotonic()
+        try:
+            answer = self._client.tell(credentials.proof_key, told, piece)
+        except (Silent, Refused, msgspec.DecodeError) as error:
+            if isinstance(error, Refused) and error.is_stale:
+                _say(f"this share is not ours any more: {error}")
+                self._is_stale = True
+                self._stop(share, 0.0)
+            self._is_heard = False
+            self._quiet_until = now + self._backoff_s
+            self._backoff_s = min(self._backoff_s * 2, MAX_BACKOFF_S)
+            return None
+        self._told_size, self._backoff_s, self._is_heard = answer.size, FIRST_BACKOFF_S, True
+        self._has_told_start = self._has_told_start or started is not None
+        self._quiet_until = now + (LONE_PING_S if order.control_url is None else PING_S)
+        if answer.stop_grace_s is not None and outcome is None:
+            self._stop(share, answer.stop_grace_s)
+        return answer
+
+    def _stop(self, share: spool.Share, grace_s: float) -> None:
+        """Ask the supervisor to end, as an engine on its own machine would. The shortest grace counts."""
+        if self._grace_s is not None and self._grace_s <= grace_s:
+            return
+        self._grace_s = grace_s
+        self._kill_at = self._clock.monotonic() + grace_s + KILL_AFTER_S
+        try:
+            spool.write_stop(share, spool.Stop(grace_s=grace_s, at=self._clock.now()))
+        except OSError as error:
+            _say(f"the disk does not take the stop, a signal has to do: {error}")
+        spool.signal_supervisor(share)
+
+    def _bury(self, share: spool.Share, order: Order) -> None:
+        """The supervisor has ended. If it left no outcome, see that nothing of it runs, and write one."""
+        while spool.read_outcome(share) is None:
+            lock = spool.take_lock(share)
+            if lock is not None and spool.kill_leftovers(share.directory):
+                words = _last_words(share.errors)
+                _say(f"the supervisor died without an outcome: {words or 'it said nothing'}")
+                spool.write_outcome(share, self._lost(share, order, words))
+            if lock is not None:
+                os.close(lock)
+            time.sleep(TURN_S)
+
+    def _lost(self, share: spool.Share, order: Order, words: str) -> NodeOutcome:
+        started = spool.read_started(share)
+        told = "its supervisor died without an outcome" + (f"; it last said: {words}" if words else "")
+        return NodeOutcome(
+            attempt_id=order.attempt_id,
+            epoch=order.epoch,
+            node=order.node,
+            kind=EndKind.LOST,
+            ended_at=self._clock.now(),
+            message=told[:MAX_OUTCOME_MESSAGE],
+            started_at=None if started is None else started.at,
+            incarnation=order.incarnation,
+        )
+
+    def _deliver(self, share: spool.Share, order: Order, credentials: Credentials) -> int:
+        """Hand in the rest of the log, then the outcome, until that is recorded. Then the files may go."""
+        outcome = spool.read_outcome(share)
+        deadline = self._clock.monotonic() + max(DELIVER_S, order.fence_s)
+        while not self._is_stale and self._clock.monotonic() < deadline:
+            is_rest = _size_of(share.log) <= self._told_size + PIECE
+            answer = self._tell(share, order, credentials, outcome if is_rest else None)
+            if answer is not None and answer.is_recorded:
+                removal.remove(share.directory, timeout_s=DELIVER_S)
+                return DONE
+            if answer is None:
+                time.sleep(self._backoff_s)
+        _say(f"the end of the share could not be delivered; it stays in {share.directory}")
+        return UNDELIVERED
+
+
+def _become_supervisor(share: spool.Share, reader: int, asked_at: float) -> None:
+    """Never returns: this process must not go on as a second keeper."""
+    status = 1
+    try:
+        os.setsid()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        errors = os.open(share.errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        for fd, target in ((reader, 0), (errors, 1), (errors, 2)):
+            os.dup2(fd, target)
+        os.closerange(3, 1 << 16)
+        os.environ["SHOAL_SERVER_FILE"] = f"{share.directory}/server.json"
+        os.environ.setdefault("SHOAL_PATH", os.environ.get("PATH", os.defpath))
+        kernel.rename((sys.executable, "-m", "shoal.runtime.supervisor", share.directory))
+        status = entry.main([share.directory], asked_at)
+    except BaseException:  # noqa: BLE001 - told where the keeper finds it
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(status)
+
+
+def _make_directory(root: str, asked: Fetch) -> str:
+    """`ROOT/spool/live/ATTEMPT/NODE`, for this user alone. `OSError` for a root that is somebody else's."""
+    root = root or f"/tmp/shoal-{os.getuid()}"  # noqa: S108 - its owner and mode are looked at
+    os.makedirs(root, mode=0o700, exist_ok=True)
+    facts = os.lstat(root)
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
+        raise PermissionError(f"{root} is not a directory that only user {os.getuid()} can change")
+    # Incarnations of one node do not meet: what is left of one must not be taken for the other.
+    name = f"{asked.node}.{asked.incarnation}" if asked.incarnation else asked.node
+    above = f"{root}/spool/live/{asked.attempt_id}"
+    os.makedirs(above, mode=0o700, exist_ok=True)
+    os.mkdir(f"{above}/{name}", 0o700)
+    return f"{above}/{name}"
+
+
+def _size_of(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _read_piece(path: str, offset: int) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            return file.read(PIECE)
+    except FileNotFoundError:
+        return b""
+
+
+def _last_words(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(os.fstat(file.fileno()).st_size - WORDS, 0))
+            return file.read().decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"shoal keeper: {text}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

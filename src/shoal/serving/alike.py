@@ -1,0 +1,218 @@
+"""Heads that are alike in all that decides about a request and differ in what merely passes through.
+
+Reads nothing that was not read before: every line of a head is either, to the byte, a line of a head that was
+read in full, or has a name of such a line and a value without a control character. Whatever else it finds it
+leaves to the full reading, which alone refuses. Heads of one length that differ in nothing but values at the
+same places, as ids and traces are, are not even split into lines (`Shape`). Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from enum import Enum
+from typing import Generic, TypeVar
+
+from shoal.serving.head import MAX_HEADERS, MAX_LENGTH
+
+MAX_KNOWN = 4096
+"""Of heads, of names, of lines; beyond that remembering begins anew."""
+MAX_LINE_BYTES = 256
+"""Of a line that is remembered whole."""
+MAX_DIGITS = 15
+"""Of a length: well below `MAX_LENGTH`."""
+ZERO = ord("0")
+CLEAN = re.compile(rb"[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?").fullmatch
+"""A value without control characters, and without spaces around it."""
+MAX_SHAPES = 4
+"""Of heads of one length."""
+
+
+T = TypeVar("T")
+Own = tuple[bytes, bytes, int]
+"""Of one request: its id as sent, its headers for the replica, the length of its body."""
+
+
+class Kind(Enum):
+    """What a header is, if it does not merely pass: of those there is the name as it goes on, or nothing."""
+
+    DECIDES = 1
+    """Only heads with the same line are alike."""
+    LENGTH = 2
+    """Of the body: heads with another one are alike, those without are not."""
+    ID = 3
+    """Of the request."""
+    MARKS = 4
+    """Goes on, and heads that have a value there are alike."""
+
+
+DECIDES, LENGTH, ID, MARKS = Kind
+"""Found faster so."""
+
+
+Field = tuple[int, int, bytes, bytes | Kind, bytes, bytes]
+"""A value that differs: where it starts and ends; what follows it as it came, up to the next one; what its
+header is; what is written before it (empty: it does not go on); lines that go on after it."""
+
+
+class Shape(Generic[T]):
+    """A head with places left open."""
+
+    __slots__ = ("_fields", "_first", "_text", "common")
+
+    def __init__(self, common: T, first: bytes, text: bytes, fields: list[Field]) -> None:
+        self.common = common
+        self._first = first
+        self._text = text
+        self._fields = fields
+
+    def own(self, raw: bytes) -> Own | None:
+        """Of a head as long as the one it was made from; None: it is another one."""
+        if not raw.startswith(self._first):
+            return None
+        request_id, length = b"", 0
+        own = [self._text]
+        for start, end, fixed, kind, label, text in self._fields:
+            value = raw[start:end]
+            if not raw.startswith(fixed, end):
+                return None
+            if not (value.isalnum() or value.replace(b"-", b"").isalnum() or CLEAN(value)):
+                return None
+            if kind is LENGTH:
+                if not value.isdigit() or (value[0] == ZERO and value != b"0") or len(value) > MAX_DIGITS:
+                    return None
+                length = int(value)
+            elif kind is ID and not request_id:
+                request_id = value
+            if label:
+                own += (label, value, text)
+            elif text:
+                own.append(text)
+        return request_id, b"".join(own), length
+
+
+class Alike(Generic[T]):
+    """`kind_of` says of a name in lower case what it is. What heads have in common is a `T`."""
+
+    def __init__(self, kind_of: Callable[[bytes], bytes | Kind]) -> None:
+        self._kind_of = kind_of
+        self._names: dict[bytes, bytes | Kind] = {}
+        """As they came, in whatever case."""
+        self._lines: dict[bytes, bytes | Kind] = {}
+        """Those that pass: as they go on."""
+        self._common: dict[tuple[bytes, ...], T] = {}
+        self._shapes: dict[int, list[Shape[T]]] = {}
+        """By the length of the head."""
+        self._last: tuple[T | None, int] = (None, 0)
+        """What was found last that has no shape, and its length."""
+
+    def shaped(self, raw: bytes) -> tuple[T, bytes, bytes, int] | None:
+        """What it has in common with others, and what is its own; None: it is of no known shape."""
+        for shape in self._shapes.get(len(raw), ()):
+            own = shape.own(raw)
+            if own is not None:
+                return (shape.common, *own)
+        return None
+
+    def find(self, raw: bytes) -> tuple[T, bytes, bytes, int] | None:
+        """The same, by its lines. None: read it in full."""
+        found = self._sorted(raw)
+        if found is None:
+            return None
+        common = self._common.get(found[0])
+        if common is None:
+            return None
+        before, self._last = self._last, (common, len(raw))
+        if before == self._last:  # most likely there will be more of them
+            self._shape(raw, common)
+        return (common, *found[1])
+
+    def learn(self, raw: bytes, common: T) -> None:
+        """Of a head that was read in full and taken. Not for one whose meaning a line that passes decides."""
+        if max(len(self._names), len(self._lines), len(self._common)) + MAX_HEADERS > MAX_KNOWN:
+            for known in (self._names, self._lines, self._common, self._shapes):
+                known.clear()
+        for line in raw.split(b"\r\n")[1:-2]:
+            name, _, value = line.partition(b":")
+            kind = self._names[name] = self._kind_of(name.lower())
+            if len(line) > MAX_LINE_BYTES:
+                continue
+            if isinstance(kind, bytes):
+                self._lines[line] = kind and kind + value.strip(b" \t")
+            elif kind is DECIDES:
+                self._lines[line] = kind
+        found = self._sorted(raw)
+        if found is not None:
+            self._common[found[0]] = common
+
+    def _sorted(self, raw: bytes) -> tuple[tuple[bytes, ...], Own] | None:
+        """The lines that decide, and the request's own."""
+        lines = raw.split(b"\r\n")
+        if len(lines) > MAX_HEADERS + 3:
+            return None
+        lines_get, names_get = self._lines.get, self._names.get
+        deciding, own = [lines[0]], []
+        request_id: bytes | None = None
+        length = 0
+        for line in lines[1:-2]:
+            kind = lines_get(line)
+            if kind is None:
+                name, colon, value = line.partition(b":")
+                kind = names_get(name)
+                if kind is None or not colon:
+                    return None
+                value = value.strip(b" \t")
+                if not (value.isalnum() or CLEAN(value) or not value):
+                    return None
+                if isinstance(kind, bytes):
+                    if kind:
+                        own.append(kind + value)
+                elif kind is ID:
+                    if request_id is None:
+                        request_id = value
+                elif kind is LENGTH:
+                    if not value.isdigit() or len(value) > 18 or (length := int(value)) > MAX_LENGTH:
+                        return None
+                    own.append(b"content-length: %d" % length)
+                    deciding.append(b"content-length")
+                elif kind is MARKS:
+                    own.append(name.lower() + b": " + value)
+                    deciding.append(b"marked" if value else b"unmarked")
+                else:
+                    deciding.append(line)
+            elif kind is DECIDES:
+                deciding.append(line)
+            elif isinstance(kind, bytes) and kind:
+                own.append(kind)
+        own.append(b"")
+        return tuple(deciding), (request_id or b"", b"\r\n".join(own), length)
+
+    def _shape(self, raw: bytes, common: T) -> None:
+        """Of a head that was found: values of lines not remembered whole are open."""
+        at = raw.index(b"\r\n") + 2
+        opened: list[tuple[int, int, bytes | Kind, bytes]] = []
+        texts = [b""]
+        for line in raw.split(b"\r\n")[1:-2]:
+            kind = self._lines.get(line)
+            if kind is None:
+                name, _, value = line.partition(b":")
+                kind, value = self._names[name], value.strip(b" \t")
+                if kind is not DECIDES:
+                    if not value:
+                        return
+                    start = at + line.index(value, len(name) + 1)
+                    label = kind if isinstance(kind, bytes) else b"" if kind is ID else name.lower() + b": "
+                    opened.append((start, start + len(value), kind, label))
+                    texts.append(b"\r\n" if label else b"")
+            elif isinstance(kind, bytes) and kind:
+                texts[-1] += kind + b"\r\n"
+            at += len(line) + 2
+        if opened:
+            ends = [start for start, *_ in opened[1:]] + [len(raw)]
+            fields: list[Field] = [
+                (start, end, raw[end:until], kind, label, text)
+                for (start, end, kind, label), until, text in zip(opened, ends, texts[1:], strict=True)
+            ]
+            shapes = self._shapes.setdefault(len(raw), [])
+            shapes.insert(0, Shape(common, raw[: opened[0][0]], texts[0], fields))
+            del shapes[MAX_SHAPES:]

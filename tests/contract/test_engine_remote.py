@@ -1,0 +1,229 @@
+"""The contract over keepers on 'other machines': orders over TLS, spools of their own, logs in pieces."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+
+from shoal.engines.base import Sight, Submission
+from shoal.identity import ticket
+from shoal.identity.authority import make_authority
+from shoal.runtime import spool, tree
+from shoal.wire import EndKind, Summons
+from tests.contract.engine_contract import EngineContract, Program, World
+from tests.contract.test_engine_local import LocalWorld
+from tests.support.remote import KEY, DeskServer, ProcessEngine
+
+
+class RemoteWorld(World):
+    node_names = ProcessEngine.node_names
+    engine: ProcessEngine
+
+    def __init__(self, root: Path) -> None:
+        self.home, self.spool = root / "home", root / "spool"
+        self.server = DeskServer(self.home)
+        self.keepers: dict[tuple[str, str, int], list[subprocess.Popen[bytes]]] = {}
+        self.engine = self._open()
+
+    def _open(self) -> ProcessEngine:
+        return ProcessEngine(self.home, self.server.reach(spool=str(self.spool)), self.keepers)
+
+    def run_line(self, program: Program) -> str:
+        return LocalWorld.run_line(self, program)  # type: ignore[arg-type]
+
+    async def pass_time(self) -> None:
+        await anyio.sleep(0.05)
+
+    async def restart(self) -> None:
+        await self.engine.close()
+        self.engine = self._open()
+        self.server.replace(self.engine)
+
+    def num_running(self, attempt_id: str) -> int:
+        marks = frozenset([f"SHOAL_ATTEMPT_ID={attempt_id}".encode()])
+        return len(tree.marked(marks, "/nowhere", None))
+
+    def num_starts(self, attempt_id: str) -> int:
+        shares = (self.home / "desk").glob(f"*/{attempt_id}/*")
+        return sum(Path(spool.Share(share).started).exists() for share in shares)
+
+    def submission(
+        self,
+        program: Program = Program(exit_code=None),  # noqa: B008
+        *,
+        num_nodes: int = 1,
+        ranks_per_node: int = 1,
+        attempt_id: str | None = None,
+    ) -> Submission:
+        made = super().submission(
+            program, num_nodes=num_nodes, ranks_per_node=ranks_per_node, attempt_id=attempt_id
+        )
+        return msgspec.structs.replace(made, ticket=ticket(KEY, made.attempt_id))
+
+    def share(self, attempt_id: str, node: str = "n1") -> spool.Share:
+        return spool.Share(self.spool / "spool" / "live" / attempt_id / node)
+
+    def keepers_of(self, attempt_id: str) -> list[subprocess.Popen[bytes]]:
+        return [one for key, found in self.keepers.items() if key[0] == attempt_id for one in found]
+
+    def errors(self, attempt_id: str, node: str = "n1") -> str:
+        return (self.home / f"{attempt_id}.{node}.err").read_text()
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[RemoteWorld]:
+    world = RemoteWorld(tmp_path)
+    with world.server.serving(world.engine):
+        yield world
+        left = {o.attempt_id for o in await world.engine.list_owned() if o.sight is not Sight.ENDED}
+        for attempt_id in left:
+            await world.engine.cancel(attempt_id, 0.0)
+        for attempt_id in left:
+            await world.until(attempt_id, Sight.ENDED)
+        await anyio.to_thread.run_sync(world.engine.wait)
+
+
+class TestRemoteEngine(EngineContract):
+    pass
+
+
+@pytest.mark.anyio
+class TestKeepers:
+    async def test_the_files_of_a_share_are_gone_from_the_node_once_its_end_is_recorded(
+        self, world: RemoteWorld
+    ) -> None:
+        submission = world.submission(Program(lines=("done",)))
+        await world.ended(submission)
+        await anyio.to_thread.run_sync(world.engine.wait)
+        assert not os.path.exists(world.share(submission.attempt_id).directory)  # noqa: ASYNC240, PTH110
+
+    async def test_a_second_process_gets_no_order_and_says_why(self, world: RemoteWorld) -> None:
+        submission = world.submission()
+        await world.started(submission)
+        [share] = world.engine.desk.find(submission.attempt_id).values()
+        summons = Summons(
+            attempt_id=submission.attempt_id,
+            urls=world.server.settings.reach,
+            ca=world.server.reach().ca,
+            ticket=submission.ticket,
+        )
+        await world.engine.start(summons, (share.order,))
+        second = world.keepers_of(submission.attempt_id)[-1]
+        assert await anyio.to_thread.run_sync(second.wait) == 3
+        assert "was given to another" in world.errors(submission.attempt_id)
+        assert world.num_starts(submission.attempt_id) == 1
+
+    @pytest.mark.parametrize("wrong", ["ticket", "authority"])
+    async def test_without_the_right_ticket_and_authority_nothing_begins(
+        self, world: RemoteWorld, wrong: str
+    ) -> None:
+        stranger = make_authority("somebody else", time.time()).certificate.decode()
+
+        def change(summons: Summons) -> Summons:
+            if wrong == "ticket":
+                return msgspec.structs.replace(summons, ticket=ticket(b"x" * 32, summons.attempt_id))
+            return msgspec.structs.replace(summons, ca=stranger, patience_s=0.5)
+
+        world.engine.before_start = change
+        submission = world.submission()
+        await world.engine.submit(submission)
+        [keeper] = world.keepers_of(submission.attempt_id)
+        assert await anyio.to_thread.run_sync(keeper.wait) == 3
+        said = world.errors(submission.attempt_id)
+        assert ("answered 401" if wrong == "ticket" else "CERTIFICATE_VERIFY_FAILED") in said
+        [seen] = (await world.look(submission.attempt_id)).values()
+        assert seen.sight is Sight.PENDING
+
+    async def test_a_killed_supervisor_is_buried_by_its_keeper(self, world: RemoteWorld) -> None:
+        submission = world.submission(Program(exit_code=None, has_children=True, is_deaf=True))
+        await world.started(submission)
+        await world.until_running(submission.attempt_id)
+        assert spool.signal_supervisor(world.share(submission.attempt_id), signal.SIGKILL)
+        [seen] = await world.until(submission.attempt_id, Sight.ENDED)
+        assert seen.outcome is not None
+        assert (seen.outcome.kind, world.num_running(submission.attempt_id)) == (EndKind.LOST, 0)
+
+    async def test_what_was_logged_while_nobody_listened_is_handed_in_later(self, world: RemoteWorld) -> None:
+        submission = world.submission()
+        shown = "echo before; for i in 1 2 3 4 5 6 7 8; do sleep 0.2; echo line $i; done"
+        orders = tuple(msgspec.structs.replace(order, run=shown) for order in submission.orders)
+        submission = msgspec.structs.replace(submission, orders=orders)
+        await world.started(submission)
+        hear = world.engine.desk.hear
+        world.engine.desk.hear = _away  # type: ignore[method-assign, assignment]
+        while b"line 8" not in _read(world.share(submission.attempt_id).log):
+            await world.pass_time()
+        world.engine.desk.hear = hear  # type: ignore[method-assign]
+        await world.until(submission.attempt_id, Sight.ENDED)
+        log = await world.whole_log(submission.attempt_id, "n1")
+        assert [line.split(b" ", 3)[3] for line in log.splitlines()] == [
+            b"before",
+            *(f"line {i}".encode() for i in range(1, 9)),
+        ]
+
+    async def test_an_order_that_was_taken_back_is_never_given(self, world: RemoteWorld) -> None:
+        held: list[Summons] = []
+        world.engine.before_start = held.append
+        submission = world.submission()
+        await world.engine.submit(submission)
+        await world.engine.cancel(submission.attempt_id, 5.0)
+        [seen] = await world.until(submission.attempt_id, Sight.ENDED)
+        assert seen.outcome is not None
+        assert seen.outcome.kind is EndKind.STOPPED
+        [share] = world.engine.desk.find(submission.attempt_id).values()
+        world.engine.before_start = lambda summons: summons
+        await world.engine.start(held[0], (share.order,))
+        assert await anyio.to_thread.run_sync(world.keepers_of(submission.attempt_id)[-1].wait) == 3
+        assert world.num_starts(submission.attempt_id) == 0
+
+    async def test_a_submission_that_the_cluster_lost_is_made_again(self, world: RemoteWorld) -> None:
+        lost: list[Summons] = []
+
+        def lose_the_first(summons: Summons) -> Summons | None:
+            lost.append(summons)
+            return None if len(lost) == 1 else summons
+
+        world.engine.before_start = lose_the_first
+        submission = world.submission(Program(lines=("once",)))
+        await world.engine.submit(submission)
+        while len(lost) < 2:
+            await world.engine.submit(submission)
+            await world.pass_time()
+        [seen] = await world.until(submission.attempt_id, Sight.ENDED)
+        assert seen.outcome is not None
+        assert seen.outcome.kind is EndKind.SUCCEEDED
+        assert world.num_starts(submission.attempt_id) == 1
+
+    async def test_no_secret_is_on_a_command_line_in_an_environment_or_on_a_disk(
+        self, world: RemoteWorld
+    ) -> None:
+        submission = world.submission()
+        await world.started(submission)
+        secrets = (submission.ticket.encode(), b"swordfish")
+        for pid in tree.all_pids():
+            for name in ("cmdline", "environ"):
+                told = _read(f"/proc/{pid}/{name}")
+                is_rank = f"SHOAL_ATTEMPT_ID={submission.attempt_id}".encode() in told
+                assert not any(one in told for one in secrets[: 1 if is_rank else 2]), (pid, name)
+        for path in (p for root in (world.home, world.spool) for p in root.rglob("*") if p.is_file()):
+            assert not any(one in path.read_bytes() for one in secrets), path
+
+
+def _read(path: str) -> bytes:
+    """What is in it; nothing where it is gone or not ours to read."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:  # noqa: PTH123
+        return file.read()
+    return b""
+
+
+def _away(*_: object) -> None:
+    raise OSError(5, "the control plane's disk does not answer")

@@ -1,0 +1,175 @@
+"""A node's supervisor is killed and its standby takes over: once, within the job's walls, for it alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.client.handles import JobHandle
+from shoal.runtime import spool, tree
+from shoal.runtime.standby import place
+from shoal.runtime.warm import install, names
+from tests.support.confinements import CGROUP, needs
+from tests.support.real_plane import Gate, RealPlane, a_plane, until
+from tests.support.shares import processes_with
+
+RETRY = {"max": 3, "on": ["exit", "signal"]}
+READY_S = 90.0
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), needs(CGROUP, "bubblewrap")]
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealPlane]:
+    with a_plane(tmp_path_factory.mktemp("standby") / "home", demo="2x2") as real:
+        yield real
+
+
+def program(gate: Gate) -> str:
+    """Python that imports something nobody foresees, then waits at the gate."""
+    port = gate._listener.getsockname()[1]
+    code = (
+        "import importlib, socket; importlib.import_module('colorsys'); "
+        f"s = socket.create_connection(('127.0.0.1', {port})); s.recv(1)"
+    )
+    return f'python -c "{code}"'
+
+
+class Lost:
+    """A job on two nodes, and the node that is going to be lost."""
+
+    def __init__(self, plane: RealPlane, gate: Gate) -> None:
+        self.plane, self.gate = plane, gate
+        self.job: JobHandle = plane.submit(
+            program(gate), resources={"nodes": 2, "gpus": 1, "memory": "2GB"}, retry=RETRY
+        )
+        gate.hold(2)
+        (self.attempt,) = plane.attempts(plane.until_status(self.job, "running"))
+        node = self.attempt["nodes"][1]
+        self.share = spool.Share(plane.home / "spool" / "live" / self.attempt["attempt_id"] / node)
+        self.place = Path(place.directory_of(self.share) or "")
+
+    def standby(self, other_than: int = 0) -> int:
+        """The process that waits, once it can be called."""
+
+        def found() -> int:
+            (pid, *_) = (*processes_with(f"shoal.runtime.standby\0{self.place}\0"), 0)
+            return pid if pid != other_than and Path(place.door_of(str(self.place))).exists() else 0
+
+        return until(found, f"a standby waits at {self.place}", READY_S)
+
+    def kill_supervisor(self) -> int:
+        claim = spool.read_claim(self.share)
+        assert claim is not None
+        os.kill(claim.pid, signal.SIGKILL)
+        return claim.pid
+
+    def successor(self, killed: int) -> int:
+        """Who has the share now."""
+
+        def found() -> int:
+            claim = spool.read_claim(self.share)
+            return claim.pid if claim is not None and claim.pid != killed else 0
+
+        return until(found, "the share is claimed again")
+
+    def finish(self) -> dict[str, Any]:
+        """Let it end well, in one attempt; nothing of a standby is left."""
+        self.gate.open()
+        self.plane.until_status(self.job, "succeeded")
+        (after,) = self.plane.attempts(self.job)
+        assert after["attempt_id"] == self.attempt["attempt_id"]
+        assert (self.job.data["losses"], self.job.data["failures"]) == (0, 0)
+        name = self.attempt["attempt_id"]
+        until(lambda: not processes_with(f"standby/{name}"), "no standby runs")
+        until(lambda: not list(self.plane.home.glob(f"spool/standby/{name}*")), "no standby has a place")
+        until(lambda: not list(Path("/sys/fs/cgroup").glob(f"**/shoal.{name}*")), "no cgroup is left")
+        return after
+
+
+def test_standby_becomes_the_supervisor_and_another_one_follows_it(plane: RealPlane, gate: Gate) -> None:
+    lost = Lost(plane, gate)
+    waiting = lost.standby()
+    killed = lost.kill_supervisor()
+    gate.hold(2)
+    assert lost.successor(killed) == waiting
+    assert processes_with(f"shoal.runtime.supervisor\0{lost.share.directory}") == [waiting]
+    assert not lost.place.exists()
+    image = Path(lost.share.work, install.FOLDER, names.EXPECTED).read_text()
+    assert "colorsys" in image, "it had made the imports of the ranks before it"
+    following = lost.standby(other_than=waiting)
+    lost.kill_supervisor()
+    gate.hold(2)
+    assert lost.successor(waiting) == following
+    lost.finish()
+
+
+def test_standby_has_no_more_rights_than_the_job_and_takes_its_memory_from_the_jobs(
+    plane: RealPlane, gate: Gate
+) -> None:
+    lost = Lost(plane, gate)
+    waiting = lost.standby()
+    cgroups, own = spool.read_cgroups(lost.share), spool.read_cgroups(spool.Share(lost.place))
+    assert not set(cgroups) & set(own)
+    ranks, zygotes = tree.pids_in(cgroups), until(lambda: tree.pids_in(own), "its zygote runs")
+    assert waiting not in zygotes
+    for mark in ("Uid", "NoNewPrivs", "CapEff", "CapBnd"):
+        assert {_status(pid, mark) for pid in zygotes} == {_status(pid, mark) for pid in ranks}
+    limits = [_memory_limit(paths) for paths in (cgroups, own)]
+    assert sum(limits) <= 2_000_000_000
+    lost.finish()
+
+
+@pytest.mark.parametrize("harm", [signal.SIGKILL, signal.SIGSTOP])
+def test_share_begins_without_its_standby_where_that_is_dead_or_hangs(
+    plane: RealPlane, gate: Gate, harm: signal.Signals
+) -> None:
+    lost = Lost(plane, gate)
+    waiting = lost.standby()
+    os.kill(waiting, harm)
+    killed = lost.kill_supervisor()
+    gate.hold(2)
+    successor = lost.successor(killed)
+    assert successor != waiting
+    if harm is signal.SIGSTOP:
+        os.kill(waiting, signal.SIGCONT)
+    until(lambda: not Path(f"/proc/{waiting}").exists(), "it ends when it wakes up", READY_S)
+    assert lost.successor(killed) == successor, "the share was claimed once"
+    lost.finish()
+
+
+def test_standby_outlives_the_control_plane_and_serves_the_next_one(plane: RealPlane, gate: Gate) -> None:
+    lost = Lost(plane, gate)
+    waiting = lost.standby()
+    plane.kill()
+    killed = lost.kill_supervisor()
+    plane.up()
+    gate.hold(2)
+    assert lost.successor(killed) == waiting
+    lost.finish()
+
+
+def test_standby_ends_with_a_job_that_is_cancelled(plane: RealPlane, gate: Gate) -> None:
+    lost = Lost(plane, gate)
+    waiting = lost.standby()
+    lost.job.stop()
+    plane.until_status(lost.job, "cancelled")
+    until(lambda: not Path(f"/proc/{waiting}").exists(), "it is gone with the job")
+    until(lambda: not lost.place.exists(), "so is its place")
+
+
+def _status(pid: int, name: str) -> str:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(line for line in lines if line.startswith(f"{name}:"))
+
+
+def _memory_limit(cgroups: tuple[str, ...]) -> int:
+    for path in cgroups:
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            if (file := Path(path, name)).exists():
+                return int(file.read_text())
+    raise AssertionError(f"no memory limit in {cgroups}")

@@ -1,0 +1,117 @@
+"""Who gets an order from the control plane: a share that may begin now, of the store's own attempt."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+
+from shoal.clock import SystemClock
+from shoal.control import ControlPlane
+from shoal.control.actor import SHOAL
+from shoal.control.core import Core
+from shoal.control.first import DEFAULT_PROJECT, prepare
+from shoal.engines.desk import DeskShare
+from shoal.engines.remote import Glimpses, Reach, RemoteEngine
+from shoal.errors import NotFound, StateError
+from shoal.identity import proof_key
+from shoal.ids import id_factory
+from shoal.model.node import NodeFacts
+from shoal.settings import Settings
+from shoal.spec import parse_job
+from shoal.store import open_memory_store
+from shoal.wire import Fetch, Order, Summons
+from tests.support.plane import open_plane
+
+pytestmark = pytest.mark.anyio
+
+
+class Unstarted(RemoteEngine):
+    """A cluster that starts nothing: the tests come to the desk themselves."""
+
+    name = "unstarted"
+    summons: Summons
+
+    async def start(self, summons: Summons, orders: tuple[Order, ...]) -> None:
+        self.summons = summons
+
+    async def look(self, shares: Collection[DeskShare]) -> Glimpses:
+        return {}
+
+    async def end(self, attempt_id: str) -> None:
+        return
+
+    async def nodes(self) -> list[NodeFacts]:
+        return [NodeFacts(name="n1", cpus=4.0, memory_bytes=8 << 30, disk_bytes=1 << 30)]
+
+
+@pytest.fixture
+async def plane(tmp_path: Path) -> AsyncIterator[ControlPlane]:
+    clock, store = SystemClock(), open_memory_store()
+    engine = Unstarted(tmp_path, clock=clock, reach=Reach(urls=("https://login:1",), ca="ca"))
+    core = Core(
+        store=store,
+        engine=engine,
+        clock=clock,
+        new_id=id_factory(clock.now),
+        settings=Settings(home=tmp_path),
+        key=b"k" * 32,
+    )
+    await prepare(core, "ana")
+    async with ControlPlane.running(core) as plane:
+        yield plane
+    await store.close()
+
+
+async def waiting(plane: ControlPlane) -> Fetch:
+    """The question of a supervisor whose order waits at the desk."""
+    core = plane.core
+    owner = (await core.store.read(lambda tx: tx.people.users()))[0]
+    spec = parse_job({"run": "true", "workdir": None, "secrets": ["PASSWORD"]})
+    secrets = {"PASSWORD": "swordfish"}
+    await plane.submit(SHOAL, spec, project=DEFAULT_PROJECT, owner=owner, secrets=secrets)
+    assert isinstance(core.engine, Unstarted)
+    while not (shares := core.engine.desk.shares()):  # noqa: ASYNC110 - as long as it takes
+        await anyio.sleep(0.01)
+    return Fetch(attempt_id=shares[0].order.attempt_id, node="n1", process="first")
+
+
+async def test_an_order_comes_with_credentials_that_were_on_no_disk(
+    plane: ControlPlane, tmp_path: Path
+) -> None:
+    asked = await waiting(plane)
+    given = await plane.fetch_order(asked)
+    assert (given.order.attempt_id, given.credentials.secrets) == (
+        asked.attempt_id,
+        {"PASSWORD": "swordfish"},
+    )
+    assert given.credentials.proof_key == proof_key(plane.core.key, asked.attempt_id, "n1")
+    assert await plane.fetch_order(asked) == given
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]  # noqa: ASYNC240
+    assert any("desk" in path.parts for path in files)
+    assert not any(b"swordfish" in path.read_bytes() for path in files)
+
+
+async def test_no_order_for_a_second_process_another_node_or_another_incarnation(plane: ControlPlane) -> None:
+    asked = await waiting(plane)
+    await plane.fetch_order(asked)
+    for other in ({"process": "second"}, {"node": "n2"}, {"incarnation": 1}, {"attempt_id": "att_other"}):
+        with pytest.raises((StateError, NotFound)):
+            await plane.fetch_order(msgspec.structs.replace(asked, **other))
+
+
+async def test_no_order_for_a_job_that_was_stopped(plane: ControlPlane) -> None:
+    asked = await waiting(plane)
+    [(job, _)] = await plane.core.store.read(lambda tx: tx.attempts.with_jobs([asked.attempt_id]))
+    await plane.stop_job(SHOAL, job.job_id)
+    with pytest.raises(StateError, match="has ended, or is to end"):
+        await plane.fetch_order(asked)
+
+
+async def test_a_local_engine_has_no_desk(tmp_path: Path) -> None:
+    async with open_plane(tmp_path) as plane:
+        with pytest.raises(NotFound, match="the engine is `fake`"):
+            await plane.fetch_order(Fetch(attempt_id="att_1", node="n1", process="p"))

@@ -1,0 +1,160 @@
+"""Who may call a service, and how soon data planes know: before the answer to whoever changed it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+
+from shoal.control import ControlPlane
+from shoal.control.services import tables
+from shoal.control.services.commands import AskedService
+from shoal.model.people import Role, User
+from shoal.serving.table import Report
+from shoal.spec.parse import parse_service
+from shoal.store import Tx
+from tests.support.plane import open_plane
+from tests.support.serving import until
+from tests.support.world import ROOT
+
+pytestmark = pytest.mark.anyio
+
+
+async def served(plane: ControlPlane) -> User:
+    """A service `chat` of project `vision`, whose member this is."""
+    for project in ("vision", "speech"):
+        await plane.create_project(ROOT, project, {})
+    await plane.create_user(ROOT, "root", Role.ADMIN)
+    ana = await plane.create_user(ROOT, "ana")
+    await plane.set_member(ROOT, "vision", "ana", Role.VIEWER)
+    spec = parse_service({"name": "chat", "run": "serve"})
+    await plane.serve(ROOT, AskedService(spec=spec, project="vision", owner=ana))
+    return ana
+
+
+def digests(plane: ControlPlane) -> set[str]:
+    return {caller.digest for chat in plane.core.services.table.services for caller in chat.callers}
+
+
+async def token(plane: ControlPlane, user: User, **more: Any) -> str:
+    made, _ = await plane.create_token(ROOT, user, **{"label": "", "scope": Role.ADMIN, **more})
+    return made.secret_hash.hex()
+
+
+async def test_token_is_in_the_table_when_it_is_handed_out_and_gone_when_revoked(tmp_path: Path) -> None:
+    async with open_plane(tmp_path) as plane:
+        ana = await served(plane)
+        made, _ = await plane.create_token(ROOT, ana, label="", scope=Role.VIEWER)
+        assert digests(plane) == {made.secret_hash.hex()}
+        await plane.revoke_token(ROOT, made.token_id)
+        assert digests(plane) == set()
+
+
+async def test_who_joins_or_leaves_the_project_may_or_may_not_call_from_the_answer_on(
+    tmp_path: Path,
+) -> None:
+    async with open_plane(tmp_path) as plane:
+        await served(plane)
+        bo = await plane.create_user(ROOT, "bo")
+        own = await token(plane, bo)
+        assert digests(plane) == set()
+        await plane.set_member(ROOT, "vision", "bo", Role.MEMBER)
+        assert digests(plane) == {own}
+        await plane.update_user(ROOT, "bo", {"is_active": False})
+        assert digests(plane) == set()
+        await plane.update_user(ROOT, "bo", {"is_active": True})
+        await plane.remove_member(ROOT, "vision", "bo")
+        assert digests(plane) == set()
+
+
+async def test_role_of_another_project_opens_no_service_whatever_the_token(tmp_path: Path) -> None:
+    async with open_plane(tmp_path) as plane:
+        ana = await served(plane)
+        lead = await plane.create_user(ROOT, "lea")
+        await plane.set_member(ROOT, "speech", "lea", Role.LEAD)
+        operator = await plane.create_user(ROOT, "olaf", Role.OPERATOR)
+        for scope in (Role.VIEWER, Role.LEAD, Role.ADMIN):
+            await token(plane, lead, scope=scope)
+            await token(plane, lead, scope=scope, project="vision")
+            await token(plane, lead, scope=scope, project="vision", service="chat")
+            await token(plane, ana, scope=scope, project="speech")
+            await token(plane, ana, scope=scope, project="vision", service="other")
+            await token(plane, operator, scope=scope, project="speech")
+        assert digests(plane) == set()
+        good = {
+            await token(plane, ana, scope=Role.VIEWER),
+            await token(plane, ana, project="vision"),
+            await token(plane, ana, project="vision", service="chat"),
+            await token(plane, operator, scope=Role.VIEWER),
+            await token(plane, operator, project="vision"),
+        }
+        assert digests(plane) == good
+
+
+async def test_token_is_handed_out_when_every_data_plane_knows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "SPREAD_S", 60.0)
+    async with open_plane(tmp_path) as plane:
+        ana = await served(plane)
+        book, made = plane.core.services, []
+
+        def say(process: str, version: int) -> None:
+            book.heard(Report(process_id=process, version=version), plane.core.clock.monotonic())
+
+        async def create() -> None:
+            made.append(await token(plane, ana))
+
+        say("one", 1)
+        say("two", 1)
+        async with anyio.create_task_group() as group:
+            group.start_soon(create)
+            await until(lambda: bool(digests(plane)))
+            say("one", book.table.version)
+            for _ in range(5):
+                await checkpoint()
+            assert made == [], "the other one does not know it yet"
+            say("two", book.table.version)
+        assert digests(plane) == set(made)
+
+
+async def test_token_is_handed_out_also_when_a_data_plane_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "SPREAD_S", 0.05)
+    async with open_plane(tmp_path) as plane:
+        ana = await served(plane)
+        plane.core.services.heard(Report(process_id="one", version=1), plane.core.clock.monotonic())
+        with anyio.fail_after(30):
+            made = await token(plane, ana)
+        assert digests(plane) == {made}
+
+
+async def test_older_table_never_follows_a_newer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_plane(tmp_path, is_running=False) as plane:
+        ana = await served(plane)
+        made, _ = await plane.create_token(ROOT, ana, label="", scope=Role.VIEWER)
+        read, gate = plane.core.store.read, anyio.Event()
+
+        async def slow(fn: Any) -> Any:
+            found = await read(fn)
+            await gate.wait()
+            return found
+
+        def is_revoked(tx: Tx) -> bool:
+            return any(one.revoked_at for one in tx.people.tokens())
+
+        async with anyio.create_task_group() as group:
+            with monkeypatch.context() as patched:
+                patched.setattr(plane.core.store, "read", slow)
+                group.start_soon(tables.publish, plane.core)
+                await anyio.sleep(0.05)
+            group.start_soon(plane.revoke_token, ROOT, made.token_id)
+            with anyio.fail_after(30):
+                while not await read(is_revoked):
+                    await checkpoint()
+            gate.set()
+        assert digests(plane) == set()

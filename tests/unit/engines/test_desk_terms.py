@@ -1,0 +1,102 @@
+"""Two control planes over one desk: an order is given to one process, whoever of them gives it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shoal.engines.desk import Desk
+from shoal.engines.fake import VirtualClock
+from shoal.errors import Deposed, StateError
+from shoal.runtime import spool
+from shoal.wire import Dispatch, EndKind, Fetch, Limits, Order
+
+ORDER = Order(
+    attempt_id="att_1",
+    epoch=1,
+    job_id="job_1",
+    job_number=1,
+    job_name="j",
+    project="p",
+    node="n1",
+    node_rank=0,
+    nodes=("n1",),
+    ranks_per_node=1,
+    run="true",
+    limits=Limits(cpus=1),
+)
+
+
+def desk(home: Path, term: int) -> Desk:
+    return Desk(home, VirtualClock(1_800_000_000.0), term)
+
+
+def fetch(process: str, incarnation: int = 0) -> Fetch:
+    return Fetch(attempt_id="att_1", node="n1", incarnation=incarnation, process=process)
+
+
+def told(process: str) -> Dispatch:
+    return Dispatch(attempt_id="att_1", epoch=1, node="n1", process=process)
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Desk:
+    made = desk(tmp_path, 4)
+    made.add((ORDER,), None)
+    return made
+
+
+def test_order_that_a_deposed_desk_gave_late_is_not_given_again(old: Desk, tmp_path: Path) -> None:
+    new = desk(tmp_path, 5)
+    old.take(fetch("one"))
+    with pytest.raises(StateError, match="given to another"):
+        new.take(fetch("two"))
+    assert new.take(fetch("one")).order == ORDER
+    assert new.hear(told("one"), b"hello\n").size == 6
+
+
+def test_order_that_the_successor_gave_is_not_given_by_the_deposed_one(old: Desk, tmp_path: Path) -> None:
+    new = desk(tmp_path, 5)
+    new.take(fetch("two"))
+    with pytest.raises(StateError, match="given to another"):
+        old.take(fetch("one"))
+    with pytest.raises(StateError, match="another process"):
+        old.hear(told("one"), b"")
+
+
+def test_who_got_the_order_from_the_deposed_one_is_heard_by_the_successor(old: Desk, tmp_path: Path) -> None:
+    new = desk(tmp_path, 5)
+    old.take(fetch("one"))
+    assert new.hear(told("one"), b"").stop_grace_s is None
+
+
+def test_share_that_runs_is_not_closed_by_a_deposed_desk(old: Desk, tmp_path: Path) -> None:
+    new = desk(tmp_path, 5)
+    new.take(fetch("two"))
+    assert not old.close(old.find("att_1")["n1"], EndKind.STOPPED, "stopped before it began")
+    assert spool.read_outcome(new.find("att_1")["n1"].files) is None
+    assert desk(tmp_path, 6).find("att_1")["n1"].outcome is None
+
+
+def test_deposed_desk_lays_nothing_down_and_takes_nothing_away(old: Desk, tmp_path: Path) -> None:
+    new = desk(tmp_path, 5)
+    new.take(fetch("two"))
+    with pytest.raises(FileNotFoundError):
+        old.add((msgspec.structs.replace(ORDER, attempt_id="att_2"),), None)
+    with pytest.raises(FileNotFoundError):
+        old.begin_anew(msgspec.structs.replace(ORDER, incarnation=1), None)
+    found = desk(tmp_path, 6)
+    assert [share.order for share in found.shares()] == [ORDER]
+    with pytest.raises(Deposed):
+        desk(tmp_path, 5)
+
+
+def test_end_of_a_share_that_was_begun_anew_since_is_not_the_new_ones(old: Desk, tmp_path: Path) -> None:
+    lost = old.find("att_1")["n1"]
+    new = desk(tmp_path, 5)
+    new.begin_anew(msgspec.structs.replace(ORDER, incarnation=1), None)
+    old.bury(lost, EndKind.LOST, "its node was restarted")
+    (share,) = desk(tmp_path, 6).shares()
+    assert (share.order.incarnation, share.outcome) == (1, None)

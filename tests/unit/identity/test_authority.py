@@ -1,0 +1,38 @@
+"""The cluster's own authority: what its certificates are good for, and when they are made anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shoal.clock import SystemClock
+from shoal.control.authority import load_certificate
+from shoal.identity.authority import RENEW_DAYS, SERVER_DAYS, make_authority, make_server, serves
+from shoal.settings import Settings
+
+NOW = 1_800_000_000.0
+DAY = 86400.0
+
+
+def test_a_certificate_serves_its_names_until_it_is_old() -> None:
+    authority = make_authority("cluster", NOW)
+    server = make_server(authority, ["10.0.0.1", "login"], NOW)
+    assert serves(server, authority, ["login"], NOW)
+    assert serves(server, authority, ["10.0.0.1"], NOW + (SERVER_DAYS - RENEW_DAYS - 1) * DAY)
+    assert not serves(server, authority, ["10.0.0.1"], NOW + (SERVER_DAYS - RENEW_DAYS + 1) * DAY)
+    assert not serves(server, authority, ["10.0.0.2"], NOW)
+
+
+def test_a_certificate_of_another_authority_does_not_serve() -> None:
+    server = make_server(make_authority("cluster", NOW), ["login"], NOW)
+    assert not serves(server, make_authority("cluster", NOW), ["login"], NOW)
+
+
+def test_files_are_made_once_for_their_owner_alone_and_again_for_another_address(tmp_path: Path) -> None:
+    clock = SystemClock()
+    settings = Settings(home=tmp_path, nodes_host="10.0.0.1", nodes_port=7464)
+    certificate, key = load_certificate(settings, clock)
+    first = certificate.read_bytes()
+    assert [path.stat().st_mode & 0o777 for path in (key, tmp_path / "keys" / "ca.key")] == [0o600, 0o600]
+    assert load_certificate(settings, clock)[0].read_bytes() == first
+    moved = Settings(home=tmp_path, nodes_host="10.0.0.2", nodes_port=7464)
+    assert load_certificate(moved, clock)[0].read_bytes() != first

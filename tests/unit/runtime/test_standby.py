@@ -1,0 +1,279 @@
+"""When a standby is kept, what it is given of the job's, and what it refuses to be."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from shoal.clock import BootClock
+from shoal.runtime import spool
+from shoal.runtime.logs import LogFile
+from shoal.runtime.standby import minder, place
+from shoal.runtime.warm import imports, install, names
+from shoal.wire import Credentials, Limits, Order
+from tests.support.shares import SOURCE, an_order
+
+GIB = 1 << 30
+IMAGE: dict[str, Any] = {"modules": {"json": json.__file__}, "memory_bytes": 100 << 20}
+
+
+class Walls:
+    """As much of a confinement as a minder looks at."""
+
+    def __init__(self, used: int = GIB // 2) -> None:
+        self.sandbox: object | None = object()
+        self.cgroups: tuple[str, ...] = ("/sys/fs/cgroup/nowhere",)
+        self.uid = None
+        self.used = used
+        self.memory_limit: int | None = 4 * GIB
+
+    def memory_bytes(self) -> int:
+        return self.used
+
+    def limit_memory(self, memory_bytes: int) -> None:
+        self.memory_limit = memory_bytes
+
+
+def gang(**changes: object) -> Order:
+    values: dict[str, object] = {
+        "nodes": ("node-1", "node-2"),
+        "has_standby": True,
+        "max_restarts": 3,
+        "control_url": "http://127.0.0.1:1",
+        "limits": Limits(cpus=1.0, memory_bytes=4 * GIB),
+    }
+    return an_order(**{**values, **changes})
+
+
+def is_wanted(order: Order, walls: Walls | None = None) -> bool:
+    return minder.is_wanted(order, walls or Walls())  # type: ignore[arg-type]
+
+
+def test_standby_is_for_nodes_of_several_whose_ranks_may_begin_anew() -> None:
+    assert is_wanted(gang())
+    assert not is_wanted(gang(nodes=("node-1",)))
+    assert not is_wanted(gang(max_restarts=0))
+    assert not is_wanted(gang(has_standby=False))
+
+
+def test_setup_is_never_done_ahead_of_time() -> None:
+    assert not is_wanted(gang(setup="rm -rf /data/out"))
+
+
+def test_without_walls_of_its_own_there_is_no_standby() -> None:
+    walls = Walls()
+    walls.cgroups = ()
+    assert not is_wanted(gang(), walls)
+    walls = Walls()
+    walls.sandbox = None
+    assert not is_wanted(gang(), walls)
+
+
+def test_standby_fits_the_same_share_with_other_peers_and_no_other() -> None:
+    order = gang()
+    anew = msgspec.structs.replace(order, nodes=("node-1", "node-9"), incarnation=3, master_port=4711)
+    assert place.fits(order, anew)
+    for other in (
+        {"run": "python other.py"},
+        {"env": {"PYTHONPATH": "/other"}},
+        {"uid": 4242},
+        {"limits": Limits(cpus=2.0, memory_bytes=4 * GIB)},
+        {"archive_digest": "0" * 64},
+        {"epoch": 2},
+        {"node_rank": 1},
+        {"nodes": ("node-1",)},
+    ):
+        assert not place.fits(order, msgspec.structs.replace(anew, **other))
+
+
+@pytest.fixture
+def share(tmp_path: Path) -> spool.Share:
+    directory = tmp_path / "spool" / "live" / "att_1" / "node-1"
+    folder = directory / "work" / install.FOLDER
+    folder.mkdir(parents=True)
+    image = folder / names.IMAGE
+    image.write_text(json.dumps(IMAGE))
+    age(image)
+    return spool.Share(directory)
+
+
+def age(image: Path) -> None:
+    os.utime(image, (time.time() - 60, time.time() - 60))
+
+
+def test_image_is_read_when_it_has_been_the_same_for_a_while(share: spool.Share) -> None:
+    assert minder.read_image(share.work, None) == minder.Image(**IMAGE)
+    Path(share.work, install.FOLDER, names.IMAGE).touch()
+    assert minder.read_image(share.work, None) is None
+
+
+def test_image_is_never_read_through_a_link_or_from_anothers_file(share: spool.Share, tmp_path: Path) -> None:
+    folder = Path(share.work, install.FOLDER)
+    secret = tmp_path / "secret"
+    secret.write_text(json.dumps(IMAGE))
+    age(secret)
+    (folder / names.IMAGE).unlink()
+    (folder / names.IMAGE).symlink_to(secret)
+    assert minder.read_image(share.work, None) is None
+    (folder / names.IMAGE).unlink()
+    secret.rename(folder / names.IMAGE)
+    assert minder.read_image(share.work, None) is not None
+    assert minder.read_image(share.work, os.geteuid() + 1) is None
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    assert minder.read_image(share.work, None) is None
+
+
+@pytest.mark.parametrize("nonsense", ["[]", "{", '{"a": 1}', '{"modules": {"a": 1}, "memory_bytes": 1}', ""])
+def test_image_that_makes_no_sense_is_none(share: spool.Share, nonsense: str) -> None:
+    image = Path(share.work, install.FOLDER, names.IMAGE)
+    image.write_text(nonsense)
+    age(image)
+    assert minder.read_image(share.work, None) is None
+
+
+class Kept:
+    """A minder whose standbys are other programs."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, share: spool.Share, walls: Walls, *words: str
+    ) -> None:
+        monkeypatch.setattr(minder, "command", lambda _: list(words))
+        monkeypatch.setattr(minder, "LOOK_S", 0.0)
+        self.share, self.walls = share, walls
+        self.log = LogFile(share.log, 1 << 20, BootClock())
+        self.minder = minder.Minder(
+            gang(),
+            Credentials(),
+            share,
+            walls,  # type: ignore[arg-type]
+            BootClock(),
+            self.log,
+        )
+        self.place = Path(place.directory_of(share) or "")
+
+    def look(self, *, is_time: bool = True) -> None:
+        self.minder.look(is_time=is_time)
+
+    def is_locked(self) -> bool:
+        return self.place.exists() and spool.is_locked(spool.Share(self.place))
+
+
+def test_limits_of_ranks_and_standby_add_up_to_the_jobs(
+    monkeypatch: pytest.MonkeyPatch, share: spool.Share
+) -> None:
+    kept = Kept(monkeypatch, share, Walls(), "/bin/sleep", "60")
+    kept.look(is_time=False)
+    assert not kept.place.exists()
+    kept.look()
+    assert kept.is_locked(), "it holds its place from its first moment"
+    assert kept.walls.memory_limit is not None
+    assert kept.walls.memory_limit < 4 * GIB
+    kept.minder.end()
+    assert not kept.place.exists()
+    assert kept.walls.memory_limit == 4 * GIB
+
+
+def test_standby_is_not_started_where_ranks_need_the_memory_and_ended_where_they_come_to(
+    monkeypatch: pytest.MonkeyPatch, share: spool.Share
+) -> None:
+    kept = Kept(monkeypatch, share, Walls(used=int(3.9 * GIB)), "/bin/sleep", "60")
+    kept.look()
+    assert not kept.place.exists()
+    assert kept.walls.memory_limit == 4 * GIB
+    kept.walls.used = GIB
+    kept.look()
+    assert kept.is_locked()
+    kept.walls.used = int(3.9 * GIB)
+    kept.look()
+    assert not kept.place.exists()
+    assert kept.walls.memory_limit == 4 * GIB
+    assert b"the ranks need its memory" in Path(share.log).read_bytes()
+
+
+def test_standby_that_ends_by_itself_is_told_of_and_not_tried_for_ever(
+    monkeypatch: pytest.MonkeyPatch, share: spool.Share
+) -> None:
+    monkeypatch.setattr(minder, "AGAIN_S", 0.0)
+    kept = Kept(monkeypatch, share, Walls(), "/bin/sh", "-c", "echo other modules >&2; exit 1")
+    deadline = time.monotonic() + 20
+    while kept.minder._num_failed < minder.MAX_FAILED and time.monotonic() < deadline:
+        kept.look()
+    for _ in range(20):
+        kept.look()
+    assert Path(share.log).read_bytes().count(b"no standby waits on this node: other modules") == 3
+    assert kept.walls.memory_limit == 4 * GIB
+    assert not kept.place.exists()
+
+
+def test_place_of_a_standby_that_lives_is_not_buried(tmp_path: Path) -> None:
+    directory = tmp_path / "att_1.node-1"
+    directory.mkdir()
+    lock = spool.take_lock(spool.Share(directory))
+    assert lock is not None
+    assert not place.bury(str(directory))
+    os.close(lock)
+    assert place.bury(str(directory))
+    assert not directory.exists()
+    assert place.bury(str(directory)), "there is nothing left to do"
+
+
+def zygote_with(tmp_path: Path, expected: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """One that makes these imports and gives up there, or says that it would go on."""
+    (tmp_path / names.EXPECTED).write_text(json.dumps(expected))
+    code = (
+        "import sys; from shoal.runtime.warm import zygote, imports\n"
+        f"print(zygote._import_expected({str(tmp_path)!r}), 'colorsys' in sys.modules)"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": SOURCE},
+        timeout=60,
+    )
+
+
+def an_image(tmp_path: Path) -> dict[str, str]:
+    code = (
+        "import json, colorsys; from shoal.runtime.warm import zygote, imports\n"
+        f"print(json.dumps(imports.image({str(tmp_path)!r})))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": SOURCE},
+        timeout=60,
+    )
+    return dict(json.loads(done.stdout))
+
+
+def test_zygote_makes_the_imports_of_the_one_before_it(tmp_path: Path) -> None:
+    done = zygote_with(tmp_path, an_image(tmp_path))
+    assert done.stdout.split() == ["True", "True"], done.stderr
+
+
+def test_zygote_that_finds_other_modules_than_the_one_before_it_gives_up(tmp_path: Path) -> None:
+    image = an_image(tmp_path)
+    moved = zygote_with(tmp_path, {**image, "colorsys": "/elsewhere/colorsys.py"})
+    assert (moved.returncode, moved.stdout) == (1, "")
+    assert "no standby" in moved.stderr
+    assert "colorsys" in moved.stderr
+    del image["json.decoder"]
+    assert zygote_with(tmp_path, image).returncode == 1
+
+
+def test_code_of_ours_is_no_part_of_the_image(tmp_path: Path) -> None:
+    assert "shoal.runtime.warm.imports" in imports.image(str(tmp_path))
+    assert "shoal.runtime.warm.imports" not in imports.image(str(Path(imports.__file__).parent))

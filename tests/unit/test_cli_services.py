@@ -1,0 +1,228 @@
+"""`shoal serve`, `services`, `scale` and `events` of services: what they ask for, print, and end with."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.cli import services
+from tests.support.cli import Shell
+from tests.support.fake_server import FakeServer, job_view
+
+URL = "http://127.0.0.1:7463/vision/chat/"
+SHOWN = "/v1/services/svc_1"
+FILE = "kind: service\nname: chat\nrun: serve\nworkdir: null\n"
+
+
+def view(**more: Any) -> dict[str, Any]:
+    return {
+        "id": "svc_1", "ref": "vision/chat", "project": "vision", "name": "chat", "path": "/vision/chat/",
+        "url": URL, "release": 1, "newest_release": 1, "rollout": None, "ready": 0, "replicas": 1,
+        "min_replicas": 1, "max_replicas": 1, "is_stopping": False, "created_at": 0.0, "servers": [], **more,
+    }  # fmt: skip
+
+
+def rollout(stage: str, because: str = "") -> dict[str, Any]:
+    return {"old": 1, "new": 2, "stage": stage, "step": 0, "share": None, "because": because, "waits": ""}
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "POLL_S", 0.001)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    (tmp_path / "chat.yaml").write_text(FILE)
+    return "chat.yaml"
+
+
+def test_first_serve_waits_for_the_address_and_says_how_to_call_it(
+    shell: Shell, fake: FakeServer, file: str
+) -> None:
+    fake.answers["POST", "/v1/services"] = 201, view(url=None)
+    fake.answers["GET", SHOWN] = [view(url=None), view()]
+    result = shell("serve", file)
+    assert result.out == f"vision/chat: release 1, at {URL}\n"
+    assert result.err.splitlines()[1:] == [
+        "     TOKEN=$(shoal token create --project vision --service chat)",
+        f'     curl -sS -H "Authorization: Bearer $TOKEN" {URL}',
+    ]
+
+
+def test_public_service_is_called_without_a_token(shell: Shell, fake: FakeServer, tmp_path: Path) -> None:
+    (tmp_path / "open.yaml").write_text(FILE + "public: true\n")
+    fake.answers["POST", "/v1/services"] = 201, view()
+    assert shell("serve", "open.yaml").err.splitlines()[1:] == [f"     curl -sS {URL}"]
+
+
+def test_later_releases_are_not_told_how_to_call(shell: Shell, fake: FakeServer, file: str) -> None:
+    fake.answers["POST", "/v1/services"] = 201, view(newest_release=2, rollout=rollout("canary"))
+    result = shell("serve", file)
+    assert (result.out, result.err) == (f"vision/chat: release 2, at {URL}\n", "")
+
+
+def test_serve_waits_until_a_canary_is_through(shell: Shell, fake: FakeServer, file: str) -> None:
+    made = view(newest_release=2, ready=1, rollout=rollout("canary"))
+    fake.answers["POST", "/v1/services"] = 201, made
+    fake.answers["GET", SHOWN] = [made, made, {**made, "release": 2, "rollout": rollout("done")}]
+    assert shell("serve", file, "--wait", "60").code == 0
+    assert fake.paths("GET").count(SHOWN) == 3
+
+
+def test_serve_that_waits_fails_when_its_release_is_rolled_back(
+    shell: Shell, fake: FakeServer, file: str
+) -> None:
+    made = view(newest_release=2, ready=1, rollout=rollout("canary"))
+    fake.answers["POST", "/v1/services"] = 201, made
+    fake.answers["GET", SHOWN] = [
+        made,
+        {**made, "rollout": rollout("rolled_back", "40 % of its requests fail")},
+    ]
+    result = shell("serve", file, "--wait", "60")
+    assert result.code == 3
+    assert result.err.splitlines() == [
+        "error: release 2 of vision/chat was rolled back: 40 % of its requests fail",
+        "hint: release 1 serves on; `shoal events vision/chat` says what happened",
+    ]
+
+
+def test_serve_that_waits_says_what_a_release_died_of(shell: Shell, fake: FakeServer, file: str) -> None:
+    gone = rollout("rolled_back", "3 replicas of it ended before they were ready")
+    failure = {"ref": "vision/3", "at": 0.0, "because": "rank 0 exited with code 1\nImportError: flask"}
+    fake.answers["POST", "/v1/services"] = 201, view(newest_release=2, rollout=rollout("rolling"))
+    fake.answers["GET", SHOWN] = view(newest_release=2, ready=1, rollout=gone, failure=failure)
+    told = shell("serve", file, "--wait", "60").err.splitlines()[0]
+    assert told.endswith(
+        "before they were ready; the last said: rank 0 exited with code 1: ImportError: flask"
+    )
+
+
+def test_serve_that_waits_fails_when_another_release_comes(shell: Shell, fake: FakeServer, file: str) -> None:
+    fake.answers["POST", "/v1/services"] = 201, view(newest_release=2, rollout=rollout("rolling"))
+    fake.answers["GET", SHOWN] = view(newest_release=3, ready=1, rollout={**rollout("rolling"), "new": 3})
+    result = shell("serve", file, "--wait", "60")
+    assert (result.code, result.err.splitlines()[0]) == (
+        3,
+        "error: release 2 of vision/chat was overtaken by release 3",
+    )
+
+
+def test_serve_that_waited_long_enough_says_why_it_is_not_ready(
+    shell: Shell, fake: FakeServer, file: str
+) -> None:
+    failure = {
+        "ref": "vision/3",
+        "at": 0.0,
+        "because": "exit code 1 on vm\nModuleNotFoundError: no module named flask",
+    }
+    fake.answers["POST", "/v1/services"] = 201, view()
+    fake.answers["GET", SHOWN] = view(failure=failure, servers=[])
+    result = shell("serve", file, "--wait", "0.01")
+    assert "exit code 1 on vm: ModuleNotFoundError: no module named flask" in result.err
+
+
+@pytest.mark.parametrize(
+    ("command", "text", "sentence", "typed"),
+    [
+        ("run", FILE, "a service file (it says `kind: service`); `shoal run` is for jobs", "serve"),
+        ("run", "run: x\nreplicas: 2\n", "a service file (only a service has `replicas`)", "serve"),
+        ("serve", "kind: job\nrun: x\n", "a job file (it says `kind: job`); `shoal serve` is for", "run"),
+        ("serve", "name: x\nrun: x\narray: {index: 0..3}\n", "a job file (only a job has `array`)", "run"),
+    ],
+)
+def test_file_of_the_other_kind_is_told_its_command(
+    shell: Shell, tmp_path: Path, command: str, text: str, sentence: str, typed: str
+) -> None:
+    (tmp_path / "it.yaml").write_text(text)
+    result = shell(command, "it.yaml")
+    error, hint = result.err.splitlines()
+    assert (result.code, hint) == (2, f"hint: type `shoal {typed} it.yaml`")
+    assert error.startswith(f"error: `it.yaml` is {sentence}")
+
+
+def test_events_of_a_service_are_asked_for_by_its_name(shell: Shell, fake: FakeServer) -> None:
+    fake.answers["GET", "/v1/services"] = {"items": [view()], "next_cursor": None}
+    fake.answers["GET", "/v1/events"] = {"items": [], "next_cursor": None}
+    assert shell("events", "chat").code == 0
+    asked = fake.seen[-1].query
+    assert (asked["project"], asked["service"], "job" in asked) == (["vision"], ["chat"], False)
+
+
+def test_events_of_what_is_no_service_are_those_of_the_job(shell: Shell, fake: FakeServer) -> None:
+    fake.answers["GET", "/v1/services"] = {"items": [], "next_cursor": None}
+    fake.answers["GET", "/v1/events"] = {"items": [], "next_cursor": None}
+    for ref in ("train-7b", "vision/17", "17"):
+        assert shell("events", ref).code == 0
+        asked = fake.seen[-1].query
+        assert (asked["job"], "service" in asked) == ([job_view()["job_id"]], False)
+
+
+def test_reasons_are_cut_on_a_terminal_and_whole_in_a_pipe(
+    shell: Shell, fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = "no module named flask, " * 8 + "the end"
+    event = {"seq": 1, "at": 0.0, "kind": "replica.ended", "data": {"because": long}}
+    fake.answers["GET", "/v1/events"] = {"items": [event], "next_cursor": None}
+    fake.answers["GET", SHOWN] = view(resizes=[{"at": 0.0, "replicas": 1, "because": long}])
+    for typed in (("events",), ("services", "svc_1")):
+        assert shell(*typed).out.rstrip().endswith("~")
+        with monkeypatch.context() as pipe:
+            pipe.delenv("COLUMNS")
+            assert shell(*typed).out.rstrip().endswith("the end")
+
+
+def test_service_that_crashes_shows_the_last_words_and_what_to_type(
+    shell: Shell, fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: 112.0)
+    because = "vm: rank 0 exited with code 1\nTraceback:\nModuleNotFoundError: No module named \x1b[31mflask"
+    failure = {"ref": "vision/7", "at": 100.0, "because": because}
+    fake.answers["GET", SHOWN] = view(failures=3, failure=failure)
+    assert shell("services", "svc_1").out.splitlines()[1:] == [
+        "",
+        "vision/7 ended 12s ago, 3 in a row: vm: rank 0 exited with code 1",
+        "     Traceback:",
+        "     ModuleNotFoundError: No module named flask",
+        "hint: all it wrote: `shoal logs vision/7`; then mend it, and `shoal serve` its",
+        "      file again",
+    ]
+    fake.answers["GET", SHOWN] = view(failures=3, failure=failure, ready=1)
+    assert len(shell("services", "svc_1").out.splitlines()) == 1
+    gone = rollout("rolled_back", "3 replicas of it ended before they were ready")
+    fake.answers["GET", SHOWN] = view(failures=3, failure=failure, ready=1, newest_release=2, rollout=gone)
+    assert "No module named flask" in shell("services", "svc_1").out
+
+
+def test_service_that_does_not_answer_says_for_how_long_and_why(
+    shell: Shell, fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: 120.0)
+    monkeypatch.delenv("COLUMNS")
+    because = "nothing answers at port 30000, path /health: connection refused"
+    server = {"ref": "vision/8", "release": 1, "state": "running", "nodes": ["vm"], "started_at": 100.0,
+              "address": "127.0.0.1:30000", "cold_start_s": None, "because": because}  # fmt: skip
+    fake.answers["GET", SHOWN] = view(servers=[server])
+    *_, told, hint = shell("services", "svc_1").out.splitlines()
+    assert told == f"vision/8 runs and was not ready for 20s: {because}"
+    assert hint.startswith("hint: what it writes: `shoal logs vision/8`")
+
+
+def test_scaling_to_none_says_what_callers_get(shell: Shell, fake: FakeServer) -> None:
+    fake.answers["POST", f"{SHOWN}/scale"] = view(min_replicas=0, max_replicas=0)
+    told = "vision/chat: 0 to 0 replicas; calls are answered 503 until `shoal scale vision/chat 1`\n"
+    assert shell("scale", "svc_1", "0").out == told
+    fake.answers["POST", f"{SHOWN}/scale"] = view(min_replicas=0, max_replicas=2)
+    assert shell("scale", "svc_1", "0..2").out == "vision/chat: 0 to 2 replicas\n"
+
+
+def test_tokens_for_a_service_are_listed_as_that(shell: Shell, fake: FakeServer) -> None:
+    token = {"id": "tok_1", "scope": "admin", "project": "vision", "label": ""}
+    items = [{**token, "service": "chat"}, {**token, "id": "tok_2", "service": None}]
+    fake.answers["GET", "/v1/tokens"] = {"items": items, "next_cursor": None}
+    lines = shell("token").out.splitlines()
+    assert lines[1].split() == ["tok_1", "calls", "chat", "vision", "good"]
+    assert lines[2].split() == ["tok_2", "admin", "vision", "good"]
