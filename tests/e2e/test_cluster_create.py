@@ -122,6 +122,7 @@ def pids(lab: Lab, name: str) -> list[str]:
 def traces(lab: Lab, name: str) -> list[str]:
     """What a cluster leaves on a machine."""
     paths = "/var/lib/shoal-cluster /etc/munge/munge.key /etc/slurm/*.conf /usr/local/sbin/shoal-*"
+    paths += " /run/slurm*.pid"
     look = f"ls -d {paths} 2>/dev/null"
     running = "pgrep -l 'slurm|munge' || true"
     hosts = "grep shoal /etc/hosts || true"
@@ -202,6 +203,17 @@ def a_machine_with_gpus_is_added_under_a_running_job(desk: Desk) -> None:
     ]
     assert "SwitchName=rack2 Level=0" in lab.ssh("node-a", "scontrol show topology").stdout
     assert desk.ask("add", lab.address("node-d"))["num_changed"] == 0
+    the_health_check_drains_a_node_that_lost_a_gpu_and_takes_it_back(desk)
+
+
+def the_health_check_drains_a_node_that_lost_a_gpu_and_takes_it_back(desk: Desk) -> None:
+    lab = desk.lab
+    health = "/usr/local/sbin/shoal-node-health"
+    assert lab.ssh("node-d", f"rm /dev/nvidia1; {health}", check=False).returncode == 1
+    assert desk.states()["node-d"].startswith("drain")
+    assert "shoal: /dev/nvidia1 is gone" in lab.ssh("node-a", "scontrol show node node-d").stdout
+    lab.ssh("node-d", f"mknod -m 666 /dev/nvidia1 c 240 1; {health}")
+    desk.await_states(dict.fromkeys(("node-a", "node-b", "node-c", "node-d"), "idle"))
 
 
 def a_machine_that_cannot_be_made_ready_stays_out(desk: Desk) -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from shoal.cluster.facts import Facts, read_facts
 from shoal.cluster.inventory import Host, Inventory, Role
+from shoal.cluster.machine import Answer
 from shoal.cluster.render import Secrets
-from shoal.cluster.ssh import Answer
 from shoal.errors import EngineUnreachable
 
 NOW = 1_800_000_000

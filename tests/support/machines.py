@@ -13,7 +13,7 @@ import subprocess
 import textwrap
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -179,10 +179,19 @@ class Lab:
         machine.send_signal(signal.SIGKILL)
         machine.wait()
         self.unplug(name)
+        _sweep(name)
 
     def unplug(self, name: str) -> None:
         self.plugged.remove(name)
         _call("ip", "netns", "del", self._netns(name))
+
+
+def _sweep(name: str) -> None:
+    """The cgroups that slurmd made for this node: the kernel is the one thing machines here share."""
+    for top in Path("/sys/fs/cgroup").glob(f"*/slurm_{name}"):
+        for path in (*sorted((path for path in top.rglob("*") if path.is_dir()), reverse=True), top):
+            with suppress(OSError):  # a process in it is still on its way out
+                path.rmdir()
 
 
 def _call(*words: str | Path) -> None:

@@ -18,8 +18,8 @@ import anyio
 
 from shoal.cluster.facts import MUNGE_KEY, SCRIPT, SLURMDBD_CONF, Facts, read_facts
 from shoal.cluster.inventory import Host, Inventory
+from shoal.cluster.machine import Machine
 from shoal.cluster.render import Secrets
-from shoal.cluster.ssh import Machine
 from shoal.cluster.steps import Step, Takeover
 from shoal.errors import EngineRefused, ShoalError
 

@@ -212,15 +212,19 @@ echo {_stamp(service, digest)} >{stamp}"""
 
 
 def stop(service: Service, init: str) -> str:
-    """Stop it and wait until it is gone; nothing if it does not run."""
+    """Stop it and wait until it is gone, with its pid file; nothing if it does not run.
+
+    A daemon that gave up root cannot remove that file, and Debian's packages take it for a daemon that runs.
+    """
     if init == "systemd":
-        return f"systemctl disable --now --quiet {service.name} 2>/dev/null || true"
+        return f"systemctl disable --now --quiet {service.name} 2>/dev/null || true\nrm -f {service.pid_file}"
     return f"""\
 if {is_running(service, init)}; then
   kill "$(cat {service.pid_file})"
   for i in $(seq 600); do {is_running(service, init)} && sleep 0.1 || break; done
   if {is_running(service, init)}; then echo '{service.process} does not end' >&2; exit 1; fi
-fi"""
+fi
+rm -f {service.pid_file}"""
 
 
 def has_database(digest: str) -> str:

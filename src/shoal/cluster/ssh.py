@@ -11,39 +11,17 @@ import asyncio
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import asyncssh
 
 from shoal.cluster.inventory import Host
+from shoal.cluster.machine import Answer
 from shoal.errors import EngineUnreachable
 
 CONNECT_S = 15.0
 KEEPALIVE_S = 15.0
 MAX_OUTPUT = 1 << 20
-
-
-@dataclass(frozen=True)
-class Answer:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def last_words(self) -> str:
-        """What the machine said about its failure, on one line."""
-        lines = [line.strip() for line in (self.err or self.out).splitlines() if line.strip()]
-        return "; ".join(lines[-3:]) or f"exit code {self.code}, and no word about it"
-
-
-class Machine(Protocol):
-    """Somewhere a script can run as root."""
-
-    async def run(self, script: str, stdin: bytes = b"", timeout_s: float = 120.0) -> Answer:
-        """What the script answered. `EngineUnreachable`: it may or may not have run."""
-        ...
-
-    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True)

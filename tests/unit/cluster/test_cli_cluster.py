@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -162,3 +163,10 @@ def test_shoal_is_connected_by_the_command_a_person_would_type(
     assert typed == [["connect", "slurm", "--ssh", "root@10.0.0.1"]]
     monkeypatch.delitem(main.COMMANDS, "connect")
     assert connect_shoal(inventory) == "-- use it: ssh root@10.0.0.1 srun -N3 hostname"
+
+
+def test_without_asyncssh_it_is_said_what_to_install(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "shoal.cluster.ssh")
+    monkeypatch.setitem(sys.modules, "asyncssh", None)
+    made = shell(*CREATE)
+    assert (made.code, made.err.splitlines()[-1]) == (3, "hint: pip install 'shoal[cluster]'")

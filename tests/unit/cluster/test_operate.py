@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from shoal.cluster.inventory import Host, Inventory
+from shoal.cluster.machine import Answer
 from shoal.cluster.operate import Report, Wishes, add, create, destroy, remove
 from shoal.cluster.run import Crew, Outcome, State
-from shoal.cluster.ssh import Answer
 from shoal.errors import EngineRefused, EngineUnreachable, StateError
 from tests.support.bare_machines import NOW, PaperMachine, facts_of, found, host, three, told
 
