@@ -21,11 +21,17 @@ hypothesis.settings.load_profile("shoal")
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Long tests first, some to each worker: one that is begun last keeps all others waiting.
+
+    Tests of engines take root, daemons and minutes: they run when they are asked for (`-m engines`).
 
     A worker begins with its part of the list, and takes from the end of another's when it is through.
     """
+    if "engines" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("engines") is not None]
+        items[:] = [item for item in items if item.get_closest_marker("engines") is None]
+        config.hook.pytest_deselected(items=left_out)
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     quick = [item for item in items if item.get_closest_marker("slow") is None]
     slow = [item for item in items if item.get_closest_marker("slow") is not None]

@@ -36,7 +36,10 @@ MAY_SEE: dict[str, frozenset[str]] = {
     "api": LEAVES | {"spec", "model", "control"} | BELOW_CONTROL,
     "sim": LEAVES | {"spec", "model", "control"} | BELOW_CONTROL,
     "client": LEAVES | {"spec"},
-    "cli": LEAVES | {"spec", "model", "control", "client", "api", "sim", "runtime"} | BELOW_CONTROL,
+    "cluster": frozenset({"errors"}),
+    "cli": LEAVES
+    | {"spec", "model", "control", "client", "cluster", "api", "sim", "runtime"}
+    | BELOW_CONTROL,
 }
 """Which rooms each room may import. A room that is not listed may not exist."""
 

@@ -34,6 +34,7 @@ COMMANDS = {
     "nodes": ("nodes:app", "List nodes; cordon, drain, resume, remove or declare them dead."),
     "drain": ("nodes:drain", "Take a node out of work: its jobs are queued again."),
     "resume": ("nodes:resume", "Give a cordoned, drained or dead node work again."),
+    "cluster": ("cluster:app", "Make a Slurm cluster out of machines that SSH reaches, and keep it."),
     "reserve": ("reserve:reserve", "Keep nodes for a project or for maintenance, for a while."),
     "reservations": ("reserve:app", "List reservations and maintenance windows; cancel one."),
     "drill": ("drill:app", "Break something of a live job on purpose, and measure how it goes on."),

@@ -1,0 +1,418 @@
+"""`shoal cluster`: a Slurm cluster out of machines that SSH reaches. Prints: `shoal.cluster` decides."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import App, Parameter
+
+from shoal.cli.cluster_words import as_json, closing, planned, told
+from shoal.cli.flags import JsonFlag
+from shoal.cli.show import note, print_json, print_table
+from shoal.errors import EngineRefused, SpecError, StateError
+from shoal.home import home_from_env
+
+if TYPE_CHECKING:
+    from shoal.cluster.inventory import Inventory
+    from shoal.cluster.operate import Report, Wishes
+    from shoal.cluster.run import Crew
+
+app = App(name="cluster", help="Make a Slurm cluster out of machines that SSH reaches, and keep it.")
+
+Cluster = Annotated[str | None, Parameter(name="--cluster", help="Which one, if there are several.")]
+DryRun = Annotated[
+    bool, Parameter(name="--dry-run", negative="", help="Print every file and command; change nothing.")
+]
+NewKeys = Annotated[
+    bool,
+    Parameter(
+        name="--accept-new-host-keys", negative="", help="Trust machines that known_hosts does not know yet."
+    ),
+]
+KnownHosts = Annotated[
+    Path | None, Parameter(name="--known-hosts", help="Instead of ~/.ssh/known_hosts.", show_default=False)
+]
+Existing = Annotated[
+    Literal["refuse", "keep", "replace"],
+    Parameter(
+        name="--existing",
+        help="A munge key or Slurm file that was there before: refuse the machine, keep the controller's"
+        " key, or replace it (the old one stays beside it).",
+    ),
+]
+Force = Annotated[bool, Parameter(name="--force", negative="", help="Even if jobs run there.")]
+Packages = Annotated[
+    bool, Parameter(name="--packages", negative="", help="Also remove the packages that were installed.")
+]
+User = Annotated[str | None, Parameter(name="--user", help="Who to log in as: root, or one who may sudo.")]
+SshPort = Annotated[int | None, Parameter(name="--port", help="Of the SSH servers.")]
+Jump = Annotated[str | None, Parameter(name="--jump", help="`[USER@]HOST[:PORT]` to go through.")]
+
+
+@app.default
+def clusters(*, json: JsonFlag = False) -> int:
+    """List the clusters made from here."""
+    from shoal.cluster.inventory import known_clusters, load, path_of
+
+    home = home_from_env()
+    found = [load(path_of(home, name)) for name in known_clusters(home)]
+    if json:
+        print_json([item.model_dump(mode="json") for item in found])
+    elif not found:
+        print("no cluster yet; make one with `shoal cluster create --hosts a,b,c`")
+    else:
+        rows = [(item.cluster, item.controller.label, str(len(item.hosts))) for item in found]
+        print_table(("CLUSTER", "CONTROLLER", "MACHINES"), rows, elastic="CONTROLLER")
+    return 0
+
+
+@app.command
+def show(*, cluster: Cluster = None, json: JsonFlag = False) -> int:
+    """Show the machines of a cluster, as they were found."""
+    inventory, path = _saved(cluster)
+    if json:
+        print_json(inventory.model_dump(mode="json"))
+        return 0
+    rows = []
+    for host in inventory.hosts:
+        found = host.found
+        gpus = ", ".join(f"{len(g.files)} {g.kind or 'gpu'}" for g in found.gpus) if found else ""
+        shape = (str(found.cpus), f"{found.memory_mib} MiB", gpus or "-") if found else ("-", "-", "-")
+        state = "joined" if found else "not joined"
+        rows.append((host.label, host.address, state, *shape, host.switch, " ".join(host.roles)))
+    heads = ("NAME", "ADDRESS", "STATE", "CPUS", "MEMORY", "GPUS", "SWITCH", "ROLES")
+    print_table(heads, rows, elastic="ROLES", spare=("SWITCH",))
+    note(f"-- {path}")
+    return 0
+
+
+@app.command
+def create(
+    *,
+    hosts: Annotated[
+        str | None, Parameter(name="--hosts", help="`[USER@]ADDRESS[:PORT]`, by commas.")
+    ] = None,
+    file: Annotated[Path | None, Parameter(name="--file", help="An inventory instead of `--hosts`.")] = None,
+    name: Annotated[
+        str | None, Parameter(name="--name", help="Of the cluster; `shoal` if not given.")
+    ] = None,
+    controller: Annotated[
+        str | None, Parameter(name="--controller", help="Which of the hosts decides; else the first.")
+    ] = None,
+    controller_works: Annotated[
+        bool, Parameter(name="--controller-works", help="Whether jobs run on the controller, too.")
+    ] = True,
+    user: User = None,
+    port: SshPort = None,
+    jump: Jump = None,
+    identity: Annotated[str | None, Parameter(name="--identity", help="A private key's file.")] = None,
+    existing: Existing = "refuse",
+    accept_new_host_keys: NewKeys = False,
+    known_hosts: KnownHosts = None,
+    connect: Annotated[bool, Parameter(name="--connect", help="Connect Shoal to it at the end.")] = True,
+    dry_run: DryRun = False,
+    json: JsonFlag = False,
+) -> int:
+    """Make bare Debian or Ubuntu machines a working Slurm cluster.
+
+    With munge, cgroups, GPUs, accounting, topology and a health check. Run again it
+    changes nothing, or mends what is missing. Without `--hosts` it goes by the
+    inventory that is kept of the cluster.
+    """
+    from shoal.cluster.operate import create as make
+
+    inventory, path = _wanted(hosts, file, name, controller, controller_works, user, port, jump)
+    inventory = _reached(inventory, identity, known_hosts)
+    if not dry_run:
+        _save(inventory, path)
+
+    async def work(crew: Crew, wishes: Wishes) -> Report:
+        return await make(crew, inventory, wishes, int(time.time()))
+
+    order = Order(existing=existing, accepts=accept_new_host_keys, dry=dry_run, json=json)
+    return order.carry_out(inventory, path, work, connects=connect)
+
+
+@app.command
+def add(
+    hosts: Annotated[str, Parameter(help="`[USER@]ADDRESS[:PORT]`, by commas.")],
+    *,
+    cluster: Cluster = None,
+    user: User = None,
+    port: SshPort = None,
+    jump: Jump = None,
+    switch: Annotated[str | None, Parameter(name="--switch", help="Where they hang, for topology.")] = None,
+    existing: Existing = "refuse",
+    accept_new_host_keys: NewKeys = False,
+    dry_run: DryRun = False,
+    json: JsonFlag = False,
+) -> int:
+    """Take more machines into a cluster. Jobs that run are not disturbed."""
+    from shoal.cluster.inventory import make, typed_hosts
+    from shoal.cluster.operate import add as take_in
+
+    inventory, path = _saved(cluster)
+    first = inventory.controller
+    new = typed_hosts(hosts, user=user or first.user, port=port or first.port, jump=jump or first.jump)
+    if switch:
+        new = tuple(host.model_copy(update={"switch": switch}) for host in new)
+    known = {host.address for host in inventory.hosts}
+    new = tuple(host for host in new if host.address not in known)
+    wider = {**inventory.model_dump(), "hosts": [host.model_dump() for host in (*inventory.hosts, *new)]}
+    make(wider, "shoal cluster add")
+
+    async def work(crew: Crew, wishes: Wishes) -> Report:
+        return await take_in(crew, inventory, new, wishes, int(time.time()))
+
+    order = Order(existing=existing, accepts=accept_new_host_keys, dry=dry_run, json=json)
+    return order.carry_out(inventory, path, work)
+
+
+@app.command
+def remove(
+    hosts: Annotated[str, Parameter(help="Names or addresses, by commas.")],
+    *,
+    cluster: Cluster = None,
+    force: Force = False,
+    packages: Packages = False,
+    dry_run: DryRun = False,
+    json: JsonFlag = False,
+) -> int:
+    """Take machines out of a cluster, and from them what Shoal put there."""
+    from shoal.cluster.operate import remove as take_out
+
+    inventory, path = _saved(cluster)
+
+    async def work(crew: Crew, wishes: Wishes) -> Report:
+        refs = [ref.strip() for ref in hosts.split(",")]
+        return await take_out(crew, inventory, refs, wishes, int(time.time()))
+
+    order = Order(dry=dry_run, json=json, forced=force, packages=packages)
+    return order.carry_out(inventory, path, work)
+
+
+@app.command
+def upgrade(
+    *,
+    cluster: Cluster = None,
+    dry_run: DryRun = False,
+    json: JsonFlag = False,
+) -> int:
+    """Install newer packages in the order Slurm asks for, and restart what changed."""
+    from shoal.cluster.operate import upgrade as renew
+
+    inventory, path = _saved(cluster)
+
+    async def work(crew: Crew, wishes: Wishes) -> Report:
+        return await renew(crew, inventory, wishes, int(time.time()))
+
+    return Order(dry=dry_run, json=json).carry_out(inventory, path, work)
+
+
+@app.command
+def destroy(
+    *,
+    cluster: Cluster = None,
+    yes: Annotated[bool, Parameter(name="--yes", negative="", help="Yes, also the accounting.")] = False,
+    force: Force = False,
+    packages: Packages = False,
+    dry_run: DryRun = False,
+    json: JsonFlag = False,
+) -> int:
+    """Take a cluster down, with its accounting; only what Shoal made goes."""
+    from shoal.cluster.operate import destroy as take_down
+
+    inventory, path = _saved(cluster)
+    if not yes and not dry_run:
+        raise StateError(
+            f"`{inventory.cluster}` has {len(inventory.hosts)} machines; its daemons, its files and"
+            " the accounting of its jobs would be gone",
+            hint=f"shoal cluster destroy --cluster {inventory.cluster} --yes",
+        )
+
+    async def work(crew: Crew, wishes: Wishes) -> Report:
+        return await take_down(crew, inventory, wishes)
+
+    order = Order(dry=dry_run, json=json, forced=force, packages=packages)
+    return order.carry_out(inventory, path, work)
+
+
+class Order:
+    """One command under way: connections, progress, and the words at the end."""
+
+    def __init__(
+        self,
+        *,
+        existing: str = "refuse",
+        accepts: bool = False,
+        dry: bool = False,
+        json: bool = False,
+        forced: bool = False,
+        packages: bool = False,
+    ) -> None:
+        self.existing = existing
+        self.accepts = accepts
+        self.is_dry = dry
+        self.is_json = json
+        self.is_forced = forced
+        self.has_packages_removed = packages
+
+    def carry_out(
+        self,
+        inventory: Inventory,
+        path: Path,
+        work: Callable[[Crew, Wishes], Awaitable[Report]],
+        *,
+        connects: bool = False,
+    ) -> int:
+        """Do it, print it, keep the inventory it left; the exit code."""
+        import anyio
+
+        begun = time.monotonic()
+        crew, report, refusal = anyio.run(self._work, inventory, work)
+        if report is not None and not self.is_dry:
+            _save(report.inventory, path)
+        after = report.inventory if report else inventory
+        if self.is_json:
+            print_json(as_json(inventory.cluster, crew, report, is_dry=self.is_dry))
+        else:
+            for line in closing(
+                inventory.cluster, crew, report, time.monotonic() - begun, is_dry=self.is_dry
+            ):
+                print(line)
+        if refusal is not None:
+            raise refusal
+        gone = report.gone if report else frozenset()
+        if set(crew.failed) - gone:
+            return EngineRefused.exit_code
+        if connects and after is not None and not self.is_dry and (said := connect_shoal(after)):
+            note(said)
+        return 0
+
+    async def _work(
+        self, inventory: Inventory, work: Callable[[Crew, Wishes], Awaitable[Report]]
+    ) -> tuple[Crew, Report | None, EngineRefused | None]:
+        try:
+            from shoal.cluster.ssh import Access, Ssh
+        except ImportError as missing:
+            raise StateError(
+                f"machines are reached with asyncssh, and it is not installed ({missing})",
+                hint="pip install 'shoal[cluster]'",
+            ) from None
+        from shoal.cluster.operate import Wishes
+        from shoal.cluster.run import Crew
+        from shoal.cluster.steps import Takeover
+
+        known = Path(inventory.known_hosts) if inventory.known_hosts else None
+        ssh = Ssh(Access(inventory.identity, known, self.accepts))
+        crew = Crew(ssh.connect, self._tell, is_dry=self.is_dry)
+        wishes = Wishes(Takeover(self.existing), self.is_forced, self.has_packages_removed)
+        try:
+            return crew, await work(crew, wishes), None
+        except EngineRefused as refusal:
+            return crew, None, refusal
+        finally:
+            await crew.close()
+            await ssh.close()
+
+    def _tell(self, outcome: Any) -> None:
+        if self.is_json:
+            return
+        for line in planned(outcome) if self.is_dry else told(outcome):
+            print(line, flush=True)
+
+
+def connect_shoal(inventory: Inventory) -> str:
+    """Connect this home's Shoal to the Slurm that was made; what to say about it.
+
+    The command that connects is called as a person would call it, once there is one.
+    """
+    from shoal.cli.main import COMMANDS, run_command
+    from shoal.cluster.inventory import Role
+
+    host = inventory.controller
+    where = f"{host.user}@{host.address}" if host.user else host.address
+    if "connect" not in COMMANDS:
+        num_nodes = sum(bool(one.found) and one.has(Role.WORKER) for one in inventory.hosts)
+        return f"-- use it: ssh {where} srun -N{num_nodes} hostname"
+    with redirect_stdout(sys.stderr):
+        code = run_command(["connect", "slurm", "--ssh", where])
+    return f"-- Shoal was not connected to it (exit code {code}); the cluster itself works" if code else ""
+
+
+def _saved(cluster: str | None) -> tuple[Inventory, Path]:
+    from shoal.cluster.inventory import load, path_of, the_cluster
+
+    home = home_from_env()
+    path = path_of(home, the_cluster(home, cluster))
+    return load(path), path
+
+
+def _save(inventory: Inventory | None, path: Path) -> None:
+    from shoal.cluster.inventory import save
+
+    if inventory is None:
+        path.unlink(missing_ok=True)
+    else:
+        save(inventory, path)
+
+
+def _wanted(
+    hosts: str | None,
+    file: Path | None,
+    name: str | None,
+    controller: str | None,
+    controller_works: bool,
+    user: str | None,
+    port: int | None,
+    jump: str | None,
+) -> tuple[Inventory, Path]:
+    """The inventory that is asked for, and where it is kept. One that is kept already must be the same."""
+    from shoal.cluster.inventory import load, make, path_of, typed_hosts, with_roles
+
+    if hosts is None and file is None:
+        return _saved(name)
+    if hosts is not None and file is not None:
+        raise SpecError("`--hosts` and `--file` both say which machines", hint="leave one of them out")
+    if file is not None:
+        wanted = load(file)
+    else:
+        typed = with_roles(
+            typed_hosts(hosts or "", user=user, port=port, jump=jump),
+            controller=controller,
+            is_worker=controller_works,
+        )
+        data = {"cluster": name or "shoal", "hosts": [host.model_dump() for host in typed]}
+        wanted = make(data, "shoal cluster create")
+    path = path_of(home_from_env(), wanted.cluster)
+    if not path.exists():
+        return wanted, path
+    kept = load(path)
+    if not any(host.found for host in kept.hosts):
+        return wanted, path
+    old, new = ({host.address for host in item.hosts} for item in (kept, wanted))
+    if old != new:
+        more, fewer = sorted(new - old), sorted(old - new)
+        raise StateError(
+            f"cluster `{wanted.cluster}` is there already, with {', '.join(sorted(old))}",
+            hint=f"shoal cluster add {','.join(more)}" if more else f"shoal cluster remove {','.join(fewer)}",
+        )
+    found = {host.address: host.found for host in kept.hosts if host.found}
+    same = wanted.with_found(found)
+    told = {"identity": same.identity or kept.identity, "known_hosts": same.known_hosts or kept.known_hosts}
+    return same.model_copy(update={"keeps_munge_key": kept.keeps_munge_key, **told}), path
+
+
+def _reached(inventory: Inventory, identity: str | None, known_hosts: Path | None) -> Inventory:
+    """The inventory with the files that were named, so that no later command has to name them again."""
+    told: dict[str, str] = {}
+    if identity:
+        told["identity"] = str(Path(identity).expanduser().absolute())
+    if known_hosts:
+        told["known_hosts"] = str(known_hosts.expanduser().absolute())
+    return inventory.model_copy(update=told)

@@ -1,0 +1,108 @@
+"""What `shoal cluster` prints: progress, dry runs, and how it ended; for people and for machines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shoal.cli.text import one_line
+
+if TYPE_CHECKING:
+    from shoal.cluster.operate import Report
+    from shoal.cluster.run import Crew, Outcome
+    from shoal.cluster.steps import Step
+
+
+def told(outcome: Outcome) -> list[str]:
+    """Progress: a line for what changed or failed, none for what was so already."""
+    if outcome.state == "unchanged":
+        return []
+    if outcome.state == "failed":
+        return [f"{one_line(outcome.label)}: FAILED: {one_line(outcome.title)}: {one_line(outcome.detail)}"]
+    return [f"{one_line(outcome.label)}: {one_line(outcome.title)}"]
+
+
+def planned(outcome: Outcome) -> list[str]:
+    """A dry run: what would change, with every command and every file that is not secret."""
+    lines = told(outcome)
+    if outcome.state != "would change" or outcome.step is None:
+        return lines
+    lines += [f"    $ {line}" if i == 0 else f"      {line}" for i, line in enumerate(_command(outcome.step))]
+    return lines + [f"    | {line}" for line in _content(outcome.step)]
+
+
+def _command(step: Step) -> list[str]:
+    return step.apply.splitlines()
+
+
+def _content(step: Step) -> list[str]:
+    if step.file is None:
+        return []
+    if step.file.is_secret:
+        return [f"({len(step.file.content)} secret bytes)"]
+    return step.file.content.decode().splitlines()
+
+
+def closing(cluster: str, crew: Crew, report: Report | None, seconds: float, *, is_dry: bool) -> list[str]:
+    """The last lines: advice, remarks, who failed, and how much was changed."""
+    lines: list[str] = []
+    gone = report.gone if report else frozenset()
+    if report is not None:
+        if crew.num_changed:
+            lines += [f"firewall: {line}" for line in report.advice]
+        lines += [f"note: {line}" for line in report.remarks]
+    for address, outcome in crew.failed.items():
+        if address in gone or report is None:
+            continue
+        lines.append(f"failed: {outcome.label}: {one_line(outcome.title)}: {one_line(outcome.detail)}")
+        if outcome.hint:
+            lines.append(f"  hint: {one_line(outcome.hint)}")
+    num_machines = len({outcome.host for outcome in crew.outcomes})
+    failed = len(set(crew.failed) - gone)
+    if report is None:
+        lines.append(f"cluster {cluster}: stopped; {crew.num_changed} things were changed before")
+    elif failed:
+        how = f"{failed} of {num_machines} machines failed; the other {num_machines - failed} work"
+        lines.append(f"cluster {cluster}: {how}")
+    elif not crew.num_changed:
+        lines.append(
+            f"cluster {cluster}: nothing to change; {len(crew.outcomes)} things looked at on"
+            f" {num_machines} machines in {seconds:.0f} s"
+        )
+    else:
+        verb = "would be changed" if is_dry else "changed"
+        where = f"on {num_machines} machines in {seconds:.0f} s"
+        lines.append(f"cluster {cluster}: {crew.num_changed} things {verb} {where}")
+    return lines
+
+
+def as_json(cluster: str, crew: Crew, report: Report | None, *, is_dry: bool) -> dict[str, Any]:
+    after = report.inventory if report else None
+    gone = report.gone if report else frozenset()
+    return {
+        "cluster": cluster,
+        "dry_run": is_dry,
+        "num_changed": crew.num_changed,
+        "failed": sorted(set(crew.failed) - gone),
+        "steps": [_step_json(outcome) for outcome in crew.outcomes],
+        "firewall": report.advice if report else [],
+        "remarks": report.remarks if report else [],
+        "inventory": after.model_dump(mode="json") if after else None,
+    }
+
+
+def _step_json(outcome: Outcome) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "host": outcome.host,
+        "name": outcome.label,
+        "title": outcome.title,
+        "state": str(outcome.state),
+        "detail": outcome.detail,
+        "hint": outcome.hint,
+    }
+    if outcome.state == "would change" and outcome.step is not None:
+        found["command"] = outcome.step.apply
+        found["runs_on"] = outcome.step.where
+        if (file := outcome.step.file) is not None:
+            content = None if file.is_secret else file.content.decode()
+            found["file"] = {"path": file.path, "owner": file.owner, "mode": file.mode, "content": content}
+    return found

@@ -1,0 +1,54 @@
+"""What a firewall between the machines must let through, and the commands for those that run one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shoal.cluster.facts import Facts
+from shoal.cluster.inventory import Host, Inventory, Role
+from shoal.cluster.render import CONTROLLER_PORT, DATABASE_PORT, SRUN_PORTS, WORKER_PORT
+
+
+def firewall(inventory: Inventory, facts: Mapping[str, Facts]) -> list[str]:
+    """The openings, then what to type on each machine that has a firewall: inside the cluster only."""
+    told = [
+        (
+            f"between the machines: tcp {CONTROLLER_PORT} to {inventory.controller.label} (slurmctld),"
+            f" tcp {WORKER_PORT} to every worker (slurmd), tcp {DATABASE_PORT} to {inventory.database.label}"
+            f" (slurmdbd), tcp {SRUN_PORTS} everywhere (srun); nothing from outside: all of it is signed with"
+            " munge, none of it is encrypted"
+        )
+    ]
+    peers = [host.found.address for host in inventory.hosts if host.found]
+    for host in inventory.hosts:
+        fact = facts.get(host.address)
+        for tool in fact.firewalls if fact else ():
+            told += [f"on {host.label}: {line}" for line in _commands(tool, host, peers)]
+    return told
+
+
+def _ports(host: Host) -> list[str]:
+    ports = [SRUN_PORTS]
+    if host.has(Role.CONTROLLER):
+        ports.append(str(CONTROLLER_PORT))
+    if host.has(Role.DATABASE):
+        ports.append(str(DATABASE_PORT))
+    if host.has(Role.WORKER):
+        ports.append(str(WORKER_PORT))
+    return ports
+
+
+def _commands(tool: str, host: Host, peers: list[str]) -> list[str]:
+    others = [peer for peer in peers if host.found is None or peer != host.found.address]
+    if tool == "ufw":
+        ports = ",".join(port.replace("-", ":") for port in _ports(host))
+        return [f"ufw allow proto tcp from {peer} to any port {ports}" for peer in others]
+    if tool == "firewalld":
+        return [f"firewall-cmd --permanent --zone=trusted --add-source={peer}" for peer in others]
+    ports = ", ".join(_ports(host))
+    sources = ", ".join(others)
+    return (
+        [f"nft add rule inet filter input ip saddr {{ {sources} }} tcp dport {{ {ports} }} accept"]
+        if others
+        else []
+    )

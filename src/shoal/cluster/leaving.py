@@ -1,0 +1,183 @@
+"""The steps by which a machine leaves: what Shoal recorded as its own goes, everything else stays. Pure.
+
+And the steps of an upgrade, which are those of `create` after newer packages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shoal.cluster import shell
+from shoal.cluster.facts import DATABASE, MUNGE_KEY, STATE_DIR, WATCHED, Facts
+from shoal.cluster.inventory import Host, Inventory, Role
+from shoal.cluster.steps import INSTALL_S, Maker, Stage, Step, packages_of
+
+STOPPING = {
+    "slurmd": Stage.STOP_WORK,
+    "slurmctld": Stage.STOP_CONTROL,
+    "slurmdbd": Stage.STOP_CONTROL,
+}
+"""slurmd first, everywhere: a controller that went first would have nobody to tell of jobs that end."""
+
+
+def leave(host: Host, fact: Facts, *, has_packages_removed: bool) -> list[Step]:
+    """Every step for one machine. Nothing for a machine on which Shoal recorded nothing."""
+    make = Maker(host, fact)
+    if not fact.own_cluster:
+        return []
+    for service in shell.SERVICES:
+        if service.name in fact.own_started and not _serves_others(service, fact):
+            make.step(
+                STOPPING.get(service.name, Stage.CLEAN),
+                f"{service.process} does not run",
+                f"! {{ {shell.is_running(service, fact.init)}; }}",
+                f"set -eu\n{shell.stop(service, fact.init)}",
+            )
+        if service is shell.SLURMDBD and "database" in fact.own_made:
+            make.step(
+                Stage.STOP_CONTROL,
+                f"no database {DATABASE}, no user slurm in it",
+                f"[ ! -d /var/lib/mysql/{DATABASE} ]",
+                f"mariadb -e 'drop database if exists {DATABASE}; drop user if exists slurm@localhost'",
+            )
+    # Before their files: the scripts that packages run when they leave read slurm.conf.
+    if has_packages_removed and fact.own_packages:
+        names = " ".join(sorted(fact.own_packages))
+        make.step(
+            Stage.CLEAN,
+            f"no packages {names}",
+            f"! dpkg-query -W -f='${{db:Status-Abbrev}}\\n' {names} 2>/dev/null | grep -q ^ii",
+            f"DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=300 remove {names}"
+            f" </dev/null >{STATE_DIR}/apt.log 2>&1 || {{ tail -n 5 {STATE_DIR}/apt.log >&2; exit 1; }}",
+            INSTALL_S,
+        )
+    for path in WATCHED:
+        if fact.is_own(path):
+            make.step(Stage.CLEAN, f"no {path}", f"[ ! -e {path} ]", _removal(path))
+    if fact.is_own(MUNGE_KEY):
+        make.step(
+            Stage.CLEAN,
+            "munged runs if it had a key before Shoal",
+            f"[ ! -e {MUNGE_KEY} ] || {shell.is_running(shell.MUNGE, fact.init)}",
+            shell.start(shell.MUNGE, fact.init, "before"),
+        )
+    if "names" in fact.own_made:
+        mark = shell.MARK
+        make.step(
+            Stage.CLEAN,
+            "no names of the cluster in /etc/hosts",
+            f"! grep -q '{mark}$' /etc/hosts",
+            f"set -eu\nkept=$(grep -v '{mark}$' /etc/hosts || true)\nprintf '%s\\n' \"$kept\" >/etc/hosts",
+        )
+    for folder in sorted(item for item in fact.own_made if item.startswith("/")):
+        make.step(
+            Stage.CLEAN, f"no folder {folder}", f"[ ! -e {folder} ]", f"rm -rf --one-file-system {folder}"
+        )
+    make.step(
+        Stage.CLEAN,
+        f"no record in {STATE_DIR}",
+        f"[ ! -e {STATE_DIR} ]",
+        f"rm -rf --one-file-system {STATE_DIR}",
+    )
+    return make.steps
+
+
+def left_behind(fact: Facts, *, has_packages_removed: bool) -> list[str]:
+    """What stays on a machine that leaves, and why, as sentences."""
+    told = [
+        f"{path} stays: it was changed since Shoal wrote it"
+        for path in WATCHED
+        if path in fact.files and not fact.is_own(path) and any(own == path for _, own in fact.own_files)
+    ]
+    if fact.own_packages and not has_packages_removed:
+        names = " ".join(sorted(fact.own_packages))
+        told.append(f"packages stay: apt-get remove {names}")
+    return told
+
+
+def _serves_others(service: shell.Service, fact: Facts) -> bool:
+    """A MariaDB that was there before Shoal runs on, and so does a munged with a key of its own."""
+    if service is shell.MUNGE:
+        return not fact.is_own(MUNGE_KEY)
+    return service is shell.MARIADB and service.package not in fact.own_packages
+
+
+def _removal(path: str) -> str:
+    kept = f"{path}{shell.BACKUP}"
+    return f"set -eu\nrm -f {path}\nif [ -e {kept} ]; then mv {kept} {path}; fi"
+
+
+def quiet_node(host: Host, inventory: Inventory, *, is_forced: bool) -> list[Step]:
+    """Before a machine leaves: no new job goes there, and none runs there."""
+    on = inventory.controller.address
+    node = host.label
+    steps = [
+        Step(
+            host=host.address,
+            label=node,
+            stage=Stage.PREPARE,
+            title=f"node {node} takes no new jobs",
+            check=f"! scontrol show node {node} >/dev/null 2>&1 || scontrol show node {node} | grep -q DRAIN",
+            apply=f"scontrol update nodename={node} state=drain reason=leaves",
+            on=on,
+        )
+    ]
+    steps.append(
+        Step(
+            host=host.address,
+            label=node,
+            stage=Stage.PREPARE,
+            title=f"no job runs on node {node}",
+            check=f"! scontrol show node {node} >/dev/null 2>&1 || {_no_jobs(f'-w {node}')}",
+            apply=_end_jobs(f"-w {node}", is_forced=is_forced),
+            on=on,
+        )
+    )
+    return steps
+
+
+def quiet_cluster(inventory: Inventory, *, is_forced: bool) -> Step:
+    """Before a cluster is taken down: no job runs anywhere, or the controller does not run either."""
+    return Step(
+        host=inventory.controller.address,
+        label=inventory.controller.label,
+        stage=Stage.PREPARE,
+        title="no job runs",
+        check=f"! scontrol ping >/dev/null 2>&1 || {_no_jobs('-t running,completing,suspended')}",
+        apply=_end_jobs("-t running,completing,suspended", is_forced=is_forced),
+    )
+
+
+def _no_jobs(which: str) -> str:
+    return f'[ -z "$(squeue -h {which} -o %i)" ]'
+
+
+def _end_jobs(which: str, *, is_forced: bool) -> str:
+    jobs = f"$(squeue -h {which} -o %i | tr '\\n' ' ')"
+    if not is_forced:
+        return f"""\
+echo "jobs {jobs}run there; wait for them, or say --force: then they are queued again or lost" >&2
+exit 1"""
+    return f"""\
+for job in {jobs}; do scontrol requeue $job 2>/dev/null || scancel $job; done
+for i in $(seq 60); do {_no_jobs(which)} && exit 0; sleep 1; done
+echo "jobs {jobs}do not end" >&2
+exit 1"""
+
+
+def upgrades(inventory: Inventory, facts: Mapping[str, Facts]) -> list[list[Step]]:
+    """Newer packages, in rounds: the database's machine, the controller, then the rest.
+
+    Slurm's own rule: slurmdbd is never older than slurmctld, and slurmctld never older than slurmd.
+    """
+    rounds: list[list[Step]] = [[], [], []]
+    for host in inventory.hosts:
+        if (fact := facts.get(host.address)) is None:
+            continue
+        make = Maker(host, fact)
+        packages = packages_of(host)
+        title = f"newest packages {' '.join(packages)}"
+        make.step(Stage.PREPARE, title, shell.are_newest(packages), shell.upgrade(packages), INSTALL_S)
+        turn = 0 if host.has(Role.DATABASE) else 1 if host.has(Role.CONTROLLER) else 2
+        rounds[turn] += make.steps
+    return [steps for steps in rounds if steps]

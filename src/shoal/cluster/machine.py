@@ -1,0 +1,29 @@
+"""Somewhere a script can run, and what it answers: all that carrying out steps needs to know of a machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Answer:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def last_words(self) -> str:
+        """What the machine said about its failure, on one line."""
+        lines = [line.strip() for line in (self.err or self.out).splitlines() if line.strip()]
+        return "; ".join(lines[-3:]) or f"exit code {self.code}, and no word about it"
+
+
+class Machine(Protocol):
+    """Somewhere a script can run as root."""
+
+    async def run(self, script: str, stdin: bytes = b"", timeout_s: float = 120.0) -> Answer:
+        """What the script answered. `EngineUnreachable`: it may or may not have run."""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,184 @@
+"""The five things people do with a cluster: create, add, remove, upgrade, destroy.
+
+Each gathers facts, asks `steps` or `leaving` what to do, carries it out and returns what became of it. Each
+may be run again after any end, and goes on where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from shoal.cluster import leaving
+from shoal.cluster.advice import firewall
+from shoal.cluster.facts import Facts
+from shoal.cluster.inventory import Found, Host, Inventory, Role
+from shoal.cluster.run import Crew, known_secrets, must_have
+from shoal.cluster.steps import Stage, Takeover, objections, plan
+from shoal.errors import StateError
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What was said beside the command."""
+
+    takeover: Takeover = Takeover.REFUSE
+    is_forced: bool = False
+    has_packages_removed: bool = False
+
+
+@dataclass
+class Report:
+    """How it ended. `inventory` is what the cluster is now; None once it is gone."""
+
+    inventory: Inventory | None
+    advice: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    gone: frozenset[str] = frozenset()
+    """Addresses of machines that are out: that one of them did not answer is no failure."""
+
+
+async def create(crew: Crew, inventory: Inventory, wishes: Wishes, now: int) -> Report:
+    """Make the machines a cluster, or see that they are one. A worker that fails is left out and reported.
+
+    Raises `EngineRefused` if the controller or the database cannot be had: without them there is no cluster.
+    """
+    await crew.meet(inventory.hosts)
+    return await _bring_to(crew, inventory, wishes, now)
+
+
+async def _bring_to(crew: Crew, inventory: Inventory, wishes: Wishes, now: int) -> Report:
+    joined = {host.address: host.found for host in inventory.hosts}
+    _object(crew, inventory, wishes, now)
+    vital = _vital(inventory)
+    must_have(crew, vital)
+    if wishes.takeover is Takeover.KEEP:
+        inventory = inventory.model_copy(update={"keeps_munge_key": True})
+    wanted = inventory.with_found(_found(crew))
+    secrets = await known_secrets(crew, wanted, wishes.takeover)
+    await crew.carry_out([step for step in plan(wanted, crew.facts, secrets) if step.stage is Stage.PREPARE])
+    must_have(crew, vital)
+    # Who failed before ever having joined is not declared; who is away for a while stays declared as it was.
+    lost = {address: joined.get(address) for address in crew.failed}
+    hosts = [
+        host.model_copy(update={"found": lost[host.address]}) if host.address in lost else host
+        for host in wanted.hosts
+    ]
+    wanted = wanted.with_hosts(hosts)
+    rest = [step for step in plan(wanted, _present(crew), secrets) if step.stage is not Stage.PREPARE]
+    for stage in sorted({step.stage for step in rest}):
+        await crew.carry_out([step for step in rest if step.stage is stage])
+        if stage is not Stage.VERIFY:
+            must_have(crew, vital)
+    return Report(wanted, advice=firewall(wanted, crew.facts), remarks=_remarks(crew, wanted))
+
+
+def _vital(inventory: Inventory) -> dict[str, str]:
+    """Machines without which there is no cluster, and what each is for."""
+    return {inventory.database.address: "database's machine", inventory.controller.address: "controller"}
+
+
+def _object(crew: Crew, inventory: Inventory, wishes: Wishes, now: int) -> None:
+    for address, told in objections(inventory, crew.facts, wishes.takeover, now).items():
+        crew.refuse(inventory.host(address), "; ".join(told))
+
+
+def _found(crew: Crew) -> dict[str, Found]:
+    return {address: fact.found for address, fact in crew.facts.items() if address not in crew.failed}
+
+
+def _present(crew: Crew) -> dict[str, Facts]:
+    return {address: fact for address, fact in crew.facts.items() if address not in crew.failed}
+
+
+def _remarks(crew: Crew, inventory: Inventory) -> list[str]:
+    present = {host.address: host for host in inventory.hosts if host.address in crew.facts}
+    told = []
+    if direct := [host.label for address, host in present.items() if crew.facts[address].init != "systemd"]:
+        told.append(
+            f"no systemd on {', '.join(direct)}: daemons were started directly, and after a restart of the"
+            " machine `shoal cluster create` starts them again"
+        )
+    if bare := [host.label for address, host in present.items() if not crew.facts[address].cgroup]:
+        told.append(f"no writable cgroups on {', '.join(bare)}: memory and devices of jobs are not confined")
+    return told
+
+
+async def add(crew: Crew, inventory: Inventory, hosts: Iterable[Host], wishes: Wishes, now: int) -> Report:
+    """Take more machines into a cluster. Those that fail are reported and stay out."""
+    wider = inventory.with_hosts([*inventory.hosts, *hosts])
+    report = await create(crew, wider, wishes, now)
+    assert report.inventory is not None
+    known = {host.address for host in inventory.hosts}
+    kept = [host for host in report.inventory.hosts if host.address in known or host.found]
+    return Report(report.inventory.with_hosts(kept), report.advice, report.remarks)
+
+
+async def remove(crew: Crew, inventory: Inventory, refs: Iterable[str], wishes: Wishes, now: int) -> Report:
+    """Take machines out: no job there, out of every `slurm.conf`, then cleaned. A dead one may go, too."""
+    going = [inventory.host(ref) for ref in refs]
+    for host in going:
+        if host.has(Role.CONTROLLER) or host.has(Role.DATABASE):
+            raise StateError(
+                f"{host.label} is the cluster's {' and '.join(host.roles)}: without it there is no cluster",
+                hint="shoal cluster destroy",
+            )
+    await crew.meet(inventory.hosts)
+    must_have(crew, {inventory.controller.address: "controller"})
+    away = {host.address for host in going if host.address in crew.failed}
+    for host in going:
+        about = leaving.quiet_node(host, inventory, is_forced=wishes.is_forced)
+        await crew.carry_out([] if host.address in away else about)
+    stay = {host.address for host in going if host.address in crew.failed} - away
+    gone = {host.address for host in going} - stay
+    smaller = inventory.with_hosts([host for host in inventory.hosts if host.address not in gone])
+    facts = {address: crew.facts.pop(address) for address in gone & set(crew.facts)}
+    report = await _bring_to(crew, smaller, wishes, now)
+    report.gone = frozenset(gone)
+    for host in going:
+        if host.address in facts:
+            crew.facts[host.address] = facts[host.address]
+            await _clean(crew, [host], wishes, report)
+        elif host.address in away:
+            report.remarks.append(
+                f"{host.label} did not answer: it is out, and what Shoal put there stays there"
+            )
+    return report
+
+
+async def _clean(crew: Crew, hosts: Iterable[Host], wishes: Wishes, report: Report) -> None:
+    steps = []
+    for host in hosts:
+        if (fact := crew.facts.get(host.address)) is None:
+            continue
+        steps += leaving.leave(host, fact, has_packages_removed=wishes.has_packages_removed)
+        left = leaving.left_behind(fact, has_packages_removed=wishes.has_packages_removed)
+        report.remarks += [f"{host.label}: {line}" for line in left]
+    await crew.carry_out(sorted(steps, key=lambda step: step.stage))
+
+
+async def upgrade(crew: Crew, inventory: Inventory, wishes: Wishes, now: int) -> Report:
+    """Newer packages in Slurm's order, then every daemon whose version changed is started again."""
+    await crew.meet(inventory.hosts)
+    must_have(crew, _vital(inventory))
+    for steps in leaving.upgrades(inventory, _present(crew)):
+        await crew.carry_out(steps)
+    return await _bring_to(crew, inventory, wishes, now)
+
+
+async def destroy(crew: Crew, inventory: Inventory, wishes: Wishes) -> Report:
+    """Take the cluster down. Machines that did not answer, or failed, stay in the inventory."""
+    await crew.meet(inventory.hosts)
+    report = Report(None)
+    if inventory.controller.address in crew.facts and crew.facts[inventory.controller.address].own_cluster:
+        await crew.carry_out([leaving.quiet_cluster(inventory, is_forced=wishes.is_forced)])
+        must_have(crew, {inventory.controller.address: "controller"})
+    mine = [
+        host
+        for host in inventory.hosts
+        if host.address in crew.facts and crew.facts[host.address].own_cluster in {"", inventory.cluster}
+    ]
+    await _clean(crew, mine, wishes, report)
+    if crew.failed or crew.is_dry:
+        report.inventory = inventory
+    return report

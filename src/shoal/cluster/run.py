@@ -1,0 +1,203 @@
+"""Carry steps out over connections: stage by stage, all machines at once, and every outcome reported.
+
+A machine that fails takes no further step; the others go on. Nothing here decides what to do: `steps` and
+`leaving` do, from facts that are gathered here.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import secrets as randomness
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import groupby
+
+import anyio
+
+from shoal.cluster.facts import MUNGE_KEY, SCRIPT, SLURMDBD_CONF, Facts, read_facts
+from shoal.cluster.inventory import Host, Inventory
+from shoal.cluster.machine import Machine
+from shoal.cluster.render import Secrets
+from shoal.cluster.steps import Step, Takeover
+from shoal.errors import EngineRefused, ShoalError
+
+MAX_AT_ONCE = 64
+MUNGE_KEY_BYTES = 1024
+PASSWORD_BYTES = 24
+
+
+class State(StrEnum):
+    UNCHANGED = "unchanged"
+    CHANGED = "changed"
+    WOULD_CHANGE = "would change"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one step, or of the attempt to reach a machine at all (`step` is None)."""
+
+    host: str
+    label: str
+    title: str
+    state: State
+    detail: str = ""
+    hint: str = ""
+    step: Step | None = None
+
+
+Tell = Callable[[Outcome], None]
+Connect = Callable[[Host], Awaitable[Machine]]
+
+
+@dataclass
+class Crew:
+    """The machines of one run: those connected, what each is, and what became of everything tried."""
+
+    connect: Connect
+    tell: Tell
+    is_dry: bool = False
+    machines: dict[str, Machine] = field(default_factory=dict)
+    facts: dict[str, Facts] = field(default_factory=dict)
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    @property
+    def failed(self) -> dict[str, Outcome]:
+        """By address, the first thing that went wrong there."""
+        wrong = [outcome for outcome in self.outcomes if outcome.state is State.FAILED]
+        return {outcome.host: outcome for outcome in reversed(wrong)}
+
+    @property
+    def num_changed(self) -> int:
+        return sum(outcome.state in {State.CHANGED, State.WOULD_CHANGE} for outcome in self.outcomes)
+
+    def note(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+        self.tell(outcome)
+
+    def refuse(self, host: Host, detail: str, hint: str = "") -> None:
+        """Let a machine take no further part; the reason is told."""
+        self.note(Outcome(host.address, host.label, "can be used", State.FAILED, detail, hint))
+
+    async def meet(self, hosts: Iterable[Host]) -> None:
+        """Connect to every machine and let it tell about itself. Those that fail are reported, not raised."""
+        limit = anyio.CapacityLimiter(MAX_AT_ONCE)
+
+        async def one(host: Host) -> None:
+            async with limit:
+                try:
+                    machine = await self.connect(host)
+                    self.machines[host.address] = machine
+                    answer = await machine.run(SCRIPT)
+                    self.facts[host.address] = read_facts(_heard(answer.out, answer.err), host)
+                except ShoalError as wrong:
+                    self.refuse(host, wrong.message, wrong.hint or "")
+
+        async with anyio.create_task_group() as group:
+            for host in hosts:
+                group.start_soon(one, host)
+
+    async def carry_out(self, steps: Sequence[Step]) -> None:
+        """Every step in its stage. A machine that has failed, here or before, takes no further one."""
+        for _, stage in groupby(steps, key=lambda step: step.stage):
+            lines: dict[str, list[Step]] = {}
+            for step in stage:
+                lines.setdefault(f"{step.host} {step.where}", []).append(step)
+            async with anyio.create_task_group() as group:
+                for line in lines.values():
+                    group.start_soon(self._line, line)
+
+    async def _line(self, steps: Sequence[Step]) -> None:
+        """The steps of one machine: one look at all of them, one change, and again, until all are so."""
+        left = list(steps)
+        while left and not {left[0].host, left[0].where} & set(self.failed):
+            try:
+                seen = await self._look(left)
+            except ShoalError as wrong:
+                self.note(_became(left[0], State.FAILED, wrong.message, wrong.hint or ""))
+                return
+            if self.is_dry:
+                for step, is_so in zip(left, seen, strict=True):
+                    self.note(_became(step, State.UNCHANGED if is_so else State.WOULD_CHANGE))
+                return
+            num_so = seen.index(False) if False in seen else len(left)
+            for step in left[:num_so]:
+                self.note(_became(step, State.UNCHANGED))
+            for step in left[num_so : num_so + 1]:
+                self.note(await self._change(step))
+            left = left[num_so + 1 :]
+
+    async def _look(self, steps: Sequence[Step]) -> list[bool]:
+        """Which of these are so already, in one round trip."""
+        script = "\n".join(f"({step.check}\n) >/dev/null 2>&1 && echo yes || echo no" for step in steps)
+        timeout_s = max(step.timeout_s for step in steps)
+        answer = await self.machines[steps[0].where].run(script, timeout_s=timeout_s)
+        words = answer.out.split()
+        if len(words) != len(steps):
+            raise EngineRefused(f"the machine did not say what is so already: {answer.last_words}")
+        return [word == "yes" for word in words]
+
+    async def _change(self, step: Step) -> Outcome:
+        try:
+            answer = await self.machines[step.where].run(step.apply, step.stdin, step.timeout_s)
+        except ShoalError as wrong:
+            return _became(step, State.FAILED, wrong.message, wrong.hint or "")
+        if answer.code == 0:
+            return _became(step, State.CHANGED)
+        hint = f"see for yourself with `ssh {step.where}`; afterwards run the same command again"
+        return _became(step, State.FAILED, answer.last_words, hint)
+
+    async def close(self) -> None:
+        for machine in self.machines.values():
+            await machine.close()
+
+
+def _became(step: Step, state: State, detail: str = "", hint: str = "") -> Outcome:
+    return Outcome(step.host, step.label, step.title, state, detail, hint, step)
+
+
+def _heard(out: str, err: str) -> str:
+    return out if out.strip() else err
+
+
+async def known_secrets(crew: Crew, inventory: Inventory, takeover: Takeover) -> Secrets:
+    """The cluster's secrets: read from the machines that have them, else made now. Kept nowhere here."""
+    key = b""
+    controller = inventory.controller.address
+    fact = crew.facts.get(controller)
+    is_kept = inventory.keeps_munge_key or takeover is Takeover.KEEP
+    if fact and (fact.is_own(MUNGE_KEY) or (is_kept and MUNGE_KEY in fact.files)):
+        key = base64.b64decode(await _read(crew, controller, f"base64 {MUNGE_KEY}"))
+    password = ""
+    database = inventory.database.address
+    fact = crew.facts.get(database)
+    if fact and fact.is_own(SLURMDBD_CONF):
+        text = await _read(crew, database, f"cat {SLURMDBD_CONF}")
+        found = re.search(r"^StoragePass=(\w+)$", text, re.MULTILINE)
+        password = found.group(1) if found else ""
+    return Secrets(
+        key or randomness.token_bytes(MUNGE_KEY_BYTES), password or randomness.token_hex(PASSWORD_BYTES)
+    )
+
+
+async def _read(crew: Crew, address: str, script: str) -> str:
+    """What a machine has. Raises rather than answer nothing: a new secret would shut the others out."""
+    answer = await crew.machines[address].run(script)
+    if answer.code or not answer.out:
+        raise EngineRefused(
+            f"{address} did not give the cluster's secret: {answer.last_words}",
+            hint=f"ssh {address} {script}",
+        )
+    return answer.out
+
+
+def must_have(crew: Crew, hosts: Mapping[str, str]) -> None:
+    """Raise unless these machines (address to what it is for) are still with us."""
+    for address, what in hosts.items():
+        if (wrong := crew.failed.get(address)) is not None:
+            raise EngineRefused(
+                f"the {what}, {wrong.label}, failed at `{wrong.title}`: {wrong.detail}",
+                hint=wrong.hint or "mend it, then run the same command again",
+            )

@@ -1,0 +1,268 @@
+"""Scripts of `sh` for one change each, with the look that says whether it is needed. Pure text.
+
+Every script may run again, and may be cut off anywhere: what Shoal is about to make is written down under
+`STATE_DIR` before it is made, files appear whole under their name, and no secret stands in a script.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shoal.cluster.facts import DATABASE, STATE_DIR
+from shoal.cluster.render import File
+
+BACKUP = ".before-shoal"
+MARK = "# shoal-cluster"
+"""Ends every line of `/etc/hosts` that Shoal wrote."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """A daemon: as systemd knows it, and how to start it where there is no systemd."""
+
+    name: str
+    package: str
+    process: str
+    pid_file: str
+    start: str
+    before: str = "true"
+
+
+MUNGE = Service(
+    name="munge",
+    package="munge",
+    process="munged",
+    pid_file="/run/munge/munged.pid",
+    start="setpriv --reuid munge --regid munge --init-groups /usr/sbin/munged",
+    before="install -d -o munge -g munge -m 0755 /run/munge",
+)
+MARIADB = Service(
+    name="mariadb",
+    package="mariadb-server",
+    process="mariadbd",
+    pid_file="/run/mysqld/mysqld.pid",
+    start="setsid --fork /usr/sbin/mariadbd --user=mysql",
+    before="install -d -o mysql -g mysql -m 0755 /run/mysqld",
+)
+SLURMDBD = Service("slurmdbd", "slurmdbd", "slurmdbd", "/run/slurmdbd.pid", "/usr/sbin/slurmdbd")
+SLURMCTLD = Service("slurmctld", "slurmctld", "slurmctld", "/run/slurmctld.pid", "/usr/sbin/slurmctld")
+SLURMD = Service("slurmd", "slurmd", "slurmd", "/run/slurmd.pid", "/usr/sbin/slurmd")
+SERVICES = (SLURMD, SLURMCTLD, SLURMDBD, MARIADB, MUNGE)
+"""In the order in which they are stopped."""
+
+
+def recorded(what: str, line: str) -> str:
+    """Write a line down among what Shoal made here, once."""
+    quoted, place = shlex.quote(line), f"{STATE_DIR}/{what}"
+    return f"grep -qxF {quoted} {place} 2>/dev/null || echo {quoted} >>{place}"
+
+
+def is_claimed(cluster: str) -> str:
+    return f'[ "$(cat {STATE_DIR}/cluster 2>/dev/null)" = {cluster} ]'
+
+
+def claim(cluster: str, init: str) -> str:
+    return f"""\
+set -eu
+install -d -m 0700 {STATE_DIR} {STATE_DIR}/started
+echo {init} >{STATE_DIR}/init
+echo {cluster} >{STATE_DIR}/cluster"""
+
+
+def are_installed(packages: Sequence[str]) -> str:
+    return "\n".join(
+        f"dpkg-query -W -f='${{db:Status-Abbrev}}' {name} 2>/dev/null | grep -q ^ii || exit 1"
+        for name in packages
+    )
+
+
+def install(packages: Sequence[str]) -> str:
+    names = " ".join(packages)
+    return f"""\
+set -eu
+for name in {names}; do
+  dpkg-query -W -f='${{db:Status-Abbrev}}' $name 2>/dev/null | grep -q ^ii ||
+    grep -qxF $name {STATE_DIR}/packages 2>/dev/null || echo $name >>{STATE_DIR}/packages
+done
+export DEBIAN_FRONTEND=noninteractive
+apt='apt-get -q -y -o DPkg::Lock::Timeout=300 -o Dpkg::Options::=--force-confold'
+$apt install --no-install-recommends {names} </dev/null >{STATE_DIR}/apt.log 2>&1 || {{
+  $apt update </dev/null >{STATE_DIR}/apt.log 2>&1 || {{ tail -n 5 {STATE_DIR}/apt.log >&2; exit 1; }}
+  $apt install --no-install-recommends {names} </dev/null >{STATE_DIR}/apt.log 2>&1 ||
+    {{ tail -n 5 {STATE_DIR}/apt.log >&2; exit 1; }}
+}}"""
+
+
+def are_newest(packages: Sequence[str]) -> str:
+    """Asks the archives first: the one look that writes, and only apt's own lists."""
+    names = " ".join(packages)
+    return f"""\
+apt-get -q -o DPkg::Lock::Timeout=300 update </dev/null >/dev/null 2>&1
+! LC_ALL=C apt-get -s install --only-upgrade {names} </dev/null 2>/dev/null | grep -q '^Inst '"""
+
+
+def upgrade(packages: Sequence[str]) -> str:
+    names = " ".join(packages)
+    return f"""\
+set -eu
+export DEBIAN_FRONTEND=noninteractive
+apt-get -q -y -o DPkg::Lock::Timeout=300 -o Dpkg::Options::=--force-confold install --only-upgrade \\
+  --no-install-recommends {names} </dev/null >{STATE_DIR}/apt.log 2>&1 ||
+  {{ tail -n 5 {STATE_DIR}/apt.log >&2; exit 1; }}"""
+
+
+def is_written(file: File) -> str:
+    kept = file.mode.lstrip("0")
+    return f"""\
+[ "$(sha256sum <{file.path} 2>/dev/null | cut -d' ' -f1)" = {file.sha256} ] || exit 1
+[ "$(stat -c '%a %U:%G' {file.path})" = '{kept} {file.owner}' ]"""
+
+
+def write(file: File, *, is_foreign: bool) -> str:
+    """Take the content from standard input; what was there before and is not Shoal's is kept beside it."""
+    kept = f"cp -p --backup=numbered {file.path} {file.path}{BACKUP}\n" if is_foreign else ""
+    folder = file.path.rpartition("/")[0]
+    return f"""\
+set -eu
+[ -d {folder} ] || install -d -m 0755 {folder}
+{recorded("files", f"{file.sha256} {file.path}")}
+{kept}umask 077
+cat >{file.path}.shoal-new
+[ "$(sha256sum <{file.path}.shoal-new | cut -d' ' -f1)" = {file.sha256} ]
+chown {file.owner} {file.path}.shoal-new
+chmod {file.mode} {file.path}.shoal-new
+mv -f {file.path}.shoal-new {file.path}"""
+
+
+def give(file: File) -> str:
+    """The right owner and mode for a file that somebody else wrote."""
+    return f"set -eu\nchown {file.owner} {file.path}\nchmod {file.mode} {file.path}"
+
+
+def has_names(lines: Sequence[str]) -> str:
+    wanted = shlex.quote("\n".join(f"{line} {MARK}" for line in lines))
+    return f"""[ "$(grep '{MARK}$' /etc/hosts)" = {wanted} ]"""
+
+
+def write_names(lines: Sequence[str]) -> str:
+    # Written over, not renamed: in a container /etc/hosts is a mount of its own.
+    wanted = shlex.quote("\n".join(f"{line} {MARK}" for line in lines))
+    return f"""\
+set -eu
+{recorded("made", "names")}
+kept=$(grep -v '{MARK}$' /etc/hosts || true)
+printf '%s\\n%s\\n' "$kept" {wanted} >/etc/hosts"""
+
+
+def has_folder(path: str, owner: str, mode: str) -> str:
+    return f"""[ "$(stat -c '%a %U:%G' {path} 2>/dev/null)" = '{mode.lstrip("0")} {owner}' ]"""
+
+
+def make_folder(path: str, owner: str, mode: str) -> str:
+    user, _, group = owner.partition(":")
+    return f"""\
+set -eu
+[ -d {path} ] || {{ {recorded("made", f"folder {path}")}; }}
+install -d -o {user} -g {group} -m {mode} {path}"""
+
+
+def is_running(service: Service, init: str) -> str:
+    if init == "systemd":
+        return f"systemctl is-active --quiet {service.name}"
+    # A container's first process may never bury its dead: a zombie does not run.
+    status = f"/proc/$(cat {service.pid_file} 2>/dev/null)/status"
+    return f"{{ grep -qs '^Name:.{service.process}$' {status} && ! grep -qs '^State:.[ZX]' {status}; }}"
+
+
+def _stamp(service: Service, digest: str) -> str:
+    return f"\"{digest} $(dpkg-query -W -f='${{Version}}' {service.package})\""
+
+
+def is_started(service: Service, init: str, digest: str) -> str:
+    """Whether it runs, was started by Shoal with these files, and is of the version that is installed."""
+    return f"""\
+{is_running(service, init)} || exit 1
+[ "$(cat {STATE_DIR}/started/{service.name} 2>/dev/null)" = {_stamp(service, digest)} ]"""
+
+
+def start(service: Service, init: str, digest: str) -> str:
+    """Start it, or start it again with the files as they are now."""
+    stamp = f"{STATE_DIR}/started/{service.name}"
+    log = f"{STATE_DIR}/started/{service.name}.log"
+    if init == "systemd":
+        return f"""\
+set -eu
+systemctl enable --quiet {service.name}
+systemctl restart {service.name}
+sleep 1
+systemctl is-active --quiet {service.name} ||
+  {{ journalctl -u {service.name} -n 10 --no-pager -o cat >&2; exit 1; }}
+echo {_stamp(service, digest)} >{stamp}"""
+    return f"""\
+set -eu
+export PATH=$PATH:/usr/sbin:/sbin
+{stop(service, init)}
+{service.before}
+{service.start} </dev/null >{log} 2>&1 || {{ tail -n 10 {log} >&2; exit 1; }}
+for i in $(seq 300); do {is_running(service, init)} && break || sleep 0.1; done
+{is_running(service, init)} || {{ tail -n 10 {log} >&2; echo '{service.process} did not stay' >&2; exit 1; }}
+echo {_stamp(service, digest)} >{stamp}"""
+
+
+def stop(service: Service, init: str) -> str:
+    """Stop it and wait until it is gone, with its pid file; nothing if it does not run.
+
+    A daemon that gave up root cannot remove that file, and Debian's packages take it for a daemon that runs.
+    """
+    if init == "systemd":
+        return f"systemctl disable --now --quiet {service.name} 2>/dev/null || true\nrm -f {service.pid_file}"
+    return f"""\
+if {is_running(service, init)}; then
+  kill "$(cat {service.pid_file})"
+  for i in $(seq 600); do {is_running(service, init)} && sleep 0.1 || break; done
+  if {is_running(service, init)}; then echo '{service.process} does not end' >&2; exit 1; fi
+fi
+rm -f {service.pid_file}"""
+
+
+def has_database(digest: str) -> str:
+    return f"""\
+[ "$(cat {STATE_DIR}/started/database 2>/dev/null)" = {digest} ] || exit 1
+mariadb -N -e 'show databases' | grep -qx {DATABASE}"""
+
+
+def make_database(digest: str) -> str:
+    """Takes SQL from standard input, once the server answers."""
+    return f"""\
+set -eu
+for i in $(seq 300); do mariadb -e 'select 1' >/dev/null 2>&1 && break || sleep 0.2; done
+{recorded("made", "database")}
+mariadb
+echo {digest} >{STATE_DIR}/started/database"""
+
+
+def is_registered(cluster: str) -> str:
+    return f"sacctmgr -n -P show cluster format=cluster 2>/dev/null | grep -qx {cluster}"
+
+
+def register(cluster: str) -> str:
+    return f"""\
+for i in $(seq 100); do sacctmgr -n show cluster >/dev/null 2>&1 && break || sleep 0.3; done
+{is_registered(cluster)} || sacctmgr -i add cluster {cluster} 2>&1 >/dev/null | tail -n 3 >&2
+{is_registered(cluster)}"""
+
+
+def answers(node: str) -> str:
+    """Whether the controller counts on the node: one word for its state, none of those that mean trouble."""
+    return f"""\
+state=$(scontrol show node {node} 2>/dev/null | sed -n 's/^ *State=\\([^ ]*\\).*/\\1/p')
+case $state in *DOWN*|*DRAIN*|*NOT_RESPONDING*|*UNKNOWN*|*'*'*|'') exit 1 ;; *) exit 0 ;; esac"""
+
+
+def await_answer(node: str, patience_s: int) -> str:
+    return f"""\
+for i in $(seq {patience_s}); do ({answers(node)}) && exit 0; sleep 1; done
+scontrol show node {node} | grep -E 'State=|Reason=' | sed 's/^ *//' >&2
+exit 1"""

@@ -1,0 +1,110 @@
+"""Every file a cluster gets, and every step of its making. `SHOAL_GOLDEN=write` renews the files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from shoal.cluster import render
+from shoal.cluster.advice import firewall
+from shoal.cluster.facts import Facts
+from shoal.cluster.inventory import Inventory
+from shoal.cluster.leaving import leave, upgrades
+from shoal.cluster.steps import Step, plan
+from tests.support.bare_machines import SECRETS, facts_of, found, three
+
+FILES = Path(__file__).parent
+GPUS = tuple(f"gpu {index} NVIDIA H100 80GB HBM3" for index in range(8))
+MIXED = ("device /dev/nvidia0", "device /dev/nvidia2")
+OWN = (
+    "own cluster lab",
+    "file /etc/munge/munge.key 11",
+    "own files 11 /etc/munge/munge.key",
+    "file /etc/slurm/slurm.conf 22",
+    "own files 22 /etc/slurm/slurm.conf",
+    "own made names",
+    "own made folder /var/spool/slurmd",
+    "own started munge",
+    "own started slurmd",
+    "own packages slurmd",
+)
+
+
+def world() -> tuple[Inventory, dict[str, Facts]]:
+    """Three machines: a controller with eight GPUs, one on another switch with two, one without."""
+    inventory = three(slurm={"SlurmdTimeout": 30, "PrologFlags": "Contain"})
+    hosts = [
+        host.model_copy(update={"switch": "rack2"} if host.name == "b" else {}) for host in inventory.hosts
+    ]
+    inventory = inventory.with_hosts(hosts)
+    facts = facts_of(inventory.hosts, {"a": (*GPUS, "firewall ufw"), "b": MIXED})
+    return found(inventory, facts), facts
+
+
+def files() -> dict[str, str]:
+    inventory, facts = world()
+    first = inventory.hosts[0]
+    assert first.found is not None
+    rendered = [
+        render.slurm_conf(inventory, facts),
+        render.gres_conf(inventory),
+        render.topology_conf(inventory),
+        render.cgroup_conf(facts[first.address]),
+        render.slurmdbd_conf(inventory, SECRETS),
+        render.mariadb_cnf(),
+        render.health_check(first, first.found),
+    ]
+    texts = {Path(file.path).name: file.content.decode() for file in rendered}
+    return texts | {"firewall.txt": "".join(f"{line}\n" for line in firewall(inventory, facts))}
+
+
+def shown(steps: list[Step]) -> str:
+    """A plan as text: where, what, the look, the change, and what travels on standard input."""
+    parts = []
+    for step in steps:
+        sent = f"<{len(step.stdin)} bytes on standard input>\n" if step.stdin else ""
+        parts.append(
+            f"== {step.stage.name} {step.label}: {step.title}\n? {step.check}\n! {step.apply}\n{sent}"
+        )
+    return "\n".join(parts)
+
+
+def plans() -> dict[str, str]:
+    inventory, facts = world()
+    second = inventory.hosts[1]
+    one = {second.address: facts[second.address]}
+    direct = facts_of([inventory.hosts[0]])
+    direct = {address: _without_systemd(fact) for address, fact in direct.items()}
+    leaving = facts_of([second], {"b": OWN})[second.address]
+    return {
+        "worker.steps": shown(plan(inventory, one, SECRETS)),
+        "controller-without-systemd.steps": shown(plan(inventory, direct, SECRETS)),
+        "leaving.steps": shown(leave(second, leaving, has_packages_removed=True)),
+        "upgrade.steps": "\n".join(shown(steps) for steps in upgrades(inventory, facts)),
+    }
+
+
+def _without_systemd(fact: Facts) -> Facts:
+    return Facts(**{**fact.__dict__, "init": "direct"})
+
+
+@pytest.mark.parametrize("name", sorted(files() | plans()))
+def test_what_a_machine_gets_is_what_was_looked_at(name: str) -> None:
+    text = (files() | plans())[name]
+    path = FILES / name
+    if os.environ.get("SHOAL_GOLDEN") == "write":
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+def test_no_secret_stands_in_a_script() -> None:
+    inventory, facts = world()
+    secret = SECRETS.database_password
+    for step in plan(inventory, facts, SECRETS):
+        assert secret not in step.check + step.apply + step.title
+        if step.stdin and (secret.encode() in step.stdin or SECRETS.munge_key in step.stdin):
+            assert step.file is not None
+            assert step.file.is_secret
+    assert "a1a1" not in repr(SECRETS)

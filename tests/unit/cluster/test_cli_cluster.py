@@ -1,0 +1,172 @@
+"""`shoal cluster` over machines on paper: what is printed, kept and refused."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from shoal.cli import main
+from shoal.cli.cluster import connect_shoal
+from shoal.cluster import ssh
+from shoal.cluster.inventory import Host, load
+from shoal.errors import EngineUnreachable
+from tests.support.bare_machines import PaperMachine, facts_of, found, three, told
+from tests.support.cli import Shell
+
+CREATE = (
+    "cluster",
+    "create",
+    "--hosts",
+    "10.0.0.1,10.0.0.2",
+    "--name",
+    "lab",
+    "--user",
+    "root",
+    "--no-connect",
+)
+
+
+@pytest.fixture
+def drawer(monkeypatch: pytest.MonkeyPatch) -> dict[str, PaperMachine]:
+    """Machines by address; every connection leads here. A third one is there and belongs to nobody."""
+    monkeypatch.setattr("time.time", lambda: 1_800_000_000.0)
+    names = {"10.0.0.1": "a", "10.0.0.2": "b", "10.0.0.3": "c"}
+    found = {address: PaperMachine(told(name, address)) for address, name in names.items()}
+
+    async def connect(_: object, host: Host) -> PaperMachine:
+        if host.address not in found:
+            raise EngineUnreachable(f"{host.address} cannot be reached: no route", hint="ssh")
+        return found[host.address]
+
+    monkeypatch.setattr(ssh.Ssh, "connect", connect)
+    return found
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(tmp_path, monkeypatch, capsys)
+
+
+def test_a_cluster_is_made_kept_and_shown(shell: Shell, drawer: dict[str, PaperMachine]) -> None:
+    assert "no cluster yet" in shell("cluster").out
+    made = shell(*CREATE)
+    assert (made.code, made.err) == (0, "")
+    assert made.out.startswith("cluster lab: nothing to change; ")
+    assert " things looked at on 2 machines in " in made.out
+    kept = load(shell.home / "clusters" / "lab.yaml")
+    assert [host.label for host in kept.hosts] == ["a", "b"]
+    assert shell("cluster").out.splitlines()[1].split() == ["lab", "a", "2"]
+    rows = shell("cluster", "show").out.splitlines()
+    assert rows[2].split() == ["b", "10.0.0.2", "joined", "8", "63552", "MiB", "-", "worker"]
+    assert shell("cluster", "show", "--json").json()["hosts"][1]["found"]["cores"] == 2
+
+
+def test_progress_tells_what_changed_and_who_failed(shell: Shell, drawer: dict[str, PaperMachine]) -> None:
+    drawer["10.0.0.2"].judge = lambda script: int("slurmd.pid" in script or "slurmd\n" in script)
+    drawer["10.0.0.1"].judge = lambda script: int("[ " in script and "/etc/slurm/gres.conf" in script)
+    drawer["10.0.0.1"].facts = told("a", "10.0.0.1", "gpu 0 NVIDIA H200")
+    made = shell(*CREATE)
+    assert made.code == 5
+    assert "a: FAILED: file /etc/slurm/gres.conf: it broke" in made.out.splitlines()
+    assert made.out.splitlines()[-1] == "cluster lab: stopped; 0 things were changed before"
+    assert "error: the controller, a, failed at `file /etc/slurm/gres.conf`: it broke" in made.err
+
+
+def test_a_worker_that_fails_is_told_and_the_rest_works(
+    shell: Shell, drawer: dict[str, PaperMachine]
+) -> None:
+    del drawer["10.0.0.2"]
+    made = shell(*CREATE)
+    assert made.code == 5
+    assert "10.0.0.2: FAILED: can be used: 10.0.0.2 cannot be reached: no route" in made.out
+    assert made.out.splitlines()[-1] == "cluster lab: 1 of 2 machines failed; the other 1 work"
+    assert [host.label for host in load(shell.home / "clusters" / "lab.yaml").hosts] == ["a", "10.0.0.2"]
+
+
+def test_a_dry_run_prints_commands_and_files_but_no_secret(
+    shell: Shell, drawer: dict[str, PaperMachine]
+) -> None:
+    for machine in drawer.values():
+        machine.judge = lambda _: 1
+    dry = shell(*CREATE, "--dry-run")
+    assert dry.code == 0
+    assert "    | ClusterName=lab" in dry.out
+    assert "    | (1024 secret bytes)" in dry.out
+    assert "StoragePass" not in dry.out
+    assert "things would be changed on 2 machines" in dry.out
+    assert not (shell.home / "clusters").exists()
+    steps = shell(*CREATE, "--dry-run", "--json").json()["steps"]
+    secret = [step["file"] for step in steps if step.get("file", {}).get("path") == "/etc/munge/munge.key"]
+    assert [file["content"] for file in secret] == [None, None]
+    assert all(step["command"] for step in steps)
+
+
+def test_other_machines_under_the_same_name_are_refused(
+    shell: Shell, drawer: dict[str, PaperMachine]
+) -> None:
+    assert shell(*CREATE).code == 0
+    more = shell("cluster", "create", "--hosts", "10.0.0.1,10.0.0.2,10.0.0.3", "--name", "lab")
+    assert (more.code, more.err.splitlines()[-1]) == (3, "hint: shoal cluster add 10.0.0.3")
+    fewer = shell("cluster", "create", "--hosts", "10.0.0.1", "--name", "lab")
+    assert (fewer.code, fewer.err.splitlines()[-1]) == (3, "hint: shoal cluster remove 10.0.0.2")
+    assert shell("cluster", "create", "--hosts", "a", "--file", "x.yaml").code == 2
+
+
+def test_machines_come_and_go(shell: Shell, drawer: dict[str, PaperMachine]) -> None:
+    assert shell(*CREATE).code == 0
+    assert shell("cluster", "add", "10.0.0.3", "--switch", "rack2").code == 0
+    kept = load(shell.home / "clusters" / "lab.yaml")
+    assert [(host.label, host.user, host.switch) for host in kept.hosts][-1] == ("c", "root", "rack2")
+    assert shell("cluster", "remove", "c").code == 0
+    assert len(load(shell.home / "clusters" / "lab.yaml").hosts) == 2
+    assert shell("cluster", "upgrade").code == 0
+
+
+def test_a_cluster_is_taken_down_only_by_who_says_yes(shell: Shell, drawer: dict[str, PaperMachine]) -> None:
+    assert shell(*CREATE).code == 0
+    asked = shell("cluster", "destroy")
+    assert (asked.code, asked.err.splitlines()[-1]) == (3, "hint: shoal cluster destroy --cluster lab --yes")
+    assert shell("cluster", "destroy", "--yes").code == 0
+    assert "no cluster yet" in shell("cluster").out
+
+
+def test_an_inventory_of_ones_own_is_taken(
+    shell: Shell, drawer: dict[str, PaperMachine], tmp_path: Path
+) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(
+        "cluster: lab\nslurm: {KillWait: 5}\nhosts:\n"
+        "- {address: 10.0.0.1, roles: [controller, database]}\n- {address: 10.0.0.2, name: gpu1}\n"
+    )
+    assert shell("cluster", "create", "--file", str(file), "--no-connect").code == 0
+    kept = load(shell.home / "clusters" / "lab.yaml")
+    assert [host.label for host in kept.hosts] == ["a", "gpu1"]
+    assert dict(kept.slurm) == {"KillWait": 5}
+
+
+@pytest.mark.parametrize(("code", "said"), [(0, ""), (3, "-- Shoal was not connected to it (exit code 3)")])
+def test_shoal_is_connected_by_the_command_a_person_would_type(
+    monkeypatch: pytest.MonkeyPatch, code: int, said: str
+) -> None:
+    typed: list[list[str]] = []
+
+    def run(argv: list[str]) -> int:
+        typed.append(argv)
+        return code
+
+    inventory = found(three(), facts_of(three().hosts))
+    monkeypatch.setattr(main, "run_command", run)
+    monkeypatch.setitem(main.COMMANDS, "connect", ("connect:app", "Say where work runs."))
+    assert connect_shoal(inventory).startswith(said)
+    assert typed == [["connect", "slurm", "--ssh", "root@10.0.0.1"]]
+    monkeypatch.delitem(main.COMMANDS, "connect")
+    assert connect_shoal(inventory) == "-- use it: ssh root@10.0.0.1 srun -N3 hostname"
+
+
+def test_without_asyncssh_it_is_said_what_to_install(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "shoal.cluster.ssh")
+    monkeypatch.setitem(sys.modules, "asyncssh", None)
+    made = shell(*CREATE)
+    assert (made.code, made.err.splitlines()[-1]) == (3, "hint: pip install 'shoal[cluster]'")

@@ -1,0 +1,115 @@
+"""What the script tells of a machine, and how it is read. The script itself runs here, too."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from shoal.cluster.facts import SCRIPT, gpu_kind, gpus_of, inside_address, read_facts, shape_of_cpus
+from shoal.cluster.inventory import Gpus, Host
+from shoal.errors import EngineRefused
+from tests.support.bare_machines import told
+
+HOST = Host(address="10.0.0.1")
+
+
+def test_the_script_runs_with_the_shell_of_this_machine_and_ends() -> None:
+    done = subprocess.run(["sh", "-s"], input=SCRIPT, capture_output=True, text=True, check=True, timeout=60)
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "end"
+    assert {"uid", "hostname", "os", "cpus", "memory_kib", "init"} <= {line.split()[0] for line in lines}
+    assert done.stderr == ""
+
+
+def test_a_machine_is_known_by_what_it_told() -> None:
+    more = (
+        "package munge 0.5.15-2 ii",
+        "package slurmd 22.05 rc",
+        "file /etc/munge/munge.key abc",
+        "own cluster lab",
+        "own files abc /etc/munge/munge.key",
+        "own made folder /var/log/slurm",
+        "own made database",
+        "firewall ufw",
+    )
+    fact = read_facts(told("a", "10.0.0.1", *more), HOST)
+    assert (fact.hostname, fact.init, fact.cgroup, fact.own_cluster) == ("a", "systemd", "v2", "lab")
+    assert dict(fact.packages) == {"munge": "0.5.15-2"}
+    assert fact.is_own("/etc/munge/munge.key")
+    assert not fact.is_own("/etc/slurm/slurm.conf")
+    assert fact.own_made == {"/var/log/slurm", "database"}
+    assert fact.firewalls == ("ufw",)
+    assert (fact.found.sockets, fact.found.cores, fact.found.threads, fact.found.cpus) == (2, 2, 2, 8)
+    assert fact.found.memory_mib == 63552
+
+
+def test_a_file_that_changed_since_is_not_ours_any_more() -> None:
+    fact = read_facts(
+        told("a", "10.0.0.1", "file /etc/slurm/slurm.conf new", "own files old /etc/slurm/slurm.conf"), HOST
+    )
+    assert not fact.is_own("/etc/slurm/slurm.conf")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("sudo: a password is required\n", "did not finish telling about itself; its last words: sudo"),
+        ("", "its last words: nothing"),
+        (told().replace("os debian", "os fedora"), "runs `fedora 12`"),
+        (told().replace("uid 0", "uid 1000"), "run as uid 1000"),
+    ],
+)
+def test_a_machine_that_cannot_be_used_is_refused_with_a_reason(text: str, words: str) -> None:
+    with pytest.raises(EngineRefused) as refused:
+        read_facts(text, HOST)
+    assert words in refused.value.message
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("Tesla V100-SXM2-16GB", "v100"),
+        ("NVIDIA GeForce RTX 4090", "rtx_4090"),
+        ("NVIDIA L40S", "l40s"),
+        ("", ""),
+    ],
+)
+def test_a_gpu_is_called_what_people_ask_for(name: str, kind: str) -> None:
+    assert gpu_kind(name) == kind
+
+
+def test_gpus_are_as_the_driver_tells_or_as_device_files_stand_there() -> None:
+    devices = ["/dev/nvidia10", "/dev/nvidia2"]
+    assert gpus_of([], devices) == (Gpus(files=("/dev/nvidia2", "/dev/nvidia10")),)
+    told_by_driver = gpus_of([(0, "NVIDIA H200"), (1, "NVIDIA L4"), (2, "NVIDIA H200")], devices)
+    assert told_by_driver == (
+        Gpus(kind="h200", files=("/dev/nvidia0", "/dev/nvidia2")),
+        Gpus(kind="l4", files=("/dev/nvidia1",)),
+    )
+    assert gpus_of([], []) == ()
+
+
+@pytest.mark.parametrize(
+    ("rows", "usable", "shape"),
+    [
+        (["0,0", "0,0", "1,1", "1,1"], 4, (2, 1, 2)),
+        (["0,0", "1,0"], 2, (1, 2, 1)),
+        (["0,0", "1,0", "2,0", "3,0"], 2, (1, 2, 1)),
+        ([], 3, (1, 3, 1)),
+        (["0,0", "1,0", "2,1"], 3, (1, 3, 1)),
+    ],
+)
+def test_cpus_have_their_shape_or_are_flat(rows: list[str], usable: int, shape: tuple[int, int, int]) -> None:
+    assert shape_of_cpus(rows, usable) == shape
+
+
+def test_others_reach_a_machine_where_our_connection_arrived_unless_told() -> None:
+    arrived = ["1.2.3.4", "5", "10.0.0.7", "22"]
+    assert inside_address(HOST, arrived, ["192.168.0.7"]) == "10.0.0.7"
+    assert inside_address(HOST.model_copy(update={"inside": "172.16.0.7"}), arrived, []) == "172.16.0.7"
+    assert inside_address(HOST, ["127.0.0.1", "5", "127.0.0.1", "22"], ["192.168.0.7"]) == "192.168.0.7"
+    assert inside_address(HOST, [], []) == "10.0.0.1"

@@ -1,0 +1,212 @@
+"""Create, add, remove and destroy over machines on paper: who fails is reported, the rest goes on."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+
+import pytest
+
+from shoal.cluster.inventory import Host, Inventory
+from shoal.cluster.machine import Answer
+from shoal.cluster.operate import Report, Wishes, add, create, destroy, remove
+from shoal.cluster.run import Crew, Outcome, State
+from shoal.errors import EngineRefused, EngineUnreachable, StateError
+from tests.support.bare_machines import NOW, PaperMachine, facts_of, found, host, three, told
+
+
+def never(_: str) -> int:
+    """Nothing is so already, and every change works."""
+    return 0 if _.startswith("set -eu") or "exit 0; sleep 1" in _ or "sacctmgr -i" in _ else 1
+
+
+class Paper:
+    """A drawer of machines; those not in it do not answer."""
+
+    def __init__(self, inventory: Inventory, judge: Callable[[str], int] = lambda _: 0) -> None:
+        self.machines = {
+            item.address: PaperMachine(told(item.label, item.address), judge) for item in inventory.hosts
+        }
+
+    async def connect(self, item: Host) -> PaperMachine:
+        if item.address not in self.machines:
+            raise EngineUnreachable(f"{item.address} cannot be reached", hint="ssh")
+        return self.machines[item.address]
+
+    def crew(self, *, is_dry: bool = False) -> Crew:
+        return Crew(self.connect, lambda _: None, is_dry=is_dry)
+
+
+def wrong(crew: Crew) -> dict[str, str]:
+    return {outcome.label: outcome.title for outcome in crew.failed.values()}
+
+
+async def test_everything_that_is_so_already_is_left_alone() -> None:
+    paper = Paper(three())
+    crew = paper.crew()
+    report = await create(crew, three(), Wishes(), NOW)
+    assert (crew.num_changed, crew.failed) == (0, {})
+    assert all(not stdin for machine in paper.machines.values() for _, stdin in machine.seen)
+    assert report.inventory == found(three(), crew.facts)
+
+
+async def test_bare_machines_are_changed_step_by_step() -> None:
+    paper = Paper(three(), never)
+    crew = paper.crew()
+    await create(crew, three(), Wishes(), NOW)
+    assert crew.failed == {}
+    assert {outcome.state for outcome in crew.outcomes} == {State.CHANGED}
+
+
+async def test_a_dry_run_sends_no_change() -> None:
+    paper = Paper(three(), lambda _: 1)
+    crew = paper.crew(is_dry=True)
+    await create(crew, three(), Wishes(), NOW)
+    assert {outcome.state for outcome in crew.outcomes} == {State.WOULD_CHANGE}
+    scripts = [script for machine in paper.machines.values() for script, _ in machine.seen]
+    assert [script for script in scripts if "&& echo yes || echo no" not in script] == []
+
+
+async def test_a_worker_that_fails_before_it_joins_is_not_declared_and_the_rest_goes_on() -> None:
+    paper = Paper(three(), never)
+    paper.machines["10.0.0.2"].judge = lambda _: 1
+    crew = paper.crew()
+    report = await create(crew, three(), Wishes(), NOW)
+    assert list(wrong(crew)) == ["b"]
+    assert crew.failed["10.0.0.2"].detail == "it broke"
+    assert report.inventory is not None
+    assert [item.label for item in report.inventory.hosts if item.found] == ["a", "c"]
+    sent = [stdin for _, stdin in paper.machines["10.0.0.1"].seen if b"ClusterName" in stdin]
+    assert [b"NodeName=b " in text for text in sent] == [False]
+
+
+async def test_a_member_that_is_away_stays_declared() -> None:
+    inventory = found(three(), facts_of(three().hosts))
+    paper = Paper(inventory, never)
+    del paper.machines["10.0.0.3"]
+    crew = paper.crew()
+    report = await create(crew, inventory, Wishes(), NOW)
+    assert list(wrong(crew)) == ["c"]
+    sent = [stdin for _, stdin in paper.machines["10.0.0.1"].seen if b"ClusterName" in stdin]
+    assert [b"NodeName=c " in text for text in sent] == [True]
+    assert report.inventory == inventory
+
+
+@pytest.mark.parametrize("when", ["unreachable", "at the first step"])
+async def test_without_a_controller_there_is_no_cluster(when: str) -> None:
+    paper = Paper(three(), never)
+    if when == "unreachable":
+        del paper.machines["10.0.0.1"]
+    else:
+        paper.machines["10.0.0.1"].judge = lambda _: 1
+    with pytest.raises(EngineRefused, match="the controller"):
+        await create(paper.crew(), three(), Wishes(), NOW)
+    assert not any(b"ClusterName" in stdin for m in paper.machines.values() for _, stdin in m.seen)
+
+
+async def test_a_connection_that_breaks_is_a_failure_of_that_machine_alone() -> None:
+    paper = Paper(three(), never)
+
+    def break_off(script: str) -> int:
+        paper.machines["10.0.0.2"].is_lost = True
+        return never(script)
+
+    paper.machines["10.0.0.2"].judge = break_off
+    crew = paper.crew()
+    await create(crew, three(), Wishes(), NOW)
+    assert crew.failed["10.0.0.2"].detail == "the connection was lost"
+    assert list(wrong(crew)) == ["b"]
+
+
+async def test_the_cluster_keeps_its_key_and_a_key_that_cannot_be_read_is_not_replaced() -> None:
+    inventory = found(three(), facts_of(three().hosts))
+    more = ("file /etc/munge/munge.key 11", "own files 11 /etc/munge/munge.key", "own cluster lab")
+    paper = Paper(inventory, never)
+
+    class Keeper(PaperMachine):
+        async def run(self, script: str, stdin: bytes = b"", timeout_s: float = 120.0) -> Answer:
+            if script.startswith("base64 "):
+                return Answer(0, base64.b64encode(b"the old key").decode(), "")
+            return await super().run(script, stdin, timeout_s)
+
+    first = told("a", "10.0.0.1", *more)
+    paper.machines["10.0.0.1"] = Keeper(first, never)
+    await create(paper.crew(), inventory, Wishes(), NOW)
+    sent = [stdin for s, stdin in paper.machines["10.0.0.3"].seen if "cat >/etc/munge/munge.key" in s]
+    assert sent == [b"the old key"]
+
+    paper = Paper(inventory, never)
+    paper.machines["10.0.0.1"] = PaperMachine(first, lambda _: 1)
+    with pytest.raises(EngineRefused, match="did not give the cluster's secret"):
+        await create(paper.crew(), inventory, Wishes(), NOW)
+
+
+async def test_machines_that_cannot_join_stay_out_of_the_inventory() -> None:
+    inventory = found(three(), facts_of(three().hosts))
+    new = (host("d", 4), host("e", 5))
+    paper = Paper(inventory.with_hosts([*inventory.hosts, *new]), never)
+    paper.machines["10.0.0.5"].judge = lambda _: 1
+    crew = paper.crew()
+    report = await add(crew, inventory, new, Wishes(), NOW)
+    assert report.inventory is not None
+    assert [item.label for item in report.inventory.hosts] == ["a", "b", "c", "d"]
+    assert list(wrong(crew)) == ["e"]
+
+
+async def removed(paper: Paper, inventory: Inventory, ref: str) -> tuple[Crew, Report]:
+    crew = paper.crew()
+    return crew, await remove(crew, inventory, [ref], Wishes(), NOW)
+
+
+async def test_a_dead_machine_may_be_removed_and_is_no_failure() -> None:
+    inventory = found(three(), facts_of(three().hosts))
+    paper = Paper(inventory, never)
+    del paper.machines["10.0.0.3"]
+    crew, report = await removed(paper, inventory, "c")
+    assert report.inventory is not None
+    assert [item.label for item in report.inventory.hosts] == ["a", "b"]
+    assert set(crew.failed) - report.gone == set()
+    assert "c did not answer" in report.remarks[-1]
+
+
+async def test_a_machine_with_jobs_stays() -> None:
+    inventory = found(three(), facts_of(three().hosts))
+    paper = Paper(inventory)
+    paper.machines["10.0.0.1"].judge = lambda script: 1 if "squeue -h -w c" in script else 0
+    crew, report = await removed(paper, inventory, "c")
+    assert report.inventory == inventory
+    assert wrong(crew) == {"c": "no job runs on node c"}
+    assert paper.machines["10.0.0.3"].seen == []
+
+
+async def test_the_controller_is_not_removed() -> None:
+    with pytest.raises(StateError, match="without it there is no cluster"):
+        await removed(Paper(three()), three(), "a")
+
+
+async def test_a_cluster_is_gone_when_every_machine_let_go() -> None:
+    inventory = found(three(), facts_of(three().hosts))
+    own = ("own cluster lab", "own made names")
+    paper = Paper(inventory, never)
+    for item in inventory.hosts:
+        paper.machines[item.address] = PaperMachine(told(item.label, item.address, *own), lambda _: 0)
+    report = await destroy(paper.crew(), inventory, Wishes())
+    assert report.inventory is None
+    del paper.machines["10.0.0.2"]
+    report = await destroy(paper.crew(), inventory, Wishes())
+    assert report.inventory == inventory
+
+
+async def test_another_clusters_machine_is_left_alone_by_destroy() -> None:
+    inventory = found(three(), facts_of(three().hosts))
+    paper = Paper(inventory, never)
+    paper.machines["10.0.0.2"] = PaperMachine(told("b", "10.0.0.2", "own cluster other"), never)
+    await destroy(paper.crew(), inventory, Wishes())
+    assert paper.machines["10.0.0.2"].seen == []
+
+
+def test_the_first_failure_of_a_machine_is_the_one_told() -> None:
+    crew = Crew(Paper(three()).connect, lambda _: None)
+    for detail in ("first", "second"):
+        crew.note(Outcome("10.0.0.1", "a", "step", State.FAILED, detail))
+    assert crew.failed["10.0.0.1"].detail == "first"

@@ -1,0 +1,195 @@
+"""What may be touched, what is planned in which order, and what leaves with a machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.cluster import render
+from shoal.cluster.advice import firewall
+from shoal.cluster.facts import read_facts
+from shoal.cluster.inventory import Inventory
+from shoal.cluster.leaving import leave, left_behind
+from shoal.cluster.steps import MAX_SKEW_S, Stage, Takeover, objections, plan
+from tests.support.bare_machines import NOW, SECRETS, facts_of, found, host, three, told
+
+KEY = "file /etc/munge/munge.key 11"
+OWN_KEY = "own files 11 /etc/munge/munge.key"
+
+
+def objected(takeover: Takeover = Takeover.REFUSE, now: int = NOW, **more: tuple[str, ...]) -> dict[str, str]:
+    inventory = three()
+    found_ = objections(inventory, facts_of(inventory.hosts, dict(more)), takeover, now)
+    return {inventory.host(address).label: "; ".join(lines) for address, lines in found_.items()}
+
+
+def test_bare_machines_may_be_touched() -> None:
+    assert objected() == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (KEY, "munge.key that was there before Shoal"),
+        ("file /etc/slurm/slurm.conf 22", "slurm.conf that was there before Shoal"),
+        ("own cluster other", "belongs to cluster `other`"),
+    ],
+)
+def test_what_was_there_before_is_not_touched_unasked(line: str, words: str) -> None:
+    assert list(objected(b=(line,))) == ["b"]
+    assert words in objected(b=(line,))["b"]
+
+
+def test_what_shoal_wrote_may_be_written_again_unless_somebody_changed_it() -> None:
+    assert objected(b=(KEY, OWN_KEY)) == {}
+    changed = objected(b=("file /etc/munge/munge.key 12", OWN_KEY))
+    assert "was changed since Shoal wrote it" in changed["b"]
+
+
+def test_a_key_may_be_kept_if_no_machine_has_another() -> None:
+    assert objected(Takeover.KEEP, a=(KEY,)) == {}
+    assert objected(Takeover.KEEP, a=(KEY,), b=(KEY,)) == {}
+    assert list(objected(Takeover.KEEP, a=(KEY,), b=("file /etc/munge/munge.key 12",))) == ["b"]
+    assert list(objected(Takeover.KEEP, b=("file /etc/slurm/slurm.conf 22",))) == ["b"]
+    assert objected(Takeover.REPLACE, a=(KEY,), b=("file /etc/munge/munge.key 12",)) == {}
+
+
+def test_a_database_that_is_not_ours_is_not_touched_even_when_told_to_replace() -> None:
+    assert list(objected(Takeover.REPLACE, a=("database slurm_acct",), b=("database slurm_acct",))) == ["a"]
+    assert objected(a=("database slurm_acct", "own made database")) == {}
+    assert list(objected(a=("package mysql-server 8.0 ii",))) == ["a"]
+
+
+def test_clocks_that_are_too_far_apart_for_munge_are_told() -> None:
+    assert objected(now=NOW - MAX_SKEW_S) == {}
+    assert sorted(objected(now=NOW - MAX_SKEW_S - 1)) == ["a", "b", "c"]
+
+
+def test_two_machines_of_one_name_are_refused() -> None:
+    inventory = three()
+    facts = facts_of(inventory.hosts)
+    facts["10.0.0.3"] = facts_of([host("b", 3)])["10.0.0.3"]
+    assert sorted(objections(inventory, facts, Takeover.REFUSE, NOW)) == ["10.0.0.2", "10.0.0.3"]
+
+
+def planned() -> tuple[Inventory, list[tuple[Stage, str, str]]]:
+    inventory = three()
+    facts = facts_of(inventory.hosts)
+    inventory = found(inventory, facts)
+    return inventory, [(s.stage, s.label, s.title) for s in plan(inventory, facts, SECRETS)]
+
+
+def test_stages_come_in_order_and_daemons_after_their_files() -> None:
+    _, steps = planned()
+    assert [stage for stage, _, _ in steps] == sorted(stage for stage, _, _ in steps)
+    order = [title for _, label, title in steps if label == "a"]
+    for first, then in (
+        ("packages", "file /etc/munge/munge.key"),
+        ("file /etc/munge/munge.key", "munged"),
+        ("munged", "slurmdbd"),
+        ("file /etc/slurm/slurm.conf", "slurmctld"),
+        ("slurmdbd", "cluster lab in accounting"),
+        ("cluster lab in accounting", "slurmctld"),
+        ("slurmctld", "slurmd runs"),
+    ):
+        where = [next(i for i, title in enumerate(order) if title.startswith(word)) for word in (first, then)]
+        assert where[0] < where[1], (first, then)
+
+
+def test_a_machine_that_is_away_stays_declared_and_gets_no_step() -> None:
+    inventory = three()
+    facts = facts_of(inventory.hosts)
+    inventory = found(inventory, facts)
+    away = facts.pop("10.0.0.2")
+    assert away is not None
+    steps = plan(inventory, facts, SECRETS)
+    assert {step.label for step in steps} == {"a", "c"}
+    assert b"NodeName=b " in render.slurm_conf(inventory, facts).content
+
+
+def test_a_machine_that_never_joined_is_not_declared() -> None:
+    inventory = three()
+    facts = facts_of(inventory.hosts)
+    inventory = inventory.with_found({a: f.found for a, f in facts.items() if a != "10.0.0.2"})
+    assert b"NodeName=b " not in render.slurm_conf(inventory, facts).content
+    steps = [step for step in plan(inventory, facts, SECRETS) if step.label == "b"]
+    assert {step.stage for step in steps} == {Stage.PREPARE}
+
+
+def test_without_cgroups_somewhere_slurm_is_not_told_to_use_them_anywhere() -> None:
+    inventory = three()
+    facts = facts_of(inventory.hosts)
+    whole = found(inventory, facts)
+    assert b"ProctrackType=proctrack/cgroup" in render.slurm_conf(whole, facts).content
+    from_text = told("b", "10.0.0.2", without="cgroup")
+    facts["10.0.0.2"] = read_facts(from_text, host("b", 2))
+    assert b"ProctrackType=proctrack/linuxproc" in render.slurm_conf(whole, facts).content
+    assert b"Constrain" not in render.cgroup_conf(facts["10.0.0.2"]).content
+
+
+def test_settings_of_the_inventory_are_put_over_ours() -> None:
+    inventory = three(slurm={"SlurmdTimeout": 7})
+    facts = facts_of(inventory.hosts)
+    text = render.slurm_conf(found(inventory, facts), facts).content.decode()
+    assert text.count("SlurmdTimeout=") == 1
+    assert "SlurmdTimeout=7\n" in text
+
+
+@pytest.mark.parametrize(
+    ("files", "range_"),
+    [
+        (("/dev/nvidia0",), "/dev/nvidia0"),
+        (("/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia2"), "/dev/nvidia[0-2]"),
+        (("/dev/nvidia0", "/dev/nvidia2"), "/dev/nvidia[0,2]"),
+        (("/dev/nvidia0", "/dev/other1"), "/dev/nvidia0,/dev/other1"),
+    ],
+)
+def test_device_files_are_written_short(files: tuple[str, ...], range_: str) -> None:
+    assert render.file_range(files) == range_
+
+
+def test_a_password_that_could_end_its_quotes_is_never_sent() -> None:
+    with pytest.raises(ValueError, match="letters and digits"):
+        render.database_sql(render.Secrets(b"k", "x'; drop database slurm_acct; --"))
+
+
+def leaving_titles(*more: str) -> list[str]:
+    machine = host("b", 2)
+    fact = facts_of([machine], {"b": more})[machine.address]
+    return [step.title for step in leave(machine, fact, has_packages_removed=True)]
+
+
+def test_a_machine_shoal_recorded_nothing_on_loses_nothing() -> None:
+    assert leaving_titles(KEY, "package munge 1 ii", "file /etc/slurm/slurm.conf 22") == []
+
+
+def test_only_what_shoal_wrote_leaves() -> None:
+    titles = leaving_titles("own cluster lab", KEY, OWN_KEY, "file /etc/slurm/slurm.conf 22")
+    assert "no /etc/munge/munge.key" in titles
+    assert not [title for title in titles if "slurm.conf" in title]
+    edited = ("own cluster lab", "file /etc/slurm/slurm.conf 23", "own files 22 /etc/slurm/slurm.conf")
+    assert not [title for title in leaving_titles(*edited) if "slurm.conf" in title]
+    machine = host("b", 2)
+    fact = facts_of([machine], {"b": edited})[machine.address]
+    assert left_behind(fact, has_packages_removed=True) == [
+        "/etc/slurm/slurm.conf stays: it was changed since Shoal wrote it"
+    ]
+
+
+def test_a_munged_with_its_own_key_and_a_mariadb_that_was_there_run_on() -> None:
+    own = ("own cluster lab", "own started munge", "own started mariadb")
+    assert [title for title in leaving_titles(*own, KEY) if "does not run" in title] == []
+    ours = leaving_titles(*own, KEY, OWN_KEY, "own packages mariadb-server")
+    assert [title for title in ours if "does not run" in title] == [
+        "mariadbd does not run",
+        "munged does not run",
+    ]
+
+
+def test_a_firewall_is_advised_about_on_machines_that_run_one() -> None:
+    inventory = three()
+    facts = facts_of(
+        inventory.hosts, {"b": ("firewall ufw",), "c": ("firewall nftables", "firewall firewalld")}
+    )
+    told_ = firewall(found(inventory, facts), facts)
+    assert "on b: ufw allow proto tcp from 10.0.0.1 to any port 60001:63000,6818" in told_
+    assert [line.split()[1] for line in told_[1:]] == ["b:"] * 2 + ["c:"] * 3
