@@ -126,36 +126,6 @@ class TestSlurm:
         assert "shoal" not in await world.slurm("squeue", "-h", "-t", "PD,R", "-o", "%j")
         await world.slurm("scancel", "--name=filler")
 
-    async def test_a_submission_that_a_killed_slurmctld_forgot_is_made_again(self, world: SlurmWorld) -> None:
-        await _fill(world, "n0")
-        await anyio.sleep(6.0)  # slurmctld saves its state within 5 s: the filler is remembered
-        submission = world.submission(Program(lines=("once",)))
-        await world.engine.submit(submission)
-        ours = await world.slurm("squeue", "-h", "-t", "PD", "-o", "%i")
-        await anyio.to_thread.run_sync(world.lab.kill_controller)
-        await anyio.to_thread.run_sync(world.lab.start_controller)
-        stranger = [
-            "--job-name=stranger",
-            "--nodelist=n1",
-            "--parsable",
-            "--wrap=sleep 5",
-            "--output=/dev/null",
-        ]
-        theirs = await world.slurm("sbatch", *stranger)
-        assert theirs.strip() == ours.strip(), "slurmctld gave the id away again"
-        await world.slurm("scancel", "--name=filler")
-        seen = await world.look(submission.attempt_id)
-        for _ in range(200):
-            await world.engine.submit(submission)
-            seen = await world.look(submission.attempt_id)
-            if all(one.sight is Sight.ENDED for one in seen.values()):
-                break
-            await anyio.sleep(0.2)
-        [ended] = seen.values()
-        assert ended.outcome is not None
-        assert (ended.outcome.kind, world.num_starts(submission.attempt_id)) == (EndKind.SUCCEEDED, 1)
-        await world.slurm("scancel", "--name=stranger")
-
     async def test_a_suspended_job_is_alive_however_silent(self, world: SlurmWorld) -> None:
         submission = world.submission()
         await world.started(submission)

@@ -110,7 +110,7 @@ def test_training_on_two_nodes_goes_on_after_a_lost_node(plane: SlurmPlane) -> N
     assert (told["outcome"], told["new_attempts"]) == ("recovered", 0)
     print(f"kill-node on Slurm: next step after {told['stepped_s']:.1f} s, {told['steps_lost']} steps lost")
     job.stop()
-    plane.until_status(job, "stopped")
+    plane.until_status(job, "cancelled")
 
 
 def _train(plane: SlurmPlane) -> JobHandle:
