@@ -43,7 +43,7 @@ class Person:
     def ask(self, method: str, path: str, body: Any = None, key: str | None = None) -> tuple[int, Any]:
         """Status and answer. `OSError`, `http.client.HTTPException`: none came."""
         parts = urlsplit(self.endpoint.url)
-        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=90)
         headers = {"Authorization": f"Bearer {self.endpoint.token}", "Content-Type": "application/json"}
         if key is not None:
             headers["Idempotency-Key"] = key

@@ -159,9 +159,9 @@ MUTANTS = (
     Mutant(
         "stale_claim_is_replaced",
         "runtime/spool.py",
-        '    draft = f"{share.claimed}.new"\n',
-        '    draft = f"{share.claimed}.new"\n    with contextlib.suppress(FileNotFoundError):\n'
-        "        if not is_locked(share):\n            os.unlink(share.claimed)\n",
+        "    return write_once(share.claimed, msgspec.json.encode(mine))\n",
+        "    with contextlib.suppress(FileNotFoundError):\n        if not is_locked(share):\n"
+        "            os.unlink(share.claimed)\n    return write_once(share.claimed, msgspec.json.encode(mine))\n",
         "P2: a share is run once, also when whoever ran it is dead",
         ("spool", "engine", "supervisor"),
     ),
@@ -217,7 +217,7 @@ MUTANTS = (
     Mutant(
         "failed_change_half_undone",
         "store/commit.py",
-        "                tx.events.rewind(head)\n",
+        "                tx.rewind(head)\n",
         "",
         "the event log is a chain without holes",
         ("store",),

@@ -135,6 +135,6 @@ def _mounts(root: Path) -> Iterator[str]:
 
 def _spooled(home: Path) -> Iterator[str]:
     """What only living, half made or half removed attempts have."""
-    for place in ("live", "draft", "trash"):
-        for path in (home / "spool" / place).iterdir():
+    for place in ("live", "draft/*", "trash"):
+        for path in (home / "spool").glob(f"{place}/*"):
             yield str(path)

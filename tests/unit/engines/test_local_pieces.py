@@ -207,7 +207,7 @@ def test_running_out_of_ports_is_an_os_error() -> None:
 
 
 def test_an_engine_nobody_knows_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"'slurm'.* local"):
-        open_engine("slurm", home=tmp_path, clock=SystemClock(), server_file=tmp_path / "s")
+    with pytest.raises(SpecError, match=r"'kubernetes'.* local"):
+        open_engine("kubernetes", home=tmp_path, clock=SystemClock(), server_file=tmp_path / "s")
     local = open_engine("local", home=tmp_path, clock=SystemClock(), server_file=tmp_path / "s", demo="2x1")
     assert local.name == "local"
