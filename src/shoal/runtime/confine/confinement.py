@@ -212,7 +212,7 @@ class Confinement:
         return self._groups.cpu_seconds() if self._groups is not None else None
 
     def memory_bytes(self) -> int | None:
-        """What the share's processes have written to memory of their own, where the kernel counts it."""
+        """What cannot be taken back from the share's processes, where the kernel counts it."""
         return self._groups.memory_bytes() if self._groups is not None else None
 
     def remove(self) -> None:
