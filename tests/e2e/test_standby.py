@@ -30,11 +30,12 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealPlane]:
 
 
 def program(gate: Gate) -> str:
-    """Python that imports something nobody foresees, then waits at the gate."""
+    """Python that imports something nobody foresees, then waits at the gate; asked to end, once more."""
     port = gate._listener.getsockname()[1]
     code = (
-        "import importlib, socket; importlib.import_module('colorsys'); "
-        f"s = socket.create_connection(('127.0.0.1', {port})); s.recv(1)"
+        "import importlib, signal, socket; importlib.import_module('colorsys'); "
+        f"wait = lambda *_: socket.create_connection(('127.0.0.1', {port})).recv(1); "
+        "signal.signal(signal.SIGTERM, wait); wait()"
     )
     return f'python -c "{code}"'
 
@@ -156,7 +157,13 @@ def test_standby_outlives_the_control_plane_and_serves_the_next_one(plane: RealP
 def test_standby_ends_with_a_job_that_is_cancelled(plane: RealPlane, gate: Gate) -> None:
     lost = Lost(plane, gate)
     waiting = lost.standby()
+    cgroups = spool.read_cgroups(lost.share)
     lost.job.stop()
+    gate.hold(2)  # the ranks save, and may use all that the job asked for
+    until(lambda: _memory_limit(cgroups) > 1_999_900_000, "the ranks have their memory back")
+    until(lambda: not tree.pids_in(spool.read_cgroups(spool.Share(lost.place))), "its zygote is gone")
+    assert tree.pids_in(cgroups), "while they save"
+    gate.open()
     plane.until_status(lost.job, "cancelled")
     until(lambda: not Path(f"/proc/{waiting}").exists(), "it is gone with the job")
     until(lambda: not lost.place.exists(), "so is its place")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from shoal.runtime.logs import LogFile
 from shoal.runtime.standby import minder, place
 from shoal.runtime.warm import imports, install, names
 from shoal.wire import Credentials, Limits, Order
+from tests.support.real_plane import until
 from tests.support.shares import SOURCE, an_order
 
 GIB = 1 << 30
@@ -163,6 +165,10 @@ class Kept:
     def look(self, *, is_time: bool = True) -> None:
         self.minder.look(is_time=is_time)
 
+    def said(self) -> bytes:
+        log = Path(self.share.log)
+        return log.read_bytes() if log.exists() else b""
+
     def is_locked(self) -> bool:
         return self.place.exists() and spool.is_locked(spool.Share(self.place))
 
@@ -197,6 +203,52 @@ def test_standby_is_not_started_where_ranks_need_the_memory_and_ended_where_they
     assert not kept.place.exists()
     assert kept.walls.memory_limit == 4 * GIB
     assert b"the ranks need its memory" in Path(share.log).read_bytes()
+
+
+def test_standby_gives_way_at_once_and_another_follows_it_later(
+    monkeypatch: pytest.MonkeyPatch, share: spool.Share
+) -> None:
+    kept = Kept(monkeypatch, share, Walls(), "/bin/sleep", "60")
+    kept.minder.give_way()
+    assert kept.walls.memory_limit == 4 * GIB, "there was none"
+    kept.look()
+    assert kept.is_locked()
+    assert kept.walls.memory_limit != 4 * GIB
+    kept.minder.give_way()
+    assert kept.walls.memory_limit == 4 * GIB
+    until(lambda: not kept.is_locked(), "it was killed, and nothing waited for that")
+    assert kept.place.exists(), "burying it can wait"
+    kept.look(is_time=False)
+    assert not kept.place.exists()
+    kept.look()
+    assert kept.is_locked(), "the ranks train again"
+    kept.minder.give_way()
+    kept.minder.end()
+    assert not kept.place.exists()
+    assert b"no standby waits" not in kept.said()
+
+
+def test_memory_of_a_standby_is_the_ranks_again_when_nothing_of_it_lives(
+    monkeypatch: pytest.MonkeyPatch, share: spool.Share
+) -> None:
+    monkeypatch.setattr(minder, "BURY_S", 0.2)
+    monkeypatch.setattr(minder, "BURY_AGAIN_S", 0.0)
+    kept = Kept(monkeypatch, share, Walls(), "/bin/sh", "-c", "sleep 60 & echo $!; exec sleep 60")
+    kept.look()
+    child = int(until(lambda: Path(spool.Share(kept.place).errors).read_text(), "its child holds its lock"))
+    kept.walls.used = int(3.9 * GIB)
+    kept.look()
+    assert kept.walls.memory_limit is not None
+    assert kept.walls.memory_limit < 4 * GIB
+    os.kill(child, signal.SIGKILL)
+    kept.walls.used = GIB
+
+    def is_restored() -> bool:
+        kept.look()
+        return kept.walls.memory_limit == 4 * GIB
+
+    until(is_restored, "buried at a later look")
+    assert not kept.place.exists()
 
 
 def test_standby_that_ends_by_itself_is_told_of_and_not_tried_for_ever(
