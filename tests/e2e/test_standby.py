@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -120,6 +121,7 @@ def test_standby_has_no_more_rights_than_the_job_and_takes_its_memory_from_the_j
     assert waiting not in zygotes
     for mark in ("Uid", "NoNewPrivs", "CapEff", "CapBnd"):
         assert {_status(pid, mark) for pid in zygotes} == {_status(pid, mark) for pid in ranks}
+    assert _holders(spool.Share(lost.place).lock) == {waiting}, "nothing else holds its place when it is dead"
     limits = [_memory_limit(paths) for paths in (cgroups, own)]
     assert sum(limits) <= 2_000_000_000
     lost.finish()
@@ -167,6 +169,16 @@ def test_standby_ends_with_a_job_that_is_cancelled(plane: RealPlane, gate: Gate)
     plane.until_status(lost.job, "cancelled")
     until(lambda: not Path(f"/proc/{waiting}").exists(), "it is gone with the job")
     until(lambda: not lost.place.exists(), "so is its place")
+
+
+def _holders(path: str) -> set[int]:
+    """Processes that have the file open."""
+    found = set()
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if str(link.readlink()) == path:
+                found.add(int(link.parts[2]))
+    return found
 
 
 def _status(pid: int, name: str) -> str:

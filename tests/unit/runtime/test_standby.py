@@ -9,15 +9,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from shoal.clock import BootClock
-from shoal.runtime import spool
+from shoal.runtime import removal, spool
+from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.logs import LogFile
-from shoal.runtime.standby import minder, place
+from shoal.runtime.standby import minder, place, process
 from shoal.runtime.warm import imports, install, names
 from shoal.wire import Credentials, Limits, Order
 from tests.support.real_plane import until
@@ -276,6 +278,89 @@ def test_place_of_a_standby_that_lives_is_not_buried(tmp_path: Path) -> None:
     assert place.bury(str(directory))
     assert not directory.exists()
     assert place.bury(str(directory)), "there is nothing left to do"
+
+
+@pytest.fixture
+def settling(tmp_path: Path) -> tuple[Confinement, spool.Share, spool.Share]:
+    """Walls with a place, and the share that they are to become."""
+    share, at = spool.Share(tmp_path / "live" / "att_1" / "node-1"), spool.Share(tmp_path / "att_1.node-1")
+    for directory in (share.directory, at.directory, at.work, at.scratch):
+        Path(directory).mkdir(parents=True)
+    walls = Confinement(an_order(confinement=()), share, "/usr/bin", at)
+    groups = SimpleNamespace(paths=("/sys/fs/cgroup/nowhere",), limit_memory=print, weigh=print)
+    walls._groups = groups  # type: ignore[assignment]
+    spool.write_cgroups(at, groups.paths)
+    return walls, share, at
+
+
+def test_cgroups_of_a_share_that_began_are_not_those_of_the_place_that_it_left(
+    settling: tuple[Confinement, spool.Share, spool.Share],
+) -> None:
+    walls, share, at = settling
+    walls.settle(an_order())
+    assert spool.read_cgroups(share) == walls.cgroups
+    assert spool.read_cgroups(at) == ()
+
+
+def test_place_that_is_half_left_does_not_name_the_shares_cgroups(
+    settling: tuple[Confinement, spool.Share, spool.Share],
+) -> None:
+    walls, share, at = settling
+    Path(at.work).rmdir()
+    with pytest.raises(FileNotFoundError):
+        walls.settle(an_order())
+    assert spool.read_cgroups(share) == walls.cgroups
+    assert spool.read_cgroups(at) == ()
+
+
+def test_place_that_could_not_be_removed_is_held_by_the_share_that_left_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "att_1.node-1"
+    directory.mkdir()
+    lock = spool.take_lock(spool.Share(directory))
+    assert lock is not None
+    monkeypatch.setattr(process, "LOCK", lock)
+    brief = place.Brief(order=gang(), credentials=Credentials(), expected={}, memory_bytes=None)
+    standby = process.Standby(str(directory), brief)
+    with monkeypatch.context() as patch:
+        patch.setattr(removal, "remove", lambda *_, **__: False)
+        standby._leave_place()
+    assert not place.bury(str(directory)), "it is held"
+    standby._leave_place()
+    assert not directory.exists()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(lock)
+
+
+def test_nothing_that_a_standby_starts_holds_its_place(tmp_path: Path) -> None:
+    code = """
+import os, subprocess, sys
+from shoal.runtime.standby import process
+
+class Standby:
+    def __init__(self, *_): pass
+    def prepare(self): subprocess.run(["ls", "/proc/self/fd"], close_fds=False, check=True)
+    def wait(self): return 0
+    def end(self): pass
+
+held = os.open("/dev/null", os.O_RDONLY)
+for fd in (process.MINDER, process.LOCK):
+    os.dup2(held, fd)
+process.Standby, process.place.BRIEF = Standby, type("Decoder", (), {"decode": lambda *_: None})()
+sys.exit(process.main(["nowhere"]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": SOURCE},
+        timeout=60,
+    )
+    # The three streams, and what `ls` itself has open.
+    assert done.stdout.split() == ["0", "1", "2", "3"], done.stderr
 
 
 def zygote_with(tmp_path: Path, expected: dict[str, str]) -> subprocess.CompletedProcess[str]:

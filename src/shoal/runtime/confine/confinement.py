@@ -78,6 +78,9 @@ class Confinement:
         """The share is there, and ours: its directories take their places, its limits hold."""
         at, self._at, self._order = self._at, self._share, order
         spool.write_cgroups(self._share, self.cgroups)
+        os.unlink(
+            at.cgroups
+        )  # what runs in them is the share's now: whoever buries that place must not kill it
         os.rename(at.work, self._share.work)
         os.rename(at.scratch, self._share.scratch)
         if order.limits.memory_bytes is not None:
