@@ -85,6 +85,11 @@ def test_standby_fits_the_same_share_with_other_peers_and_no_other() -> None:
     order = gang()
     anew = msgspec.structs.replace(order, nodes=("node-1", "node-9"), incarnation=3, master_port=4711)
     assert place.fits(order, anew)
+    elsewhere = {
+        "control_url": "http://127.0.0.2:1",
+        "control_urls": ("http://127.0.0.2:1", "http://127.0.0.3:1"),
+    }
+    assert place.fits(order, msgspec.structs.replace(anew, **elsewhere)), "it asks those of the new order"
     for other in (
         {"run": "python other.py"},
         {"env": {"PYTHONPATH": "/other"}},

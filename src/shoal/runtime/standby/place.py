@@ -66,6 +66,7 @@ def fits(ready_for: Order, order: Order) -> bool:
         master_addr=ready_for.master_addr,
         master_port=ready_for.master_port,
         control_url=ready_for.control_url,
+        control_urls=ready_for.control_urls,
         max_restarts=ready_for.max_restarts,
     )
     return same == ready_for and len(order.nodes) == len(ready_for.nodes)
