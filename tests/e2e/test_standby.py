@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,6 @@ import pytest
 from shoal.client.handles import JobHandle
 from shoal.runtime import spool, tree
 from shoal.runtime.standby import place
-from shoal.runtime.warm import install, names
 from tests.support.confinements import CGROUP, needs
 from tests.support.real_plane import Gate, RealPlane, a_plane, until
 from tests.support.shares import processes_with
@@ -31,10 +31,14 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealPlane]:
 
 
 def program(gate: Gate) -> str:
-    """Python that imports something nobody foresees, then waits at the gate; asked to end, once more."""
+    """Python that imports something nobody foresees, then waits at the gate; asked to end, once more.
+
+    It says first whether it had that module when it began: whether who forked it had made the import.
+    """
     port = gate._listener.getsockname()[1]
     code = (
-        "import importlib, signal, socket; importlib.import_module('colorsys'); "
+        "import importlib, signal, socket, sys; print('had it:', 'colorsys' in sys.modules, flush=True); "
+        "importlib.import_module('colorsys'); "
         f"wait = lambda *_: socket.create_connection(('127.0.0.1', {port})).recv(1); "
         "signal.signal(signal.SIGTERM, wait); wait()"
     )
@@ -79,6 +83,15 @@ class Lost:
 
         return until(found, "the share is claimed again")
 
+    def had_it(self, count: int) -> list[str]:
+        """What each rank of the node said, the first one first, once so many have."""
+
+        def said() -> list[str]:
+            lines = re.findall(r"had it: (True|False)", Path(self.share.log).read_text(errors="replace"))
+            return lines if len(lines) >= count else []
+
+        return until(said, f"{count} ranks have begun")
+
     def finish(self) -> dict[str, Any]:
         """Let it end well, in one attempt; nothing of a standby is left."""
         self.gate.open()
@@ -101,12 +114,12 @@ def test_standby_becomes_the_supervisor_and_another_one_follows_it(plane: RealPl
     assert lost.successor(killed) == waiting
     assert processes_with(f"shoal.runtime.supervisor\0{lost.share.directory}") == [waiting]
     assert not lost.place.exists()
-    image = Path(lost.share.work, install.FOLDER, names.EXPECTED).read_text()
-    assert "colorsys" in image, "it had made the imports of the ranks before it"
+    assert lost.had_it(2) == ["False", "True"], "it had made the imports of the ranks before it"
     following = lost.standby(other_than=waiting)
     lost.kill_supervisor()
     gate.hold(2)
     assert lost.successor(waiting) == following
+    assert lost.had_it(3) == ["False", "True", "True"]
     lost.finish()
 
 

@@ -416,6 +416,12 @@ def test_zygote_that_finds_other_modules_than_the_one_before_it_gives_up(tmp_pat
     assert zygote_with(tmp_path, image).returncode == 1
 
 
+def test_zygote_that_lacks_a_module_of_the_one_before_it_gives_up(tmp_path: Path) -> None:
+    lacking = zygote_with(tmp_path, {**an_image(tmp_path), "made_by_the_ranks": "/work/made_by_the_ranks.py"})
+    assert (lacking.returncode, lacking.stdout) == (1, "")
+    assert "made_by_the_ranks" in lacking.stderr
+
+
 def test_code_of_ours_is_no_part_of_the_image(tmp_path: Path) -> None:
     assert "shoal.runtime.warm.imports" in imports.image(str(tmp_path))
     assert "shoal.runtime.warm.imports" not in imports.image(str(Path(imports.__file__).parent))
