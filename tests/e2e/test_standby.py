@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,6 @@ import pytest
 from shoal.client.handles import JobHandle
 from shoal.runtime import spool, tree
 from shoal.runtime.standby import place
-from shoal.runtime.warm import install, names
 from tests.support.confinements import CGROUP, needs
 from tests.support.real_plane import Gate, RealPlane, a_plane, until
 from tests.support.shares import processes_with
@@ -30,11 +31,16 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealPlane]:
 
 
 def program(gate: Gate) -> str:
-    """Python that imports something nobody foresees, then waits at the gate."""
+    """Python that imports something nobody foresees, then waits at the gate; asked to end, once more.
+
+    It says first whether it had that module when it began: whether who forked it had made the import.
+    """
     port = gate._listener.getsockname()[1]
     code = (
-        "import importlib, socket; importlib.import_module('colorsys'); "
-        f"s = socket.create_connection(('127.0.0.1', {port})); s.recv(1)"
+        "import importlib, signal, socket, sys; print('had it:', 'colorsys' in sys.modules, flush=True); "
+        "importlib.import_module('colorsys'); "
+        f"wait = lambda *_: socket.create_connection(('127.0.0.1', {port})).recv(1); "
+        "signal.signal(signal.SIGTERM, wait); wait()"
     )
     return f'python -c "{code}"'
 
@@ -77,6 +83,15 @@ class Lost:
 
         return until(found, "the share is claimed again")
 
+    def had_it(self, count: int) -> list[str]:
+        """What each rank of the node said, the first one first, once so many have."""
+
+        def said() -> list[str]:
+            lines = re.findall(r"had it: (True|False)", Path(self.share.log).read_text(errors="replace"))
+            return lines if len(lines) >= count else []
+
+        return until(said, f"{count} ranks have begun")
+
     def finish(self) -> dict[str, Any]:
         """Let it end well, in one attempt; nothing of a standby is left."""
         self.gate.open()
@@ -99,12 +114,12 @@ def test_standby_becomes_the_supervisor_and_another_one_follows_it(plane: RealPl
     assert lost.successor(killed) == waiting
     assert processes_with(f"shoal.runtime.supervisor\0{lost.share.directory}") == [waiting]
     assert not lost.place.exists()
-    image = Path(lost.share.work, install.FOLDER, names.EXPECTED).read_text()
-    assert "colorsys" in image, "it had made the imports of the ranks before it"
+    assert lost.had_it(2) == ["False", "True"], "it had made the imports of the ranks before it"
     following = lost.standby(other_than=waiting)
     lost.kill_supervisor()
     gate.hold(2)
     assert lost.successor(waiting) == following
+    assert lost.had_it(3) == ["False", "True", "True"]
     lost.finish()
 
 
@@ -119,6 +134,7 @@ def test_standby_has_no_more_rights_than_the_job_and_takes_its_memory_from_the_j
     assert waiting not in zygotes
     for mark in ("Uid", "NoNewPrivs", "CapEff", "CapBnd"):
         assert {_status(pid, mark) for pid in zygotes} == {_status(pid, mark) for pid in ranks}
+    assert _holders(spool.Share(lost.place).lock) == {waiting}, "nothing else holds its place when it is dead"
     limits = [_memory_limit(paths) for paths in (cgroups, own)]
     assert sum(limits) <= 2_000_000_000
     lost.finish()
@@ -156,10 +172,26 @@ def test_standby_outlives_the_control_plane_and_serves_the_next_one(plane: RealP
 def test_standby_ends_with_a_job_that_is_cancelled(plane: RealPlane, gate: Gate) -> None:
     lost = Lost(plane, gate)
     waiting = lost.standby()
+    cgroups = spool.read_cgroups(lost.share)
     lost.job.stop()
+    gate.hold(2)  # the ranks save, and may use all that the job asked for
+    until(lambda: _memory_limit(cgroups) > 1_999_900_000, "the ranks have their memory back")
+    until(lambda: not tree.pids_in(spool.read_cgroups(spool.Share(lost.place))), "its zygote is gone")
+    assert tree.pids_in(cgroups), "while they save"
+    gate.open()
     plane.until_status(lost.job, "cancelled")
     until(lambda: not Path(f"/proc/{waiting}").exists(), "it is gone with the job")
     until(lambda: not lost.place.exists(), "so is its place")
+
+
+def _holders(path: str) -> set[int]:
+    """Processes that have the file open."""
+    found = set()
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if str(link.readlink()) == path:
+                found.add(int(link.parts[2]))
+    return found
 
 
 def _status(pid: int, name: str) -> str:

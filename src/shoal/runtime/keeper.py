@@ -130,7 +130,11 @@ class Keeper:
         return None
 
     def _fitted(self, order: Order) -> Order:
-        """With the devices that the cluster gave, which chose among equals by itself."""
+        """With the devices that the cluster gave, which chose among equals by itself.
+
+        Without a standby: no engine is on this machine that could call it, or bury it.
+        """
+        order = msgspec.structs.replace(order, has_standby=False)
         given = os.environ.get(self._summons.devices_from, "") if self._summons.devices_from else ""
         if not given or not order.gpu_ids:
             return order

@@ -290,6 +290,7 @@ class ShareRun:
 
     def _regroup(self, end: Ending, failure: NodeOutcome | None) -> Ending | None:
         """Wait for the next group. None: it may start; else why there is none."""
+        self._have_standby_give_way()
         self._restarts.begin(failure)
         while self._restarts.next(failure) is None:
             reason = self._reasons.now()
@@ -360,6 +361,11 @@ class ShareRun:
         if self._minder is not None and self._zygote is not None:
             self._minder.look(is_time=self._zygote.status is None and crew.has_settled)
 
+    def _have_standby_give_way(self) -> None:
+        """Ranks that save may need all of their memory, and until they train again nobody looks at it."""
+        if self._minder is not None:
+            self._minder.give_way()
+
     def _dead_server(self) -> Ending | None:
         told = self._prober.verdict if self._prober is not None else None
         if told is None:
@@ -379,6 +385,7 @@ class ShareRun:
 
     def _stop(self, end: Ending) -> None:
         """SIGTERM to whatever still runs, then wait for it, at most the grace. Killing is `_bury`'s."""
+        self._have_standby_give_way()
         self._tell(Phase.STOPPING)
         if self._crew is not None and end.kind in ALL_STOP:
             self._crew.ask_to_save()
@@ -402,10 +409,10 @@ class ShareRun:
     def _bury(self) -> None:
         """Kill the whole tree, take its last lines, remove what it used. Returns when nothing runs."""
         confinement = self._confinement
-        if self._minder is not None:
-            self._minder.end()
         while confinement is not None and not confinement.kill(reap=self._watcher.reap, timeout_s=KILL_S):
             self._watcher.turn(RETRY_S)
+        if self._minder is not None:
+            self._minder.end()
         self._watcher.drain()
         self._meter.hear()
         shared_memory.give_back(self._order)

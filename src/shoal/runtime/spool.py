@@ -259,13 +259,14 @@ def signal_supervisor(share: Share, signum: int = signal.SIGTERM) -> bool:
 
 def kill_supervisors(share: Share) -> None:
     """Kill whoever was started to supervise the share, claimed or not, by what its command line says."""
-    name = f"shoal.runtime.supervisor\0{share.directory}\0".encode()
+    name = f"shoal.runtime.supervisor\0{share.directory}".encode()
     for pid in tree.all_pids():
         with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
             # Pinned before it is read: the process that is killed is the one that was looked at.
             pidfd = os.pidfd_open(pid)
             try:
-                if file.read().endswith(name):
+                # One that took the name over has all the room of its first command line behind it.
+                if file.read().rstrip(b"\0").endswith(name):
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             finally:
                 os.close(pidfd)

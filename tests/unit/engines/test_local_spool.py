@@ -8,19 +8,23 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import msgspec
 import pytest
+import structlog
 
 from shoal.engines.base import Sight
+from shoal.engines.local import book as book_module
 from shoal.engines.local import engine as engine_module
 from shoal.engines.local.engine import CLAIM_S, LOOK_AGAIN_S
 from shoal.errors import EngineRefused, EngineUnreachable
@@ -276,3 +280,45 @@ async def test_a_full_disk_keeps_no_share_from_being_stopped(
     with anyio.fail_after(30):
         while any(o.sight is not Sight.ENDED for o in await local.engine.list_owned()):
             await anyio.sleep(0.01)
+
+
+async def test_place_of_a_standby_that_cannot_be_buried_hides_no_share(
+    local: Local,
+) -> None:
+    await local.engine.submit(local.submission("dies"))
+    await local.until(Sight.ENDED)
+    places = local.home / "spool" / "standby"
+    for name in ("a", "c"):
+        (places / name).mkdir(parents=True)
+    (places / "b").write_text("no place at all")
+    with structlog.testing.capture_logs() as told:
+        for _ in range(3):
+            assert [seen.sight for seen in await local.engine.list_owned()] == [Sight.ENDED]
+    assert [path.name for path in places.iterdir()] == ["b"]
+    assert [line["path"] for line in told if "standby" in line["event"]] == [str(places / "b")], "once"
+    shutil.rmtree(places)
+    places.write_text("no folder at all")
+    assert [seen.sight for seen in await local.engine.list_owned()] == [Sight.ENDED]
+
+
+async def test_standbys_that_do_not_die_hold_up_a_look_no_longer_than_one(
+    local: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "abcde":
+        (local.home / "spool" / "standby" / name).mkdir(parents=True)
+    now, waited, tried = 0.0, [], set()
+
+    def bury(place: str, *, timeout_s: float) -> bool:
+        nonlocal now
+        now += timeout_s
+        waited.append(timeout_s)
+        tried.add(Path(place).name)
+        return False
+
+    monkeypatch.setattr(book_module, "bury", bury)
+    monkeypatch.setattr(book_module, "CLOCK", SimpleNamespace(monotonic=lambda: now))
+    local.engine._book.sweep()
+    assert sum(waited) <= book_module.REMOVAL_S
+    for _ in range(200):
+        local.engine._book.sweep()
+    assert tried == set("abcde"), "each has its turn"

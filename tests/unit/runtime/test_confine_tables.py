@@ -88,6 +88,37 @@ def test_meeting_the_memory_limit_is_not_being_killed_for_it(tmp_path: Path) -> 
     assert group.oom_kills() == 2
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_files_in_shared_memory_are_in_use_as_much_as_memory_of_processes(
+    tmp_path: Path, version: int
+) -> None:
+    group: cgroup1.CgroupV1 | cgroup2.CgroupV2
+    if version == 1:
+        group = cgroup1.CgroupV1({"memory": str(tmp_path)}, "att.node")
+        stat = "cache 90\nrss 1\nshmem 1\ntotal_cache 90\ntotal_rss 30\ntotal_shmem 40\n"
+    else:
+        group = cgroup2.CgroupV2(str(tmp_path), "att.node")
+        stat = "anon 30\nfile 90\nkernel_stack 5\nshmem 40\n"
+    directory = Path(group.paths[0])
+    directory.mkdir()
+    assert group.memory_bytes() is None, "nobody counts"
+    (directory / "memory.stat").write_text(stat)
+    assert group.memory_bytes() == 70
+
+
+def test_version_2_limit_is_never_set_below_what_cannot_be_taken_back(tmp_path: Path) -> None:
+    group = cgroup2.CgroupV2(str(tmp_path), "att.node")
+    directory = Path(group.paths[0])
+    directory.mkdir()
+    (directory / "memory.stat").write_text("anon 30\nfile 90\nshmem 40\n")
+    (directory / "memory.max").write_text("100")
+    with pytest.raises(OSError, match="more memory than that is in use"):
+        group.limit_memory(60)
+    assert (directory / "memory.max").read_text() == "100"
+    group.limit_memory(80)
+    assert (directory / "memory.max").read_text().startswith("80")
+
+
 def test_gpus_that_were_not_given_are_denied() -> None:
     names = ["null", "nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm"]
     assert cgroup1.denied_gpus(names, (1,)) == [0, 10]

@@ -16,7 +16,7 @@ from shoal import runtime
 from shoal.clock import BootClock
 from shoal.errors import SpecError
 from shoal.runtime import metrics
-from shoal.runtime.meter import Meter
+from shoal.runtime.meter import MAX_AT_ONCE, Meter
 from shoal.runtime.metrics import VARIABLE, Line, Rate
 from shoal.runtime.tally import LOST, MAX_SERIES, MAX_TOLD, Tally
 from shoal.wire import Axis, Point, Samples
@@ -67,6 +67,11 @@ def test_steps_that_were_logged_are_counted_as_soon_as_they_are_written(meter: M
     runtime.log(loss=1.0, step=0)
     runtime.log(loss=0.9, step=1)
     assert meter.steps_heard == 2
+    for step in range(2 * MAX_AT_ONCE + 7):
+        runtime.log(loss=1.0, step=step)
+    assert meter.steps_heard == 2 * MAX_AT_ONCE + 9, (
+        "all that waits, however much: the next group did none of it"
+    )
 
 
 def test_what_is_not_finite_is_told_as_no_number(meter: Meter) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -12,7 +14,7 @@ import pytest
 
 from shoal.runtime import spool
 from shoal.wire import EndKind, NodeOutcome
-from tests.support.shares import an_order
+from tests.support.shares import SOURCE, an_order
 
 
 def a_share(tmp_path: Path) -> spool.Share:
@@ -131,3 +133,25 @@ def test_process_with_a_reused_pid_is_not_signalled(tmp_path: Path) -> None:
     assert spool.signal_supervisor(share, signal.SIGKILL)
     os.waitpid(pid, 0)
     os.close(lock)
+
+
+@pytest.mark.parametrize("room", [0, 1024])
+def test_supervisor_that_took_its_name_over_is_found_and_killed_by_it(tmp_path: Path, room: int) -> None:
+    share = a_share(tmp_path)
+    code = (
+        "import sys, time; from shoal.runtime import kernel\n"
+        "kernel.rename((sys.executable, '-m', 'shoal.runtime.supervisor', sys.argv[1]))\n"
+        "print('renamed', flush=True); time.sleep(60)"
+    )
+    words = [sys.executable, "-c", code, share.directory, "." * room]
+    env = {**os.environ, "PYTHONPATH": SOURCE}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, env=env) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"renamed\n"
+            spool.kill_supervisors(spool.Share(f"{share.directory}0"))
+            assert process.poll() is None, "another share's"
+            spool.kill_supervisors(share)
+            assert process.wait(20) == -signal.SIGKILL
+        finally:
+            process.kill()

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from shoal.clock import BootClock
-from shoal.runtime import spool
+from shoal.runtime import removal, spool
+from shoal.runtime.confine.confinement import Confinement
 from shoal.runtime.logs import LogFile
-from shoal.runtime.standby import minder, place
+from shoal.runtime.standby import minder, place, process
 from shoal.runtime.warm import imports, install, names
 from shoal.wire import Credentials, Limits, Order
+from tests.support.real_plane import until
 from tests.support.shares import SOURCE, an_order
 
 GIB = 1 << 30
@@ -81,6 +85,11 @@ def test_standby_fits_the_same_share_with_other_peers_and_no_other() -> None:
     order = gang()
     anew = msgspec.structs.replace(order, nodes=("node-1", "node-9"), incarnation=3, master_port=4711)
     assert place.fits(order, anew)
+    elsewhere = {
+        "control_url": "http://127.0.0.2:1",
+        "control_urls": ("http://127.0.0.2:1", "http://127.0.0.3:1"),
+    }
+    assert place.fits(order, msgspec.structs.replace(anew, **elsewhere)), "it asks those of the new order"
     for other in (
         {"run": "python other.py"},
         {"env": {"PYTHONPATH": "/other"}},
@@ -163,6 +172,10 @@ class Kept:
     def look(self, *, is_time: bool = True) -> None:
         self.minder.look(is_time=is_time)
 
+    def said(self) -> bytes:
+        log = Path(self.share.log)
+        return log.read_bytes() if log.exists() else b""
+
     def is_locked(self) -> bool:
         return self.place.exists() and spool.is_locked(spool.Share(self.place))
 
@@ -199,6 +212,52 @@ def test_standby_is_not_started_where_ranks_need_the_memory_and_ended_where_they
     assert b"the ranks need its memory" in Path(share.log).read_bytes()
 
 
+def test_standby_gives_way_at_once_and_another_follows_it_later(
+    monkeypatch: pytest.MonkeyPatch, share: spool.Share
+) -> None:
+    kept = Kept(monkeypatch, share, Walls(), "/bin/sleep", "60")
+    kept.minder.give_way()
+    assert kept.walls.memory_limit == 4 * GIB, "there was none"
+    kept.look()
+    assert kept.is_locked()
+    assert kept.walls.memory_limit != 4 * GIB
+    kept.minder.give_way()
+    assert kept.walls.memory_limit == 4 * GIB
+    until(lambda: not kept.is_locked(), "it was killed, and nothing waited for that")
+    assert kept.place.exists(), "burying it can wait"
+    kept.look(is_time=False)
+    assert not kept.place.exists()
+    kept.look()
+    assert kept.is_locked(), "the ranks train again"
+    kept.minder.give_way()
+    kept.minder.end()
+    assert not kept.place.exists()
+    assert b"no standby waits" not in kept.said()
+
+
+def test_memory_of_a_standby_is_the_ranks_again_when_nothing_of_it_lives(
+    monkeypatch: pytest.MonkeyPatch, share: spool.Share
+) -> None:
+    monkeypatch.setattr(minder, "BURY_S", 0.2)
+    monkeypatch.setattr(minder, "BURY_AGAIN_S", 0.0)
+    kept = Kept(monkeypatch, share, Walls(), "/bin/sh", "-c", "sleep 60 & echo $!; exec sleep 60")
+    kept.look()
+    child = int(until(lambda: Path(spool.Share(kept.place).errors).read_text(), "its child holds its lock"))
+    kept.walls.used = int(3.9 * GIB)
+    kept.look()
+    assert kept.walls.memory_limit is not None
+    assert kept.walls.memory_limit < 4 * GIB
+    os.kill(child, signal.SIGKILL)
+    kept.walls.used = GIB
+
+    def is_restored() -> bool:
+        kept.look()
+        return kept.walls.memory_limit == 4 * GIB
+
+    until(is_restored, "buried at a later look")
+    assert not kept.place.exists()
+
+
 def test_standby_that_ends_by_itself_is_told_of_and_not_tried_for_ever(
     monkeypatch: pytest.MonkeyPatch, share: spool.Share
 ) -> None:
@@ -224,6 +283,89 @@ def test_place_of_a_standby_that_lives_is_not_buried(tmp_path: Path) -> None:
     assert place.bury(str(directory))
     assert not directory.exists()
     assert place.bury(str(directory)), "there is nothing left to do"
+
+
+@pytest.fixture
+def settling(tmp_path: Path) -> tuple[Confinement, spool.Share, spool.Share]:
+    """Walls with a place, and the share that they are to become."""
+    share, at = spool.Share(tmp_path / "live" / "att_1" / "node-1"), spool.Share(tmp_path / "att_1.node-1")
+    for directory in (share.directory, at.directory, at.work, at.scratch):
+        Path(directory).mkdir(parents=True)
+    walls = Confinement(an_order(confinement=()), share, "/usr/bin", at)
+    groups = SimpleNamespace(paths=("/sys/fs/cgroup/nowhere",), limit_memory=print, weigh=print)
+    walls._groups = groups  # type: ignore[assignment]
+    spool.write_cgroups(at, groups.paths)
+    return walls, share, at
+
+
+def test_cgroups_of_a_share_that_began_are_not_those_of_the_place_that_it_left(
+    settling: tuple[Confinement, spool.Share, spool.Share],
+) -> None:
+    walls, share, at = settling
+    walls.settle(an_order())
+    assert spool.read_cgroups(share) == walls.cgroups
+    assert spool.read_cgroups(at) == ()
+
+
+def test_place_that_is_half_left_does_not_name_the_shares_cgroups(
+    settling: tuple[Confinement, spool.Share, spool.Share],
+) -> None:
+    walls, share, at = settling
+    Path(at.work).rmdir()
+    with pytest.raises(FileNotFoundError):
+        walls.settle(an_order())
+    assert spool.read_cgroups(share) == walls.cgroups
+    assert spool.read_cgroups(at) == ()
+
+
+def test_place_that_could_not_be_removed_is_held_by_the_share_that_left_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "att_1.node-1"
+    directory.mkdir()
+    lock = spool.take_lock(spool.Share(directory))
+    assert lock is not None
+    monkeypatch.setattr(process, "LOCK", lock)
+    brief = place.Brief(order=gang(), credentials=Credentials(), expected={}, memory_bytes=None)
+    standby = process.Standby(str(directory), brief)
+    with monkeypatch.context() as patch:
+        patch.setattr(removal, "remove", lambda *_, **__: False)
+        standby._leave_place()
+    assert not place.bury(str(directory)), "it is held"
+    standby._leave_place()
+    assert not directory.exists()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(lock)
+
+
+def test_nothing_that_a_standby_starts_holds_its_place(tmp_path: Path) -> None:
+    code = """
+import os, subprocess, sys
+from shoal.runtime.standby import process
+
+class Standby:
+    def __init__(self, *_): pass
+    def prepare(self): subprocess.run(["ls", "/proc/self/fd"], close_fds=False, check=True)
+    def wait(self): return 0
+    def end(self): pass
+
+held = os.open("/dev/null", os.O_RDONLY)
+for fd in (process.MINDER, process.LOCK):
+    os.dup2(held, fd)
+process.Standby, process.place.BRIEF = Standby, type("Decoder", (), {"decode": lambda *_: None})()
+sys.exit(process.main(["nowhere"]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": SOURCE},
+        timeout=60,
+    )
+    # The three streams, and what `ls` itself has open.
+    assert done.stdout.split() == ["0", "1", "2", "3"], done.stderr
 
 
 def zygote_with(tmp_path: Path, expected: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -272,6 +414,12 @@ def test_zygote_that_finds_other_modules_than_the_one_before_it_gives_up(tmp_pat
     assert "colorsys" in moved.stderr
     del image["json.decoder"]
     assert zygote_with(tmp_path, image).returncode == 1
+
+
+def test_zygote_that_lacks_a_module_of_the_one_before_it_gives_up(tmp_path: Path) -> None:
+    lacking = zygote_with(tmp_path, {**an_image(tmp_path), "made_by_the_ranks": "/work/made_by_the_ranks.py"})
+    assert (lacking.returncode, lacking.stdout) == (1, "")
+    assert "made_by_the_ranks" in lacking.stderr
 
 
 def test_code_of_ours_is_no_part_of_the_image(tmp_path: Path) -> None:

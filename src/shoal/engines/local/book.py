@@ -19,12 +19,15 @@ import contextlib
 import errno
 import itertools
 import os
+import random
 import shutil
 import threading
 from pathlib import Path
 
 import msgspec
+import structlog
 
+from shoal.clock import BootClock
 from shoal.engines.base import Observation
 from shoal.engines.drafts import begin_term
 from shoal.engines.local.states import ShareKey
@@ -33,6 +36,8 @@ from shoal.runtime import removal, spool
 from shoal.runtime.standby.place import FOLDER, bury
 from shoal.wire import NodeOutcome, Order
 
+log = structlog.get_logger()
+CLOCK = BootClock()
 TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
 REMOVAL_S = 0.5
 """How long one call may spend on what a job left, be it ten million files; `sweep` goes on with it."""
@@ -102,15 +107,34 @@ class Book:
         self._guard = threading.Lock()
         self._numbers = itertools.count(1)
 
+        self._unburied: set[Path] = set()
         self._is_read = False
         self.draft = begin_term(self.draft, self.trash, term)
 
     def sweep(self) -> None:
-        """Remove some more of what was thrown away, or left half removed by a crash."""
+        """Remove some more of what was thrown away, or left half removed by a crash, or by a standby."""
         removal.empty(str(self.trash), timeout_s=REMOVAL_S)
-        with contextlib.suppress(FileNotFoundError):
-            for standby in self.standby.iterdir():
-                bury(str(standby))  # of one that lives, nothing
+        deadline = CLOCK.monotonic() + REMOVAL_S
+        try:
+            places = list(self.standby.iterdir())
+        except OSError as error:
+            self._tell_unburied(self.standby, error)
+            return
+        random.shuffle(places)  # one that does not die must not always come before the others
+        for place in places:
+            left_s = deadline - CLOCK.monotonic()
+            if left_s <= 0:
+                return
+            try:
+                bury(str(place), timeout_s=left_s)  # of one that lives, nothing
+            except OSError as error:
+                self._tell_unburied(place, error)
+
+    def _tell_unburied(self, place: Path, error: OSError) -> None:
+        """Once for each: it is tried again with every look, and nothing else depends on it."""
+        if error.errno != errno.ENOENT and place not in self._unburied:
+            self._unburied.add(place)
+            log.warning("engine.standby_not_buried", path=str(place), because=str(error))
 
     def all(self) -> list[ShareView]:
         """Every share taken and not forgotten, oldest attempt first."""

@@ -86,3 +86,9 @@ def read_number(path: str, key: str | None = None) -> int | None:
         return next((int(line.split()[1]) for line in text.splitlines() if line.split()[0] == key), None)
     except (OSError, ValueError, IndexError):
         return None
+
+
+def read_sum(path: str, keys: tuple[str, ...]) -> int | None:
+    """The numbers behind these keys together, as many as the kernel tells; None where it tells none."""
+    found = [number for key in keys if (number := read_number(path, key)) is not None]
+    return sum(found) if found else None

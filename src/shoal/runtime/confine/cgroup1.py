@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from shoal.runtime.confine.cgroup import NEEDED, Hierarchy, read_number, write
+from shoal.runtime.confine.cgroup import NEEDED, Hierarchy, read_number, read_sum, write
 from shoal.wire import Order
 
 PERIOD_US = 100_000
@@ -63,8 +63,8 @@ class CgroupV1:
         return read_number(f"{self._by_controller['memory']}/memory.oom_control", "oom_kill") or 0
 
     def memory_bytes(self) -> int | None:
-        """What processes in here have written to memory of their own."""
-        return read_number(f"{self._by_controller['memory']}/memory.stat", "total_rss")
+        """What cannot be taken back from processes in here: their own memory, and files in shared memory."""
+        return read_sum(f"{self._by_controller['memory']}/memory.stat", ("total_rss", "total_shmem"))
 
     def cpu_seconds(self) -> float | None:
         """CPU time of everything that ever ran in here."""

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 
-from shoal.runtime.confine.cgroup import NEEDED, Hierarchy, read_number, write
+from shoal.runtime.confine.cgroup import NEEDED, Hierarchy, read_number, read_sum, write
 from shoal.wire import Order
 
 PERIOD_US = 100_000
@@ -49,8 +49,8 @@ class CgroupV2:
         return read_number(f"{self._path}/memory.events", "oom_kill") or 0
 
     def memory_bytes(self) -> int | None:
-        """What processes in here have written to memory of their own."""
-        return read_number(f"{self._path}/memory.stat", "anon")
+        """What cannot be taken back from processes in here: their own memory, and files in shared memory."""
+        return read_sum(f"{self._path}/memory.stat", ("anon", "shmem"))
 
     def cpu_seconds(self) -> float | None:
         """CPU time of everything that ever ran in here."""

@@ -78,6 +78,9 @@ class Confinement:
         """The share is there, and ours: its directories take their places, its limits hold."""
         at, self._at, self._order = self._at, self._share, order
         spool.write_cgroups(self._share, self.cgroups)
+        os.unlink(
+            at.cgroups
+        )  # what runs in them is the share's now: whoever buries that place must not kill it
         os.rename(at.work, self._share.work)
         os.rename(at.scratch, self._share.scratch)
         if order.limits.memory_bytes is not None:
@@ -212,7 +215,7 @@ class Confinement:
         return self._groups.cpu_seconds() if self._groups is not None else None
 
     def memory_bytes(self) -> int | None:
-        """What the share's processes have written to memory of their own, where the kernel counts it."""
+        """What cannot be taken back from the share's processes, where the kernel counts it."""
         return self._groups.memory_bytes() if self._groups is not None else None
 
     def remove(self) -> None:

@@ -1,7 +1,8 @@
 """The supervisor's part: have a standby on this node once the ranks train, and none when they have ended.
 
 Main thread only. What the standby may use of the job's memory is taken from the ranks' limit while it waits,
-so that both together stay within what the job asked for; when the ranks come near their limit it is ended.
+so that both together stay within what the job asked for; when the ranks come near their limit it is ended,
+and where nobody looks at them for a while it gives way beforehand.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ ROOM, LEAST_BYTES = 1.5, 64 << 20
 GROWTH, NEAR = 1.25, 0.9
 """A standby is started where the ranks could use a quarter more beside it, and ended near their limit."""
 KILL_S = 2.0
+BURY_S, BURY_AGAIN_S, PATIENCE_S = 1.0, 5.0, 0.01
+"""How long a look may wait for what was killed to be gone, and when the next one tries."""
 IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGTERM)
 
 
@@ -70,7 +73,7 @@ def is_wanted(order: Order, confinement: Confinement) -> bool:
 
 
 class Minder:
-    """`look` often, `end` once everything else of the share is over. Neither raises."""
+    """`look` often, `give_way` where nobody will, `end` once all else of the share is over. None raises."""
 
     def __init__(
         self,
@@ -91,39 +94,74 @@ class Minder:
         self._pidfd: int | None = None
         self._held: int | None = None
         """Our end of the pipe that tells it that we live."""
+        self._is_over = False
+        """It is to live no more, and something of it is still to be buried."""
         self._num_failed = 0
-        self._look_at = 0.0
+        self._look_at = self._again_at = 0.0
 
     def look(self, *, is_time: bool) -> None:
         """Start a standby if it is time for one, and see whether one that was started is well."""
         if self._directory is None or self._clock.monotonic() < self._look_at:
             return
         self._look_at = self._clock.monotonic() + LOOK_S
+        may_begin = self._num_failed < MAX_FAILED and self._clock.monotonic() >= self._again_at
         try:
-            if self._pidfd is not None:
+            if self._is_over:
+                self._let_go(self._directory)
+            elif self._pidfd is not None:
                 self._see(self._pidfd)
-            elif is_time and self._num_failed < MAX_FAILED:
+            elif is_time and may_begin:
                 self._begin(self._directory)
         except OSError as error:
             self._fail(f"{error.strerror or error}")
 
-    def end(self) -> None:
-        """Kill it, and all that it has prepared."""
-        if self._pidfd is None or self._directory is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        _is_dead(self._pidfd, KILL_S)
-        self._let_go()
+    def give_way(self) -> None:
+        """Kill it, and let the ranks use all of their memory at once: they may save now, and nobody looks.
 
-    def _let_go(self) -> None:
+        Waits for nothing; the next `look`, or `end`, buries it.
+        """
+        if self._pidfd is not None:
+            self._kill(self._pidfd)
+            self._restore_limit()
+
+    def end(self) -> None:
+        """Kill it, and all that it has prepared. What does not die in time is left to the engine."""
+        if self._directory is None:
+            return
+        if self._pidfd is not None:
+            self._kill(self._pidfd)
+            _is_dead(self._pidfd, KILL_S)
+        if self._is_over:
+            self._let_go(self._directory)
+
+    def _kill(self, pidfd: int) -> None:
+        self._is_over = True
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+    def _let_go(self, directory: str) -> None:
+        """Bury it; only then is its memory the ranks' again. What lives on is tried again at a later look."""
         for fd in (self._pidfd, self._held):
             if fd is not None:
                 os.close(fd)
         self._pidfd = self._held = None
-        if self._directory is not None:
-            with contextlib.suppress(OSError):
-                place.bury(self._directory)
+        self._is_over = not self._is_buried(directory)
+        if self._is_over:
+            self._look_at = self._clock.monotonic() + BURY_AGAIN_S
+        else:
+            self._restore_limit()
+
+    def _is_buried(self, directory: str) -> bool:
+        """A child of the one that was killed may hold its lock for an instant longer: asks more than once."""
+        until = self._clock.monotonic() + BURY_S
+        while self._clock.monotonic() < until:
+            with contextlib.suppress(OSError):  # a disk that is full or broken: later, then
+                if place.bury(directory, timeout_s=BURY_S):
+                    return True
+            time.sleep(PATIENCE_S)
+        return False
+
+    def _restore_limit(self) -> None:
         limit = self._order.limits.memory_bytes
         if limit is not None:
             with contextlib.suppress(OSError):
@@ -133,21 +171,26 @@ class Minder:
         if _is_dead(pidfd, 0.0):
             self._fail(_last_line(spool.Share(self._directory or "").errors))
         elif self._is_near_limit():
+            self._again_at = self._clock.monotonic() + AGAIN_S
             self.end()
             self._log.say("the standby of this node was ended: the ranks need its memory")
-            self._look_at = self._clock.monotonic() + AGAIN_S
 
     def _fail(self, because: str) -> None:
         self._num_failed += 1
-        self._look_at = self._clock.monotonic() + AGAIN_S
-        self._let_go()
+        self._again_at = self._clock.monotonic() + AGAIN_S
+        if self._pidfd is None:
+            self._restore_limit()  # none was started
+        if self._directory is not None:
+            self._let_go(self._directory)
         self._log.say(f"no standby waits on this node: {because or 'it ended without a word'}")
 
     def _begin(self, directory: str) -> None:
         limit = self._order.limits.memory_bytes
         image = read_image(self._share.work, self._confinement.uid)
         memory_bytes = self._room_for(image) if image is not None else None
-        if image is None or (memory_bytes is None and limit is not None) or not place.bury(directory):
+        if image is None or (memory_bytes is None and limit is not None):
+            return
+        if not place.bury(directory, timeout_s=BURY_S):
             return
         if limit is not None and memory_bytes is not None:
             self._confinement.limit_memory(limit - memory_bytes)

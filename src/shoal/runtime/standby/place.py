@@ -10,12 +10,13 @@ import os
 
 import msgspec
 
+from shoal.clock import BootClock
 from shoal.runtime import removal, spool, tree
 from shoal.wire import Credentials, Order
 
+CLOCK = BootClock()
 FOLDER = "standby"
-GONE_S = 2.0
-REMOVE_S = 2.0
+BURY_S = 5.0
 
 
 class Brief(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,17 +66,18 @@ def fits(ready_for: Order, order: Order) -> bool:
         master_addr=ready_for.master_addr,
         master_port=ready_for.master_port,
         control_url=ready_for.control_url,
+        control_urls=ready_for.control_urls,
         max_restarts=ready_for.max_restarts,
     )
     return same == ready_for and len(order.nodes) == len(ready_for.nodes)
 
 
-def bury(directory: str) -> bool:
+def bury(directory: str, *, timeout_s: float = BURY_S) -> bool:
     """Kill what a dead standby left, and remove its place. False: it lives, or something does not die.
 
-    May be repeated.
+    May be repeated. `OSError`: its place cannot be looked at, or is none.
     """
-    at = spool.Share(directory)
+    at, deadline = spool.Share(directory), CLOCK.monotonic() + timeout_s
     try:
         lock = spool.take_lock(at)
     except FileNotFoundError:
@@ -88,8 +90,10 @@ def bury(directory: str) -> bool:
             cgroups = spool.read_cgroups(at)
         for path in cgroups:
             tree.unthrottle(path)
-        if not tree.kill_until_gone(lambda: tree.pids_in(cgroups), timeout_s=GONE_S):
+        if not tree.kill_until_gone(lambda: tree.pids_in(cgroups), timeout_s=timeout_s):
             return False
-        return tree.remove_cgroups(cgroups) and removal.remove(directory, timeout_s=REMOVE_S)
+        if not tree.remove_cgroups(cgroups, timeout_s=deadline - CLOCK.monotonic()):
+            return False
+        return removal.remove(directory, timeout_s=deadline - CLOCK.monotonic())
     finally:
         os.close(lock)

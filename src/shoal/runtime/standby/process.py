@@ -57,6 +57,9 @@ class CannotStandBy(ShoalError):
 
 def main(arguments: list[str]) -> int:
     """0: a share was run. 1: nobody needs us, or could have used us."""
+    for fd in (MINDER, LOCK):
+        # Not for whatever we start: it would hold our place, or seem to be us, when we are dead.
+        os.set_inheritable(fd, False)  # noqa: FBT003 - the standard library takes it in no other way
     os.closerange(LOCK + 1, HIGHEST_DESCRIPTOR)
     kernel.hide_memory()
     kernel.become_subreaper()
@@ -211,9 +214,12 @@ class Standby:
         return entry.DONE
 
     def _leave_place(self) -> None:
-        """The share has taken over the directories: what is left is of no use to anybody."""
-        removal.remove(self._directory, timeout_s=KILL_S)
-        os.close(LOCK)
+        """The share has taken over the directories: what is left is of no use to anybody.
+
+        Where it cannot be removed, nobody else may make anything of it while we live.
+        """
+        if removal.remove(self._directory, timeout_s=KILL_S):
+            os.close(LOCK)
 
     def end(self) -> None:
         """Leave nothing behind, unless it is a share's by now."""

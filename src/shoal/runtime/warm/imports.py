@@ -54,9 +54,10 @@ def image(folder: str) -> dict[str, str]:
     }
 
 
-def strangers(expected: dict[str, str], folder: str) -> list[str]:
-    """Modules of this process that are not, or are from another file than, what was expected."""
-    return sorted(name for name, path in image(folder).items() if expected.get(name) != path)
+def differing(expected: dict[str, str], folder: str) -> list[str]:
+    """Modules that were expected of this process or are found in it, and not both from the same file."""
+    found = image(folder)
+    return sorted(name for name in expected.keys() | found if expected.get(name) != found.get(name))
 
 
 class Recorder:

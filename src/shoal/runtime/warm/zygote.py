@@ -192,7 +192,7 @@ def _import_expected(folder: str) -> bool:
     except FileNotFoundError:
         return False
     imports.load(list(expected))
-    found = imports.strangers(expected, folder)
+    found = imports.differing(expected, folder)
     if found:
         few = ", ".join(found[:5])
         sys.exit(f"shoal: no standby: other modules than those of the ranks are found here ({few})")

@@ -1,0 +1,52 @@
+"""In which order a share's run does what has one: when the standby goes, and whom that never holds up."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from shoal.runtime import listening, shared_memory
+from shoal.runtime.ending import Ending
+from shoal.runtime.share import ShareRun
+from shoal.wire import EndKind
+
+
+class Run:
+    """A run whose parts only write down what is asked of them."""
+
+    def __init__(self) -> None:
+        self.parts = MagicMock()
+        run: Any = ShareRun.__new__(ShareRun)
+        self.run = run
+        for name in ("minder", "confinement", "crew", "restarts", "watcher", "meter", "log", "reasons"):
+            setattr(run, f"_{name}", getattr(self.parts, name))
+        run._running, run._renewer = [], None
+        run._order = SimpleNamespace(node="node-1")
+        run._share = SimpleNamespace(home="/nowhere", scratch="/nowhere/scratch")
+        run._clock = SimpleNamespace(monotonic=lambda: 0.0)
+
+    def asked(self) -> list[str]:
+        return [name for name, _, _ in self.parts.mock_calls if "()" not in name]
+
+
+def test_standby_gives_way_before_ranks_are_asked_to_save() -> None:
+    made = Run()
+    made.run._stop(Ending(kind=EndKind.STOPPED, message="preempted", grace_s=30.0))
+    assert made.asked()[:2] == ["minder.give_way", "crew.ask_to_save"]
+
+
+def test_standby_gives_way_before_the_ranks_wait_for_another_group() -> None:
+    made = Run()
+    made.run._regroup(Ending(kind=EndKind.EXITED, message="rank 0 exited"), None)
+    assert made.asked()[:2] == ["minder.give_way", "restarts.begin"]
+
+
+def test_ranks_are_killed_before_anything_waits_for_the_standby(monkeypatch: pytest.MonkeyPatch) -> None:
+    for room in (shared_memory, listening):
+        monkeypatch.setattr(room, "give_back", lambda *_: None)
+    made = Run()
+    made.run._bury()
+    assert made.asked()[:2] == ["confinement.kill", "minder.end"]
