@@ -161,7 +161,8 @@ MUTANTS = (
         "runtime/spool.py",
         "    return write_once(share.claimed, msgspec.json.encode(mine))\n",
         "    with contextlib.suppress(FileNotFoundError):\n        if not is_locked(share):\n"
-        "            os.unlink(share.claimed)\n    return write_once(share.claimed, msgspec.json.encode(mine))\n",
+        "            os.unlink(share.claimed)\n"
+        "    return write_once(share.claimed, msgspec.json.encode(mine))\n",
         "P2: a share is run once, also when whoever ran it is dead",
         ("spool", "engine", "supervisor"),
     ),
