@@ -24,8 +24,11 @@ MAX_DIGITS = 15
 ZERO = ord("0")
 CLEAN = re.compile(rb"[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?").fullmatch
 """A value without control characters, and without spaces around it."""
-MAX_SHAPES = 4
-"""Of heads of one length."""
+MAX_SHAPES = 256
+MAX_SHAPES_EACH = 4
+"""Of heads of one length. With their heads' bytes and what is written from them, 4 MiB at most."""
+MAX_OPEN = 16
+"""Values that differ, of one shape."""
 
 
 T = TypeVar("T")
@@ -102,7 +105,8 @@ class Alike(Generic[T]):
         """Those that pass: as they go on."""
         self._common: dict[tuple[bytes, ...], T] = {}
         self._shapes: dict[int, list[Shape[T]]] = {}
-        """By the length of the head."""
+        """By the length of the head, the one that got a shape last at the end."""
+        self._num_shapes = 0
         self._last: tuple[T | None, int] = (None, 0)
         """What was found last that has no shape, and its length."""
 
@@ -132,6 +136,7 @@ class Alike(Generic[T]):
         if max(len(self._names), len(self._lines), len(self._common)) + MAX_HEADERS > MAX_KNOWN:
             for known in (self._names, self._lines, self._common, self._shapes):
                 known.clear()
+            self._num_shapes = 0
         for line in raw.split(b"\r\n")[1:-2]:
             name, _, value = line.partition(b":")
             kind = self._names[name] = self._kind_of(name.lower())
@@ -207,12 +212,17 @@ class Alike(Generic[T]):
             elif isinstance(kind, bytes) and kind:
                 texts[-1] += kind + b"\r\n"
             at += len(line) + 2
-        if opened:
+        if 0 < len(opened) <= MAX_OPEN:
             ends = [start for start, *_ in opened[1:]] + [len(raw)]
             fields: list[Field] = [
                 (start, end, raw[end:until], kind, label, text)
                 for (start, end, kind, label), until, text in zip(opened, ends, texts[1:], strict=True)
             ]
-            shapes = self._shapes.setdefault(len(raw), [])
-            shapes.insert(0, Shape(common, raw[: opened[0][0]], texts[0], fields))
-            del shapes[MAX_SHAPES:]
+            self._keep_shape(len(raw), Shape(common, raw[: opened[0][0]], texts[0], fields))
+
+    def _keep_shape(self, length: int, shape: Shape[T]) -> None:
+        known = self._shapes.pop(length, [])
+        self._shapes[length] = kept = [shape, *known][:MAX_SHAPES_EACH]
+        self._num_shapes += len(kept) - len(known)
+        while self._num_shapes > MAX_SHAPES:
+            self._num_shapes -= len(self._shapes.pop(next(iter(self._shapes))))

@@ -169,6 +169,27 @@ def test_what_is_remembered_is_bounded() -> None:
     assert len(warm._remembered) <= alike.MAX_KNOWN
 
 
+def test_shapes_are_bounded_for_heads_of_every_length() -> None:
+    """Of a length there may be several: with the varying value at another place, or more of them."""
+    warm = routes()
+    for length in range(200, 3000, 7):
+        for fields in (1, 2, 16, 17):
+            names = [f"x-{fields}-{n}: " for n in range(fields)]
+            room = length - len(get("/p/s/", *names))
+            for n in range(4):
+                values = ["y" * max(1, room - fields + 1), *("z" * (fields - 1))]
+                warm.resolve(
+                    get(
+                        "/p/s/",
+                        *(name + str(n) + value[1:] for name, value in zip(names, values, strict=True)),
+                    )
+                )
+    found = [shape for shapes in warm._alike._shapes.values() for shape in shapes]
+    assert len(found) == alike.MAX_SHAPES
+    assert max(len(shape._fields) for shape in found) == alike.MAX_OPEN
+    assert max(warm._alike._shapes) > 2500, "new ones are taken"
+
+
 def test_head_is_remembered_whole_from_the_second_time_on() -> None:
     warm, raw = routes(), get("/p/s/")
     for count in (0, 1):
