@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
+from structlog.testing import capture_logs
 
 from shoal.control import ControlPlane
 from shoal.control.services import tables
@@ -174,6 +175,26 @@ async def test_revocation_says_whether_every_data_plane_has_confirmed_it(
             if confirms:
                 book.heard(Report(process_id="one", version=book.table.version), clock.monotonic())
         assert found == [is_confirmed]
+
+
+async def test_change_is_answered_as_made_also_when_no_table_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_plane(tmp_path, is_running=False) as plane:
+        ana = await served(plane)
+        made, _ = await plane.create_token(ROOT, ana, label="", scope=Role.VIEWER)
+
+        def broken(*_: object) -> None:
+            raise AssertionError("of a table")
+
+        monkeypatch.setattr(tables, "make", broken)
+        with capture_logs() as told:
+            revoked, is_everywhere = await plane.revoke_token(ROOT, made.token_id)
+        assert revoked.revoked_at is not None
+        assert not is_everywhere
+        assert [(one["event"], one["exc_info"]) for one in told if one["log_level"] == "error"] == [
+            ("table.late", True)
+        ]
 
 
 async def test_older_table_never_follows_a_newer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

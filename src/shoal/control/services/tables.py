@@ -79,6 +79,9 @@ async def spread(core: Core) -> bool:
     except StoreUnavailable as error:
         log.warning("table.late", because=error.message)
         return False
+    except Exception:  # a fault of ours in making tables: the change is recorded, and answered as made
+        log.exception("table.late", because="no table could be made")
+        return False
     log.warning("table.late", because=f"not every data plane has confirmed it within {SPREAD_S:g} s")
     return False
 
