@@ -36,8 +36,11 @@ UNARY = (
     Case("POST 4 KB, 256 connections", "POST", 256),
 )
 FRESH = (
-    Case("GET 1 KB, 32 connections, every head new", "GET", 32, is_fresh=True),
-    Case("POST 4 KB, 32 connections, every head new", "POST", 32, is_fresh=True),
+    Case("GET 1 KB, 32 connections, an id and a trace each", "GET", 32, is_fresh=True),
+    Case("POST 4 KB, 32 connections, an id and a trace each", "POST", 32, is_fresh=True),
+)
+UNLIKE = (
+    Case("GET 1 KB, 32 connections, a query and a cookie each", "GET", 32, is_fresh=True, is_unlike=True),
 )
 STREAMS = (Case("64 event streams", "stream", 64), Case("256 event streams", "stream", 256))
 REST = Case("GET 1 KB, one request at a time", "GET", 1)
@@ -178,7 +181,7 @@ def main() -> None:
     )
     asked = parser.parse_args()
     has_ray = not asked.no_ray and not asked.streams and not asked.cases
-    cases: Sequence[Case] = STREAMS if asked.streams else (*UNARY, *FRESH, REST, *STREAMS)
+    cases: Sequence[Case] = STREAMS if asked.streams else (*UNARY, *FRESH, *UNLIKE, REST, *STREAMS)
     if asked.cases:
         cases = chosen(cases, asked.cases)
     try:
@@ -194,7 +197,7 @@ def main() -> None:
         if has_ray:
             with Field(Path(name)) as field:
                 whole(samples, field, asked.rounds)
-    rows = [goal.row() for goal in goals(samples, UNARY, FRESH, STREAMS, REST, END_TO_END)]
+    rows = [goal.row() for goal in goals(samples, UNARY, FRESH, STREAMS, REST, UNLIKE, END_TO_END)]
     print(table("goals, judged by Shoal with everything on", ["", "goal", "measured", ""], rows))
 
 

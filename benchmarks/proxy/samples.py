@@ -14,7 +14,9 @@ class Case:
     """`GET`, `POST` or `stream`."""
     connections: int
     is_fresh: bool = False
-    """No two heads of its requests are alike, as where every request has an id and a trace of its own."""
+    """Every request has an id and a trace of its own: other values at the same places of heads as long."""
+    is_unlike: bool = False
+    """And a query of its own, and a cookie of another length: its first line never comes again."""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ local function hex(words)
   for _ = 1, words do found = found .. string.format("%08x", math.random(0, 4294967295)) end
   return found
 end
+local is_unlike = {is_unlike}
 local start, rest
 function request()
   if start == nil then
@@ -33,10 +34,15 @@ function request()
     start, rest = whole:sub(1, from - 1), whole:sub(to + 1)
   end
   local trace = "traceparent: 00-" .. hex(4) .. "-" .. hex(2) .. "-01"
-  return start .. "x-request-id: " .. hex(4) .. "\\r\\n" .. trace .. rest
+  local first = start
+  if is_unlike then
+    first = start:gsub(" HTTP/1.1", "?q=" .. hex(2) .. " HTTP/1.1", 1)
+    trace = trace .. "\\r\\ncookie: sid=" .. string.rep("x", math.random(1, 200))
+  end
+  return first .. "x-request-id: " .. hex(4) .. "\\r\\n" .. trace .. rest
 end
 """
-"""An id and a trace context for each request, as gateways and OpenTelemetry write them."""
+"""An id and a trace context for each request, as gateways and OpenTelemetry write them; or all of it new."""
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0}
 REQUESTS = re.compile(r"(\d+) requests in")
 BAD = re.compile(r"Non-2xx or 3xx responses: (\d+)")
@@ -68,7 +74,9 @@ def burst(contestant: Contestant, port: int, case: Case, seconds: float) -> Burs
 def lua(case: Case) -> str:
     """What wrk is to do beside asking for one URL; seeded anew, so that no burst repeats another's heads."""
     text = POST.format(body=chat(size=POST_BYTES).decode()) if case.method == "POST" else ""
-    return text + (FRESH.format(seed=random.getrandbits(48)) if case.is_fresh else "")
+    if not case.is_fresh:
+        return text
+    return text + FRESH.format(seed=random.getrandbits(48), is_unlike=str(case.is_unlike).lower())
 
 
 def parse(text: str) -> Burst:

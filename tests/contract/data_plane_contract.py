@@ -395,6 +395,15 @@ class AdmissionContract:
         assert "`shoal scale p/s 1`" in told["detail"]
         assert (await lab.ask(get())).status == 401
 
+    async def test_service_scaled_to_none_reads_no_body_and_tells_strangers_no_names(
+        self, lab: AnyLab
+    ) -> None:
+        lab.serve(service(is_off=True, queue_s=600.0, start_s=600.0))
+        refused = await lab.ask(b"POST /p/s/ HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n")
+        told = json.loads(refused.body)
+        assert (refused.status, told["code"]) == (503, "service.off")
+        assert "p/s" not in refused.body.decode()
+
     async def test_service_scaled_to_none_serves_with_what_is_still_there(self, lab: AnyLab) -> None:
         replica = await lab.replica()
         lab.serve(closed(replica, is_off=True))

@@ -440,6 +440,16 @@ def test_a_new_token_is_alone_on_standard_output(shell: Shell, fake: FakeServer)
     assert fake.seen[0].json() == {"user": "bob", "scope": "member", "lifetime_s": 2592000.0, "label": ""}
 
 
+def test_revoking_says_when_a_data_plane_may_still_honour_the_token(shell: Shell, fake: FakeServer) -> None:
+    fake.answers["DELETE", "/v1/tokens/tok_1"] = {"id": "tok_1", "is_confirmed": True}
+    assert shell("token", "revoke", "tok_1").err == ""
+    fake.answers["DELETE", "/v1/tokens/tok_1"] = {"id": "tok_1", "is_confirmed": False}
+    late = shell("token", "revoke", "tok_1")
+    assert (late.code, late.out) == (0, "token tok_1 revoked\n")
+    assert "not every data plane has confirmed it" in late.err
+    assert '"is_confirmed": false' in shell("token", "revoke", "tok_1", "--json").out
+
+
 def test_people_commands_send_what_was_typed(shell: Shell, fake: FakeServer) -> None:
     fake.answers["POST", "/v1/users"] = (201, {"name": "bob", "cluster_role": None})
     fake.answers["PATCH", "/v1/users/bob"] = {"name": "bob"}

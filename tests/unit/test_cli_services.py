@@ -40,6 +40,36 @@ def file(tmp_path: Path) -> str:
     return "chat.yaml"
 
 
+@pytest.fixture
+def _starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command finds no server, and starts this one."""
+    monkeypatch.setattr("shoal.cli.services.is_served", lambda: False)
+    monkeypatch.setattr("shoal.cli.services.start_server", lambda: None)
+
+
+def test_serve_does_not_wait_for_the_address_on_a_server_that_was_there(
+    shell: Shell, fake: FakeServer, file: str
+) -> None:
+    fake.answers["POST", "/v1/services"] = 201, view(url=None)
+    assert shell("serve", file).out == "vision/chat: release 1, at /vision/chat/\n"
+    assert [seen.method for seen in fake.seen if seen.path == SHOWN] == []
+
+
+@pytest.mark.usefixtures("_starts")
+def test_serve_that_is_not_told_the_address_has_served_all_the_same(
+    shell: Shell, fake: FakeServer, file: str
+) -> None:
+    fake.answers["POST", "/v1/services"] = 201, view(url=None)
+    fake.answers["GET", SHOWN] = (
+        404,
+        {"title": "Not Found", "status": 404, "code": "not_found", "detail": "gone"},
+    )
+    result = shell("serve", file)
+    assert (result.code, result.out) == (0, "vision/chat: release 1, at /vision/chat/\n")
+    assert "it is served; where it is called is not known: gone" in result.err
+
+
+@pytest.mark.usefixtures("_starts")
 def test_first_serve_waits_for_the_address_and_says_how_to_call_it(
     shell: Shell, fake: FakeServer, file: str
 ) -> None:

@@ -458,6 +458,12 @@ class NewTokenView(TokenView):
     text: str | None
 
 
+class RevokedTokenView(TokenView):
+    """`is_confirmed`: every data plane said that it honours it no more; else one may for a while."""
+
+    is_confirmed: bool
+
+
 class TokenPageView(TypedDict):
     items: list[TokenView]
     next_cursor: str | None

@@ -13,12 +13,12 @@ from shoal.cli.queue import WATCH_S, draw
 from shoal.cli.show import at_work, fitted, folded, is_bounded, note, print_json, slow_work, table
 from shoal.cli.submit import is_served, start_server
 from shoal.cli.text import duration, in_one_breath, lines_of, one_line, utc
-from shoal.errors import LimitReached, SpecError, StateError
+from shoal.errors import LimitReached, ShoalError, SpecError, StateError
 
 ServiceRef = Annotated[str, Parameter(help="A service: `NAME`, `PROJECT/NAME` or `svc_...`.")]
 POLL_S = 0.2
 URL_S = 10.0
-"""How long the first service waits to be told where it is called: its data plane is being started."""
+"""How long who started the server waits to be told where its service is called: a data plane starts, too."""
 RESIZES_SHOWN = 6
 HEADS = ("SERVICE", "RELEASE", "READY", "REPLICAS", "ROLLOUT", "AGE", "PATH")
 
@@ -54,14 +54,16 @@ def serve(
     from shoal.spec.files import load_service
 
     spec = load_service(file)  # what is wrong with it is said before a server is started for it
-    if not is_served():
+    is_new = not is_served()
+    if is_new:
         start_server()
     with Shoal() as shoal:
         with slow_work() as shoal.on_progress:
             made = shoal.serve(file)
         release = made["newest_release"]
         with at_work(f"{made['ref']}: release {release} starts"):
-            made = _located(shoal.services.show, made)
+            if is_new or wait is not None:
+                made = _located(shoal.services.show, made)
             if wait is not None:
                 made = _wait(shoal.services.show, made, wait)
     if json:
@@ -88,11 +90,15 @@ def how_to_call(service: dict[str, Any], *, is_public: bool) -> list[str]:
 
 
 def _located(show: Any, made: dict[str, Any]) -> dict[str, Any]:
-    """With its address, as soon as there is one."""
+    """With its address, as soon as there is one. It is served all the same where nobody says so."""
     deadline = time.monotonic() + URL_S
     while not made.get("url") and time.monotonic() < deadline:
         time.sleep(POLL_S)
-        made = show(made["id"])
+        try:
+            made = show(made["id"])
+        except ShoalError as error:
+            note(f"it is served; where it is called is not known: {error}")
+            break
     return made
 
 

@@ -86,11 +86,14 @@ def revoke(
 ) -> int:
     """Make a token worthless from now on; open streams end too."""
     with connect() as shoal:
-        shoal.tokens.revoke(token_id)
+        revoked = shoal.tokens.revoke(token_id)
+    is_confirmed = bool(revoked.get("is_confirmed", True))
     if json:
-        print_json({"id": token_id, "is_revoked": True})
-    else:
-        print(f"token {one_line(token_id)} revoked")
+        print_json({"id": token_id, "is_revoked": True, "is_confirmed": is_confirmed})
+        return 0
+    print(f"token {one_line(token_id)} revoked")
+    if not is_confirmed:
+        note("not every data plane has confirmed it: some may honour it until the same command says no more")
     return 0
 
 

@@ -96,5 +96,6 @@ class Tokens:
         body = {k: v for k, v in fields.items() if v is not None}
         return dict(self._transport.call("POST", path_of("tokens"), json_body=body))
 
-    def revoke(self, token_id: str) -> None:
-        self._transport.call("DELETE", path_of("tokens", token_id))
+    def revoke(self, token_id: str) -> Answer:
+        """Not `is_confirmed`: a data plane that did not answer may honour it for a while."""
+        return dict(self._transport.call("DELETE", path_of("tokens", token_id)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -26,6 +26,13 @@ DECIDES_CALLERS = frozenset(
 """Changes of who may call services: made known to data planes before they are answered."""
 
 
+class Changed(NamedTuple, Generic[T]):
+    made: T
+    was_repeated: bool
+    is_everywhere: bool = True
+    """Every data plane has confirmed that it goes by it."""
+
+
 async def _change(
     core: Core,
     actor: Actor,
@@ -35,7 +42,7 @@ async def _change(
     answer_type: type[T],
     make: Callable[[Tx, float], T],
     project: str | None = None,
-) -> tuple[T, bool]:
+) -> Changed[T]:
     """One idempotent change and its event; `said` is what the event records."""
 
     def change(tx: Tx) -> tuple[T, bool]:
@@ -52,9 +59,9 @@ async def _change(
 
         return once(tx, actor, key, fingerprint(kind, said), now, answer_type, act)
 
-    changed = await core.store.write(change)
+    changed = Changed(*await core.store.write(change))
     if kind in DECIDES_CALLERS:
-        await spread(core)
+        return changed._replace(is_everywhere=await spread(core))
     return changed
 
 
@@ -180,11 +187,13 @@ async def create_token(
         return token
 
     said = {"user": user.name, **msgspec.structs.asdict(asked)}
-    token, was_repeated = await _change(core, actor, key, "token.created", said, Token, make)
-    return token, None if was_repeated else minted.text
+    changed = await _change(core, actor, key, "token.created", said, Token, make)
+    return changed.made, None if changed.was_repeated else minted.text
 
 
-async def revoke_token(core: Core, actor: Actor, token_id: str, key: str | None) -> Token:
+async def revoke_token(core: Core, actor: Actor, token_id: str, key: str | None) -> tuple[Token, bool]:
+    """The token, and whether every data plane has confirmed that it is good no more."""
+
     def make(tx: Tx, now: float) -> Token:
         token = tx.people.get_token(token_id)
         if token is None:
@@ -196,7 +205,8 @@ async def revoke_token(core: Core, actor: Actor, token_id: str, key: str | None)
         return revoked
 
     said = {"token": token_id}
-    return (await _change(core, actor, key, "token.revoked", said, Token, make))[0]
+    changed = await _change(core, actor, key, "token.revoked", said, Token, make)
+    return changed.made, changed.is_everywhere
 
 
 def find_user(tx: Tx, name: str) -> User:

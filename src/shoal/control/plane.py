@@ -191,7 +191,9 @@ class ControlPlane:
         )
         return await people.create_token(self.core, actor, user, asked, key)
 
-    async def revoke_token(self, actor: Actor, token_id: str, *, key: str | None = None) -> Token:
+    async def revoke_token(
+        self, actor: Actor, token_id: str, *, key: str | None = None
+    ) -> tuple[Token, bool]:
         return await people.revoke_token(self.core, actor, token_id, key)
 
     async def record_denied(self, actor: Actor, what: str, facts: dict[str, Any]) -> None:

@@ -9,14 +9,14 @@ same places, as ids and traces are, are not even split into lines (`Shape`). Pur
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from enum import Enum
 from typing import Generic, TypeVar
 
 from shoal.serving.head import MAX_HEADERS, MAX_LENGTH
 
 MAX_KNOWN = 4096
-"""Of heads, of names, of lines; beyond that remembering begins anew."""
+"""Of heads, of names, of lines; beyond that the oldest are forgotten."""
 MAX_LINE_BYTES = 256
 """Of a line that is remembered whole."""
 MAX_DIGITS = 15
@@ -24,11 +24,16 @@ MAX_DIGITS = 15
 ZERO = ord("0")
 CLEAN = re.compile(rb"[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?").fullmatch
 """A value without control characters, and without spaces around it."""
-MAX_SHAPES = 4
-"""Of heads of one length."""
+MAX_SHAPES = 256
+MAX_SHAPES_EACH = 4
+"""Of heads of one length. With their heads' bytes and what is written from them, 4 MiB at most."""
+MAX_OPEN = 16
+"""Values that differ, of one shape."""
 
 
 T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
 Own = tuple[bytes, bytes, int]
 """Of one request: its id as sent, its headers for the replica, the length of its body."""
 
@@ -101,8 +106,13 @@ class Alike(Generic[T]):
         self._lines: dict[bytes, bytes | Kind] = {}
         """Those that pass: as they go on."""
         self._common: dict[tuple[bytes, ...], T] = {}
+        self._firsts: dict[bytes, None] = {}
+        """First lines of heads that were learnt: with another one nothing is found."""
+        self._seen: dict[int, None] = {}
+        """Marks of what has come once."""
         self._shapes: dict[int, list[Shape[T]]] = {}
-        """By the length of the head."""
+        """By the length of the head, the one that got a shape last at the end."""
+        self._num_shapes = 0
         self._last: tuple[T | None, int] = (None, 0)
         """What was found last that has no shape, and its length."""
 
@@ -116,6 +126,8 @@ class Alike(Generic[T]):
 
     def find(self, raw: bytes) -> tuple[T, bytes, bytes, int] | None:
         """The same, by its lines. None: read it in full."""
+        if raw[: raw.index(b"\r\n")] not in self._firsts:
+            return None
         found = self._sorted(raw)
         if found is None:
             return None
@@ -128,22 +140,41 @@ class Alike(Generic[T]):
         return (common, *found[1])
 
     def learn(self, raw: bytes, common: T) -> None:
-        """Of a head that was read in full and taken. Not for one whose meaning a line that passes decides."""
-        if max(len(self._names), len(self._lines), len(self._common)) + MAX_HEADERS > MAX_KNOWN:
-            for known in (self._names, self._lines, self._common, self._shapes):
-                known.clear()
-        for line in raw.split(b"\r\n")[1:-2]:
-            name, _, value = line.partition(b":")
-            kind = self._names[name] = self._kind_of(name.lower())
+        """Of a head that was read in full and taken. Not for one whose meaning a line that passes decides.
+
+        Nothing is, until its first line has come before, and then all that decides and its names: what never
+        recurs costs little and takes nobody's place.
+        """
+        first = raw[: raw.index(b"\r\n")]
+        if not self._is_again(first):
+            return
+        lines = [(line, *line.partition(b":")) for line in raw.split(b"\r\n")[1:-2]]
+        kinds = [self._kind_of(name.lower()) for _, name, _, _ in lines]
+        marks = [
+            line if kind is DECIDES else name for (line, name, *_), kind in zip(lines, kinds, strict=True)
+        ]
+        if not self._is_again((first, *marks)):
+            return
+        for (line, name, _, value), kind in zip(lines, kinds, strict=True):
+            _keep(self._names, name, kind)
             if len(line) > MAX_LINE_BYTES:
                 continue
             if isinstance(kind, bytes):
-                self._lines[line] = kind and kind + value.strip(b" \t")
+                _keep(self._lines, line, kind and kind + value.strip(b" \t"))
             elif kind is DECIDES:
-                self._lines[line] = kind
+                _keep(self._lines, line, kind)
         found = self._sorted(raw)
         if found is not None:
-            self._common[found[0]] = common
+            _keep(self._firsts, first, None)
+            _keep(self._common, found[0], common)
+
+    def _is_again(self, what: Hashable) -> bool:
+        """Whether it has come before; two that share a mark do no harm."""
+        mark = hash(what)
+        if mark in self._seen:
+            return True
+        _keep(self._seen, mark, None)
+        return False
 
     def _sorted(self, raw: bytes) -> tuple[tuple[bytes, ...], Own] | None:
         """The lines that decide, and the request's own."""
@@ -207,12 +238,25 @@ class Alike(Generic[T]):
             elif isinstance(kind, bytes) and kind:
                 texts[-1] += kind + b"\r\n"
             at += len(line) + 2
-        if opened:
+        if 0 < len(opened) <= MAX_OPEN:
             ends = [start for start, *_ in opened[1:]] + [len(raw)]
             fields: list[Field] = [
                 (start, end, raw[end:until], kind, label, text)
                 for (start, end, kind, label), until, text in zip(opened, ends, texts[1:], strict=True)
             ]
-            shapes = self._shapes.setdefault(len(raw), [])
-            shapes.insert(0, Shape(common, raw[: opened[0][0]], texts[0], fields))
-            del shapes[MAX_SHAPES:]
+            self._keep_shape(len(raw), Shape(common, raw[: opened[0][0]], texts[0], fields))
+
+    def _keep_shape(self, length: int, shape: Shape[T]) -> None:
+        known = self._shapes.pop(length, [])
+        self._shapes[length] = kept = [shape, *known][:MAX_SHAPES_EACH]
+        self._num_shapes += len(kept) - len(known)
+        while self._num_shapes > MAX_SHAPES:
+            self._num_shapes -= len(self._shapes.pop(next(iter(self._shapes))))
+
+
+def _keep(known: dict[K, V], key: K, value: V) -> None:
+    """As the newest; where there are too many, the oldest goes."""
+    known.pop(key, None)
+    known[key] = value
+    if len(known) > MAX_KNOWN:
+        del known[next(iter(known))]

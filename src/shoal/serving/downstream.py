@@ -38,6 +38,8 @@ TCP_CLOSE = 7
 """The kernel's word for a connection that was reset."""
 FIRST_LOOK_S, LAST_LOOK_S = 0.05, 1.0
 """Whether a caller that sends no more is still there: how soon, and how often in the end."""
+QUIET_S = 5.0
+"""So long an answer to a caller that sends no more may pause, where nothing else can be written to it."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 WRITE_BUFFER = 64 << 10
 TOLD_FULL = 64
@@ -77,6 +79,7 @@ class Downstream(asyncio.Protocol):
         "_is_held",
         "_is_safe",
         "_left",
+        "_moved",
         "_plane",
         "_transport",
         "_unread",
@@ -102,6 +105,8 @@ class Downstream(asyncio.Protocol):
         self._grown = 0
         self._is_half = False
         """The caller has said that it sends no more."""
+        self._moved = 0.0
+        """When something was last written, after that."""
         self._is_held = False
         self._is_safe = False
         """TLS: it knows no half of a connection."""
@@ -453,27 +458,40 @@ class Downstream(asyncio.Protocol):
     def eof_received(self) -> bool:
         """The caller sends no more: it waits for its answer, or has gone. Both look the same from here, but
         who has gone refuses what is written to it. So something is that every reader of HTTP/1.1 passes over.
+        Where the answer has begun, or for HTTP/1.0, there is no such thing: who listens to events has gone,
+        others are believed for `QUIET_S` after each piece of their answer.
         """
         exchange = self.exchange
         is_waiting = exchange is not None and exchange.is_whole and not exchange.is_upgrade
-        if exchange is None or not is_waiting or self._is_safe:
+        if exchange is None or not is_waiting or self._is_safe or exchange.is_events:
             return False
         self.is_last = True
         if not self._is_half:
             self._is_half = True
+            self._moved = monotonic()
+            self.write = self._write_noted
             if not exchange.has_begun and not exchange.entry.is_http10:
                 self.write(CONTINUE)
             self._look(FIRST_LOOK_S)
         return True
 
     def _look(self, again_s: float) -> None:
-        if self.exchange is None or self._transport.is_closing():
+        exchange = self.exchange
+        if exchange is None or self._transport.is_closing():
             return
+        cannot_ask = exchange.has_begun or exchange.entry.is_http10
+        is_quiet = not self._transport.get_write_buffer_size() and monotonic() - self._moved > QUIET_S
         link = self._transport.get_extra_info("socket")
-        if link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_CLOSE:
+        if link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_CLOSE or (
+            cannot_ask and is_quiet
+        ):
             self.abort()
         else:
             asyncio.get_running_loop().call_later(again_s, self._look, min(LAST_LOOK_S, again_s * 2))
+
+    def _write_noted(self, data: bytes | bytearray | memoryview) -> None:
+        self._moved = monotonic()
+        self._transport.write(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._plane.left(self)

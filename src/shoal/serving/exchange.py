@@ -240,6 +240,11 @@ class Exchange:
             self.refuse(Refused(504, "replica.late", f"the replica did not answer for {spec.timeout_s:g} s"))
 
     @property
+    def is_events(self) -> bool:
+        """Whether it is answered with a stream of events, which may be quiet for as long as it likes."""
+        return self._counts is not None
+
+    @property
     def has_begun(self) -> bool:
         """Whether anything of an answer is on its way to the caller."""
         return self.is_answered or self._relay is not None

@@ -117,7 +117,11 @@ class DataPlane:
         ended = [exchange for exchange in begun if not self.routes.admits(exchange.entry)]
         # First those that wait: a slot that is given back must not go to one of them.
         for exchange in sorted(ended, key=lambda one: one.replica is not None):
-            exchange.refuse(Refused(401, "unauthenticated", "the token is not good any more"))
+            try:
+                exchange.refuse(Refused(401, "unauthenticated", "the token is not good any more"))
+            except Exception:  # whatever is wrong with one, the others end, too
+                log.exception("a request of a token that is not good any more is cut off")
+                exchange.client.abort()
 
     def open(self, replica: LiveReplica, seeker: Seeker) -> None:
         """Connect; the seeker is told how that went."""

@@ -26,9 +26,12 @@ def malformed(detail: str) -> Refused:
     return Refused(400, "request.malformed", detail, must_close=True)
 
 
-def switched_off(project: str, name: str) -> Refused:
-    """Nothing will start a replica for it, so nobody waits."""
-    told = f"service `{project}/{name}` is scaled to 0 replicas; `shoal scale {project}/{name} 1` starts it"
+def switched_off(project: str, name: str, *, is_public: bool) -> Refused:
+    """Nothing will start a replica for it, so nobody waits. Strangers are told no names."""
+    ref = f"{project}/{name}"
+    told = f"service `{ref}` is scaled to 0 replicas; `shoal scale {ref} 1` starts it"
+    if is_public:
+        told = "the service is scaled to 0 replicas"
     return Refused(503, "service.off", told)
 
 

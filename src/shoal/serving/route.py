@@ -176,9 +176,9 @@ class Routes:
         """From the second time on: most heads that come once never come again."""
         mark = hash(raw)
         if mark in self._once:
-            if len(self._remembered) >= MAX_REMEMBERED:
-                self._remembered.clear()
             self._remembered[raw] = known
+            if len(self._remembered) > MAX_REMEMBERED:
+                del self._remembered[next(iter(self._remembered))]  # the oldest
             return
         if len(self._once) >= MAX_REMEMBERED:
             self._once.clear()

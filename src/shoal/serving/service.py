@@ -82,12 +82,15 @@ class LiveService:
         self.refresh(now)
         if self._is_off:
             for waiter in self.waiting.drain():
-                cast("Request", waiter).refuse(switched_off(spec.project, spec.name))
+                cast("Request", waiter).refuse(self._off())
 
     @property
     def _is_off(self) -> bool:
         """Whether nobody serves it and nobody will; one that is still there serves as before."""
-        return self.spec.is_off and not self.open
+        return not self.open and self.spec.is_off
+
+    def _off(self) -> Refused:
+        return switched_off(self.spec.project, self.spec.name, is_public=self.spec.is_public)
 
     def end(self) -> None:
         """No table names it any more."""
@@ -126,6 +129,8 @@ class LiveService:
             return refused
         if self.concurrency and account.admitted + account.elsewhere >= self.concurrency:
             return account.too_many(self.concurrency)
+        if self._is_off:
+            return self._off()  # before a body is read for nobody
         account.admitted += 1
         if self._retries < self._most_retries:
             self._retries = min(self._most_retries, self._retries + RETRY_SHARE)
@@ -158,7 +163,7 @@ class LiveService:
         """
         spec = self.spec
         if self._is_off:
-            request.refuse(switched_off(spec.project, spec.name))
+            request.refuse(self._off())
             return
         dropped = self.waiting.push(request, max_count=spec.queue_count, max_bytes=spec.queue_bytes)
         full = Refused(503, "service.busy", "too many requests wait for this service", retry_s=2.0)

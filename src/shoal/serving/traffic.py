@@ -114,8 +114,13 @@ class Traffic:
         return in_flight == 0 and all(report.version >= version for report in fresh)
 
     def knows(self, version: int, now: float) -> bool:
-        """Whether everybody heard lately serves by the table of this version, or a newer one."""
-        return all(report.version >= version for report in self._fresh(now))
+        """Whether everybody who may serve said that they go by the table of this version, or a newer one.
+
+        Who is silent counts until it is `GONE_S`; for `FRESH_S` after the first word, others may be there.
+        """
+        if self._since is None or now - self._since < FRESH_S:
+            return False
+        return all(report.version >= version for report, at in self._reports.values() if now - at < GONE_S)
 
     def forget(self, names: Iterable[Name]) -> None:
         """Keep only these services."""

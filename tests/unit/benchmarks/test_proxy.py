@@ -9,6 +9,7 @@ from benchmarks.proxy.unary import lua, parse
 
 GET, POST, STREAM = Case("get", "GET", 32), Case("post", "POST", 32), Case("stream", "stream", 64)
 FRESH = Case("fresh", "POST", 32, is_fresh=True)
+UNLIKE = Case("unlike", "GET", 32, is_fresh=True, is_unlike=True)
 REST, WHOLE = Case("rest", "GET", 1), Case("whole", "GET", 32)
 OURS = "Shoal, all on"
 
@@ -21,7 +22,10 @@ def seen(*rows: tuple[Case, str, float]) -> Samples:
 
 
 def verdicts(samples: Samples) -> dict[str, str]:
-    return {goal.what: goal.verdict for goal in goals(samples, [GET, POST], [FRESH], [STREAM], REST, [WHOLE])}
+    return {
+        goal.what: goal.verdict
+        for goal in goals(samples, [GET, POST], [FRESH], [STREAM], REST, [UNLIKE], [WHOLE])
+    }
 
 
 def test_ratios_are_made_within_a_round_so_that_a_slow_one_tells_nothing() -> None:
@@ -50,9 +54,14 @@ def test_requests_whose_heads_never_repeat_are_judged_by_themselves() -> None:
     rows = [(POST, "nginx", 10.0), (POST, OURS, 12.0), (FRESH, "nginx", 10.0), (FRESH, OURS, 17.0)]
     said = verdicts(seen(*rows, (FRESH, "vLLM router", 60.0)))
     assert said["CPU of a request beside nginx"] == "met"
-    assert said["CPU of a request beside nginx, every head new"] == "missed"
-    assert said["CPU of a POST, vLLM router beside ours, every head new"] == "met"
+    assert said["CPU of a request beside nginx, an id and a trace each"] == "missed"
+    assert said["CPU of a POST, vLLM router beside ours, an id and a trace each"] == "met"
     assert said["CPU of a POST, vLLM router beside ours"] == "not measured"
+    said = verdicts(
+        seen((FRESH, "nginx", 10.0), (FRESH, OURS, 15.0), (UNLIKE, "nginx", 10.0), (UNLIKE, OURS, 17.0))
+    )
+    assert said["CPU of a request beside nginx, an id and a trace each"] == "met"
+    assert said["CPU of a request beside nginx, a query and a cookie each"] == "missed"
 
 
 def test_no_burst_repeats_the_heads_of_another() -> None:

@@ -8,12 +8,14 @@ from typing import Any
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
+from structlog.testing import capture_logs
 
 from shoal.control import ControlPlane
 from shoal.control.services import tables
 from shoal.control.services.commands import AskedService
 from shoal.model.people import Role, User
 from shoal.serving.table import Report
+from shoal.serving.traffic import FRESH_S
 from shoal.spec.parse import parse_service
 from shoal.store import Tx
 from tests.support.plane import open_plane
@@ -21,6 +23,12 @@ from tests.support.serving import until
 from tests.support.world import ROOT
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of these have no data plane that would say that it knows."""
+    monkeypatch.setattr(tables, "SPREAD_S", 0.05)
 
 
 async def served(plane: ControlPlane) -> User:
@@ -108,7 +116,7 @@ async def test_token_is_handed_out_when_every_data_plane_knows_it(
         async def create() -> None:
             made.append(await token(plane, ana))
 
-        say("one", 1)
+        book.heard(Report(process_id="one", version=1), plane.core.clock.monotonic() - FRESH_S)
         say("two", 1)
         async with anyio.create_task_group() as group:
             group.start_soon(create)
@@ -122,15 +130,71 @@ async def test_token_is_handed_out_when_every_data_plane_knows_it(
 
 
 async def test_token_is_handed_out_also_when_a_data_plane_is_silent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(tables, "SPREAD_S", 0.05)
     async with open_plane(tmp_path) as plane:
         ana = await served(plane)
         plane.core.services.heard(Report(process_id="one", version=1), plane.core.clock.monotonic())
         with anyio.fail_after(30):
             made = await token(plane, ana)
         assert digests(plane) == {made}
+
+
+@pytest.mark.parametrize(
+    ("heard_s", "confirms", "is_confirmed"),
+    [
+        ((), False, False),
+        ((FRESH_S,), True, True),
+        ((4 * FRESH_S, 2 * FRESH_S), False, False),
+        ((0.0,), True, False),
+    ],
+    ids=["control plane just started", "all know it", "one is silent", "one just came"],
+)
+async def test_revocation_says_whether_every_data_plane_has_confirmed_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    heard_s: tuple[float, ...],
+    confirms: bool,
+    is_confirmed: bool,
+) -> None:
+    async with open_plane(tmp_path) as plane:
+        ana = await served(plane)
+        made, _ = await plane.create_token(ROOT, ana, label="", scope=Role.VIEWER)
+        monkeypatch.setattr(tables, "SPREAD_S", 60.0 if is_confirmed else 0.5)
+        book, clock = plane.core.services, plane.core.clock
+        for ago_s in heard_s:
+            book.heard(Report(process_id="one", version=1), clock.monotonic() - ago_s)
+        found = []
+
+        async def revoke() -> None:
+            found.append((await plane.revoke_token(ROOT, made.token_id))[1])
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(revoke)
+            await until(lambda: not digests(plane))
+            if confirms:
+                book.heard(Report(process_id="one", version=book.table.version), clock.monotonic())
+        assert found == [is_confirmed]
+
+
+async def test_change_is_answered_as_made_also_when_no_table_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_plane(tmp_path, is_running=False) as plane:
+        ana = await served(plane)
+        made, _ = await plane.create_token(ROOT, ana, label="", scope=Role.VIEWER)
+
+        def broken(*_: object) -> None:
+            raise AssertionError("of a table")
+
+        monkeypatch.setattr(tables, "make", broken)
+        with capture_logs() as told:
+            revoked, is_everywhere = await plane.revoke_token(ROOT, made.token_id)
+        assert revoked.revoked_at is not None
+        assert not is_everywhere
+        assert [(one["event"], one["exc_info"]) for one in told if one["log_level"] == "error"] == [
+            ("table.late", True)
+        ]
 
 
 async def test_older_table_never_follows_a_newer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

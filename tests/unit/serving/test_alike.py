@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 
 import pytest
@@ -85,6 +86,9 @@ def test_heads_are_read_alike_whatever_was_read_before(seed: int) -> None:
     for _ in range(1500):
         raw = drawn(source)
         found += (warm._alike.shaped(raw) or warm._alike.find(raw)) is not None
+        for _ in range(3):  # what comes again is learnt
+            with contextlib.suppress(Refused):
+                warm.resolve(raw)
         assert said(warm, raw) == said(routes(), raw), raw
     assert found > 150, "the short way is taken"
 
@@ -121,7 +125,7 @@ def test_heads_of_one_shape_are_read_alike_whatever_is_put_into_their_places() -
     values += ["+1234567", "\tbcd1234", "a:b:c:d:", "********"]
     warm, source = routes(), random.Random(0)
     for head in heads:
-        for _ in range(3):  # learnt, found, given a shape
+        for _ in range(5):  # seen twice, learnt, found, given a shape
             warm.resolve(
                 head.format(*(f"{source.randrange(10**7, 10**8)}" for _ in range(3))).encode() + b"\r\n\r\n"
             )
@@ -145,7 +149,7 @@ def test_ids_and_traces_are_each_requests_own() -> None:
         assert b"trace" not in entry.prefix
 
 
-def test_full_reading_is_for_the_first_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_reading_is_for_the_first_three_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
     warm, read = routes(), 0
 
     def counted(raw: bytes, *, learns: bool = False) -> object:
@@ -156,17 +160,55 @@ def test_full_reading_is_for_the_first_of_many(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(warm, "_read", counted)
     for n in range(10_000):
         warm.resolve(get("/p/s/", f"traceparent: {n}", f"x-request-id: {n}", f"idempotency-key: {n}"))
-    assert read == 1
+    assert read == 3
     assert len(warm._once) <= 4096
 
 
 def test_what_is_remembered_is_bounded() -> None:
     warm = routes()
-    for n in range(3 * alike.MAX_KNOWN):
-        warm.resolve(get(f"/p/s/{n}", f"x-{n}: {n}"))
+    for n in range(alike.MAX_KNOWN + 500):
+        for _ in range(4):
+            warm.resolve(get(f"/p/s/{n}", f"x-{n}: {n}"))
     known = warm._alike
-    assert max(len(known._names), len(known._lines), len(known._common)) <= alike.MAX_KNOWN
-    assert len(warm._remembered) <= alike.MAX_KNOWN
+    sizes = [len(known._names), len(known._lines), len(known._common), len(warm._remembered)]
+    assert sizes == [alike.MAX_KNOWN] * 4, "so many would be more, and none of them begins anew"
+
+
+@pytest.mark.parametrize("varying", ["/p/s/{}", "/p/s/ x-{}: 1", "/p/u/ cookie: sid={}"])
+def test_what_never_recurs_takes_nobodys_place(varying: str) -> None:
+    """A target, a name, or a line that decides, of its own each time."""
+    warm = routes()
+    for n in range(5):
+        warm.resolve(get("/p/s/b", f"traceparent: {n:09}"))
+    known = warm._alike
+    before = [dict(one) for one in (known._names, known._lines, known._common, known._shapes)]
+    for n in range(3 * alike.MAX_KNOWN):
+        target, _, line = varying.format(n).partition(" ")
+        warm.resolve(get(target, *filter(None, [line])))
+    assert before == [known._names, known._lines, known._common, known._shapes]
+    assert known.shaped(get("/p/s/b", f"traceparent: {7:09}")) is not None
+    assert len(known._seen) == alike.MAX_KNOWN
+
+
+def test_shapes_are_bounded_for_heads_of_every_length() -> None:
+    """Of a length there may be several: with the varying value at another place, or more of them."""
+    warm = routes()
+    for length in range(200, 3000, 7):
+        for fields in (1, 2, 16, 17):
+            names = [f"x-{fields}-{n}: " for n in range(fields)]
+            room = length - len(get("/p/s/", *names))
+            for n in range(6):
+                values = ["y" * max(1, room - fields + 1), *("z" * (fields - 1))]
+                warm.resolve(
+                    get(
+                        "/p/s/",
+                        *(name + str(n) + value[1:] for name, value in zip(names, values, strict=True)),
+                    )
+                )
+    found = [shape for shapes in warm._alike._shapes.values() for shape in shapes]
+    assert len(found) == alike.MAX_SHAPES
+    assert max(len(shape._fields) for shape in found) == alike.MAX_OPEN
+    assert max(warm._alike._shapes) > 2500, "new ones are taken"
 
 
 def test_head_is_remembered_whole_from_the_second_time_on() -> None:

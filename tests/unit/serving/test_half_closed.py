@@ -7,6 +7,7 @@ import socket
 
 import pytest
 
+from shoal.serving import downstream
 from tests.support.serving import Conversation, Lab, Message, get, read_head, reply, service, until
 
 
@@ -91,6 +92,48 @@ async def test_caller_that_has_gone_is_not_taken_for_one_that_sends_no_more(lab:
     lab.serve(service(replica, cap=1))
     link = socket.create_connection(("127.0.0.1", lab.port))
     link.sendall(get())
+    await until(lambda: replica.requests)
+    link.close()
+    await until(lambda: not lab.plane.clients)
+    await until(lambda: replica.lost)
+    assert lab.in_flight() == 0
+
+
+@pytest.mark.parametrize("kind", ["text/event-stream", "text/plain"])
+async def test_caller_that_leaves_a_quiet_answer_holds_its_slot_no_longer(
+    lab: Lab, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "text/plain":
+        monkeypatch.setattr(downstream, "QUIET_S", 0.1)
+
+    async def quiet(seen: Conversation) -> None:
+        head = f"HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ntransfer-encoding: chunked\r\n\r\n"
+        await seen.send(head.encode() + b"3\r\none\r\n")
+        await seen.reader.readexactly(1)
+
+    replica = await lab.replica("one", quiet)
+    lab.serve(service(replica, cap=1, timeout_s=600.0))
+    wire = await lab.connect()
+    await wire.send(get())
+    await wire.reader.readuntil(b"one\r\n")
+    wire.writer.close()
+    await until(lambda: not lab.plane.clients)
+    await until(lambda: replica.lost)
+    assert lab.in_flight() == 0
+
+
+async def test_caller_of_http10_that_leaves_holds_its_slot_no_longer(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(downstream, "QUIET_S", 0.1)
+
+    async def never(seen: Conversation) -> None:
+        await seen.reader.readexactly(1)
+
+    replica = await lab.replica("one", never)
+    lab.serve(service(replica, cap=1, timeout_s=600.0))
+    link = socket.create_connection(("127.0.0.1", lab.port))
+    link.sendall(get().replace(b"HTTP/1.1", b"HTTP/1.0"))
     await until(lambda: replica.requests)
     link.close()
     await until(lambda: not lab.plane.clients)

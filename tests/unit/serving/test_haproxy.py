@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -13,6 +15,7 @@ from shoal.serving.haproxy import changes
 from shoal.serving.haproxy.addresses import resolved
 from shoal.serving.haproxy.backends import servers
 from shoal.serving.haproxy.master import parse_processes
+from shoal.serving.haproxy.plane import HaproxyPlane
 from shoal.serving.haproxy.render import Place, Rendering, render
 from shoal.serving.haproxy.statistics import Sums, parse_stat
 from shoal.serving.haproxy.words import beyond, speakable, unspeakable
@@ -215,6 +218,25 @@ def test_share_of_a_release_is_divided_among_its_replicas() -> None:
 def test_what_haproxy_does_not_do_is_said() -> None:
     assert beyond(Service(project="p", name="s", replicas=(replica(),))) == []
     assert len(beyond(Service(project="p", name="s", balance=Balance.TOKENS))) == 2
+
+
+@pytest.mark.parametrize("code", [None, 0])
+def test_table_that_a_living_haproxy_did_not_hear_of_is_not_taken(tmp_path: Path, code: int | None) -> None:
+    """Of one that has died the next reads what was kept."""
+    kept: list[Rendering] = []
+    plane = HaproxyPlane(
+        cast("Any", SimpleNamespace(folder=tmp_path, place=PLACE, check=lambda _: None, keep=kept.append))
+    )
+    plane._process = cast("Any", SimpleNamespace(returncode=code))
+    before, table = plane._rendering, Table(version=7, epoch="e")
+    if code is None:
+        for _ in range(2):  # its socket is not there
+            with pytest.raises(OSError):
+                plane.swap(table)
+        assert (plane.version, plane.epoch, plane._rendering) == (0, "", before)
+    else:
+        assert plane.swap(table)
+        assert (plane.version, plane.epoch, plane._rendering) == (7, "e", kept[-1])
 
 
 def test_processes_are_told_apart() -> None:

@@ -8,6 +8,8 @@ import msgspec
 import pytest
 
 from shoal.clock import SystemClock
+from shoal.serving.exchange import Exchange
+from shoal.serving.problem import Refused
 from shoal.serving.table import Service, Table
 from tests.support.serving import Conversation, Lab, Wire, callers, get, reply, running_lab, service, until
 
@@ -85,6 +87,33 @@ async def test_request_of_a_revoked_token_that_waits_reaches_nobody(lab: Lab) ->
     assert (await second.receive()).status == 401
     assert (await lab.ask(get("/p/s/quick", BO))).status == 200
     assert [seen.path for seen in replica.requests] == ["/slow", "/quick"]
+
+
+async def test_what_a_token_began_ends_also_where_refusing_one_of_it_fails(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = await lab.replica("one", behave)
+    spec = service(replica, is_public=False, callers=callers("ana", "bo"))
+    lab.serve(spec)
+    wires = [await lab.connect() for _ in range(3)]
+    for number, wire in enumerate(wires, 1):
+        await wire.send(get("/p/s/slow", ANA))
+        await until(lambda there=number: len(replica.requests) == there)  # type: ignore[misc]
+    refuse = Exchange.refuse
+    failed: list[Exchange] = []
+
+    def broken(exchange: Exchange, refused: Refused) -> None:
+        if not failed:
+            failed.append(exchange)
+            raise RuntimeError("of this one")
+        refuse(exchange, refused)
+
+    monkeypatch.setattr(Exchange, "refuse", broken)
+    lab.serve(msgspec.structs.replace(spec, callers=callers("bo")))
+    assert lab.plane.version == 2
+    answers = await asyncio.gather(*(wire.receive() for wire in wires), return_exceptions=True)
+    assert sorted(isinstance(one, Exception) or one.status for one in answers) == [True, 401, 401]  # type: ignore[union-attr]
+    assert lab.in_flight() == 0
 
 
 class Clock(SystemClock):

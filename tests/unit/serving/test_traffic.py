@@ -49,6 +49,20 @@ def test_replica_is_idle_when_everybody_knows_that_it_drains_and_says_so() -> No
     assert traffic.is_idle("r", 5, GONE_S + 10.0)
 
 
+def test_table_is_known_when_everybody_says_so_and_nobody_else_may_be_there() -> None:
+    traffic = Traffic()
+    assert not traffic.knows(5, 100.0), "whoever serves did not come to speak yet"
+    traffic.heard(report("a", version=5), 100.0)
+    assert not traffic.knows(5, 104.0), "another one may be there"
+    traffic.heard(report("b", version=4), 104.0)
+    traffic.heard(report("a", version=5), 110.0)
+    assert not traffic.knows(5, 110.0), "who is silent may serve by the one before"
+    assert traffic.knows(4, 110.0)
+    assert traffic.knows(5, 104.0 + GONE_S), "it counts as ended"
+    traffic.heard(report("b", version=5), 111.0)
+    assert traffic.knows(5, 111.0)
+
+
 def test_process_that_said_that_it_ends_is_waited_for_no_more() -> None:
     traffic = Traffic()
     traffic.heard(report("a", version=5, in_flight=1), 0.0)

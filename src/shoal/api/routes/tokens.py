@@ -70,7 +70,7 @@ async def create_token(request: Request, query: Annotated[NoQuery, Query()]) -> 
     return answer(view, 201)
 
 
-@routes.add("DELETE", "/v1/tokens/{token_id}", Permission.TOKEN_REVOKE, answers=views.TokenView)
+@routes.add("DELETE", "/v1/tokens/{token_id}", Permission.TOKEN_REVOKE, answers=views.RevokedTokenView)
 async def revoke_token(request: Request, token_id: str, query: Annotated[NoQuery, Query()]) -> Response:
     """End a token now: requests at once, open streams within seconds. May be repeated."""
     call = call_of(request)
@@ -81,10 +81,11 @@ async def revoke_token(request: Request, token_id: str, query: Annotated[NoQuery
         raise NotFound("no such token, or one that is not yours", hint="shoal token list")
     call.allow(is_own=is_own)
     try:
-        revoked = await call.plane.revoke_token(call.actor, token_id, key=key)
+        revoked, is_confirmed = await call.plane.revoke_token(call.actor, token_id, key=key)
     finally:
         call.services.authenticator.forget()
-    return answer(render_token(revoked))
+    view: views.RevokedTokenView = {**render_token(revoked), "is_confirmed": is_confirmed}
+    return answer(view)
 
 
 async def _owner(call: Call, name: str | None) -> User:

@@ -87,7 +87,7 @@ class ServiceBook:
         self._news = anyio.Event()
 
     async def taken(self, clock: Clock) -> None:
-        """Until every data plane that was heard lately serves by the table as it is now."""
+        """Until every data plane that is not long gone said that it serves by the table as it is now."""
         version = self.table.version
         while not self.traffic.knows(version, clock.monotonic()):
             await self._reported.wait()

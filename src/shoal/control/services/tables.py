@@ -64,19 +64,26 @@ async def publish(core: Core) -> None:
         book.publish(msgspec.structs.replace(fresh, version=version, epoch=epoch))
 
 
-async def spread(core: Core) -> None:
-    """Who may call has changed: return when data planes go by it, or after `SPREAD_S`.
+async def spread(core: Core) -> bool:
+    """Who may call has changed: return when all data planes go by it, or False after `SPREAD_S`.
 
     What was recorded stays so whatever happens here: the next turn tells of it again.
     """
     try:
         if not await core.store.read(lambda tx: tx.services.all()):
-            return
+            return True
         with anyio.move_on_after(SPREAD_S):
             await publish(core)
             await core.services.taken(core.clock)
+            return True
     except StoreUnavailable as error:
         log.warning("table.late", because=error.message)
+        return False
+    except Exception:  # a fault of ours in making tables: the change is recorded, and answered as made
+        log.exception("table.late", because="no table could be made")
+        return False
+    log.warning("table.late", because=f"not every data plane has confirmed it within {SPREAD_S:g} s")
+    return False
 
 
 def make(core: Core, tx: Tx) -> told.Table:

@@ -116,7 +116,8 @@ def backend(service: Service) -> Iterator[str]:
     yield from _caller(service)
     yield from _limits(service.limits)
     if service.is_off:
-        yield refusal(switched_off(service.project, service.name), "{ nbsrv eq 0 }")
+        off = switched_off(service.project, service.name, is_public=service.is_public)
+        yield refusal(off, "{ nbsrv eq 0 }")
     full = Refused(503, "service.busy", "too many requests wait for this service", retry_s=2.0)
     yield refusal(full, f"{{ queue ge {service.queue_count} }}")
     waits = f"http-request wait-for-body time {BODY_S}s at-least {HELD_BYTES}"

@@ -58,7 +58,8 @@ class HaproxyPlane:
     def swap(self, table: Table) -> bool:
         """From now on this table, but for what HAProxy cannot be told. False: the one in use is as new.
 
-        `ValueError`: HAProxy cannot serve it; what it serves is what it served.
+        `ValueError`: HAProxy cannot serve it; what it serves is what it served. `OSError`: it lives and
+        does not answer; the table is not taken, and may be given again.
         """
         if table.epoch == self.epoch and table.version <= self.version:
             return False
@@ -71,7 +72,10 @@ class HaproxyPlane:
             self._files.keep(after)
             if self._process is not None:
                 self._tell(before, after, is_reload=is_reload)
-        except OSError as error:  # it is dying; the next one reads what was kept
+        except OSError as error:
+            if self._process is not None and self._process.returncode is None:
+                raise  # it serves on, and may have been told half of it: the same table is tried again
+            # It has died; the next one reads what was kept.
             log.warning("HAProxy does not answer: %s", error)
         except ValueError:
             self._files.keep(before)
