@@ -186,7 +186,7 @@ class Desk:
     def hear(self, told: Dispatch, piece: bytes) -> DispatchAnswer:
         """Keep what a keeper says; on disk when this returns, the log excepted, which is with its outcome.
 
-        `StateError`: whoever says it does not have this share, or no longer.
+        `StateError`: whoever says it does not have this share, or no longer, or means another one.
         """
         with self._guard:
             share = self._attempts.get(told.attempt_id, {}).get(told.node)
@@ -197,6 +197,8 @@ class Desk:
             taken, now = share.taken or self._read_taken(share), self._clock.monotonic()
             if taken is None or taken.process != told.process:
                 raise StateError(f"another process has the share of {told.attempt_id} on {told.node}")
+            if any(_identity(one) != _identity(share.order) for one in (told, told.outcome or told)):
+                raise StateError(f"what was said is not about the share of {told.attempt_id} on {told.node}")
             is_first = share.heard_at is None
             share.heard_at = now
             size = self._append(share, taken.log_base + told.offset, piece) - taken.log_base
@@ -205,7 +207,8 @@ class Desk:
                 spool.write_started(share.files, spool.Started(at=told.started_at))
                 share.started_at, is_news = told.started_at, True
             if told.outcome is not None and share.outcome is None and told.offset + len(piece) == size:
-                self._end(share, told.outcome)
+                said = told.outcome.message[:MAX_OUTCOME_MESSAGE]
+                self._end(share, msgspec.structs.replace(told.outcome, message=said))
                 is_news = True
             is_over = share.outcome is not None and told.outcome is None
             stop_s = 0.0 if is_over else share.stop.grace_s if share.stop is not None else None
@@ -343,6 +346,10 @@ class Desk:
                 os.close(fd)
         spool.write_outcome(share.files, outcome)
         share.outcome = outcome
+
+
+def _identity(one: Order | Dispatch | NodeOutcome) -> tuple[str, int, str, int]:
+    return one.attempt_id, one.epoch, one.node, one.incarnation
 
 
 def _lay(directory: Path, order: Order, archive_path: str | None) -> None:
