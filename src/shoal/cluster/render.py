@@ -78,6 +78,7 @@ def _settings(inventory: Inventory, facts: Mapping[str, Facts]) -> dict[str, str
         "SrunPortRange": SRUN_PORTS,
         "SlurmUser": "slurm",
         "AuthType": "auth/munge",
+        "DisableRootJobs": "YES",
         "StateSaveLocation": "/var/spool/slurmctld",
         "SlurmdSpoolDir": "/var/spool/slurmd",
         "SlurmctldPidFile": "/run/slurmctld.pid",

@@ -31,8 +31,9 @@ AWAY = (
 class SlurmClient:
     """Blocking. Every method raises `EngineUnreachable` when Slurm could not be asked."""
 
-    def __init__(self, ssh: str = "") -> None:
+    def __init__(self, ssh: str = "", ssh_options: Sequence[str] = ()) -> None:
         self._ssh = ssh
+        self._ssh_options = ssh_options
 
     def submit(self, arguments: Sequence[str], script: str) -> str:
         """The job's id. The script goes over standard input. `EngineRefused`: in Slurm's own words."""
@@ -61,6 +62,10 @@ class SlurmClient:
     def version(self) -> str:
         return self._ask(["sinfo", "--version"]).strip()
 
+    def uid(self) -> int:
+        """Who jobs run as."""
+        return int(self._ask(["id", "-u"])) if self._ssh else os.getuid()
+
     def _ask(self, command: list[str]) -> str:
         code, told, said = self._run(command)
         if code != 0:
@@ -70,7 +75,7 @@ class SlurmClient:
         return told
 
     def _run(self, command: list[str], given: str = "") -> tuple[int, str, str]:
-        words = [*SSH, self._ssh, shlex.join(command)] if self._ssh else command
+        words = [*SSH, *self._ssh_options, self._ssh, shlex.join(command)] if self._ssh else command
         try:
             done = subprocess.run(
                 words, input=given, capture_output=True, text=True, timeout=TIMEOUT_S, check=False

@@ -40,7 +40,7 @@ class SlurmEngine(RemoteEngine):
     ) -> None:
         super().__init__(home, clock=clock, reach=reach, term=term)
         self._config = config
-        self._client = client or SlurmClient(config.ssh)
+        self._client = client or SlurmClient(config.ssh, config.ssh_options)
         self._jobs: dict[tuple[str, str], Job] = {}
         """By name and comment: the newest that is not over, or else the newest."""
         self._jobs_at = self._nodes_at = -NODES_S
