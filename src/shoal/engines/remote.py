@@ -134,8 +134,10 @@ class RemoteEngine(ABC):
         if not shares:
             return
         await self.on_thread(lambda: self.desk.stop(attempt_id, grace_s))
-        if all(share.taken is None or not share.taken.process for share in shares.values()):
-            await self.end(attempt_id)  # nobody has begun, and nobody can: no need to wait in a queue
+        # Nobody has begun, and nobody can: no need to wait in a queue. Or it is to end at once, and its
+        # keeper may hear nobody.
+        if grace_s <= 0 or all(share.taken is None or not share.taken.process for share in shares.values()):
+            await self.end(attempt_id)
 
     async def list_owned(self) -> list[Observation]:
         shares = self.desk.shares()

@@ -75,3 +75,14 @@ async def test_who_speaks_is_alive_while_the_cluster_cannot_be_asked(
     clock.advance(HEARD_S)
     [seen] = await engine.list_owned()
     assert (seen.sight, seen.is_queued) == (Sight.UNKNOWN, False)
+
+
+async def test_what_is_to_end_at_once_is_ended_by_the_cluster_too(engine: Lent) -> None:
+    engine.desk.take(fetch("one"))
+    await engine.cancel("att_1", 5.0)
+    assert engine.ended == []
+    await engine.cancel("att_1", 0.0)
+    assert engine.ended == ["att_1"]
+    stop = engine.desk.find("att_1")["n1"].stop
+    assert stop is not None
+    assert stop.grace_s == 0.0

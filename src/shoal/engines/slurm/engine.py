@@ -14,7 +14,7 @@ from shoal.engines.slurm.client import SlurmClient
 from shoal.engines.slurm.config import SlurmConfig
 from shoal.engines.slurm.parse import SlurmNode, parse_jobs, parse_nodes, parse_topology
 from shoal.engines.slurm.render import batch_script, comment, job_name, sbatch_arguments
-from shoal.engines.slurm.states import BOOT_MARGIN_S, OVER, Job, glimpse
+from shoal.engines.slurm.states import BOOT_MARGIN_S, OVER, RESTARTED, Job, glimpse
 from shoal.model.node import NodeFacts
 from shoal.wire import Order, Summons
 
@@ -73,16 +73,17 @@ class SlurmEngine(RemoteEngine):
             order = share.order
             key = order.attempt_id, order.incarnation
             job = self._jobs.get((job_name(*key), comment(*key)))
-            if job is None:
-                continue
             node = self._nodes.get(order.node)
+            rebooted = _has_rebooted(share, node)
+            if job is None:
+                if rebooted:
+                    seen[order.attempt_id, order.node] = RESTARTED
+                continue
             spot = (*key, order.node)
             if job.state in OVER and node is not None and node.facts.is_alive:
                 watched.add(spot)
             since = self._answers_since.setdefault(spot, now) if spot in watched else now
-            seen[order.attempt_id, order.node] = glimpse(
-                job, settled_s=now - since, rebooted=_has_rebooted(share, node)
-            )
+            seen[order.attempt_id, order.node] = glimpse(job, settled_s=now - since, rebooted=rebooted)
         self._answers_since = {s: at for s, at in self._answers_since.items() if s in watched}
         return seen
 
