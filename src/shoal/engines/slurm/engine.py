@@ -52,13 +52,15 @@ class SlurmEngine(RemoteEngine):
 
     async def start(self, summons: Summons, orders: tuple[Order, ...]) -> None:
         name = job_name(summons.attempt_id, summons.incarnation)
-        folder = f"{self._config.shared}/slurm" if self._config.shared else "/tmp"  # noqa: S108 - of the node
-        arguments = sbatch_arguments(self._config, orders, f"{folder}/{name}.out")
+        folder = Path(self._config.shared) / "slurm"
+        # Below /tmp of a node anybody could lay a link with that name.
+        output = f"{folder}/{name}.out" if self._config.shared else "/dev/null"
+        arguments = sbatch_arguments(self._config, orders, output)
         script = batch_script(self._config, summons, len(orders))
 
         def submit() -> str:
             if self._config.shared:
-                Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             return self._client.submit(arguments, script)
 
         try:
