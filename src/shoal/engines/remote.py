@@ -90,6 +90,7 @@ class RemoteEngine(ABC):
         self.desk = Desk(home, clock, term)
         self._home = home
         self._clock = clock
+        self._opened_at = clock.monotonic()
         self._reach = reach
         self._starting: dict[tuple[str, int], tuple[int, float]] = {}
         """By attempt and incarnation: how often it was started, and when it may be again (monotonic)."""
@@ -134,10 +135,16 @@ class RemoteEngine(ABC):
         if not shares:
             return
         await self.on_thread(lambda: self.desk.stop(attempt_id, grace_s))
-        # Nobody has begun, and nobody can: no need to wait in a queue. Or it is to end at once, and its
-        # keeper may hear nobody.
-        if grace_s <= 0 or all(share.taken is None or not share.taken.process for share in shares.values()):
+        # Nobody has begun, and nobody can: no need to wait in a queue. Or it is to end at once, and who has
+        # it hears nobody; one that speaks hears it from the desk, and may still hand in the rest of its log.
+        if all(share.taken is None or not share.taken.process for share in shares.values()) or (
+            grace_s <= 0 and any(self._is_deaf(share) for share in shares.values())
+        ):
             await self.end(attempt_id)
+
+    def _is_deaf(self, share: DeskShare) -> bool:
+        heard_at = self._opened_at if share.heard_at is None else share.heard_at
+        return share.outcome is None and self._clock.monotonic() - heard_at >= HEARD_S
 
     async def list_owned(self) -> list[Observation]:
         shares = self.desk.shares()

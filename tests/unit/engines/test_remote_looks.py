@@ -77,12 +77,27 @@ async def test_who_speaks_is_alive_while_the_cluster_cannot_be_asked(
     assert (seen.sight, seen.is_queued) == (Sight.UNKNOWN, False)
 
 
-async def test_what_is_to_end_at_once_is_ended_by_the_cluster_too(engine: Lent) -> None:
+async def test_what_is_to_end_at_once_and_hears_nobody_is_ended_by_the_cluster(
+    engine: Lent, clock: VirtualClock
+) -> None:
     engine.desk.take(fetch("one"))
+    await engine.cancel("att_1", 0.0)
+    assert engine.ended == []  # it speaks: it hears of it, and hands in the rest of its log
+    clock.advance(HEARD_S)
     await engine.cancel("att_1", 5.0)
     assert engine.ended == []
     await engine.cancel("att_1", 0.0)
     assert engine.ended == ["att_1"]
-    stop = engine.desk.find("att_1")["n1"].stop
-    assert stop is not None
-    assert stop.grace_s == 0.0
+
+
+async def test_who_was_heard_by_an_earlier_control_plane_has_time_to_speak(
+    engine: Lent, clock: VirtualClock, tmp_path: Path
+) -> None:
+    engine.desk.take(fetch("one"))
+    clock.advance(HEARD_S)
+    later = Lent(tmp_path, clock)
+    await later.cancel("att_1", 0.0)
+    assert later.ended == []
+    clock.advance(HEARD_S)
+    await later.cancel("att_1", 0.0)
+    assert later.ended == ["att_1"]
