@@ -7,6 +7,7 @@ Unknown fields are ignored on both sides, so that either may be upgraded first.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
 
@@ -431,14 +432,18 @@ class Summons(msgspec.Struct, frozen=True, kw_only=True):
     """How long to try to get the order."""
 
 
+ProcessName = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+"""Random, made by the process itself. Looked at when it is read from somebody."""
+
+
 class Fetch(msgspec.Struct, frozen=True, kw_only=True):
     """A supervisor asks for its order. Repeated by the same process it is one; another process gets none."""
 
     attempt_id: str
     node: str
     incarnation: int = 0
-    process: str
-    """Random, made by the process that asks."""
+    process: ProcessName
+    """Of the one that asks."""
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
@@ -456,7 +461,7 @@ class Dispatch(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     node: str
     incarnation: int = 0
-    process: str
+    process: ProcessName
     """The one that fetched the order."""
     offset: int = 0
     """Where in the share's log the bytes that follow begin."""

@@ -51,8 +51,8 @@ BODIES: dict[str, Any] = {
     "POST /v1/services/{service_id}/stop": {},
     "POST /v1/serving/reports": {"process_id": "prc_0", "version": 1},
     "POST /v1/supervisor/renew": {"attempt_id": "att_0", "epoch": 1, "node": "node-1", "phase": "running"},
-    "POST /v1/desk/fetch": {"attempt_id": "att_0", "node": "node-1", "process": "p"},
-    "POST /v1/desk/archive": {"attempt_id": "att_0", "node": "node-1", "process": "p"},
+    "POST /v1/desk/fetch": {"attempt_id": "att_0", "node": "node-1", "process": "0" * 32},
+    "POST /v1/desk/archive": {"attempt_id": "att_0", "node": "node-1", "process": "0" * 32},
 }
 
 
@@ -118,7 +118,7 @@ def aimed(world: World, row: Declared) -> Shot:
 
 def _at_the_desk(world: World, row: Declared) -> Shot:
     attempt = world.newest(world.jobs["vision"])
-    who = {"attempt_id": attempt.attempt_id, "node": attempt.node_names[0], "process": "p"}
+    who = {"attempt_id": attempt.attempt_id, "node": attempt.node_names[0], "process": "0" * 32}
     if title(row) in BODIES:
         return msgspec.structs.replace(bare(row), data={**BODIES[title(row)], **who})
     body = msgspec.json.encode({**who, "epoch": attempt.epoch}) + b"\n" + b"a line\n"

@@ -115,6 +115,28 @@ class TestSlurm:
         assert ended.outcome is not None
         assert ended.outcome.kind is EndKind.SUCCEEDED
 
+    async def test_a_controller_killed_right_after_a_submission_loses_nothing(
+        self, world: SlurmWorld
+    ) -> None:
+        await _fill(world, "n0")
+        submission = world.submission(Program(lines=("once",)))
+        await world.engine.submit(submission)
+        await anyio.to_thread.run_sync(world.lab.kill_controller)
+        try:
+            [seen] = (await world.look(submission.attempt_id)).values()
+        finally:
+            await anyio.to_thread.run_sync(world.lab.start_controller)
+        assert (seen.sight, seen.is_queued) == (Sight.PENDING, True)
+        assert "the cluster cannot be asked" in seen.raw
+        await world.slurm("scancel", "--quiet", "--name=filler")
+        with anyio.fail_after(90):
+            while seen.sight is not Sight.ENDED:
+                await world.engine.submit(submission)
+                await world.pass_time()
+                [seen] = (await world.look(submission.attempt_id)).values()
+        assert seen.outcome is not None
+        assert (seen.outcome.kind, world.num_starts(submission.attempt_id)) == (EndKind.SUCCEEDED, 1)
+
     async def test_cancelled_in_the_queue_it_leaves_it(self, world: SlurmWorld) -> None:
         await _fill(world, "n0")
         submission = world.submission()

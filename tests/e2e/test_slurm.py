@@ -30,6 +30,7 @@ class SlurmPlane(RealPlane):
 
     def connect(self) -> dict[str, object]:
         words = (
+            "--as-root",
             "--python-path",
             SOURCE,
             "--shared",

@@ -38,6 +38,9 @@ def check_listen(settings: Settings) -> None:
     )
 
 
+NODES_HINT = "give an address of this machine that the nodes reach: `export SHOAL_NODES_ON=ADDRESS:PORT`"
+
+
 def open_socket(settings: Settings) -> socket.socket:
     """A listening socket, so that the port is known before anybody is told of it."""
     check_listen(settings)
@@ -46,18 +49,28 @@ def open_socket(settings: Settings) -> socket.socket:
 
 
 def open_nodes_socket(settings: Settings) -> socket.socket:
-    """Where supervisors on other machines will ask."""
-    hint = "give an address of this machine that the nodes reach: `export SHOAL_NODES_ON=ADDRESS:PORT`"
-    return _open(settings.nodes_host, settings.nodes_port, hint)
+    """Where supervisors on other machines will ask. Until it listens (`hear_nodes`) they are turned away, and
+    ask another control plane.
+    """
+    return _open(settings.nodes_host, settings.nodes_port, NODES_HINT, is_listening=False)
 
 
-def _open(host: str, port: int, hint: str) -> socket.socket:
+def hear_nodes(listener: socket.socket) -> None:
+    try:
+        listener.listen(BACKLOG)
+    except OSError as error:
+        host, port = listener.getsockname()[:2]
+        raise StateError(f"cannot listen on {host}:{port}: {error.strerror}", hint=NODES_HINT) from error
+
+
+def _open(host: str, port: int, hint: str, *, is_listening: bool = True) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        listener.listen(BACKLOG)
+        if is_listening:
+            listener.listen(BACKLOG)
         listener.setblocking(False)  # noqa: FBT003 - the name of the argument says less
     except OSError as error:
         listener.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -330,18 +331,23 @@ class Order:
 def connect_shoal(inventory: Inventory) -> str:
     """Connect this home's Shoal to the Slurm that was made; what to say about it.
 
-    The command that connects is called as a person would call it, once there is one.
+    The command that connects is called as a person would call it. Not as root, as whom every job would run.
     """
-    from shoal.cli.main import COMMANDS, run_command
-    from shoal.cluster.inventory import Role
+    from shoal.cli.main import run_command
 
     host = inventory.controller
-    where = f"{host.user}@{host.address}" if host.user else host.address
-    if "connect" not in COMMANDS:
-        num_nodes = sum(bool(one.found) and one.has(Role.WORKER) for one in inventory.hosts)
-        return f"-- use it: ssh {where} srun -N{num_nodes} hostname"
+    words = ["connect", "slurm", "--ssh", f"{host.user}@{host.address}" if host.user else host.address]
+    flags = {"-p": host.port, "-J": host.jump, "-i": inventory.identity}
+    options = [word for flag, value in flags.items() if value for word in (flag, str(value))]
+    if inventory.known_hosts:
+        options += ["-o", f"UserKnownHostsFile={inventory.known_hosts}"]
+    if options:
+        words.append(f"--ssh-options={shlex.join(options)}")
+    if host.user == "root":
+        typed = shlex.join(words).replace("root@", "USER@", 1)
+        return f"-- connect Shoal as a user with an account on every machine: `shoal {typed}`"
     with redirect_stdout(sys.stderr):
-        code = run_command(["connect", "slurm", "--ssh", where])
+        code = run_command(words)
     return f"-- Shoal was not connected to it (exit code {code}); the cluster itself works" if code else ""
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
@@ -15,10 +16,19 @@ from shoal.cli.show import print_json
 from shoal.client.credentials import write_private
 from shoal.errors import SpecError, StateError
 from shoal.home import holder, home_from_env
-from shoal.settings import load_settings
+from shoal.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from shoal.engines.slurm.config import SlurmConfig
 
 app = App(name="connect", help="Say where work runs: on a Slurm cluster, or on this machine.")
 NODES_PORT = 7464
+SshOptions = Annotated[
+    str, Parameter(help="Words for `ssh` itself: `--ssh-options='-p 2222 -J ana@bastion'`.")
+]
+AsRoot = Annotated[
+    bool, Parameter(negative="", help="Even if all jobs, whoever's they are, would run as root.")
+]
 
 
 @app.command
@@ -37,6 +47,8 @@ def slurm(
         str | None, Parameter(help="ADDRESS:PORT of this machine where nodes ask (found by itself).")
     ] = None,
     ssh: Annotated[str, Parameter(help="USER@HOST of a login node, if this machine is none.")] = "",
+    ssh_options: SshOptions = "",
+    as_root: AsRoot = False,
     json: JsonFlag = False,
 ) -> int:
     """Connect a Slurm cluster: its nodes become Shoal's, and jobs run there under your own account.
@@ -44,18 +56,18 @@ def slurm(
     Asks Slurm for its nodes and starts nothing. The next `shoal up` uses it.
     """
     from shoal.engines.slurm.client import SlurmClient
-    from shoal.engines.slurm.config import FILE, SlurmConfig
+    from shoal.engines.slurm.config import SlurmConfig
     from shoal.engines.slurm.parse import parse_nodes
 
     home = _free_home()
-    client = SlurmClient(ssh)
+    client = SlurmClient(ssh, shlex.split(ssh_options))
     version = client.version()
+    if not as_root:
+        _refuse_root(client.uid(), ssh)
     found = [node.facts for node in parse_nodes(client.nodes(), {}, partition)]
     if not found:
-        raise SpecError(
-            f"Slurm has no nodes{f' in partition `{partition}`' if partition else ''}",
-            hint="see its partitions with `sinfo`",
-        )
+        where = f" in partition `{partition}`" if partition else ""
+        raise SpecError(f"Slurm has no nodes{where}", hint="see its partitions with `sinfo`")
     address = nodes_on or f"{_address_towards(found[0].address)}:{NODES_PORT}"
     config = SlurmConfig(
         partition=partition,
@@ -66,11 +78,9 @@ def slurm(
         spool=spool,
         shared=shared,
         ssh=ssh,
+        ssh_options=tuple(shlex.split(ssh_options)),
     )
-    _remember(home, {"engine": "slurm", "nodes_on": address})
-    import msgspec
-
-    write_private(home / FILE, msgspec.json.encode(config).decode() + "\n")
+    file = _keep(home, config, address)
     alive = [facts for facts in found if facts.is_alive]
     facts: dict[str, Any] = {
         "version": version,
@@ -79,7 +89,7 @@ def slurm(
         "cpus": sum(one.cpus for one in alive),
         "gpus": sum(len(one.gpus) for one in alive),
         "nodes_on": address,
-        "config": str(home / FILE),
+        "config": str(file),
     }
     if json:
         print_json(facts)
@@ -104,6 +114,27 @@ def local(*, json: JsonFlag = False) -> int:
     return 0
 
 
+def _refuse_root(uid: int, ssh: str) -> None:
+    if uid == 0:
+        raise SpecError(
+            f"all jobs would run as root: that is who asks Slurm {f'as {ssh}' if ssh else 'here'}",
+            hint="be a user with an account on every node (`--ssh USER@HOST`), or say `--as-root`",
+        )
+
+
+def _keep(home: Path, config: SlurmConfig, address: str) -> Path:
+    """Where a control plane reads it; of several with one directory, each may be the one that leads."""
+    import msgspec
+
+    from shoal.engines.slurm.config import FILE
+
+    settings = _remember(home, {"engine": "slurm", "nodes_on": address})
+    prepare_home(settings.state_dir)
+    file = settings.state_dir / FILE
+    write_private(file, msgspec.json.encode(config).decode() + "\n")
+    return file
+
+
 def _free_home() -> Path:
     home = home_from_env()
     prepare_home(home)
@@ -113,10 +144,11 @@ def _free_home() -> Path:
     return home
 
 
-def _remember(home: Path, options: dict[str, str]) -> None:
+def _remember(home: Path, options: dict[str, str]) -> Settings:
     merged = {**load_remembered(home), **options}
-    load_settings(merged)  # refuses what could not be started
+    settings = load_settings(merged)  # refuses what could not be started
     remember(home, merged)
+    return settings
 
 
 def _address_towards(host: str) -> str:

@@ -21,7 +21,7 @@ from typing import NoReturn, Protocol
 import anyio
 import structlog
 
-from shoal.api.server import open_nodes_socket, open_socket, serve, serve_nodes
+from shoal.api.server import hear_nodes, open_nodes_socket, open_socket, serve, serve_nodes
 from shoal.cli import data_plane, standby
 from shoal.cli.home import (
     adopt_first_token,
@@ -133,21 +133,25 @@ async def _live(
 async def _lead(
     settings: Settings, listener: socket.socket, on_ready: Announce, step_down: Callable[[], NoReturn]
 ) -> None:
-    # Not before: whoever stands by should be passed over at once.
+    # Bound first, as supervisors are told the port with their orders. It listens once this one leads: whoever
+    # stands by should be passed over at once.
     nodes = open_nodes_socket(settings) if settings.nodes_host else None
-    if nodes is not None:
-        settings = replace(settings, nodes_port=nodes.getsockname()[1])
-    async with ControlPlane.open(settings) as plane, anyio.create_task_group() as beside:
-        beside.start_soon(data_plane.keep, settings, plane)
-        beside.start_soon(_watch_lead, plane, step_down)
-        is_over = anyio.Event()
+    with contextlib.ExitStack() as stack:
         if nodes is not None:
-            files = load_certificate(settings, plane.core.clock)
-            beside.start_soon(partial(serve_nodes, plane, nodes, *files, until=is_over))
-        await serve(settings, plane, listener=listener, on_ready=on_ready)
-        end_within(END_S)
-        is_over.set()
-        beside.cancel_scope.cancel()
+            stack.enter_context(nodes)
+            settings = replace(settings, nodes_port=nodes.getsockname()[1])
+        async with ControlPlane.open(settings) as plane, anyio.create_task_group() as beside:
+            beside.start_soon(data_plane.keep, settings, plane)
+            beside.start_soon(_watch_lead, plane, step_down)
+            is_over = anyio.Event()
+            if nodes is not None:
+                hear_nodes(nodes)
+                files = load_certificate(settings, plane.core.clock)
+                beside.start_soon(partial(serve_nodes, plane, nodes, *files, until=is_over))
+            await serve(settings, plane, listener=listener, on_ready=on_ready)
+            end_within(END_S)
+            is_over.set()
+            beside.cancel_scope.cancel()
 
 
 async def _watch_lead(plane: ControlPlane, step_down: Callable[[], NoReturn]) -> None:

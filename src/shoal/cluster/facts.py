@@ -19,7 +19,8 @@ MUNGE_KEY = "/etc/munge/munge.key"
 SLURM_DIR = "/etc/slurm"
 SLURM_CONF = f"{SLURM_DIR}/slurm.conf"
 SLURMDBD_CONF = f"{SLURM_DIR}/slurmdbd.conf"
-DATABASE = "slurm_acct"
+DATABASE, DATABASE_USER = "slurm_acct", "shoal_slurm"
+"""The user's name is our own: one `slurm` may be somebody else's."""
 WATCHED = (
     MUNGE_KEY,
     SLURM_CONF,

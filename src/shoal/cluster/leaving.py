@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shoal.cluster import shell
-from shoal.cluster.facts import DATABASE, MUNGE_KEY, STATE_DIR, WATCHED, Facts
+from shoal.cluster.facts import DATABASE, DATABASE_USER, MUNGE_KEY, STATE_DIR, WATCHED, Facts
 from shoal.cluster.inventory import Host, Inventory, Role
 from shoal.cluster.steps import INSTALL_S, Maker, Stage, Step, packages_of
 
@@ -36,9 +36,10 @@ def leave(host: Host, fact: Facts, *, has_packages_removed: bool) -> list[Step]:
         if service is shell.SLURMDBD and "database" in fact.own_made:
             make.step(
                 Stage.STOP_CONTROL,
-                f"no database {DATABASE}, no user slurm in it",
+                f"no database {DATABASE}, no user {DATABASE_USER} in it",
                 f"[ ! -d /var/lib/mysql/{DATABASE} ]",
-                f"mariadb -e 'drop database if exists {DATABASE}; drop user if exists slurm@localhost'",
+                f"mariadb -e 'drop database if exists {DATABASE};"
+                f" drop user if exists {DATABASE_USER}@localhost'",
             )
     # Before their files: the scripts that packages run when they leave read slurm.conf.
     if has_packages_removed and fact.own_packages:

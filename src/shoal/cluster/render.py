@@ -11,7 +11,15 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shoal.cluster.facts import DATABASE, MUNGE_KEY, SLURM_CONF, SLURM_DIR, SLURMDBD_CONF, Facts
+from shoal.cluster.facts import (
+    DATABASE,
+    DATABASE_USER,
+    MUNGE_KEY,
+    SLURM_CONF,
+    SLURM_DIR,
+    SLURMDBD_CONF,
+    Facts,
+)
 from shoal.cluster.inventory import Found, Host, Inventory, Role
 
 CONTROLLER_PORT, WORKER_PORT, DATABASE_PORT = 6817, 6818, 6819
@@ -78,6 +86,7 @@ def _settings(inventory: Inventory, facts: Mapping[str, Facts]) -> dict[str, str
         "SrunPortRange": SRUN_PORTS,
         "SlurmUser": "slurm",
         "AuthType": "auth/munge",
+        "DisableRootJobs": "YES",
         "StateSaveLocation": "/var/spool/slurmctld",
         "SlurmdSpoolDir": "/var/spool/slurmd",
         "SlurmctldPidFile": "/run/slurmctld.pid",
@@ -187,7 +196,7 @@ def slurmdbd_conf(inventory: Inventory, secrets: Secrets) -> File:
         "PidFile": "/run/slurmdbd.pid",
         "StorageType": "accounting_storage/mysql",
         "StorageHost": "localhost",
-        "StorageUser": "slurm",
+        "StorageUser": DATABASE_USER,
         "StoragePass": secrets.database_password,
         "StorageLoc": DATABASE,
     }
@@ -214,9 +223,9 @@ def database_sql(secrets: Secrets) -> bytes:
         raise ValueError("the database password must be letters and digits, at least 16")
     return (
         f"create database if not exists {DATABASE};\n"
-        f"create user if not exists slurm@localhost identified by '{secrets.database_password}';\n"
-        f"alter user slurm@localhost identified by '{secrets.database_password}';\n"
-        f"grant all on {DATABASE}.* to slurm@localhost;\n"
+        f"create user if not exists {DATABASE_USER}@localhost identified by '{secrets.database_password}';\n"
+        f"alter user {DATABASE_USER}@localhost identified by '{secrets.database_password}';\n"
+        f"grant all on {DATABASE}.* to {DATABASE_USER}@localhost;\n"
     ).encode()
 
 

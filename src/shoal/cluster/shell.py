@@ -14,6 +14,7 @@ from shoal.cluster.facts import DATABASE, STATE_DIR
 from shoal.cluster.render import File
 
 BACKUP = ".before-shoal"
+HOSTS = "/etc/hosts"
 MARK = "# shoal-cluster"
 """Ends every line of `/etc/hosts` that Shoal wrote."""
 
@@ -121,8 +122,17 @@ def is_written(file: File) -> str:
 
 
 def write(file: File, *, is_foreign: bool) -> str:
-    """Take the content from standard input; what was there before and is not Shoal's is kept beside it."""
-    kept = f"cp -p --backup=numbered {file.path} {file.path}{BACKUP}\n" if is_foreign else ""
+    """Take the content from standard input; what was there before and is not Shoal's is kept beside it.
+
+    The first of it stays what is put back in the end; what came between is kept under other names.
+    """
+    backup = f"{file.path}{BACKUP}"
+    kept = (
+        f"if [ -e {backup} ]; then cp -p --backup=numbered {file.path} {backup}.later\n"
+        f"else cp -p {file.path} {backup}.new && mv -n {backup}.new {backup}; fi\n"
+        if is_foreign
+        else ""
+    )
     folder = file.path.rpartition("/")[0]
     return f"""\
 set -eu
@@ -143,17 +153,19 @@ def give(file: File) -> str:
 
 def has_names(lines: Sequence[str]) -> str:
     wanted = shlex.quote("\n".join(f"{line} {MARK}" for line in lines))
-    return f"""[ "$(grep '{MARK}$' /etc/hosts)" = {wanted} ]"""
+    return f"""[ "$(grep '{MARK}$' {HOSTS})" = {wanted} ]"""
 
 
 def write_names(lines: Sequence[str]) -> str:
-    # Written over, not renamed: in a container /etc/hosts is a mount of its own.
+    # Renamed, so that nobody reads half of it; in a container it is a mount of its own, and written over.
     wanted = shlex.quote("\n".join(f"{line} {MARK}" for line in lines))
     return f"""\
 set -eu
 {recorded("made", "names")}
-kept=$(grep -v '{MARK}$' /etc/hosts || true)
-printf '%s\\n%s\\n' "$kept" {wanted} >/etc/hosts"""
+cp -p {HOSTS} {HOSTS}.shoal-new
+{{ grep -v '{MARK}$' {HOSTS} || true; printf '%s\\n' {wanted}; }} >{HOSTS}.shoal-new
+mv -f {HOSTS}.shoal-new {HOSTS} 2>/dev/null || cat {HOSTS}.shoal-new >{HOSTS}
+rm -f {HOSTS}.shoal-new"""
 
 
 def has_folder(path: str, owner: str, mode: str) -> str:

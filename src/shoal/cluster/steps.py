@@ -114,6 +114,8 @@ def _objections(
     for path in sorted(fact.files):
         if fact.is_own(path) or path not in _wanted_paths(host):
             continue
+        if path == MUNGE_KEY and "munge" in fact.own_packages and not _was_own(fact, path):
+            continue  # made by the package that Shoal installed, before Shoal was cut off
         if (
             path == MUNGE_KEY
             and kept is not None

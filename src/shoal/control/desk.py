@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
 import anyio.to_thread
 
 from shoal.control.core import Core
@@ -11,6 +15,8 @@ from shoal.errors import NotFound, StateError
 from shoal.store import Tx
 from shoal.wire import Assignment, Dispatch, DispatchAnswer, Fetch
 
+T = TypeVar("T")
+
 
 async def fetch(core: Core, asked: Fetch) -> Assignment:
     """The order of this share for the process that asks, if the share may begin now. The same process may ask
@@ -19,8 +25,7 @@ async def fetch(core: Core, asked: Fetch) -> Assignment:
     desk = _desk(core)
     starting = await core.store.read(lambda tx: _current(tx, asked))
     submission = submission_of(core, starting)
-    share = await anyio.to_thread.run_sync(desk.take, asked)
-    await _lead(core)
+    share = await _led(core, partial(desk.take, asked))
     core.leases.heard(asked.attempt_id, asked.node, asked.incarnation)
     return Assignment(
         order=share.order,
@@ -29,19 +34,28 @@ async def fetch(core: Core, asked: Fetch) -> Assignment:
     )
 
 
-def archive_for(core: Core, asked: Fetch) -> str:
+async def archive_for(core: Core, asked: Fetch) -> str:
     """Where the snapshot lies that goes with this order; for who has the order alone."""
     share = _desk(core).find(asked.attempt_id).get(asked.node)
     if share is None or share.taken is None or share.taken.process != asked.process:
+        await _lead(core)
         raise StateError("the snapshot is for the process that has the order")
     return share.files.archive
 
 
 async def hear(core: Core, told: Dispatch, piece: bytes) -> DispatchAnswer:
     """Keep what the keeper of a share says. The loops look at once when a share began or ended."""
-    answer = await anyio.to_thread.run_sync(_desk(core).hear, told, piece)
-    await _lead(core)
-    return answer
+    return await _led(core, partial(_desk(core).hear, told, piece))
+
+
+async def _led(core: Core, work: Callable[[], T]) -> T:
+    """What the desk says, if this control plane may say it: a keeper stops healthy ranks for a refusal, and
+    one that was deposed may refuse for what it does not know.
+    """
+    try:
+        return await anyio.to_thread.run_sync(work)
+    finally:
+        await _lead(core)
 
 
 async def _lead(core: Core) -> None:

@@ -212,8 +212,8 @@ class ControlPlane:
     async def fetch_order(self, asked: Fetch) -> Assignment:
         return await desk.fetch(self.core, asked)
 
-    def archive_for(self, asked: Fetch) -> str:
-        return desk.archive_for(self.core, asked)
+    async def archive_for(self, asked: Fetch) -> str:
+        return await desk.archive_for(self.core, asked)
 
     async def hear_keeper(self, told: Dispatch, piece: bytes) -> DispatchAnswer:
         return await desk.hear(self.core, told, piece)

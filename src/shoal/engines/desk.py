@@ -96,6 +96,8 @@ class Desk:
         for entry in sorted(self._live.iterdir()):
             if is_name(entry.name):
                 self._attempts[entry.name] = {s.order.node: s for s in _found(entry)}
+        for share in self.shares():
+            self._end_if_closed(share)
         self.on_news: Callable[[], None] | None = None
         """Called, from any thread, when a share began or ended."""
 
@@ -176,6 +178,7 @@ class Desk:
             if share.taken is None and share.outcome is None:
                 base = os.stat(share.files.log).st_size if os.path.exists(share.files.log) else 0  # noqa: PTH110, PTH116
                 self._write_taken(share, asked.process, base)
+                self._end_if_closed(share)
             if share.outcome is not None or share.taken is None or share.taken.process != asked.process:
                 raise StateError(
                     f"the order for {asked.attempt_id} on {asked.node} was given to another, or taken back",
@@ -186,7 +189,7 @@ class Desk:
     def hear(self, told: Dispatch, piece: bytes) -> DispatchAnswer:
         """Keep what a keeper says; on disk when this returns, the log excepted, which is with its outcome.
 
-        `StateError`: whoever says it does not have this share, or no longer.
+        `StateError`: whoever says it does not have this share, or no longer, or means another one.
         """
         with self._guard:
             share = self._attempts.get(told.attempt_id, {}).get(told.node)
@@ -195,8 +198,10 @@ class Desk:
             if share is None:  # not ours to stop: it may be another desk's
                 raise NotFound(f"nobody here knows {told.attempt_id} on {told.node}")
             taken, now = share.taken or self._read_taken(share), self._clock.monotonic()
-            if taken is None or taken.process != told.process:
+            if taken is None or not taken.process or taken.process != told.process:
                 raise StateError(f"another process has the share of {told.attempt_id} on {told.node}")
+            if any(_identity(one) != _identity(share.order) for one in (told, told.outcome or told)):
+                raise StateError(f"what was said is not about the share of {told.attempt_id} on {told.node}")
             is_first = share.heard_at is None
             share.heard_at = now
             size = self._append(share, taken.log_base + told.offset, piece) - taken.log_base
@@ -205,7 +210,8 @@ class Desk:
                 spool.write_started(share.files, spool.Started(at=told.started_at))
                 share.started_at, is_news = told.started_at, True
             if told.outcome is not None and share.outcome is None and told.offset + len(piece) == size:
-                self._end(share, told.outcome)
+                said = told.outcome.message[:MAX_OUTCOME_MESSAGE]
+                self._end(share, msgspec.structs.replace(told.outcome, message=said))
                 is_news = True
             is_over = share.outcome is not None and told.outcome is None
             stop_s = 0.0 if is_over else share.stop.grace_s if share.stop is not None else None
@@ -232,11 +238,10 @@ class Desk:
     def close(self, share: DeskShare, kind: EndKind, message: str) -> bool:
         """End a share whose order nobody has: nobody will get it. False: somebody has it, or it has ended."""
         with self._guard:
-            if not share.is_waiting:
-                return False
-            self._write_taken(share, "", 0)
-            if not share.is_closed:
-                return False  # a deposed control plane had given it out
+            if share.is_waiting:
+                self._write_taken(share, "", 0)
+            if share.outcome is not None or not share.is_closed:
+                return False  # a deposed control plane may have given it out
             self._end(share, self.end_of(share, kind, message))
             return True
 
@@ -311,6 +316,11 @@ class Desk:
         share.taken = _taken(share.files)
         return share.taken
 
+    def _end_if_closed(self, share: DeskShare) -> None:
+        """Who closed it was killed, or deposed, before the outcome was written."""
+        if share.is_closed and share.outcome is None:
+            self._end(share, self.end_of(share, EndKind.LOST, "its order was taken back before it began"))
+
     def _append(self, share: DeskShare, at: int, piece: bytes) -> int:
         """Add what the log does not have yet; its size afterwards. A piece from beyond its end is left out.
 
@@ -343,6 +353,10 @@ class Desk:
                 os.close(fd)
         spool.write_outcome(share.files, outcome)
         share.outcome = outcome
+
+
+def _identity(one: Order | Dispatch | NodeOutcome) -> tuple[str, int, str, int]:
+    return one.attempt_id, one.epoch, one.node, one.incarnation
 
 
 def _lay(directory: Path, order: Order, archive_path: str | None) -> None:

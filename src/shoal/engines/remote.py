@@ -18,6 +18,7 @@ from typing import TypeVar
 import anyio
 import anyio.to_thread
 import msgspec
+import structlog
 
 from shoal.clock import Clock
 from shoal.engines.base import LogChunk, Observation, Sight, Submission
@@ -28,6 +29,7 @@ from shoal.model.node import NodeFacts
 from shoal.wire import EndKind, Order, Summons
 
 T = TypeVar("T")
+log = structlog.get_logger()
 
 HEARD_S = 15.0
 """Who has said something so lately lives: three times as long as a keeper may be quiet."""
@@ -58,7 +60,9 @@ class Stage(StrEnum):
     SUSPENDED = "suspended"
     ENDED = "ended"
     UNKNOWN = "unknown"
-    """The cluster has no trace of it, or did not answer."""
+    """The cluster has no trace of it."""
+    AWAY = "away"
+    """The cluster could not be asked."""
 
 
 class Glimpse(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +90,7 @@ class RemoteEngine(ABC):
         self.desk = Desk(home, clock, term)
         self._home = home
         self._clock = clock
+        self._opened_at = clock.monotonic()
         self._reach = reach
         self._starting: dict[tuple[str, int], tuple[int, float]] = {}
         """By attempt and incarnation: how often it was started, and when it may be again (monotonic)."""
@@ -130,18 +135,36 @@ class RemoteEngine(ABC):
         if not shares:
             return
         await self.on_thread(lambda: self.desk.stop(attempt_id, grace_s))
-        if all(share.taken is None or not share.taken.process for share in shares.values()):
-            await self.end(attempt_id)  # nobody has begun, and nobody can: no need to wait in a queue
+        # Nobody has begun, and nobody can: no need to wait in a queue. Or it is to end at once, and who has
+        # it hears nobody; one that speaks hears it from the desk, and may still hand in the rest of its log.
+        if all(share.taken is None or not share.taken.process for share in shares.values()) or (
+            grace_s <= 0 and any(self._is_deaf(share) for share in shares.values())
+        ):
+            await self.end(attempt_id)
+
+    def _is_deaf(self, share: DeskShare) -> bool:
+        heard_at = self._opened_at if share.heard_at is None else share.heard_at
+        return share.outcome is None and self._clock.monotonic() - heard_at >= HEARD_S
 
     async def list_owned(self) -> list[Observation]:
         shares = self.desk.shares()
         open_shares = [share for share in shares if share.outcome is None]
-        seen = await self.look(open_shares) if open_shares else {}
+        seen, unseen = await self._glimpses(open_shares)
         found = []
         for share in shares:
-            key = (share.order.attempt_id, share.order.node)
-            found.append(await self.on_thread(lambda s=share, k=key: self._seen(s, seen.get(k, NO_TRACE))))  # type: ignore[misc]
+            glimpse = seen.get(_place(share), unseen)
+            found.append(await self.on_thread(lambda s=share, g=glimpse: self._seen(s, g)))  # type: ignore[misc]
         return found
+
+    async def _glimpses(self, shares: Collection[DeskShare]) -> tuple[Glimpses, Glimpse]:
+        """What the cluster says of these, and what goes for the others. While it cannot be asked the desk
+        still knows who speaks; and a share that nobody has may be in the cluster's queue, as before.
+        """
+        try:
+            return (await self.look(shares) if shares else {}), NO_TRACE
+        except EngineUnreachable as error:
+            log.warning("cluster.unreachable", engine=self.name, error=error.message)
+            return {}, Glimpse(stage=Stage.AWAY, raw=f"the cluster cannot be asked: {error.message}")
 
     async def forget(self, attempt_id: str) -> None:
         if is_name(attempt_id):
@@ -299,9 +322,8 @@ class RemoteEngine(ABC):
         if share.outcome is not None:
             return self._observation(share, Sight.ENDED, share.outcome.kind)
         if share.is_waiting:
-            return self._observation(
-                share, Sight.PENDING, glimpse.raw, is_queued=glimpse.stage is Stage.QUEUED
-            )
+            is_queued = glimpse.stage in (Stage.QUEUED, Stage.AWAY)
+            return self._observation(share, Sight.PENDING, glimpse.raw, is_queued=is_queued)
         is_heard = silence_s is not None and silence_s < HEARD_S
         if is_heard or glimpse.stage is Stage.SUSPENDED:
             return self._observation(share, Sight.ALIVE, "its keeper speaks" if is_heard else glimpse.raw)

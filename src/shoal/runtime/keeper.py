@@ -10,6 +10,7 @@ the evidence for that. Whatever keeps it from its order it says on standard erro
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import stat
@@ -65,6 +66,10 @@ def main(arguments: list[str]) -> int:
     return Keeper(summons, node).run()
 
 
+class Unfit(Exception):
+    """The cluster gave something else than the order is for."""
+
+
 class Keeper:
     """Of one share, from its order to the delivery of its end."""
 
@@ -93,17 +98,31 @@ class Keeper:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_stop)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        try:
+            root = _make_root(self._summons.spool)
+        except OSError as error:
+            # Without the order nothing is lost: who submitted it tries again.
+            _say(f"no order is fetched for {self._fetch.attempt_id}: no place on {self._node}: {error}")
+            return NO_ORDER
         found = self._get_order()
         if found is None:
             return STOPPED if self._is_asked_to_stop else NO_ORDER
         assignment, asked_at = found
-        order = self._fitted(assignment.order)
-        share = self._prepare(order, assignment)
-        if share is None:
-            return NO_ORDER
-        pid = self._fork(share, assignment.credentials, asked_at)
-        self._attend(share, order, assignment.credentials, pid)
-        return self._deliver(share, order, assignment.credentials)
+        return self._keep(spool.Share(_place_of(root, self._fetch)), assignment, asked_at)
+
+    def _keep(self, share: spool.Share, assignment: Assignment, asked_at: float) -> int:
+        """Nobody else will ever have this order: whatever comes, its end is told."""
+        order, credentials = assignment.order, assignment.credentials
+        try:
+            order = self._fitted(order)
+            self._prepare(share, order, assignment)
+            pid = self._fork(share, credentials, asked_at)
+        except (OSError, Refused, Silent, Unfit) as error:
+            told = f"{self._node} could not begin its share: {error}"
+            _say(told)
+            return self._deliver(share, order, credentials, self._lost(share, order, told))
+        self._attend(share, order, credentials, pid)
+        return self._deliver(share, order, credentials, spool.read_outcome(share))
 
     def _on_stop(self, signum: int, frame: FrameType | None) -> None:
         self._is_asked_to_stop = True
@@ -135,28 +154,28 @@ class Keeper:
         Without a standby: no engine is on this machine that could call it, or bury it.
         """
         order = msgspec.structs.replace(order, has_standby=False)
-        given = os.environ.get(self._summons.devices_from, "") if self._summons.devices_from else ""
-        if not given or not order.gpu_ids:
+        name = self._summons.devices_from
+        if not name or not order.gpu_ids:
             return order
-        ids = tuple(int(part) for part in given.split(",") if part.strip().isdigit())
-        return msgspec.structs.replace(order, gpu_ids=ids or order.gpu_ids, gpus=())
+        given = [part.strip() for part in os.environ.get(name, "").split(",") if part.strip()]
+        wrong = [part for part in given if not part.isdigit()]
+        if wrong or len(given) != len(order.gpu_ids):
+            seen = f"{name}={','.join(given)}"
+            raise Unfit(f"its order is for {len(order.gpu_ids)} GPUs by number; the cluster gave {seen!r}")
+        return msgspec.structs.replace(order, gpu_ids=tuple(map(int, given)), gpus=())
 
-    def _prepare(self, order: Order, assignment: Assignment) -> spool.Share | None:
-        """The share's directory on this node, with all the supervisor needs."""
-        try:
-            share = spool.Share(_make_directory(self._summons.spool, self._fetch))
-            if assignment.has_archive:
-                self._fetch_archive(share)
-            authority = f"{share.directory}/ca.pem"
-            spool.durable_write(authority, self._summons.ca.encode())
-            first, *others = self._summons.urls
-            server = {"url": first, "others": others, "tls_cert": authority}
-            spool.durable_write(f"{share.directory}/server.json", msgspec.json.encode(server))
-            spool.write_order(share, order)
-        except (OSError, Refused, Silent) as error:
-            _say(f"cannot prepare the share of {order.attempt_id} on {self._node}: {error}")
-            return None
-        return share
+    def _prepare(self, share: spool.Share, order: Order, assignment: Assignment) -> None:
+        """Make the share's directory on this node, with all the supervisor needs."""
+        os.makedirs(os.path.dirname(share.directory), mode=0o700, exist_ok=True)
+        os.mkdir(share.directory, 0o700)
+        if assignment.has_archive:
+            self._fetch_archive(share)
+        authority = f"{share.directory}/ca.pem"
+        spool.durable_write(authority, self._summons.ca.encode())
+        first, *others = self._summons.urls
+        server = {"url": first, "others": others, "tls_cert": authority}
+        spool.durable_write(f"{share.directory}/server.json", msgspec.json.encode(server))
+        spool.write_order(share, order)
 
     def _fetch_archive(self, share: spool.Share) -> None:
         deadline, pause = self._clock.monotonic() + self._summons.patience_s, FIRST_BACKOFF_S
@@ -177,7 +196,8 @@ class Keeper:
             os.close(writer)
             _become_supervisor(share, reader, asked_at)
         os.close(reader)
-        with open(writer, "wb") as pipe:
+        # One that is dead already is found so.
+        with contextlib.suppress(BrokenPipeError), open(writer, "wb") as pipe:
             pipe.write(msgspec.json.encode(credentials))
         return pid
 
@@ -257,14 +277,15 @@ class Keeper:
             if lock is not None and spool.kill_leftovers(share.directory):
                 words = _last_words(share.errors)
                 _say(f"the supervisor died without an outcome: {words or 'it said nothing'}")
-                spool.write_outcome(share, self._lost(share, order, words))
+                last = f"; it last said: {words}" if words else ""
+                told = f"its supervisor died without an outcome{last}"
+                spool.write_outcome(share, self._lost(share, order, told))
             if lock is not None:
                 os.close(lock)
             time.sleep(TURN_S)
 
-    def _lost(self, share: spool.Share, order: Order, words: str) -> NodeOutcome:
+    def _lost(self, share: spool.Share, order: Order, told: str) -> NodeOutcome:
         started = spool.read_started(share)
-        told = "its supervisor died without an outcome" + (f"; it last said: {words}" if words else "")
         return NodeOutcome(
             attempt_id=order.attempt_id,
             epoch=order.epoch,
@@ -276,9 +297,10 @@ class Keeper:
             incarnation=order.incarnation,
         )
 
-    def _deliver(self, share: spool.Share, order: Order, credentials: Credentials) -> int:
+    def _deliver(
+        self, share: spool.Share, order: Order, credentials: Credentials, outcome: NodeOutcome | None
+    ) -> int:
         """Hand in the rest of the log, then the outcome, until that is recorded. Then the files may go."""
-        outcome = spool.read_outcome(share)
         deadline = self._clock.monotonic() + max(DELIVER_S, order.fence_s)
         while not self._is_stale and self._clock.monotonic() < deadline:
             is_rest = _size_of(share.log) <= self._told_size + PIECE
@@ -313,19 +335,21 @@ def _become_supervisor(share: spool.Share, reader: int, asked_at: float) -> None
         os._exit(status)
 
 
-def _make_directory(root: str, asked: Fetch) -> str:
-    """`ROOT/spool/live/ATTEMPT/NODE`, for this user alone. `OSError` for a root that is somebody else's."""
+def _make_root(root: str) -> str:
+    """Where shares have their places, for this user alone. `OSError` for a root that is somebody else's."""
     root = root or f"/tmp/shoal-{os.getuid()}"  # noqa: S108 - its owner and mode are looked at
     os.makedirs(root, mode=0o700, exist_ok=True)
     facts = os.lstat(root)
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
         raise PermissionError(f"{root} is not a directory that only user {os.getuid()} can change")
+    os.makedirs(f"{root}/spool/live", mode=0o700, exist_ok=True)
+    return root
+
+
+def _place_of(root: str, asked: Fetch) -> str:
     # Incarnations of one node do not meet: what is left of one must not be taken for the other.
     name = f"{asked.node}.{asked.incarnation}" if asked.incarnation else asked.node
-    above = f"{root}/spool/live/{asked.attempt_id}"
-    os.makedirs(above, mode=0o700, exist_ok=True)
-    os.mkdir(f"{above}/{name}", 0o700)
-    return f"{above}/{name}"
+    return f"{root}/spool/live/{asked.attempt_id}/{name}"
 
 
 def _size_of(path: str) -> int:

@@ -10,7 +10,7 @@ import pytest
 from shoal.cli import main
 from shoal.cli.cluster import connect_shoal
 from shoal.cluster import ssh
-from shoal.cluster.inventory import Host, load
+from shoal.cluster.inventory import Host, Inventory, load
 from shoal.errors import EngineUnreachable
 from tests.support.bare_machines import PaperMachine, facts_of, found, three, told
 from tests.support.cli import Shell
@@ -146,23 +146,48 @@ def test_an_inventory_of_ones_own_is_taken(
     assert dict(kept.slurm) == {"KillWait": 5}
 
 
-@pytest.mark.parametrize(("code", "said"), [(0, ""), (3, "-- Shoal was not connected to it (exit code 3)")])
-def test_shoal_is_connected_by_the_command_a_person_would_type(
-    monkeypatch: pytest.MonkeyPatch, code: int, said: str
-) -> None:
+def typed_by(monkeypatch: pytest.MonkeyPatch, code: int = 0) -> list[list[str]]:
     typed: list[list[str]] = []
 
     def run(argv: list[str]) -> int:
         typed.append(argv)
         return code
 
-    inventory = found(three(), facts_of(three().hosts))
     monkeypatch.setattr(main, "run_command", run)
-    monkeypatch.setitem(main.COMMANDS, "connect", ("connect:app", "Say where work runs."))
-    assert connect_shoal(inventory).startswith(said)
-    assert typed == [["connect", "slurm", "--ssh", "root@10.0.0.1"]]
-    monkeypatch.delitem(main.COMMANDS, "connect")
-    assert connect_shoal(inventory) == "-- use it: ssh root@10.0.0.1 srun -N3 hostname"
+    return typed
+
+
+def made(user: str | None, **more: object) -> Inventory:
+    inventory = found(three(), facts_of(three().hosts))
+    first, *others = inventory.hosts
+    changed = first.model_copy(update={"user": user, **more})
+    return inventory.model_copy(update={"hosts": (changed, *others)})
+
+
+@pytest.mark.parametrize(("code", "said"), [(0, ""), (3, "-- Shoal was not connected to it (exit code 3)")])
+def test_shoal_is_connected_by_the_command_a_person_would_type(
+    monkeypatch: pytest.MonkeyPatch, code: int, said: str
+) -> None:
+    typed = typed_by(monkeypatch, code)
+    assert connect_shoal(made("ana")).startswith(said)
+    assert typed == [["connect", "slurm", "--ssh", "ana@10.0.0.1"]]
+
+
+def test_shoal_is_not_connected_as_root_and_it_is_said_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = typed_by(monkeypatch)
+    said = connect_shoal(made("root", port=2222))
+    assert said.endswith("`shoal connect slurm --ssh USER@10.0.0.1 '--ssh-options=-p 2222'`")
+    assert typed == []
+
+
+def test_the_way_to_the_controller_is_told_to_who_connects(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = typed_by(monkeypatch)
+    inventory = made("ana", port=2222, jump="bo@bastion").model_copy(
+        update={"identity": "/keys/my key", "known_hosts": "/keys/known"}
+    )
+    connect_shoal(inventory)
+    options = "-p 2222 -J bo@bastion -i '/keys/my key' -o UserKnownHostsFile=/keys/known"
+    assert typed[0][-1] == f"--ssh-options={options}"
 
 
 def test_without_asyncssh_it_is_said_what_to_install(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,13 @@ def test_what_shoal_wrote_may_be_written_again_unless_somebody_changed_it() -> N
     assert "was changed since Shoal wrote it" in changed["b"]
 
 
+def test_a_key_that_our_own_package_made_is_nobodys() -> None:
+    """A first run was cut off between the package and the key."""
+    assert objected(b=(KEY, "own cluster lab", "own packages munge")) == {}
+    changed = objected(b=("file /etc/munge/munge.key 12", OWN_KEY, "own packages munge"))
+    assert "was changed since Shoal wrote it" in changed["b"]
+
+
 def test_a_key_may_be_kept_if_no_machine_has_another() -> None:
     assert objected(Takeover.KEEP, a=(KEY,)) == {}
     assert objected(Takeover.KEEP, a=(KEY,), b=(KEY,)) == {}

@@ -16,14 +16,14 @@ from shoal.control.core import Core
 from shoal.control.first import DEFAULT_PROJECT, prepare
 from shoal.engines.desk import DeskShare
 from shoal.engines.remote import Glimpses, Reach, RemoteEngine
-from shoal.errors import NotFound, StateError
+from shoal.errors import Deposed, NotFound, StateError
 from shoal.identity import proof_key
 from shoal.ids import id_factory
 from shoal.model.node import NodeFacts
 from shoal.settings import Settings
 from shoal.spec import parse_job
 from shoal.store import open_memory_store
-from shoal.wire import Fetch, Order, Summons
+from shoal.wire import Dispatch, Fetch, Order, Summons
 from tests.support.plane import open_plane
 
 pytestmark = pytest.mark.anyio
@@ -109,6 +109,32 @@ async def test_no_order_for_a_job_that_was_stopped(plane: ControlPlane) -> None:
     await plane.stop_job(SHOAL, job.job_id)
     with pytest.raises(StateError, match="has ended, or is to end"):
         await plane.fetch_order(asked)
+
+
+async def test_who_was_deposed_refuses_nobody(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = await waiting(plane)
+    await plane.fetch_order(asked)
+    core, second = plane.core, msgspec.structs.replace(asked, process="second")
+    assert isinstance(core.engine, Unstarted)
+    take = core.engine.desk.take
+
+    async def deposed(_: object) -> None:
+        raise Deposed("another leads since")
+
+    def take_while_it_happens(asked: Fetch) -> DeskShare:
+        monkeypatch.setattr(core, "term", 1)
+        monkeypatch.setattr(core.store, "read", deposed)
+        return take(asked)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(core.engine.desk, "take", take_while_it_happens)
+        with pytest.raises(Deposed):
+            await plane.fetch_order(second)
+    with pytest.raises(Deposed):
+        await plane.archive_for(second)
+    told = Dispatch(attempt_id=asked.attempt_id, epoch=1, node="n1", process="second")
+    with pytest.raises(Deposed):
+        await plane.hear_keeper(told, b"")
 
 
 async def test_a_local_engine_has_no_desk(tmp_path: Path) -> None:

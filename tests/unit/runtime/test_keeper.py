@@ -1,22 +1,116 @@
-"""What a keeper makes of the order that it fetched."""
+"""A keeper that cannot begin its share: without the order it goes away, with it it tells the end."""
 
 from __future__ import annotations
 
+import os
+import signal
+from pathlib import Path
+
+import msgspec
 import pytest
 
-from shoal.runtime.keeper import Keeper
-from shoal.wire import Summons
-from tests.support.shares import an_order
+from shoal.runtime import keeper
+from shoal.runtime.desk import Refused
+from shoal.runtime.keeper import DONE, NO_ORDER, Keeper
+from shoal.wire import Assignment, Credentials, Dispatch, DispatchAnswer, EndKind, Fetch, Order, Summons
+from tests.unit.engines.test_desk_terms import ORDER
 
 
-@pytest.mark.parametrize("given", ["", "3,5"])
-def test_keepers_supervisor_has_no_standby_for_nobody_there_would_call_it(
-    monkeypatch: pytest.MonkeyPatch, given: str
-) -> None:
-    monkeypatch.setenv("DEVICES_GIVEN", given)
+class PaperDesk:
+    """Gives one order, whose archive is not to be had, and remembers what it was told."""
+
+    def __init__(self, order: Order = ORDER, *, has_archive: bool = False) -> None:
+        self.assignment = Assignment(
+            order=order, credentials=Credentials(proof_key="key"), has_archive=has_archive
+        )
+        self.fetched: list[Fetch] = []
+        self.told: list[tuple[str, Dispatch]] = []
+
+    def fetch(self, ticket: str, asked: Fetch) -> Assignment:
+        self.fetched.append(asked)
+        return self.assignment
+
+    def fetch_archive(self, ticket: str, asked: Fetch, path: str) -> None:
+        raise Refused("the snapshot is gone")
+
+    def tell(self, key: str, told: Dispatch, piece: bytes) -> DispatchAnswer:
+        self.told.append((key, told))
+        return DispatchAnswer(is_recorded=True)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, desk: PaperDesk, root: Path, devices_from: str = "") -> int:
+    monkeypatch.setattr(keeper, "DeskClient", lambda *_: desk)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     summons = Summons(
-        attempt_id="att_1", urls=("https://a:1",), ca="", ticket="t", devices_from="DEVICES_GIVEN"
+        attempt_id="att_1",
+        urls=("https://a:1",),
+        ca="ca",
+        ticket="t",
+        spool=str(root),
+        devices_from=devices_from,
     )
-    fitted = Keeper(summons, "node-1")._fitted(an_order(has_standby=True, gpu_ids=(0, 1)))
+    return Keeper(summons, "n1").run()
+
+
+def the_end(desk: PaperDesk) -> str:
+    [(key, told)] = desk.told
+    assert (key, told.process) == ("key", desk.fetched[0].process)
+    assert told.outcome is not None
+    assert (told.outcome.kind, told.outcome.node, told.outcome.epoch) == (EndKind.LOST, "n1", 1)
+    return told.outcome.message
+
+
+def test_no_order_is_fetched_where_there_is_no_place_for_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "everybodys"
+    root.mkdir()
+    root.chmod(0o777)
+    desk = PaperDesk()
+    assert run(monkeypatch, desk, root) == NO_ORDER
+    assert desk.fetched == []
+    assert "is not a directory that only user" in capfd.readouterr().err
+
+
+def test_an_archive_that_is_not_to_be_had_is_the_end_of_the_share(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    desk = PaperDesk(has_archive=True)
+    assert run(monkeypatch, desk, tmp_path / "spool") == DONE
+    assert the_end(desk) == "n1 could not begin its share: the snapshot is gone"
+    assert "the snapshot is gone" in capfd.readouterr().err
+    assert list((tmp_path / "spool" / "spool" / "live" / "att_1").iterdir()) == []
+
+
+def test_a_node_that_forks_no_more_tells_the_end_of_the_share(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fork() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", fork)
+    desk = PaperDesk()
+    assert run(monkeypatch, desk, tmp_path / "spool") == DONE
+    assert "Resource temporarily unavailable" in the_end(desk)
+
+
+@pytest.mark.parametrize("given", ["GPU-5f2c1f3e", "MIG-1/2/3", "0", "0,1,2", ""])
+def test_other_devices_than_the_order_is_for_are_not_guessed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str
+) -> None:
+    monkeypatch.setenv("GIVEN", given)
+    desk = PaperDesk(msgspec.structs.replace(ORDER, gpu_ids=(4, 5)))
+    assert run(monkeypatch, desk, tmp_path / "spool", devices_from="GIVEN") == DONE
+    assert f"its order is for 2 GPUs by number; the cluster gave 'GIVEN={given}'" in the_end(desk)
+
+
+@pytest.mark.parametrize("name", ["", "GIVEN"])
+def test_keepers_supervisor_has_no_standby_for_nobody_there_would_call_it(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("GIVEN", "3,5")
+    summons = Summons(attempt_id="att_1", urls=("https://a:1",), ca="", ticket="t", devices_from=name)
+    order = msgspec.structs.replace(ORDER, has_standby=True, gpu_ids=(0, 1))
+    fitted = Keeper(summons, "n1")._fitted(order)
     assert not fitted.has_standby
-    assert fitted.gpu_ids == ((3, 5) if given else (0, 1))
+    assert fitted.gpu_ids == ((3, 5) if name else (0, 1))

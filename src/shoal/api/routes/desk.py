@@ -36,7 +36,7 @@ async def fetch_order(request: Request, query: Annotated[NoQuery, Query()]) -> R
 async def fetch_archive(request: Request, query: Annotated[NoQuery, Query()]) -> Response:
     """The snapshot of the working directory that goes with an order, for who has that order."""
     call = call_of(request)
-    return FileResponse(call.plane.archive_for(await _asked(call, request)), media_type=TAR)
+    return FileResponse(await call.plane.archive_for(await _asked(call, request)), media_type=TAR)
 
 
 @routes.add("POST", "/v1/desk/dispatch", Permission.LOG_SHIP, answers=views.DispatchedView)

@@ -7,6 +7,8 @@ import shlex
 import subprocess
 from collections.abc import Sequence
 
+import structlog
+
 from shoal.engines.slurm.parse import SQUEUE_FORMAT
 from shoal.errors import EngineRefused, EngineUnreachable
 
@@ -26,20 +28,32 @@ AWAY = (
     "munge",
 )
 """In the words of a command that could not ask, or did not hear the answer."""
+PASSING = ("temporarily", "accounting/qos policy", "submitjob", "job limit")
+"""In the words of `sbatch`: not now, as long as others or other jobs of ours are in the way."""
+NOT_RUN = (126, 127)
+"""A shell's exit codes for a command that it could not find or start."""
+
+log = structlog.get_logger()
 
 
 class SlurmClient:
     """Blocking. Every method raises `EngineUnreachable` when Slurm could not be asked."""
 
-    def __init__(self, ssh: str = "") -> None:
+    def __init__(self, ssh: str = "", ssh_options: Sequence[str] = ()) -> None:
         self._ssh = ssh
+        self._ssh_options = ssh_options
 
     def submit(self, arguments: Sequence[str], script: str) -> str:
-        """The job's id. The script goes over standard input. `EngineRefused`: in Slurm's own words."""
+        """The job's id. The script goes over standard input. `EngineRefused`: for ever, in Slurm's own words;
+        what may pass is `EngineUnreachable`.
+        """
         code, told, said = self._run(["sbatch", *arguments], script)
         if code == 0:
             return told.strip().partition(";")[0]
-        raise EngineRefused(f"sbatch said: {said.strip()}", hint="shoal nodes", code=code)
+        told = f"sbatch said: {said.strip()}"
+        if code in NOT_RUN or any(words in said.lower() for words in PASSING):
+            raise EngineUnreachable(told, hint="shoal doctor", code=code)
+        raise EngineRefused(told, hint="shoal nodes", code=code)
 
     def jobs(self) -> str:
         """Every job of this user that Slurm remembers."""
@@ -56,10 +70,16 @@ class SlurmClient:
 
     def cancel(self, name: str) -> None:
         """By name: an id may be somebody else's by now. What is not there is not an error."""
-        self._run(["scancel", "--quiet", f"--name={name}"])
+        code, _, said = self._run(["scancel", "--quiet", f"--name={name}"])
+        if code != 0:
+            log.warning("slurm.scancel_failed", name=name, code=code, said=said.strip())
 
     def version(self) -> str:
         return self._ask(["sinfo", "--version"]).strip()
+
+    def uid(self) -> int:
+        """Who jobs run as."""
+        return int(self._ask(["id", "-u"])) if self._ssh else os.getuid()
 
     def _ask(self, command: list[str]) -> str:
         code, told, said = self._run(command)
@@ -70,7 +90,7 @@ class SlurmClient:
         return told
 
     def _run(self, command: list[str], given: str = "") -> tuple[int, str, str]:
-        words = [*SSH, self._ssh, shlex.join(command)] if self._ssh else command
+        words = [*SSH, *self._ssh_options, self._ssh, shlex.join(command)] if self._ssh else command
         try:
             done = subprocess.run(
                 words, input=given, capture_output=True, text=True, timeout=TIMEOUT_S, check=False

@@ -27,6 +27,8 @@ class SlurmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A directory that all nodes and this machine have: for checkpoints, and for what keepers say."""
     ssh: str = ""
     """`user@host` of a login node; empty: this machine is one."""
+    ssh_options: tuple[str, ...] = ()
+    """Words for `ssh` itself: a port, a jump host, a key."""
 
 
 def load_config(home: Path) -> SlurmConfig:

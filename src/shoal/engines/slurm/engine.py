@@ -14,7 +14,7 @@ from shoal.engines.slurm.client import SlurmClient
 from shoal.engines.slurm.config import SlurmConfig
 from shoal.engines.slurm.parse import SlurmNode, parse_jobs, parse_nodes, parse_topology
 from shoal.engines.slurm.render import batch_script, comment, job_name, sbatch_arguments
-from shoal.engines.slurm.states import BOOT_MARGIN_S, OVER, Job, glimpse
+from shoal.engines.slurm.states import BOOT_MARGIN_S, OVER, RESTARTED, Job, glimpse
 from shoal.model.node import NodeFacts
 from shoal.wire import Order, Summons
 
@@ -40,7 +40,7 @@ class SlurmEngine(RemoteEngine):
     ) -> None:
         super().__init__(home, clock=clock, reach=reach, term=term)
         self._config = config
-        self._client = client or SlurmClient(config.ssh)
+        self._client = client or SlurmClient(config.ssh, config.ssh_options)
         self._jobs: dict[tuple[str, str], Job] = {}
         """By name and comment: the newest that is not over, or else the newest."""
         self._jobs_at = self._nodes_at = -NODES_S
@@ -52,13 +52,15 @@ class SlurmEngine(RemoteEngine):
 
     async def start(self, summons: Summons, orders: tuple[Order, ...]) -> None:
         name = job_name(summons.attempt_id, summons.incarnation)
-        folder = f"{self._config.shared}/slurm" if self._config.shared else "/tmp"  # noqa: S108 - of the node
-        arguments = sbatch_arguments(self._config, orders, f"{folder}/{name}.out")
+        folder = Path(self._config.shared) / "slurm"
+        # Below /tmp of a node anybody could lay a link with that name.
+        output = f"{folder}/{name}.out" if self._config.shared else "/dev/null"
+        arguments = sbatch_arguments(self._config, orders, output)
         script = batch_script(self._config, summons, len(orders))
 
         def submit() -> str:
             if self._config.shared:
-                Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             return self._client.submit(arguments, script)
 
         try:
@@ -73,16 +75,17 @@ class SlurmEngine(RemoteEngine):
             order = share.order
             key = order.attempt_id, order.incarnation
             job = self._jobs.get((job_name(*key), comment(*key)))
-            if job is None:
-                continue
             node = self._nodes.get(order.node)
+            rebooted = _has_rebooted(share, node)
+            if job is None:
+                if rebooted:
+                    seen[order.attempt_id, order.node] = RESTARTED
+                continue
             spot = (*key, order.node)
             if job.state in OVER and node is not None and node.facts.is_alive:
                 watched.add(spot)
             since = self._answers_since.setdefault(spot, now) if spot in watched else now
-            seen[order.attempt_id, order.node] = glimpse(
-                job, settled_s=now - since, rebooted=_has_rebooted(share, node)
-            )
+            seen[order.attempt_id, order.node] = glimpse(job, settled_s=now - since, rebooted=rebooted)
         self._answers_since = {s: at for s, at in self._answers_since.items() if s in watched}
         return seen
 

@@ -22,6 +22,8 @@ BELIEFS = frozenset({"NODE_FAIL", "BOOT_FAIL"})
 SETTLE_S = 30.0
 """How long a node must have answered since its job was over, before that is evidence."""
 BOOT_MARGIN_S = 60.0
+RESTARTED = Glimpse(raw="Slurm has no trace of it; the node was restarted since", is_over=True)
+"""Of a share whose job `squeue` has forgotten: nothing outlives a restart, whoever remembers it."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,103 @@
+"""What an engine with a desk reports of its shares when the cluster says little, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+
+from shoal.engines.base import Sight, Submission
+from shoal.engines.desk import DeskShare
+from shoal.engines.fake import VirtualClock
+from shoal.engines.remote import HEARD_S, Glimpses, Reach, RemoteEngine
+from shoal.errors import EngineUnreachable
+from shoal.model.node import NodeFacts
+from shoal.wire import Order, Summons
+from tests.unit.engines.test_desk_terms import ORDER, fetch
+
+pytestmark = pytest.mark.anyio
+
+
+class Lent(RemoteEngine):
+    """A cluster whose controller can go away."""
+
+    name = "lent"
+    is_away = False
+
+    def __init__(self, home: Path, clock: VirtualClock) -> None:
+        super().__init__(home, clock=clock, reach=Reach(urls=("https://login:1",), ca="ca"))
+        self.ended: list[str] = []
+
+    async def start(self, summons: Summons, orders: tuple[Order, ...]) -> None:
+        return
+
+    async def look(self, shares: Collection[DeskShare]) -> Glimpses:
+        if self.is_away:
+            raise EngineUnreachable("squeue: unable to contact slurm controller")
+        return {}
+
+    async def end(self, attempt_id: str) -> None:
+        self.ended.append(attempt_id)
+
+    async def nodes(self) -> list[NodeFacts]:
+        return [NodeFacts(name="n1", cpus=4.0, memory_bytes=8 << 30, disk_bytes=1 << 30)]
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock(1_800_000_000.0)
+
+
+@pytest.fixture
+async def engine(tmp_path: Path, clock: VirtualClock) -> Lent:
+    engine = Lent(tmp_path, clock)
+    await engine.submit(Submission(attempt_id="att_1", epoch=1, orders=(ORDER,), ticket="t"))
+    return engine
+
+
+async def test_what_nobody_has_begun_waits_on_while_the_cluster_cannot_be_asked(engine: Lent) -> None:
+    [known] = await engine.list_owned()
+    assert (known.sight, known.is_queued) == (Sight.PENDING, False)
+    engine.is_away = True
+    [unknown] = await engine.list_owned()
+    assert (unknown.sight, unknown.is_queued) == (Sight.PENDING, True)
+    assert "unable to contact slurm controller" in unknown.raw
+
+
+async def test_who_speaks_is_alive_while_the_cluster_cannot_be_asked(
+    engine: Lent, clock: VirtualClock
+) -> None:
+    engine.desk.take(fetch("one"))
+    engine.is_away = True
+    [seen] = await engine.list_owned()
+    assert seen.sight is Sight.ALIVE
+    clock.advance(HEARD_S)
+    [seen] = await engine.list_owned()
+    assert (seen.sight, seen.is_queued) == (Sight.UNKNOWN, False)
+
+
+async def test_what_is_to_end_at_once_and_hears_nobody_is_ended_by_the_cluster(
+    engine: Lent, clock: VirtualClock
+) -> None:
+    engine.desk.take(fetch("one"))
+    await engine.cancel("att_1", 0.0)
+    assert engine.ended == []  # it speaks: it hears of it, and hands in the rest of its log
+    clock.advance(HEARD_S)
+    await engine.cancel("att_1", 5.0)
+    assert engine.ended == []
+    await engine.cancel("att_1", 0.0)
+    assert engine.ended == ["att_1"]
+
+
+async def test_who_was_heard_by_an_earlier_control_plane_has_time_to_speak(
+    engine: Lent, clock: VirtualClock, tmp_path: Path
+) -> None:
+    engine.desk.take(fetch("one"))
+    clock.advance(HEARD_S)
+    later = Lent(tmp_path, clock)
+    await later.cancel("att_1", 0.0)
+    assert later.ended == []
+    clock.advance(HEARD_S)
+    await later.cancel("att_1", 0.0)
+    assert later.ended == ["att_1"]
