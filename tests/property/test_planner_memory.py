@@ -180,6 +180,7 @@ def lives(draw: st.DrawFn) -> tuple[Life, list[Change]]:
         classes=classes,
         power_caps=draw(CAPS),
         max_evictions=draw(st.sampled_from([0, 1, 2, 5])),
+        settle_s=draw(st.sampled_from([0.0, 5.0, 100.0])),
     )
     life = Life(draw, policy)
     if draw(st.booleans()):

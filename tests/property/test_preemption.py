@@ -327,11 +327,14 @@ def test_quota_below_a_limit_that_a_sibling_filled_is_served(data: st.DataObject
     planner.plan(NOW)
     head = _of("vision", 99, data.draw(st.integers(1, min(quota, 4))))
     planner.add(head)
-    told = planner.plan(NOW + 1)
+    at_once = planner.plan(NOW + 1)
+    assert not at_once.evictions
+    told = planner.plan(NOW + POLICY.settle_s)
     for eviction in told.evictions:
         event("a limit is taken back")
-        planner.release(eviction.attempt_id, NOW + 1)
-    starts = (*told.starts, *planner.plan(NOW + 2).starts)
+        planner.release(eviction.attempt_id, NOW + POLICY.settle_s)
+    later = planner.plan(NOW + POLICY.settle_s + 1)
+    starts = (*at_once.starts, *told.starts, *later.starts)
     assert head.attempt_id in {start.attempt_id for start in starts}
 
 

@@ -60,6 +60,7 @@ def _check(policy: Policy, path: Path) -> None:
         ("patience_most_s", 0.0),
         ("half_life_s", 1.0),
         ("max_evictions", 0),
+        ("settle_s", 0.0),
         ("grow_gain", 0.0),
     ):
         value = getattr(policy, name)

@@ -163,6 +163,8 @@ class Cycle:
         shut = windows.nodes_of(windows.shut(head.project, self.now, self.now + row.key.limit_s))
         barred = (self.claims.nodes - self.preemption.nodes) | shut
         room = self.preemption.make_room(head, demand, barred, self.claims.watts())
+        self.good_until = min(self.good_until, self.preemption.settles_at)
+        self.look_again_at = min(self.look_again_at, self.preemption.settles_at)
         if room is None:
             if self._book.has_caps:
                 self.good_until = self.now  # where power decided, who comes may be who could give way

@@ -5,8 +5,9 @@ Nodes are looked at one by one, when somebody asks, and again when somebody coun
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from math import inf
 
 from shoal.scheduler.amounts import Amounts, Demand, Need
 from shoal.scheduler.book import Book
@@ -37,9 +38,10 @@ class Offers:
         gone: Mapping[str, Holding],
         taken: Mapping[str, Sequence[Need]],
         now: float,
+        settle_s: float,
     ) -> None:
-        """`sides`: who may be asked. `gone`: count as stopped. `taken`: needs that nodes must hold besides,
-        though nobody holds them.
+        """`sides`: who may be asked, once they run for `settle_s`. `gone`: count as stopped. `taken`: needs
+        that nodes must hold besides, though nobody holds them.
         """
         self.book = book
         self.demand = demand
@@ -49,6 +51,9 @@ class Offers:
         self.gone = dict(gone)
         self.taken = taken
         self.now = now
+        self._settle_s = settle_s
+        self.settles_at = inf
+        """When the first may be asked of those who were passed over because they had only begun."""
         self.spots = Spots(demand, book.capacity.nodes)
         """Nodes that could serve."""
         self.costs: dict[str, tuple[Cost, list[str]]] = {}
@@ -100,13 +105,26 @@ class Offers:
             if known is not None:
                 known.stay(one.attempt_id)
 
+    def cheapest(self) -> Iterator[str]:
+        """Whoever may stop, the one that loses least for each device first."""
+        found = self.book.stakes.cheapest(self.sides, self.need, self.now)
+        return filter(self._has_settled, found)
+
+    def _has_settled(self, attempt_id: str) -> bool:
+        at = self.book.holdings[attempt_id].placed_at + self._settle_s
+        if at > self.now:
+            self.settles_at = min(self.settles_at, at)
+        return at <= self.now
+
     def look_at(self, name: str) -> None:
         """Note what it costs; a node that cannot serve is none to compare."""
         side_of, vacancy = self.book.stakes.side_of, self.vacancy(name)
         here = {
             attempt_id: self.lost(attempt_id)
             for attempt_id in sorted(self.book.stakes.on_node.get(name, ()))
-            if attempt_id not in self.gone and side_of.get(attempt_id) in self.sides
+            if attempt_id not in self.gone
+            and side_of.get(attempt_id) in self.sides
+            and self._has_settled(attempt_id)
         }
         self._num_sets += 1
         victims = cheapest_set(vacancy, here, self.need, is_rough=self._num_sets > NUM_SETS)

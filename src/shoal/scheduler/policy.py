@@ -27,6 +27,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """Priorities that have a name, and what jobs of each may do to others."""
     max_evictions: int = 5
     """A job that gave way to others this often runs on until it ends, whoever waits. 0: nobody gives way."""
+    settle_s: float = 5.0
+    """Nobody gives way who began later than this: what is short ends by itself, and who has just begun for
+    another would be stopped for the next. 0: they may be asked at once."""
     grow_gain: float = 2.0
     """A job that could use more nodes is stopped to go on with idle ones where that wins this many times what
     is done again. More: later, and surer to pay. 0: as soon as it has saved."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from itertools import repeat
+from math import inf
 from typing import NamedTuple
 
 from shoal.scheduler.amounts import Amounts, Demand, Need
@@ -53,6 +54,8 @@ class Preemption:
         self._taken: dict[str, list[Need]] = {}
         """By node, what it was made room for."""
         self.evictions: list[Eviction] = []
+        self.settles_at = inf
+        """When the first may be asked of those who were passed over because they had only begun."""
 
     @property
     def nodes(self) -> AbstractSet[str]:
@@ -107,9 +110,12 @@ class Preemption:
             giving = Giving(head, book.asked(demand), book.tree, self._policy)
             for sides in giving.choices(book.stakes.sides):
                 if found is None and (sides or self._gone):
-                    offers = Offers(book, demand, sides, barred, self._gone, self._taken, self._now)
+                    offers = Offers(
+                        book, demand, sides, barred, self._gone, self._taken, self._now, self._policy.settle_s
+                    )
                     with giving.undone():
                         found = Search(offers).run(giving)
+                    self.settles_at = min(self.settles_at, offers.settles_at)
         return found, giving
 
     def _make(self, head: Candidate, demand: Demand, found: Found, giving: Giving, draw: Draw | None) -> Room:

@@ -98,8 +98,7 @@ class Shortlist:
         """Look at a node once enough of those have been seen there; whether there is a choice of nodes."""
         wanted, needed = self._offers.demand.min_nodes + EXTRA_NODES, self._offers.need.num_gpus
         holdings, nodes = self._offers.book.holdings, self._offers.book.capacity.nodes
-        cheapest = self._offers.book.stakes.cheapest(self._offers.sides, self._offers.need, self._offers.now)
-        for attempt_id in islice(cheapest, NUM_JOBS + 4 * self._offers.demand.min_nodes):
+        for attempt_id in islice(self._offers.cheapest(), NUM_JOBS + 4 * self._offers.demand.min_nodes):
             for share in holdings[attempt_id].allocation:
                 name = share.node
                 seen = self._seen.get(name)

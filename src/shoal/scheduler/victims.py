@@ -92,9 +92,7 @@ class Search:
 
     def _others(self) -> Iterator[Holding]:
         """Whoever may stop and does not yet, the one that loses least for each device first."""
-        for attempt_id in self._offers.book.stakes.cheapest(
-            self._offers.sides, self._offers.need, self._offers.now
-        ):
+        for attempt_id in self._offers.cheapest():
             if attempt_id not in self._offers.gone:
                 yield self._offers.book.holdings[attempt_id]
 

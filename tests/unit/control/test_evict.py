@@ -67,6 +67,7 @@ def test_another_project_is_not_named() -> None:
     lab = Lab(num_nodes=1)
     lab.running(resources={"gpus": 2, "cpus": 2})
     borrower = lab.running(resources={"gpus": 2, "cpus": 2})
+    lab.clock.advance(Policy().settle_s)
     now(lab.plane.update_project(ANA, "lab", {"quota": Devices(gpus=2)}))
     now(lab.plane.create_project(ANA, "hush", {"quota": Devices(gpus=2)}))
     wanted = parse_job({**SPEC, "resources": {"gpus": 2, "cpus": 2}})
@@ -97,6 +98,7 @@ def test_nobody_stops_for_a_job_that_was_cancelled_meanwhile() -> None:
 def test_nobody_else_stops_where_one_has_ended_meanwhile() -> None:
     lab = Lab(num_nodes=2)
     first, second = lab.running(resources=WHOLE), lab.running(resources=WHOLE)
+    lab.clock.advance(Policy().settle_s)
     urgent = lab.submit(resources={**WHOLE, "nodes": 2}, priority="production")
     lab.store.meanwhile("before write", lambda: lab.stop(first))
     lab.place()
@@ -109,6 +111,7 @@ def test_nobody_else_stops_where_one_has_ended_meanwhile() -> None:
 def test_restarted_control_plane_asks_nobody_again() -> None:
     lab = Lab(num_nodes=2, script=SLOW_TO_STOP)
     jobs = [lab.running(resources=WHOLE, grace="60s") for _ in range(2)]
+    lab.clock.advance(Policy().settle_s)
     urgent = lab.submit(resources=WHOLE, priority="production")
     lab.place()
     lab.restart()
@@ -119,6 +122,21 @@ def test_restarted_control_plane_asks_nobody_again() -> None:
     lab.turn()
     assert lab.status(urgent) == "running"
     assert len(lab.events("job.evicted")) == 1
+
+
+def test_job_that_has_only_begun_is_left_alone_until_it_has_settled() -> None:
+    lab = Lab(num_nodes=1)
+    batch = lab.running(resources=WHOLE)
+    urgent = lab.submit(resources=WHOLE, priority="production")
+    next_look_s = lab.place()
+    assert lab.status(batch) == "running"
+    assert next_look_s is not None
+    assert 0 < next_look_s <= Policy().settle_s
+    lab.clock.advance(Policy().settle_s)
+    for _ in range(3):
+        lab.turn()
+    assert (lab.status(batch), lab.status(urgent)) == ("queued", "running")
+    assert _is_reproduced(lab)
 
 
 def test_job_that_saved_is_chosen_before_one_that_did_not_and_told_so() -> None:
@@ -192,6 +210,7 @@ def test_job_that_gave_way_as_often_as_anybody_may_runs_on_and_every_decision_is
     lab = Lab(num_nodes=1)
     batch = lab.running(resources=WHOLE)
     for times in range(1, 1 + Policy().max_evictions):
+        lab.clock.advance(Policy().settle_s)
         urgent = lab.submit(resources=WHOLE, priority="production")
         for _ in range(3):
             lab.turn()
