@@ -38,10 +38,9 @@ CLEAN_EVERY_S = 600.0
 LEARN_EVERY_S = 60.0
 SERVE_EVERY_S = 0.5
 PLACE_AT_LEAST_EVERY_S = 30.0
-IDLE_SHARE, BUSY_SHARE = 0.2, 0.5
-"""At most this share of a core goes to looking and planning: the longer it took, the longer the pause. The
-smaller one after a plan that started nothing; what starts jobs is worth more, since devices stand idle."""
-PLACE_PAUSE_S = 0.01
+PLANNING_SHARE = 0.5
+"""At most this share of a core goes to looking and planning: the longer it took, the longer the pause."""
+PLACE_PAUSE_S = 0.005
 """Between two cycles at least: what commits within it is planned together. The first never waits."""
 LAUNCHES_AT_ONCE = 32
 """Attempts being handed to the engine while the next ones are planned."""
@@ -147,8 +146,7 @@ async def _placing(core: Core, changed: Changed) -> None:
             if cycle.placed:
                 launches.start_soon(_launching, core, cycle.placed, at_once)
             next_look_s = min(cycle.next_look_s or PLACE_AT_LEAST_EVERY_S, PLACE_AT_LEAST_EVERY_S)
-            share = BUSY_SHARE if cycle.placed else IDLE_SHARE
-            await anyio.sleep(max(cycle.planning_s / share - cycle.planning_s, PLACE_PAUSE_S))
+            await anyio.sleep(max(cycle.planning_s / PLANNING_SHARE - cycle.planning_s, PLACE_PAUSE_S))
 
 
 async def _launching(core: Core, attempt_ids: tuple[str, ...], at_once: anyio.CapacityLimiter) -> None:
