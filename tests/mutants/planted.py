@@ -402,8 +402,8 @@ MUTANTS = (
     Mutant(
         "process_not_heard_yet_has_nothing",
         "serving/traffic.py",
-        "if self._since is None or now - self._since < FRESH_S:",
-        "if self._since is None:",
+        "if self._since is None or now - self._since < FRESH_S:\n            return False  # somebody else",
+        "if self._since is None:\n            return False  # somebody else",
         "a replica is stopped when every data plane has said that it sends nothing there",
         ("serving",),
     ),

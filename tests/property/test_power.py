@@ -201,7 +201,7 @@ def test_job_that_may_evict_is_given_no_room_where_there_is_no_power() -> None:
     for number, name in ((1, "n0"), (2, "n1")):
         planner.hold(holding_of(_job(number, 1, 1, 2), _on(name, 2), 0.0))
     planner.add(_job(3, 1, 1, 4, priority=60))
-    assert [one.attempt_id for one in planner.plan(0.0).evictions] == ["a02"]
+    assert [one.attempt_id for one in planner.plan(60.0).evictions] == ["a02"]
 
 
 def _on(name: str, gpus: int) -> tuple[NodeShare, ...]:

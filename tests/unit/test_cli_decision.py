@@ -9,6 +9,7 @@ import pytest
 from shoal.cli import decision as cli
 from shoal.cli.text import utc
 from shoal.errors import Denied, NotFound
+from shoal.scheduler.policy import Policy
 from tests.support.lab import Lab
 from tests.support.log_server import LogServer
 
@@ -78,6 +79,7 @@ def test_decision_that_stops_somebody_says_whom_and_for_whom(
     lab = Lab(num_nodes=1)
     lab.running(name="slow", resources={"cpus": 8})
     lab.submit(name="urgent", resources={"cpus": 8}, priority="production")
+    lab.clock.advance(Policy().settle_s)
     lab.place()
     server = LogServer(lab)
     monkeypatch.setattr(cli, "connect", lambda: server)
