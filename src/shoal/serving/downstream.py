@@ -217,7 +217,7 @@ class Downstream(asyncio.Protocol):
 
     def _begin(self, known: Known, rest: bytes) -> None:
         now = monotonic()
-        entry, request_id, own, length = known
+        entry, query, request_id, own, length = known
         service, plane = entry.service, self._plane
         account = entry.account or service.account(self.peer)
         refused = service.admit(account, now)
@@ -228,7 +228,7 @@ class Downstream(asyncio.Protocol):
             return
         self.is_last = not entry.is_keep_alive or plane.is_draining
         if not request_id:
-            known = (entry, plane.new_id(), own, length)
+            known = (entry, query, plane.new_id(), own, length)
         exchange = Exchange(self, known, account, now)
         self.exchange = exchange
         if length == len(rest):

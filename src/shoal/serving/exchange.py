@@ -103,6 +103,7 @@ class Exchange:
         "is_whole",
         "length",
         "own",
+        "query",
         "replica",
         "request_id",
         "up",
@@ -112,7 +113,7 @@ class Exchange:
     def __init__(self, client: Client, known: Known, account: Account, now: float) -> None:
         """`known` with an id."""
         self.client = client
-        self.entry, self.request_id, self.own, self.length = known
+        self.entry, self.query, self.request_id, self.own, self.length = known
         entry = self.entry
         self.account = account
         self.began = now
@@ -347,8 +348,8 @@ class Exchange:
         self._replay = body if self.is_whole else None
         if self._kept and not self.is_whole:
             self._let_go()
-        own, request_id = self.own, self.request_id  # as in `message`
-        head = (entry.prefix, own, client.forwarded, request_id, up.replica.ends_head, body)
+        own, request_id, ends = self.own, self.request_id, up.replica.ends_head  # as in `message`
+        head = (entry.start, self.query, entry.prefix, own, client.forwarded, request_id, ends, body)
         up.send(self, b"".join(head))
         if client.is_stalled:
             client.pause_writing()  # this connection, too
@@ -477,7 +478,9 @@ class Exchange:
     def message(self, replica: LiveReplica) -> bytes:
         """For that replica, with the body that was kept."""
         forwarded, body = self.client.forwarded, self._replay or b""
-        return b"".join((self.entry.prefix, self.own, forwarded, self.request_id, replica.ends_head, body))
+        entry = self.entry
+        head = (entry.start, self.query, entry.prefix, self.own, forwarded, self.request_id)
+        return b"".join((*head, replica.ends_head, body))
 
     def open(self, replica: LiveReplica, seeker: Seeker) -> None:
         self.client.open(replica, seeker)

@@ -22,6 +22,8 @@ CHUNKED = -1
 """As a length."""
 
 REQUEST_LINE = re.compile(rb"[A-Z-]{1,24} ([!-~]+) HTTP/1\.[01]\r\n")
+WITH_QUERY = re.compile(rb"[A-Z-]{1,24} [!-\"$->@-~]+(\?[!-\"$-~]*) HTTP/1\.[01]\r\n")
+"""A request line whose query merely passes. What else is wrong with it, it is without the query, too."""
 LOOSE_LINES = re.compile(rb"(?<!\r)\n|\r(?!\n)|\n[ \t]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 LOOSE_SO_FAR = re.compile(LOOSE_LINES.pattern.replace(rb"\r(?!\n)", rb"\r(?!\n|\Z)"))
 """The same of a head that may go on after its last byte."""
@@ -106,6 +108,18 @@ def parse_head(raw: bytes) -> RequestHead:
     if not lines.is_whole:
         raise malformed("the head cannot be read: it has no end")
     return _judged(parser.get_method(), lines, is_http10=raw[line.end() - 3 : line.end() - 2] == b"0")
+
+
+def without_query(raw: bytes) -> tuple[bytes, bytes]:
+    """The head as it is without the query of its target, and the query with its mark; empty: it has none.
+
+    What decides about a request is in the path: to read the one is to read the other.
+    """
+    line = WITH_QUERY.match(raw) if b"?" in raw else None
+    if line is None:
+        return raw, b""
+    start, end = line.span(1)
+    return raw[:start] + raw[end:], raw[start:end]
 
 
 def too_large(seen: bytes, known: int = 0) -> Refused | None:

@@ -13,7 +13,7 @@ from urllib.parse import unquote_to_bytes
 from shoal.serving.accounts import Account
 from shoal.serving.alike import Alike, Kind
 from shoal.serving.callers import digest_of, is_ours
-from shoal.serving.head import CHUNKED, RequestHead, parse_head
+from shoal.serving.head import CHUNKED, RequestHead, parse_head, without_query
 from shoal.serving.problem import Refused
 from shoal.serving.repeating import has_prompt, hedge_bytes, hold_bytes, may_repeat
 from shoal.serving.service import LiveService
@@ -81,6 +81,7 @@ class Entry:
         "is_websocket",
         "prefix",
         "service",
+        "start",
     )
 
     def __init__(
@@ -88,13 +89,14 @@ class Entry:
         head: RequestHead,
         service: LiveService,
         account: Account | None,
-        prefix: bytes,
+        written: tuple[bytes, bytes],
         digest: str = "",
     ) -> None:
         self.service = service
         self.account = account
         """None: of whoever has the connection's address."""
-        self.prefix = prefix
+        self.start, self.prefix = written
+        """For the replica: the request line as far as the path, and what follows the query."""
         self.digest = digest
         """Of the caller's token; empty: the service needed none."""
         self.is_head = head.method == b"HEAD"
@@ -112,9 +114,9 @@ class Entry:
         self.hold_bytes = hold_bytes(head, service.spec)
 
 
-Known = tuple[Entry, bytes, bytes, int]
-"""A request by its head: what it has in common with others; its own id if it has a decent one, headers for
-the replica and length of its body."""
+Known = tuple[Entry, bytes, bytes, bytes, int]
+"""A request by its head: what it has in common with others; its own query with its mark, id if it has a
+decent one, headers for the replica and length of its body."""
 
 
 class Routes:
@@ -151,26 +153,27 @@ class Routes:
         """`Refused`: malformed, not known, not allowed."""
         if len(raw) > MAX_REMEMBERED_BYTES:
             return self._read(raw)
-        shaped = self._alike.shaped(raw)  # most likely it never comes again
-        found = shaped or self._alike.find(raw)
+        bare, query = without_query(raw)
+        shaped = self._alike.shaped(bare)  # most likely it never comes again
+        found = shaped or self._alike.find(bare)
         if found is None:
-            known = self._read(raw, learns=True)
+            known = self._read(bare, query, learns=True)
         else:
             entry, request_id, own, length = found
             request_id = request_id if _is_decent(request_id) else b""
-            known = (entry, request_id, own, CHUNKED if entry.is_chunked else length)
+            known = (entry, query, request_id, own, CHUNKED if entry.is_chunked else length)
         if shaped is None:
             self._remember(raw, known)
         return known
 
-    def _read(self, raw: bytes, *, learns: bool = False) -> Known:
+    def _read(self, raw: bytes, query: bytes = b"", *, learns: bool = False) -> Known:
         head = parse_head(raw)
         entry = self._made(head)
         request_id = head.value(b"x-request-id")
         is_plain = head.options <= USUAL and not (head.value(b"expect") or head.value(b"upgrade"))
         if learns and is_plain and _affinity_header(entry.service.spec) not in COUNTED:
             self._alike.learn(raw, entry)
-        return entry, request_id if _is_decent(request_id) else b"", self._own(head), head.length
+        return entry, query, request_id if _is_decent(request_id) else b"", self._own(head), head.length
 
     def _remember(self, raw: bytes, known: Known) -> None:
         """From the second time on: most heads that come once never come again."""
@@ -214,7 +217,7 @@ class Routes:
         service, path = self._found(head)
         if service is not None and service.spec.is_public:
             _check_open(service, path)
-            return Entry(head, service, None, self._prefix(head, path, keeps_token=True))
+            return Entry(head, service, None, self._written(head, path, keeps_token=True))
         digest = _digest(head)
         if digest is None or digest not in self._known:
             told = (
@@ -226,11 +229,12 @@ class Routes:
         caller = self._callers.get((id(service), digest))
         if service is None or caller is None:
             # The same for what is not there and for what the caller may not see.
-            raise Refused(404, "service.unknown", f"no service at `{head.target[:200].decode()}`")
+            asked = head.target.partition(b"?")[0][:200].decode()
+            raise Refused(404, "service.unknown", f"no service at `{asked}`")
         _check_open(service, path)
         name = caller.project if service.spec.limits.per == "project" else caller.name
-        prefix = self._prefix(head, path, caller=caller.name)
-        return Entry(head, service, service.account(name), prefix, digest)
+        written = self._written(head, path, caller=caller.name)
+        return Entry(head, service, service.account(name), written, digest)
 
     def _found(self, head: RequestHead) -> tuple[LiveService | None, bytes]:
         """The service meant, and the target as it knows it."""
@@ -244,11 +248,11 @@ class Routes:
         rest = b"/" + (parts[3] if len(parts) > 3 else b"")
         return self._by_path.get((parts[1], parts[2])), rest + mark + query
 
-    def _prefix(
+    def _written(
         self, head: RequestHead, path: bytes, *, caller: str = "", keeps_token: bool = False
-    ) -> bytes:
+    ) -> tuple[bytes, bytes]:
         """The head for the replica as far as it is the same for all heads alike: not ended yet."""
-        lines = [b"%b %b HTTP/1.1" % (head.method, path), b"host: " + (head.value(b"host") or b"shoal")]
+        lines = [b" HTTP/1.1", b"host: " + (head.value(b"host") or b"shoal")]
         for name, value in head.headers:
             plain = name.replace(b"_", b"-")
             if (
@@ -269,7 +273,7 @@ class Routes:
             lines.append(b"x-shoal-caller: " + caller.encode("ascii", "replace"))
         if head.host:
             lines.append(b"x-forwarded-host: " + head.value(b"host"))
-        return b"\r\n".join(lines) + b"\r\n"
+        return b"%b %b" % (head.method, path), b"\r\n".join(lines) + b"\r\n"
 
 
 def _check_open(service: LiveService, target: bytes) -> None:

@@ -8,6 +8,7 @@ import random
 import pytest
 
 from shoal.serving import alike
+from shoal.serving.head import without_query
 from shoal.serving.problem import Refused
 from shoal.serving.route import Entry, Routes
 from shoal.serving.service import LiveService
@@ -30,7 +31,13 @@ SERVICES = (OPEN, CLOSED, BY_COOKIE, BY_ID)
 FIRST = (
     "GET /p/s/ HTTP/1.1", "GET /p/s/ HTTP/1.0", "HEAD /p/s/a HTTP/1.1", "POST /p/t/x HTTP/1.1",
     "POST /p/s/v1/completions HTTP/1.1", "GET /p/u/ HTTP/1.1", "GET /p/u/sleep HTTP/1.1",
-    "GET /p/v/ HTTP/1.1", "GET /p/none/ HTTP/1.1", "GET /p/s/../t HTTP/1.1",
+    "GET /p/v/ HTTP/1.1", "GET /p/s/?q={r} HTTP/1.1", "POST /p/t/x?{r} HTTP/1.1", "GET /p/s? HTTP/1.1",
+    "GET /p/none/ HTTP/1.1", "GET /p/s/../t HTTP/1.1", "GET /p/none?{r} HTTP/1.1", "GET /p/s/..?{r} HTTP/1.1",
+    "GET /p/s/?{r}#a HTTP/1.1", "GET /p/s/#a?{r} HTTP/1.1", "GET /p/s/?{r}?/../ HTTP/1.1",
+    "GET /p/s/?{r} a HTTP/1.1", "GET /p/s/?\xff{r} HTTP/1.1", "GET /p/s/?{r}\x00 HTTP/1.1",
+    "GET /p/s/?{r}\tHTTP/1.1", "GET /p/s/?{r} HTTP/1.2", "GET ?{r} HTTP/1.1", "GET http://a?{r} HTTP/1.1",
+    "GET http://a/p/s/?{r} HTTP/1.1", "GET http://b/p/s/?{r} HTTP/1.1", "GET /p/u/sleep?{r} HTTP/1.1",
+    "POST /p/s/v1/completions?{r} HTTP/1.1", "CONNECT a?{r} HTTP/1.1", "OPTIONS *?{r} HTTP/1.1",
 )  # fmt: skip
 LINES = (
     "Host: a", "host: b", "Host:", "Content-Length: {n}", "content-length: {n}", "Content-Length: +{n}",
@@ -53,7 +60,7 @@ def routes(*services: Service) -> Routes:
 
 def drawn(source: random.Random) -> bytes:
     """Mostly one that is taken."""
-    lines = [source.choice(FIRST[:8] if source.random() < 0.9 else FIRST)]
+    lines = [source.choice(FIRST[:11] if source.random() < 0.9 else FIRST)]
     if source.random() < 0.9:
         lines += ["Host: a", "Authorization: Bearer token-ana"]
     lines += source.choices(LINES, k=source.randint(0, 4))
@@ -65,18 +72,24 @@ def drawn(source: random.Random) -> bytes:
     return text.encode("latin-1") + b"\r\n\r\n"
 
 
-def said(known: Routes, raw: bytes) -> tuple[object, ...]:
+def said(known: Routes, raw: bytes, *, in_full: bool = False) -> tuple[object, ...]:
     try:
-        found = known.recall(raw) or known.resolve(raw)
+        found = known._read(raw) if in_full else known.recall(raw) or known.resolve(raw)
     except Refused as refused:
         return refused.status, refused.code, refused.detail, refused.must_close
-    entry, *own = found
+    entry, query, *own = found
     account = entry.account.name if entry.account else None
-    return entry.service.spec.name, account, *(getattr(entry, name) for name in TOLD), *own
+    told = (getattr(entry, name) for name in TOLD)
+    return entry.service.spec.name, account, entry.start + query, *told, *own
+
+
+def in_full(raw: bytes) -> tuple[object, ...]:
+    """As if nothing had been read before, and nothing were left out."""
+    return said(routes(), raw, in_full=True)
 
 
 def test_every_field_of_an_entry_is_compared() -> None:
-    assert {*TOLD, "service", "account"} == set(Entry.__slots__)
+    assert {*TOLD, "service", "account", "start"} == set(Entry.__slots__)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -85,11 +98,12 @@ def test_heads_are_read_alike_whatever_was_read_before(seed: int) -> None:
     found = 0
     for _ in range(1500):
         raw = drawn(source)
-        found += (warm._alike.shaped(raw) or warm._alike.find(raw)) is not None
+        bare, _ = without_query(raw)
+        found += (warm._alike.shaped(bare) or warm._alike.find(bare)) is not None
         for _ in range(3):  # what comes again is learnt
             with contextlib.suppress(Refused):
                 warm.resolve(raw)
-        assert said(warm, raw) == said(routes(), raw), raw
+        assert said(warm, raw) == in_full(raw), raw
     assert found > 150, "the short way is taken"
 
 
@@ -102,7 +116,7 @@ def test_heads_at_the_edge_of_http_are_read_alike_after_those_that_are_not() -> 
         for line in (b"", b"X-Trace: 7\r\n", b"Content-Length: 7\r\n"):
             head, first, rest = raw.partition(b"\r\n")
             changed = head + first + line + rest
-            assert said(warm, changed) == said(routes(), changed), changed
+            assert said(warm, changed) == in_full(changed), changed
 
 
 def test_heads_of_one_shape_are_read_alike_whatever_is_put_into_their_places() -> None:
@@ -134,32 +148,33 @@ def test_heads_of_one_shape_are_read_alike_whatever_is_put_into_their_places() -
         for _ in range(1500):
             raw = head.format(*source.choices(values, k=3)).encode("latin-1") + b"\r\n\r\n"
             raw = raw[: raw.index(b"\r\n\r\n") + 4]
-            assert said(warm, raw) == said(routes(), raw), raw
+            assert said(warm, raw) == in_full(raw), raw
 
 
 def test_ids_and_traces_are_each_requests_own() -> None:
     warm = routes()
     for n in range(5):
         more = (f"x-request-id: id-{n}", f"traceparent: 00-{n}-01", "accept: */*")
-        entry, request_id, own, length = warm.resolve(
-            get("/p/s/", *more, method="POST", body=b"x" * n)[: -n or None]
+        entry, query, request_id, own, length = warm.resolve(
+            get(f"/p/s/?{n}", *more, method="POST", body=b"x" * n)[: -n or None]
         )
-        assert (request_id, length) == (b"id-%d" % n, n)
+        assert (query, request_id, length) == (b"?%d" % n, b"id-%d" % n, n)
         assert own == b"traceparent: 00-%d-01\r\naccept: */*\r\ncontent-length: %d\r\n" % (n, n)
+        assert entry.start == b"POST /"
         assert b"trace" not in entry.prefix
 
 
 def test_full_reading_is_for_the_first_three_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
     warm, read = routes(), 0
 
-    def counted(raw: bytes, *, learns: bool = False) -> object:
+    def counted(raw: bytes, query: bytes = b"", *, learns: bool = False) -> object:
         nonlocal read
         read += 1
-        return type(warm)._read(warm, raw, learns=learns)
+        return type(warm)._read(warm, raw, query, learns=learns)
 
     monkeypatch.setattr(warm, "_read", counted)
     for n in range(10_000):
-        warm.resolve(get("/p/s/", f"traceparent: {n}", f"x-request-id: {n}", f"idempotency-key: {n}"))
+        warm.resolve(get(f"/p/s/?{n}", f"traceparent: {n}", f"x-request-id: {n}", f"idempotency-key: {n}"))
     assert read == 3
     assert len(warm._once) <= 4096
 
