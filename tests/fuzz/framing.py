@@ -31,6 +31,7 @@ TOKENS = (
     b"\r\n", b"\n", b"\r", b"\0", b" ", b"\t", b":", b";", b",", b"0\r\n\r\n", b"chunked", b"Host: a\r\n",
     b"Content-Length: 5\r\n", b"Transfer-Encoding: chunked\r\n", b"Connection: close\r\n", b"HTTP/1.1",
     b"Expect: 100-continue\r\n", b"Upgrade: websocket\r\nConnection: upgrade\r\n", b"/p/s/", b"GET ", b"\xff",
+    b"?", b"#",
 )  # fmt: skip
 ANSWERS = (
     b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n",

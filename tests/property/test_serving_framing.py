@@ -32,6 +32,14 @@ def test_cuts_change_nothing(names: list[str], cuts: list[int]) -> None:
     assert cut[1][:10] == whole[1][:10]
 
 
+def test_request_behind_a_refused_one_ends_where_it_ends_though_more_came_before_its_turn() -> None:
+    raw = b"".join(get(path) for path in ("/p/s/a", "/p/none", "/p/s/b", "/p/s/c"))
+    at = len(raw) - 10
+    whole, cut = asyncio.run(taken([raw])), asyncio.run(taken([raw[:at], raw[at:]]))
+    assert [head[:7] for head, _, _ in whole[0]] == [b"GET /a ", b"GET /b ", b"GET /c "]
+    assert cut == whole
+
+
 @given(st.lists(st.binary(max_size=40), max_size=8), CUTS)
 def test_chunked_body_ends_where_it_ends_however_it_is_cut(contents: list[bytes], cuts: list[int]) -> None:
     contents = [content for content in contents if content]

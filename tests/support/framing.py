@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from shoal.serving.downstream import Downstream
+from shoal.serving.exchange import Exchange
 from shoal.serving.plane import DataPlane
 from shoal.serving.replica import LiveReplica
 from shoal.serving.table import Replica, Table
@@ -63,6 +64,12 @@ class Recorder(DataPlane):
         self.seen.append(seeker)
 
 
+def written(exchange: Exchange) -> bytes:
+    """The head for a replica, as far as it is the request's."""
+    entry = exchange.entry
+    return entry.start + exchange.query + entry.prefix + exchange.own
+
+
 async def taken(parts: list[bytes]) -> tuple[list[tuple[bytes, bytes, bool]], bytes]:
     """Requests as they would go on, each once the one before has been answered, and what was answered."""
     plane, pipe = Recorder(), Pipe()
@@ -73,7 +80,7 @@ async def taken(parts: list[bytes]) -> tuple[list[tuple[bytes, bytes, bool]], by
     def finish() -> None:
         while client.exchange is not None and client.exchange.is_whole and plane.seen:
             exchange = client.exchange
-            found.append((exchange.entry.prefix + exchange.own, b"".join(exchange._held), True))
+            found.append((written(exchange), b"".join(exchange._held), True))
             exchange._leave(is_error=False)
             client.finish()
 
@@ -91,7 +98,7 @@ async def taken(parts: list[bytes]) -> tuple[list[tuple[bytes, bytes, bool]], by
             break
     if client.exchange is not None:
         exchange = client.exchange
-        found.append((exchange.entry.prefix + exchange.own, b"".join(exchange._held), False))
+        found.append((written(exchange), b"".join(exchange._held), False))
     client.connection_lost(None)
     assert all(live.outstanding == 0 for live in plane.services["p", "s"].replicas.values())
     assert plane.services["p", "s"].waiting.count == 0

@@ -81,6 +81,7 @@ class Downstream(asyncio.Protocol):
         "_left",
         "_moved",
         "_plane",
+        "_searched",
         "_transport",
         "_unread",
         "body_due",
@@ -99,6 +100,8 @@ class Downstream(asyncio.Protocol):
         self.held = plane.held
         self._buffer = b""
         """Of a head that is not whole, or read ahead of the answer to the request before."""
+        self._searched = 0
+        """So much of that has no end of a head in it."""
         self._chunks: Chunks | None = None
         self._left = 0
         """Of a body that has a length."""
@@ -158,9 +161,9 @@ class Downstream(asyncio.Protocol):
             self._thrown_away(len(data))
             return
         routes = self._plane.routes
-        known = len(self._buffer)
-        if known:
-            data = self._buffer + data
+        known = 0
+        if self._buffer:
+            data, known = self._buffer + data, self._searched
             self._kept(b"")
         if data.endswith(b"\r\n\r\n"):
             seen = routes.recall(data)
@@ -194,6 +197,7 @@ class Downstream(asyncio.Protocol):
         if not known:
             self.due = min(self.due, monotonic() + HEAD_S)
         self._kept(data)
+        self._searched = len(data)
 
     def _has_room(self, num_bytes: int) -> bool:
         return self.held.bytes + num_bytes <= self.held.max_bytes
@@ -209,6 +213,7 @@ class Downstream(asyncio.Protocol):
         """This is in the buffer now, and counted."""
         self.held.bytes += len(data) - len(self._buffer)
         self._buffer = data
+        self._searched = 0
 
     @staticmethod
     def _has_body(head: bytes) -> bool:
