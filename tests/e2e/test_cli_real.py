@@ -220,6 +220,17 @@ def test_a_taken_port_is_named(person: Person) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_taken_port_of_services_is_named_before_there_is_one(person: Person) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = person("up", "--serve-on", f"127.0.0.1:{port}")
+    assert done.returncode == 6
+    assert f"services cannot be called at 127.0.0.1:{port}: Address already in use" in done.stderr
+    assert "--serve-on 127.0.0.1:0" in done.stderr
+    again = person("up")
+    assert (again.returncode, again.stderr) == (0, "")
+
+
 def test_a_server_with_its_own_certificate_is_trusted_on_its_own_machine(person: Person) -> None:
     cert, key = write_certificate(person.place)
     done = person("up", "--tls-cert", cert.name, "--tls-key", key.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -113,6 +114,33 @@ def test_only_a_port_that_was_taken_this_time_is_said(tmp_path: Path) -> None:
     assert list(up.remarks(running)) == []
     told = list(up.remarks(replace(running, taken_port=7462)))
     assert told == ["note: port 7462 was taken; this server has 5 instead"]
+    told = list(up.remarks(replace(running, taken_serve_port=7463)))
+    assert told == ["note: port 7463 was taken; services have another one, which `shoal services` shows"]
+
+
+def test_port_of_services_that_is_taken_is_refused_where_it_was_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_plane, "LEAVING_S", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        settings = Settings(home=tmp_path, serve_port=port)
+        assert data_plane.taken_port(settings, is_fixed=False) == port
+        with pytest.raises(StateError) as wrong:
+            data_plane.taken_port(settings, is_fixed=True)
+    assert wrong.value.message == f"services cannot be called at 127.0.0.1:{port}: Address already in use"
+    assert wrong.value.hint is not None
+    assert wrong.value.hint.endswith("`shoal up --serve-on 127.0.0.1:0`")
+    assert data_plane.taken_port(settings, is_fixed=True) is None
+
+
+def test_port_of_services_that_the_homes_own_data_plane_has_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as own:
+        port = own.getsockname()[1]
+        monkeypatch.setattr(data_plane, "running", lambda _: {"url": f"http://127.0.0.1:{port}"})
+        assert data_plane.taken_port(Settings(home=tmp_path, serve_port=port), is_fixed=True) is None
 
 
 def test_up_says_when_commands_talk_to_another_server(tmp_path: Path) -> None:

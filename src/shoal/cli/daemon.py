@@ -37,6 +37,8 @@ class Running:
     """Or `standby`: another one leads."""
     leader: str | None = None
     """Where that one listens, if it is known."""
+    taken_serve_port: int | None = None
+    """The port services would have had, where this start found it taken."""
 
 
 class StartFailed(ShoalError):
@@ -147,10 +149,13 @@ def _wait_for(settings: Settings, child: subprocess.Popen[bytes] | None) -> Runn
         server = read_server_file(home)
         pid = child.pid if child else holder(home)
         if server and pid and server.get("pid") == pid:
-            taken = server.get("taken_port") if child else None
+            taken, moved = (
+                server.get(which) if child else None for which in ("taken_port", "taken_serve_port")
+            )
             role = str(server.get("role", "leader"))
             token = adopt_first_token(settings) if role == "leader" else None
-            return Running(server["url"], pid, child is None, token, taken, role, server.get("leader"))
+            leader = server.get("leader")
+            return Running(server["url"], pid, child is None, token, taken, role, leader, moved)
         if child is not None and child.poll() is not None:
             if child.returncode == StateError.exit_code and holder(home) is not None:
                 child = None  # another `shoal up` was faster: wait for that one

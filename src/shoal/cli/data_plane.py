@@ -10,9 +10,11 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.parse
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ import structlog
 
 from shoal.client.credentials import write_private
 from shoal.control import ControlPlane
+from shoal.errors import StateError
 from shoal.identity import data_plane_token
 from shoal.runtime.spool import start_ticks
 from shoal.settings import Settings
@@ -31,6 +34,8 @@ LOOK_EVERY_S = 0.5
 START_S = 20.0
 AGAIN_S = 5.0
 """After one that would not start."""
+LEAVING_S = 3.0
+"""For one that `shoal down --jobs` has just told to end: it lets go of its port first."""
 FACTS = "serving.json"
 
 log = structlog.get_logger()
@@ -61,6 +66,42 @@ def running(home: Path) -> dict[str, Any] | None:
         facts: dict[str, Any] = json.loads((home / FACTS).read_text(encoding="utf-8"))
         if start_ticks(int(facts["pid"])) == facts["ticks"] and not _is_dead(int(facts["pid"])):
             return facts
+    return None
+
+
+def taken_port(settings: Settings, *, is_fixed: bool) -> int | None:
+    """The port that services should have, where somebody else listens on it. Blocks for a moment.
+
+    `is_fixed`: it was asked for, and `StateError` where it cannot be had. Asked before the first service is
+    there: who named a port should not learn with that one that it is another.
+    """
+    found = running(settings.home)
+    port = settings.serve_port
+    if not port or (found is not None and urllib.parse.urlsplit(str(found["url"])).port == port):
+        return None
+    deadline = time.monotonic() + LEAVING_S
+    while (why := _refusal(settings)) is not None:
+        if not is_fixed or time.monotonic() > deadline:
+            break
+        time.sleep(LOOK_EVERY_S / 10)
+    if why is not None and is_fixed:
+        raise StateError(
+            f"services cannot be called at {settings.serve_host}:{port}: {why}",
+            hint="end what listens there, or let it choose a port: `shoal up --serve-on 127.0.0.1:0`",
+        )
+    return None if why is None else port
+
+
+def _refusal(settings: Settings) -> str | None:
+    """Why nobody can listen where services should be called; None where one can."""
+    host = settings.serve_host
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind((host, settings.serve_port))
+            tried.listen()
+        except OSError as error:
+            return error.strerror or str(error)
     return None
 
 

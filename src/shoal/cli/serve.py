@@ -85,9 +85,12 @@ def _run(*, is_foreground: bool, is_deposed: bool) -> None:
     with hold(settings.home):
         configure_log(None if is_foreground else settings.log_file)
         listener, taken = listen(settings, is_fixed=bool(os.environ.get("SHOAL_LISTEN")))
+        is_named = bool(os.environ.get("SHOAL_SERVE_ON"))
+        # One that led before has its data plane, or will begin it: it does not end for a port.
+        moved = None if is_deposed else data_plane.taken_port(settings, is_fixed=is_named)
         # The port is known before the control plane opens: supervisors are told it with their orders.
         settings = replace(settings, port=listener.getsockname()[1])
-        on_ready = partial(announce, settings, taken=taken, is_foreground=is_foreground)
+        on_ready = partial(announce, settings, taken=taken, moved=moved, is_foreground=is_foreground)
         step_down = partial(_begin_anew, is_foreground=is_foreground)
         living = partial(_live, settings, listener, on_ready, step_down, is_deposed=is_deposed)
         try:
@@ -195,12 +198,17 @@ def announce(
     *,
     taken: int | None,
     is_foreground: bool,
+    moved: int | None = None,
     role: str = standby.LEADER,
     leader: str | None = None,
 ) -> None:
-    """It answers: tell clients and supervisors where. `leader`: whom one that stands by waits for."""
+    """It answers: tell clients and supervisors where.
+
+    `leader`: whom one that stands by waits for. `taken`, `moved`: ports that it and services should have had.
+    """
     facts: dict[str, str | int | None] = {"url": settings.url, "pid": os.getpid(), "role": role}
     facts |= {"path": os.environ.get("PATH", os.defpath), "taken_port": taken, "leader": leader}
+    facts["taken_serve_port"] = moved
     if is_foreground:
         facts["is_foreground"] = 1  # somebody else starts it again
     if settings.tls_cert:

@@ -147,6 +147,9 @@ def remarks(running: daemon.Running) -> Iterator[str]:
     if running.taken_port is not None:
         port = urlsplit(running.url).port
         yield f"note: port {running.taken_port} was taken; this server has {port} instead"
+    if running.taken_serve_port is not None:
+        port = running.taken_serve_port
+        yield f"note: port {port} was taken; services have another one, which `shoal services` shows"
     there = find_endpoint()
     if there.url == running.url:
         with suppress(ShoalError), Connection(patience_s=2.0) as shoal:
