@@ -256,3 +256,18 @@ def test_tokens_for_a_service_are_listed_as_that(shell: Shell, fake: FakeServer)
     lines = shell("token").out.splitlines()
     assert lines[1].split() == ["tok_1", "calls", "chat", "vision", "good"]
     assert lines[2].split() == ["tok_2", "admin", "vision", "good"]
+
+
+@pytest.mark.parametrize(("ref", "is_told"), [("chat", True), ("vision/chat", True), ("vision/17", False)])
+def test_logs_and_why_of_a_service_say_which_replica_they_are_of(
+    shell: Shell, fake: FakeServer, ref: str, is_told: bool
+) -> None:
+    place = {"service_id": "svc_1", "service": "chat", "release": 2, "slot": 3}
+    job = job_view(status="running", name="chat", replica=place)
+    fake.answers["GET", "/v1/jobs"] = {"items": [job], "next_cursor": None}
+    fake.answers["GET", f"/v1/jobs/{job['job_id']}"] = {**job, "attempts": []}
+    fake.answers["GET", f"/v1/jobs/{job['job_id']}/logs"] = {"items": [], "next_cursor": None}
+    fake.answers["GET", f"/v1/jobs/{job['job_id']}/why"] = {"status": "running", "sentence": "it runs"}
+    told = f"-- {ref} is a service; this is vision/17, a replica of release 2 (running)\n"
+    for command in ("logs", "why"):
+        assert shell(command, ref).err == (told if is_told else "")

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 from typing_extensions import TypedDict
 
-from shoal.control.services.look import Look, Server, is_serving
+from shoal.control.services.look import Look, Server
 from shoal.model.attempt import AttemptState
-from shoal.model.service import Release, Rollout, Service, Start
+from shoal.model.service import Release, Rollout, Service, Start, is_serving
 from shoal.serving.traffic import Sample
 
 

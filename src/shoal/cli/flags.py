@@ -22,7 +22,10 @@ def connect() -> Connection:
 
 
 def one_job(shoal: Connection, ref: str) -> str:
-    """The id of the one job that `ref` names. Of an array it is the newest element, and that is said."""
+    """The id of the one job that `ref` names.
+
+    Of an array it is the newest element, of a service a replica, and that is said.
+    """
     if ref.startswith("job_"):
         return ref
     job, array_id = shoal.find(ref)
@@ -30,4 +33,8 @@ def one_job(shoal: Connection, ref: str) -> str:
         size = (job.get("array") or {}).get("size")
         here = one_line(job["ref"])
         note(f"-- {one_line(ref)} is an array of {size}; this is its newest element, {here}")
+    place = job.get("replica")
+    if place and ref.rpartition("/")[2] == place["service"]:
+        which = f"{one_line(job['ref'])}, a replica of release {place['release']} ({job['status']})"
+        note(f"-- {one_line(ref)} is a service; this is {which}")
     return str(job["job_id"])

@@ -41,7 +41,8 @@ def logs(
 ) -> int:
     """Print a job's output, each line after the rank that wrote it. Escape sequences are removed.
 
-    The name of an array stands for its newest element.
+    The name of an array stands for its newest element, that of a service for
+    a replica that lives, of the release that serves.
     """
     with connect() as shoal:
         ref, job = job, one_job(shoal, job)

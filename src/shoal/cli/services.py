@@ -48,7 +48,7 @@ def serve(
     a job.
 
     The same file again changes nothing. Replicas are jobs: `shoal logs NAME`
-    prints what the newest of them writes, `shoal why NAME` why it waits.
+    prints what one that serves writes, `shoal services NAME` why others wait.
     """
     from shoal.client.sdk import Shoal
     from shoal.spec.files import load_service

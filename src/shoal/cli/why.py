@@ -18,7 +18,8 @@ from shoal.errors import LimitReached
 def why(job: JobRef, *, json: JsonFlag = False) -> int:
     """Say why a job is not running, when it will start, what would start it now, or how it ended.
 
-    The name of an array stands for its newest element.
+    The name of an array stands for its newest element, that of a service for
+    a replica that lives, of the release that serves.
     """
     with connect() as shoal:
         told = _told(shoal, one_job(shoal, job))

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from shoal.model.job import Job
+from shoal.model.service import is_serving
 from shoal.store import JobFilter, Tx
 
 PAGE = 500
@@ -26,6 +27,7 @@ def find_named(tx: Tx, reference: str, projects: Collection[str]) -> list[Named]
 
     `job_...`, `vision/17` and `17` are one job. `arr_...` is an array. A name is the newest job of that
     name; where that is an element of an array, it is the array. `NAME[2]` is the element with that index.
+    Where it is a replica, one that lives stands for its service.
     """
     if (element := ELEMENT.fullmatch(reference)) is not None:
         whole, index = element["array"], int(element["index"])
@@ -41,7 +43,23 @@ def find_named(tx: Tx, reference: str, projects: Collection[str]) -> list[Named]
         return _in((job for job, _ in newest), projects, is_name=True)
     if rest.isascii() and rest.isdigit() and len(rest) < 19:
         return _in((tx.jobs.by_number(name, int(rest)) for name in projects), projects)
-    return _in((tx.jobs.newest_named(name, rest) for name in projects), projects, is_name=True)
+    named = (tx.jobs.newest_named(name, rest) for name in projects)
+    return _in((_shown_of(tx, job) for job in named if job is not None), projects, is_name=True)
+
+
+def _shown_of(tx: Tx, newest: Job) -> Job:
+    """Of the replicas of a service one that lives, of the release that serves if there is any: what its
+    newest died of says nothing about it. The same for every other job.
+    """
+    service = tx.services.get(newest.replica.service_id) if newest.replica is not None else None
+    if service is None:
+        return newest
+    living = [
+        (replica.release == service.live, is_serving(replica, job, attempt), job.number, job)
+        for replica, job, attempt in tx.services.replicas(service.service_id)
+        if job.is_open and job.stop_asked_by is None
+    ]
+    return max(living, key=lambda one: one[:3])[3] if living else newest
 
 
 def jobs_named(tx: Tx, reference: str, project: str) -> list[Job]:

@@ -7,6 +7,9 @@ from statistics import median
 
 import msgspec
 
+from shoal.model.attempt import Attempt, AttemptState
+from shoal.model.job import Job
+
 MAX_STARTS = 8
 """Of so many replicas a service remembers how long they took to become ready."""
 MAX_BACKOFF_S = 60.0
@@ -177,3 +180,9 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     """How it came there."""
     draining_at: float | None = None
     """Since when it is given nothing new."""
+
+
+def is_serving(replica: Replica, job: Job, attempt: Attempt) -> bool:
+    """Whether it can be given requests, by what its present supervisor said last."""
+    is_up = attempt.state is AttemptState.RUNNING and job.is_open and job.stop_asked_by is None
+    return is_up and replica.is_ready and replica.attempt_id == attempt.attempt_id

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from shoal.control import Actor, ControlPlane
+from shoal.control.find import find_named
 from shoal.control.services import look
 from shoal.control.services.book import ServiceBook
 from shoal.control.services.commands import AskedService
@@ -21,6 +22,7 @@ from shoal.control.services.turn import tend
 from shoal.engines.fake import Act, Script, always
 from shoal.errors import StateError
 from shoal.model.attempt import AttemptState
+from shoal.model.job import Job
 from shoal.model.people import Role
 from shoal.model.service import Rollout, Service, Stage
 from shoal.serving.table import Count, Report
@@ -425,3 +427,26 @@ async def test_last_words_of_a_replica_that_failed_stay_until_the_next_release(t
         assert found.failed_ref.startswith("vision/")
         assert found.failed_because.splitlines()[-1] == "ModuleNotFoundError: No module named 'flask'"
         assert (await ours.serve(env={"A": "1"})).failed_because == ""
+
+
+async def test_name_of_a_service_is_a_replica_that_lives_of_the_release_that_serves(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as ours:
+
+        async def named() -> Job:
+            [found] = await ours.plane.core.store.read(lambda tx: find_named(tx, "chat", ("vision",)))
+            return found.job
+
+        await ours.serve(replicas=2)
+        await ours.until_ready(2)
+        assert (await named()).number == 2
+        [first, second] = [job.number for _, job, _ in (await ours.look()).servers]
+        ours.is_held = True
+        await ours.serve(env={"A": "1"}, replicas=2)
+        await ours.until(lambda look: any(replica.release == 2 for replica, _, _ in look.servers))
+        assert (await named()).number in (first, second)
+        await ours.plane.undo_rollout(ROOT, ours.service_id)
+        await ours.until(lambda look: [replica.release for replica, _, _ in look.servers] == [1, 1])
+        assert (await named()).number in (first, second)
+        await ours.plane.scale_service(ROOT, ours.service_id, 0, 0)
+        await ours.until(lambda look: look.servers == ())
+        assert (await named()).number > second

@@ -11,7 +11,7 @@ from shoal.control.services.replicas import spec_of_release
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
 from shoal.model.node import NodeState
-from shoal.model.service import Release, Replica, Service
+from shoal.model.service import Release, Replica, Service, is_serving
 from shoal.serving.life import Seen
 from shoal.serving.traffic import Sample, Stats
 from shoal.spec.service import ServiceSpec
@@ -105,12 +105,6 @@ def view(core: Core, look: Look) -> View:
         new_stats=new,
         watched_s=book.watched_s(service, at),
     )
-
-
-def is_serving(replica: Replica, job: Job, attempt: Attempt) -> bool:
-    """Whether it can be given requests, by what its present supervisor said last."""
-    is_up = attempt.state is AttemptState.RUNNING and job.is_open and job.stop_asked_by is None
-    return is_up and replica.is_ready and replica.attempt_id == attempt.attempt_id
 
 
 def seen(look: Look, known: View, now: float) -> list[Seen]:

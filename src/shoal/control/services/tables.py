@@ -14,11 +14,11 @@ import structlog
 
 from shoal.control.core import Core
 from shoal.control.services.hosts import granted
-from shoal.control.services.look import Look, is_serving, load
+from shoal.control.services.look import Look, load
 from shoal.errors import StoreUnavailable
 from shoal.identity import is_at_least, replica_secret, user_caller
 from shoal.model.people import Membership, Role, Token
-from shoal.model.service import Service
+from shoal.model.service import Service, is_serving
 from shoal.serving import table as told
 from shoal.spec.service import ServiceSpec
 from shoal.store import Tx
