@@ -95,6 +95,12 @@ def test_later_releases_are_not_told_how_to_call(shell: Shell, fake: FakeServer,
     assert (result.out, result.err) == (f"vision/chat: release 2, at {URL}\n", "")
 
 
+def test_later_release_says_what_is_new_in_it(shell: Shell, fake: FakeServer, file: str) -> None:
+    because = "working directory changed; replicas 2 -> 1, as the file says"
+    fake.answers["POST", "/v1/services"] = 201, view(newest_release=2, because=because)
+    assert shell("serve", file).out == f"vision/chat: release 2 ({because}), at {URL}\n"
+
+
 def test_serve_waits_until_a_canary_is_through(shell: Shell, fake: FakeServer, file: str) -> None:
     made = view(newest_release=2, ready=1, rollout=rollout("canary"))
     fake.answers["POST", "/v1/services"] = 201, made

@@ -47,6 +47,7 @@ class ReleaseView(TypedDict):
     model: str
     created_at: float
     by: str
+    because: str
 
 
 class RolloutView(TypedDict):
@@ -101,6 +102,12 @@ class ServiceView(TypedDict):
     cold_start_s: float | None
     starts: list[StartView]
     created_at: float
+
+
+class ServedView(ServiceView):
+    """`because`: what is new in the release that was made; empty where none was, and for the first."""
+
+    because: str
 
 
 class FailureView(TypedDict):
@@ -170,6 +177,13 @@ def render_service(look: Look, base: str | None) -> ServiceView:
     }
 
 
+def render_served(look: Look, base: str | None, before: Service | None) -> ServedView:
+    """`before`: the service as it was; None: there was none."""
+    is_new = before is not None and before.newest != look.service.newest
+    because = look.releases[look.service.newest].because if is_new else ""
+    return {**render_service(look, base), "because": because}
+
+
 def render_detail(
     look: Look,
     base: str | None,
@@ -187,7 +201,13 @@ def render_detail(
         ],
         "servers": [_replica(server, waits.get(server[0].replica_id, "")) for server in look.servers],
         "releases": [
-            {"number": one.number, "model": one.model, "created_at": one.created_at, "by": one.by}
+            {
+                "number": one.number,
+                "model": one.model,
+                "created_at": one.created_at,
+                "by": one.by,
+                "because": one.because,
+            }
             for one in releases
         ],
         "spec": msgspec.json.decode(look.releases[look.service.newest].spec_json),

@@ -27,7 +27,8 @@ def of_service(kind: str, data: dict[str, Any]) -> tuple[str, str]:
         return f"{name} {what}" if "to" not in data else f"{name} {what} release {data['to']}", because
     match verb:
         case "released":
-            return f"{name} served, release {data.get('release')}", str(data.get("model") or "")
+            why = (data.get("model"), because)
+            return f"{name} served, release {data.get('release')}", "; ".join(str(one) for one in why if one)
         case "scaled":
             return f"{name} scaled to {data.get('min')}..{data.get('max')}", ""
         case "resized":

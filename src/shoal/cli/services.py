@@ -47,8 +47,12 @@ def serve(
     `mounts`, `setup`, `workdir`, `queue`, `priority` and `grace` are those of
     a job.
 
-    The same file again changes nothing. Replicas are jobs: `shoal logs NAME`
-    prints what one that serves writes, `shoal services NAME` why others wait.
+    The same file and folder again change nothing. A changed file in `workdir`
+    makes a new release as a changed field does, and a new release has as many
+    replicas as its file says, whatever `shoal scale` said.
+
+    Replicas are jobs: `shoal logs NAME` prints what one that serves writes,
+    `shoal services NAME` why others wait.
     """
     from shoal.client.sdk import Shoal
     from shoal.spec.files import load_service
@@ -60,7 +64,7 @@ def serve(
     with Shoal() as shoal:
         with slow_work() as shoal.on_progress:
             made = shoal.serve(file)
-        release = made["newest_release"]
+        release, because = made["newest_release"], made.get("because")
         with at_work(f"{made['ref']}: release {release} starts"):
             if is_new or wait is not None:
                 made = _located(shoal.services.show, made)
@@ -69,7 +73,8 @@ def serve(
     if json:
         print_json(made)
         return 0
-    print(one_line(f"{made['ref']}: release {release}, at {made.get('url') or made['path']}"))
+    why = f" ({because})" if because else ""
+    print(one_line(f"{made['ref']}: release {release}{why}, at {made.get('url') or made['path']}"))
     if release == 1 and made.get("url"):
         note("\n".join(how_to_call(made, is_public=spec.public)))
     return 0

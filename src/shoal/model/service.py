@@ -152,6 +152,8 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     created_at: float
     by: str = ""
+    because: str = ""
+    """What is new in it; empty for the first."""
 
     @property
     def secrets_id(self) -> str:

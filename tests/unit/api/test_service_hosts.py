@@ -1,4 +1,4 @@
-"""A name in `Host` belongs to one service, and only leads give a service one."""
+"""A name in `Host` belongs to one service, and only leads give a service one; what serving again answers."""
 
 from __future__ import annotations
 
@@ -61,3 +61,10 @@ def test_host_is_not_free_while_an_undone_rollout_leads_back_to_it(world: World)
     assert serve(world, "lead", "llm.example.org").status == 201
     assert serve(world, "lead", run="b").status == 201
     assert serve(world, "admin", "llm.example.org", project="speech").status == 409
+
+
+def test_served_again_the_answer_says_what_is_new_and_nothing_of_the_same(world: World) -> None:
+    told = [serve(world, "member", run=run).json() for run in ("a", "a", "b", "b")]
+    assert [(one["newest_release"], one["because"]) for one in told] == [
+        (1, ""), (1, ""), (2, "`run` changed"), (2, ""),
+    ]  # fmt: skip

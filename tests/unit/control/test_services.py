@@ -127,6 +127,29 @@ async def test_same_spec_again_is_no_new_release_and_another_is(tmp_path: Path) 
         assert second.rollout.stage is Stage.ROLLING
 
 
+async def test_release_says_what_is_new_in_it_and_that_it_undoes_a_scale(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as ours:
+
+        async def served(archive: str | None = None, **fields: Any) -> str:
+            spec = parse_service({**QUICK, **fields})
+            asked = AskedService(spec=spec, project="vision", owner=ours.owner, archive_digest=archive)
+            made = await ours.plane.serve(ROOT, asked)
+            ours.service_id = made.service_id
+            look = await ours.look()
+            return look.releases[made.newest].because
+
+        assert await served() == ""
+        assert await served("a" * 64) == "working directory changed"
+        assert await served("a" * 64, env={"A": "1"}, cap=3) == "`cap`, `env` changed"
+        await ours.plane.scale_service(ROOT, ours.service_id, 2, 4)
+        same = "`cap`, `env` changed"
+        assert await served("a" * 64, env={"A": "1"}, cap=3) == same
+        undone = "working directory changed; replicas 2..4 -> 1, as the file says"
+        assert await served("b" * 64, env={"A": "1"}, cap=3) == undone
+        await ours.plane.undo_rollout(ROOT, ours.service_id)
+        assert await served("b" * 64, env={"A": "1"}, cap=3) == "release 4 was rolled back"
+
+
 async def test_only_replicas_that_said_they_are_ready_are_in_the_table(tmp_path: Path) -> None:
     async with cluster(tmp_path) as ours:
         ours.is_held = True

@@ -32,12 +32,12 @@ routes = Routes("services")
     "POST",
     "/v1/services",
     Permission.SERVICE_MANAGE,
-    answers=views.ServiceView,
+    answers=views.ServedView,
     status=201,
     body=ServeBody,
 )
 async def serve(request: Request, query: Annotated[NoQuery, Query()]) -> Response:
-    """A new service, or a new release of the one of that name; the same spec again changes nothing."""
+    """A new service, or a new release of the one of that name; of the same again nothing comes."""
     call = call_of(request)
     key = idempotency_key(request)
     body = await read_model(request, ServeBody)
@@ -55,7 +55,8 @@ async def serve(request: Request, query: Annotated[NoQuery, Query()]) -> Respons
         refusal=missing_archive(call, project, body.archive),
     )
     service = await call.plane.serve(call.actor, asked, key=key)
-    return answer(_shown(call, await _look(call, service.service_id)), 201)
+    look = await _look(call, service.service_id)
+    return answer(views.render_served(look, call.plane.core.services.url, known), 201)
 
 
 def _project_for(call: Call, named: str | None, spec: ServiceSpec) -> str:

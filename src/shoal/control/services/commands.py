@@ -15,7 +15,7 @@ from shoal.control.record import note
 from shoal.control.services.abilities import check_data_plane, check_range
 from shoal.control.services.hosts import check_hosts
 from shoal.control.services.models import Chosen, choose
-from shoal.control.services.replicas import frozen_replica
+from shoal.control.services.replicas import frozen_replica, spec_of_release
 from shoal.control.submit import check_fit, check_mounts, check_priority, check_queue, check_secrets
 from shoal.control.tree import check_share
 from shoal.errors import NotFound, ShoalError, StateError
@@ -23,6 +23,7 @@ from shoal.identity import seal_secrets
 from shoal.model.people import User
 from shoal.model.service import Release, Rollout, Service, Stage
 from shoal.spec.service import ServiceSpec
+from shoal.spec.service_clauses import ReplicaRange
 from shoal.store import Tx
 
 AnyChange = Callable[[Service, float], Service]
@@ -43,7 +44,8 @@ class AskedService(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def serve(core: Core, actor: Actor, asked: AskedService, key: str | None) -> Service:
-    """The service with this spec as its newest release, on disk. The same spec again changes nothing.
+    """The service with this spec as its newest release, on disk. The same spec and archive again change
+    nothing.
 
     Raises with nothing changed.
     """
@@ -98,6 +100,7 @@ def _accept(core: Core, tx: Tx, actor: Actor, asked: AskedService, chosen: Chose
     if known is not None and _is_same(tx, known, text, asked):
         return known
     check_hosts(core, tx, project.name, spec, known, may_claim=asked.may_claim)
+    because = _what_is_new(tx, known, chosen.spec, asked) if known else ""
     service = _renewed(known, spec, now) if known else _first(core.new_id("svc"), asked, now)
     release = Release(
         service_id=service.service_id,
@@ -108,6 +111,7 @@ def _accept(core: Core, tx: Tx, actor: Actor, asked: AskedService, chosen: Chose
         model=chosen.model,
         created_at=now,
         by=actor.name,
+        because=because,
     )
     if known is None:
         tx.services.add(service)
@@ -118,6 +122,7 @@ def _accept(core: Core, tx: Tx, actor: Actor, asked: AskedService, chosen: Chose
         sealed = seal_secrets(core.key, release.secrets_id, asked.secrets, core.random)
         tx.secrets.put(release.secrets_id, sealed)
     told = {"service": service.name, "release": release.number, "spec": text, "model": release.model}
+    told |= {"because": because} if because else {}
     note(tx, "service.released", now, actor, project=service.project, data=told)
     return service
 
@@ -127,6 +132,30 @@ def _is_same(tx: Tx, known: Service, text: str, asked: AskedService) -> bool:
     is_wanted = known.rollout is None or known.rollout.stage is not Stage.ROLLED_BACK
     same = newest is not None and (newest.spec_json, newest.archive_digest) == (text, asked.archive_digest)
     return same and is_wanted and not asked.secrets and known.stop_asked_by is None
+
+
+def _what_is_new(tx: Tx, known: Service, spec: ServiceSpec, asked: AskedService) -> str:
+    """Why this becomes a release, and what `scale` had said that it undoes."""
+    newest = tx.services.release(known.service_id, known.newest)
+    before = spec_of_release(newest.spec_json).canonical() if newest is not None else {}
+    now = spec.canonical()
+    fields = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+    told = [f"{', '.join(f'`{name}`' for name in fields)} changed"] if fields else []
+    if newest is not None and newest.archive_digest != asked.archive_digest:
+        told.append("working directory changed")
+    if asked.secrets:
+        told.append("secrets given anew")
+    if known.rollout is not None and known.rollout.stage is Stage.ROLLED_BACK and not told:
+        told.append(f"release {known.rollout.new} was rolled back")
+    asked_for = ReplicaRange(min=known.min_replicas, max=known.max_replicas)
+    if asked_for != spec.replicas:
+        told.append(f"replicas {_range(asked_for)} -> {_range(spec.replicas)}, as the file says")
+    return "; ".join(told)
+
+
+def _range(replicas: ReplicaRange) -> str:
+    low, high = replicas.min, replicas.max
+    return f"{low}" if low == high else f"{low}..{high}"
 
 
 def _first(service_id: str, asked: AskedService, now: float) -> Service:
