@@ -89,6 +89,15 @@ def test_public_service_is_called_without_a_token(shell: Shell, fake: FakeServer
     assert shell("serve", "open.yaml").err.splitlines()[1:] == [f"     curl -sS {URL}"]
 
 
+def test_service_is_called_where_it_is_known_to_answer(
+    shell: Shell, fake: FakeServer, tmp_path: Path
+) -> None:
+    fake.answers["POST", "/v1/services"] = 201, view()
+    for path, typed in (("/health", f"{URL}health"), ("/up?deep&all", f"'{URL}up?deep&all'")):
+        (tmp_path / "lm.yaml").write_text(f"{FILE}public: true\nreadiness: {path}\n")
+        assert shell("serve", "lm.yaml").err.splitlines()[1:] == [f"     curl -sS {typed}"]
+
+
 def test_later_releases_are_not_told_how_to_call(shell: Shell, fake: FakeServer, file: str) -> None:
     fake.answers["POST", "/v1/services"] = 201, view(newest_release=2, rollout=rollout("canary"))
     result = shell("serve", file)

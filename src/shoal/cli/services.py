@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -76,13 +77,13 @@ def serve(
     why = f" ({because})" if because else ""
     print(one_line(f"{made['ref']}: release {release}{why}, at {made.get('url') or made['path']}"))
     if release == 1 and made.get("url"):
-        note("\n".join(how_to_call(made, is_public=spec.public)))
+        note("\n".join(how_to_call(made, spec.readiness.path, is_public=spec.public)))
     return 0
 
 
-def how_to_call(service: dict[str, Any], *, is_public: bool) -> list[str]:
-    """What to type, far enough in to be left on one line each."""
-    url = one_line(service["url"])
+def how_to_call(service: dict[str, Any], path: str, *, is_public: bool) -> list[str]:
+    """What to type, far enough in to be left on one line each. `path`: one that it answers well."""
+    url = shlex.quote(one_line(service["url"]).removesuffix("/") + path)
     first = "call it:" if service["ready"] else "call it, once it is ready:"
     if is_public:
         return [first, f"     curl -sS {url}"]
