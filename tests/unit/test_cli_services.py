@@ -256,6 +256,24 @@ def test_service_that_does_not_answer_says_for_how_long_and_why(
     assert hint.startswith("hint: what it writes: `shoal logs vision/8`")
 
 
+def test_replicas_that_wait_for_the_same_are_one_row(shell: Shell, fake: FakeServer) -> None:
+    def server(number: int, state: str, because: str = "", release: int = 1) -> dict[str, Any]:
+        return {"ref": f"vision/{number}", "release": release, "state": state, "nodes": [], "address": "",
+                "cold_start_s": None, "because": because, "started_at": None}  # fmt: skip
+
+    full = [server(number, "queued", "none is free") for number in range(2, 500)]
+    few = [server(number, "queued", "no quota") for number in (500, 501, 502)]
+    ready = [server(number, "ready") for number in (503, 504, 505, 506, 507)]
+    fake.answers["GET", SHOWN] = view(servers=[*full[:200], *few, *full[200:], *ready], ready=5, replicas=506)
+    lines = shell("services", "svc_1").out.splitlines()[2:]
+    assert [" ".join(line.split()) for line in lines] == [
+        "vision/2 1 queued - - - none is free",
+        "497 more 1 queued - - - none is free",
+        *(f"vision/{number} 1 queued - - - no quota" for number in (500, 501, 502)),
+        *(f"vision/{number} 1 ready - - -" for number in (503, 504, 505, 506, 507)),
+    ]
+
+
 def test_scaling_to_none_says_what_callers_get(shell: Shell, fake: FakeServer) -> None:
     fake.answers["POST", f"{SHOWN}/scale"] = view(min_replicas=0, max_replicas=0)
     told = "vision/chat: 0 to 0 replicas; calls are answered 503 until `shoal scale vision/chat 1`\n"

@@ -21,6 +21,8 @@ POLL_S = 0.2
 URL_S = 10.0
 """How long who started the server waits to be told where its service is called: a data plane starts, too."""
 RESIZES_SHOWN = 6
+MIN_FOLDED = 3
+"""So many replicas besides the first that wait for the same are one row."""
 HEADS = ("SERVICE", "RELEASE", "READY", "REPLICAS", "ROLLOUT", "AGE", "PATH")
 
 
@@ -228,21 +230,40 @@ def screen(service: dict[str, Any]) -> str:
     lines += no_room(service)
     if service.get("starts"):
         lines.append(cold_start_line(service["starts"]))
-    rows = [
-        (
-            one_line(one["ref"]),
-            str(one["release"]),
-            one["state"],
-            one_line(", ".join(one["nodes"])) or "-",
-            one_line(one["address"]) or "-",
-            "-" if one["cold_start_s"] is None else f"{one['cold_start_s']:.1f} s",
-            in_one_breath(one["because"]),
-        )
-        for one in service["servers"]
-    ]
+    rows = replica_rows(service["servers"])
     heads = ("JOB", "RELEASE", "STATE", "NODE", "ADDRESS", "COLD START", "WHY")
     lines += [table(heads, rows, elastic="WHY")] if rows else []
     return "\n".join(lines + troubles(service, time.time()) + resizes(service))
+
+
+def replica_rows(servers: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """One for each, but of many that wait for the same reason one for the first and one for the others."""
+    alike: dict[tuple[int, str], int] = {}
+    for one in servers:
+        if one["state"] == "queued":
+            alike[one["release"], one["because"]] = alike.get((one["release"], one["because"]), 0) + 1
+    rows, shown = [], set()
+    for one in servers:
+        reason = one["release"], one["because"]
+        others = alike.get(reason, 0) - 1 if one["state"] == "queued" else 0
+        if others < MIN_FOLDED:
+            rows.append(_replica_row(one))
+        elif reason not in shown:
+            shown.add(reason)
+            rows += [_replica_row(one), _replica_row({**one, "ref": f"{others:,} more"})]
+    return rows
+
+
+def _replica_row(one: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        one_line(one["ref"]),
+        str(one["release"]),
+        one["state"],
+        one_line(", ".join(one["nodes"])) or "-",
+        one_line(one["address"]) or "-",
+        "-" if one["cold_start_s"] is None else f"{one['cold_start_s']:.1f} s",
+        in_one_breath(one["because"]),
+    )
 
 
 def troubles(service: dict[str, Any], now: float) -> list[str]:
