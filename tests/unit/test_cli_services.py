@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from shoal.cli import services
+from shoal.spec.service import ServiceSpec
+from shoal.spec.service_clauses import PARTS
 from tests.support.cli import Shell
 from tests.support.fake_server import FakeServer, job_view
 
@@ -272,6 +277,13 @@ def test_replicas_that_wait_for_the_same_are_one_row(shell: Shell, fake: FakeSer
         *(f"vision/{number} 1 queued - - - no quota" for number in (500, 501, 502)),
         *(f"vision/{number} 1 ready - - -" for number in (503, 504, 505, 506, 507)),
     ]
+
+
+def test_help_of_serve_names_every_field_as_the_hint_of_a_bad_file_says() -> None:
+    fields = " ".join(re.findall("`([^`]+)`", inspect.getdoc(services.serve) or ""))
+    parts: list[type[BaseModel]] = [ServiceSpec, *PARTS.values()]
+    named = {name for part in parts for name in part.model_fields}
+    assert sorted(named - set(re.findall("[a-z_]+", fields))) == []
 
 
 def test_scaling_to_none_says_what_callers_get(shell: Shell, fake: FakeServer) -> None:

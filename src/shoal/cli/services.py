@@ -41,14 +41,17 @@ def serve(
 ) -> int:
     """Run a service, or roll it over to what the file says now.
 
-    Needed: `name`, `run` (the server listens at $PORT). Also: `replicas: 0..8`,
-    `readiness: /health`, `scale {target, value, window, cooldown,
-    to_zero_after, sleep_after}`, `rollout {strategy, steps, bake,
-    rollback_on}`, `limits {rps, concurrency, per}`, `cap`, `max_wait`, `timeout`,
-    `retries`, `drain`, `affinity`, `balance`, `hosts`, `public`, `port`, `model` (a name,
-    or `{job: NAME}` for a job's checkpoint); `resources`, `env`, `secrets`,
-    `mounts`, `setup`, `workdir`, `queue`, `priority` and `grace` are those of
-    a job.
+    Needed: `name`, `run` (the server listens at $PORT). Also: `kind: service`,
+    `replicas: 0..8` or `{min, max}`, `readiness: /health` or `{path, interval,
+    timeout, failures, dead_after, within}`, `scale {target, value, window,
+    cooldown, to_zero_after, sleep_after}`, `rollout: canary` or `{strategy,
+    steps, bake, max_unavailable, rollback_on {error_rate, latency, requests}}`,
+    `limits {rps, concurrency, per}`, `cap`, `max_wait`, `timeout`, `retries`,
+    `repeatable`, `hedge_after`, `drain`, `affinity`, `balance`, `hosts`, `public`,
+    `port` (a number or `socket`), `network: private`, `model` (a name, or
+    `{job, step, save}` for a job's checkpoint). Those of a job (`shoal run
+    --help`): `resources`, `env`, `secrets`, `mounts`, `setup`, `workdir`,
+    `project`, `queue`, `priority`, `topology`, `log_rules`, `fence`, `grace`.
 
     The same file and folder again change nothing. A changed file in `workdir`
     makes a new release as a changed field does, and a new release has as many
