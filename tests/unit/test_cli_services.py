@@ -288,10 +288,42 @@ def test_help_of_serve_names_every_field_as_the_hint_of_a_bad_file_says() -> Non
 
 def test_scaling_to_none_says_what_callers_get(shell: Shell, fake: FakeServer) -> None:
     fake.answers["POST", f"{SHOWN}/scale"] = view(min_replicas=0, max_replicas=0)
-    told = "vision/chat: 0 to 0 replicas; calls are answered 503 until `shoal scale vision/chat 1`\n"
+    told = "vision/chat: 0 replicas; calls are answered 503 until `shoal scale vision/chat 1`\n"
     assert shell("scale", "svc_1", "0").out == told
     fake.answers["POST", f"{SHOWN}/scale"] = view(min_replicas=0, max_replicas=2)
     assert shell("scale", "svc_1", "0..2").out == "vision/chat: 0 to 2 replicas\n"
+    fake.answers["POST", f"{SHOWN}/scale"] = view(min_replicas=1, max_replicas=1)
+    assert shell("scale", "svc_1", "1").out == "vision/chat: 1 replica\n"
+
+
+def test_range_of_replicas_that_is_upside_down_is_told_with_what_to_type(
+    shell: Shell, fake: FakeServer
+) -> None:
+    result = shell("scale", "chat", "3..1")
+    assert (result.code, result.err.splitlines()) == (
+        2,
+        ["error: `3..1`: 3 at least is more than 1 at most", "hint: `shoal scale chat 1..3`"],
+    )
+    assert fake.seen == []
+
+
+def test_replicas_of_a_canary_are_told_beside_those_that_should_be_there(
+    shell: Shell, fake: FakeServer
+) -> None:
+    server = {"ref": "vision/1", "release": 1, "state": "ready", "nodes": [], "address": "",
+              "cold_start_s": None, "because": "", "started_at": None}  # fmt: skip
+    servers = [server, server, {**server, "release": 2}]
+    told = view(newest_release=2, rollout=rollout("canary"), servers=servers, ready=3, replicas=2)
+    fake.answers["GET", SHOWN] = told
+    assert shell("services", "svc_1").out.splitlines()[0] == (
+        "vision/chat: release 1, 2 of 2 ready, and 1 of release 2, canary to 2, step 1"
+    )
+    fake.answers["GET", "/v1/services"] = {"items": [told], "next_cursor": None}
+    assert "2+1/2" in shell("services").out.split()
+
+
+def test_service_file_that_is_not_there_is_called_one(shell: Shell) -> None:
+    assert shell("serve", "nosuch.yaml").err.startswith("error: cannot read the service file `nosuch.yaml`:")
 
 
 def test_tokens_for_a_service_are_listed_as_that(shell: Shell, fake: FakeServer) -> None:

@@ -202,12 +202,33 @@ def row(service: dict[str, Any], now: float) -> tuple[str, ...]:
     return (
         one_line(service["ref"]),
         str(service["release"]),
-        f"{service['ready']}/{service['replicas']}",
-        str(low) if low == high else f"{low}..{high}",
+        ready_cell(service),
+        spelled_range(low, high),
         "stopping" if service["is_stopping"] else rollout_word(service.get("rollout")),
         duration(now - service["created_at"]),
         one_line(service["path"]),
     )
+
+
+def ready_cell(service: dict[str, Any]) -> str:
+    """`1/2`; `2+1/2` where more are ready than there should be, as in a rollout."""
+    ready, wanted = service["ready"], service["replicas"]
+    return f"{ready}/{wanted}" if ready <= wanted else f"{wanted}+{ready - wanted}/{wanted}"
+
+
+def ready_words(service: dict[str, Any]) -> str:
+    """`2 of 2 ready`; in a rollout those of the new release are told beside them."""
+    ready, rollout = service["ready"], service.get("rollout") or {}
+    new = rollout.get("new")
+    fresh = 0
+    if rollout.get("stage") in ("rolling", "canary"):
+        fresh = sum(one["release"] == new and one["state"] == "ready" for one in service["servers"])
+    beside = f", and {fresh} of release {new}" if fresh else ""
+    return f"{ready - fresh} of {service['replicas']} ready{beside}"
+
+
+def spelled_range(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low}..{high}"
 
 
 def rollout_word(rollout: dict[str, Any] | None) -> str:
@@ -215,7 +236,7 @@ def rollout_word(rollout: dict[str, Any] | None) -> str:
     if rollout is None or rollout["stage"] == "done":
         return ""
     if rollout["stage"] == "rolled_back":
-        return f"{rollout['new']} rolled back"
+        return f"release {rollout['new']} rolled back"
     step = f", step {rollout['step'] + 1}" if rollout["stage"] == "canary" else ""
     return f"{rollout['stage']} to {rollout['new']}{step}"
 
@@ -223,7 +244,7 @@ def rollout_word(rollout: dict[str, Any] | None) -> str:
 def screen(service: dict[str, Any]) -> str:
     """One service: a line about it, its load, its replicas, and how it came to have so many."""
     release = _release(service, service["release"])
-    head = f"{service['ref']}: {release}, {service['ready']} of {service['replicas']} ready"
+    head = f"{service['ref']}: {release}, {ready_words(service)}"
     word = rollout_word(service.get("rollout"))
     because = (service.get("rollout") or {}).get("because") or ""
     lines = [one_line(head + (f", {word}" if word else "") + (f" ({because})" if because else ""))]
@@ -309,7 +330,7 @@ def no_room(service: dict[str, Any]) -> list[str]:
         return []
     told = f"no room for one more replica: {rollout['waits']}"
     ref, low, high = service["ref"], service["min_replicas"], service["max_replicas"]
-    again = f"{low}" if low == high else f"{low}..{high}"
+    again = spelled_range(low, high)
     if rollout["stage"] == "canary":
         hint = f"make room, or roll without a canary: `shoal rollout {ref} --promote`"
     else:
@@ -356,14 +377,22 @@ def scale(
     except ValueError as wrong:
         raise SpecError(f"`{one_line(replicas)}`: {wrong}", hint="`shoal scale NAME 0..8`") from None
     assert isinstance(asked, dict)
+    if asked["min"] > asked["max"]:
+        raise SpecError(
+            f"`{one_line(replicas)}`: {asked['min']} at least is more than {asked['max']} at most",
+            hint=f"`shoal scale {one_line(service)} {asked['max']}..{asked['min']}`",
+        )
     with connect() as shoal:
         changed = shoal.services.scale(service, asked["min"], asked["max"])
     if json:
         print_json(changed)
     else:
-        ref, most = one_line(changed["ref"]), changed["max_replicas"]
+        ref, least, most = one_line(changed["ref"]), changed["min_replicas"], changed["max_replicas"]
         off = f"; calls are answered 503 until `shoal scale {ref} 1`" if most == 0 else ""
-        print(f"{ref}: {changed['min_replicas']} to {most} replicas{off}")
+        count = (
+            f"{most} replica{'' if most == 1 else 's'}" if least == most else f"{least} to {most} replicas"
+        )
+        print(f"{ref}: {count}{off}")
     return 0
 
 

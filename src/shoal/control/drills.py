@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NoReturn
 
 import msgspec
 
@@ -15,7 +16,7 @@ from shoal.control.record import note
 from shoal.errors import NotFound, SpecError, StateError
 from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.drill import Drill, DrillKind, DrillResult
-from shoal.model.job import Job
+from shoal.model.job import Job, ReplicaPlace
 from shoal.spec.wording import nearest
 from shoal.store import EventFilter, Tx
 from shoal.wire import Progress
@@ -211,10 +212,25 @@ def _check_tells(core: Core, job: Job, attempt: Attempt, node: str, now: float) 
         )
 
 
+def _refuse_to_end(job: Job, place: ReplicaPlace, asked: AskedDrill) -> NoReturn:
+    """A replica has neither retries nor checkpoints: its service begins another."""
+    if asked.kind is DrillKind.CORRUPT_CHECKPOINT:
+        raise StateError(
+            f"{job.reference} is a replica of service {place.service}: it keeps no checkpoints to damage",
+            hint=f"`shoal drill kill-rank {job.reference} --force` ends it, and another takes its place",
+        )
+    raise StateError(
+        f"{job.reference} is a replica of service {place.service}: it would end, and another take its place",
+        hint=f"`--force` does it; `shoal services {job.project}/{place.service}` shows the one that follows",
+    )
+
+
 def _check_survives(job: Job, attempt: Attempt, asked: AskedDrill) -> None:
     """Refuse what would be the end of the job, or of its work."""
     spec = spec_of(job)
     force = "`--force` does it all the same"
+    if job.replica is not None and asked.kind is not DrillKind.PARTITION:
+        _refuse_to_end(job, job.replica, asked)
     left = job.retry.max_retries - job.failures - attempt.restarts
     if asked.kind in ON_RANKS and (left <= 0 or EndReason.SIGNAL not in job.retry.on):
         has = "has no retry left" if job.retry.max_retries else "has no `retry`"

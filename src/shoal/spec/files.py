@@ -25,7 +25,7 @@ def load_job(path: str | Path, flags: MappingType[str, Any] | None = None) -> Jo
 
     Raises `SpecError` with every mistake of both, each as `job.yaml:12: ...` or by its flag.
     """
-    return read_job(_file_bytes(Path(path)), str(path), flags)
+    return read_job(_file_bytes(Path(path), "job"), str(path), flags)
 
 
 def read_job(content: bytes, source: str, flags: MappingType[str, Any] | None = None) -> JobSpec:
@@ -35,7 +35,7 @@ def read_job(content: bytes, source: str, flags: MappingType[str, Any] | None = 
 
 def load_service(path: str | Path) -> ServiceSpec:
     """The service in a YAML file. Raises `SpecError` with every mistake and its line."""
-    return _read(_file_bytes(Path(path)), str(path), Given({}), ServiceSpec, SERVICE_MODELS)
+    return _read(_file_bytes(Path(path), "service"), str(path), Given({}), ServiceSpec, SERVICE_MODELS)
 
 
 def _read(content: bytes, source: str, given: Given, model: type[Spec], models: Models) -> Spec:
@@ -102,7 +102,7 @@ def _top(root: Node | None) -> dict[str, Any]:
     return {key: plain(node, as_written=key == "env") for key, (_, node) in root.items.items()}
 
 
-def _file_bytes(path: Path) -> bytes:
+def _file_bytes(path: Path, kind: str) -> bytes:
     """At most one byte more than a job file may have, so that a device or a huge file ends too."""
     try:
         with path.open("rb") as file:
@@ -110,7 +110,8 @@ def _file_bytes(path: Path) -> bytes:
     except (OSError, ValueError) as wrong:
         why = wrong.strerror if isinstance(wrong, OSError) and wrong.strerror else str(wrong)
         raise SpecError(
-            f"cannot read the job file {show(str(path))}: {why}", hint="list the files here with `ls *.yaml`"
+            f"cannot read the {kind} file {show(str(path))}: {why}",
+            hint="list the files here with `ls *.yaml`",
         ) from None
 
 

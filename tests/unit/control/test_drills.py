@@ -14,7 +14,7 @@ from shoal.engines.fake import Act, always
 from shoal.errors import SpecError, StateError
 from shoal.model.attempt import Replacement
 from shoal.model.drill import UNREAD, Drill, DrillKind, DrillResult, Sight, judge
-from shoal.model.job import Job
+from shoal.model.job import Job, ReplicaPlace
 from shoal.wire import (
     DrillAct,
     Drilled,
@@ -22,6 +22,7 @@ from shoal.wire import (
     EndKind,
     NodeOutcome,
     Phase,
+    Probe,
     Progress,
     Recovery,
     Renewal,
@@ -451,6 +452,28 @@ def test_what_would_be_the_end_of_a_job_is_refused(
     with pytest.raises(StateError, match=words):
         ask(lab, job, kind, for_s=60.0)
     assert ask(lab, job, kind, for_s=60.0, is_forced=True).kind is kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "hint"),
+    [
+        (DrillKind.KILL_RANK, "it would end, and another take its place", "`--force` does it"),
+        (DrillKind.KILL_NODE, "it would end, and another take its place", "`--force` does it"),
+        (
+            DrillKind.CORRUPT_CHECKPOINT,
+            "it keeps no checkpoints to damage",
+            "`shoal drill kill-rank lab/1 --force`",
+        ),
+    ],
+)
+def test_what_would_be_the_end_of_a_replica_is_refused_with_what_fits_one(
+    lab: Lab, kind: DrillKind, words: str, hint: str
+) -> None:
+    place = ReplicaPlace(service_id="svc_1", service="chat", release=1, slot=1, probe=Probe())
+    job = msgspec.structs.replace(a_job(lab), replica=place)
+    with pytest.raises(StateError, match=f"a replica of service chat: {words}") as wrong:
+        drills._check_survives(job, lab.attempt(job), AskedDrill(kind=kind, job_id=job.job_id))
+    assert str(wrong.value.hint).startswith(hint)
 
 
 def test_lost_shares_use_up_no_retry(lab: Lab) -> None:

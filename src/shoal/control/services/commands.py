@@ -207,7 +207,8 @@ async def scale(core: Core, actor: Actor, service_id: str, low: int, high: int, 
         count = min(max(service.replicas, low), high)
         if count == service.replicas:
             return bounded
-        return bounded.resized(count, f"{actor.name} says {low} to {high}", now)
+        said = f"{low}" if low == high else f"{low} to {high}"
+        return bounded.resized(count, f"{actor.name} says {said}", now)
 
     told = {"min": low, "max": high}
     return await alter(core, actor, service_id, "service.scaled", told, change, key)
