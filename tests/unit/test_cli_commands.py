@@ -44,6 +44,13 @@ def test_the_parsers_words_become_plain_sentences(shell: Shell, typed: str, sent
     assert result.err.splitlines()[0] == f"error: {sentence}"
 
 
+def test_the_last_lines_are_so_many_though_others_arrive_meanwhile(shell: Shell, fake: FakeServer) -> None:
+    fake.answers["GET", f"/v1/jobs/{JOB_ID}"] = job_view(status="running")
+    last = {"items": [log_line("c", 0), log_line("d", 1)], "next_cursor": "1.64-64", "is_complete": False}
+    fake.answers["GET", LOGS] = last
+    assert shell("logs", JOB_ID, "-n", "2").out == "[0] c\n[1] d\n"
+
+
 def test_logs_of_a_job_that_waits_say_so(shell: Shell, fake: FakeServer) -> None:
     fake.answers["GET", f"/v1/jobs/{JOB_ID}"] = job_view()
     fake.answers["GET", LOGS] = {"items": [], "next_cursor": None, "is_complete": False}

@@ -64,6 +64,19 @@ def test_what_is_not_known_is_not_told() -> None:
     assert report({**DRILL, "result": result}) == ["outcome        not recovered: no step within 120 s"]
 
 
+def test_job_that_went_on_before_any_step_says_what_is_therefore_not_known() -> None:
+    result = {**RESULT, **dict.fromkeys(("steps_lost", "goodput", "window_s", "step_s"))}
+    assert report({**DRILL, "result": result})[3:] == [
+        "steps lost     not known: no step had been told of yet",
+        "goodput        not known: no step had been told of yet",
+    ]
+    result["steps_lost"] = 0
+    assert report({**DRILL, "result": result})[3:] == [
+        "steps lost     0",
+        "goodput        not known: too few steps had been told of",
+    ]
+
+
 def test_goodput_of_several_jobs_has_a_window_and_no_pace() -> None:
     lines = report({**DRILL, "kind": "kill-control", "result": {**RESULT, "step_s": None}})
     assert lines[-1] == "goodput        99% of 20 s around it"

@@ -8,7 +8,19 @@ from hypothesis import strategies as st
 
 from shoal.cli import show
 from shoal.cli.show import table
-from shoal.cli.text import clean, duration, hanging, log_text, one_line, shorten, size, width, wrapped
+from shoal.cli.text import (
+    clean,
+    duration,
+    hanging,
+    in_one_breath,
+    lines_of,
+    log_text,
+    one_line,
+    shorten,
+    size,
+    width,
+    wrapped,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -113,3 +125,39 @@ def test_slow_work_is_told_on_a_terminal_and_wiped(
         tell("reading ...")
         tell("too soon after the last")
     assert capsys.readouterr().err == "\r\x1b[Kreading ...\r\x1b[K"
+
+
+TRACEBACK = """\
+n1: rank 0 exited with code 1
+Traceback (most recent call last):
+  File "/w/boom.py", line 4, in <module>
+    load()
+  File "/w/boom.py", line 2, in load
+\traise ValueError("my data is broken")
+ValueError: my data is broken
+"""
+
+
+def test_a_traceback_on_several_lines_keeps_its_indents() -> None:
+    expected = TRACEBACK.replace("\t", "    ").splitlines()
+    assert lines_of(TRACEBACK) == expected
+    assert lines_of("  sentence\n\n  \x1b[31mword\x1b[0m  \n") == ["sentence", "  word"]
+    assert lines_of(" \n\n") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (TRACEBACK, "n1: rank 0 exited with code 1: ValueError: my data is broken"),
+        (
+            TRACEBACK.replace("Traceback (most recent call last):\n", "") + "a second line of it\n",
+            "n1: rank 0 exited with code 1: ValueError: my data is broken",
+        ),
+        (TRACEBACK + "\nDuring handling of it:\n\n" + TRACEBACK.replace("ValueError:", "KeyError:"),
+         "n1: rank 0 exited with code 1: KeyError: my data is broken"),
+        ("n1: rank 0 exited with code 2\n  oh\n  no", "n1: rank 0 exited with code 2: oh: no"),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_of_a_traceback_one_line_says_what_was_raised(text: str, told: str) -> None:
+    assert in_one_breath(text) == told

@@ -173,6 +173,35 @@ def test_the_smallest_cluster_is_planned_with_money_and_energy(shell: Shell, tra
     assert "at most 28.0 kW (assumed: 700 W" in told.out
 
 
+def test_a_plan_says_from_how_much_history_it_is_and_where_its_growth_comes_from(
+    shell: Shell, trace: str, tmp_path: Path
+) -> None:
+    asked = (
+        "--nodes",
+        "2x8",
+        "--target",
+        "max wait < 1d",
+        "--processes",
+        "1",
+        "--price",
+        "1",
+        "--watts",
+        "9",
+    )
+    told = shell("plan", trace, *asked, "--growth", "30%/month")
+    assert told.out.startswith("simulated: 8 jobs, 2.20 times those of jobs.csv (30%/month over 3 months)\n")
+    assert "\nhistory: 60 s, 4 jobs: too short to say much about a month\n" in told.out
+    assert "used or not; from 60 s of history)" in told.out
+    assert "nothing while it is not; from 60 s of history)" in told.out
+    facts = shell("plan", trace, *asked, "--json").json()["history"]
+    assert facts == {"span_s": 60.0, "num_jobs": 4, "is_short": True}
+    long = tmp_path / "long.csv"
+    long.write_text(f"{JOBS}180000,60,8,nlp,60\n")
+    told = shell("plan", str(long), *asked)
+    assert told.out.startswith("simulated: 5 jobs, 1.00 times those of long.csv\nhistory: 2.1d, 5 jobs\n")
+    assert "of history" not in told.out
+
+
 def test_without_prices_no_money_is_invented(shell: Shell, trace: str) -> None:
     told = shell("plan", trace, "--nodes", "2x8", "--target", "max wait < 5m", "--processes", "1")
     assert "money: not computed" in told.out

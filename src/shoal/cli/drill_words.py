@@ -14,6 +14,8 @@ DOES = {
     "partition": "cutting {node} off from the control plane for {for_s:g} s",
     "kill-control": "killing the control plane",
 }
+NO_STEP = "not known: no step had been told of yet"
+NO_PACE = "not known: too few steps had been told of"
 
 
 def begun(drill: dict[str, Any]) -> str:
@@ -22,7 +24,7 @@ def begun(drill: dict[str, Any]) -> str:
 
 
 def report(drill: dict[str, Any]) -> list[str]:
-    """The result, a fact a line; what is not known is not told."""
+    """The result, a fact a line. What is not known of a job that did not go on is not told."""
     result = drill["result"]
     why = f": {one_line(result['because'])}" if result["because"] else ""
     lines = [("outcome", f"{result['outcome']}{why}")]
@@ -34,10 +36,15 @@ def report(drill: dict[str, Any]) -> list[str]:
     if result["stepped_s"] is not None:
         fresh = f", in {_attempts(result['new_attempts'])}" if result["new_attempts"] else ""
         lines.append(("next step", f"after {result['stepped_s']:.2f} s{fresh}"))
+    went_on = drill["kind"] != "kill-control" and result["outcome"] in ("recovered", "unharmed")
     if result["steps_lost"] is not None:
         lines.append(("steps lost", str(result["steps_lost"])))
+    elif went_on:
+        lines.append(("steps lost", NO_STEP))
     if result["goodput"] is not None:
         lines.append(("goodput", _goodput(result)))
+    elif went_on:
+        lines.append(("goodput", NO_STEP if result["steps_lost"] is None else NO_PACE))
     return [f"{name:<14} {value}" for name, value in lines]
 
 

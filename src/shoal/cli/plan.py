@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 
@@ -75,7 +75,7 @@ def plan(
     import msgspec
 
     from shoal.control.policy_file import read_policy
-    from shoal.sim.grow import grown
+    from shoal.sim.grow import grown, span_s
     from shoal.sim.grow import growth as growth_of
     from shoal.sim.machines import parse_shape
     from shoal.sim.smallest import smallest
@@ -98,6 +98,7 @@ def plan(
     with Bench(at_once) as bench:
         answer = smallest(scenario, fleet, wanted, bench.simulate, at_once=at_once)
     bill = bill_of(answer, price, watts)
+    history = History(span_s(basis.workload), len(basis.workload.jobs))
     if json:
         print_json(
             {
@@ -105,21 +106,65 @@ def plan(
                 "trace": str(trace) if trace else None,
                 "target": wanted.text,
                 "times_the_jobs": times,
-                "nodes": str(answer.fleet),
-                "num_nodes": answer.fleet.count,
-                "num_devices": answer.fleet.devices,
+                "history": {**history._asdict(), "is_short": history.is_short},
                 "assumed": {"price": price, "watts": watts},
                 **bill,
-                "trials": msgspec.to_builtins(answer.trials),
-                "report": msgspec.to_builtins(answer.report),
+                **_facts(answer),
             }
         )
         return 0
     source = trace.name if trace else "this cluster's history"
-    print_folded(f"simulated: {len(scenario.workload.jobs):,} jobs, {times:.2f} times those of {source}")
+    grew = _grew(growth, horizon) if times != 1 else ""
+    more = f"{times:.2f} times those of {source}{grew}"
+    print_folded(f"simulated: {len(scenario.workload.jobs):,} jobs, {more}")
+    print_folded(f"history: {history.told()}")
     _print(answer, wanted, today=fleet.count)
-    _print_bill(answer, bill, price, watts)
+    _print_bill(answer, bill, history, price, watts)
     return 0
+
+
+def _facts(answer: Answer) -> dict[str, Any]:
+    import msgspec
+
+    return {
+        "nodes": str(answer.fleet),
+        "num_nodes": answer.fleet.count,
+        "num_devices": answer.fleet.devices,
+        "trials": msgspec.to_builtins(answer.trials),
+        "report": msgspec.to_builtins(answer.report),
+    }
+
+
+def _grew(growth: str, horizon: float) -> str:
+    return f" ({growth} over {horizon:g} month{'s' * (horizon != 1)})"
+
+
+class History(NamedTuple):
+    """What a plan is made from: how long people submitted, and how much."""
+
+    span_s: float
+    num_jobs: int
+
+    @property
+    def is_short(self) -> bool:
+        from shoal.sim.grow import SHORT_S
+
+        return self.span_s < SHORT_S
+
+    def told(self) -> str:
+        told = f"{_long(self.span_s)}, {self.num_jobs:,} job{'s' * (self.num_jobs != 1)}"
+        return f"{told}: too short to say much about a month" if self.is_short else told
+
+    def doubt(self) -> str:
+        """What must be said of every amount a month."""
+        return f"; from {_long(self.span_s)} of history" if self.is_short else ""
+
+
+def _long(span_s: float) -> str:
+    """Minutes and less in seconds: a span is compared with times that jobs run."""
+    from shoal.sim.compare import seconds
+
+    return f"{span_s:.0f} s" if span_s < 600 else seconds(span_s)
 
 
 def _check_amounts(processes: int | None, price: float | None, watts: float | None) -> None:
@@ -200,15 +245,19 @@ def _verdict(trial: Trial) -> str:
     return "met" if trial.is_met else "missed"
 
 
-def _print_bill(answer: Answer, bill: dict[str, float], price: float | None, watts: float | None) -> None:
-    device = answer.report.device
+def _print_bill(
+    answer: Answer, bill: dict[str, float], history: History, price: float | None, watts: float | None
+) -> None:
+    device, doubt = answer.report.device, history.doubt()
     if price is None:
         print_folded("money: not computed; say what a device costs with `--price`")
     else:
         told = f"{bill['money_per_month']:,.0f} a month"
-        print_folded(f"money: {told} (assumed: {price:g} a {device}-hour, {HOURS} hours, used or not)")
+        print_folded(f"money: {told} (assumed: {price:g} a {device}-hour, {HOURS} hours, used or not{doubt})")
     if watts is None:
         print_folded("energy: not computed; say what a device draws with `--watts`")
     else:
         told = f"{bill['kwh_per_month']:,.0f} kWh a month, at most {bill['kw_at_most']:,.1f} kW"
-        print_folded(f"energy: {told} (assumed: {watts:g} W a {device} in use, nothing while it is not)")
+        print_folded(
+            f"energy: {told} (assumed: {watts:g} W a {device} in use, nothing while it is not{doubt})"
+        )

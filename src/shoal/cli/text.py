@@ -24,6 +24,8 @@ CONTROL = re.compile(
 )
 """C0 but tab and newline, DEL, C1, marks that reorder or hide text, lone surrogates."""
 
+FRAME = re.compile(r'\s+File ".*", line \d+')
+"""Where in a traceback something was called."""
 PIECE = re.compile(r"(?:`[^`]*`|[^\s`]|`)+")
 LEAD = re.compile(r"(?:error|hint|note|waiting|outlook|change): |-- +(?:waiting: |hint: )?| +")
 
@@ -39,13 +41,22 @@ def one_line(text: object) -> str:
 
 
 def lines_of(text: object) -> list[str]:
-    """Its lines, cleaned, without empty ones. Of a reason the first is a sentence, the others last words."""
-    return [line for raw in str(text).splitlines() if (line := one_line(raw))]
+    """Its lines, cleaned, without empty ones. Of a reason the first is a sentence, the others last words,
+    indented as they were: a traceback is read by its indents.
+    """
+    lines = [clean(raw).expandtabs(4).rstrip() for raw in str(text).splitlines()]
+    first, *others = [line for line in lines if line] or [""]
+    return [first.strip(), *others] if first else []
 
 
 def in_one_breath(text: object) -> str:
-    """The lines of a reason as one, a colon between them."""
-    return ": ".join(lines_of(text))
+    """The lines of a reason as one, a colon between them; of a traceback, what was raised."""
+    lines = lines_of(text)
+    frames = [at for at, line in enumerate(lines) if FRAME.match(line)]
+    if frames:
+        raised = [line for line in lines[frames[-1] :] if not line.startswith(" ")] or lines[-1:]
+        lines = [*lines[:1], *raised[:1]] if frames[0] else raised[:1]
+    return ": ".join(line.strip() for line in lines)
 
 
 def log_text(text: object) -> str:

@@ -246,12 +246,13 @@ class Connection:
                 "rank": rank,
                 "attempt": attempt,
                 "stacks": True if stacks else None,
-                "tail": tail if cursor is None else None,
+                "tail": tail,
                 "cursor": cursor,
             }
             page = self.transport.call("GET", path, params=params)
             yield from page["items"]
-            if not page.get("next_cursor") or page["next_cursor"] == cursor:
+            # A tail is one page: what is behind its cursor was written after it had been asked for.
+            if tail is not None or not page.get("next_cursor") or page["next_cursor"] == cursor:
                 return
             cursor = page["next_cursor"]
 

@@ -17,6 +17,7 @@ from shoal.errors import NotFound, SpecError, StateError
 from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.drill import Drill, DrillKind, DrillResult
 from shoal.model.job import Job, ReplicaPlace
+from shoal.spec.clauses import MAX_RETRIES
 from shoal.spec.wording import nearest
 from shoal.store import EventFilter, Tx
 from shoal.wire import Progress
@@ -29,6 +30,8 @@ STARTED, FINISHED = "drill.started", "drill.finished"
 LOOK_BACK = 100_000
 """Events: more are not recorded while a drill lasts."""
 MAX_FOUND = 1000
+MORE_RETRIES = 3
+"""Than a job had that has none left: enough for some drills."""
 SETTLED_S = 15.0
 """A program that has run for so long has told of a step, or tells of none: renewals come every 5 s."""
 MARGIN_S = 60.0
@@ -188,10 +191,14 @@ def _aim(job: Job, attempt: Attempt, asked: AskedDrill) -> tuple[str, int | None
     if asked.node is not None and asked.node not in names:
         meant = nearest(asked.node, names)
         near = f"; did you mean `{meant}`?" if meant else f"; it runs on {', '.join(names)}"
-        raise SpecError(f"{job.reference} does not run on `{asked.node}`{near}")
+        raise SpecError(
+            f"{job.reference} does not run on `{asked.node}`{near}", hint=f"--node {meant or names[-1]}"
+        )
     if asked.rank is not None and asked.rank >= world_size:
         has = "one rank, 0" if world_size == 1 else f"{world_size} ranks, 0 to {world_size - 1}"
-        raise SpecError(f"{job.reference} has {has}; {asked.rank} is none")
+        raise SpecError(
+            f"{job.reference} has {has}; {asked.rank} is none", hint=f"--rank {world_size - 1}, the last"
+        )
     if asked.kind in (DrillKind.KILL_RANK, DrillKind.HANG):
         rank = world_size - 1 if asked.rank is None else asked.rank
         return names[rank // per_node], rank
@@ -233,10 +240,14 @@ def _check_survives(job: Job, attempt: Attempt, asked: AskedDrill) -> None:
         _refuse_to_end(job, job.replica, asked)
     left = job.retry.max_retries - job.failures - attempt.restarts
     if asked.kind in ON_RANKS and (left <= 0 or EndReason.SIGNAL not in job.retry.on):
-        has = "has no retry left" if job.retry.max_retries else "has no `retry`"
+        had = job.retry.max_retries
+        has = f"has no retry left of the {had} it had" if had else "has no `retry`"
+        more = f"max: {min(had + MORE_RETRIES, MAX_RETRIES)}"
+        if EndReason.SIGNAL not in job.retry.on:
+            has, more = "has no `retry` on `signal`", f"{more}, on: [exit, signal]"
         raise StateError(
             f"job {job.reference} {has}: it would end as failed",
-            hint=f"submit it with `retry: {{max: 3}}`; {force}",
+            hint=f"submit it with `retry: {{{more}}}`; {force}",
         )
     if asked.kind is DrillKind.CORRUPT_CHECKPOINT and spec.checkpoint is None:
         raise StateError(

@@ -15,7 +15,10 @@ MONTHS = {"month": 1.0, "quarter": 3.0, "year": 12.0}
 WORDS = re.compile(r"(?P<percent>\d+(?:\.\d+)?)%(?:/(?P<unit>\w+))?")
 JITTER_S = 3600.0
 """A copy arrives up to so much later: bursts stay bursts, and no two jobs arrive together for ever."""
-
+JITTER_PART = 1 / 24
+"""Of a log shorter than a day, up to so much of it later: more would spread its jobs, not add to them."""
+SHORT_S = 86400.0
+"""A log of less has not seen a day and a night."""
 
 MAX_TIMES = 1000.0
 MAX_JOBS = 2_000_000
@@ -54,18 +57,23 @@ def grown(workload: Workload, times: float, *, seed: int = 1) -> Workload:
             hint="say less `--growth`, or give a shorter part of the trace",
         )
     random = Random(seed)
+    jitter_s = min(JITTER_S, JITTER_PART * span_s(workload))
     jobs: list[WorkJob] = []
     due = 0.0
     for job in workload.jobs:
         due += times
-        jobs += [_copy(job, copy, random) if copy else job for copy in range(int(due))]
+        jobs += [_copy(job, copy, random.uniform(0.0, jitter_s)) if copy else job for copy in range(int(due))]
         due -= int(due)
     jobs.sort(key=lambda job: job.submitted_at)
     return msgspec.structs.replace(workload, jobs=jobs)
 
 
-def _copy(job: WorkJob, number: int, random: Random) -> WorkJob:
-    later_s = random.uniform(0.0, JITTER_S)
+def span_s(workload: Workload) -> float:
+    """From the first submission to the last."""
+    return workload.jobs[-1].submitted_at - workload.jobs[0].submitted_at if workload.jobs else 0.0
+
+
+def _copy(job: WorkJob, number: int, later_s: float) -> WorkJob:
     return msgspec.structs.replace(
         job,
         job_id=f"{job.job_id}+{number}",

@@ -25,6 +25,8 @@ MAX_PROJECTS = 6
 UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 NUM_SHOWN = 3
 """A time axis is in the largest unit of which it shows so many."""
+BEYOND = 1.3
+"""The axis of waits ends so many times the longest: the last step is seen."""
 COLOURS = ("#1f77b4", "#d9822b", "#2e8b57", "#b5457a", "#6b5bb5", "#7a6a4f")
 BEFORE, AFTER = "#8a8a8a", "#0b5cad"
 TICKS = {
@@ -110,6 +112,7 @@ def _waits(axes: Axes, outcomes: Mapping[str, Outcome], styles: dict[str, dict[s
     all_waits = {name: _waited(outcome) for name, outcome in outcomes.items()}
     longest_s = max(float(np.nanmax(waits, initial=0.0)) for waits in all_waits.values())
     least_s = 1.0 if longest_s >= 60 else 0.1
+    highest = max(longest_s * BEYOND, 60 * least_s)
     for name, outcome in outcomes.items():
         waits = all_waits[name]
         of_project = np.array([job.project for job in outcome.workload.jobs])
@@ -117,21 +120,28 @@ def _waits(axes: Axes, outcomes: Mapping[str, Outcome], styles: dict[str, dict[s
             chosen = waits[(of_project == project) & ~np.isnan(waits)]
             if len(chosen):
                 style = {**styles[name], "color": colours[project]}
-                share = np.linspace(1 / len(chosen), 1.0, min(len(chosen), NUM_POINTS))
-                at = np.maximum(np.quantile(chosen, share, method="inverted_cdf"), least_s)
                 label = project if style["linestyle"] == "-" else None
-                axes.step(at, share, where="post", label=label, **style)
+                axes.step(*steps(chosen, least_s, highest), where="post", label=label, **style)
     axes.set_xscale("log")
-    highest = max(axes.get_xlim()[1], 60 * least_s)
     shown = [at for at in TICKS if least_s < at <= highest]
     axes.set_xticks([least_s, *shown], ["none", *(TICKS[at] for at in shown)])
     axes.minorticks_off()
     axes.set_xlim(least_s, highest)
-    axes.set_ylim(0, 1.01)
+    axes.set_ylim(0, 1.03)
     axes.set_xlabel("waited no longer than")
     axes.set_ylabel("share of jobs")
     axes.grid(visible=True, alpha=0.25)
     _legend(axes, None if len(outcomes) == 1 else "dashed: before")
+
+
+def steps(waits: Floats, least_s: float, highest_s: float) -> tuple[Floats, Floats]:
+    """The points of a step function: at each wait, the share of jobs that had waited no longer.
+
+    It rises from 0 at `least_s`, which stands for every wait up to it, and stays at 1 to `highest_s`.
+    """
+    at, counts = np.unique(np.maximum(waits, least_s), return_counts=True)
+    share = np.cumsum(counts) / len(waits)
+    return np.concatenate([[least_s], at, [highest_s]]), np.concatenate([[0.0], share, [1.0]])
 
 
 def _waited(outcome: Outcome) -> Floats:

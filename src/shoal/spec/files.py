@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping as MappingType
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from pydantic import ValidationError
@@ -18,6 +19,8 @@ from shoal.spec.wording import escape, show
 from shoal.spec.yaml_tree import Mapping, Node, Unreadable, line_of, plain, read_tree
 
 MAX_FILE_BYTES = 1 << 20
+PROGRAMS = {".py": "python", ".sh": "sh"}
+"""What runs files of these endings, which are no job files."""
 
 
 def load_job(path: str | Path, flags: MappingType[str, Any] | None = None) -> JobSpec:
@@ -44,7 +47,8 @@ def _read(content: bytes, source: str, given: Given, model: type[Spec], models: 
         root, repeated = read_tree(_decoded(content))
         data = _top(root)
     except Unreadable as wrong:
-        raise spec_error(source, [(wrong.line, f"{shown}:{wrong.line}: {wrong.sentence}")], models) from None
+        problem = (wrong.line, f"{shown}:{wrong.line}: {wrong.sentence}")
+        raise spec_error(source, [problem], models, hint=_hint(source, model)) from None
     _check_kind(data, source, model)
     problems = [(line, f"{shown}:{line}: {sentence}") for line, sentence in repeated]
     problems += given.problems
@@ -66,7 +70,20 @@ def _read(content: bytes, source: str, given: Given, model: type[Spec], models: 
     else:
         if not problems:
             return spec
-    raise spec_error(source, problems, models)
+    raise spec_error(source, problems, models, hint=_hint(source, model))
+
+
+def _hint(source: str, model: type[JobSpec | ServiceSpec]) -> str | None:
+    """What to type for a program that was given in place of a file that says how it is run."""
+    path = PurePath(source)
+    runner = PROGRAMS.get(path.suffix)
+    if runner is None:
+        return None
+    typed = escape(f"{runner} {shlex.quote(source)}")
+    if model is JobSpec:
+        return f"a program is run with `shoal run -- {typed}`"
+    beside = escape(str(path.with_suffix(".yaml")))
+    return f"write `run: exec {typed}` and a `name` into {beside}, and `shoal serve` that"
 
 
 def _check_kind(data: MappingType[str, Any], source: str, model: type[JobSpec | ServiceSpec]) -> None:

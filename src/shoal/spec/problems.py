@@ -144,16 +144,18 @@ def sentences(
     return told + [(0, "")] * (len(found) - len(told))
 
 
-def spec_error(source: str, problems: Iterable[tuple[int, str]], models: Models = JOB_MODELS) -> SpecError:
-    """One error with all problems in the order of their lines."""
+def spec_error(
+    source: str, problems: Iterable[tuple[int, str]], models: Models = JOB_MODELS, *, hint: str | None = None
+) -> SpecError:
+    """One error with all problems in the order of their lines. `hint` None: where fields are explained."""
     ordered = [sentence for _, sentence in sorted(problems, key=lambda problem: problem[0])]
     told = [sentence for sentence in ordered if sentence][:MAX_PROBLEMS]
     if len(ordered) > len(told):
         told.append(f"{escape(source)}: and {plural(len(ordered) - len(told), 'more mistake')}")
     message = told[0] if len(told) == 1 else f"{plural(len(ordered), 'mistake')} in {escape(source)}"
     command = "run" if models[()] is JobSpec else "serve"
-    hint = f"see every field and its forms with `shoal {command} --help`"
-    return SpecError(message, problems=tuple(told), hint=hint)
+    look = f"see every field and its forms with `shoal {command} --help`"
+    return SpecError(message, problems=tuple(told), hint=hint or look)
 
 
 def _told(error: ErrorDetails, place: Place, spoken: Spoken, models: Models) -> tuple[int, str]:

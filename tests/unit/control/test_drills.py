@@ -486,6 +486,42 @@ def test_lost_shares_use_up_no_retry(lab: Lab) -> None:
         drills._check_survives(job, msgspec.structs.replace(attempt, generation=2), asked)
 
 
+@pytest.mark.parametrize(
+    ("retry", "generation", "message", "hint"),
+    [
+        ({"max": 0}, 0, "has no `retry`", "`retry: {max: 3}`"),
+        ({"max": 3}, 3, "has no retry left of the 3 it had", "`retry: {max: 6}`"),
+        ({"max": 1000}, 1000, "has no retry left of the 1000 it had", "`retry: {max: 1000}`"),
+        (
+            {"max": 2, "on": ["exit"]},
+            0,
+            "has no `retry` on `signal`",
+            "`retry: {max: 5, on: [exit, signal]}`",
+        ),
+    ],
+)
+def test_job_without_a_retry_left_is_told_how_many_it_needs(
+    lab: Lab, retry: dict[str, Any], generation: int, message: str, hint: str
+) -> None:
+    job = a_job(lab, retry=retry)
+    attempt = msgspec.structs.replace(lab.attempt(job), generation=generation)
+    with pytest.raises(StateError) as refused:
+        drills._check_survives(job, attempt, AskedDrill(kind=DrillKind.KILL_RANK, job_id=job.job_id))
+    assert message in refused.value.message
+    assert (refused.value.hint or "").startswith(f"submit it with {hint};")
+
+
+@pytest.mark.parametrize(
+    ("asked", "hint"), [({"rank": 9}, "--rank 1, the last"), ({"node": "n9x"}, "--node n2")]
+)
+def test_aim_at_what_the_job_has_not_is_refused_with_what_to_type(
+    lab: Lab, asked: dict[str, Any], hint: str
+) -> None:
+    with pytest.raises(SpecError) as refused:
+        ask(lab, a_job(lab), **asked)
+    assert refused.value.hint == hint
+
+
 def test_one_fault_at_a_time(lab: Lab) -> None:
     job = a_job(lab)
     ask(lab, job)

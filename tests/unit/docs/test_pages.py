@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from shoal.cli.main import build_app
 from shoal.cli.quick import name_stdin
+from shoal.model.from_spec import ranks_in
 from shoal.settings import OPTIONS, ServerLimits
 from shoal.spec import CheckpointSpec, JobSpec, Resources, RetrySpec
 from shoal.spec.files import read_job
@@ -83,6 +84,20 @@ def test_every_command_line_to_type_is_one_that_exists(page: Path) -> None:
 def test_every_command_that_is_mentioned_exists_with_its_options(page: Path) -> None:
     lines = [(span, words) for span in mentioned(page) for words in shoal_commands(span)]
     assert {span: why for span, words in lines if (why := refusal(words, is_complete=False))} == {}
+
+
+def ranks_that_differ(words: list[str]) -> bool:
+    """Whether the launcher behind `--` asks for another number of ranks than the flags before it give."""
+    if "--ranks-per-node" not in words or "--" not in words:
+        return False
+    asked = ranks_in(" ".join(words[words.index("--") + 1 :]))
+    return asked is not None and str(asked) != words[words.index("--ranks-per-node") + 1]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_no_launcher_to_type_asks_for_ranks_that_its_job_does_not_have(page: Path) -> None:
+    lines = [(line, words) for line in typed_lines(page) for words in shoal_commands(line)]
+    assert [line for line, words in lines if ranks_that_differ(words)] == []
 
 
 def test_the_pages_people_start_with_type_commands() -> None:

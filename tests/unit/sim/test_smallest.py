@@ -110,5 +110,14 @@ def test_a_grown_workload_has_so_many_times_the_jobs_each_a_little_later() -> No
     assert [job.submitted_at for job in more.jobs] == sorted(job.submitted_at for job in more.jobs)
 
 
+@pytest.mark.parametrize("span_s", [0, 60, 3600, 43200])
+def test_copies_of_a_short_log_do_not_spread_it(span_s: int) -> None:
+    """An hour of delay in a minute's log would make growth cost nothing."""
+    workload = gpu_cluster(*(work(at, 60, 8) for at in (0, span_s / 2, span_s)))
+    more = grown(workload, 10)
+    assert len(more.jobs) == 30
+    assert more.jobs[-1].submitted_at <= span_s * (1 + 1 / 24)
+
+
 def test_a_workload_can_shrink() -> None:
     assert len(grown(gpu_cluster(*(work(at, 60, 8) for at in range(100))), 0.5).jobs) == 50

@@ -9,7 +9,7 @@ import pytest
 
 from shoal.errors import SpecError
 from shoal.spec import JobSpec
-from shoal.spec.files import load_job, read_job
+from shoal.spec.files import load_job, load_service, read_job
 
 
 def read(text: str, **flags: Any) -> JobSpec:
@@ -120,6 +120,19 @@ def test_what_is_not_a_job_file_is_refused_with_the_line(text: str, told: str) -
     found = problems(text)
     assert len(found) == 1, found
     assert told in found[0]
+
+
+@pytest.mark.parametrize("text", ["def f(:\n  x\n", "print('hello')\n", ""])
+def test_a_program_in_place_of_a_file_is_told_how_it_is_run(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "boom.py"
+    path.write_text(text)
+    with pytest.raises(SpecError) as refused:
+        load_job(path)
+    assert refused.value.hint == f"a program is run with `shoal run -- python {path}`"
+    with pytest.raises(SpecError) as refused:
+        load_service(path)
+    told = f"write `run: exec python {path}` and a `name` into {tmp_path}/boom.yaml, and `shoal serve` that"
+    assert refused.value.hint == told
 
 
 def test_a_file_that_is_not_utf8_names_the_byte_and_the_line() -> None:
