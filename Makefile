@@ -28,7 +28,7 @@ test-alone: setup
 	@echo "== tests that need the machine for themselves"
 	@$(BIN)/python -m pytest tests -m "serial and not engines" --ignore tests/style
 
-test-engines: ## the engine contract and drills over a real Slurm on this machine (root)
+test-engines: ## the engine contract and drills over a real Slurm and a real Ray on this machine (root)
 	@scripts/setup engines
 	@$(BIN)/python -m pytest tests -m engines --ignore tests/style
 

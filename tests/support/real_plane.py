@@ -91,13 +91,13 @@ class RealPlane:
         self.env = {**own, "SHOAL_HOME": str(home), "NO_COLOR": "1"}
         self.shoal = Shoal(env=self.env)
 
-    def command(self, *argv: str) -> subprocess.CompletedProcess[str]:
+    def command(self, *argv: str, timeout_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
         """One `shoal` command, as a person types it."""
         return subprocess.run(
             [sys.executable, "-m", "shoal.cli.main", *argv],
             capture_output=True,
             text=True,
-            timeout=LIMIT_S,
+            timeout=timeout_s,
             check=False,
             env=self.env,
             cwd=self.home.parent,

@@ -12,14 +12,14 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.support.networks import PATH, Networks, is_alive
+
 NEEDED = ("slurmctld", "slurmd", "sbatch", "munged", "ip")
-PATH = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 START_S = 60.0
 POLL_S = 0.05
 SLURMD_PORT = 26818
@@ -42,18 +42,13 @@ def what_is_missing() -> str | None:
     return f"no {', '.join(missing)} here: `scripts/setup engines` installs them" if missing else None
 
 
-class SlurmLab:
+class SlurmLab(Networks):
     """Blocking. `up` once, `down` at the end, whatever happened in between."""
 
     def __init__(self, root: Path, shape: Shape = Shape()) -> None:  # noqa: B008
         self.root = root
         self.shape = shape
-        self.names = tuple(f"n{number}" for number in range(shape.nodes))
-        number = os.getpid() % 250
-        self._tag = f"sh{os.getpid() % 100000}"
-        self._net = f"10.{200 + number // 50}.{number}"
-        self.address = f"{self._net}.1"
-        """Of this machine, as the nodes see it."""
+        super().__init__(tuple(f"n{number}" for number in range(shape.nodes)))
         self.environment = {
             **os.environ,
             "PATH": PATH,
@@ -67,7 +62,7 @@ class SlurmLab:
         (self.root / "run").chmod(0o1777)
         self._write_files()
         self._start_munge()
-        self._make_network()
+        self.make_network()
         self.start_controller()
         for name in self.names:
             self.start_node(name)
@@ -79,9 +74,7 @@ class SlurmLab:
             self.crash_node(name)
         for name in ("slurmctld", "munged"):
             self._end(name)
-        for name in self.names:
-            self._ip("netns", "del", self._space(name), check=False)
-        self._ip("link", "del", self._bridge, check=False)
+        self.remove_network()
 
     def run(self, *command: str, given: str = "") -> str:
         """A command of Slurm's, as on a login node."""
@@ -114,9 +107,7 @@ class SlurmLab:
         """Its slurmd, in the node's network and with the node's own name."""
         inside = 'hostname "$0"; exec "$@"'
         daemon = ["slurmd", "-N", name, "-f", self.environment["SLURM_CONF"]]
-        # Not `ip netns exec`, which hides /sys/fs/cgroup.
-        space = ["nsenter", f"--net=/run/netns/{self._space(name)}"]
-        self._check([*space, "unshare", "--uts", "sh", "-c", inside, name, *daemon])
+        self._check([*self.entering(name), "unshare", "--uts", "sh", "-c", inside, name, *daemon])
 
     def kill_slurmd(self, name: str) -> None:
         """The daemon alone: what it started runs on."""
@@ -124,56 +115,8 @@ class SlurmLab:
 
     def crash_node(self, name: str) -> None:
         """Everything in the node's network at once, as by a power cut."""
-        for _ in range(3):  # one may fork while the others are read
-            for pid in self.pids_on(name):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        self.kill_all_on(name)
         (self.root / "run" / f"{name}.pid").unlink(missing_ok=True)
-
-    def pids_on(self, name: str) -> list[int]:
-        told = self._ip("netns", "pids", self._space(name), check=False)
-        return [int(word) for word in told.split()]
-
-    def cut(self, name: str, peers: tuple[str, ...] = (), *, from_control: bool = True) -> None:
-        """No packet of the node reaches this machine (`from_control`) or these `peers` any more."""
-        for address in self._addresses(peers, from_control=from_control):
-            self._ip("-n", self._space(name), "route", "replace", "blackhole", f"{address}/32")
-
-    def heal(self, name: str) -> None:
-        others = tuple(one for one in self.names if one != name)
-        for address in self._addresses(others, from_control=True):
-            self._ip("-n", self._space(name), "route", "del", "blackhole", f"{address}/32", check=False)
-
-    def _addresses(self, peers: tuple[str, ...], *, from_control: bool) -> list[str]:
-        return [*([self.address] if from_control else []), *map(self.address_of, peers)]
-
-    def address_of(self, name: str) -> str:
-        return f"{self._net}.{10 + self.names.index(name)}"
-
-    @property
-    def _bridge(self) -> str:
-        return f"{self._tag}b"
-
-    def _space(self, name: str) -> str:
-        return f"{self._tag}-{name}"
-
-    def _make_network(self) -> None:
-        self._ip("link", "add", self._bridge, "type", "bridge")
-        self._ip("addr", "add", f"{self.address}/24", "dev", self._bridge)
-        self._ip("link", "set", self._bridge, "up")
-        for number, name in enumerate(self.names):
-            space, outside = self._space(name), f"{self._tag}v{number}"
-            self._ip("netns", "add", space)
-            self._ip("link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", space)
-            self._ip("link", "set", outside, "master", self._bridge, "up")
-            self._ip("-n", space, "addr", "add", f"{self.address_of(name)}/24", "dev", "eth0")
-            self._ip("-n", space, "link", "set", "eth0", "up")
-            self._ip("-n", space, "link", "set", "lo", "up")
-
-    def _ip(self, *words: str, check: bool = True) -> str:
-        done = subprocess.run(["ip", *words], env={"PATH": PATH}, capture_output=True, text=True, check=False)
-        assert done.returncode == 0 or not check, (words, done.stderr)
-        return done.stdout
 
     def _check(self, command: list[str]) -> None:
         with (self.root / "log" / "starts.log").open("ab") as log:
@@ -199,7 +142,7 @@ class SlurmLab:
             pid = int(path.read_text())
             os.kill(pid, number)
             deadline = time.monotonic() + 10
-            while _is_alive(pid) and time.monotonic() < deadline:
+            while is_alive(pid) and time.monotonic() < deadline:
                 time.sleep(POLL_S)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -242,13 +185,6 @@ class SlurmLab:
         (self.root / "etc" / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         switches = f"SwitchName=leaf Nodes=n[0-{self.shape.nodes - 1}]\n"
         (self.root / "etc" / "topology.conf").write_text(switches)
-
-
-def _is_alive(pid: int) -> bool:
-    """Neither gone nor a zombie that nobody has taken away."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 MUNGE_FILES = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import socket
 import sys
@@ -19,9 +20,11 @@ from shoal.home import holder, home_from_env
 from shoal.settings import Settings, load_settings
 
 if TYPE_CHECKING:
+    from shoal.engines.ray.config import RayConfig
     from shoal.engines.slurm.config import SlurmConfig
+    from shoal.model.node import NodeFacts
 
-app = App(name="connect", help="Say where work runs: on a Slurm cluster, or on this machine.")
+app = App(name="connect", help="Say where work runs: on a Slurm cluster, a Ray, or this machine.")
 NODES_PORT = 7464
 SshOptions = Annotated[
     str, Parameter(help="Words for `ssh` itself: `--ssh-options='-p 2222 -J ana@bastion'`.")
@@ -56,7 +59,7 @@ def slurm(
     Asks Slurm for its nodes and starts nothing. The next `shoal up` uses it.
     """
     from shoal.engines.slurm.client import SlurmClient
-    from shoal.engines.slurm.config import SlurmConfig
+    from shoal.engines.slurm.config import FILE, SlurmConfig
     from shoal.engines.slurm.parse import parse_nodes
 
     home = _free_home()
@@ -80,9 +83,135 @@ def slurm(
         ssh=ssh,
         ssh_options=tuple(shlex.split(ssh_options)),
     )
-    file = _keep(home, config, address)
+    file = _keep(home, "slurm", FILE, config, address)
+    facts = _facts(version, found, address, file)
+    if json:
+        print_json(facts)
+    else:
+        shown = f"{facts['alive']} of {facts['nodes']} nodes, {facts['cpus']:g} CPUs, {facts['gpus']} GPUs"
+        print(f"{version}: {shown}")
+        print(f"nodes will ask at {address}, over TLS; jobs run under your own account")
+        _say_next(shared)
+    return 0
+
+
+@app.command
+def ray(
+    *,
+    address: Annotated[
+        str, Parameter(help="HOST:PORT of a Ray that runs; without it one is started here.")
+    ] = "",
+    token_file: Annotated[
+        Path | None, Parameter(help="The file with that Ray's token, which you alone can read.")
+    ] = None,
+    project: Annotated[str, Parameter(help="The project whose jobs run there.")] = "default",
+    shared_trust: Annotated[
+        bool, Parameter(negative="", help="Jobs of all projects, which can read and stop each other's.")
+    ] = False,
+    ray_python: Annotated[
+        str | None, Parameter(help="The Python with Ray in it on this machine (this one's path).")
+    ] = None,
+    python: Annotated[
+        str | None, Parameter(help="The Python with Shoal in it on the nodes (this one's path).")
+    ] = None,
+    python_path: Annotated[str, Parameter(help="Its PYTHONPATH, if Shoal is not installed in it.")] = "",
+    shared: Annotated[str, Parameter(help="A directory that all nodes have, for checkpoints.")] = "",
+    spool: Annotated[str, Parameter(help="A directory on each node's own disk (below /tmp).")] = "",
+    nodes_on: Annotated[
+        str | None, Parameter(help="ADDRESS:PORT of this machine where nodes ask (found by itself).")
+    ] = None,
+    as_root: AsRoot = False,
+    json: JsonFlag = False,
+) -> int:
+    """Connect a Ray: its nodes become Shoal's, and jobs run there as the user who started Ray.
+
+    This machine must be one of its nodes. The next `shoal up` uses it.
+    """
+    from shoal.engines.ray.config import FILE, RayConfig
+
+    home = _free_home()
+    if address and token_file is None:
+        raise SpecError(
+            f"no token for the Ray at {address}: anybody may rule a Ray without one, so Shoal uses none",
+            hint="`ray get-auth-token` on its head prints it: write that to a file, `--token-file FILE`",
+        )
+    config = RayConfig(
+        address=address,
+        token_file=str(token_file.absolute()) if token_file is not None and address else "",
+        ray_python=ray_python or sys.executable,
+        python=python or sys.executable,
+        python_path=python_path,
+        spool=spool,
+        shared=shared or ("" if address else str(home / "ray" / "shared")),
+        project=project,
+        has_shared_trust=shared_trust,
+    )
+    version, found = _ask_ray(config, home, as_root=as_root)
+    asked_at = nodes_on or f"{_address_towards(found[0].address)}:{NODES_PORT}"
+    file = _keep(home, "ray", FILE, config, asked_at)
+    facts = _facts(version, found, asked_at, file)
+    if json:
+        print_json(facts)
+    else:
+        print(f"Ray {version}: {facts['alive']} nodes, {facts['cpus']:g} CPUs, {facts['gpus']} GPUs")
+        whose = "all projects" if shared_trust else f"project {project}"
+        print(f"nodes will ask at {asked_at}, over TLS; for jobs of {whose}: all in one Ray trust each other")
+        _say_next(config.shared)
+    return 0
+
+
+def _ask_ray(config: RayConfig, home: Path, *, as_root: bool) -> tuple[str, list[NodeFacts]]:
+    """Its version and nodes. The agents that looked at them are gone afterwards."""
+    from shoal.engines.ray.client import RayClient
+    from shoal.engines.ray.head import finder
+    from shoal.engines.ray.parse import check_version, parse_nodes
+
+    client = RayClient(
+        config,
+        namespace=f"shoal-connect-{os.urandom(4).hex()}",
+        log_file=home / "logs" / "ray-connect.log",
+        find=finder(config, home),
+        is_passing=True,
+    )
+    try:
+        version = client.version()["ray"]
+        check_version(version)
+        nodes = parse_nodes(client.nodes())
+    finally:
+        client.close()
+    if not nodes:
+        raise SpecError("that Ray has no nodes with CPUs", hint="see them with `ray status`")
+    deaf = [node.facts for node in nodes if not node.facts.is_alive]
+    if len(deaf) == len(nodes):
+        raise SpecError(f"no node of that Ray can be used: {deaf[0].name}: {deaf[0].remarks[0]}")
+    if not as_root and any(node.uid == 0 for node in nodes):
+        raise SpecError(
+            "all jobs would run as root: that is who runs Ray on its nodes",
+            hint="start Ray as a user, or say `--as-root`",
+        )
+    return version, [node.facts for node in nodes]
+
+
+@app.command
+def local(*, json: JsonFlag = False) -> int:
+    """Run work on this machine again."""
+    from shoal.engines.ray.head import Head
+
+    home = _free_home()
+    has_stopped = Head(home / "ray", "").stop()
+    _remember(home, {"engine": "local", "nodes_on": "none"})
+    if json:
+        print_json({"engine": "local"})
+    else:
+        if has_stopped:
+            print("stopped the Ray of our own")
+        print("work runs on this machine; next  shoal up")
+    return 0
+
+
+def _facts(version: str, found: list[NodeFacts], address: str, file: Path) -> dict[str, Any]:
     alive = [facts for facts in found if facts.is_alive]
-    facts: dict[str, Any] = {
+    return {
         "version": version,
         "nodes": len(found),
         "alive": len(alive),
@@ -91,27 +220,12 @@ def slurm(
         "nodes_on": address,
         "config": str(file),
     }
-    if json:
-        print_json(facts)
-    else:
-        print(f"{version}: {len(alive)} of {len(found)} nodes, {facts['cpus']:g} CPUs, {facts['gpus']} GPUs")
-        print(f"nodes will ask at {address}, over TLS; jobs run under your own account")
-        if not shared:
-            print("no shared directory: jobs with `checkpoint` will be refused (`--shared DIR`)")
-        print("next  shoal up")
-    return 0
 
 
-@app.command
-def local(*, json: JsonFlag = False) -> int:
-    """Run work on this machine again."""
-    home = _free_home()
-    _remember(home, {"engine": "local", "nodes_on": "none"})
-    if json:
-        print_json({"engine": "local"})
-    else:
-        print("work runs on this machine; next  shoal up")
-    return 0
+def _say_next(shared: str) -> None:
+    if not shared:
+        print("no shared directory: jobs with `checkpoint` will be refused (`--shared DIR`)")
+    print("next  shoal up")
 
 
 def _refuse_root(uid: int, ssh: str) -> None:
@@ -122,15 +236,13 @@ def _refuse_root(uid: int, ssh: str) -> None:
         )
 
 
-def _keep(home: Path, config: SlurmConfig, address: str) -> Path:
+def _keep(home: Path, engine: str, name: str, config: SlurmConfig | RayConfig, address: str) -> Path:
     """Where a control plane reads it; of several with one directory, each may be the one that leads."""
     import msgspec
 
-    from shoal.engines.slurm.config import FILE
-
-    settings = _remember(home, {"engine": "slurm", "nodes_on": address})
+    settings = _remember(home, {"engine": engine, "nodes_on": address})
     prepare_home(settings.state_dir)
-    file = settings.state_dir / FILE
+    file = settings.state_dir / name
     write_private(file, msgspec.json.encode(config).decode() + "\n")
     return file
 
@@ -159,6 +271,6 @@ def _address_towards(host: str) -> str:
         except OSError as error:
             raise SpecError(
                 f"no way from here to the node {host}: {error.strerror or error}",
-                hint="name this machine's address: `shoal connect slurm --nodes-on ADDRESS:7464`",
+                hint="name this machine's address: `--nodes-on ADDRESS:7464`",
             ) from error
         return str(probe.getsockname()[0])

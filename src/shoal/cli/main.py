@@ -17,7 +17,7 @@ from shoal.cli.quick import name_stdin, read_run
 COMMANDS = {
     "up": ("up:up", "Start the control plane of this machine in the background."),
     "down": ("up:down", "Stop the control plane; running jobs run on."),
-    "connect": ("connect:app", "Say where work runs: on a Slurm cluster, or on this machine."),
+    "connect": ("connect:app", "Say where work runs: on a Slurm cluster, a Ray, or this machine."),
     "status": ("status:status", "The cluster on one screen."),
     "run": ("run:run", "Submit a job and follow it; returns the job's exit code."),
     "serve": ("services:serve", "Run a service, or a new release of it."),

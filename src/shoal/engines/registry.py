@@ -11,7 +11,7 @@ from shoal.engines.base import Engine
 from shoal.engines.remote import Reach
 from shoal.errors import SpecError
 
-NAMES = ("local", "slurm")
+NAMES = ("local", "slurm", "ray")
 
 
 def open_engine(
@@ -31,6 +31,8 @@ def open_engine(
     """
     if name == "slurm":
         return _open_slurm(home, clock, reach, term)
+    if name == "ray":
+        return _open_ray(home, clock, reach, term)
     if name != "local":
         raise SpecError(f"no engine is called {name!r}; there are {', '.join(NAMES)}", hint="shoal up")
     from shoal.engines.local import LocalEngine, SimulatedNodes
@@ -51,3 +53,17 @@ def _open_slurm(home: Path, clock: Clock, reach: Reach | None, term: int) -> Eng
         )
     reach = msgspec.structs.replace(reach, spool=config.spool, shared=config.shared)
     return SlurmEngine(home, clock=clock, reach=reach, config=config, term=term)
+
+
+def _open_ray(home: Path, clock: Clock, reach: Reach | None, term: int) -> Engine:
+    from shoal.engines.ray import RayEngine
+    from shoal.engines.ray.config import load_config
+
+    config = load_config(home)
+    if reach is None:
+        raise SpecError(
+            "nodes of Ray cannot reach this control plane: it has no address for them",
+            hint="`shoal connect ray --nodes-on ADDRESS:PORT`",
+        )
+    reach = msgspec.structs.replace(reach, spool=config.spool, shared=config.shared)
+    return RayEngine(home, clock=clock, reach=reach, config=config, term=term)

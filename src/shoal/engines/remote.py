@@ -259,7 +259,7 @@ class RemoteEngine(ABC):
         if not self._reach.shared:
             raise EngineRefused(
                 f"job {job_id} keeps checkpoints, and this cluster has no directory that all nodes share",
-                hint="name one: `shoal connect slurm --shared DIR`",
+                hint="connect again with `--shared DIR`, or leave out `checkpoint`",
             )
         place = Path(self._reach.shared) / "checkpoints" / Path(path).relative_to(self._home / "checkpoints")
         if make:

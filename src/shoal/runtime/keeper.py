@@ -108,7 +108,7 @@ class Keeper:
         if found is None:
             return STOPPED if self._is_asked_to_stop else NO_ORDER
         assignment, asked_at = found
-        return self._keep(spool.Share(_place_of(root, self._fetch)), assignment, asked_at)
+        return self._keep(spool.Share(place_of(root, self._fetch)), assignment, asked_at)
 
     def _keep(self, share: spool.Share, assignment: Assignment, asked_at: float) -> int:
         """Nobody else will ever have this order: whatever comes, its end is told."""
@@ -335,9 +335,14 @@ def _become_supervisor(share: spool.Share, reader: int, asked_at: float) -> None
         os._exit(status)
 
 
+def root_of(spool_root: str) -> str:
+    """Where shares have their places; for `""`, a directory of this user's."""
+    return spool_root or f"/tmp/shoal-{os.getuid()}"  # noqa: S108 - its owner and mode are looked at
+
+
 def _make_root(root: str) -> str:
     """Where shares have their places, for this user alone. `OSError` for a root that is somebody else's."""
-    root = root or f"/tmp/shoal-{os.getuid()}"  # noqa: S108 - its owner and mode are looked at
+    root = root_of(root)
     os.makedirs(root, mode=0o700, exist_ok=True)
     facts = os.lstat(root)
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
@@ -346,7 +351,8 @@ def _make_root(root: str) -> str:
     return root
 
 
-def _place_of(root: str, asked: Fetch) -> str:
+def place_of(root: str, asked: Fetch) -> str:
+    """The share's directory below what `root_of` says."""
     # Incarnations of one node do not meet: what is left of one must not be taken for the other.
     name = f"{asked.node}.{asked.incarnation}" if asked.incarnation else asked.node
     return f"{root}/spool/live/{asked.attempt_id}/{name}"

@@ -1,0 +1,277 @@
+"""What runs on every node of Ray, in an actor: starts keepers, and says which of them live.
+
+Sent there by value, so it stands on Python's library alone. It remembers nothing: each keeper has a record on
+the node's disk (its process, and when that began), so that an agent that died is replaced by any other. A
+keeper is no child of the agent's, nor of Ray's: Ray kills the children of its workers, and these outlive it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,300}")
+LAUNCH_S, BURY_S = 30.0, 60.0
+WORDS = 1000
+PASSED_ON = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ")
+"""Of a worker's variables: nothing that Ray put there reaches a job."""
+KEPT_S = 86400.0
+"""How long the record of a keeper that is over stays."""
+LAUNCH = """
+import json, os, signal, sys
+folder, more, *command = sys.argv[1:]
+told, tell = os.pipe()  # closed by exec: then there is nothing to tell
+if os.fork():
+    os.close(tell)
+    said = os.read(told, 4000)
+    os.write(2, said)
+    os._exit(1 if said else 0)  # the keeper is an orphan now: nobody's child whom Ray looks after
+try:
+    os.setsid()
+    for number in range(1, 32):
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("0")  # Ray has its workers killed first
+    except OSError as error:
+        os.write(2, f"oom_score_adj stays: {error}\\n".encode())
+    with open("/proc/self/stat", "rb") as file:
+        ticks = int(file.read().rpartition(b")")[2].split()[19])
+    record = {**json.loads(more), "pid": os.getpid(), "ticks": ticks}
+    with open(f"{folder}/draft", "w") as file:
+        json.dump(record, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(f"{folder}/draft", f"{folder}/keeper.json")
+    os.execve(command[0], command, os.environ)
+except BaseException as error:
+    os.write(tell, f"{type(error).__name__}: {error}".encode())
+    os._exit(127)
+"""
+"""Writes down who the keeper is before it is one."""
+
+
+class Agent:
+    """Every method may be repeated, from several threads, and says the same to whoever asks again."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._burying: set[str] = set()
+        self._swept_at = 0.0
+
+    def facts(self, root: str) -> dict[str, Any]:
+        """What this machine is, and who jobs would be on it."""
+        place = root if root and os.path.isdir(root) else "/tmp"  # noqa: S108 - its size alone is asked
+        return {
+            "pid": os.getpid(),
+            "uid": os.getuid(),
+            "hostname": socket.gethostname(),
+            "booted_at": _booted_at(),
+            "memory_bytes": _memory_bytes(),
+            "disk_bytes": shutil.disk_usage(place).total,
+            "devices": _variable_of(os.getppid(), "CUDA_VISIBLE_DEVICES"),
+        }
+
+    def start(self, root: str, key: str, task: dict[str, Any]) -> dict[str, Any]:
+        """Start a keeper, unless the one that was started for `key` lives. Its summons goes to its standard
+        input. `task`: `command`, `bury` (what to run when it is gone without a word), `env`, `summons`.
+        """
+        with self._guard:
+            folder = _folder(root, key)
+            record = _record(folder)
+            if record is not None and _lives(record) is True:
+                return {"pid": record["pid"], "is_new": False}
+            _make(folder)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{folder}/over")
+            env = {name: os.environ[name] for name in PASSED_ON if name in os.environ} | task["env"]
+            more = {"bury": task["bury"], "env": env, "boot": _boot_id(), "space": _pid_space()}
+            words = [sys.executable, "-I", "-S", "-c", LAUNCH, folder, json.dumps(more), *task["command"]]
+            with open(f"{folder}/errors", "ab") as errors:
+                done = subprocess.run(
+                    words,
+                    input=task["summons"].encode(),
+                    stdout=errors,
+                    stderr=errors,
+                    env=env,
+                    cwd="/",
+                    timeout=LAUNCH_S,
+                    check=False,
+                )
+            if done.returncode != 0:
+                raise OSError(f"no keeper could be started: {_last_words(folder)}")
+            started = _record(folder)
+            return {"pid": started["pid"] if started else None, "is_new": True}
+
+    def look(self, root: str, keys: list[str]) -> dict[str, dict[str, Any]]:
+        """By key: `running`, `over` (nothing of it runs: looked for and ended here), `gone` (nobody knows yet
+        whether all of it is), or `hidden` (it is not ours to see). Keys without a record are left out.
+        """
+        self._sweep(root)
+        found = {}
+        for key in keys:
+            folder = _folder(root, key)
+            record = _record(folder)
+            if record is not None:
+                found[key] = self._seen(folder, record)
+        return found
+
+    def end(self, root: str, keys: list[str]) -> None:
+        """Ask keepers to stop what they keep."""
+        for key in keys:
+            record = _record(_folder(root, key))
+            if record is not None and _lives(record) is True:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(record["pid"], signal.SIGTERM)
+
+    def _seen(self, folder: str, record: dict[str, Any]) -> dict[str, Any]:
+        told = {"pid": record["pid"], "said": _last_words(folder)}
+        lives = _lives(record)
+        if lives is None:
+            return {**told, "state": "hidden"}
+        if lives:
+            return {**told, "state": "running"}
+        if record["boot"] != _boot_id():
+            return {**told, "state": "over", "said": "the machine was restarted since"}
+        if not os.path.exists(f"{folder}/over"):
+            self._bury(folder, record)
+        return {**told, "state": "over" if os.path.exists(f"{folder}/over") else "gone"}
+
+    def _bury(self, folder: str, record: dict[str, Any]) -> None:
+        """The keeper is gone: see that nothing of its share runs. On a thread; asked again, it is one."""
+        with self._guard:
+            if folder in self._burying:
+                return
+            self._burying.add(folder)
+        threading.Thread(target=self._bury_now, args=(folder, record), daemon=True).start()
+
+    def _bury_now(self, folder: str, record: dict[str, Any]) -> None:
+        try:
+            with open(f"{folder}/errors", "ab") as errors:
+                done = subprocess.run(
+                    record["bury"],
+                    env=record["env"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=errors,
+                    stderr=errors,
+                    cwd="/",
+                    timeout=BURY_S,
+                    check=False,
+                )
+            if done.returncode == 0:
+                with open(f"{folder}/over", "wb"):
+                    pass
+        except (OSError, subprocess.TimeoutExpired) as error:
+            sys.stderr.write(f"shoal agent: {folder} is not over yet: {error}\n")
+        finally:
+            with self._guard:
+                self._burying.discard(folder)
+
+    def _sweep(self, root: str) -> None:
+        """Remove records of what has long been over."""
+        now = time.time()
+        with self._guard:
+            if now - self._swept_at < KEPT_S / 24:
+                return
+            self._swept_at = now
+        place = _place(root)
+        for name in os.listdir(place) if os.path.isdir(place) else ():
+            with contextlib.suppress(FileNotFoundError):
+                if now - os.stat(f"{place}/{name}/over").st_mtime > KEPT_S:
+                    shutil.rmtree(f"{place}/{name}", ignore_errors=True)
+
+
+def _place(root: str) -> str:
+    return f"{root or f'/tmp/shoal-{os.getuid()}'}/ray"  # noqa: S108 - its owner and mode are looked at
+
+
+def _folder(root: str, key: str) -> str:
+    if not KEY.fullmatch(key):
+        raise ValueError(f"{key!r} is no name for a keeper")
+    return f"{_place(root)}/{key}"
+
+
+def _make(folder: str) -> None:
+    """For this user alone; `PermissionError` for a place that is somebody else's."""
+    root = os.path.dirname(os.path.dirname(folder))
+    os.makedirs(root, mode=0o700, exist_ok=True)
+    facts = os.lstat(root)
+    if facts.st_uid != os.getuid() or facts.st_mode & 0o022 or os.path.islink(root):
+        raise PermissionError(f"{root} is not a directory that only user {os.getuid()} can change")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+
+
+def _record(folder: str) -> dict[str, Any] | None:
+    try:
+        with open(f"{folder}/keeper.json", encoding="utf-8") as file:
+            record: dict[str, Any] = json.load(file)
+            return record
+    except FileNotFoundError:
+        return None
+
+
+def _lives(record: dict[str, Any]) -> bool | None:
+    """Whether that very process runs. None: it was started where this one cannot see."""
+    if record["boot"] != _boot_id():
+        return False
+    if record["space"] != _pid_space():
+        return None
+    try:
+        with open(f"/proc/{record['pid']}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return int(fields[19]) == record["ticks"] and fields[0] not in (b"Z", b"X")
+
+
+def _boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
+def _pid_space() -> str:
+    return os.readlink("/proc/self/ns/pid")
+
+
+def _booted_at() -> float | None:
+    with open("/proc/stat", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("btime "):
+                return float(line.split()[1])
+    return None
+
+
+def _memory_bytes() -> int:
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
+            total = min(total, int(file.read()))
+    return total
+
+
+def _variable_of(pid: int, name: str) -> str | None:
+    """Of another process of ours: Ray changes it for its workers."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+        for line in file.read().split(b"\0"):
+            if line.startswith(name.encode() + b"="):
+                return line.partition(b"=")[2].decode("utf-8", "replace")
+    return None
+
+
+def _last_words(folder: str) -> str:
+    with contextlib.suppress(OSError), open(f"{folder}/errors", "rb") as file:
+        file.seek(max(os.fstat(file.fileno()).st_size - WORDS, 0))
+        return file.read().decode("utf-8", "replace").strip()
+    return ""

@@ -1,0 +1,278 @@
+"""The only file of this engine that starts processes here: the bridge to Ray, and asks it.
+
+Ray's API blocks, and a driver that loses its cluster ends itself. So it lives in a process of its own, that
+is started when somebody asks, killed when it does not answer, and started again for the next question.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from concurrent.futures import TimeoutError as Late
+from pathlib import Path
+from typing import Any
+
+from shoal.clock import Clock, SystemClock
+from shoal.engines.ray import agent
+from shoal.engines.ray.config import RayConfig
+from shoal.engines.ray.parse import refusal
+from shoal.engines.ray.render import ray_environment
+from shoal.errors import EngineUnreachable, ShoalError
+
+START_S = 120.0
+"""For `import ray`, and to find the cluster: a second, and much more on a busy machine."""
+WITHIN_S = 5.0
+"""How long agents are waited for; those that are late are named in the answer."""
+START_KEEPERS_S = 30.0
+SLACK_S = 15.0
+"""How much later than that the bridge itself may answer before it is killed."""
+AGAIN_S = 2.0
+"""How long a question waits for a Ray that was there before and has gone away."""
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 15.0
+"""Between starts of bridges that fail."""
+BRIDGE = Path(agent.__file__).with_name("bridge.py")
+
+
+class RayClient:
+    """Blocking; safe to use from threads. `EngineUnreachable`: Ray could not be asked.
+
+    Who asks first waits until Ray is found. Later, while it is away, nobody waits for long: a bridge is
+    started beside, again and again, and every question meanwhile is answered at once.
+    """
+
+    def __init__(
+        self,
+        config: RayConfig,
+        *,
+        namespace: str,
+        log_file: Path,
+        find: Callable[[], tuple[str, Path]],
+        is_passing: bool = False,
+        clock: Clock | None = None,
+    ) -> None:
+        """`find`: the address and the token file, once before each start of a bridge; may start a Ray.
+        `is_passing`: agents that it makes end with it.
+        """
+        self._config = config
+        self._namespace = namespace
+        self._log_file = log_file
+        self._find = find
+        self._is_passing = is_passing
+        self._clock = clock or SystemClock()
+        self._guard = threading.Lock()
+        self._bridge: _Bridge | None = None
+        self._draft: _Bridge | None = None
+        """One that is not connected yet."""
+        self._starting: Future[_Bridge] | None = None
+        self._has_connected = self._is_closed = False
+        self._not_before, self._pause_s, self._last = 0.0, FIRST_PAUSE_S, ""
+
+    def nodes(self) -> dict[str, Any]:
+        return self._ask("nodes", {})
+
+    def start(self, starts: list[dict[str, Any]]) -> dict[str, Any]:
+        return self._ask("start", {"starts": starts}, START_KEEPERS_S)
+
+    def look(self, keys: dict[str, list[str]]) -> dict[str, Any]:
+        return self._ask("look", {"keys": keys})
+
+    def end(self, keys: dict[str, list[str]]) -> dict[str, Any]:
+        return self._ask("end", {"keys": keys})
+
+    def dismiss(self) -> dict[str, Any]:
+        return self._ask("dismiss", {})
+
+    def version(self) -> dict[str, str]:
+        """Of the Ray that is asked, and of its Python."""
+        return self._running().version
+
+    def close(self) -> None:
+        """May be repeated. Agents stay, unless they were to pass."""
+        with self._guard:
+            self._is_closed = True
+            starting = self._starting
+            for bridge in (self._bridge, self._draft):
+                if bridge is not None:
+                    bridge.kill()
+            self._bridge = None
+        if starting is not None:
+            wait([starting])
+
+    def _ask(self, verb: str, args: dict[str, Any], within_s: float | None = None) -> dict[str, Any]:
+        bridge = self._running()
+        try:
+            return bridge.ask(verb, args, WITHIN_S if within_s is None else within_s)
+        except EngineUnreachable:
+            with self._guard:
+                if bridge.is_broken and self._bridge is bridge:
+                    bridge.kill()
+                    self._bridge = None
+            raise
+
+    def _running(self) -> _Bridge:
+        with self._guard:
+            if self._bridge is not None and not self._bridge.is_broken:
+                return self._bridge
+            if self._bridge is not None:
+                self._bridge.kill()
+                self._bridge = None
+            if self._starting is None:
+                if self._is_closed or self._clock.monotonic() < self._not_before:
+                    raise EngineUnreachable(self._last or "closed", hint="shoal doctor")
+                self._starting = Future()
+                threading.Thread(target=self._connect, args=(self._starting,), daemon=True).start()
+            starting, patience_s = self._starting, AGAIN_S if self._has_connected else None
+        try:
+            return starting.result(patience_s)
+        except Late:
+            raise EngineUnreachable(f"Ray is being looked for: {self._last}", hint="shoal doctor") from None
+
+    def _connect(self, starting: Future[_Bridge]) -> None:
+        """On a thread of its own, once at a time."""
+        try:
+            bridge = self._start()
+        except BaseException as error:  # noqa: BLE001 - told to who waits for it
+            with self._guard:
+                self._last = error.message if isinstance(error, ShoalError) else str(error)
+                self._not_before = self._clock.monotonic() + self._pause_s
+                self._pause_s = min(self._pause_s * 2, MAX_PAUSE_S)
+                self._starting = self._draft = None
+            starting.set_exception(error)
+            return
+        with self._guard:
+            self._bridge, self._draft, self._starting = bridge, None, None
+            self._has_connected, self._pause_s, self._last = True, FIRST_PAUSE_S, "it has gone away"
+            if self._is_closed:
+                bridge.kill()
+        starting.set_result(bridge)
+
+    def _start(self) -> _Bridge:
+        address, token_file = self._find()
+        setup = {
+            "address": address,
+            "namespace": self._namespace,
+            "agent": agent.__file__,
+            "root": self._config.spool,
+            "lifetime": None if self._is_passing else "detached",
+        }
+        env = ray_environment(os.environ, token_file, is_own=not self._config.address)
+        with self._guard:
+            if self._is_closed:
+                raise EngineUnreachable("closed")
+            bridge = _Bridge([self._config.ray_python, "-P", "-s", str(BRIDGE)], env, self._log_file)
+            self._draft = bridge
+        try:
+            bridge.connect(setup, address)
+        except BaseException:
+            bridge.kill()
+            raise
+        return bridge
+
+
+class _Bridge:
+    """One process."""
+
+    def __init__(self, command: list[str], env: dict[str, str], log_file: Path) -> None:
+        log_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._log_file = log_file
+        try:
+            with log_file.open("wb") as errors:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    env=env,
+                    cwd="/",
+                    start_new_session=True,  # a Ctrl-C at the terminal is not for it
+                )
+        except OSError as error:
+            raise EngineUnreachable(
+                f"{command[0]} cannot be started: {error.strerror or error}",
+                hint="name a Python with Ray in it: `shoal connect ray --ray-python PATH`",
+            ) from error
+        self.version: dict[str, str] = {}
+        self.is_broken = False
+        self._guard = threading.Lock()
+        self._number = 0
+        self._waiting: dict[int, Future[dict[str, Any]]] = {}
+        self._reader = threading.Thread(target=self._read, name="ray-bridge", daemon=True)
+
+    def connect(self, setup: dict[str, Any], address: str) -> None:
+        first: Future[dict[str, Any]] = Future()
+        self._waiting[0] = first
+        self._reader.start()
+        self._write(setup)
+        try:
+            told = first.result(START_S)
+        except Late:
+            raise EngineUnreachable(
+                f"the Ray at {address} did not answer within {START_S:g} s", hint="shoal doctor"
+            ) from None
+        if "failed" in told:
+            raise refusal(told["failed"], address)
+        self.version = told["ready"]
+
+    def ask(self, verb: str, args: dict[str, Any], within_s: float) -> dict[str, Any]:
+        waiting: Future[dict[str, Any]] = Future()
+        with self._guard:
+            self._number += 1
+            number = self._number
+            self._waiting[number] = waiting
+        self._write({"id": number, "verb": verb, "within_s": within_s, "args": args})
+        try:
+            told = waiting.result(within_s + SLACK_S)
+        except Late:
+            self.is_broken = True
+            raise EngineUnreachable(
+                f"Ray did not answer `{verb}` within {within_s + SLACK_S:g} s", hint="shoal doctor"
+            ) from None
+        if "error" in told:
+            raise EngineUnreachable(f"Ray could not be asked: {told['error']}", hint="shoal doctor")
+        answer: dict[str, Any] = told["told"]
+        return answer
+
+    def kill(self) -> None:
+        """Waits for it: its last breath must not meet its successor's first."""
+        self.is_broken = True
+        self._process.kill()
+        self._process.wait()
+        if self._reader.is_alive():
+            self._reader.join()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):  # what was not written is nobody's loss
+                    pipe.close()
+
+    def _write(self, told: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        try:
+            with self._guard:
+                self._process.stdin.write(json.dumps(told).encode() + b"\n")
+                self._process.stdin.flush()
+        except (OSError, ValueError):
+            self.is_broken = True  # who waits is told by the reader
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            told = json.loads(line)
+            with self._guard:
+                waiting = self._waiting.pop(told.get("id", 0), None)
+            if waiting is not None:
+                waiting.set_result(told)
+        self.is_broken = True
+        with self._guard:
+            left, self._waiting = list(self._waiting.values()), {}
+        told = {"error": f"the bridge ended: {self._last_words()}"}
+        for waiting in left:
+            waiting.set_result({**told, "failed": told["error"]})
+
+    def _last_words(self) -> str:
+        lines = self._log_file.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return lines[-1][:300] if lines else "it said nothing"

@@ -1,0 +1,67 @@
+"""What `shoal connect ray` wrote down about the cluster, and how its token must be kept."""
+
+from __future__ import annotations
+
+import stat
+import sys
+from pathlib import Path
+
+import msgspec
+
+from shoal.errors import SpecError
+
+FILE = "ray.json"
+TRIED = "2.60"
+"""The version that Shoal's own tests use."""
+TOKENS_SINCE = (2, 52)
+
+
+class RayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    address: str = ""
+    """HOST:PORT of the head; empty: a Ray of our own, on this machine alone."""
+    token_file: str = ""
+    """With what everybody in this Ray proves that they belong to it; empty: that of our own Ray."""
+    ray_python: str = sys.executable
+    """The Python with Ray in it on this machine: of exactly the cluster's versions."""
+    python: str = sys.executable
+    """The Python with Shoal in it, as the nodes see it."""
+    python_path: str = ""
+    """Its PYTHONPATH, where Shoal is not installed in it."""
+    spool: str = ""
+    """A directory on each node's own disk; empty: below its /tmp."""
+    shared: str = ""
+    """A directory that all nodes and this machine have: for checkpoints."""
+    project: str = "default"
+    """The one whose jobs run there."""
+    has_shared_trust: bool = False
+    """Jobs of all projects may run there, though each could read and stop the others'."""
+
+
+def load_config(home: Path) -> RayConfig:
+    """`SpecError` where nobody connected this home, or the file is broken."""
+    try:
+        return msgspec.json.decode((home / FILE).read_bytes(), type=RayConfig)
+    except FileNotFoundError:
+        raise SpecError(f"no Ray is connected in {home}", hint="shoal connect ray") from None
+    except msgspec.DecodeError as error:
+        raise SpecError(f"{home / FILE} cannot be read: {error}", hint="shoal connect ray") from error
+
+
+def check_token_file(path: Path) -> None:
+    """`SpecError` unless it is there, holds something, and its owner alone can read it."""
+    try:
+        facts = path.stat()
+        is_empty = not path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(
+            f"the token file {path} cannot be read: {getattr(error, 'strerror', None) or error}",
+            hint=f"copy the head's: `ray get-auth-token > {path}`",
+        ) from error
+    if is_empty:
+        raise SpecError(f"the token file {path} is empty", hint=f"`ray get-auth-token > {path}` on the head")
+    mode = stat.S_IMODE(facts.st_mode)
+    if mode & 0o077:
+        raise SpecError(
+            f"the token file {path} has mode {mode:04o}: others can read it, and rule the cluster with it",
+            hint=f"chmod 600 {path}",
+        )

@@ -1,0 +1,162 @@
+"""The Ray engine: keepers by agent actors, everything else at the desk."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+
+from shoal.clock import Clock
+from shoal.engines.base import Submission
+from shoal.engines.desk import DeskShare
+from shoal.engines.ray.client import RayClient
+from shoal.engines.ray.config import RayConfig
+from shoal.engines.ray.head import finder
+from shoal.engines.ray.parse import RayNode, parse_nodes
+from shoal.engines.ray.render import keeper_task, key_of
+from shoal.engines.ray.states import BOOT_MARGIN_S, glimpse, restarted, unseen
+from shoal.engines.remote import Glimpses, Reach, RemoteEngine
+from shoal.errors import EngineRefused, EngineUnreachable, SpecError
+from shoal.model.node import NodeFacts
+from shoal.wire import Order, Summons
+
+T = TypeVar("T")
+NODES_S = 2.0
+"""How old an answer about nodes may be."""
+
+
+class RayEngine(RemoteEngine):
+    """One per home. Its agents are in a namespace of the home's: several homes may use one Ray."""
+
+    name = "ray"
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        clock: Clock,
+        reach: Reach,
+        config: RayConfig,
+        client: RayClient | None = None,
+        term: int = 0,
+    ) -> None:
+        """`client`: somebody else's, who closes it."""
+        super().__init__(home, clock=clock, reach=reach, term=term)
+        self._config = config
+        self._is_own_client = client is None
+        self._client = client or RayClient(
+            config,
+            namespace=namespace_of(reach),
+            log_file=home / "logs" / "ray-bridge.log",
+            find=finder(config, home),
+        )
+        self._nodes: dict[str, RayNode] = {}
+        self._nodes_at = -NODES_S
+        self._asking = anyio.Lock()
+
+    async def submit(self, submission: Submission) -> str:
+        self._refuse_strangers(submission.orders)
+        return await super().submit(submission)
+
+    async def start(self, summons: Summons, orders: tuple[Order, ...]) -> None:
+        await self._refresh()
+        starts, failed = [], {}
+        for order in orders:
+            node = self._nodes.get(order.node)
+            key = key_of(order.attempt_id, order.node, order.incarnation)
+            if node is None:
+                failed[key] = f"Ray has no node {order.node} now"
+            else:
+                task = keeper_task(self._config, summons, order)
+                starts.append({"node_id": node.node_id, "key": key, "task": task})
+        if starts:
+            failed |= (await self._ask(lambda: self._client.start(starts)))["failed"]
+        if failed:
+            told = "; ".join(f"{key}: {said}" for key, said in sorted(failed.items()))
+            raise EngineUnreachable(f"not every keeper was started: {told}", hint="shoal nodes")
+
+    async def look(self, shares: Collection[DeskShare]) -> Glimpses:
+        await self._refresh()
+        asked: dict[str, list[str]] = {}
+        for share in shares:
+            node = self._nodes.get(share.order.node)
+            if node is not None:
+                asked.setdefault(node.node_id, []).append(_key(share.order))
+        answers = await self._ask(lambda: self._client.look(asked)) if asked else {}
+        found: Glimpses = {}
+        for share in shares:
+            order = share.order
+            node = self._nodes.get(order.node)
+            if node is None:
+                found[order.attempt_id, order.node] = unseen(f"Ray has no node {order.node} now")
+            elif node.node_id in answers["failed"]:
+                found[order.attempt_id, order.node] = unseen(
+                    f"{order.node}: {answers['failed'][node.node_id]}"
+                )
+            elif _key(order) in answers["seen"][node.node_id]:
+                told = answers["seen"][node.node_id][_key(order)]
+                found[order.attempt_id, order.node] = glimpse(order.node, told)
+            elif _has_rebooted(share, node):
+                found[order.attempt_id, order.node] = restarted(order.node)
+        return found
+
+    async def end(self, attempt_id: str) -> None:
+        asked: dict[str, list[str]] = {}
+        for share in self.desk.find(attempt_id).values():
+            node = self._nodes.get(share.order.node)
+            if node is not None:
+                asked.setdefault(node.node_id, []).append(_key(share.order))
+        if asked:
+            await self._ask(lambda: self._client.end(asked))
+
+    async def nodes(self) -> list[NodeFacts]:
+        await self._refresh()
+        return [node.facts for node in self._nodes.values()]
+
+    async def close(self) -> None:
+        await super().close()
+        if self._is_own_client:
+            await self.on_thread(self._client.close)
+
+    async def _refresh(self) -> None:
+        async with self._asking:
+            if self._clock.monotonic() - self._nodes_at >= NODES_S:
+                told: dict[str, Any] = await self._ask(self._client.nodes)
+                self._nodes = {node.facts.name: node for node in parse_nodes(told)}
+                self._nodes_at = self._clock.monotonic()
+
+    async def _ask(self, work: Callable[[], T]) -> T:
+        """What keeps us from asking now was right once: whatever it is, nothing is known of what runs."""
+        try:
+            return await self.on_thread(work)
+        except SpecError as error:
+            raise EngineUnreachable(error.message, hint=error.hint) from error
+
+    def _refuse_strangers(self, orders: Iterable[Order]) -> None:
+        """Everybody in a Ray can read and stop everything in it: one project, unless told otherwise."""
+        strangers = sorted({order.project for order in orders} - {self._config.project})
+        if strangers and not self._config.has_shared_trust:
+            raise EngineRefused(
+                f"this Ray is for project `{self._config.project}`, and the job is of `{strangers[0]}`: jobs "
+                "on one Ray can read and stop each other's",
+                hint="`shoal connect ray --shared-trust` if all projects may",
+            )
+
+
+def namespace_of(reach: Reach) -> str:
+    """The home's own: by its authority, which nobody else has."""
+    return f"shoal-{hashlib.sha256(reach.ca.encode()).hexdigest()[:12]}"
+
+
+def _key(order: Order) -> str:
+    return key_of(order.attempt_id, order.node, order.incarnation)
+
+
+def _has_rebooted(share: DeskShare, node: RayNode) -> bool:
+    """Whether the node was started after the share had begun: nothing outlives that."""
+    if share.taken is None or node.booted_at is None:
+        return False
+    return node.booted_at > share.taken.at + BOOT_MARGIN_S

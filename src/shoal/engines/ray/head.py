@@ -1,0 +1,229 @@
+"""A Ray of our own on this machine: its head, with a token, on loopback, and what it knows on disk.
+
+Started when somebody asks and nobody answers, and left running: jobs do not depend on it, but finding it is
+faster than starting it. Its start is repeated: on a busy machine Ray gives itself up too soon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+import signal
+import socket
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from shoal.engines.ray.config import RayConfig, check_token_file
+from shoal.engines.ray.render import AGENT_PORTS, head_command, head_environment
+from shoal.engines.refusal import is_name
+from shoal.errors import EngineUnreachable
+from shoal.runtime import spool
+
+TRIES = 5
+START_S = 120.0
+POLL_S = 0.2
+LOOPBACK = "127.0.0.1"
+
+
+class HeadRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Who it is. Its ports stay the same, so that everybody finds it again."""
+
+    port: int
+    agent_ports: tuple[int, ...]
+    pid: int = 0
+    ticks: int = 0
+    boot: str = ""
+
+
+def finder(config: RayConfig, home: Path) -> Callable[[], tuple[str, Path]]:
+    """Where Ray is and what proves that we belong to it. For our own Ray: once it runs."""
+
+    def find() -> tuple[str, Path]:
+        if config.address:
+            check_token_file(Path(config.token_file))
+            return config.address, Path(config.token_file)
+        head = Head(home / "ray", config.ray_python)
+        return head.ensure(), head.token_file
+
+    return find
+
+
+class Head:
+    """Blocking. Several processes may ask for it at once; one starts it."""
+
+    def __init__(self, folder: Path, ray_python: str) -> None:
+        self._folder = folder
+        self._ray_python = ray_python
+        self.token_file = folder / "token"
+
+    def ensure(self) -> str:
+        """Its address. `EngineUnreachable`: it could not be started, in its own words."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._make_token()
+        with (self._folder / "lock").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            record = self._read()
+            if record is None:
+                port, *agents = free_ports(1 + len(AGENT_PORTS))
+                record = HeadRecord(port=port, agent_ports=tuple(agents))
+            if not (is_alive(record) and answers(record.port)):
+                self._end(record)
+                self._start(record)
+        return f"{LOOPBACK}:{record.port}"
+
+    def stop(self) -> bool:
+        """End it with all its processes. False: it did not run. Keepers and jobs run on."""
+        record = self._read()
+        if record is None or not is_alive(record):
+            return False
+        self._end(record)
+        return True
+
+    def _start(self, record: HeadRecord) -> None:
+        said = ""
+        for _ in range(TRIES):
+            if self._start_once(record):
+                return
+            said = self._last_words()
+        raise EngineUnreachable(
+            f"Ray's head did not start in {TRIES} tries; it last said: {said}",
+            hint=f"see {self._folder / 'head.log'}",
+        )
+
+    def _start_once(self, record: HeadRecord) -> bool:
+        temp = _temp_of(self._folder)
+        _make_private(temp.parent)
+        _make_private(temp)
+        with contextlib.suppress(FileNotFoundError):
+            (temp / "ray_current_cluster").unlink()  # Ray refuses to start again where this is left
+        node = socket.gethostname().partition(".")[0]
+        command = head_command(
+            self._ray_python, node if is_name(node) else "local", record.port, record.agent_ports, temp
+        )
+        env = head_environment(os.environ, self.token_file, self._folder / "gcs")
+        pid = _spawn(command, env, self._folder / "head.log")
+        ticks = spool.start_ticks(pid) or 0
+        started = msgspec.structs.replace(record, pid=pid, ticks=ticks, boot=spool.boot_id())
+        spool.durable_write(self._folder / "head.json", msgspec.json.encode(started))
+        deadline = time.monotonic() + START_S
+        while not _has_ended(pid) and time.monotonic() < deadline:
+            if "Ray runtime started" in self._said() and answers(record.port):
+                return True
+            time.sleep(POLL_S)
+        self._end(started)
+        return False
+
+    def _end(self, record: HeadRecord) -> None:
+        """All of its session: what it started is in it."""
+        if record.pid == 0 or record.boot != spool.boot_id():
+            return
+        for number, patience_s in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
+            pids = _session(record.pid, record.ticks)
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            deadline = time.monotonic() + patience_s
+            while _session(record.pid, record.ticks) and time.monotonic() < deadline:
+                time.sleep(POLL_S)
+        _has_ended(record.pid)
+
+    def _make_token(self) -> None:
+        if not self.token_file.exists():
+            spool.durable_write(self.token_file, secrets.token_hex(32).encode())
+        check_token_file(self.token_file)
+
+    def _read(self) -> HeadRecord | None:
+        try:
+            return msgspec.json.decode((self._folder / "head.json").read_bytes(), type=HeadRecord)
+        except FileNotFoundError:
+            return None
+
+    def _said(self) -> str:
+        return (self._folder / "head.log").read_text(encoding="utf-8", errors="replace")
+
+    def _last_words(self) -> str:
+        lines = [line.strip() for line in self._said().splitlines() if line.strip()]
+        return lines[-1][:300] if lines else "it said nothing"
+
+
+def is_alive(record: HeadRecord) -> bool:
+    """Whether that very process runs."""
+    return record.boot == spool.boot_id() and spool.start_ticks(record.pid) == record.ticks != 0
+
+
+def answers(port: int) -> bool:
+    try:
+        with socket.create_connection((LOOPBACK, port), timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+def free_ports(count: int) -> list[int]:
+    """Of this machine, now; none of them twice."""
+    held = [socket.create_server((LOOPBACK, 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in held]
+    for one in held:
+        one.close()
+    return ports
+
+
+def _temp_of(folder: Path) -> Path:
+    """Short: Ray has its sockets below it, and Linux allows 107 characters for one."""
+    digest = hashlib.sha256(str(folder).encode()).hexdigest()[:8]
+    return Path(f"/tmp/shoal-{os.getuid()}/ray-{digest}")  # noqa: S108 - its owner and mode are looked at
+
+
+def _make_private(folder: Path) -> None:
+    folder.mkdir(mode=0o700, exist_ok=True)
+    facts = folder.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
+        raise EngineUnreachable(
+            f"{folder} is not a directory that only user {os.getuid()} can change", hint=f"rm -r {folder}"
+        )
+
+
+def _session(leader: int, ticks: int) -> set[int]:
+    """The living processes of the session that this process began; none where its number is another's."""
+    if spool.start_ticks(leader) not in (ticks, None):
+        return set()
+    found = set()
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, IndexError):
+            if entry.name.isdigit():
+                fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
+                if int(fields[3]) == leader and fields[0] not in (b"Z", b"X"):
+                    found.add(int(entry.name))
+    return found
+
+
+def _spawn(command: list[str], env: dict[str, str], said: Path) -> int:
+    """In a session of its own, which outlives us."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    files = [
+        (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, str(said), flags, 0o600),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+    try:
+        return os.posix_spawn(command[0], command, env, file_actions=files, setsid=True)
+    except OSError as error:
+        raise EngineUnreachable(
+            f"{command[0]} cannot be started: {error.strerror or error}",
+            hint="name a Python with Ray in it: `shoal connect ray --ray-python PATH`",
+        ) from error
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether our child has; it is taken away then. One that is not our child has not."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] != 0
+    except ChildProcessError:
+        return False

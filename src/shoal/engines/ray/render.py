@@ -1,0 +1,86 @@
+"""What agents and Ray are told: the keeper to start, the environment it gets, the head of our own. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shoal.engines.ray.config import RayConfig
+from shoal.wire import Order, Summons
+
+AGENT_PORTS = (
+    "dashboard-agent-grpc-port",
+    "metrics-export-port",
+    "dashboard-agent-listen-port",
+    "runtime-env-agent-port",
+)
+"""Given to Ray, which otherwise ends itself when its agents do not say theirs within 15 s."""
+RECONNECT_S = 3600
+"""How long raylets wait for a head that is gone. Ray's own 60 s kill them before anybody has looked."""
+
+
+def key_of(attempt_id: str, node: str, incarnation: int) -> str:
+    """The keeper of one share. With the node, as several may be one machine in a test."""
+    return f"{attempt_id}.{node}.{incarnation}"
+
+
+def keeper_task(config: RayConfig, summons: Summons, order: Order) -> dict[str, Any]:
+    """What an agent starts for an order. The summons goes to its standard input: it holds a ticket."""
+    python = [config.python, "-P", "-s", "-m"]
+    share = [config.spool, order.attempt_id, order.node, str(order.incarnation)]
+    return {
+        "command": [*python, "shoal.runtime.keeper", order.node],
+        "bury": [*python, "shoal.runtime.burial", *share],
+        "env": {"PYTHONPATH": config.python_path} if config.python_path else {},
+        "summons": msgspec.json.encode(summons).decode(),
+    }
+
+
+def ray_environment(environ: Mapping[str, str], token_file: Path, *, is_own: bool) -> dict[str, str]:
+    """For a process that speaks to Ray: nothing of a Ray that somebody else chose; the token by its file."""
+    kept = {name: value for name, value in environ.items() if not name.startswith(("RAY_", "PYTHON"))}
+    told = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token_file),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "PYTHONWARNINGS": "ignore",
+    }
+    if is_own:
+        # The only way to have Ray listen on loopback: it takes itself for one on a laptop's system.
+        told["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    return kept | told
+
+
+def head_environment(environ: Mapping[str, str], token_file: Path, storage: Path) -> dict[str, str]:
+    return ray_environment(environ, token_file, is_own=True) | {
+        "RAY_gcs_storage": "rocksdb",
+        "RAY_gcs_storage_path": str(storage),
+        "RAY_gcs_rpc_server_reconnect_timeout_s": str(RECONNECT_S),
+    }
+
+
+def head_command(
+    ray_python: str, node: str, port: int, agent_ports: tuple[int, ...], temp: Path
+) -> list[str]:
+    """In the foreground: who started it knows whether it lives."""
+    agents = [f"--{name}={given}" for name, given in zip(AGENT_PORTS, agent_ports, strict=True)]
+    return [
+        ray_python,
+        "-P",
+        "-s",
+        "-m",
+        "ray.scripts.scripts",
+        "start",
+        "--head",
+        "--block",
+        "--node-ip-address=127.0.0.1",
+        f"--node-name={node}",
+        f"--port={port}",
+        *agents,
+        "--include-dashboard=false",
+        "--disable-usage-stats",
+        f"--temp-dir={temp}",
+    ]

@@ -1,0 +1,59 @@
+"""See that nothing of a share runs whose keeper is gone.
+
+    python -m shoal.runtime.burial SPOOL ATTEMPT NODE INCARNATION
+
+For whoever knows that the keeper is dead. A supervisor without its keeper has nobody to hand
+its outcome to, so it is ended too. Exit code 0 is evidence: nothing of the share runs here, or will.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from shoal.clock import BootClock
+from shoal.runtime import spool
+from shoal.runtime.keeper import place_of, root_of
+from shoal.wire import Fetch
+
+TIMEOUT_S = 40.0
+TURN_S = 0.1
+OVER, NOT_YET, USAGE = 0, 1, 64
+
+
+def main(arguments: list[str]) -> int:
+    """0: nothing of it runs. 1: something did not die; ask again."""
+    if len(arguments) != 4 or not arguments[3].isdigit():
+        sys.stderr.write("usage: python -m shoal.runtime.burial SPOOL ATTEMPT NODE INCARNATION\n")
+        return USAGE
+    root, attempt_id, node, incarnation = arguments
+    asked = Fetch(attempt_id=attempt_id, node=node, incarnation=int(incarnation), process="")
+    return bury(spool.Share(place_of(root_of(root), asked)))
+
+
+def bury(share: spool.Share, timeout_s: float = TIMEOUT_S) -> int:
+    """Kill its supervisor and what that left. A share that was never prepared, or is removed, is over."""
+    clock = BootClock()
+    deadline = clock.monotonic() + timeout_s
+    while os.path.isdir(share.directory):
+        lock = spool.take_lock(share)
+        if lock is None:
+            spool.kill_supervisors(share)
+        else:
+            try:
+                # A supervisor that is still on its way finds it claimed, and ends.
+                spool.claim(share, clock.now())
+                if spool.kill_leftovers(share.directory):
+                    return OVER
+            finally:
+                os.close(lock)
+        if clock.monotonic() >= deadline:
+            sys.stderr.write(f"shoal burial: something of {share.directory} does not die\n")
+            return NOT_YET
+        time.sleep(TURN_S)
+    return OVER
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,260 @@
+"""The contract over a real Ray with nodes in networks of their own, and what only a real Ray can show."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import msgspec
+import pytest
+
+from shoal.engines.base import Sight
+from shoal.engines.ray import RayConfig, RayEngine
+from shoal.engines.ray.client import RayClient
+from shoal.engines.ray.parse import parse_nodes
+from shoal.engines.ray.render import key_of
+from shoal.errors import EngineRefused, EngineUnreachable, SpecError
+from shoal.model.node import NodeFacts
+from shoal.wire import EndKind
+from tests.contract.desk_world import DeskWorld
+from tests.contract.engine_contract import EngineContract, Program
+from tests.contract.test_engine_local import SkewedClock
+from tests.support.ray_lab import RAY_PYTHON, RayLab, ray_lab, what_is_missing
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
+CODE = str(Path(__file__).parents[2] / "src")
+
+
+def config_for(lab: RayLab, spool_root: Path) -> RayConfig:
+    return RayConfig(
+        address=lab.head_address,
+        token_file=str(lab.token_file),
+        ray_python=str(RAY_PYTHON),
+        python_path=CODE,
+        spool=str(spool_root),
+        project="tests",
+    )
+
+
+def client_for(lab: RayLab, config: RayConfig) -> RayClient:
+    return RayClient(
+        config,
+        namespace="tests",
+        log_file=lab.root / "bridge.log",
+        find=lambda: (config.address, Path(config.token_file)),
+    )
+
+
+class RayWorld(DeskWorld):
+    engine: RayEngine
+
+    def __init__(self, root: Path, lab: RayLab, client: RayClient, spool_root: Path) -> None:
+        super().__init__(root, lab.address)
+        self.lab = lab
+        self.client = client
+        self.spool = spool_root
+        self.config = config_for(lab, spool_root)
+        self.node_names = lab.names
+        self.clock = SkewedClock()
+        self.engine = self.open()
+
+    def open(self) -> RayEngine:
+        reach = self.server.reach(spool=str(self.spool))
+        return RayEngine(self.home, clock=self.clock, reach=reach, config=self.config, client=self.client)
+
+    async def until_nodes(self, *names: str) -> None:
+        with anyio.fail_after(120):
+            while {n.name for n in await self._nodes() if n.is_alive} != set(names):  # noqa: ASYNC110
+                await anyio.sleep(0.2)
+
+    async def agent_pid(self, node: str) -> int:
+        told = await anyio.to_thread.run_sync(self.client.nodes)
+        [found] = [n.node_id for n in parse_nodes(told) if n.facts.name == node]
+        return int(told["facts"][found]["pid"])
+
+    def keeper_pid(self, attempt_id: str, node: str = "n0") -> int:
+        file = self.spool / "ray" / key_of(attempt_id, node, 0) / "keeper.json"
+        return int(json.loads(file.read_text())["pid"])
+
+    async def said(self, attempt_id: str) -> str:
+        """What the agent says of the only share, whatever its keeper does."""
+        [glimpse] = (await self.engine.look(list(self.engine.desk.find(attempt_id).values()))).values()
+        return glimpse.raw
+
+    async def _nodes(self) -> list[NodeFacts]:
+        self.clock.ahead += 10.0
+        try:
+            return await self.engine.nodes()
+        except EngineUnreachable:
+            return []
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayLab]:
+    missing = what_is_missing()
+    if missing is not None:
+        pytest.skip(missing)
+    with ray_lab(tmp_path_factory.mktemp("ray")) as lab:
+        yield lab
+
+
+@pytest.fixture(scope="module")
+def client(lab: RayLab) -> Iterator[RayClient]:
+    client = client_for(lab, config_for(lab, lab.root / "spool"))
+    lab.until(lambda: len(usable(client)) == len(lab.names), "an agent answers on every node")
+    yield client
+    client.close()
+
+
+def usable(client: RayClient) -> list[str]:
+    try:
+        return [node.facts.name for node in parse_nodes(client.nodes()) if node.facts.is_alive]
+    except EngineUnreachable:
+        return []
+
+
+@pytest.fixture
+async def world(tmp_path: Path, lab: RayLab, client: RayClient) -> AsyncIterator[RayWorld]:
+    world = RayWorld(tmp_path, lab, client, lab.root / "spool")
+    with world.server.serving(world.engine):
+        yield world
+        left = {o.attempt_id for o in await world.engine.list_owned() if o.sight is not Sight.ENDED}
+        for attempt_id in left:
+            await world.engine.cancel(attempt_id, 0.0)
+        for attempt_id in left:
+            await world.until(attempt_id, Sight.ENDED)
+
+
+class TestRayEngine(EngineContract):
+    pass
+
+
+@pytest.mark.anyio
+class TestRay:
+    async def test_nodes_have_their_gpus_labels_and_addresses(self, world: RayWorld) -> None:
+        first = (await world.engine.nodes())[0]
+        assert (first.name, first.cpus, [gpu.index for gpu in first.gpus]) == ("n0", 4.0, [0, 1])
+        assert (first.labels["rack"], first.labels["hostname"]) == ("leaf", "n0")
+        assert first.address == world.lab.address_of("n0")
+        assert "head" not in {facts.name for facts in await world.engine.nodes()}
+
+    async def test_jobs_of_other_projects_are_refused_unless_all_are_trusted(self, world: RayWorld) -> None:
+        made = world.submission(Program())
+        orders = tuple(msgspec.structs.replace(order, project="others") for order in made.orders)
+        stranger = msgspec.structs.replace(made, orders=orders)
+        with pytest.raises(EngineRefused, match="this Ray is for project `tests`"):
+            await world.engine.submit(stranger)
+        assert await world.engine.list_owned() == []
+        world.config = msgspec.structs.replace(world.config, has_shared_trust=True)
+        await world.restart()
+        [seen] = await world.ended(stranger)
+        assert seen.outcome is not None
+        assert seen.outcome.kind is EndKind.SUCCEEDED
+
+    async def test_a_wrong_token_is_said_to_be_one(self, world: RayWorld, tmp_path: Path) -> None:
+        wrong = tmp_path / "token"
+        wrong.write_text("0" * 48)
+        wrong.chmod(0o600)
+        client = client_for(world.lab, msgspec.structs.replace(world.config, token_file=str(wrong)))
+        try:
+            with pytest.raises(SpecError, match="does not take the token"):
+                await anyio.to_thread.run_sync(client.nodes)
+        finally:
+            client.close()
+
+    async def test_a_killed_agent_is_replaced_by_one_that_finds_what_runs(self, world: RayWorld) -> None:
+        submission = world.submission()
+        await world.started(submission)
+        before = await world.agent_pid("n0")
+        os.kill(before, signal.SIGKILL)
+        await world.until_nodes(*world.node_names)
+        assert await world.agent_pid("n0") != before
+        await world.until_running(submission.attempt_id)
+        assert "its keeper is process" in await world.said(submission.attempt_id)
+        [seen] = (await world.look(submission.attempt_id)).values()
+        assert seen.sight is Sight.ALIVE
+        await world.ended(world.submission(Program()))
+
+    async def test_a_killed_keeper_takes_its_share_with_it_and_that_is_evidence(
+        self, world: RayWorld
+    ) -> None:
+        submission = world.submission(Program(exit_code=None, has_children=True, is_deaf=True))
+        await world.started(submission)
+        await world.until_running(submission.attempt_id)
+        os.kill(world.keeper_pid(submission.attempt_id), signal.SIGKILL)
+        [seen] = await world.until(submission.attempt_id, Sight.ENDED)
+        assert seen.outcome is not None
+        assert seen.outcome.kind is EndKind.LOST
+        assert world.num_running(submission.attempt_id) == 0
+
+    async def test_jobs_outlive_a_killed_raylet_and_are_found_by_the_next(self, world: RayWorld) -> None:
+        submission = world.submission()
+        await world.started(submission)
+        await anyio.to_thread.run_sync(world.lab.kill_raylet, "n0")
+        await world.until_nodes("n1")
+        await world.until_running(submission.attempt_id)
+        [seen] = (await world.look(submission.attempt_id)).values()
+        assert (seen.sight, seen.outcome) == (Sight.ALIVE, None)
+        await anyio.to_thread.run_sync(world.lab.stop_ray_on, "n0")
+        await anyio.to_thread.run_sync(world.lab.start_node, "n0")
+        await world.until_nodes("n0", "n1")
+        assert "its keeper is process" in await world.said(submission.attempt_id)
+        await world.engine.cancel(submission.attempt_id, 1.0)
+        [ended] = await world.until(submission.attempt_id, Sight.ENDED)
+        assert ended.outcome is not None
+        assert ended.outcome.kind is EndKind.STOPPED
+
+    async def test_jobs_outlive_a_killed_head_and_the_next_one_knows_its_nodes(self, world: RayWorld) -> None:
+        submission = world.submission(num_nodes=2)
+        await world.started(submission)
+        await anyio.to_thread.run_sync(world.lab.kill_head)
+        for seen in (await world.look(submission.attempt_id)).values():
+            assert (seen.sight, seen.outcome) == (Sight.ALIVE, None)
+        await anyio.to_thread.run_sync(world.lab.start_head)
+        await world.until_nodes("n0", "n1")
+        for seen in (await world.look(submission.attempt_id)).values():
+            assert seen.sight is Sight.ALIVE
+        assert world.num_starts(submission.attempt_id) == 2
+        await world.ended(world.submission(Program()))
+
+    async def test_a_lost_node_is_no_evidence_until_somebody_there_has_looked(self, world: RayWorld) -> None:
+        submission = world.submission()
+        await world.started(submission)
+        await anyio.to_thread.run_sync(world.lab.crash_node, "n0")
+        await world.until_nodes("n1")
+        world.clock.ahead += 120.0
+        [seen] = (await world.look(submission.attempt_id)).values()
+        assert (seen.sight, seen.outcome) == (Sight.UNKNOWN, None)
+        assert "Ray has no node n0 now" in seen.raw
+        await anyio.to_thread.run_sync(world.lab.start_node, "n0")
+        await world.until_nodes("n0", "n1")
+        world.clock.ahead += 120.0
+        [ended] = await world.until(submission.attempt_id, Sight.ENDED)
+        assert ended.outcome is not None
+        assert ended.outcome.kind is EndKind.LOST
+
+    async def test_a_node_cut_off_from_us_works_on_and_hands_in_everything_later(
+        self, world: RayWorld
+    ) -> None:
+        made = world.submission()
+        shown = "for i in 1 2 3 4 5 6; do echo line $i; sleep 0.5; done"
+        orders = tuple(msgspec.structs.replace(order, run=shown) for order in made.orders)
+        await world.started(msgspec.structs.replace(made, orders=orders))
+        await anyio.to_thread.run_sync(world.lab.cut, "n0")
+        share = world.share(made.attempt_id, "n0")
+        with anyio.fail_after(120):
+            while not os.path.exists(share.outcome):  # noqa: ASYNC110, ASYNC240, PTH110
+                await anyio.sleep(0.1)
+        assert world.engine.desk.find(made.attempt_id)["n0"].outcome is None
+        await anyio.to_thread.run_sync(world.lab.heal, "n0")
+        await world.until(made.attempt_id, Sight.ENDED)
+        log = await world.whole_log(made.attempt_id, "n0")
+        assert [line.split(b" ", 3)[3] for line in log.splitlines()] == [
+            f"line {i}".encode() for i in range(1, 7)
+        ]
+        await world.until_nodes("n0", "n1")

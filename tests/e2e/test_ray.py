@@ -1,0 +1,105 @@
+"""A person on a Ray that is not theirs: connect, up, and the same job file and commands as on a laptop."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.client.handles import JobHandle
+from tests.e2e.test_drills import PROGRAM
+from tests.support.ray_lab import RAY_PYTHON, RayLab, ray_lab, what_is_missing
+from tests.support.real_plane import RealPlane, until
+from tests.support.shares import SOURCE
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
+needs_torch = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="torch is not installed: pip install 'shoal[train]'"
+)
+
+
+class RayPlane(RealPlane):
+    def __init__(self, home: Path) -> None:
+        super().__init__(home)
+        self._flags = ("--listen", "127.0.0.1:0")
+        self.shared = home.parent / "shared"
+        self.spool = home.parent / "spool"
+
+    def connect(self, *words: str) -> dict[str, object]:
+        fixed = ("--as-root", "--python-path", SOURCE, "--ray-python", str(RAY_PYTHON))
+        places = ("--shared", str(self.shared), "--spool", str(self.spool))
+        done = self.command("connect", "ray", *fixed, *places, *words, "--json", timeout_s=240.0)
+        assert done.returncode == 0, done.stderr
+        told: dict[str, object] = json.loads(done.stdout)
+        return told
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayLab]:
+    missing = what_is_missing()
+    if missing is not None:
+        pytest.skip(missing)
+    with ray_lab(tmp_path_factory.mktemp("ray")) as lab:
+        yield lab
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory, lab: RayLab) -> Iterator[RayPlane]:
+    real = RayPlane(tmp_path_factory.mktemp("ray-plane") / "home")
+    told = real.connect("--address", lab.head_address, "--token-file", str(lab.token_file))
+    assert (told["nodes"], told["gpus"], told["nodes_on"]) == (2, 4, f"{lab.address}:7464")
+    real.up()
+    try:
+        yield real
+    finally:
+        real.down()
+
+
+def test_a_job_runs_on_a_node_of_ray_and_its_log_comes_back(plane: RayPlane) -> None:
+    job = plane.submit("echo from $(hostname) $RAY_JOB_ID$OMP_NUM_THREADS.; exit 3", resources={"cpus": 1})
+    plane.until_status(job, "failed")
+    lines = [line["text"] for line in plane.shoal.logs(job.job_id)]
+    assert any(line in ("from n0 .", "from n1 .") for line in lines)
+    assert plane.attempts(job)[-1]["exit_code"] == 3
+
+
+def test_a_killed_control_plane_finds_everything_again(plane: RayPlane) -> None:
+    job = plane.submit("echo begun; sleep 4; echo done", resources={"cpus": 1})
+    plane.until_status(job, "running")
+    plane.kill()
+    plane.up()
+    plane.until_status(job, "succeeded")
+    assert [line["text"] for line in plane.shoal.logs(job.job_id)] == ["begun", "done"]
+    assert len(plane.attempts(job)) == 1
+
+
+@needs_torch
+def test_training_on_two_nodes_goes_on_after_a_lost_node(plane: RayPlane) -> None:
+    job = _train(plane)
+    kept = plane.shared / "checkpoints" / job.job_id
+    until(lambda: len(list(kept.glob("step-*"))) >= 2, "two checkpoints are there", within_s=120.0)
+    done = plane.command("drill", "kill-node", job.ref, "--window", "2s", "--json")
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    told = json.loads(done.stdout)["result"]
+    assert (told["outcome"], told["new_attempts"]) == ("recovered", 0)
+    print(f"kill-node on Ray: next step after {told['stepped_s']:.1f} s, {told['steps_lost']} steps lost")
+    job.stop()
+    plane.until_status(job, "cancelled")
+
+
+def _train(plane: RayPlane) -> JobHandle:
+    job = plane.shoal.submit(
+        name="train",
+        setup=f"cat > train.py <<'END'\n{PROGRAM}\nEND",
+        run="python train.py",
+        workdir=None,
+        resources={"nodes": 2, "gpus": 1},
+        ranks_per_node=1,
+        checkpoint={},
+        retry={"max": 30},
+        env={"OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCE, "CUDA_VISIBLE_DEVICES": ""},
+    )
+    return plane.until_status(job, "running")

@@ -1,0 +1,183 @@
+"""A real Ray on this machine: a head, and a raylet for each node in a network of its own.
+
+Ray is in an environment of its own below .cache (`scripts/setup engines`), as on a site where it is somebody
+else's. As root. A raylet, an agent, the head, a whole node can be killed, a node cut off. Everything that was
+started is ended by `down`, by session and by network namespace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from shoal.engines.ray.render import AGENT_PORTS, ray_environment
+from tests.support.networks import PATH, Networks, until_dead
+
+ROOT = Path(__file__).parents[2]
+RAY_PYTHON = Path(os.environ.get("SHOAL_TEST_RAY_PYTHON", ROOT / ".cache" / "ray" / "bin" / "python"))
+HEAD_PORT, FIRST_AGENT_PORT = 26379, 26380
+START_S = 120.0
+TRIES = 5
+POLL_S = 0.1
+TUNED = {
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "2000",
+    "RAY_health_check_timeout_ms": "10000",
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
+    "RAY_gcs_storage": "rocksdb",
+}
+"""A node that is gone is called dead within seconds; what the head knows is on disk."""
+
+
+def what_is_missing() -> str | None:
+    """Why there can be no Ray here, and what to do; None: there can."""
+    if os.getuid() != 0:
+        return "nodes with networks of their own need root: `sudo make test-engines`"
+    if shutil.which("ip", path=PATH) is None:
+        return "no ip here: `scripts/setup engines` installs it"
+    return None if RAY_PYTHON.exists() else f"no {RAY_PYTHON}: `scripts/setup engines` makes it"
+
+
+class RayLab(Networks):
+    """Blocking. `up` once, `down` at the end, whatever happened in between."""
+
+    def __init__(self, root: Path, num_nodes: int = 2) -> None:
+        super().__init__(tuple(f"n{number}" for number in range(num_nodes)), kind=1)
+        self.root = root
+        self.temp = Path(tempfile.mkdtemp(prefix="shr-", dir="/tmp"))  # short: Ray has sockets below it
+        self.token_file = root / "token"
+        self.head_address = f"{self.address}:{HEAD_PORT}"
+        self.started: dict[str, subprocess.Popen[bytes]] = {}
+
+    def up(self) -> None:
+        self.token_file.write_text(os.urandom(24).hex())
+        self.token_file.chmod(0o600)
+        self.make_network()
+        self.start_head()
+        for name in self.names:
+            self.start_node(name)
+
+    def down(self) -> None:
+        """End everything. May be repeated, and comes after anything that failed."""
+        for name in self.names:
+            self.crash_node(name)
+        self.kill_head()
+        self.remove_network()
+        shutil.rmtree(self.temp, ignore_errors=True)
+
+    def start_head(self) -> None:
+        words = ["--head", f"--port={HEAD_PORT}", f"--node-ip-address={self.address}", "--num-cpus=0"]
+        words += ["--node-name=head", "--include-dashboard=false", f"--temp-dir={self.temp}"]
+        (self.temp / "ray_current_cluster").unlink(missing_ok=True)
+        self._start("head", [], [*words, *self._agent_ports()])
+
+    def start_node(self, name: str) -> None:
+        """Its raylet, in the node's network and with the node's own host name."""
+        words = [f"--address={self.head_address}", f"--node-ip-address={self.address_of(name)}"]
+        words += [f"--node-name={name}", "--num-cpus=4", "--num-gpus=2", "--labels=rack=leaf"]
+        before = [*self.entering(name), "unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', name]
+        self._start(name, before, [*words, *self._agent_ports()])
+
+    def kill_head(self) -> None:
+        """As by `kill -9` of all its processes; agents that ran beside it among them."""
+        self._kill_session("head")
+
+    def kill_raylet(self, name: str) -> None:
+        """It alone: what it started may run on."""
+        pids = [pid for pid in self.pids_on(name) if _command(pid).startswith("raylet/raylet")]
+        assert len(pids) == 1, [_command(pid) for pid in self.pids_on(name)]
+        os.kill(pids[0], signal.SIGKILL)
+
+    def stop_ray_on(self, name: str) -> None:
+        """All of Ray on a node, and nothing that Ray started for others."""
+        self._kill_session(name)
+
+    def crash_node(self, name: str) -> None:
+        """Everything in the node's network at once, as by a power cut."""
+        self.kill_all_on(name)
+        self._kill_session(name)
+
+    def told(self) -> str:
+        """The last words of everybody."""
+        return "\n".join(
+            f"== {f.name}\n{f.read_text(errors='replace')[-1500:]}" for f in self.root.glob("*.log")
+        )
+
+    def until(self, is_so: Callable[[], bool], what: str, within_s: float = START_S) -> None:
+        deadline = time.monotonic() + within_s
+        while not is_so():
+            assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}\n{self.told()}"
+            time.sleep(POLL_S)
+
+    def _agent_ports(self) -> list[str]:
+        return [f"--{name}={FIRST_AGENT_PORT + number}" for number, name in enumerate(AGENT_PORTS)]
+
+    def _start(self, name: str, before: list[str], words: list[str]) -> None:
+        """Again and again: on a busy machine Ray gives itself up too soon."""
+        env = ray_environment(os.environ, self.token_file, is_own=False) | TUNED
+        env |= {"RAY_gcs_storage_path": str(self.root / "gcs"), "PATH": PATH}
+        start = [str(RAY_PYTHON), "-P", "-s", "-m", "ray.scripts.scripts", "start", "--block"]
+        words = [*before, *start, *words, "--object-store-memory=80000000", "--disable-usage-stats"]
+        for _ in range(TRIES):
+            with (self.root / f"{name}.log").open("wb") as said:
+                process = subprocess.Popen(
+                    words, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=said, cwd="/",
+                    start_new_session=True,
+                )  # fmt: skip
+            self.started[name] = process
+            deadline = time.monotonic() + START_S
+            while process.poll() is None and time.monotonic() < deadline:
+                if "Ray runtime started" in (self.root / f"{name}.log").read_text(errors="replace"):
+                    return
+                time.sleep(POLL_S)
+            self._kill_session(name)
+        raise AssertionError(f"Ray did not start {name} in {TRIES} tries\n{self.told()}")
+
+    def _kill_session(self, name: str) -> None:
+        process = self.started.pop(name, None)
+        if process is None:
+            return
+        for _ in range(3):
+            pids = session(process.pid)
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        process.wait()
+        assert until_dead(session(process.pid))
+
+
+def session(leader: int) -> list[int]:
+    """The processes of a session that began with this one."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and os.getsid(int(entry.name)) == leader:
+                found.append(int(entry.name))
+    return found
+
+
+def _command(pid: int) -> str:
+    """The last two parts of the program's path."""
+    with contextlib.suppress(OSError):
+        first = Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0].decode()
+        return "/".join(first.split("/")[-2:])
+    return ""
+
+
+@contextlib.contextmanager
+def ray_lab(root: Path, num_nodes: int = 2) -> Iterator[RayLab]:
+    """One that is up, and wholly gone afterwards."""
+    lab = RayLab(root, num_nodes)
+    try:
+        lab.up()
+        yield lab
+    finally:
+        lab.down()

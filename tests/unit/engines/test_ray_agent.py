@@ -1,0 +1,192 @@
+"""The agent without Ray: it is a plain class, and what it starts are processes of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.engines.ray.agent import Agent
+from tests.support.networks import is_alive
+
+KEY = "att_1.n0.0"
+KEEPER = 'cat > "$1/summons"; env > "$1/env.new"; mv "$1/env.new" "$1/env"; echo ready >&2; exec sleep 100'
+
+
+def until(is_so: Callable[[], bool], within_s: float = 30.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+class Site:
+    """A node's disk, and what was started from it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.agent = Agent()
+        self.burials = root / "burials"
+
+    def task(self, script: str = KEEPER, bury_code: int = 0) -> dict[str, Any]:
+        bury = f'echo buried >> "{self.burials}"; exit {bury_code}'
+        return {
+            "command": ["/bin/sh", "-c", script, "sh", str(self.root)],
+            "bury": ["/bin/sh", "-c", bury],
+            "env": {"PYTHONPATH": "/src"},
+            "summons": "the summons",
+        }
+
+    def start(self, **changes: Any) -> dict[str, Any]:
+        return self.agent.start(str(self.root), KEY, self.task(**changes))
+
+    def look(self) -> dict[str, Any]:
+        return self.agent.look(str(self.root), [KEY]).get(KEY, {"state": "none"})
+
+    def num_burials(self) -> int:
+        return len(self.burials.read_text().split()) if self.burials.exists() else 0
+
+    @property
+    def record_file(self) -> Path:
+        return self.root / "ray" / KEY / "keeper.json"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    tmp_path.chmod(0o700)
+    site = Site(tmp_path)
+    yield site
+    if site.record_file.exists():
+        pid = json.loads(site.record_file.read_text())["pid"]
+        if is_alive(pid) and os.getsid(pid) == pid:
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_keeper_gets_its_summons_and_is_nobodys_child(site: Site) -> None:
+    told = site.start()
+    until((site.root / "env").exists)
+    assert (site.root / "summons").read_text() == "the summons"
+    assert told["is_new"]
+    assert os.getsid(told["pid"]) == told["pid"]
+    parent = Path(f"/proc/{told['pid']}/stat").read_text().rpartition(")")[2].split()[1]
+    assert int(parent) != os.getpid()
+    assert site.look()["state"] == "running"
+
+
+def test_nothing_that_ray_set_reaches_a_keeper(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (
+        "RAY_JOB_ID",
+        "RAY_AUTH_TOKEN_PATH",
+        "OMP_NUM_THREADS",
+        "CUDA_VISIBLE_DEVICES",
+        "LD_PRELOAD_X",
+    ):
+        monkeypatch.setenv(name, "1")
+    site.start()
+    until((site.root / "env").exists)
+    names = {line.partition("=")[0] for line in (site.root / "env").read_text().splitlines()}
+    assert "PATH" in names
+    assert names <= {
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "LANG",
+        "LC_ALL",
+        "TZ",
+        "PYTHONPATH",
+        "PWD",
+        "_",
+        "SHLVL",
+        "OLDPWD",
+    }
+
+
+def test_starting_twice_is_one_keeper_and_any_agent_knows_it(site: Site) -> None:
+    first = site.start()
+    site.agent = Agent()
+    assert site.start() == {"pid": first["pid"], "is_new": False}
+    assert site.look() | {"said": ""} == {"pid": first["pid"], "said": "", "state": "running"}
+
+
+def test_a_keeper_that_is_gone_is_over_only_when_nothing_of_its_share_runs(site: Site) -> None:
+    told = site.start(bury_code=1)
+    until(lambda: "ready" in site.look()["said"])
+    os.kill(told["pid"], signal.SIGKILL)
+    until(lambda: site.look()["state"] == "gone")
+    until(lambda: site.look()["state"] == "gone" and site.num_burials() >= 2)
+    record = json.loads(site.record_file.read_text())
+    record["bury"] = ["/bin/true"]
+    site.record_file.write_text(json.dumps(record))
+    until(lambda: site.look()["state"] == "over")
+    assert "ready" in site.look()["said"]
+
+
+def test_after_a_restart_of_the_machine_everything_is_over(site: Site) -> None:
+    site.start()
+    pid = json.loads(site.record_file.read_text())["pid"]
+    record = json.loads(site.record_file.read_text())
+    site.record_file.write_text(json.dumps({**record, "boot": "another"}))
+    assert site.look()["state"] == "over"
+    assert is_alive(pid)  # the number is another's by then: nobody is killed for it
+    site.agent.end(str(site.root), [KEY])
+    assert is_alive(pid)
+    site.record_file.write_text(json.dumps(record))
+
+
+def test_what_was_started_in_another_container_is_not_judged(site: Site) -> None:
+    site.start()
+    record = json.loads(site.record_file.read_text())
+    site.record_file.write_text(json.dumps({**record, "space": "pid:[1]"}))
+    assert site.look()["state"] == "hidden"
+    assert not site.burials.exists()
+    site.record_file.write_text(json.dumps(record))
+
+
+def test_the_number_of_a_dead_keeper_may_be_anybodys(site: Site) -> None:
+    site.start()
+    record = json.loads(site.record_file.read_text())
+    site.record_file.write_text(json.dumps({**record, "pid": os.getpid()}))
+    site.agent.end(str(site.root), [KEY])  # would end this very test
+    assert site.look()["state"] in ("gone", "over")
+    site.record_file.write_text(json.dumps(record))
+
+
+def test_an_end_is_asked_for_with_a_signal(site: Site) -> None:
+    told = site.start()
+    site.agent.end(str(site.root), [KEY, "att_2.n0.0"])
+    until(lambda: not is_alive(told["pid"]))
+
+
+def test_a_program_that_is_not_there_is_said_at_once(site: Site) -> None:
+    task = {**site.task(), "command": ["/nowhere/python"]}
+    with pytest.raises(OSError, match="No such file or directory: '/nowhere/python'"):
+        site.agent.start(str(site.root), KEY, task)
+
+
+@pytest.mark.parametrize("key", ["../x", "a/b", "", ".hidden"])
+def test_a_key_is_a_name_and_no_path(site: Site, key: str) -> None:
+    with pytest.raises(ValueError, match="no name"):
+        site.agent.start(str(site.root), key, site.task())
+
+
+def test_a_place_that_others_can_change_is_refused(site: Site) -> None:
+    site.root.chmod(0o777)
+    with pytest.raises(PermissionError):
+        site.start()
+    site.root.chmod(0o700)
+
+
+def test_facts_are_those_of_this_machine(site: Site) -> None:
+    facts = site.agent.facts(str(site.root))
+    assert facts["uid"] == os.getuid()
+    assert facts["memory_bytes"] > 1 << 20
+    assert facts["booted_at"] < time.time()
+    assert sys.executable  # the launcher runs with it

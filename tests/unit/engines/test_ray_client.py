@@ -1,0 +1,120 @@
+"""The way to the bridge, over bridges on paper: one that hangs or dies costs an answer, and nothing else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.engines.fake import VirtualClock
+from shoal.engines.ray import client as client_module
+from shoal.engines.ray.client import RayClient
+from shoal.engines.ray.config import RayConfig
+from shoal.errors import EngineUnreachable, SpecError
+
+GOOD = """
+import json, os, sys, time
+setup = json.loads(sys.stdin.readline())
+print(json.dumps({"ready": {"ray": "2.60.0", "python": str(os.getpid())}}), flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked["verb"] == "look":
+        time.sleep(100)
+    if asked["verb"] == "end":
+        print("last words", file=sys.stderr)
+        sys.exit(1)
+    if asked["verb"] == "dismiss":
+        print(json.dumps({"id": asked["id"], "error": "the head is away"}), flush=True)
+        continue
+    print(json.dumps({"id": asked["id"], "told": {"verb": asked["verb"], "setup": setup}}), flush=True)
+"""
+FAILS = """
+import json, sys
+sys.stdin.readline()
+print(json.dumps({"failed": "ConnectionError: nobody there"}), flush=True)
+"""
+WITHOUT_RAY = "import sys\nprint(\"ModuleNotFoundError: No module named 'ray'\", file=sys.stderr)\n"
+
+
+class Paper:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.file = folder / "bridge.py"
+        self.finds = 0
+        self.clock = VirtualClock()
+        self.write(GOOD)
+        monkeypatch.setattr(client_module, "BRIDGE", self.file)
+        self.client = RayClient(
+            RayConfig(address="h:1", token_file="/token", ray_python=sys.executable, spool="/spool"),
+            namespace="tests",
+            log_file=folder / "logs" / "bridge.log",
+            find=self._find,
+            clock=self.clock,
+        )
+
+    def write(self, script: str) -> None:
+        self.file.write_text(script)
+
+    def _find(self) -> tuple[str, Path]:
+        self.finds += 1
+        return "h:1", Path("/token")
+
+
+@pytest.fixture
+def paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Paper]:
+    paper = Paper(tmp_path, monkeypatch)
+    yield paper
+    paper.client.close()
+
+
+def test_one_bridge_answers_every_question(paper: Paper) -> None:
+    told = paper.client.nodes()
+    assert (told["verb"], told["setup"]["root"], told["setup"]["lifetime"]) == ("nodes", "/spool", "detached")
+    pid = paper.client.version()["python"]
+    paper.client.start([])
+    assert (paper.client.version()["python"], paper.finds) == (pid, 1)
+
+
+def test_a_bridge_that_hangs_is_killed_and_the_next_question_gets_another(
+    paper: Paper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = paper.client.version()["python"]
+    monkeypatch.setattr(client_module, "WITHIN_S", 0.0)
+    monkeypatch.setattr(client_module, "SLACK_S", 0.2)
+    with pytest.raises(EngineUnreachable, match="did not answer `look`"):
+        paper.client.look({})
+    assert not Path(f"/proc/{first}").exists()
+    assert paper.client.version()["python"] != first
+
+
+def test_a_bridge_that_dies_says_its_last_words(paper: Paper) -> None:
+    with pytest.raises(EngineUnreachable, match="last words"):
+        paper.client.end({})
+    assert paper.client.nodes()["verb"] == "nodes"
+    assert paper.finds == 2
+
+
+def test_an_error_is_an_answer_and_costs_no_bridge(paper: Paper) -> None:
+    pid = paper.client.version()["python"]
+    with pytest.raises(EngineUnreachable, match="the head is away"):
+        paper.client.dismiss()
+    assert paper.client.version()["python"] == pid
+
+
+def test_starts_that_fail_are_not_repeated_at_once(paper: Paper) -> None:
+    paper.write(FAILS)
+    for _ in range(3):
+        with pytest.raises(EngineUnreachable, match="nobody there"):
+            paper.client.nodes()
+    assert paper.finds == 1
+    paper.write(GOOD)
+    paper.clock.advance(1.0)
+    assert paper.client.nodes()["verb"] == "nodes"
+
+
+def test_a_python_without_ray_is_said_as_such(paper: Paper) -> None:
+    paper.write(WITHOUT_RAY)
+    with pytest.raises(SpecError) as told:
+        paper.client.nodes()
+    assert "shoal[ray]" in (told.value.hint or "")

@@ -1,0 +1,104 @@
+"""`shoal connect ray` over a bridge on paper: what it refuses, and what it writes down."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from shoal.engines.ray import client as client_module
+from shoal.engines.ray.config import load_config
+from tests.support.cli import Shell
+from tests.unit.engines.test_ray_pieces import MISMATCH, answer, facts, row
+
+BRIDGE = """
+import json, sys
+setup = json.loads(sys.stdin.readline())
+assert setup["lifetime"] is None, "connect leaves no agents"
+print(json.dumps({first}), flush=True)
+for line in sys.stdin:
+    print(json.dumps({{"id": json.loads(line)["id"], "told": {nodes}}}), flush=True)
+"""
+
+
+class Ray:
+    """What it answers."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.token = file.with_name("token")
+        self.token.write_text("secret")
+        self.token.chmod(0o600)
+        self.answers()
+
+    def answers(self, uid: int = 1000, version: str = "2.60.0", failed: str = "") -> None:
+        first = {"failed": failed} if failed else {"ready": {"ray": version, "python": "3.11.2"}}
+        told = answer(row(NodeManagerAddress="127.0.0.1"), **{"a" * 8: facts(uid=uid)})
+        self._file.write_text(BRIDGE.format(first=first, nodes=told))
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return ("connect", "ray", "--address", "10.0.0.1:6379", "--token-file", str(self.token))
+
+
+@pytest.fixture
+def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ray:
+    monkeypatch.setattr(client_module, "BRIDGE", tmp_path / "bridge.py")
+    return Ray(tmp_path / "bridge.py")
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(tmp_path / "home", monkeypatch, capsys)
+
+
+def test_it_is_written_down_with_the_path_of_the_token_and_not_the_token(shell: Shell, ray: Ray) -> None:
+    told = shell(*ray.words, "--project", "vision", "--json")
+    assert told.code == 0, told.err
+    said = json.loads(told.out)
+    assert (said["version"], said["nodes"], said["gpus"]) == ("2.60.0", 1, 2)
+    assert said["nodes_on"] == "127.0.0.1:7464"
+    config = load_config(shell.home)
+    assert (config.address, config.token_file) == ("10.0.0.1:6379", str(ray.token))
+    assert (config.project, config.has_shared_trust, config.ray_python) == ("vision", False, sys.executable)
+    assert "secret" not in (shell.home / "ray.json").read_text()
+    assert json.loads((shell.home / "options.json").read_text())["engine"] == "ray"
+
+
+def test_a_ray_without_a_token_is_not_used(shell: Shell, ray: Ray) -> None:
+    refused = shell("connect", "ray", "--address", "10.0.0.1:6379")
+    assert (refused.code, "no token for the Ray at 10.0.0.1:6379" in refused.err) == (2, True)
+
+
+def test_a_token_that_others_can_read_is_not_used(shell: Shell, ray: Ray) -> None:
+    ray.token.chmod(0o644)
+    refused = shell(*ray.words)
+    assert (refused.code, "0644" in refused.err, "chmod 600" in refused.err) == (2, True, True)
+
+
+def test_root_is_refused_unless_it_is_said(shell: Shell, ray: Ray) -> None:
+    ray.answers(uid=0)
+    refused = shell(*ray.words)
+    assert (refused.code, "all jobs would run as root" in refused.err) == (2, True)
+    assert not (shell.home / "ray.json").exists()
+    assert shell(*ray.words, "--as-root").code == 0
+
+
+def test_another_version_is_said_with_both(shell: Shell, ray: Ray) -> None:
+    ray.answers(failed=MISMATCH)
+    refused = shell(*ray.words)
+    assert refused.code == 2
+    assert all(words in refused.err for words in ("2.60.0 on Python 3.11.7", "2.59.0", "--ray-python"))
+
+
+def test_a_ray_too_old_for_tokens_is_refused(shell: Shell, ray: Ray) -> None:
+    ray.answers(version="2.40.0")
+    assert shell(*ray.words).code == 2
+
+
+def test_who_is_let_in_is_said(shell: Shell, ray: Ray) -> None:
+    assert "for jobs of project default: all in one Ray trust each other" in shell(*ray.words).out
+    assert "for jobs of all projects" in shell(*ray.words, "--shared-trust").out
+    assert load_config(shell.home).has_shared_trust
