@@ -93,6 +93,6 @@ def test_a_change_that_cannot_be_made_says_why(change: Callable[[], Workload], s
 )
 def test_node_that_is_not_there_is_answered_with_names_and_no_guess(typed: str, hint: str) -> None:
     many = gpu_cluster(work(0, 60, 8), nodes=11)
-    with pytest.raises(SpecError, match="node-00008 and 3 more$") as refused:
+    with pytest.raises(SpecError, match=r"node-00008 and 3 more$") as refused:
         without_nodes(many, [typed])
     assert refused.value.hint == hint
