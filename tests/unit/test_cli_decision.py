@@ -10,6 +10,7 @@ from shoal.cli import decision as cli
 from shoal.cli.text import utc
 from shoal.errors import Denied, NotFound
 from shoal.scheduler.policy import Policy
+from shoal.scheduler.types import Eviction, Ground
 from tests.support.lab import Lab
 from tests.support.log_server import LogServer
 
@@ -87,6 +88,7 @@ def test_decision_that_stops_somebody_says_whom_and_for_whom(
     assert cli.explain_decision(str(made["seq"])) == 0
     told = capsys.readouterr().out
     assert " stops for " in told
+    assert told.splitlines()[1].endswith(" CPU-hours"), "as `shoal why` tells it"
     assert f" of {utc(made['at'])} UTC: " in told
 
 
@@ -133,3 +135,22 @@ def test_decision_in_several_events_is_found_by_the_jobs_it_started(
         (told,) = json.loads(capsys.readouterr().out)["decisions"]
         assert len(told["recorded"]) == 1
         assert told["num_others"] == 15
+
+
+@pytest.mark.parametrize(
+    ("others", "told"), [(0, "1 job to start"), (1, "(and 1 other)"), (2, "(and 2 others)")]
+)
+def test_others_of_a_decision_are_counted_in_words(others: int, told: str) -> None:
+    assert cli._counted({"recorded": [{}], "stops": [], "num_others": others}).endswith(told)
+
+
+@pytest.mark.parametrize(
+    ("held", "told"),
+    [({"att_1": ("GPU", 8)}, "4 GPU-hours"), ({"att_1": ("CPU", 2)}, "1 CPU-hours"), ({}, "5 device-hours")],
+)
+def test_loss_is_told_in_what_the_stopped_one_held(held: dict[str, tuple[str, float]], told: str) -> None:
+    stop = Eviction(
+        attempt_id="att_1", for_attempt_id="att_2", ground=Ground.PRIORITY,
+        lost_s=1800.0, lost_device_s=18000.0, saved_at=None,
+    )  # fmt: skip
+    assert cli._lost(stop, held) == told

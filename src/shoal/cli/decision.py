@@ -40,7 +40,8 @@ def explain_decision(decision: Which, /, *, why: Why = None, json: JsonFlag = Fa
     events = [event for event in events if event["seq"] <= max(wanted)]
     replay, names = Replay(), _names(events)
     verdicts = replay.verdicts(facts_of(events))
-    found = [_told(verdict, names, about) for verdict in verdicts if verdict.decision.seq in wanted]
+    held = _held(facts_of(events))
+    found = [_told(verdict, names, held, about) for verdict in verdicts if verdict.decision.seq in wanted]
     if len(found) != len(wanted):
         missing = next(seq for seq in wanted if all(seq != told["decision"] for told in found))
         raise NotFound(
@@ -91,6 +92,20 @@ def _decisions_about(facts: Iterable[tuple[int, Any]], attempts: set[str]) -> se
     }
 
 
+def _held(facts: Iterable[tuple[int, Any]]) -> dict[str, tuple[str, float]]:
+    """What each attempt was given when it started: `GPU` and how many, or of one without GPUs its CPUs."""
+    from shoal.sim.history.facts import Decision
+
+    found: dict[str, tuple[str, float]] = {}
+    for _, fact in facts:
+        if isinstance(fact, Decision) and fact.replaces is None:
+            for start in fact.starts:
+                num_gpus = sum(share.num_gpus for share in start.allocation)
+                num_cpus = sum(share.cpus for share in start.allocation)
+                found[start.attempt_id] = ("GPU", num_gpus) if num_gpus else ("CPU", num_cpus)
+    return found
+
+
 def _names(events: list[dict[str, Any]]) -> dict[str, str]:
     """What people call the job of each attempt."""
     return {
@@ -100,7 +115,9 @@ def _names(events: list[dict[str, Any]]) -> dict[str, str]:
     }
 
 
-def _told(verdict: Any, names: dict[str, str], about: set[str] | None) -> dict[str, Any]:
+def _told(
+    verdict: Any, names: dict[str, str], held: dict[str, tuple[str, float]], about: set[str] | None
+) -> dict[str, Any]:
     """What there is to say of a decision; only what concerns some attempts, if it is about those."""
     decision = verdict.decision
     starts = [one for one in decision.starts if about is None or one.attempt_id in about]
@@ -116,9 +133,9 @@ def _told(verdict: Any, names: dict[str, str], about: set[str] | None) -> dict[s
         "reproduces": verdict.is_equal,
         "recorded": _starts(starts, names),
         "made_again": _starts(verdict.starts, names),
-        "stops": _stops(stops, names),
+        "stops": _stops(stops, names, held),
         "num_others": len(decision.starts) - len(starts) + len(decision.evictions) - len(stops),
-        "stops_made_again": _stops(verdict.evictions, names),
+        "stops_made_again": _stops(verdict.evictions, names, held),
         "not_carried_out": [names.get(s.attempt_id, s.attempt_id) for s in starts
                             if s.attempt_id not in decision.placed],
     }  # fmt: skip
@@ -134,16 +151,24 @@ def _starts(starts: Any, names: dict[str, str]) -> list[dict[str, Any]]:
     ]
 
 
-def _stops(evictions: Any, names: dict[str, str]) -> list[dict[str, Any]]:
+def _stops(evictions: Any, names: dict[str, str], held: dict[str, tuple[str, float]]) -> list[dict[str, Any]]:
     return [
         {
             "job": names.get(one.attempt_id, one.attempt_id),
             "for": names.get(one.for_attempt_id, one.for_attempt_id),
             "lost_device_s": one.lost_device_s,
             "likely_device_s": one.likely_device_s,
+            "lost": _lost(one, held),
         }
         for one in evictions
     ]
+
+
+def _lost(eviction: Any, held: dict[str, tuple[str, float]]) -> str:
+    """`3.2 GPU-hours`, as `shoal why` tells it; of an attempt whose start is not in the log, in devices."""
+    device, count = held.get(eviction.attempt_id, ("device", 0.0))
+    lost_s = eviction.lost_s * count if count else eviction.lost_device_s
+    return f"{lost_s / 3600:.2g} {device}-hours"
 
 
 def _why(replay: Any, events: list[dict[str, Any]], job_id: str, at: float) -> str:
@@ -176,12 +201,11 @@ def _counted(told: dict[str, Any]) -> str:
     jobs = "job" if starts == 1 else "jobs"
     counts = [f"{starts} {jobs} to start"] if starts or not stops else []
     counts += [f"{stops} to stop"] if stops else []
-    return ", ".join(counts) + (f" (and {others} others)" if others else "")
+    return ", ".join(counts) + (f" (and {others} other{'s' * (others > 1)})" if others else "")
 
 
 def _stop(stop: dict[str, Any]) -> str:
-    hours = stop["lost_device_s"] / 3600
-    return f"{stop['job']} stops for {stop['for']}, at a loss of at most {hours:.2g} device-hours"
+    return f"{stop['job']} stops for {stop['for']}, at a loss of at most {stop['lost']}"
 
 
 def _start(start: dict[str, Any]) -> str:

@@ -17,6 +17,8 @@ from shoal.sim.machines import Shape, is_pool, looks_like, nodes_of, parse_shape
 from shoal.sim.workload import Device, Workload
 
 ADDED = "added"
+MAX_NAMES = 8
+"""In a sentence; of more nodes the first are named."""
 IS_SHAPE = re.compile(r"\d+(x.*)?")
 
 
@@ -43,14 +45,22 @@ def without_nodes(workload: Workload, removed: Iterable[str]) -> Workload:
         elif IS_SHAPE.fullmatch(text):
             nodes = _less(nodes, parse_shape(text, "--remove"))
         else:
-            near = get_close_matches(text, [node.name for node in nodes], 1)
-            hint = f"--remove {near[0] if near else nodes[-1].name}" if nodes else None
-            raise SpecError(f"`--remove {text}`: no node has that name; there are {len(nodes)}", hint=hint)
+            raise _no_such_node(text, [node.name for node in nodes])
     if not nodes:
         raise SpecError("`--remove`: no node would be left", hint="remove fewer")
     names = gone | {node.name for node in workload.nodes} - {node.name for node in nodes}
     changes = [change for change in workload.changes if change.name not in names]
     return msgspec.structs.replace(workload, nodes=nodes, changes=changes)
+
+
+def _no_such_node(text: str, names: list[str]) -> SpecError:
+    near = get_close_matches(text, names, 1)
+    shown = f"{', '.join(names[:MAX_NAMES])} and {len(names) - MAX_NAMES} more"
+    there = ", ".join(names) if len(names) <= MAX_NAMES else shown
+    return SpecError(
+        f"`--remove {text}`: no node has that name; there are {there or 'none left'}",
+        hint=f"--remove {near[0]}" if near else "`--remove NAME`, one of those",
+    )
 
 
 def with_quotas(workload: Workload, quotas: Mapping[str, float]) -> Workload:

@@ -80,7 +80,8 @@ def fleet_of(nodes: Iterable[NodeView], shape: Shape | None) -> Fleet:
     chosen = [node for node in whole if looks_like(node, wanted)]
     if not chosen:
         raise SpecError(
-            f"`--nodes {shape}`: this cluster has none of those; with GPUs there are {names or 0}"
+            f"`--nodes {shape}`: this cluster has none of those; with GPUs there are {names or 0}",
+            hint=f"--nodes {names.partition(',')[0]}" if names else "leave `--nodes` out: all are counted",
         )
     others = tuple(node for node in whole if node not in chosen)
     size = Counter((node.cpus, node.memory_bytes) for node in chosen).most_common(1)[0][0]

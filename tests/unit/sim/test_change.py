@@ -73,7 +73,7 @@ LAB = msgspec.structs.replace(
         (lambda: with_quotas(TWO, {"defualt": 8}), "no project `defualt`; there are default"),
         (lambda: with_quotas(LAB, {"default": 64}), "--quota default=64`: the projects in `lab` would have"),
         (lambda: with_quotas(TWO, parse_quotas(["vision"])), "a quota is PROJECT=DEVICES"),
-        (lambda: without_nodes(TWO, ["node-1"]), "no node has that name; there are 2"),
+        (lambda: without_nodes(TWO, ["node-1"]), "no node has that name; there are node-00001, node-00002"),
         (lambda: without_nodes(TWO, ["3x8"]), "there are 2 such nodes"),
         (lambda: without_nodes(TWO, ["2x8"]), "no node would be left"),
         (lambda: without_nodes(POOL, ["100"]), "there are 100 processors"),
@@ -85,3 +85,14 @@ def test_a_change_that_cannot_be_made_says_why(change: Callable[[], Workload], s
     with pytest.raises(SpecError, match=sentence) as refused:
         change()
     assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [("node-00007x", "--remove node-00007"), ("vm", "`--remove NAME`, one of those")],
+)
+def test_node_that_is_not_there_is_answered_with_names_and_no_guess(typed: str, hint: str) -> None:
+    many = gpu_cluster(work(0, 60, 8), nodes=11)
+    with pytest.raises(SpecError, match=r"node-00008 and 3 more$") as refused:
+        without_nodes(many, [typed])
+    assert refused.value.hint == hint

@@ -31,8 +31,10 @@ def test_nodes_of_several_kinds_are_asked_about() -> None:
     assert caught.value.hint == "--nodes 4xH100:8"
     chosen = fleet_of((*H100, *A100), Shape(1, 8, "A100"))
     assert (chosen.count, chosen.others, chosen.devices) == (2, H100, 48)
-    with pytest.raises(SpecError, match="none of those"):
-        fleet_of(H100, Shape(1, 8, "B200"))
+    for nodes, hint in ((H100, "--nodes 4xH100:8"), ((HEAD,), "leave `--nodes` out: all are counted")):
+        with pytest.raises(SpecError, match="none of those") as caught:
+            fleet_of(nodes, Shape(1, 8, "B200"))
+        assert caught.value.hint == hint
 
 
 def test_cluster_without_gpus_is_counted_in_nodes_of_its_own() -> None:
