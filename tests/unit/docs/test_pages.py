@@ -150,6 +150,12 @@ def test_every_test_that_is_named_exists(page: Path) -> None:
     assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
 
 
+def test_the_readme_lists_every_guide() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Where to read on")[2]
+    linked = set(re.findall(r"\(docs/guides/([\w-]+\.md)\)", text))
+    assert sorted(page.name for page in GUIDES.glob("*.md") if page.name not in linked) == []
+
+
 def test_every_row_of_the_recovery_table_names_what_shows_it() -> None:
     text = (GUIDES / "recovery.md").read_text(encoding="utf-8")
     rows = [row for row in text.partition("| shown by |\n")[2].partition("\n\n")[0].splitlines()[1:] if row]
