@@ -148,6 +148,7 @@ async def test_release_says_what_is_new_in_it_and_that_it_undoes_a_scale(tmp_pat
         assert await served("b" * 64, env={"A": "1"}, cap=3) == undone
         await ours.plane.undo_rollout(ROOT, ours.service_id)
         assert await served("b" * 64, env={"A": "1"}, cap=3) == "release 4 was rolled back"
+        assert await served("c" * 64, env={"A": "1"}) == "`cap`, working directory changed"
 
 
 async def test_only_replicas_that_said_they_are_ready_are_in_the_table(tmp_path: Path) -> None:

@@ -140,9 +140,10 @@ def _what_is_new(tx: Tx, known: Service, spec: ServiceSpec, asked: AskedService)
     before = spec_of_release(newest.spec_json).canonical() if newest is not None else {}
     now = spec.canonical()
     fields = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
-    told = [f"{', '.join(f'`{name}`' for name in fields)} changed"] if fields else []
+    changed = [f"`{name}`" for name in fields]
     if newest is not None and newest.archive_digest != asked.archive_digest:
-        told.append("working directory changed")
+        changed.append("working directory")
+    told = [f"{', '.join(changed)} changed"] if changed else []
     if asked.secrets:
         told.append("secrets given anew")
     if known.rollout is not None and known.rollout.stage is Stage.ROLLED_BACK and not told:
