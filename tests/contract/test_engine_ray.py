@@ -26,7 +26,10 @@ from tests.contract.engine_contract import EngineContract, Program
 from tests.contract.test_engine_local import SkewedClock
 from tests.support.ray_lab import RAY_PYTHON, RayLab, ray_lab, what_is_missing
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.timeout(600),
+]  # with the start of a Ray, which may take its time
 CODE = str(Path(__file__).parents[2] / "src")
 
 

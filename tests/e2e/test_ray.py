@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,11 +14,14 @@ import pytest
 
 from shoal.client.handles import JobHandle
 from tests.e2e.test_drills import PROGRAM
-from tests.support.ray_lab import RAY_PYTHON, RayLab, ray_lab, what_is_missing
+from tests.support.ray_lab import RAY_PYTHON, RayLab, ray_lab, session, what_is_missing
 from tests.support.real_plane import RealPlane, until
 from tests.support.shares import SOURCE
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.timeout(600),
+]  # with the start of a Ray, which may take its time
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="torch is not installed: pip install 'shoal[train]'"
 )
@@ -88,6 +94,51 @@ def test_training_on_two_nodes_goes_on_after_a_lost_node(plane: RayPlane) -> Non
     print(f"kill-node on Ray: next step after {told['stepped_s']:.1f} s, {told['steps_lost']} steps lost")
     job.stop()
     plane.until_status(job, "cancelled")
+
+
+def test_a_ray_of_our_own_is_started_kept_to_this_machine_and_started_again(tmp_path: Path) -> None:
+    missing = what_is_missing()
+    if missing is not None:
+        pytest.skip(missing)
+    plane = RayPlane(tmp_path / "home")
+    try:
+        told = plane.connect()
+        assert (told["alive"], told["nodes_on"]) == (1, "127.0.0.1:7464")
+        head = json.loads((plane.home / "ray" / "head.json").read_text())["pid"]
+        assert (plane.home / "ray" / "token").stat().st_mode & 0o777 == 0o600
+        assert {host for host, _ in listening(session(head))} == {"127.0.0.1"}
+        plane.up()
+        job = plane.submit("echo begun; sleep 20; echo done", resources={"cpus": 1})
+        plane.until_status(job, "running")
+        for pid in session(head):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        plane.until_status(job, "succeeded")
+        assert len(plane.attempts(job)) == 1
+        after = plane.submit("true", resources={"cpus": 1})
+        until(lambda: after.refresh().status == "succeeded", "the next head takes work", within_s=240.0)
+    finally:
+        plane.down()
+        done = plane.command("connect", "local")
+    assert "stopped the Ray of our own" in done.stdout
+    assert session(json.loads((plane.home / "ray" / "head.json").read_text())["pid"]) == []
+
+
+def listening(pids: list[int]) -> set[tuple[str, int]]:
+    """Where these processes take TCP connections."""
+    sockets: set[str] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            sockets |= {str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()}
+    found = set()
+    for name in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                host, port = fields[1].split(":")
+                known = {"0100007F": "127.0.0.1", "00000000000000000000000001000000": "127.0.0.1"}
+                found.add((known.get(host, host), int(port, 16)))
+    return found
 
 
 def _train(plane: RayPlane) -> JobHandle:

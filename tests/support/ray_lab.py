@@ -25,6 +25,7 @@ RAY_PYTHON = Path(os.environ.get("SHOAL_TEST_RAY_PYTHON", ROOT / ".cache" / "ray
 HEAD_PORT, FIRST_AGENT_PORT = 26379, 26380
 START_S = 120.0
 TRIES = 5
+QUIET = ("--disable-usage-stats", "--include-log-monitor=false")
 POLL_S = 0.1
 TUNED = {
     "RAY_health_check_initial_delay_ms": "1000",
@@ -75,7 +76,7 @@ class RayLab(Networks):
 
     def start_head(self) -> None:
         words = ["--head", f"--port={HEAD_PORT}", f"--node-ip-address={self.address}", "--num-cpus=0"]
-        words += ["--node-name=head", "--include-dashboard=false", f"--temp-dir={self.temp}"]
+        words += ["--node-name=head", "--no-monitor", "--include-dashboard=false", f"--temp-dir={self.temp}"]
         (self.temp / "ray_current_cluster").unlink(missing_ok=True)
         self._start("head", [], [*words, *self._agent_ports()])
 
@@ -125,7 +126,7 @@ class RayLab(Networks):
         env = ray_environment(os.environ, self.token_file, is_own=False) | TUNED
         env |= {"RAY_gcs_storage_path": str(self.root / "gcs"), "PATH": PATH}
         start = [str(RAY_PYTHON), "-P", "-s", "-m", "ray.scripts.scripts", "start", "--block"]
-        words = [*before, *start, *words, "--object-store-memory=80000000", "--disable-usage-stats"]
+        words = [*before, *start, *words, "--object-store-memory=80000000", *QUIET]
         for _ in range(TRIES):
             with (self.root / f"{name}.log").open("wb") as said:
                 process = subprocess.Popen(

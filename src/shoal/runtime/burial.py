@@ -9,6 +9,7 @@ its outcome to, so it is ended too. Exit code 0 is evidence: nothing of the shar
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 
@@ -39,7 +40,9 @@ def bury(share: spool.Share, timeout_s: float = TIMEOUT_S) -> int:
     while os.path.isdir(share.directory):
         lock = spool.take_lock(share)
         if lock is None:
-            spool.kill_supervisors(share)
+            # By its claim: one that a keeper forked has no room for its name on its command line.
+            if not spool.signal_supervisor(share, signal.SIGKILL):
+                spool.kill_supervisors(share)
         else:
             try:
                 # A supervisor that is still on its way finds it claimed, and ends.

@@ -108,6 +108,10 @@ def test_different_versions_are_both_said_with_what_to_install() -> None:
 def test_a_wrong_token_is_told_from_a_ray_that_is_away() -> None:
     assert isinstance(refusal("AuthenticationError: InvalidAuthToken", "h:1"), SpecError)
     assert isinstance(refusal("ConnectionError: Failed to connect", "h:1"), EngineUnreachable)
+    log = "gcs_client.cc: Unauthenticated: RPC error: InvalidAuthToken: token is missing or incorrect\nmore"
+    error = refusal("ConnectionError: Failed to connect", "h:1", log)
+    assert isinstance(error, SpecError)
+    assert error.message.endswith("InvalidAuthToken: token is missing or incorrect")
 
 
 @pytest.mark.parametrize(
@@ -172,7 +176,7 @@ def test_nothing_of_another_ray_reaches_ours() -> None:
 
 
 def test_the_head_of_our_own_is_on_loopback_with_a_token_and_a_disk() -> None:
-    command = head_command("/py", "box", 1234, (1, 2, 3, 4), Path("/t"))
+    command = head_command("/py", "box", 1234, (1, 2, 3, 4, 5), Path("/t"))
     assert {"--node-ip-address=127.0.0.1", "--port=1234", "--include-dashboard=false", "--block"} <= set(
         command
     )

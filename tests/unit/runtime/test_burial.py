@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from shoal.runtime import spool
 from shoal.runtime.burial import NOT_YET, OVER, USAGE, bury, main
 from tests.support.shares import an_order, shares_in, until
@@ -22,6 +24,18 @@ def test_the_supervisor_and_its_ranks_are_ended(tmp_path: Path) -> None:
         until(lambda: os.path.exists(running.share.started))  # noqa: PTH110
         assert bury(running.share) == OVER
         assert not spool.is_locked(running.share)
+        running.processes[0].wait(10)
+
+
+def test_one_that_cannot_be_told_by_its_command_line_is_ended_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool, "kill_supervisors", lambda _: None)
+    with shares_in(tmp_path) as make:
+        running = make(an_order(run="sleep 1000"))
+        running.spawn()
+        until(lambda: os.path.exists(running.share.started))  # noqa: PTH110
+        assert bury(running.share) == OVER
         running.processes[0].wait(10)
 
 

@@ -33,6 +33,7 @@ SLACK_S = 15.0
 """How much later than that the bridge itself may answer before it is killed."""
 AGAIN_S = 2.0
 """How long a question waits for a Ray that was there before and has gone away."""
+WORDS = 20_000
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 15.0
 """Between starts of bridges that fail."""
 BRIDGE = Path(agent.__file__).with_name("bridge.py")
@@ -215,7 +216,7 @@ class _Bridge:
                 f"the Ray at {address} did not answer within {START_S:g} s", hint="shoal doctor"
             ) from None
         if "failed" in told:
-            raise refusal(told["failed"], address)
+            raise refusal(told["failed"], address, self._log_tail())
         self.version = told["ready"]
 
     def ask(self, verb: str, args: dict[str, Any], within_s: float) -> dict[str, Any]:
@@ -273,6 +274,9 @@ class _Bridge:
         for waiting in left:
             waiting.set_result({**told, "failed": told["error"]})
 
+    def _log_tail(self) -> str:
+        return self._log_file.read_text(encoding="utf-8", errors="replace")[-WORDS:]
+
     def _last_words(self) -> str:
-        lines = self._log_file.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        lines = self._log_tail().strip().splitlines()
         return lines[-1][:300] if lines else "it said nothing"

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from shoal.engines.ray.config import RayConfig, check_token_file
-from shoal.engines.ray.render import AGENT_PORTS, head_command, head_environment
+from shoal.engines.ray.render import HEAD_PORTS, head_command, head_environment
 from shoal.engines.refusal import is_name
 from shoal.errors import EngineUnreachable
 from shoal.runtime import spool
@@ -33,13 +33,12 @@ LOOPBACK = "127.0.0.1"
 
 
 class HeadRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Who it is. Its ports stay the same, so that everybody finds it again."""
+    """Who it is."""
 
     port: int
-    agent_ports: tuple[int, ...]
-    pid: int = 0
-    ticks: int = 0
-    boot: str = ""
+    pid: int
+    ticks: int
+    boot: str
 
 
 def finder(config: RayConfig, home: Path) -> Callable[[], tuple[str, Path]]:
@@ -70,12 +69,10 @@ class Head:
         with (self._folder / "lock").open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             record = self._read()
-            if record is None:
-                port, *agents = free_ports(1 + len(AGENT_PORTS))
-                record = HeadRecord(port=port, agent_ports=tuple(agents))
-            if not (is_alive(record) and answers(record.port)):
-                self._end(record)
-                self._start(record)
+            if record is None or not (is_alive(record) and answers(record.port)):
+                if record is not None:
+                    self._end(record)
+                record = self._start()
         return f"{LOOPBACK}:{record.port}"
 
     def stop(self) -> bool:
@@ -86,18 +83,21 @@ class Head:
         self._end(record)
         return True
 
-    def _start(self, record: HeadRecord) -> None:
+    def _start(self) -> HeadRecord:
         said = ""
         for _ in range(TRIES):
-            if self._start_once(record):
-                return
+            record = self._start_once()
+            if record is not None:
+                return record
             said = self._last_words()
         raise EngineUnreachable(
             f"Ray's head did not start in {TRIES} tries; it last said: {said}",
             hint=f"see {self._folder / 'head.log'}",
         )
 
-    def _start_once(self, record: HeadRecord) -> bool:
+    def _start_once(self) -> HeadRecord | None:
+        """At ports of its own each time: somebody may have taken those of the last."""
+        port, *others = free_ports(1 + len(HEAD_PORTS))
         temp = _temp_of(self._folder)
         _make_private(temp.parent)
         _make_private(temp)
@@ -105,24 +105,24 @@ class Head:
             (temp / "ray_current_cluster").unlink()  # Ray refuses to start again where this is left
         node = socket.gethostname().partition(".")[0]
         command = head_command(
-            self._ray_python, node if is_name(node) else "local", record.port, record.agent_ports, temp
+            self._ray_python, node if is_name(node) else "local", port, tuple(others), temp
         )
         env = head_environment(os.environ, self.token_file, self._folder / "gcs")
         pid = _spawn(command, env, self._folder / "head.log")
         ticks = spool.start_ticks(pid) or 0
-        started = msgspec.structs.replace(record, pid=pid, ticks=ticks, boot=spool.boot_id())
+        started = HeadRecord(port=port, pid=pid, ticks=ticks, boot=spool.boot_id())
         spool.durable_write(self._folder / "head.json", msgspec.json.encode(started))
         deadline = time.monotonic() + START_S
         while not _has_ended(pid) and time.monotonic() < deadline:
-            if "Ray runtime started" in self._said() and answers(record.port):
-                return True
+            if "Ray runtime started" in self._said() and answers(port):
+                return started
             time.sleep(POLL_S)
         self._end(started)
-        return False
+        return None
 
     def _end(self, record: HeadRecord) -> None:
         """All of its session: what it started is in it."""
-        if record.pid == 0 or record.boot != spool.boot_id():
+        if record.boot != spool.boot_id():
             return
         for number, patience_s in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
             pids = _session(record.pid, record.ticks)

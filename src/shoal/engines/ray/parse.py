@@ -15,6 +15,7 @@ from shoal.model.node import Gpu, NodeFacts
 
 ACCELERATOR = "accelerator_type:"
 _NOT_NAME = re.compile(r"[^A-Za-z0-9._-]")
+_TOKEN = re.compile(r"(?:InvalidAuthToken|AuthenticationError).*")
 _VERSIONS = re.compile(r"Ray: (?P<ray>\S+)\s+Python: (?P<python>\S+)")
 
 
@@ -45,7 +46,7 @@ def parse_nodes(told: Mapping[str, Any]) -> list[RayNode]:
             better = other if other.facts.is_alive else node
             facts = msgspec.structs.replace(better.facts, remarks=(*better.facts.remarks, remark))
             found[node.facts.name] = msgspec.structs.replace(better, facts=facts)
-    return list(found.values())
+    return [found[name] for name in sorted(found)]
 
 
 def node_name(row: Mapping[str, Any]) -> str:
@@ -95,8 +96,10 @@ def _gpus(resources: Mapping[str, float], devices: str | None) -> tuple[Gpu, ...
     return tuple(Gpu(index=number, kind=kinds[0] if kinds else "GPU") for number in numbers)
 
 
-def refusal(said: str, address: str) -> ShoalError:
-    """Why the bridge could not connect, as an error for who must act."""
+def refusal(said: str, address: str, log: str = "") -> ShoalError:
+    """Why the bridge could not connect, as an error for who must act. `log`: what Ray printed meanwhile: it
+    tries a wrong token for a minute, and then says no more than that it could not connect.
+    """
     versions = [match.groupdict() for match in _VERSIONS.finditer(said)]
     if "Version mismatch" in said and len(versions) == 2:
         theirs, ours = versions
@@ -106,9 +109,10 @@ def refusal(said: str, address: str) -> ShoalError:
             hint=f"name a Python {theirs['python']} with `pip install ray=={theirs['ray']}` in it: "
             "`shoal connect ray --ray-python PATH`",
         )
-    if "uthentication" in said or "Unauthenticated" in said or "UNAUTHENTICATED" in said:
+    token = _TOKEN.search(f"{said}\n{log}")
+    if token is not None:
         return SpecError(
-            f"the Ray at {address} does not take the token: {_first_line(said)}",
+            f"the Ray at {address} does not take the token: {token[0].strip()}",
             hint="`ray get-auth-token` on its head prints it: write that to the token file",
         )
     if "ModuleNotFoundError" in said and "ray" in said:

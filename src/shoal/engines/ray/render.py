@@ -18,6 +18,8 @@ AGENT_PORTS = (
     "runtime-env-agent-port",
 )
 """Given to Ray, which otherwise ends itself when its agents do not say theirs within 15 s."""
+HEAD_PORTS = (*AGENT_PORTS, "ray-client-server-port")
+"""The last cannot be switched off, and would be 10001, which another may have."""
 RECONNECT_S = 3600
 """How long raylets wait for a head that is gone. Ray's own 60 s kill them before anybody has looked."""
 
@@ -62,11 +64,9 @@ def head_environment(environ: Mapping[str, str], token_file: Path, storage: Path
     }
 
 
-def head_command(
-    ray_python: str, node: str, port: int, agent_ports: tuple[int, ...], temp: Path
-) -> list[str]:
+def head_command(ray_python: str, node: str, port: int, ports: tuple[int, ...], temp: Path) -> list[str]:
     """In the foreground: who started it knows whether it lives."""
-    agents = [f"--{name}={given}" for name, given in zip(AGENT_PORTS, agent_ports, strict=True)]
+    others = [f"--{name}={given}" for name, given in zip(HEAD_PORTS, ports, strict=True)]
     return [
         ray_python,
         "-P",
@@ -79,8 +79,9 @@ def head_command(
         "--node-ip-address=127.0.0.1",
         f"--node-name={node}",
         f"--port={port}",
-        *agents,
+        *others,
         "--include-dashboard=false",
+        "--include-log-monitor=false",
         "--disable-usage-stats",
         f"--temp-dir={temp}",
     ]
