@@ -3,6 +3,7 @@
 Made of Debian's packages (`scripts/setup engines`), as root, without systemd. A node can be killed, cut off
 from the control plane, from its peers, or from both, and healed. Everything lies below one folder; everything
 that was started is ended by `down`, by pid and by network namespace.
+A cut loses packets: nobody is told, and who connects waits. Both ends send to a station that is not there.
 """
 
 from __future__ import annotations
@@ -18,11 +19,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.support.slurm_accounting import Accounting
+
 NEEDED = ("slurmctld", "slurmd", "sbatch", "munged", "ip")
 PATH = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 START_S = 60.0
 POLL_S = 0.05
 SLURMD_PORT = 26818
+HERE = ""
+"""This machine, where slurmctld and the control plane are, among the names of nodes."""
+NOWHERE = "02:00:00:00:00:fe"
+"""A station that no bridge has."""
 
 
 class Shape(NamedTuple):
@@ -32,6 +39,11 @@ class Shape(NamedTuple):
     cpus: int = 4
     memory_mb: int = 8000
     gpus: int = 2
+    slurmd_timeout_s: int = 5
+    """A node that is silent for so long has failed, for Slurm, which ends its jobs when it is back. Its own
+    default is 300."""
+    has_accounting: bool = False
+    """With a slurmdbd."""
 
 
 def what_is_missing() -> str | None:
@@ -54,11 +66,16 @@ class SlurmLab:
         self._net = f"10.{200 + number // 50}.{number}"
         self.address = f"{self._net}.1"
         """Of this machine, as the nodes see it."""
+        self._drops: dict[str, set[tuple[str, str]]] = {}
+        """By node that is cut off: from where to where nothing comes through."""
         self.environment = {
             **os.environ,
             "PATH": PATH,
             "SLURM_CONF": str(root / "etc" / "slurm.conf"),
         }
+        # slurmctld and slurmdbd listen at every address: two labs need two ports each.
+        self._port = 26000 + os.getpid() % 400 * 2
+        self.accounting = Accounting(root, self._port + 1, self.environment) if shape.has_accounting else None
 
     def up(self) -> None:
         for name in ("etc", "run", "log", "state", "spool", "dev", "munge"):
@@ -67,6 +84,8 @@ class SlurmLab:
         (self.root / "run").chmod(0o1777)
         self._write_files()
         self._start_munge()
+        if self.accounting is not None:
+            self.accounting.up()
         self._make_network()
         self.start_controller()
         for name in self.names:
@@ -77,10 +96,12 @@ class SlurmLab:
         """End everything. May be repeated, and comes after anything that failed."""
         for name in self.names:
             self.crash_node(name)
-        for name in ("slurmctld", "munged"):
-            self._end(name)
+        self._end("slurmctld")
+        if self.accounting is not None:
+            self.accounting.down()
+        self._end("munged")
         for name in self.names:
-            self._ip("netns", "del", self._space(name), check=False)
+            self._ip("netns", "del", self.space_of(name), check=False)
         self._ip("link", "del", self._bridge, check=False)
 
     def run(self, *command: str, given: str = "") -> str:
@@ -106,6 +127,13 @@ class SlurmLab:
         self._check(["slurmctld", "-i"])
         self.until(self._answers, "slurmctld answers")
 
+    def until_saved(self) -> None:
+        """slurmctld has written down what it knows now, which it does every five seconds if there is news."""
+        file, asked_at = self.root / "state" / "job_state", time.time()
+        self.run("sbatch", "--job-name=news", "--hold", "--output=/dev/null", "--wrap=true")
+        self.until(lambda: file.exists() and file.stat().st_mtime > asked_at, "slurmctld saves its state")
+        self.run("scancel", "--name=news")
+
     def kill_controller(self) -> None:
         """As by `kill -9`."""
         self._end("slurmctld", signal.SIGKILL)
@@ -115,7 +143,7 @@ class SlurmLab:
         inside = 'hostname "$0"; exec "$@"'
         daemon = ["slurmd", "-N", name, "-f", self.environment["SLURM_CONF"]]
         # Not `ip netns exec`, which hides /sys/fs/cgroup.
-        space = ["nsenter", f"--net=/run/netns/{self._space(name)}"]
+        space = ["nsenter", f"--net=/run/netns/{self.space_of(name)}"]
         self._check([*space, "unshare", "--uts", "sh", "-c", inside, name, *daemon])
 
     def kill_slurmd(self, name: str) -> None:
@@ -131,21 +159,41 @@ class SlurmLab:
         (self.root / "run" / f"{name}.pid").unlink(missing_ok=True)
 
     def pids_on(self, name: str) -> list[int]:
-        told = self._ip("netns", "pids", self._space(name), check=False)
+        told = self._ip("netns", "pids", self.space_of(name), check=False)
         return [int(word) for word in told.split()]
 
-    def cut(self, name: str, peers: tuple[str, ...] = (), *, from_control: bool = True) -> None:
-        """No packet of the node reaches this machine (`from_control`) or these `peers` any more."""
-        for address in self._addresses(peers, from_control=from_control):
-            self._ip("-n", self._space(name), "route", "replace", "blackhole", f"{address}/32")
+    def cut(
+        self, name: str, peers: tuple[str, ...] = (), *, from_control: bool = True, is_one_way: bool = False
+    ) -> None:
+        """Nothing comes through between the node and this machine (`from_control`), or these `peers`.
+
+        `is_one_way`: what they send to the node does.
+        """
+        others = [*peers, *([HERE] if from_control else [])]
+        drops = {(name, other) for other in others}
+        self._set_drops(name, drops if is_one_way else drops | {(other, name) for other in others})
 
     def heal(self, name: str) -> None:
-        others = tuple(one for one in self.names if one != name)
-        for address in self._addresses(others, from_control=True):
-            self._ip("-n", self._space(name), "route", "del", "blackhole", f"{address}/32", check=False)
+        """End the node's own cut; that of a peer from it stays."""
+        self._set_drops(name, set())
 
-    def _addresses(self, peers: tuple[str, ...], *, from_control: bool) -> list[str]:
-        return [*([self.address] if from_control else []), *map(self.address_of, peers)]
+    def others(self, name: str) -> tuple[str, ...]:
+        return tuple(one for one in self.names if one != name)
+
+    def _set_drops(self, name: str, drops: set[tuple[str, str]]) -> None:
+        before = set[tuple[str, str]]().union(*self._drops.values())
+        self._drops[name] = drops
+        after = set[tuple[str, str]]().union(*self._drops.values())
+        for source, target in sorted(after - before):
+            self._neighbour(source, target, "replace", "lladdr", NOWHERE, "nud", "permanent")
+        for source, target in sorted(before - after):
+            self._neighbour(source, target, "del")
+
+    def _neighbour(self, source: str, target: str, verb: str, *more: str) -> None:
+        space = ("-n", self.space_of(source)) if source != HERE else ()
+        device = "eth0" if source != HERE else self._bridge
+        address = self.address_of(target) if target != HERE else self.address
+        self._ip(*space, "neigh", verb, address, *more, "dev", device)
 
     def address_of(self, name: str) -> str:
         return f"{self._net}.{10 + self.names.index(name)}"
@@ -154,7 +202,7 @@ class SlurmLab:
     def _bridge(self) -> str:
         return f"{self._tag}b"
 
-    def _space(self, name: str) -> str:
+    def space_of(self, name: str) -> str:
         return f"{self._tag}-{name}"
 
     def _make_network(self) -> None:
@@ -162,7 +210,7 @@ class SlurmLab:
         self._ip("addr", "add", f"{self.address}/24", "dev", self._bridge)
         self._ip("link", "set", self._bridge, "up")
         for number, name in enumerate(self.names):
-            space, outside = self._space(name), f"{self._tag}v{number}"
+            space, outside = self.space_of(name), f"{self._tag}v{number}"
             self._ip("netns", "add", space)
             self._ip("link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", space)
             self._ip("link", "set", outside, "master", self._bridge, "up")
@@ -220,10 +268,15 @@ class SlurmLab:
                 os.mknod(
                     device, 0o666 | 0o020000, os.makedev(240, number)
                 )  # of the local range: opens nothing
-        port = 26000 + os.getpid() % 800  # slurmctld listens at every address: two labs need two
         host = os.uname().nodename.split(".")[0]
         lines = [
-            line.format(root=self.root, host=host, address=self.address, port=port)
+            line.format(
+                root=self.root,
+                host=host,
+                address=self.address,
+                port=self._port,
+                slurmd_timeout_s=self.shape.slurmd_timeout_s,
+            )
             for line in CONF.splitlines()
         ]
         lines += [
@@ -234,6 +287,8 @@ class SlurmLab:
             )
             for name in self.names
         ]
+        if self.accounting is not None:
+            lines += self.accounting.words
         lines += ["PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP"]
         (self.root / "etc" / "slurm.conf").write_text("\n".join(lines) + "\n")
         devices = f"{self.root}/dev/gpu[0-{self.shape.gpus - 1}]"
@@ -277,7 +332,7 @@ MpiDefault=none
 TopologyPlugin=topology/tree
 SlurmdParameters=config_overrides
 ReturnToService=2
-SlurmdTimeout=5
+SlurmdTimeout={slurmd_timeout_s}
 SlurmctldTimeout=30
 MessageTimeout=5
 BatchStartTimeout=5
