@@ -4,9 +4,10 @@ KILLS ?= 1000
 FAULTS ?= 60
 SEEDS ?= 20000
 LIVES ?= 5000
+CUTS ?= 200
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-together test-alone test-engines check format bench bench-recovery bench-goodput bench-proxy bench-balancing bench-scaling bench-fairness yardsticks soak sim lives faults fuzz mutants
+.PHONY: help setup demo test test-together test-alone test-engines check format bench bench-recovery bench-goodput bench-proxy bench-balancing bench-scaling bench-fairness yardsticks soak sim lives faults fuzz mutants cuts
 
 help: ## print these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -73,12 +74,17 @@ bench-fairness: setup ## one caller at a hundred times its share, over real sock
 yardsticks: setup ## published numbers of the field and ours beside them; needs traces: SHOAL_TRACES=dir
 	@$(BIN)/python -m benchmarks.yardsticks
 
-soak: setup ## all that takes long: kills, simulated and drawn lives, faults, planted bugs: make soak KILLS=1000
+soak: setup ## all that takes long: kills, cuts, simulated and drawn lives, faults, planted bugs: make soak KILLS=1000
 	@echo "== random kills under mixed load"
 	@$(BIN)/python -m tests.soak.run --kills $(KILLS)
 	@echo "== a service under fire"
 	@$(BIN)/python -m tests.soak.services --faults $(FAULTS)
-	@$(MAKE) --no-print-directory sim lives faults mutants
+	@$(MAKE) --no-print-directory cuts sim lives faults mutants
+
+cuts: ## nodes of a real Slurm cut off at random while they work (root): make cuts CUTS=200
+	@scripts/setup engines
+	@echo "== cuts"
+	@$(BIN)/python -m tests.soak.cuts --cuts $(CUTS)
 
 sim: setup ## crashes, delays and partitions in virtual time: make sim SEEDS=20000
 	@echo "== simulated lives"

@@ -106,10 +106,13 @@ class Desk:
             assert time.monotonic() < deadline, seen
             time.sleep(0.5)
 
+    def as_user(self, command: str) -> str:
+        """A command of Slurm's by a user that every machine has: root's jobs are refused."""
+        typed = shlex.quote(f"cd / && {command}")
+        return self.lab.ssh("node-a", f"su -s /bin/sh nobody -c {typed}").stdout
+
     def srun(self, flags: str, command: str = "hostname") -> list[str]:
-        """As a user that every machine has: root's jobs are refused."""
-        typed = shlex.quote(f"cd / && srun {flags} {command}")
-        return sorted(self.lab.ssh("node-a", f"su -s /bin/sh nobody -c {typed}").stdout.split())
+        return sorted(self.as_user(f"srun {flags} {command}").split())
 
 
 @pytest.fixture
@@ -195,7 +198,7 @@ def one_machine_fails_half_way_and_the_rest_works(desk: Desk, names: tuple[str, 
 def a_machine_with_gpus_is_added_under_a_running_job(desk: Desk) -> None:
     lab = desk.lab
     lab.start("node-d", WITH_GPUS)
-    lab.ssh("node-a", "sbatch -J keep -w node-b -o /dev/null --wrap 'sleep 600'")
+    desk.as_user("sbatch -J keep -w node-b -o /dev/null --wrap 'sleep 600'")
     added = desk.ask("add", lab.address("node-d"), "--switch", "rack2")
     assert added["failed"] == []
     desk.await_states({"node-a": "idle", "node-b": "mix", "node-c": "idle", "node-d": "idle"})
@@ -234,7 +237,7 @@ def a_machine_that_cannot_be_made_ready_stays_out(desk: Desk) -> None:
 
 def machines_leave_dead_or_alive(desk: Desk) -> None:
     lab = desk.lab
-    lab.ssh("node-a", "sbatch -J busy -w node-d -o /dev/null --wrap 'sleep 600'")
+    desk.as_user("sbatch -J busy -w node-d -o /dev/null --wrap 'sleep 600'")
     deadline = time.monotonic() + 60
     while desk.states()["node-d"] == "idle":
         assert time.monotonic() < deadline

@@ -5,43 +5,20 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from shoal.client.handles import JobHandle
 from tests.e2e.test_drills import PROGRAM
-from tests.support.real_plane import RealPlane, until
+from tests.support.real_plane import until
 from tests.support.shares import SOURCE
 from tests.support.slurm_lab import SlurmLab, slurm_lab, what_is_missing
+from tests.support.slurm_plane import SlurmPlane
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="torch is not installed: pip install 'shoal[train]'"
 )
-
-
-class SlurmPlane(RealPlane):
-    def __init__(self, home: Path, lab: SlurmLab) -> None:
-        super().__init__(home)
-        self._flags = ("--listen", "127.0.0.1:0")
-        self.env |= {name: lab.environment[name] for name in ("SLURM_CONF", "PATH")}
-        self.shared = home.parent / "shared"
-
-    def connect(self) -> dict[str, object]:
-        words = (
-            "--as-root",
-            "--python-path",
-            SOURCE,
-            "--shared",
-            str(self.shared),
-            "--spool",
-            str(self.home.parent / "spool"),
-        )
-        done = self.command("connect", "slurm", *words, "--json")
-        assert done.returncode == 0, done.stderr
-        told: dict[str, object] = json.loads(done.stdout)
-        return told
 
 
 @pytest.fixture(scope="module")

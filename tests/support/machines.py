@@ -160,7 +160,7 @@ class Lab:
 
     def ssh(self, name: str, command: str, *, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a command there as an ordinary SSH client would."""
-        options = [f"UserKnownHostsFile={self.known_hosts}", "ConnectTimeout=5", "BatchMode=yes"]
+        options = [f"UserKnownHostsFile={self.known_hosts}", "ConnectTimeout=60", "BatchMode=yes"]
         flags = [word for option in options for word in ("-o", option)]
         done = subprocess.run(
             ["ssh", *flags, "-i", str(self.identity), f"root@{self.address(name)}", command],

@@ -2,6 +2,7 @@
 
 As root. A node can be cut off from this machine, from its peers, or from both, and healed; everything that
 runs in its network can be killed at once. They share processes, disk and memory.
+A cut loses packets: nobody is told, and who connects waits. Both ends send to a station that is not there.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ import time
 from pathlib import Path
 
 PATH = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+HERE = ""
+"""This machine, where the control plane is, among the names of nodes."""
+NOWHERE = "02:00:00:00:00:fe"
+"""A station that no bridge has."""
 
 
 class Networks:
@@ -27,25 +32,31 @@ class Networks:
         self._net = f"10.{200 + 10 * kind + number // 50}.{number}"
         self.address = f"{self._net}.1"
         """Of this machine, as the nodes see it."""
+        self._drops: dict[str, set[tuple[str, str]]] = {}
+        """By node that is cut off: from where to where nothing comes through."""
+
+    @property
+    def _bridge(self) -> str:
+        return f"{self._tag}b"
 
     def address_of(self, name: str) -> str:
         return f"{self._net}.{10 + self.names.index(name)}"
 
-    def space(self, name: str) -> str:
+    def space_of(self, name: str) -> str:
         return f"{self._tag}-{name}"
 
     def entering(self, name: str) -> list[str]:
         """Words before a command that is to run in the node's network."""
         # Not `ip netns exec`, which hides /sys/fs/cgroup.
-        return ["nsenter", f"--net=/run/netns/{self.space(name)}"]
+        return ["nsenter", f"--net=/run/netns/{self.space_of(name)}"]
 
     def make_network(self) -> None:
-        bridge = f"{self._tag}b"
+        bridge = self._bridge
         self._ip("link", "add", bridge, "type", "bridge")
         self._ip("addr", "add", f"{self.address}/24", "dev", bridge)
         self._ip("link", "set", bridge, "up")
         for number, name in enumerate(self.names):
-            space, outside = self.space(name), f"{self._tag}v{number}"
+            space, outside = self.space_of(name), f"{self._tag}v{number}"
             self._ip("netns", "add", space)
             self._ip("link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", space)
             self._ip("link", "set", outside, "master", bridge, "up")
@@ -58,11 +69,11 @@ class Networks:
     def remove_network(self) -> None:
         """May be repeated, and comes after anything that failed."""
         for name in self.names:
-            self._ip("netns", "del", self.space(name), check=False)
-        self._ip("link", "del", f"{self._tag}b", check=False)
+            self._ip("netns", "del", self.space_of(name), check=False)
+        self._ip("link", "del", self._bridge, check=False)
 
     def pids_on(self, name: str) -> list[int]:
-        told = self._ip("netns", "pids", self.space(name), check=False)
+        told = self._ip("netns", "pids", self.space_of(name), check=False)
         return [int(word) for word in told.split()]
 
     def kill_all_on(self, name: str) -> None:
@@ -72,18 +83,38 @@ class Networks:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
-    def cut(self, name: str, peers: tuple[str, ...] = (), *, from_control: bool = True) -> None:
-        """No packet of the node reaches this machine (`from_control`) or these `peers` any more."""
-        for address in self._addresses(peers, from_control=from_control):
-            self._ip("-n", self.space(name), "route", "replace", "blackhole", f"{address}/32")
+    def cut(
+        self, name: str, peers: tuple[str, ...] = (), *, from_control: bool = True, is_one_way: bool = False
+    ) -> None:
+        """Nothing comes through between the node and this machine (`from_control`), or these `peers`.
+
+        `is_one_way`: what they send to the node does.
+        """
+        others = [*peers, *([HERE] if from_control else [])]
+        drops = {(name, other) for other in others}
+        self._set_drops(name, drops if is_one_way else drops | {(other, name) for other in others})
 
     def heal(self, name: str) -> None:
-        others = tuple(one for one in self.names if one != name)
-        for address in self._addresses(others, from_control=True):
-            self._ip("-n", self.space(name), "route", "del", "blackhole", f"{address}/32", check=False)
+        """End the node's own cut; that of a peer from it stays."""
+        self._set_drops(name, set())
 
-    def _addresses(self, peers: tuple[str, ...], *, from_control: bool) -> list[str]:
-        return [*([self.address] if from_control else []), *map(self.address_of, peers)]
+    def others(self, name: str) -> tuple[str, ...]:
+        return tuple(one for one in self.names if one != name)
+
+    def _set_drops(self, name: str, drops: set[tuple[str, str]]) -> None:
+        before = set[tuple[str, str]]().union(*self._drops.values())
+        self._drops[name] = drops
+        after = set[tuple[str, str]]().union(*self._drops.values())
+        for source, target in sorted(after - before):
+            self._neighbour(source, target, "replace", "lladdr", NOWHERE, "nud", "permanent")
+        for source, target in sorted(before - after):
+            self._neighbour(source, target, "del")
+
+    def _neighbour(self, source: str, target: str, verb: str, *more: str) -> None:
+        space = ("-n", self.space_of(source)) if source != HERE else ()
+        device = "eth0" if source != HERE else self._bridge
+        address = self.address_of(target) if target != HERE else self.address
+        self._ip(*space, "neigh", verb, address, *more, "dev", device)
 
     def _ip(self, *words: str, check: bool = True) -> str:
         done = subprocess.run(["ip", *words], env={"PATH": PATH}, capture_output=True, text=True, check=False)

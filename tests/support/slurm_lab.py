@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.support.networks import PATH, Networks, is_alive
+from tests.support.slurm_accounting import Accounting
 
 NEEDED = ("slurmctld", "slurmd", "sbatch", "munged", "ip")
 START_S = 60.0
@@ -32,6 +33,11 @@ class Shape(NamedTuple):
     cpus: int = 4
     memory_mb: int = 8000
     gpus: int = 2
+    slurmd_timeout_s: int = 5
+    """A node that is silent for so long has failed, for Slurm, which ends its jobs when it is back. Its own
+    default is 300."""
+    has_accounting: bool = False
+    """With a slurmdbd."""
 
 
 def what_is_missing() -> str | None:
@@ -54,6 +60,9 @@ class SlurmLab(Networks):
             "PATH": PATH,
             "SLURM_CONF": str(root / "etc" / "slurm.conf"),
         }
+        # slurmctld and slurmdbd listen at every address: two labs need two ports each.
+        self._port = 26000 + os.getpid() % 400 * 2
+        self.accounting = Accounting(root, self._port + 1, self.environment) if shape.has_accounting else None
 
     def up(self) -> None:
         for name in ("etc", "run", "log", "state", "spool", "dev", "munge"):
@@ -62,6 +71,8 @@ class SlurmLab(Networks):
         (self.root / "run").chmod(0o1777)
         self._write_files()
         self._start_munge()
+        if self.accounting is not None:
+            self.accounting.up()
         self.make_network()
         self.start_controller()
         for name in self.names:
@@ -72,8 +83,10 @@ class SlurmLab(Networks):
         """End everything. May be repeated, and comes after anything that failed."""
         for name in self.names:
             self.crash_node(name)
-        for name in ("slurmctld", "munged"):
-            self._end(name)
+        self._end("slurmctld")
+        if self.accounting is not None:
+            self.accounting.down()
+        self._end("munged")
         self.remove_network()
 
     def run(self, *command: str, given: str = "") -> str:
@@ -98,6 +111,13 @@ class SlurmLab(Networks):
     def start_controller(self) -> None:
         self._check(["slurmctld", "-i"])
         self.until(self._answers, "slurmctld answers")
+
+    def until_saved(self) -> None:
+        """slurmctld has written down what it knows now, which it does every five seconds if there is news."""
+        file, asked_at = self.root / "state" / "job_state", time.time()
+        self.run("sbatch", "--job-name=news", "--hold", "--output=/dev/null", "--wrap=true")
+        self.until(lambda: file.exists() and file.stat().st_mtime > asked_at, "slurmctld saves its state")
+        self.run("scancel", "--name=news")
 
     def kill_controller(self) -> None:
         """As by `kill -9`."""
@@ -163,10 +183,15 @@ class SlurmLab(Networks):
                 os.mknod(
                     device, 0o666 | 0o020000, os.makedev(240, number)
                 )  # of the local range: opens nothing
-        port = 26000 + os.getpid() % 800  # slurmctld listens at every address: two labs need two
         host = os.uname().nodename.split(".")[0]
         lines = [
-            line.format(root=self.root, host=host, address=self.address, port=port)
+            line.format(
+                root=self.root,
+                host=host,
+                address=self.address,
+                port=self._port,
+                slurmd_timeout_s=self.shape.slurmd_timeout_s,
+            )
             for line in CONF.splitlines()
         ]
         lines += [
@@ -177,6 +202,8 @@ class SlurmLab(Networks):
             )
             for name in self.names
         ]
+        if self.accounting is not None:
+            lines += self.accounting.words
         lines += ["PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP"]
         (self.root / "etc" / "slurm.conf").write_text("\n".join(lines) + "\n")
         devices = f"{self.root}/dev/gpu[0-{self.shape.gpus - 1}]"
@@ -213,7 +240,7 @@ MpiDefault=none
 TopologyPlugin=topology/tree
 SlurmdParameters=config_overrides
 ReturnToService=2
-SlurmdTimeout=5
+SlurmdTimeout={slurmd_timeout_s}
 SlurmctldTimeout=30
 MessageTimeout=5
 BatchStartTimeout=5

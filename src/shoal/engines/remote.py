@@ -36,6 +36,9 @@ HEARD_S = 15.0
 LATE_S = 5.0
 """How long a keeper may be quiet before the cluster's evidence of its end counts: its last words may be on
 their way."""
+SILENT_S = 3 * HEARD_S
+"""A node that nobody was heard from for so long takes no work. Less than the shortest fence: what is replaced
+because its node is silent goes elsewhere."""
 MAX_STARTS = 6
 FIRST_PORT, NUM_PORTS = 20_000, 10_000
 """Below Linux's ephemeral ports (32768 on), which any outgoing connection may take at any time."""
@@ -193,6 +196,21 @@ class RemoteEngine(ABC):
     async def drop_checkpoint(self, job_id: str) -> None:
         return
 
+    def reached(self, nodes: Collection[NodeFacts]) -> list[NodeFacts]:
+        """As the cluster lists them; those that cannot be reached from here are not alive. A cluster may take
+        minutes to notice a cut, and may not be cut off itself.
+        """
+        now, silences = self._clock.monotonic(), dict[str, float]()
+        for share in self.desk.shares():
+            if share.outcome is None and share.taken is not None:
+                heard_at = self._opened_at if share.heard_at is None else share.heard_at
+                node = share.order.node
+                silences[node] = min(silences.get(node, now - heard_at), now - heard_at)
+        return [
+            _unreached(facts, silences[facts.name]) if silences.get(facts.name, 0.0) >= SILENT_S else facts
+            for facts in nodes
+        ]
+
     def native_id(self, attempt_id: str) -> str:
         return f"{self.name}:{attempt_id}"
 
@@ -345,6 +363,11 @@ class RemoteEngine(ABC):
             raw=str(raw),
             is_queued=is_queued,
         )
+
+
+def _unreached(facts: NodeFacts, silence_s: float) -> NodeFacts:
+    told = f"what runs there was not heard from for {silence_s:.0f} s"
+    return msgspec.structs.replace(facts, is_alive=False, remarks=(*facts.remarks, told))
 
 
 def _place(share: DeskShare) -> tuple[str, str]:

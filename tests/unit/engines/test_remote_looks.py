@@ -10,7 +10,7 @@ import pytest
 from shoal.engines.base import Sight, Submission
 from shoal.engines.desk import DeskShare
 from shoal.engines.fake import VirtualClock
-from shoal.engines.remote import HEARD_S, Glimpses, Reach, RemoteEngine
+from shoal.engines.remote import HEARD_S, SILENT_S, Glimpses, Reach, RemoteEngine
 from shoal.errors import EngineUnreachable
 from shoal.model.node import NodeFacts
 from shoal.wire import Order, Summons
@@ -41,7 +41,10 @@ class Lent(RemoteEngine):
         self.ended.append(attempt_id)
 
     async def nodes(self) -> list[NodeFacts]:
-        return [NodeFacts(name="n1", cpus=4.0, memory_bytes=8 << 30, disk_bytes=1 << 30)]
+        names = ("n1", "n2")
+        return self.reached(
+            [NodeFacts(name=n, cpus=4.0, memory_bytes=8 << 30, disk_bytes=1 << 30) for n in names]
+        )
 
 
 @pytest.fixture
@@ -101,3 +104,19 @@ async def test_who_was_heard_by_an_earlier_control_plane_has_time_to_speak(
     clock.advance(HEARD_S)
     await later.cancel("att_1", 0.0)
     assert later.ended == ["att_1"]
+
+
+async def test_a_node_that_nobody_was_heard_from_for_long_takes_no_work_whatever_the_cluster_says(
+    engine: Lent, clock: VirtualClock
+) -> None:
+    clock.advance(SILENT_S)
+    assert [node.is_alive for node in await engine.nodes()] == [True, True]  # nobody is there to be heard
+    engine.desk.take(fetch("one"))
+    clock.advance(SILENT_S - 1)
+    assert [node.is_alive for node in await engine.nodes()] == [True, True]
+    clock.advance(1)
+    silent, other = await engine.nodes()
+    assert (silent.is_alive, other.is_alive) == (False, True)
+    assert silent.remarks == ("what runs there was not heard from for 45 s",)
+    engine.desk.take(fetch("one"))
+    assert [node.is_alive for node in await engine.nodes()] == [True, True]

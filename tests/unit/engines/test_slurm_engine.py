@@ -14,6 +14,8 @@ from shoal.engines.remote import LATE_S, Reach
 from shoal.engines.slurm.client import SlurmClient
 from shoal.engines.slurm.config import SlurmConfig
 from shoal.engines.slurm.engine import SlurmEngine
+from shoal.engines.slurm.render import comment, job_name
+from shoal.engines.slurm.states import SETTLE_S
 from shoal.wire import EndKind, Fetch, Summons
 from tests.unit.engines.test_slurm_pieces import NODE, order
 
@@ -68,3 +70,35 @@ async def test_what_a_keeper_says_goes_to_no_place_that_others_can_prepare(
     [output] = [word for word in slurm.arguments if word.startswith("--output=")]
     wanted = f"{shared}/slurm/shoal-att_1.0.out" if has_shared else "/dev/null"
     assert output == f"--output={wanted}"
+
+
+class CancelledJob(PaperSlurm):
+    """Of the first attempt, on a node in this state."""
+
+    state = ""
+
+    def jobs(self) -> str:
+        return f"1|CANCELLED|{job_name('att_1', 0)}|{comment('att_1', 0)}|N/A|None\n"
+
+    def nodes(self) -> str:
+        return NODE.format(state=self.state, reason="none")
+
+
+@pytest.mark.parametrize(
+    ("state", "is_over"), [("IDLE", True), ("IDLE+DRAIN", True), ("IDLE*", False), ("DOWN+DRAIN", False)]
+)
+async def test_the_end_of_a_job_is_evidence_where_its_node_answers_whether_or_not_it_takes_work(
+    tmp_path: Path, state: str, is_over: bool
+) -> None:
+    clock, slurm = VirtualClock(BOOTED_AT + 3600.0), CancelledJob()
+    slurm.state = state
+    reach = Reach(urls=("https://login:1",), ca="ca")
+    engine = SlurmEngine(tmp_path, clock=clock, reach=reach, config=SlurmConfig(), client=slurm)
+    engine.desk.add((order(nodes=("n0",)),), None)
+    engine.desk.take(Fetch(attempt_id="att_1", node="n0", process="one"))
+    clock.advance(20.0)
+    [early] = await engine.list_owned()
+    assert early.sight is Sight.UNKNOWN
+    clock.advance(SETTLE_S)
+    [seen] = await engine.list_owned()
+    assert seen.sight is (Sight.ENDED if is_over else Sight.UNKNOWN)

@@ -114,7 +114,7 @@ class RayEngine(RemoteEngine):
 
     async def nodes(self) -> list[NodeFacts]:
         await self._refresh()
-        return [node.facts for node in self._nodes.values()]
+        return self.reached([node.facts for node in self._nodes.values()])
 
     async def close(self) -> None:
         await super().close()

@@ -82,7 +82,7 @@ class SlurmEngine(RemoteEngine):
                     seen[order.attempt_id, order.node] = RESTARTED
                 continue
             spot = (*key, order.node)
-            if job.state in OVER and node is not None and node.facts.is_alive:
+            if job.state in OVER and node is not None and node.answers:
                 watched.add(spot)
             since = self._answers_since.setdefault(spot, now) if spot in watched else now
             seen[order.attempt_id, order.node] = glimpse(job, settled_s=now - since, rebooted=rebooted)
@@ -97,7 +97,7 @@ class SlurmEngine(RemoteEngine):
     async def nodes(self) -> list[NodeFacts]:
         async with self._asking:
             await self._refresh_nodes()
-        return [node.facts for node in self._nodes.values()]
+        return self.reached([node.facts for node in self._nodes.values()])
 
     async def _refresh(self) -> None:
         async with self._asking:
@@ -123,7 +123,7 @@ class SlurmEngine(RemoteEngine):
 
 def _has_rebooted(share: DeskShare, node: SlurmNode | None) -> bool:
     """Whether the node was started after the share had begun: nothing outlives that."""
-    if share.taken is None or node is None or node.booted_at is None or not node.facts.is_alive:
+    if share.taken is None or node is None or node.booted_at is None or not node.answers:
         return False
     return node.booted_at > share.taken.at + BOOT_MARGIN_S
 

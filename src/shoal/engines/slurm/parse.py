@@ -26,6 +26,8 @@ class SlurmNode(msgspec.Struct, frozen=True, kw_only=True):
     booted_at: float | None
     """Wall clock."""
     partitions: tuple[str, ...]
+    answers: bool
+    """Its slurmd does, whether or not the node takes work: one that is drained tells what runs there."""
 
 
 def parse_jobs(text: str) -> list[Job]:
@@ -111,7 +113,12 @@ def _node(
         labels=labels,
         remarks=(f"Slurm says {' '.join([*closed, *said])}",) if closed else (),
     )
-    return SlurmNode(facts=facts, booted_at=_moment(fields.get("BootTime", "")), partitions=partitions)
+    return SlurmNode(
+        facts=facts,
+        booted_at=_moment(fields.get("BootTime", "")),
+        partitions=partitions,
+        answers=not words & DOWN,
+    )
 
 
 def _gpus(text: str) -> tuple[Gpu, ...]:

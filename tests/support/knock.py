@@ -1,0 +1,60 @@
+"""Try a listener with requests from standard input: `python -m tests.support.knock HOST PORT < TRIES`.
+
+A program of its own, so that it can be run in another network. A try is a name, whether to speak TLS (to
+whoever is there, whatever its certificate), and the bytes to send. Prints what became of each by its name: a
+status, `closed` without a word, `no TLS`, or the first bytes of what is none of these.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import sys
+
+TIMEOUT_S = 30.0
+CLOSED, NO_TLS = "closed", "no TLS"
+
+
+def knock(host: str, port: int, raw: bytes, *, is_tls: bool) -> str:
+    with socket.create_connection((host, port), timeout=TIMEOUT_S) as plain:
+        link = plain
+        if is_tls:
+            trust = ssl.create_default_context()
+            trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
+            try:
+                link = trust.wrap_socket(plain)
+            except (ssl.SSLError, ConnectionError):
+                return NO_TLS
+        try:
+            link.sendall(raw)
+            told = link.recv(4096)
+        except (ssl.SSLError, ConnectionError):
+            return CLOSED
+    if not told:
+        return CLOSED
+    words = told.split(None, 2)
+    if words[0].startswith(b"HTTP/1.") and len(words) > 1:
+        return words[1].decode("ascii", "replace")
+    return repr(told[:80])
+
+
+def request(method: str, path: str, host: str, token: str | None, body: bytes, kind: str) -> bytes:
+    """One HTTP request, after whose answer the connection is closed."""
+    lines = [f"{method} {path} HTTP/1.1", f"Host: {host}", "Connection: close"]
+    lines += [f"Authorization: Bearer {token}"] if token is not None else []
+    lines += [f"Content-Type: {kind}", f"Content-Length: {len(body)}"] if body else []
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def main(host: str, port: str) -> int:
+    tries = json.load(sys.stdin)
+    told = {}
+    for name, is_tls, raw in tries:
+        told[name] = knock(host, int(port), raw.encode("latin-1"), is_tls=is_tls)
+    print(json.dumps(told))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

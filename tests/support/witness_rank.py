@@ -1,0 +1,127 @@
+"""A rank that bears witness: `python witness_rank.py FOLDER [SECONDS] [--talk]`, alone, on any node.
+
+What it writes down lies on a disk that all nodes share. Two locks tell what no clock could: one of this rank
+of the job, whoever runs it, and one of this rank of the attempt, at which every other attempt looks. They are
+held for as long as the process lives, however it ends. Runs for so many seconds, or until it is let go
+(`Witness.let_go`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+BEAT_S = 0.2
+
+
+class Rank:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._job = os.environ["SHOAL_JOB_ID"]
+        self._attempt = os.environ["SHOAL_ATTEMPT_ID"]
+        self._rank = os.environ["RANK"]
+        self._told = (folder / f"{self._job}.{self._rank}.told").open("a", buffering=1)
+
+    def say(self, what: str) -> None:
+        """One line in one write: what, attempt, generation, node, and when on the kernel's clock."""
+        generation, node = os.environ["SHOAL_GENERATION"], os.environ["SHOAL_NODE"]
+        at = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self._told.write(f"{what} {self._attempt} {generation} {node} {at:.3f}\n")
+
+    def hold(self) -> bool:
+        """Whether nobody else runs as this rank, and nobody at all in another attempt of the job."""
+        for name in (f"{self._rank}.lock", f"{self._rank}.{self._attempt}.held"):
+            held = os.open(self._folder / f"{self._job}.{name}", os.O_RDWR | os.O_CREAT, 0o600)
+            if not _is_locked(held):
+                return False
+        # Ours is held by now: of two that begin at once at least one sees the other.
+        for path in self._folder.glob(f"{self._job}.*.held"):
+            if path.name.split(".")[-2] != self._attempt:
+                other = os.open(path, os.O_RDWR)
+                is_free = _is_locked(other)
+                os.close(other)
+                if not is_free:
+                    return False
+        return True
+
+    def is_let_go(self) -> bool:
+        return (self._folder / f"{self._job}.open").exists()
+
+
+def _is_locked(fd: int) -> bool:
+    """Whether the lock is ours now."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def answer_peers() -> None:
+    """As rank 0: send back whatever comes, to whoever comes."""
+    listener = socket.create_server(("", int(os.environ["MASTER_PORT"])))
+    while True:
+        peer, _ = listener.accept()
+        threading.Thread(target=_echo, args=(peer,), daemon=True).start()
+
+
+def _echo(peer: socket.socket) -> None:
+    with contextlib.suppress(OSError), peer:
+        while said := peer.recv(1):
+            peer.sendall(said)
+
+
+def _first() -> socket.socket:
+    """A connection to rank 0, once that is there."""
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    while True:
+        with contextlib.suppress(OSError):
+            return socket.create_connection(address, timeout=None)
+        time.sleep(BEAT_S)
+
+
+def talk_to_first(rank: Rank) -> None:
+    """As any other rank: have a byte go to rank 0 and back, over one connection, again and again."""
+    with _first() as first:
+        while True:
+            first.sendall(b"?")
+            if not first.recv(1):
+                rank.say("deserted")
+                return
+            rank.say("heard")
+            time.sleep(BEAT_S)
+
+
+def main(folder: str, seconds: str = "inf", *options: str) -> int:
+    rank = Rank(Path(folder))
+    if not rank.hold():
+        rank.say("overlap")
+        return 3
+
+    def stop(*_: object) -> None:
+        rank.say("stop")
+        os._exit(143)
+
+    signal.signal(signal.SIGTERM, stop)
+    rank.say("start")
+    if "--talk" in options:
+        is_first = os.environ["RANK"] == "0"
+        work = answer_peers if is_first else lambda: talk_to_first(rank)
+        threading.Thread(target=work, daemon=True).start()
+    deadline = time.monotonic() + float(seconds)
+    while time.monotonic() < deadline and not rank.is_let_go():
+        rank.say("beat")
+        time.sleep(BEAT_S)
+    rank.say("end")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
