@@ -71,8 +71,9 @@ class RayWorld(DeskWorld):
         return RayEngine(self.home, clock=self.clock, reach=reach, config=self.config, client=self.client)
 
     async def until_nodes(self, *names: str) -> None:
-        with anyio.fail_after(120):
-            while {n.name for n in await self._nodes() if n.is_alive} != set(names):  # noqa: ASYNC110
+        """Until Ray calls no other alive, and an agent answers on each of these."""
+        with anyio.fail_after(180):
+            while {n.name: n.is_alive for n in await self._nodes()} != dict.fromkeys(names, True):  # noqa: ASYNC110
                 await anyio.sleep(0.2)
 
     async def agent_pid(self, node: str) -> int:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from shoal.engines import desk as desk_module
+from shoal.engines.base import LogChunk
 from shoal.engines.desk import Desk, Taken
+from shoal.engines.log_pages import read_page
 from shoal.errors import StateError
 from shoal.runtime import spool
 from shoal.wire import MAX_OUTCOME_MESSAGE, EndKind, NodeOutcome
@@ -45,6 +49,19 @@ def test_an_outcome_says_no_more_than_its_limit(taken: Desk) -> None:
     kept = spool.read_outcome(taken.find("att_1")["n1"].files)
     assert kept is not None
     assert len(kept.message) == MAX_OUTCOME_MESSAGE
+
+
+def test_a_log_that_is_forgotten_while_it_is_read_is_read_whole(
+    taken: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken.hear(msgspec.structs.replace(told("one"), outcome=END), b"line\n")
+
+    def forgotten_first(*args: Any, **kwargs: Any) -> LogChunk:
+        taken.forget("att_1")
+        return read_page(*args, **kwargs)
+
+    monkeypatch.setattr(desk_module, "read_page", forgotten_first)
+    assert taken.read_log("att_1", "n1", 0, 100).data == b"line\n"
 
 
 @pytest.mark.parametrize("process", ["", "one", "0" * 31, "g" * 32, "0" * 32 + "\n"])
