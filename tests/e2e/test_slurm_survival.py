@@ -179,7 +179,6 @@ def test_whole_node_killed_and_declared_dead(plane: SlurmPlane, lab: SlurmLab, w
         ends_well(plane, witness, job, attempts=2)
     finally:
         lab.start_node(node)
-        lab.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
         lab.until(lambda: node in lab.usable(), f"{node} takes jobs again")
         plane.command("nodes", "resume", node)
 

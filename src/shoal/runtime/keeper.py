@@ -191,10 +191,10 @@ class Keeper:
 
     def _fork(self, share: spool.Share, credentials: Credentials, asked_at: float) -> int:
         reader, writer = os.pipe()
-        pid = os.fork()
+        keeper, pid = os.getpid(), os.fork()
         if pid == 0:
             os.close(writer)
-            _become_supervisor(share, reader, asked_at)
+            _become_supervisor(share, reader, asked_at, keeper)
         os.close(reader)
         # One that is dead already is found so.
         with contextlib.suppress(BrokenPipeError), open(writer, "wb") as pipe:
@@ -314,10 +314,12 @@ class Keeper:
         return UNDELIVERED
 
 
-def _become_supervisor(share: spool.Share, reader: int, asked_at: float) -> None:
+def _become_supervisor(share: spool.Share, reader: int, asked_at: float, keeper: int) -> None:
     """Never returns: this process must not go on as a second keeper."""
     status = 1
     try:
+        # A cluster whose task has ended calls the job over, and may not find what the task had started.
+        kernel.die_with_parent(keeper)
         os.setsid()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
