@@ -65,10 +65,10 @@ def plane(tmp_path_factory: pytest.TempPathFactory, lab: RayLab) -> Iterator[Ray
 
 
 def test_a_job_runs_on_a_node_of_ray_and_its_log_comes_back(plane: RayPlane) -> None:
-    job = plane.submit("echo from $(hostname) $RAY_JOB_ID$OMP_NUM_THREADS.; exit 3", resources={"cpus": 1})
+    job = plane.submit("echo from $(hostname), $(env | grep -c ^RAY_) of Ray; exit 3", resources={"cpus": 1})
     plane.until_status(job, "failed")
     lines = [line["text"] for line in plane.shoal.logs(job.job_id)]
-    assert any(line in ("from n0 .", "from n1 .") for line in lines)
+    assert any(line in ("from n0, 0 of Ray", "from n1, 0 of Ray") for line in lines)
     assert plane.attempts(job)[-1]["exit_code"] == 3
 
 
@@ -78,7 +78,11 @@ def test_a_killed_control_plane_finds_everything_again(plane: RayPlane) -> None:
     plane.kill()
     plane.up()
     plane.until_status(job, "succeeded")
-    assert [line["text"] for line in plane.shoal.logs(job.job_id)] == ["begun", "done"]
+    # Its end may be heard before the rest of its log, whose keeper had nobody to hand it in to.
+    until(
+        lambda: [line["text"] for line in plane.shoal.logs(job.job_id)] == ["begun", "done"],
+        "the log is whole",
+    )
     assert len(plane.attempts(job)) == 1
 
 
@@ -124,6 +128,14 @@ def test_a_ray_of_our_own_is_started_kept_to_this_machine_and_started_again(tmp_
     assert session(json.loads((plane.home / "ray" / "head.json").read_text())["pid"]) == []
 
 
+LOOPBACK = {
+    "0100007F": "127.0.0.1",
+    "0000000000000000FFFF00000100007F": "127.0.0.1",
+    "00000000000000000000000001000000": "127.0.0.1",
+}
+"""As the kernel writes it: in version 4, as 4 in 6, in version 6."""
+
+
 def listening(pids: list[int]) -> set[tuple[str, int]]:
     """Where these processes take TCP connections."""
     sockets: set[str] = set()
@@ -136,8 +148,7 @@ def listening(pids: list[int]) -> set[tuple[str, int]]:
             fields = line.split()
             if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
                 host, port = fields[1].split(":")
-                known = {"0100007F": "127.0.0.1", "00000000000000000000000001000000": "127.0.0.1"}
-                found.add((known.get(host, host), int(port, 16)))
+                found.add((LOOPBACK.get(host, host), int(port, 16)))
     return found
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from shoal.engines.ray.render import AGENT_PORTS, ray_environment
-from tests.support.networks import PATH, Networks, until_dead
+from tests.support.networks import PATH, Networks, is_alive, until_dead
 
 ROOT = Path(__file__).parents[2]
 RAY_PYTHON = Path(os.environ.get("SHOAL_TEST_RAY_PYTHON", ROOT / ".cache" / "ray" / "bin" / "python"))
@@ -156,11 +156,11 @@ class RayLab(Networks):
 
 
 def session(leader: int) -> list[int]:
-    """The processes of a session that began with this one."""
+    """The living processes of a session that began with this one."""
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
-            if entry.name.isdigit() and os.getsid(int(entry.name)) == leader:
+            if entry.name.isdigit() and os.getsid(int(entry.name)) == leader and is_alive(int(entry.name)):
                 found.append(int(entry.name))
     return found
 

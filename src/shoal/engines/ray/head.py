@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import os
 import secrets
+import shutil
 import signal
 import socket
 import stat
@@ -81,6 +82,7 @@ class Head:
         if record is None or not is_alive(record):
             return False
         self._end(record)
+        shutil.rmtree(_temp_of(self._folder).parent, ignore_errors=True)
         return True
 
     def _start(self) -> HeadRecord:
@@ -99,8 +101,8 @@ class Head:
         """At ports of its own each time: somebody may have taken those of the last."""
         port, *others = free_ports(1 + len(HEAD_PORTS))
         temp = _temp_of(self._folder)
+        _make_private(temp.parent.parent)
         _make_private(temp.parent)
-        _make_private(temp)
         with contextlib.suppress(FileNotFoundError):
             (temp / "ray_current_cluster").unlink()  # Ray refuses to start again where this is left
         node = socket.gethostname().partition(".")[0]
@@ -176,9 +178,11 @@ def free_ports(count: int) -> list[int]:
 
 
 def _temp_of(folder: Path) -> Path:
-    """Short: Ray has its sockets below it, and Linux allows 107 characters for one."""
+    """Short: Ray has its sockets below it, and Linux allows 107 characters for one. Ray lets everybody into
+    it, so it is inside another that does not.
+    """
     digest = hashlib.sha256(str(folder).encode()).hexdigest()[:8]
-    return Path(f"/tmp/shoal-{os.getuid()}/ray-{digest}")  # noqa: S108 - its owner and mode are looked at
+    return Path(f"/tmp/shoal-{os.getuid()}/ray-{digest}/t")  # noqa: S108 - its owner and mode are looked at
 
 
 def _make_private(folder: Path) -> None:
