@@ -97,6 +97,8 @@ class RemoteEngine(ABC):
         self._reach = reach
         self._starting: dict[tuple[str, int], tuple[int, float]] = {}
         """By attempt and incarnation: how often it was started, and when it may be again (monotonic)."""
+        self._suspended: set[tuple[str, str]] = set()
+        """Attempts and nodes of shares that were so when they were looked at last."""
         self._guard = anyio.Lock()
 
     @abstractmethod
@@ -198,18 +200,15 @@ class RemoteEngine(ABC):
 
     def reached(self, nodes: Collection[NodeFacts]) -> list[NodeFacts]:
         """As the cluster lists them; those that cannot be reached from here are not alive. A cluster may take
-        minutes to notice a cut, and may not be cut off itself.
+        minutes to notice a cut, and may not be cut off itself. What is suspended is silent, and says nothing.
         """
         now, silences = self._clock.monotonic(), dict[str, float]()
         for share in self.desk.shares():
-            if share.outcome is None and share.taken is not None:
+            if share.outcome is None and share.taken is not None and _place(share) not in self._suspended:
                 heard_at = self._opened_at if share.heard_at is None else share.heard_at
                 node = share.order.node
                 silences[node] = min(silences.get(node, now - heard_at), now - heard_at)
-        return [
-            _unreached(facts, silences[facts.name]) if silences.get(facts.name, 0.0) >= SILENT_S else facts
-            for facts in nodes
-        ]
+        return [_unreached(facts) if silences.get(facts.name, 0.0) >= SILENT_S else facts for facts in nodes]
 
     def native_id(self, attempt_id: str) -> str:
         return f"{self.name}:{attempt_id}"
@@ -343,6 +342,10 @@ class RemoteEngine(ABC):
             is_queued = glimpse.stage in (Stage.QUEUED, Stage.AWAY)
             return self._observation(share, Sight.PENDING, glimpse.raw, is_queued=is_queued)
         is_heard = silence_s is not None and silence_s < HEARD_S
+        if glimpse.stage is Stage.SUSPENDED:
+            self._suspended.add(_place(share))
+        else:
+            self._suspended.discard(_place(share))
         if is_heard or glimpse.stage is Stage.SUSPENDED:
             return self._observation(share, Sight.ALIVE, "its keeper speaks" if is_heard else glimpse.raw)
         return self._observation(share, Sight.UNKNOWN, f"its keeper is silent; {glimpse.raw}")
@@ -365,8 +368,8 @@ class RemoteEngine(ABC):
         )
 
 
-def _unreached(facts: NodeFacts, silence_s: float) -> NodeFacts:
-    told = f"what runs there was not heard from for {silence_s:.0f} s"
+def _unreached(facts: NodeFacts) -> NodeFacts:
+    told = f"what runs there was not heard from for {SILENT_S:.0f} s"
     return msgspec.structs.replace(facts, is_alive=False, remarks=(*facts.remarks, told))
 
 

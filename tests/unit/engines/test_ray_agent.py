@@ -179,9 +179,39 @@ def test_a_key_is_a_name_and_no_path(site: Site, key: str) -> None:
 
 def test_a_place_that_others_can_change_is_refused(site: Site) -> None:
     site.root.chmod(0o777)
-    with pytest.raises(PermissionError):
-        site.start()
+    for ask in (site.start, site.look, lambda: site.agent.end(str(site.root), [KEY])):
+        with pytest.raises(PermissionError):
+            ask()
     site.root.chmod(0o700)
+
+
+def test_no_keeper_is_started_while_what_is_left_of_another_is_ended(site: Site) -> None:
+    told = site.start()
+    record = json.loads(site.record_file.read_text())
+    os.kill(told["pid"], signal.SIGKILL)
+    until(lambda: not is_alive(told["pid"]))
+    go = site.root / "go"
+    waits = f'while [ ! -e "{go}" ]; do sleep 0.01; done'
+    site.record_file.write_text(json.dumps({**record, "bury": ["/bin/sh", "-c", waits]}))
+    assert site.look()["state"] == "gone"
+    with pytest.raises(OSError, match="ask again"):
+        site.start()
+    go.touch()
+    until(lambda: site.look()["state"] == "over")
+    assert site.start()["is_new"]
+
+
+def test_the_burial_of_one_keeper_says_nothing_about_the_next(site: Site) -> None:
+    told = site.start(bury_code=0)
+    os.kill(told["pid"], signal.SIGKILL)
+    until(lambda: site.look()["state"] == "over")
+    over = site.record_file.with_name("over")
+    before = over.read_text()
+    again = site.start(bury_code=1)
+    over.write_text(before)  # as if it had come late
+    os.kill(again["pid"], signal.SIGKILL)
+    until(lambda: not is_alive(again["pid"]))
+    until(lambda: site.look()["state"] == "gone" and site.num_burials() >= 3)
 
 
 def test_facts_are_those_of_this_machine(site: Site) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -118,3 +121,39 @@ def test_a_python_without_ray_is_said_as_such(paper: Paper) -> None:
     with pytest.raises(SpecError) as told:
         paper.client.nodes()
     assert "shoal[ray]" in (told.value.hint or "")
+
+
+HALF = "import sys\nsys.stdin.readline()\nsys.stdout.write('{\"ready')\n"
+
+
+def test_a_bridge_that_ends_in_the_middle_of_a_line_is_known_to_have_ended(paper: Paper) -> None:
+    paper.write(HALF)
+    with pytest.raises(EngineUnreachable, match="the bridge ended"):
+        paper.client.nodes()
+
+
+def test_who_has_little_patience_does_not_wait_for_a_ray_that_is_not_found(
+    paper: Paper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = threading.Event()
+
+    def find() -> tuple[str, Path]:
+        found.wait()
+        return "h:1", Path("/token")
+
+    monkeypatch.setattr(paper.client, "_find", find)
+    monkeypatch.setattr(paper.client, "_patience_s", 0.05)
+    with pytest.raises(EngineUnreachable, match="being looked for"):
+        paper.client.nodes()
+    found.set()
+    monkeypatch.setattr(paper.client, "_patience_s", None)
+    assert paper.client.nodes()["verb"] == "nodes"
+
+
+def test_a_bridge_that_takes_nothing_is_killed_too(paper: Paper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "SLACK_S", 0.2)
+    monkeypatch.setattr(client_module, "WITHIN_S", 0.0)
+    os.kill(int(paper.client.version()["python"]), signal.SIGSTOP)
+    with pytest.raises(EngineUnreachable):
+        paper.client.end({"n": ["x" * 1000] * 1000})
+    assert paper.client.nodes()["verb"] == "nodes"

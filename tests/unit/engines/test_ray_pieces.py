@@ -67,6 +67,12 @@ def test_a_node_is_what_ray_and_its_agent_say() -> None:
     assert node.facts.labels == {"rack": "leaf", "hostname": "box"}
 
 
+@pytest.mark.parametrize("devices", ["GPU-1b2c,GPU-2d3e", "MIG-1,MIG-2", "3"])
+def test_devices_by_other_names_are_not_offered(devices: str) -> None:
+    [node] = parse_nodes(answer(row(), **{"a" * 8: facts(devices=devices)}))
+    assert node.facts.gpus == ()
+
+
 def test_devices_have_the_drivers_numbers() -> None:
     [node] = parse_nodes(answer(row(), **{"a" * 8: facts(devices="2,5")}))
     assert [gpu.index for gpu in node.facts.gpus] == [2, 5]

@@ -10,7 +10,7 @@ import pytest
 from shoal.engines.base import Sight, Submission
 from shoal.engines.desk import DeskShare
 from shoal.engines.fake import VirtualClock
-from shoal.engines.remote import HEARD_S, SILENT_S, Glimpses, Reach, RemoteEngine
+from shoal.engines.remote import HEARD_S, SILENT_S, Glimpse, Glimpses, Reach, RemoteEngine, Stage
 from shoal.errors import EngineUnreachable
 from shoal.model.node import NodeFacts
 from shoal.wire import Order, Summons
@@ -28,6 +28,7 @@ class Lent(RemoteEngine):
     def __init__(self, home: Path, clock: VirtualClock) -> None:
         super().__init__(home, clock=clock, reach=Reach(urls=("https://login:1",), ca="ca"))
         self.ended: list[str] = []
+        self.seen: Glimpses = {}
 
     async def start(self, summons: Summons, orders: tuple[Order, ...]) -> None:
         return
@@ -35,7 +36,7 @@ class Lent(RemoteEngine):
     async def look(self, shares: Collection[DeskShare]) -> Glimpses:
         if self.is_away:
             raise EngineUnreachable("squeue: unable to contact slurm controller")
-        return {}
+        return self.seen
 
     async def end(self, attempt_id: str) -> None:
         self.ended.append(attempt_id)
@@ -120,3 +121,17 @@ async def test_a_node_that_nobody_was_heard_from_for_long_takes_no_work_whatever
     assert silent.remarks == ("what runs there was not heard from for 45 s",)
     engine.desk.take(fetch("one"))
     assert [node.is_alive for node in await engine.nodes()] == [True, True]
+
+
+async def test_a_node_whose_work_is_suspended_is_not_called_silent_for_that(
+    engine: Lent, clock: VirtualClock
+) -> None:
+    engine.desk.take(fetch("one"))
+    engine.seen = {("att_1", ORDER.node): Glimpse(stage=Stage.SUSPENDED, raw="SUSPENDED")}
+    clock.advance(SILENT_S)
+    [seen] = await engine.list_owned()
+    assert seen.sight is Sight.ALIVE
+    assert [node.is_alive for node in await engine.nodes()] == [True, True]
+    engine.seen = {("att_1", ORDER.node): Glimpse(stage=Stage.RUNNING, raw="RUNNING")}
+    await engine.list_owned()
+    assert [node.is_alive for node in await engine.nodes()] == [False, True]

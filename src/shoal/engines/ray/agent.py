@@ -14,6 +14,7 @@ import re
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -90,6 +91,8 @@ class Agent:
         """
         with self._guard:
             folder = _folder(root, key)
+            if folder in self._burying:
+                raise OSError("what is left of the keeper before it is being ended; ask again")
             record = _record(folder)
             if record is not None and _lives(record) is True:
                 return {"pid": record["pid"], "is_new": False}
@@ -145,14 +148,14 @@ class Agent:
             return {**told, "state": "running"}
         if record["boot"] != _boot_id():
             return {**told, "state": "over", "said": "the machine was restarted since"}
-        if not os.path.exists(f"{folder}/over"):
+        if not _is_over(folder, record):
             self._bury(folder, record)
-        return {**told, "state": "over" if os.path.exists(f"{folder}/over") else "gone"}
+        return {**told, "state": "over" if _is_over(folder, record) else "gone"}
 
     def _bury(self, folder: str, record: dict[str, Any]) -> None:
         """The keeper is gone: see that nothing of its share runs. On a thread; asked again, it is one."""
         with self._guard:
-            if folder in self._burying:
+            if folder in self._burying or _record(folder) != record:  # another was started meanwhile
                 return
             self._burying.add(folder)
         threading.Thread(target=self._bury_now, args=(folder, record), daemon=True).start()
@@ -171,8 +174,8 @@ class Agent:
                     check=False,
                 )
             if done.returncode == 0:
-                with open(f"{folder}/over", "wb"):
-                    pass
+                with open(f"{folder}/over", "w", encoding="ascii") as file:
+                    file.write(_mark(record))
         except (OSError, subprocess.TimeoutExpired) as error:
             sys.stderr.write(f"shoal agent: {folder} is not over yet: {error}\n")
         finally:
@@ -180,7 +183,7 @@ class Agent:
                 self._burying.discard(folder)
 
     def _sweep(self, root: str) -> None:
-        """Remove records of what has long been over."""
+        """Remove records of keepers that have long been gone."""
         now = time.time()
         with self._guard:
             if now - self._swept_at < KEPT_S / 24:
@@ -188,13 +191,23 @@ class Agent:
             self._swept_at = now
         place = _place(root)
         for name in os.listdir(place) if os.path.isdir(place) else ():
+            folder = f"{place}/{name}"
+            record = _record(folder)
+            if record is None or _lives(record) is not False:
+                continue
             with contextlib.suppress(FileNotFoundError):
-                if now - os.stat(f"{place}/{name}/over").st_mtime > KEPT_S:
-                    shutil.rmtree(f"{place}/{name}", ignore_errors=True)
+                if now - os.stat(f"{folder}/errors").st_mtime > KEPT_S:
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _place(root: str) -> str:
-    return f"{root or f'/tmp/shoal-{os.getuid()}'}/ray"  # noqa: S108 - its owner and mode are looked at
+    """`PermissionError` for one that is somebody else's: what lies there would be believed."""
+    root = root or f"/tmp/shoal-{os.getuid()}"  # noqa: S108 - its owner and mode are looked at
+    with contextlib.suppress(FileNotFoundError):
+        facts = os.lstat(root)
+        if facts.st_uid != os.getuid() or facts.st_mode & 0o022 or not stat.S_ISDIR(facts.st_mode):
+            raise PermissionError(f"{root} is not a directory that only user {os.getuid()} can change")
+    return f"{root}/ray"
 
 
 def _folder(root: str, key: str) -> str:
@@ -207,9 +220,7 @@ def _make(folder: str) -> None:
     """For this user alone; `PermissionError` for a place that is somebody else's."""
     root = os.path.dirname(os.path.dirname(folder))
     os.makedirs(root, mode=0o700, exist_ok=True)
-    facts = os.lstat(root)
-    if facts.st_uid != os.getuid() or facts.st_mode & 0o022 or os.path.islink(root):
-        raise PermissionError(f"{root} is not a directory that only user {os.getuid()} can change")
+    _place(root)  # whoever made it
     os.makedirs(folder, mode=0o700, exist_ok=True)
 
 
@@ -220,6 +231,20 @@ def _record(folder: str) -> dict[str, Any] | None:
             return record
     except FileNotFoundError:
         return None
+
+
+def _mark(record: dict[str, Any]) -> str:
+    """Of that very process."""
+    return f"{record['boot']} {record['pid']} {record['ticks']}"
+
+
+def _is_over(folder: str, record: dict[str, Any]) -> bool:
+    """Whether nothing of this keeper's share runs; what was written of one before it says nothing."""
+    try:
+        with open(f"{folder}/over", encoding="ascii") as file:
+            return file.read() == _mark(record)
+    except FileNotFoundError:
+        return False
 
 
 def _lives(record: dict[str, Any]) -> bool | None:

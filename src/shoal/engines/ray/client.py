@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import subprocess
 import threading
 from collections.abc import Callable
@@ -42,8 +43,8 @@ BRIDGE = Path(agent.__file__).with_name("bridge.py")
 class RayClient:
     """Blocking; safe to use from threads. `EngineUnreachable`: Ray could not be asked.
 
-    Who asks first waits until Ray is found. Later, while it is away, nobody waits for long: a bridge is
-    started beside, again and again, and every question meanwhile is answered at once.
+    Who asks first waits until Ray is found, or for its patience. Later, while it is away, nobody waits for
+    long: a bridge is started beside, again and again, and every question meanwhile is answered at once.
     """
 
     def __init__(
@@ -54,16 +55,18 @@ class RayClient:
         log_file: Path,
         find: Callable[[], tuple[str, Path]],
         is_passing: bool = False,
+        patience_s: float | None = None,
         clock: Clock | None = None,
     ) -> None:
         """`find`: the address and the token file, once before each start of a bridge; may start a Ray.
-        `is_passing`: agents that it makes end with it.
+        `is_passing`: agents that it makes end with it. `patience_s`: how long the first question waits.
         """
         self._config = config
         self._namespace = namespace
         self._log_file = log_file
         self._find = find
         self._is_passing = is_passing
+        self._patience_s = patience_s
         self._clock = clock or SystemClock()
         self._guard = threading.Lock()
         self._bridge: _Bridge | None = None
@@ -127,7 +130,7 @@ class RayClient:
                     raise EngineUnreachable(self._last or "closed", hint="shoal doctor")
                 self._starting = Future()
                 threading.Thread(target=self._connect, args=(self._starting,), daemon=True).start()
-            starting, patience_s = self._starting, AGAIN_S if self._has_connected else None
+            starting, patience_s = self._starting, AGAIN_S if self._has_connected else self._patience_s
         try:
             return starting.result(patience_s)
         except Late:
@@ -199,7 +202,9 @@ class _Bridge:
             ) from error
         self.version: dict[str, str] = {}
         self.is_broken = False
-        self._guard = threading.Lock()
+        self._guard, self._writing = threading.Lock(), threading.Lock()
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
         self._number = 0
         self._waiting: dict[int, Future[dict[str, Any]]] = {}
         self._reader = threading.Thread(target=self._read, name="ray-bridge", daemon=True)
@@ -252,21 +257,28 @@ class _Bridge:
 
     def _write(self, told: dict[str, Any]) -> None:
         assert self._process.stdin is not None
+        left = memoryview(json.dumps(told).encode() + b"\n")
         try:
-            with self._guard:
-                self._process.stdin.write(json.dumps(told).encode() + b"\n")
-                self._process.stdin.flush()
+            with self._writing:
+                pipe = self._process.stdin.fileno()
+                while left and not self.is_broken:
+                    # One that was stopped takes no more than a pipe holds: nobody waits for that for ever.
+                    if not select.select([], [pipe], [], SLACK_S)[1]:
+                        self.is_broken = True
+                    with contextlib.suppress(BlockingIOError):
+                        left = left[os.write(pipe, left) :]
         except (OSError, ValueError):
             self.is_broken = True  # who waits is told by the reader
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            told = json.loads(line)
-            with self._guard:
-                waiting = self._waiting.pop(told.get("id", 0), None)
-            if waiting is not None:
-                waiting.set_result(told)
+        with contextlib.suppress(ValueError):  # half a line, or no pipe any more: it has ended
+            for line in self._process.stdout:
+                told = json.loads(line)
+                with self._guard:
+                    waiting = self._waiting.pop(told.get("id", 0), None)
+                if waiting is not None:
+                    waiting.set_result(told)
         self.is_broken = True
         with self._guard:
             left, self._waiting = list(self._waiting.values()), {}

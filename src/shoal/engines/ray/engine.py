@@ -24,6 +24,8 @@ from shoal.model.node import NodeFacts
 from shoal.wire import Order, Summons
 
 T = TypeVar("T")
+PATIENCE_S = 5.0
+"""How long a question waits for a Ray that is not found: nobody else may wait for it."""
 NODES_S = 2.0
 """How old an answer about nodes may be."""
 
@@ -52,6 +54,7 @@ class RayEngine(RemoteEngine):
             namespace=namespace_of(reach),
             log_file=home / "logs" / "ray-bridge.log",
             find=finder(config, home),
+            patience_s=PATIENCE_S,
         )
         self._nodes: dict[str, RayNode] = {}
         self._nodes_at = -NODES_S
@@ -80,16 +83,17 @@ class RayEngine(RemoteEngine):
 
     async def look(self, shares: Collection[DeskShare]) -> Glimpses:
         await self._refresh()
+        nodes = self._nodes  # somebody else may ask anew while we wait
         asked: dict[str, list[str]] = {}
         for share in shares:
-            node = self._nodes.get(share.order.node)
+            node = nodes.get(share.order.node)
             if node is not None:
                 asked.setdefault(node.node_id, []).append(_key(share.order))
         answers = await self._ask(lambda: self._client.look(asked)) if asked else {}
         found: Glimpses = {}
         for share in shares:
             order = share.order
-            node = self._nodes.get(order.node)
+            node = nodes.get(order.node)
             if node is None:
                 found[order.attempt_id, order.node] = unseen(f"Ray has no node {order.node} now")
             elif node.node_id in answers["failed"]:
@@ -104,6 +108,7 @@ class RayEngine(RemoteEngine):
         return found
 
     async def end(self, attempt_id: str) -> None:
+        await self._refresh()
         asked: dict[str, list[str]] = {}
         for share in self.desk.find(attempt_id).values():
             node = self._nodes.get(share.order.node)

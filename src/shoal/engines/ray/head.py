@@ -66,9 +66,9 @@ class Head:
     def ensure(self) -> str:
         """Its address. `EngineUnreachable`: it could not be started, in its own words."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._make_token()
         with (self._folder / "lock").open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            self._make_token()
             record = self._read()
             if record is None or not (is_alive(record) and answers(record.port)):
                 if record is not None:

@@ -87,12 +87,16 @@ def _node(row: Mapping[str, Any], facts: Mapping[str, Any] | None, failed: str) 
 
 
 def _gpus(resources: Mapping[str, float], devices: str | None) -> tuple[Gpu, ...]:
-    """As many as Ray counts, numbered as the driver does: a raylet may have been given some of them."""
+    """As many as Ray counts, numbered as the driver does: a raylet may have been given some of them. None of
+    those that it was given by other names, or in another number: they could be somebody else's.
+    """
     count = int(resources.get("GPU", 0))
     kinds = [name.removeprefix(ACCELERATOR) for name in resources if name.startswith(ACCELERATOR)]
     given = [part.strip() for part in (devices or "").split(",") if part.strip()]
     is_numbered = len(given) == count and all(part.isdigit() for part in given)
-    numbers = [int(part) for part in given] if is_numbered else list(range(count))
+    if given and not is_numbered:
+        return ()
+    numbers = [int(part) for part in given] if given else list(range(count))
     return tuple(Gpu(index=number, kind=kinds[0] if kinds else "GPU") for number in numbers)
 
 
