@@ -430,6 +430,9 @@ class Summons(msgspec.Struct, frozen=True, kw_only=True):
     """The variable in which the cluster says which devices it gave; empty: those of the order."""
     patience_s: float = 300.0
     """How long to try to get the order."""
+    can_follow: bool = False
+    """Whether a keeper whose supervisor was lost may take the order for the share in its place: it has a place
+    on the node, which the cluster would give to nobody else of this attempt."""
 
 
 ProcessName = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
@@ -444,6 +447,8 @@ class Fetch(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int = 0
     process: ProcessName
     """Of the one that asks."""
+    after: int | None = None
+    """The incarnation that a keeper which is still there had before: it asks for whichever follows."""
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
@@ -468,6 +473,8 @@ class Dispatch(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float | None = None
     outcome: NodeOutcome | None = None
     """Sent once the desk has the whole log."""
+    will_follow: bool = False
+    """With an outcome: this keeper asks for the order of the share in place of the lost one."""
 
 
 class DispatchAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -477,3 +484,5 @@ class DispatchAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Set when the share is to end."""
     is_recorded: bool = False
     """The outcome is on the control plane's disk: nobody needs the share's files any more."""
+    control_urls: tuple[str, ...] = ()
+    """All control planes known now, as in `RenewalAnswer`: here the TLS of who answers vouches for them."""

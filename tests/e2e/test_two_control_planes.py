@@ -39,7 +39,7 @@ def database(postgres: PostgresServer) -> str:
 def pair(
     postgres: PostgresServer, database: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TwoPlanes]:
-    with two_planes(tmp_path_factory.mktemp("two"), postgres.url(database)) as made:
+    with two_planes(TwoPlanes(tmp_path_factory.mktemp("two"), postgres.url(database))) as made:
         yield made
 
 

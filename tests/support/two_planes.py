@@ -66,11 +66,11 @@ class OnePlane(RealPlane):
 class TwoPlanes:
     """`first` leads and `second` stands by since the last `settle`."""
 
-    def __init__(self, top: Path, database: str) -> None:
+    def __init__(self, top: Path, database: str, *flags: str, demo: str = "2x2") -> None:
         self.shared = top / "shared"
-        flags = ("--database", database, "--shared", str(self.shared))
-        self.first = OnePlane(top / "first", *flags, demo="2x2")
-        self.second = OnePlane(top / "second", *flags, demo="2x2")
+        flags = ("--database", database, "--shared", str(self.shared), *flags)
+        self.first = OnePlane(top / "first", *flags, demo=demo)
+        self.second = OnePlane(top / "second", *flags, demo=demo)
         self._admin = ""
 
     def settle(self) -> None:
@@ -105,7 +105,8 @@ class TwoPlanes:
         with self.client() as shoal:
             for job in shoal.jobs(status=("queued", "starting", "running", "stopping")):
                 shoal.stop(job["job_id"])
-        self.first.command("down")
+        done = self.first.command("down")
+        assert done.returncode == 0, done.stderr
 
     def _roles(self) -> list[str | None] | None:
         roles = [self.first.role, self.second.role]
@@ -113,8 +114,8 @@ class TwoPlanes:
 
 
 @contextmanager
-def two_planes(top: Path, database: str) -> Iterator[TwoPlanes]:
-    planes = TwoPlanes(top, database)
+def two_planes(planes: TwoPlanes) -> Iterator[TwoPlanes]:
+    """Both up; afterwards nothing of them runs."""
     planes.settle()
     try:
         yield planes

@@ -238,6 +238,7 @@ class FetchBody(BaseModel):
     node: str
     incarnation: int = 0
     process: str
+    after: int | None = None
 
 
 class NoBody(Body):

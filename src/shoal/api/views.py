@@ -565,6 +565,7 @@ class DispatchedView(TypedDict):
     size: int
     stop_grace_s: float | None
     is_recorded: bool
+    control_urls: list[str]
 
 
 class SelfView(TypedDict):

@@ -94,6 +94,11 @@ class Core:
         self.nodes = KnownNodes()
         self.turns = Turns(clock)
 
+    @property
+    def urls_to_tell(self) -> tuple[str, ...]:
+        """What whoever speaks to us is to learn; nothing where there is nobody but us."""
+        return self.control_urls if len(self.control_urls) > 1 else ()
+
     def archive_path(self, digest: str) -> str:
         """Where the snapshot of a workdir is kept; the digest was checked when it came in."""
         return str(Path(self.settings.state_dir) / "archives" / f"{digest}.tar")

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TypeVar
 
 import anyio.to_thread
+import msgspec
 
 from shoal.control.core import Core
 from shoal.control.launch import Starting, load, submission_of
@@ -26,9 +27,9 @@ async def fetch(core: Core, asked: Fetch) -> Assignment:
     starting = await core.store.read(lambda tx: _current(tx, asked))
     submission = submission_of(core, starting)
     share = await _led(core, partial(desk.take, asked))
-    core.leases.heard(asked.attempt_id, asked.node, asked.incarnation)
+    core.leases.heard(asked.attempt_id, asked.node, share.order.incarnation)
     return Assignment(
-        order=share.order,
+        order=msgspec.structs.replace(share.order, control_urls=core.urls_to_tell),
         credentials=submission.credentials[asked.node],
         has_archive=share.order.archive_digest is not None,
     )
@@ -45,7 +46,8 @@ async def archive_for(core: Core, asked: Fetch) -> str:
 
 async def hear(core: Core, told: Dispatch, piece: bytes) -> DispatchAnswer:
     """Keep what the keeper of a share says. The loops look at once when a share began or ended."""
-    return await _led(core, partial(_desk(core).hear, told, piece))
+    answer = await _led(core, partial(_desk(core).hear, told, piece))
+    return msgspec.structs.replace(answer, control_urls=core.urls_to_tell)
 
 
 async def _led(core: Core, work: Callable[[], T]) -> T:
@@ -80,8 +82,10 @@ def _current(tx: Tx, asked: Fetch) -> Starting:
     attempt = found[0].attempt if found else None
     if attempt is None or asked.node not in attempt.nodes_left:
         raise StateError(f"{asked.attempt_id} does not begin on {asked.node}: it has ended, or is to end")
-    if attempt.incarnation(asked.node) != asked.incarnation:
-        now = attempt.incarnation(asked.node)
+    now = attempt.incarnation(asked.node)
+    if asked.after is not None and now <= asked.after:
+        raise NotFound(f"nothing follows incarnation {asked.after} of {asked.attempt_id} on {asked.node} yet")
+    if asked.after is None and now != asked.incarnation:
         raise StateError(
             f"the share of {asked.attempt_id} on {asked.node} is incarnation {now}, not {asked.incarnation}"
         )

@@ -41,8 +41,7 @@ async def renew(core: Core, renewal: Renewal) -> RenewalAnswer:
         await core.meetings.news(renewal.attempt_id, min(renewal.wait_s, MAX_WAIT_S))
         attempt = await _noted(core, renewal)
     told = await _answer(core, attempt, renewal.node)
-    others = core.control_urls if len(core.control_urls) > 1 else ()
-    return msgspec.structs.replace(told, control_urls=others)
+    return msgspec.structs.replace(told, control_urls=core.urls_to_tell)
 
 
 async def _look_first(core: Core, renewal: Renewal) -> None:

@@ -14,7 +14,7 @@ from shoal.control.launch import launch
 from shoal.control.leases import FENCE_MARGIN_S
 from shoal.control.refresh import refresh_nodes
 from shoal.control.replace import record_end
-from shoal.engines.base import Observation, Sight
+from shoal.engines.base import Observation, Sight, SupportsBurial
 from shoal.errors import EngineUnreachable, StoreUnavailable
 from shoal.model.attempt import Attempt, AttemptState, EndReason
 from shoal.model.job import Job
@@ -149,7 +149,9 @@ def _events(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observat
             events.append(NodeEnded(seen.outcome))
         elif seen.sight is Sight.PENDING:
             core.leases.trouble(attempt.attempt_id, node, seen.raw)
-            if seen.is_queued:  # no silence: it cannot begin before it has asked us for its order
+            # No silence: it cannot begin before it has asked us for its order. But others of a group that
+            # runs wait for this one, and what it waits for may be held by them: see REPLACED_S.
+            if seen.is_queued and not _is_awaited(attempt, node):
                 core.leases.heard(attempt.attempt_id, node, seen.incarnation)
         elif seen.sight is Sight.ALIVE:
             core.leases.heard(attempt.attempt_id, node, seen.incarnation)
@@ -160,8 +162,12 @@ def _events(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observat
 
 
 def _may_be_on_its_way(attempt: Attempt, node: str) -> bool:
-    is_new = attempt.state is AttemptState.RUNNING and node in attempt.nodes_to_start
-    return is_new or attempt.state is AttemptState.STARTING
+    return _is_awaited(attempt, node) or attempt.state is AttemptState.STARTING
+
+
+def _is_awaited(attempt: Attempt, node: str) -> bool:
+    """Whether it is to begin in place of a lost share, beside others that live."""
+    return attempt.state is AttemptState.RUNNING and node in attempt.nodes_to_start
 
 
 def _unlisted(core: Core, attempt: Attempt, node: str) -> NodeOutcome:
@@ -305,6 +311,8 @@ async def _tidy(
     try:
         if all(seen.sight is Sight.ENDED for seen in observed.values()):
             await core.engine.forget(attempt_id)
+        elif isinstance(core.engine, SupportsBurial):
+            await core.engine.bury(attempt_id)
         else:
             log.warning("engine.stray", attempt=attempt_id)
             await core.engine.cancel(attempt_id, 0.0)

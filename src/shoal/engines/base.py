@@ -222,6 +222,17 @@ class SupportsNotice(Protocol):
 
 
 @runtime_checkable
+class SupportsBurial(Protocol):
+    """An engine that cannot see for itself that what is silent has ended."""
+
+    async def bury(self, attempt_id: str) -> None:
+        """The end of the whole attempt is recorded, though this engine still lists something of it. May be
+        repeated. What is heard from is stopped; the rest is over, and holds its node no longer.
+        """
+        ...
+
+
+@runtime_checkable
 class SupportsPrune(Protocol):
     """An engine that keeps things of ended attempts on a disk of ours, and can throw them away."""
 

@@ -32,6 +32,8 @@ from shoal.runtime import removal, spool
 from shoal.wire import MAX_OUTCOME_MESSAGE, Dispatch, DispatchAnswer, EndKind, Fetch, NodeOutcome, Order
 
 REMOVAL_S = 0.5
+HEIR_S = 5.0
+"""How long a keeper that is there already has to come for the next order, before another is started."""
 MAX_LOG_SLACK = 1 << 20
 """Beyond the limit of its order, for Shoal's own last lines."""
 
@@ -43,6 +45,8 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     log_base: int = 0
     """Where this share's log begins in the desk's file, which goes on over incarnations."""
+    launch: int = 0
+    """The incarnation that the keeper was started for which has it; that of the share, or one before."""
 
 
 class DeskShare:
@@ -57,10 +61,21 @@ class DeskShare:
         self.outcome: NodeOutcome | None = None
         self.heard_at: float | None = None
         """Monotonic: when its keeper last said something, to this process."""
+        self.booted_at: float | None = None
+        """When its machine was started, by the cluster's own clock, as `mark_boot` was told."""
+        self.will_be_followed = False
+        """Its keeper asks for the order of the share in its place."""
+        self.heir_until: float | None = None
+        """Monotonic: until when somebody who is there already may come for the order."""
 
     @property
     def is_waiting(self) -> bool:
         return self.taken is None and self.outcome is None
+
+    @property
+    def launch(self) -> int:
+        """The incarnation under which the cluster knows it."""
+        return self.order.incarnation if self.taken is None else self.taken.launch
 
     @property
     def is_closed(self) -> bool:
@@ -154,7 +169,10 @@ class Desk:
             draft.rename(place)
             log.unlink(missing_ok=True)
             spool.sync_directory(above)
-            self._attempts[order.attempt_id][order.node] = DeskShare(order, place)
+            before = self._attempts[order.attempt_id].get(order.node)
+            share = self._attempts[order.attempt_id][order.node] = DeskShare(order, place)
+            if before is not None and before.will_be_followed:
+                share.heir_until = self._clock.monotonic() + HEIR_S
         throw_away(old_place, self._trash)
 
     def withdraw(self, attempt_id: str) -> None:
@@ -173,11 +191,12 @@ class Desk:
         """
         with self._guard:
             share = self._attempts.get(asked.attempt_id, {}).get(asked.node)
-            if share is None or share.order.incarnation != asked.incarnation:
+            if share is None or not _is_meant(share.order, asked):
                 raise NotFound(f"no order waits here for {asked.attempt_id} on {asked.node}")
             if share.taken is None and share.outcome is None:
                 base = os.stat(share.files.log).st_size if os.path.exists(share.files.log) else 0  # noqa: PTH110, PTH116
-                self._write_taken(share, asked.process, base)
+                launch = share.order.incarnation if asked.after is None else asked.after
+                self._write_taken(share, asked.process, base, launch)
                 self._end_if_closed(share)
             if share.outcome is not None or share.taken is None or share.taken.process != asked.process:
                 raise StateError(
@@ -212,7 +231,7 @@ class Desk:
             if told.outcome is not None and share.outcome is None and told.offset + len(piece) == size:
                 said = told.outcome.message[:MAX_OUTCOME_MESSAGE]
                 self._end(share, msgspec.structs.replace(told.outcome, message=said))
-                is_news = True
+                share.will_be_followed, is_news = told.will_follow, True
             is_over = share.outcome is not None and told.outcome is None
             stop_s = 0.0 if is_over else share.stop.grace_s if share.stop is not None else None
             answer = DispatchAnswer(
@@ -244,6 +263,12 @@ class Desk:
                 return False  # a deposed control plane may have given it out
             self._end(share, self.end_of(share, kind, message))
             return True
+
+    def mark_boot(self, share: DeskShare, booted_at: float) -> None:
+        """Remember it: a later one means that the machine was restarted since."""
+        with self._guard:
+            spool.durable_write(_boot_file(share.files), repr(booted_at).encode())
+            share.booted_at = booted_at
 
     def bury(self, share: DeskShare, kind: EndKind, message: str) -> None:
         """End a share on evidence that nothing of it runs. What its keeper says later changes nothing."""
@@ -307,9 +332,9 @@ class Desk:
             total, pruned = total - size, pruned + 1
         return pruned
 
-    def _write_taken(self, share: DeskShare, process: str, log_base: int) -> None:
+    def _write_taken(self, share: DeskShare, process: str, log_base: int, launch: int = 0) -> None:
         """Once, for ever. Where a control plane that was deposed meanwhile was quicker, its word stands."""
-        mine = Taken(process=process, at=self._clock.now(), log_base=log_base)
+        mine = Taken(process=process, at=self._clock.now(), log_base=log_base, launch=launch)
         if spool.write_once(share.files.claimed, msgspec.json.encode(mine)):
             share.taken = mine
         else:
@@ -362,6 +387,12 @@ def _identity(one: Order | Dispatch | NodeOutcome) -> tuple[str, int, str, int]:
     return one.attempt_id, one.epoch, one.node, one.incarnation
 
 
+def _is_meant(order: Order, asked: Fetch) -> bool:
+    if asked.after is not None:
+        return order.incarnation > asked.after
+    return order.incarnation == asked.incarnation
+
+
 def _lay(directory: Path, order: Order, archive_path: str | None) -> None:
     directory.mkdir(mode=0o700)
     files = spool.Share(directory)
@@ -387,7 +418,13 @@ def _found(attempt: Path) -> Iterator[DeskShare]:
         share.stop, outcome = spool.read_stop(files), spool.read_outcome(files)
         # One of another incarnation was written late, by a control plane that was deposed.
         share.outcome = outcome if outcome is None or outcome.incarnation == order.incarnation else None
+        with contextlib.suppress(FileNotFoundError):
+            share.booted_at = float(Path(_boot_file(files)).read_bytes())
         yield share
+
+
+def _boot_file(files: spool.Share) -> str:
+    return f"{files.directory}/booted"
 
 
 def _taken(files: spool.Share) -> Taken | None:

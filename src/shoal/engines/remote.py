@@ -33,13 +33,14 @@ log = structlog.get_logger()
 
 HEARD_S = 15.0
 """Who has said something so lately lives: three times as long as a keeper may be quiet."""
-LATE_S = 5.0
-"""How long a keeper may be quiet before the cluster's evidence of its end counts: its last words may be on
-their way."""
+LATE_S = 10.0
+"""How long a keeper may be quiet before the cluster's evidence of its end counts: twice as long as one that
+lives is. Who speaks contradicts it."""
 SILENT_S = 3 * HEARD_S
 """A node that nobody was heard from for so long takes no work. Less than the shortest fence: what is replaced
 because its node is silent goes elsewhere."""
 MAX_STARTS = 6
+MAX_PAUSE_S = 60.0
 FIRST_PORT, NUM_PORTS = 20_000, 10_000
 """Below Linux's ephemeral ports (32768 on), which any outgoing connection may take at any time."""
 
@@ -77,9 +78,21 @@ class Glimpse(msgspec.Struct, frozen=True, kw_only=True):
     """It is certain that nothing of it runs: who answers has looked, or the machine was restarted."""
 
 
+THERE = (Stage.QUEUED, Stage.RUNNING, Stage.SUSPENDED)
+"""The cluster still has what was started."""
 NO_TRACE = Glimpse(raw="the cluster has no trace of it")
 Glimpses = dict[tuple[str, str], Glimpse]
 """By attempt and node."""
+
+
+class Starts(msgspec.Struct):
+    """Of one attempt and incarnation."""
+
+    tried: int = 0
+    done: int = 0
+    """How often the cluster took it."""
+    not_before: float = 0.0
+    """When it may be tried again (monotonic)."""
 
 
 class RemoteEngine(ABC):
@@ -88,6 +101,8 @@ class RemoteEngine(ABC):
     name: str
     can_replace_shares = True
     devices_from = ""
+    can_follow = False
+    """Whether a keeper may take the order in place of a lost one: see `Summons`."""
 
     def __init__(self, home: Path, *, clock: Clock, reach: Reach, term: int = 0) -> None:
         self.desk = Desk(home, clock, term)
@@ -95,8 +110,8 @@ class RemoteEngine(ABC):
         self._clock = clock
         self._opened_at = clock.monotonic()
         self._reach = reach
-        self._starting: dict[tuple[str, int], tuple[int, float]] = {}
-        """By attempt and incarnation: how often it was started, and when it may be again (monotonic)."""
+        self._starting: dict[tuple[str, int], Starts] = {}
+        """By attempt and incarnation."""
         self._suspended: set[tuple[str, str]] = set()
         """Attempts and nodes of shares that were so when they were looked at last."""
         self._guard = anyio.Lock()
@@ -117,6 +132,12 @@ class RemoteEngine(ABC):
     @abstractmethod
     async def end(self, attempt_id: str) -> None:
         """Take back from the cluster what was started for the attempt; keepers are told by the desk."""
+
+    async def take_back(self, attempt_id: str) -> None:
+        """Leave nothing of an attempt that has ended in the cluster's own queue. May be repeated;
+        `EngineUnreachable`: we do not know. Nothing to do where there is no queue.
+        """
+        return
 
     @abstractmethod
     async def nodes(self) -> list[NodeFacts]: ...
@@ -140,14 +161,28 @@ class RemoteEngine(ABC):
         if not shares:
             return
         await self.on_thread(lambda: self.desk.stop(attempt_id, grace_s))
-        # Nobody has begun, and nobody can: no need to wait in a queue. Or it is to end at once, and who has
+        # Nobody has begun, and nobody can: no need to wait in a queue. Or its grace is over, and who has
         # it hears nobody; one that speaks hears it from the desk, and may still hand in the rest of its log.
-        if all(share.taken is None or not share.taken.process for share in shares.values()) or (
-            grace_s <= 0 and any(self._is_deaf(share) for share in shares.values())
+        if all(share.taken is None or not share.taken.process for share in shares.values()) or any(
+            self.is_deaf(share) and self._is_grace_over(share) for share in shares.values()
         ):
             await self.end(attempt_id)
 
-    def _is_deaf(self, share: DeskShare) -> bool:
+    async def bury(self, attempt_id: str) -> None:
+        """The control plane has recorded the end of all of it, by a fence or an operator's word. What nobody
+        was heard from is over here, too; what speaks is stopped.
+        """
+        for share in self.desk.find(attempt_id).values():
+            if self.is_deaf(share):
+                told = "its attempt had ended, and nothing was heard from it since"
+                await self.on_thread(lambda share=share: self.desk.bury(share, EndKind.FENCED, told))  # type: ignore[misc]
+        await self.cancel(attempt_id, 0.0)
+
+    def _is_grace_over(self, share: DeskShare) -> bool:
+        return share.stop is not None and self._clock.now() >= share.stop.at + share.stop.grace_s
+
+    def is_deaf(self, share: DeskShare) -> bool:
+        """Nobody was heard from it for longer than one that lives is quiet."""
         heard_at = self._opened_at if share.heard_at is None else share.heard_at
         return share.outcome is None and self._clock.monotonic() - heard_at >= HEARD_S
 
@@ -173,6 +208,8 @@ class RemoteEngine(ABC):
 
     async def forget(self, attempt_id: str) -> None:
         if is_name(attempt_id):
+            if any(share.outcome is not None for share in self.desk.find(attempt_id).values()):
+                await self.take_back(attempt_id)
             await self.on_thread(lambda: self.desk.forget(attempt_id))
             if not self.desk.find(attempt_id):
                 self._starting = {key: at for key, at in self._starting.items() if key[0] != attempt_id}
@@ -291,7 +328,7 @@ class RemoteEngine(ABC):
         seen = {} if is_new else await self.look(waiting)
         for incarnation in sorted({share.order.incarnation for share in waiting}):
             due = [share for share in waiting if share.order.incarnation == incarnation]
-            if any(self._stage(share, seen) in (Stage.QUEUED, Stage.RUNNING) for share in due):
+            if any(self._stage(share, seen) in THERE or self._has_heir(share) for share in due):
                 continue
             await self._start_one(submission, incarnation, due, seen)
 
@@ -299,31 +336,37 @@ class RemoteEngine(ABC):
         self, submission: Submission, incarnation: int, due: list[DeskShare], seen: Glimpses
     ) -> None:
         key, now = (submission.attempt_id, incarnation), self._clock.monotonic()
-        times, not_before = self._starting.get(key, (0, 0.0))
-        if now < not_before:
+        starts = self._starting.setdefault(key, Starts())
+        if now < starts.not_before:
             return
-        if times >= MAX_STARTS:
+        if starts.done >= MAX_STARTS:
             said = {seen.get(_place(share), NO_TRACE).raw for share in due}
-            told = f"no supervisor fetched the order in {times} tries: {'; '.join(sorted(said))}"
+            told = f"no supervisor fetched the order in {starts.done} tries: {'; '.join(sorted(said))}"
             for share in due:
                 self.desk.close(share, EndKind.LOST, told)
             return
-        self._starting[key] = (times + 1, now + 2.0**times)
+        starts.not_before = now + min(2.0**starts.tried, MAX_PAUSE_S)
+        starts.tried += 1
         summons = Summons(
             attempt_id=submission.attempt_id,
-            urls=self._reach.urls,
+            urls=tuple(dict.fromkeys((*self._reach.urls, *due[0].order.control_urls))),
             ca=self._reach.ca,
             ticket=submission.ticket,
             incarnation=incarnation,
             spool=self._reach.spool,
             devices_from=self.devices_from,
+            can_follow=self.can_follow,
         )
         try:
             await self.start(summons, tuple(share.order for share in due))
         except EngineRefused:
-            if times == 0 and incarnation == 0:
+            if starts.done == 0 and incarnation == 0:
                 await self.on_thread(lambda: self.desk.withdraw(submission.attempt_id))
             raise
+        starts.done += 1  # what was turned away for now is no try
+
+    def _has_heir(self, share: DeskShare) -> bool:
+        return share.heir_until is not None and self._clock.monotonic() < share.heir_until
 
     def _stage(self, share: DeskShare, seen: Glimpses) -> Stage:
         return seen.get(_place(share), NO_TRACE).stage

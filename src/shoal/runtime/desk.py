@@ -15,6 +15,7 @@ import urllib.parse
 import msgspec
 
 from shoal.proof import sign_for
+from shoal.runtime.addresses import MAX_KNOWN
 from shoal.wire import Assignment, Dispatch, DispatchAnswer, Fetch
 
 TIMEOUT_S = 20.0
@@ -58,7 +59,13 @@ class DeskClient:
         body = msgspec.json.encode(told) + b"\n" + piece
         token = sign_for(key, told.attempt_id, told.node, body)
         answer = self._post("/v1/desk/dispatch", token, body, "application/octet-stream")
-        return msgspec.json.decode(answer, type=DispatchAnswer)
+        heard = msgspec.json.decode(answer, type=DispatchAnswer)
+        self.learn(heard.control_urls)
+        return heard
+
+    def learn(self, urls: tuple[str, ...]) -> None:
+        """Of further control planes of the same cluster, to be asked when the others are silent."""
+        self._urls += [url for url in urls if url not in self._urls][: MAX_KNOWN - len(self._urls)]
 
     def _post(self, path: str, token: str, body: bytes, kind: str, save_as: str | None = None) -> bytes:
         """The answer of the first control plane that gives one; it is asked first the next time."""
@@ -100,5 +107,9 @@ class DeskClient:
 def _save(answer: http.client.HTTPResponse, path: str) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with open(fd, "wb") as file:
+        # A body that ends too soon is no error to `http.client`; what is cut off is asked for again.
+        size, wanted = 0, answer.length
         while piece := answer.read(PIECE):
-            file.write(piece)
+            size += file.write(piece)
+    if wanted is None or size != wanted:
+        raise Silent(f"only {size} of {wanted} bytes of the snapshot came")

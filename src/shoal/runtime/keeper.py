@@ -43,6 +43,8 @@ PING_S, LONE_PING_S = 5.0, 1.0
 """How often to say something where there is nothing to say. Who renews a lease hears of a stop there; who
 does not, here alone."""
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.3, 5.0
+FOLLOW_S = 75.0
+"""How long to wait for the order in place of a lost share: a little longer than the control plane tries."""
 DELIVER_S = 60.0
 """How long, at least, the end of a share waits for a control plane that is away; else for the fence."""
 KILL_AFTER_S = 10.0
@@ -63,7 +65,12 @@ def main(arguments: list[str]) -> int:
     except msgspec.DecodeError as error:
         _say(f"no summons came on standard input: {error}")
         return USAGE
-    return Keeper(summons, node).run()
+    keeper = Keeper(summons, node, DeskClient(summons.urls, summons.ca))
+    code = keeper.run()
+    while code == DONE and keeper.lost is not None:
+        keeper = Keeper(summons, node, keeper.client, after=keeper.lost)
+        code = keeper.run()
+    return code
 
 
 class Unfit(Exception):
@@ -73,11 +80,14 @@ class Unfit(Exception):
 class Keeper:
     """Of one share, from its order to the delivery of its end."""
 
-    def __init__(self, summons: Summons, node: str) -> None:
+    def __init__(self, summons: Summons, node: str, client: DeskClient, after: int | None = None) -> None:
+        """`after`: the incarnation whose share was lost here; what follows it is ours, if anything does."""
         self._summons = summons
         self._node = node
         self._clock = BootClock()
-        self._client = DeskClient(summons.urls, summons.ca)
+        self.client = client
+        self.lost: int | None = None
+        """The incarnation of the share, once it was lost beside others, who may go on with another."""
         self._is_asked_to_stop = False
         self._told_size = 0
         self._quiet_until = 0.0
@@ -92,6 +102,7 @@ class Keeper:
             node=node,
             incarnation=summons.incarnation,
             process=os.urandom(16).hex(),
+            after=after,
         )
 
     def run(self) -> int:
@@ -105,14 +116,18 @@ class Keeper:
             _say(f"no order is fetched for {self._fetch.attempt_id}: no place on {self._node}: {error}")
             return NO_ORDER
         found = self._get_order()
+        if found is None and self._fetch.after is not None:
+            return DONE  # the share before this one has ended, and that is recorded
         if found is None:
             return STOPPED if self._is_asked_to_stop else NO_ORDER
         assignment, asked_at = found
+        self._fetch = msgspec.structs.replace(self._fetch, incarnation=assignment.order.incarnation)
         return self._keep(spool.Share(place_of(root, self._fetch)), assignment, asked_at)
 
     def _keep(self, share: spool.Share, assignment: Assignment, asked_at: float) -> int:
         """Nobody else will ever have this order: whatever comes, its end is told."""
         order, credentials = assignment.order, assignment.credentials
+        self.client.learn(order.control_urls)
         try:
             order = self._fitted(order)
             self._prepare(share, order, assignment)
@@ -129,20 +144,26 @@ class Keeper:
 
     def _get_order(self) -> tuple[Assignment, float] | None:
         """The order, and when it was asked for. None: it was not to be had, and standard error says why."""
-        deadline, pause, last = self._clock.monotonic() + self._summons.patience_s, FIRST_BACKOFF_S, ""
+        is_first = self._fetch.after is None
+        patience_s = self._summons.patience_s if is_first else FOLLOW_S
+        deadline, pause, last = (
+            self._clock.monotonic() + patience_s,
+            FIRST_BACKOFF_S if is_first else TURN_S,
+            "",
+        )
         while not self._is_asked_to_stop:
             asked_at = self._clock.monotonic()
             try:
-                return self._client.fetch(self._summons.ticket, self._fetch), asked_at
+                return self.client.fetch(self._summons.ticket, self._fetch), asked_at
             except Refused as error:
                 _say(f"no order for {self._fetch.attempt_id} on {self._node}: {error}")
                 return None
             except (Silent, msgspec.DecodeError) as error:
-                if str(error) != last:
+                if str(error) != last and is_first:
                     last = str(error)
                     _say(f"cannot reach the control plane yet: {last}")
             if self._clock.monotonic() >= deadline:
-                _say(f"gave up: no control plane was reached in {self._summons.patience_s:g} s")
+                _say(f"gave up: no order was to be had in {patience_s:g} s")
                 return None
             time.sleep(pause)
             pause = min(pause * 2, MAX_BACKOFF_S)
@@ -181,7 +202,7 @@ class Keeper:
         deadline, pause = self._clock.monotonic() + self._summons.patience_s, FIRST_BACKOFF_S
         while True:
             try:
-                self._client.fetch_archive(self._summons.ticket, self._fetch, share.archive)
+                self.client.fetch_archive(self._summons.ticket, self._fetch, share.archive)
                 return
             except Silent:
                 if self._is_asked_to_stop or self._clock.monotonic() >= deadline:
@@ -238,10 +259,11 @@ class Keeper:
             offset=offset,
             started_at=None if started is None else started.at,
             outcome=outcome,
+            will_follow=self._will_follow(order, outcome),
         )
         now = self._clock.monotonic()
         try:
-            answer = self._client.tell(credentials.proof_key, told, piece)
+            answer = self.client.tell(credentials.proof_key, told, piece)
         except (Silent, Refused, msgspec.DecodeError) as error:
             if isinstance(error, Refused) and error.is_stale:
                 _say(f"this share is not ours any more: {error}")
@@ -257,6 +279,12 @@ class Keeper:
         if answer.stop_grace_s is not None and outcome is None:
             self._stop(share, answer.stop_grace_s)
         return answer
+
+    def _will_follow(self, order: Order, outcome: NodeOutcome | None) -> bool:
+        """Whether others of the attempt may go on with another share in place of this one, begun here."""
+        is_lost = outcome is not None and outcome.kind is EndKind.LOST
+        may_stay = self._summons.can_follow and not self._is_asked_to_stop and self._grace_s is None
+        return is_lost and may_stay and len(order.nodes) > 1 and order.max_restarts > 0
 
     def _stop(self, share: spool.Share, grace_s: float) -> None:
         """Ask the supervisor to end, as an engine on its own machine would. The shortest grace counts."""
@@ -306,6 +334,8 @@ class Keeper:
             is_rest = _size_of(share.log) <= self._told_size + PIECE
             answer = self._tell(share, order, credentials, outcome if is_rest else None)
             if answer is not None and answer.is_recorded:
+                if self._will_follow(order, outcome):
+                    self.lost = order.incarnation
                 removal.remove(share.directory, timeout_s=DELIVER_S)
                 return DONE
             if answer is None:

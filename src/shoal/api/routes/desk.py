@@ -58,6 +58,7 @@ async def take_dispatch(request: Request, query: Annotated[NoQuery, Query()]) ->
         "size": heard.size,
         "stop_grace_s": heard.stop_grace_s,
         "is_recorded": heard.is_recorded,
+        "control_urls": list(heard.control_urls),
     }
     return answer(view)
 

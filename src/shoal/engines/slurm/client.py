@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import structlog
 
@@ -28,8 +29,24 @@ AWAY = (
     "munge",
 )
 """In the words of a command that could not ask, or did not hear the answer."""
-PASSING = ("temporarily", "accounting/qos policy", "submitjob", "job limit")
-"""In the words of `sbatch`: not now, as long as others or other jobs of ours are in the way."""
+FOR_EVER = (
+    "node configuration is not available",
+    "time limit is invalid",
+    "memory specification can not be satisfied",
+    "invalid generic resource",
+    "cpu count per node",
+    "more processors requested than permitted",
+    "node count specification invalid",
+    "pathname of a file",
+    "script size",
+    "unrecognized option",
+    "invalid numeric value",
+)
+"""In the words of `sbatch`: about the request itself. All else may pass: a partition that is drained,
+associations that are not loaded yet, a node that has just gone, limits on jobs of ours."""
+OTHERS = re.compile(r"(SLURM|SBATCH|SQUEUE|SCANCEL|SINFO|SCONTROL|SRUN)_")
+"""Variables of people, or of a job that we are in, which would change what we ask for and what we see."""
+OURS = frozenset({"SLURM_CONF"})
 NOT_RUN = (126, 127)
 """A shell's exit codes for a command that it could not find or start."""
 
@@ -50,10 +67,10 @@ class SlurmClient:
         code, told, said = self._run(["sbatch", *arguments], script)
         if code == 0:
             return told.strip().partition(";")[0]
-        told = f"sbatch said: {said.strip()}"
-        if code in NOT_RUN or any(words in said.lower() for words in PASSING):
-            raise EngineUnreachable(told, hint="shoal doctor", code=code)
-        raise EngineRefused(told, hint="shoal nodes", code=code)
+        words, told = said.lower(), f"sbatch said: {said.strip()}"
+        if code not in NOT_RUN and any(known in words for known in FOR_EVER):
+            raise EngineRefused(told, hint="shoal nodes", code=code)
+        raise EngineUnreachable(told, hint="shoal doctor", code=code)
 
     def jobs(self) -> str:
         """Every job of this user that Slurm remembers."""
@@ -63,16 +80,23 @@ class SlurmClient:
     def nodes(self) -> str:
         return self._ask(["scontrol", "show", "node", "-o"])
 
+    def config(self) -> str:
+        return self._ask(["scontrol", "show", "config"])
+
+    def partitions(self) -> str:
+        return self._ask(["scontrol", "show", "partition", "-o"])
+
     def topology(self) -> str:
         """Empty where Slurm has no tree of switches."""
         code, told, _ = self._run(["scontrol", "show", "topology", "-o"])
         return told if code == 0 else ""
 
-    def cancel(self, name: str) -> None:
+    def cancel(self, names: Collection[str]) -> None:
         """By name: an id may be somebody else's by now. What is not there is not an error."""
-        code, _, said = self._run(["scancel", "--quiet", f"--name={name}"])
-        if code != 0:
-            log.warning("slurm.scancel_failed", name=name, code=code, said=said.strip())
+        for name in sorted(names):
+            code, _, said = self._run(["scancel", "--quiet", f"--name={name}"])
+            if code != 0:
+                log.warning("slurm.scancel_failed", name=name, code=code, said=said.strip())
 
     def version(self) -> str:
         return self._ask(["sinfo", "--version"]).strip()
@@ -90,10 +114,12 @@ class SlurmClient:
         return told
 
     def _run(self, command: list[str], given: str = "") -> tuple[int, str, str]:
-        words = [*SSH, *self._ssh_options, self._ssh, shlex.join(command)] if self._ssh else command
+        # Dates in UTC: those of the zone that asks are an hour off once a year, and all day over SSH.
+        there = [*SSH, *self._ssh_options, self._ssh, shlex.join(["env", "TZ=UTC", *command])]
+        words, env = there if self._ssh else command, own_environment(os.environ)
         try:
             done = subprocess.run(
-                words, input=given, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+                words, input=given, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=env
             )
         except FileNotFoundError:
             raise EngineUnreachable(
@@ -107,3 +133,9 @@ class SlurmClient:
         if is_away or (self._ssh and done.returncode == SSH_FAILED):
             raise EngineUnreachable(f"{command[0]}: {done.stderr.strip()}", hint="shoal doctor")
         return done.returncode, done.stdout, done.stderr
+
+
+def own_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """What Slurm's commands are run with."""
+    kept = {name: value for name, value in env.items() if name in OURS or not OTHERS.match(name)}
+    return kept | {"TZ": "UTC"}

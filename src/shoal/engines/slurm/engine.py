@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from pathlib import Path
 
@@ -9,17 +10,28 @@ import anyio
 
 from shoal.clock import Clock
 from shoal.engines.desk import DeskShare
-from shoal.engines.remote import Glimpses, Reach, RemoteEngine
+from shoal.engines.remote import Glimpses, Reach, RemoteEngine, Stage
 from shoal.engines.slurm.client import SlurmClient
 from shoal.engines.slurm.config import SlurmConfig
-from shoal.engines.slurm.parse import SlurmNode, parse_jobs, parse_nodes, parse_topology
-from shoal.engines.slurm.render import batch_script, comment, job_name, sbatch_arguments
-from shoal.engines.slurm.states import BOOT_MARGIN_S, OVER, RESTARTED, Job, glimpse
+from shoal.engines.slurm.parse import (
+    SlurmFacts,
+    SlurmNode,
+    parse_config,
+    parse_jobs,
+    parse_nodes,
+    parse_partitions,
+    parse_topology,
+)
+from shoal.engines.slurm.render import batch_script, job_name, job_prefix, num_cpus, sbatch_arguments
+from shoal.engines.slurm.states import BOOT_MARGIN_S, OVER, RESTARTED, SETTLE_S, Job, glimpse, stage_of
 from shoal.model.node import NodeFacts
 from shoal.wire import Order, Summons
 
-JOBS_S, NODES_S = 1.0, 5.0
-"""How old an answer of `squeue` and `scontrol` may be: one for all attempts."""
+JOBS_S, QUIET_S, NODES_S, CONFIG_S = 1.0, 30.0, 10.0, 600.0
+"""How old an answer of `squeue` may be while somebody waits or is silent, and else; of `scontrol` about
+nodes, and about how Slurm is set up. One for all attempts."""
+AGAIN_S = 30.0
+"""Between two `scancel` of the same job."""
 
 
 class SlurmEngine(RemoteEngine):
@@ -27,6 +39,8 @@ class SlurmEngine(RemoteEngine):
 
     name = "slurm"
     devices_from = "CUDA_VISIBLE_DEVICES"
+    can_follow = True
+    """A new job on the same node would wait for the one that the lost share has its place in."""
 
     def __init__(
         self,
@@ -41,11 +55,16 @@ class SlurmEngine(RemoteEngine):
         super().__init__(home, clock=clock, reach=reach, term=term)
         self._config = config
         self._client = client or SlurmClient(config.ssh, config.ssh_options)
-        self._jobs: dict[tuple[str, str], Job] = {}
-        """By name and comment: the newest that is not over, or else the newest."""
-        self._jobs_at = self._nodes_at = -NODES_S
+        self._jobs: dict[str, Job] = {}
+        """By name, which holds the attempt's id: the newest that is not over, or else the newest."""
+        self._jobs_at = self._nodes_at = self._config_at = -math.inf
         self._nodes: dict[str, SlurmNode] = {}
-        self._racks: dict[str, str] | None = None
+        self._racks: dict[str, str] = {}
+        self._facts = SlurmFacts()
+        self._longest: dict[str, str] = {}
+        """By partition: what a job without a limit asks for."""
+        self._cancelled_at: dict[str, float] = {}
+        """By name, monotonic."""
         self._answers_since: dict[tuple[str, int, str], float] = {}
         """By attempt, incarnation and node of a job that is over: since when its node has answered."""
         self._asking = anyio.Lock()
@@ -55,8 +74,11 @@ class SlurmEngine(RemoteEngine):
         folder = Path(self._config.shared) / "slurm"
         # Below /tmp of a node anybody could lay a link with that name.
         output = f"{folder}/{name}.out" if self._config.shared else "/dev/null"
-        arguments = sbatch_arguments(self._config, orders, output)
-        script = batch_script(self._config, summons, len(orders))
+        async with self._asking:
+            await self._refresh_config()
+        longest = self._longest.get(self._config.partition, "")
+        arguments = sbatch_arguments(self._config, orders, output, longest)
+        script = batch_script(self._config, summons, len(orders), num_cpus(orders))
 
         def submit() -> str:
             if self._config.shared:
@@ -66,66 +88,104 @@ class SlurmEngine(RemoteEngine):
         try:
             await self.on_thread(submit)
         finally:
-            self._jobs_at = -NODES_S  # what was seen before is too old now
+            self._jobs_at = -math.inf  # what was seen before is too old now
 
     async def look(self, shares: Collection[DeskShare]) -> Glimpses:
-        await self._refresh()
+        is_quiet = not any(share.is_waiting or self.is_deaf(share) for share in shares)
+        async with self._asking:
+            await self._refresh_jobs(QUIET_S if is_quiet else JOBS_S)
+            await self._refresh_config()
+            await self._refresh_nodes()
         now, seen, watched = self._clock.monotonic(), {}, set()
         for share in shares:
             order = share.order
-            key = order.attempt_id, order.incarnation
-            job = self._jobs.get((job_name(*key), comment(*key)))
+            job = self._jobs.get(job_name(order.attempt_id, share.launch))
             node = self._nodes.get(order.node)
-            rebooted = _has_rebooted(share, node)
+            rebooted = await self._has_rebooted(share, node)
             if job is None:
                 if rebooted:
                     seen[order.attempt_id, order.node] = RESTARTED
                 continue
-            spot = (*key, order.node)
-            if job.state in OVER and node is not None and node.answers:
+            spot = order.attempt_id, order.incarnation, order.node
+            if job.state in OVER and node is not None and node.answers and self._facts.has_cgroups:
                 watched.add(spot)
             since = self._answers_since.setdefault(spot, now) if spot in watched else now
-            seen[order.attempt_id, order.node] = glimpse(job, settled_s=now - since, rebooted=rebooted)
+            is_settled = now - since >= SETTLE_S + self._facts.kill_wait_s
+            seen[order.attempt_id, order.node] = glimpse(job, is_settled=is_settled, rebooted=rebooted)
         self._answers_since = {s: at for s, at in self._answers_since.items() if s in watched}
         return seen
 
     async def end(self, attempt_id: str) -> None:
-        names = {job_name(attempt_id, s.order.incarnation) for s in self.desk.find(attempt_id).values()}
-        for name in sorted(names):
-            await self.on_thread(lambda name=name: self._client.cancel(name))  # type: ignore[misc]
+        shares = self.desk.find(attempt_id).values()
+        names = {job_name(attempt_id, number) for s in shares for number in (s.order.incarnation, s.launch)}
+        await self._cancel(names)
+
+    async def take_back(self, attempt_id: str) -> None:
+        async with self._asking:
+            await self._refresh_jobs(QUIET_S)
+        prefix = job_prefix(attempt_id)
+        await self._cancel(
+            {
+                name
+                for name, job in self._jobs.items()
+                if name.startswith(prefix) and stage_of(job.state) is Stage.QUEUED
+            }
+        )
+
+    async def _cancel(self, names: Collection[str]) -> None:
+        """Not more often than now and then: what does not end by it is asked about again and again."""
+        now = self._clock.monotonic()
+        self._cancelled_at = {name: at for name, at in self._cancelled_at.items() if now - at < AGAIN_S}
+        due = [name for name in names if name not in self._cancelled_at]
+        if due:
+            await self.on_thread(lambda: self._client.cancel(due))
+            self._cancelled_at |= dict.fromkeys(due, now)
 
     async def nodes(self) -> list[NodeFacts]:
         async with self._asking:
+            await self._refresh_config()
             await self._refresh_nodes()
         return self.reached([node.facts for node in self._nodes.values()])
 
-    async def _refresh(self) -> None:
-        async with self._asking:
-            if self._clock.monotonic() - self._jobs_at >= JOBS_S:
-                asked_at = self._clock.monotonic()
-                found = parse_jobs(await self.on_thread(self._client.jobs))
-                self._jobs = {}
-                for job in sorted(found, key=lambda job: (job.is_active, _number(job.job_id))):
-                    self._jobs[job.name, job.comment] = job
-                self._jobs_at = asked_at
-            await self._refresh_nodes()
+    async def _refresh_jobs(self, age_s: float) -> None:
+        if self._clock.monotonic() - self._jobs_at < age_s:
+            return
+        asked_at = self._clock.monotonic()
+        found = parse_jobs(await self.on_thread(self._client.jobs))
+        self._jobs = {}
+        for job in sorted(found, key=lambda job: (job.is_active, _number(job.job_id))):
+            self._jobs[job.name] = job
+        self._jobs_at = asked_at
+
+    async def _refresh_config(self) -> None:
+        if self._clock.monotonic() - self._config_at < CONFIG_S:
+            return
+        self._facts = parse_config(await self.on_thread(self._client.config))
+        self._longest = parse_partitions(await self.on_thread(self._client.partitions))
+        self._racks = parse_topology(await self.on_thread(self._client.topology))
+        self._config_at = self._clock.monotonic()
 
     async def _refresh_nodes(self) -> None:
         if self._clock.monotonic() - self._nodes_at < NODES_S:
             return
-        if self._racks is None:
-            self._racks = parse_topology(await self.on_thread(self._client.topology))
         text = await self.on_thread(self._client.nodes)
         found = parse_nodes(text, self._racks, self._config.partition)
         self._nodes = {node.facts.name: node for node in found}
         self._nodes_at = self._clock.monotonic()
 
+    async def _has_rebooted(self, share: DeskShare, node: SlurmNode | None) -> bool:
+        """Whether the node was started anew since the share was first seen there: nothing outlives that.
 
-def _has_rebooted(share: DeskShare, node: SlurmNode | None) -> bool:
-    """Whether the node was started after the share had begun: nothing outlives that."""
-    if share.taken is None or node is None or node.booted_at is None or not node.answers:
-        return False
-    return node.booted_at > share.taken.at + BOOT_MARGIN_S
+        By two dates of slurmctld's alone: clocks of two machines may be minutes apart.
+        """
+        if share.taken is None or node is None or node.booted_at is None or not node.answers:
+            return False
+        booted_at = node.booted_at
+        if share.booted_at is None:
+            if not self.is_deaf(share):
+                await self.on_thread(lambda: self.desk.mark_boot(share, booted_at))
+            return False
+        return booted_at > share.booted_at + BOOT_MARGIN_S
 
 
 def _number(job_id: str) -> int:

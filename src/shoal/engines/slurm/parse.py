@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import calendar
 import re
 import time
 from itertools import product
@@ -11,11 +12,12 @@ import msgspec
 from shoal.engines.slurm.states import Job
 from shoal.model.node import Gpu, NodeFacts
 
-SQUEUE_FORMAT = "%i|%T|%j|%k|%S|%r"
-DOWN = frozenset(
-    {"DOWN", "FAIL", "FAILING", "FUTURE", "POWERED_DOWN", "POWERING_DOWN", "NOT_RESPONDING", "ERROR"}
-)
+SQUEUE_FORMAT = "%i|%T|%j|%S|%r"
+DOWN = frozenset({"DOWN", "FAIL", "FAILING", "FUTURE", "NOT_RESPONDING", "ERROR"})
+ASLEEP = frozenset({"POWERED_DOWN", "POWERING_DOWN", "POWERING_UP"})
+"""Slurm wakes them for a job: they take work, and tell nothing."""
 CLOSED = frozenset({"DRAIN", "DRAINED", "DRAINING", "MAINT", "RESERVED", "PLANNED_MAINT"})
+DEFAULT_KILL_WAIT_S = 30.0
 _GRES = re.compile(r"gpu(?::(?P<kind>[A-Za-z0-9_.-]+))?:(?P<count>[0-9]+)")
 _FIELD = re.compile(r"(?:^| )([A-Za-z_]+)=")
 _RANGE = re.compile(r"\[([0-9,-]+)\]")
@@ -30,16 +32,23 @@ class SlurmNode(msgspec.Struct, frozen=True, kw_only=True):
     """Its slurmd does, whether or not the node takes work: one that is drained tells what runs there."""
 
 
+class SlurmFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What of its configuration decides what Slurm's word is worth."""
+
+    kill_wait_s: float = DEFAULT_KILL_WAIT_S
+    """From SIGTERM to SIGKILL of what is to end."""
+    has_cgroups: bool = False
+    """Whether it ends all that a job has started: by its control group, whoever forked what."""
+
+
 def parse_jobs(text: str) -> list[Job]:
     """Lines of `squeue` in `SQUEUE_FORMAT`. A reason may hold anything, so it comes last."""
     found = []
     for line in text.splitlines():
-        parts = line.split("|", 5)
-        if len(parts) == 6:
-            job_id, state, name, comment, start, reason = parts
-            found.append(
-                Job(job_id=job_id, state=state, name=name, comment=comment, start=start, reason=reason)
-            )
+        parts = line.split("|", 4)
+        if len(parts) == 5:
+            job_id, state, name, start, reason = parts
+            found.append(Job(job_id=job_id, state=state, name=name, start=start, reason=reason))
     return found
 
 
@@ -62,6 +71,31 @@ def parse_topology(text: str) -> dict[str, str]:
         if fields.get("Level") == "0":
             racks.update(dict.fromkeys(expand(fields.get("Nodes", "")), fields["SwitchName"]))
     return racks
+
+
+def parse_config(text: str) -> SlurmFacts:
+    """Lines `Name = value` of `scontrol show config`."""
+    found = dict(re.findall(r"^(\w+)\s*=\s*(.*?)\s*$", text, flags=re.MULTILINE))
+    wait = re.match(r"[0-9]+", found.get("KillWait", ""))
+    return SlurmFacts(
+        kill_wait_s=float(wait[0]) if wait else DEFAULT_KILL_WAIT_S,
+        has_cgroups=found.get("ProctrackType") == "proctrack/cgroup",
+    )
+
+
+def parse_partitions(text: str) -> dict[str, str]:
+    """What a job without a limit has to ask for, by partition, from `scontrol show partition -o`: the longest
+    there is, where Slurm would give it less by itself. The default one also as `""`.
+    """
+    longest = {}
+    for line in text.splitlines():
+        fields = _fields(line)
+        if "PartitionName" in fields and fields.get("DefaultTime", "NONE") != "NONE":
+            limit = fields.get("MaxTime", "UNLIMITED")
+            longest[fields["PartitionName"]] = limit
+            if fields.get("Default") == "YES":
+                longest[""] = limit
+    return longest
 
 
 def expand(names: str) -> list[str]:
@@ -93,7 +127,9 @@ def _node(
     fields: dict[str, str], partitions: tuple[str, ...], racks: dict[str, str], partition: str
 ) -> SlurmNode:
     name = fields["NodeName"]
-    words = set(re.split(r"[+]", fields.get("State", "").replace("*", "+NOT_RESPONDING")))
+    words = set(fields.get("State", "").replace("*", "+NOT_RESPONDING").split("+"))
+    if words & ASLEEP:
+        words.discard("NOT_RESPONDING")
     said = [fields[key] for key in ("Reason",) if fields.get(key, "(null)") != "(null)"]
     closed = sorted(words & (DOWN | CLOSED))
     features = [f for f in fields.get("ActiveFeatures", "").split(",") if f and f != "(null)"]
@@ -117,7 +153,7 @@ def _node(
         facts=facts,
         booted_at=_moment(fields.get("BootTime", "")),
         partitions=partitions,
-        answers=not words & DOWN,
+        answers=not words & (DOWN | ASLEEP),
     )
 
 
@@ -130,8 +166,8 @@ def _gpus(text: str) -> tuple[Gpu, ...]:
 
 
 def _moment(text: str) -> float | None:
-    """A date of Slurm's, which it prints in the zone of whoever asks; None where it knows none."""
+    """A date of Slurm's, which was asked in UTC; None where it knows none."""
     try:
-        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+        return calendar.timegm(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
     except ValueError:
         return None

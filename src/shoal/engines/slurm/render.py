@@ -17,16 +17,24 @@ TIME_MARGIN_S = 120.0
 EXPORTED = "PATH,LANG,LC_ALL"
 
 
+def job_prefix(attempt_id: str) -> str:
+    return f"shoal-{attempt_id}."
+
+
 def job_name(attempt_id: str, incarnation: int) -> str:
-    return f"shoal-{attempt_id}.{incarnation}"
+    """How we know it again, whatever became of its id and its comment: sites have plugins that write these."""
+    return f"{job_prefix(attempt_id)}{incarnation}"
 
 
 def comment(attempt_id: str, incarnation: int) -> str:
     return f"shoal attempt {attempt_id} incarnation {incarnation}"
 
 
-def sbatch_arguments(config: SlurmConfig, orders: tuple[Order, ...], output: str) -> list[str]:
-    """Exactly what the shares were given, on exactly their nodes.
+def sbatch_arguments(
+    config: SlurmConfig, orders: tuple[Order, ...], output: str, longest: str = ""
+) -> list[str]:
+    """Exactly what the shares were given, on exactly their nodes; `longest`: Slurm's limit for a job that has
+    none of its own.
 
     Not a byte more: a margin for our own processes would leave the last GPU or CPU of a node to nobody.
     """
@@ -43,7 +51,7 @@ def sbatch_arguments(config: SlurmConfig, orders: tuple[Order, ...], output: str
         f"--nodes={len(orders)}",
         f"--nodelist={','.join(order.node for order in orders)}",
         "--ntasks-per-node=1",
-        f"--cpus-per-task={max(math.ceil(order.limits.cpus) for order in orders)}",
+        f"--cpus-per-task={num_cpus(orders)}",
         "--no-requeue",
         "--no-kill",
         "--chdir=/",
@@ -58,7 +66,7 @@ def sbatch_arguments(config: SlurmConfig, orders: tuple[Order, ...], output: str
         "gres": f"gpu:{num_gpus}" if num_gpus else "",
         "time": str(math.ceil((first.time_limit_s + first.grace_s + TIME_MARGIN_S) / 60))
         if first.time_limit_s is not None
-        else "",
+        else longest,
         "partition": config.partition,
         "account": config.account,
         "qos": config.qos,
@@ -66,11 +74,18 @@ def sbatch_arguments(config: SlurmConfig, orders: tuple[Order, ...], output: str
     return [*arguments, *(f"--{name}={value}" for name, value in given.items() if value)]
 
 
-def batch_script(config: SlurmConfig, summons: Summons, num_nodes: int) -> str:
+def num_cpus(orders: tuple[Order, ...]) -> int:
+    """On each node."""
+    return max(math.ceil(order.limits.cpus) for order in orders)
+
+
+def batch_script(config: SlurmConfig, summons: Summons, num_nodes: int, cpus: int) -> str:
     """The summons goes to every task on its standard input: Slurm shows a job's script to its user alone."""
     told = msgspec.json.encode(summons).decode()
     keeper = [config.python, "-P", "-s", "-m", "shoal.runtime.keeper", "$SLURMD_NODENAME"]
     srun = ["srun", f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1"]
+    # Not inherited from the batch job by every version; and how ranks are bound to CPUs is not a keeper's affair.
+    srun += [f"--cpus-per-task={cpus}", "--cpu-bind=none"]
     srun += ["--kill-on-bad-exit=0", "--no-kill", "--wait=0", "--input=all", "--unbuffered"]
     path = f"export PYTHONPATH={shlex.quote(config.python_path)}\n" if config.python_path else ""
     return (

@@ -2,7 +2,8 @@
 
 Slurm has no fence: NODE_FAIL means that slurmctld stopped hearing from slurmd, whose tasks may run on. So no
 word of its own ends a share. That a job is over is evidence only together with a node that answers, for a
-while: its slurmd has by then told what runs there and been told to end what should not.
+while: its slurmd has by then told what runs there and been told to end what should not. And only where Slurm
+knows all that runs there, by control groups: else what a rank had started may outlive the job.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ OVER = frozenset(
 BELIEFS = frozenset({"NODE_FAIL", "BOOT_FAIL"})
 """Over for Slurm, which has not looked."""
 SETTLE_S = 30.0
-"""How long a node must have answered since its job was over, before that is evidence."""
+"""How long a node must have answered since its job was over, beyond Slurm's KillWait, before that is
+evidence."""
 BOOT_MARGIN_S = 60.0
 RESTARTED = Glimpse(raw="Slurm has no trace of it; the node was restarted since", is_over=True)
 """Of a share whose job `squeue` has forgotten: nothing outlives a restart, whoever remembers it."""
@@ -32,7 +34,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str
     state: str
     name: str
-    comment: str
     start: str = ""
     reason: str = ""
 
@@ -57,17 +58,17 @@ def stage_of(state: str) -> Stage:
 def words(job: Job) -> str:
     """Slurm's own reason and estimate, as `squeue` says them."""
     reason = f" ({job.reason})" if job.reason not in ("", "None") else ""
-    start = f", Slurm expects it to start at {job.start}" if job.start not in ("", "N/A") else ""
+    start = f", Slurm expects it to start at {job.start} UTC" if job.start not in ("", "N/A") else ""
     return (
         f"Slurm job {job.job_id} is {job.state}{reason}{start if stage_of(job.state) is Stage.QUEUED else ''}"
     )
 
 
-def glimpse(job: Job, *, settled_s: float, rebooted: bool) -> Glimpse:
-    """`settled_s`: for how long the share's node has answered since the job was over; 0 while it does not.
+def glimpse(job: Job, *, is_settled: bool, rebooted: bool) -> Glimpse:
+    """`is_settled`: the share's node has answered for long enough since the job was over.
 
     `rebooted`: the node was started anew after the share had begun.
     """
-    is_over = rebooted or (job.state in OVER and settled_s >= SETTLE_S)
+    is_over = rebooted or (job.state in OVER and is_settled)
     told = f"{words(job)}; the node was restarted since" if rebooted else words(job)
     return Glimpse(stage=stage_of(job.state), raw=told, is_over=is_over)
