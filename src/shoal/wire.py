@@ -431,8 +431,8 @@ class Summons(msgspec.Struct, frozen=True, kw_only=True):
     patience_s: float = 300.0
     """How long to try to get the order."""
     can_follow: bool = False
-    """Whether a keeper whose supervisor was lost may take the order for the share in its place: it has a place
-    on the node, which the cluster would give to nobody else of this attempt."""
+    """Whether a keeper whose supervisor was lost may take the order for the share in its place: the cluster
+    has given it room on the node, which another would have to wait for."""
 
 
 ProcessName = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]

@@ -172,9 +172,9 @@ class RemoteEngine(ABC):
         """The control plane has recorded the end of all of it, by a fence or an operator's word. What nobody
         was heard from is over here, too; what speaks is stopped.
         """
+        told = "its attempt had ended, and nothing was heard from it since"
         for share in self.desk.find(attempt_id).values():
             if self.is_deaf(share):
-                told = "its attempt had ended, and nothing was heard from it since"
                 await self.on_thread(lambda share=share: self.desk.bury(share, EndKind.FENCED, told))  # type: ignore[misc]
         await self.cancel(attempt_id, 0.0)
 

@@ -10,7 +10,7 @@ import pytest
 from shoal.engines.base import Sight, Submission
 from shoal.engines.desk import DeskShare
 from shoal.engines.fake import VirtualClock
-from shoal.engines.remote import HEARD_S, SILENT_S, Glimpse, Glimpses, Reach, RemoteEngine, Stage
+from shoal.engines.remote import HEARD_S, MAX_PAUSE_S, SILENT_S, Glimpse, Glimpses, Reach, RemoteEngine, Stage
 from shoal.errors import EngineUnreachable
 from shoal.model.node import NodeFacts
 from shoal.wire import Order, Summons
@@ -24,6 +24,7 @@ class Lent(RemoteEngine):
 
     name = "lent"
     is_away = False
+    is_full = False
 
     def __init__(self, home: Path, clock: VirtualClock) -> None:
         super().__init__(home, clock=clock, reach=Reach(urls=("https://login:1",), ca="ca"))
@@ -31,7 +32,8 @@ class Lent(RemoteEngine):
         self.seen: Glimpses = {}
 
     async def start(self, summons: Summons, orders: tuple[Order, ...]) -> None:
-        return
+        if self.is_full:
+            raise EngineUnreachable("sbatch said: job submit limit")
 
     async def look(self, shares: Collection[DeskShare]) -> Glimpses:
         if self.is_away:
@@ -89,9 +91,48 @@ async def test_what_is_to_end_at_once_and_hears_nobody_is_ended_by_the_cluster(
     assert engine.ended == []  # it speaks: it hears of it, and hands in the rest of its log
     clock.advance(HEARD_S)
     await engine.cancel("att_1", 5.0)
-    assert engine.ended == []
-    await engine.cancel("att_1", 0.0)
     assert engine.ended == ["att_1"]
+
+
+async def test_what_has_its_grace_and_hears_nobody_is_ended_by_the_cluster_afterwards(
+    engine: Lent, clock: VirtualClock
+) -> None:
+    engine.desk.take(fetch("one"))
+    await engine.cancel("att_1", 60.0)
+    clock.advance(HEARD_S)
+    await engine.cancel("att_1", 60.0)
+    assert engine.ended == []
+    clock.advance(60.0)
+    await engine.cancel("att_1", 60.0)
+    assert engine.ended == ["att_1"]
+
+
+async def test_what_is_recorded_as_over_and_silent_holds_its_node_no_longer(
+    engine: Lent, clock: VirtualClock, tmp_path: Path
+) -> None:
+    engine.desk.take(fetch("one"))
+    await engine.bury("att_1")
+    [seen] = await engine.list_owned()
+    assert seen.sight is Sight.ALIVE  # it speaks: it is told to stop
+    clock.advance(SILENT_S)
+    assert [node.is_alive for node in await engine.nodes()] == [False, True]
+    await engine.bury("att_1")
+    [seen] = await engine.list_owned()
+    assert seen.sight is Sight.ENDED
+    assert [node.is_alive for node in await engine.nodes()] == [True, True]
+    await engine.forget("att_1")
+    assert await Lent(tmp_path, clock).list_owned() == []
+
+
+async def test_what_is_turned_away_for_now_is_no_try(engine: Lent, clock: VirtualClock) -> None:
+    submission = Submission(attempt_id="att_1", epoch=1, orders=(ORDER,), ticket="t")
+    engine.is_full = True
+    for _ in range(20):
+        clock.advance(MAX_PAUSE_S)
+        with pytest.raises(EngineUnreachable, match="job submit limit"):
+            await engine.submit(submission)
+    [seen] = await engine.list_owned()
+    assert seen.sight is Sight.PENDING
 
 
 async def test_who_was_heard_by_an_earlier_control_plane_has_time_to_speak(

@@ -3,36 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from shoal.engines.base import Sight
 from shoal.engines.fake import VirtualClock
-from shoal.engines.remote import LATE_S, Reach
+from shoal.engines.remote import HEARD_S, LATE_S, Reach
 from shoal.engines.slurm.client import SlurmClient
 from shoal.engines.slurm.config import SlurmConfig
 from shoal.engines.slurm.engine import SlurmEngine
-from shoal.engines.slurm.render import comment, job_name
+from shoal.engines.slurm.render import job_name
 from shoal.engines.slurm.states import SETTLE_S
 from shoal.wire import EndKind, Fetch, Summons
 from tests.unit.engines.test_slurm_pieces import NODE, order
 
 pytestmark = pytest.mark.anyio
-BOOTED_AT = datetime(2026, 11, 16, 18, 11, 18).astimezone().timestamp()
+BOOTED_AT = datetime(2026, 11, 16, 18, 11, 18, tzinfo=UTC).timestamp()
 
 
 class PaperSlurm(SlurmClient):
-    """Remembers no job; its one node was started at BOOTED_AT."""
+    """Remembers no job; its one node was started at BOOTED_AT, until it was `restarted`."""
+
+    proctrack = "cgroup"
+    restarted = False
 
     def jobs(self) -> str:
         return ""
 
     def nodes(self) -> str:
-        return NODE.format(state="IDLE", reason="none")
+        told = NODE.format(state="IDLE", reason="none")
+        return told.replace("2026-11-16T18:11:18", "2026-11-16T19:11:18") if self.restarted else told
 
     def topology(self) -> str:
+        return ""
+
+    def config(self) -> str:
+        return f"KillWait = 30 sec\nProctrackType = proctrack/{self.proctrack}\n"
+
+    def partitions(self) -> str:
         return ""
 
     def submit(self, arguments: Sequence[str], script: str) -> str:
@@ -40,22 +50,46 @@ class PaperSlurm(SlurmClient):
         return "1"
 
 
-@pytest.mark.parametrize(("taken_s", "is_over"), [(-3600.0, True), (3600.0, False)])
-async def test_a_restart_ends_a_share_whose_job_slurm_has_forgotten(
-    tmp_path: Path, taken_s: float, is_over: bool
-) -> None:
-    clock = VirtualClock(BOOTED_AT + taken_s)
+def engine_on(home: Path, clock: VirtualClock, slurm: PaperSlurm) -> SlurmEngine:
     reach = Reach(urls=("https://login:1",), ca="ca")
-    engine = SlurmEngine(tmp_path, clock=clock, reach=reach, config=SlurmConfig(), client=PaperSlurm())
+    return SlurmEngine(home, clock=clock, reach=reach, config=SlurmConfig(), client=slurm)
+
+
+# Dates of two clocks say nothing: what counts is that slurmctld says another one than before.
+@pytest.mark.parametrize("taken_s", [-3600.0, 3600.0])
+async def test_a_restart_ends_a_share_whose_job_slurm_has_forgotten(tmp_path: Path, taken_s: float) -> None:
+    clock, slurm = VirtualClock(BOOTED_AT + taken_s), PaperSlurm()
+    engine = engine_on(tmp_path, clock, slurm)
     engine.desk.add((order(nodes=("n0",)),), None)
     engine.desk.take(Fetch(attempt_id="att_1", node="n0", process="one"))
-    clock.advance(max(LATE_S, 20.0))
     [seen] = await engine.list_owned()
-    assert seen.sight is (Sight.ENDED if is_over else Sight.UNKNOWN)
-    if is_over:
-        assert seen.outcome is not None
-        assert seen.outcome.kind is EndKind.LOST
-        assert "the node was restarted since" in seen.outcome.message
+    assert seen.sight is Sight.ALIVE
+    clock.advance(LATE_S + HEARD_S)
+    [seen] = await engine.list_owned()
+    assert seen.sight is Sight.UNKNOWN
+    slurm.restarted = True
+    engine = engine_on(tmp_path, clock, slurm)  # a control plane that was away meanwhile
+    await engine.list_owned()
+    clock.advance(LATE_S)
+    [seen] = await engine.list_owned()
+    assert seen.outcome is not None
+    assert seen.outcome.kind is EndKind.LOST
+    assert "the node was restarted since" in seen.outcome.message
+
+
+async def test_who_speaks_is_not_buried_whatever_slurm_says_of_its_node(tmp_path: Path) -> None:
+    clock, slurm = VirtualClock(BOOTED_AT), PaperSlurm()
+    engine = engine_on(tmp_path, clock, slurm)
+    engine.desk.add((order(nodes=("n0",)),), None)
+    asked = Fetch(attempt_id="att_1", node="n0", process="one")
+    engine.desk.take(asked)
+    await engine.list_owned()
+    slurm.restarted = True
+    for _ in range(20):
+        clock.advance(5.5)  # as often as a keeper speaks, and a little late
+        [seen] = await engine.list_owned()
+        assert seen.sight is Sight.ALIVE
+        engine.desk.take(asked)
 
 
 @pytest.mark.parametrize("has_shared", [True, False])
@@ -78,27 +112,37 @@ class CancelledJob(PaperSlurm):
     state = ""
 
     def jobs(self) -> str:
-        return f"1|CANCELLED|{job_name('att_1', 0)}|{comment('att_1', 0)}|N/A|None\n"
+        return f"1|CANCELLED|{job_name('att_1', 0)}|N/A|None\n"
 
     def nodes(self) -> str:
         return NODE.format(state=self.state, reason="none")
 
 
 @pytest.mark.parametrize(
-    ("state", "is_over"), [("IDLE", True), ("IDLE+DRAIN", True), ("IDLE*", False), ("DOWN+DRAIN", False)]
+    ("state", "proctrack", "is_over"),
+    [
+        ("IDLE", "cgroup", True),
+        ("IDLE+DRAIN", "cgroup", True),
+        ("IDLE*", "cgroup", False),
+        ("DOWN+DRAIN", "cgroup", False),
+        ("IDLE", "linuxproc", False),
+    ],
 )
 async def test_the_end_of_a_job_is_evidence_where_its_node_answers_whether_or_not_it_takes_work(
-    tmp_path: Path, state: str, is_over: bool
+    tmp_path: Path, state: str, proctrack: str, is_over: bool
 ) -> None:
     clock, slurm = VirtualClock(BOOTED_AT + 3600.0), CancelledJob()
     slurm.state = state
-    reach = Reach(urls=("https://login:1",), ca="ca")
-    engine = SlurmEngine(tmp_path, clock=clock, reach=reach, config=SlurmConfig(), client=slurm)
+    slurm.proctrack = proctrack
+    engine = engine_on(tmp_path, clock, slurm)
     engine.desk.add((order(nodes=("n0",)),), None)
     engine.desk.take(Fetch(attempt_id="att_1", node="n0", process="one"))
     clock.advance(20.0)
     [early] = await engine.list_owned()
     assert early.sight is Sight.UNKNOWN
     clock.advance(SETTLE_S)
+    [seen] = await engine.list_owned()
+    assert seen.sight is Sight.UNKNOWN  # Slurm's KillWait comes on top
+    clock.advance(30.0)
     [seen] = await engine.list_owned()
     assert seen.sight is (Sight.ENDED if is_over else Sight.UNKNOWN)

@@ -9,9 +9,17 @@ import pytest
 
 from shoal.engines.remote import Stage
 from shoal.engines.slurm.config import SlurmConfig, load_config
-from shoal.engines.slurm.parse import expand, parse_jobs, parse_nodes, parse_topology
+from shoal.engines.slurm.parse import (
+    SlurmFacts,
+    expand,
+    parse_config,
+    parse_jobs,
+    parse_nodes,
+    parse_partitions,
+    parse_topology,
+)
 from shoal.engines.slurm.render import batch_script, sbatch_arguments
-from shoal.engines.slurm.states import OVER, SETTLE_S, Job, glimpse
+from shoal.engines.slurm.states import OVER, Job, glimpse
 from shoal.errors import EngineRefused, SpecError
 from shoal.wire import Limits, Order, Summons
 
@@ -51,7 +59,7 @@ def test_what_slurm_is_told_is_the_golden_file() -> None:
     orders = (order(), order(node="n1", node_rank=1))
     summons = Summons(attempt_id="att_1", urls=("https://a:1", "https://b:1"), ca="PEM", ticket="sht_att_1_x")
     arguments = sbatch_arguments(config, orders, "/shared/slurm/%x.out")
-    text = "\n".join(["sbatch", *arguments]) + "\n\n" + batch_script(config, summons, 2)
+    text = "\n".join(["sbatch", *arguments]) + "\n\n" + batch_script(config, summons, 2, 2)
     if os.environ.get("SHOAL_GOLDEN") == "write":
         GOLDEN.mkdir(exist_ok=True)
         (GOLDEN / "two-nodes.txt").write_text(text)
@@ -94,11 +102,11 @@ def test_a_node_that_takes_no_work_says_why(state: str) -> None:
 
 
 def test_jobs_and_switches_are_read() -> None:
-    line = "12|PENDING|shoal-att_1.0|shoal attempt att_1 incarnation 0|2026-11-17T01:00:00|Resources|odd"
+    line = "12|PENDING|shoal-att_1.0|2026-11-17T01:00:00|Resources|odd"
     [job] = parse_jobs(f"{line}\nrubbish\n")
     assert (job.job_id, job.state, job.reason) == ("12", "PENDING", "Resources|odd")
-    assert glimpse(job, settled_s=0.0, rebooted=False).raw == (
-        "Slurm job 12 is PENDING (Resources|odd), Slurm expects it to start at 2026-11-17T01:00:00"
+    assert glimpse(job, is_settled=False, rebooted=False).raw == (
+        "Slurm job 12 is PENDING (Resources|odd), Slurm expects it to start at 2026-11-17T01:00:00 UTC"
     )
     leaf = "SwitchName=s0 Level=0 LinkSpeed=1 Nodes=n[08-10],m1"
     told = f"{leaf}\nSwitchName=top Level=1 LinkSpeed=1 Nodes=n8 Switches=s0\n"
@@ -110,21 +118,17 @@ def test_jobs_and_switches_are_read() -> None:
     "state", ["NODE_FAIL", "BOOT_FAIL", "RUNNING", "SUSPENDED", "PENDING", "SOMETHING_NEW"]
 )
 def test_what_slurm_merely_believes_is_never_evidence(state: str) -> None:
-    job = Job(job_id="1", state=state, name="x", comment="x")
-    assert not glimpse(job, settled_s=1e9, rebooted=False).is_over
+    job = Job(job_id="1", state=state, name="x")
+    assert not glimpse(job, is_settled=True, rebooted=False).is_over
 
 
 def test_an_end_is_evidence_once_the_node_has_answered_for_a_while_or_was_restarted() -> None:
     for state in OVER:
-        job = Job(job_id="1", state=state, name="x", comment="x")
-        assert not glimpse(job, settled_s=SETTLE_S - 1, rebooted=False).is_over
-        assert glimpse(job, settled_s=SETTLE_S, rebooted=False).is_over
-    assert glimpse(
-        Job(job_id="1", state="NODE_FAIL", name="x", comment="x"), settled_s=0.0, rebooted=True
-    ).is_over
-    suspended = glimpse(
-        Job(job_id="1", state="SUSPENDED", name="", comment=""), settled_s=0.0, rebooted=False
-    )
+        job = Job(job_id="1", state=state, name="x")
+        assert not glimpse(job, is_settled=False, rebooted=False).is_over
+        assert glimpse(job, is_settled=True, rebooted=False).is_over
+    assert glimpse(Job(job_id="1", state="NODE_FAIL", name="x"), is_settled=False, rebooted=True).is_over
+    suspended = glimpse(Job(job_id="1", state="SUSPENDED", name=""), is_settled=False, rebooted=False)
     assert suspended.stage is Stage.SUSPENDED
 
 
@@ -134,3 +138,27 @@ def test_a_home_that_is_not_connected_says_what_to_type(tmp_path: Path) -> None:
     (tmp_path / "slurm.json").write_text('{"partitoin": "x"}')
     with pytest.raises(SpecError, match="partitoin"):
         load_config(tmp_path)
+
+
+def test_what_of_its_configuration_decides_what_slurms_word_is_worth() -> None:
+    told = "Configuration data as of now\nKillWait   = 45 sec\nProctrackType  = proctrack/cgroup\n"
+    assert parse_config(told) == SlurmFacts(kill_wait_s=45.0, has_cgroups=True)
+    assert parse_config("ProctrackType = proctrack/pgid\n") == SlurmFacts(kill_wait_s=30.0, has_cgroups=False)
+
+
+def test_a_job_without_a_limit_asks_for_the_longest_where_slurm_would_give_it_less() -> None:
+    told = (
+        "PartitionName=short Default=YES DefaultTime=01:00:00 MaxTime=1-00:00:00 State=UP\n"
+        "PartitionName=long Default=NO DefaultTime=NONE MaxTime=UNLIMITED State=UP\n"
+    )
+    longest = parse_partitions(told)
+    assert longest == {"": "1-00:00:00", "short": "1-00:00:00"}
+    unlimited = order(time_limit_s=None)
+    assert "--time=1-00:00:00" in sbatch_arguments(SlurmConfig(), (unlimited,), "o", longest[""])
+    limited = order(time_limit_s=3600.0, grace_s=0.0)
+    assert "--time=62" in sbatch_arguments(SlurmConfig(), (limited,), "o", longest[""])
+
+
+def test_a_node_that_sleeps_takes_work_and_tells_nothing() -> None:
+    [node] = parse_nodes(NODE.format(state="IDLE+CLOUD+POWERED_DOWN", reason="none"), {}, "")
+    assert (node.facts.is_alive, node.answers) == (True, False)

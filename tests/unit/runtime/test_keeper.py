@@ -9,15 +9,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.runtime import keeper
-from shoal.runtime.desk import Refused
+from shoal.runtime.desk import DeskClient, Refused
 from shoal.runtime.keeper import DONE, NO_ORDER, Keeper
 from shoal.wire import Assignment, Credentials, Dispatch, DispatchAnswer, EndKind, Fetch, Order, Summons
 from tests.unit.engines.test_desk_terms import ORDER
 
 
-class PaperDesk:
+class PaperDesk(DeskClient):
     """Gives one order, whose archive is not to be had, and remembers what it was told."""
+
+    def learn(self, urls: tuple[str, ...]) -> None:
+        """Nobody else is there."""
 
     def __init__(self, order: Order = ORDER, *, has_archive: bool = False) -> None:
         self.assignment = Assignment(
@@ -39,7 +41,6 @@ class PaperDesk:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, desk: PaperDesk, root: Path, devices_from: str = "") -> int:
-    monkeypatch.setattr(keeper, "DeskClient", lambda *_: desk)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     summons = Summons(
         attempt_id="att_1",
@@ -49,7 +50,7 @@ def run(monkeypatch: pytest.MonkeyPatch, desk: PaperDesk, root: Path, devices_fr
         spool=str(root),
         devices_from=devices_from,
     )
-    return Keeper(summons, "n1").run()
+    return Keeper(summons, "n1", desk).run()
 
 
 def the_end(desk: PaperDesk) -> str:
@@ -111,6 +112,6 @@ def test_keepers_supervisor_has_no_standby_for_nobody_there_would_call_it(
     monkeypatch.setenv("GIVEN", "3,5")
     summons = Summons(attempt_id="att_1", urls=("https://a:1",), ca="", ticket="t", devices_from=name)
     order = msgspec.structs.replace(ORDER, has_standby=True, gpu_ids=(0, 1))
-    fitted = Keeper(summons, "n1")._fitted(order)
+    fitted = Keeper(summons, "n1", PaperDesk(order))._fitted(order)
     assert not fitted.has_standby
     assert fitted.gpu_ids == ((3, 5) if name else (0, 1))

@@ -22,7 +22,7 @@ def job_prefix(attempt_id: str) -> str:
 
 
 def job_name(attempt_id: str, incarnation: int) -> str:
-    """How we know it again, whatever became of its id and its comment: sites have plugins that write these."""
+    """How we know it again, whatever became of its id, and of its comment, which plugins of sites rewrite."""
     return f"{job_prefix(attempt_id)}{incarnation}"
 
 
@@ -84,7 +84,7 @@ def batch_script(config: SlurmConfig, summons: Summons, num_nodes: int, cpus: in
     told = msgspec.json.encode(summons).decode()
     keeper = [config.python, "-P", "-s", "-m", "shoal.runtime.keeper", "$SLURMD_NODENAME"]
     srun = ["srun", f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1"]
-    # Not inherited from the batch job by every version; and how ranks are bound to CPUs is not a keeper's affair.
+    # Not every version inherits it; and to which CPUs ranks are bound is not a keeper's affair.
     srun += [f"--cpus-per-task={cpus}", "--cpu-bind=none"]
     srun += ["--kill-on-bad-exit=0", "--no-kill", "--wait=0", "--input=all", "--unbuffered"]
     path = f"export PYTHONPATH={shlex.quote(config.python_path)}\n" if config.python_path else ""
