@@ -122,7 +122,7 @@ class ProcessEngine(RemoteEngine):
     def _spawn(self, summons: bytes, order: Order) -> None:
         errors = (self._home / f"{order.attempt_id}.{order.node}.err").open("ab")
         process = subprocess.Popen(
-            [sys.executable, "-P", "-s", "-m", "shoal.runtime.keeper", order.node],
+            [sys.executable, "-P", "-s", "-m", "shoal.runtime.keep", order.node],
             stdin=subprocess.PIPE,
             stdout=errors,
             stderr=errors,

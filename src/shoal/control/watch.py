@@ -116,7 +116,12 @@ def _should_submit(attempt: Attempt, observed: dict[str, Observation]) -> bool:
         _present(attempt, observed, node)
         for node in (attempt.nodes_left if is_starting else attempt.nodes_to_start)
     ]
-    return any(share is None or _is_pending(share) for share in seen)
+    # One that waits in the cluster's own queue is handed over: asked again for each of hundreds, at every
+    # look, the cluster would say that, and nobody would be watched meanwhile.
+    # But those that run already wait for a lost one's successor for REPLACED_S alone.
+    return any(
+        share is None or (_is_pending(share) and not (share.is_queued and is_starting)) for share in seen
+    )
 
 
 def _present(attempt: Attempt, observed: dict[str, Observation], node: str) -> Observation | None:

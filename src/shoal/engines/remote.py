@@ -152,8 +152,9 @@ class RemoteEngine(ABC):
             await self._take(submission)
         else:
             await self._begin_anew(submission)
-        async with self._guard:
-            await self._start(submission, is_new=is_new)
+        if is_new or await self._due(submission):  # else nobody waits for those who start others
+            async with self._guard:
+                await self._start(submission, is_new=is_new)
         return self.native_id(attempt_id)
 
     async def cancel(self, attempt_id: str, grace_s: float) -> None:
@@ -190,11 +191,10 @@ class RemoteEngine(ABC):
         shares = self.desk.shares()
         open_shares = [share for share in shares if share.outcome is None]
         seen, unseen = await self._glimpses(open_shares)
-        found = []
-        for share in shares:
-            glimpse = seen.get(_place(share), unseen)
-            found.append(await self.on_thread(lambda s=share, g=glimpse: self._seen(s, g)))  # type: ignore[misc]
-        return found
+        # On a thread, as what ends is written down; on one for all, as there may be hundreds.
+        return await self.on_thread(
+            lambda: [self._seen(share, seen.get(_place(share), unseen)) for share in shares]
+        )
 
     async def _glimpses(self, shares: Collection[DeskShare]) -> tuple[Glimpses, Glimpse]:
         """What the cluster says of these, and what goes for the others. While it cannot be asked the desk
@@ -322,15 +322,21 @@ class RemoteEngine(ABC):
 
     async def _start(self, submission: Submission, *, is_new: bool) -> None:
         """Start keepers for orders that nobody has taken, unless the cluster still has what was started."""
+        for incarnation, (due, seen) in (await self._due(submission, is_new=is_new)).items():
+            await self._start_one(submission, incarnation, due, seen)
+
+    async def _due(
+        self, submission: Submission, *, is_new: bool = False
+    ) -> dict[int, tuple[list[DeskShare], Glimpses]]:
+        """By incarnation: shares that nobody has, and nobody is on his way for; and what the cluster says."""
         waiting = [share for share in self.desk.find(submission.attempt_id).values() if share.is_waiting]
-        if not waiting:
-            return
-        seen = {} if is_new else await self.look(waiting)
+        seen = await self.look(waiting) if waiting and not is_new else {}
+        found = {}
         for incarnation in sorted({share.order.incarnation for share in waiting}):
             due = [share for share in waiting if share.order.incarnation == incarnation]
-            if any(self._stage(share, seen) in THERE or self._has_heir(share) for share in due):
-                continue
-            await self._start_one(submission, incarnation, due, seen)
+            if not any(self._stage(share, seen) in THERE or self._has_heir(share) for share in due):
+                found[incarnation] = due, seen
+        return found
 
     async def _start_one(
         self, submission: Submission, incarnation: int, due: list[DeskShare], seen: Glimpses

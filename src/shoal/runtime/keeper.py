@@ -1,6 +1,6 @@
 """Start a supervisor where another machine's engine put us, and be its hands to the control plane.
 
-Started as `python -m shoal.runtime.keeper NODE` with a `Summons` on standard input; NODE may be `$NAME`, a
+Started as `python -m shoal.runtime.keep NODE` with a `Summons` on standard input; NODE may be `$NAME`, a
 variable of the cluster's that holds it. The keeper fetches the order over TLS and forks the supervisor, which
 then runs as it would on the control plane's own machine: a share in a spool on this node's disk. The keeper
 hands in what stands there: the log in pieces, which the disk holds while nobody can be reached, and the
@@ -55,7 +55,7 @@ WORDS = 4000
 def main(arguments: list[str]) -> int:
     """0: the share ended and that is recorded. 3: no order was to be had. 75: its end was not delivered."""
     if len(arguments) != 1:
-        sys.stderr.write("usage: python -m shoal.runtime.keeper NODE < SUMMONS\n")
+        sys.stderr.write("usage: python -m shoal.runtime.keep NODE < SUMMONS\n")
         return USAGE
     node = os.environ.get(arguments[0][1:], "") if arguments[0].startswith("$") else arguments[0]
     kernel.hide_memory()
@@ -418,7 +418,3 @@ def _last_words(path: str) -> str:
 def _say(text: str) -> None:
     sys.stderr.write(f"shoal keeper: {text}\n")
     sys.stderr.flush()
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

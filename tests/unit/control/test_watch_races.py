@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from shoal.control.actor import SHOAL, Actor
-from shoal.engines.base import Submission
+from shoal.engines.base import Observation, Sight, Submission
 from shoal.engines.fake import Act, Verb, always
 from shoal.errors import Bug, StoreUnavailable
 from shoal.model.attempt import Attempt, EndReason
@@ -246,3 +247,27 @@ def test_a_node_that_cannot_be_reached_when_stopping_is_told_at_the_next_look() 
     lab.watch()
     lab.watch()
     assert lab.status(job) == "cancelled"
+
+
+@pytest.mark.parametrize("is_queued", [True, False])
+def test_what_waits_in_the_clusters_own_queue_is_not_handed_over_again(
+    monkeypatch: pytest.MonkeyPatch, is_queued: bool
+) -> None:
+    lab, submitted = Lab(), list[str]()
+    lab.heal()
+    lab.submit()
+    lab.place()
+    look, submit = lab.engine.list_owned, lab.engine.submit
+
+    async def waiting() -> list[Observation]:
+        seen = await look()
+        return [msgspec.structs.replace(one, sight=Sight.PENDING, is_queued=is_queued) for one in seen]
+
+    async def noted(submission: Submission) -> str:
+        submitted.append(submission.attempt_id)
+        return await submit(submission)
+
+    monkeypatch.setattr(lab.engine, "list_owned", waiting)
+    monkeypatch.setattr(lab.engine, "submit", noted)
+    lab.watch()
+    assert bool(submitted) is not is_queued

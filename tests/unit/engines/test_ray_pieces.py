@@ -163,7 +163,7 @@ def test_a_keeper_is_told_everything_but_the_ticket_on_its_command_line() -> Non
     summons = Summons(attempt_id="att_1", urls=("https://c:1",), ca="ca", ticket="swordfish")
     task = keeper_task(config, summons, order())
     node = order().node
-    assert task["command"] == ["/py", "-P", "-s", "-m", "shoal.runtime.keeper", node]
+    assert task["command"] == ["/py", "-P", "-s", "-m", "shoal.runtime.keep", node]
     assert task["bury"][-5:] == ["shoal.runtime.burial", "/var/spool/shoal", "att_1", node, "0"]
     assert "swordfish" in task["summons"]
     assert "swordfish" not in str({**task, "summons": ""})

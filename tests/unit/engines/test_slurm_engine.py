@@ -13,9 +13,10 @@ from shoal.engines.fake import VirtualClock
 from shoal.engines.remote import HEARD_S, LATE_S, Reach
 from shoal.engines.slurm.client import SlurmClient
 from shoal.engines.slurm.config import SlurmConfig
-from shoal.engines.slurm.engine import SlurmEngine
+from shoal.engines.slurm.engine import JOBS_S, SlurmEngine
 from shoal.engines.slurm.render import job_name
 from shoal.engines.slurm.states import SETTLE_S
+from shoal.errors import EngineUnreachable
 from shoal.wire import EndKind, Fetch, Summons
 from tests.unit.engines.test_slurm_pieces import NODE, order
 
@@ -146,3 +147,65 @@ async def test_the_end_of_a_job_is_evidence_where_its_node_answers_whether_or_no
     clock.advance(30.0)
     [seen] = await engine.list_owned()
     assert seen.sight is (Sight.ENDED if is_over else Sight.UNKNOWN)
+
+
+class CountingSlurm(PaperSlurm):
+    """How often it was asked for its jobs; those that `sbatch` gave it wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+        self.is_away = False
+
+    def jobs(self) -> str:
+        self.asked += 1
+        if self.is_away:
+            raise EngineUnreachable("squeue: away")
+        return f"1|PENDING|{job_name('att_1', 0)}|N/A|Priority\n"
+
+
+async def test_squeue_is_asked_once_a_second_however_much_is_submitted_meanwhile(tmp_path: Path) -> None:
+    clock, slurm = VirtualClock(BOOTED_AT), CountingSlurm()
+    engine = engine_on(tmp_path, clock, slurm)
+    engine.desk.add((order(nodes=("n0",)),), None)
+    await engine.list_owned()
+    summons = Summons(attempt_id="att_1", urls=("https://login:1",), ca="ca", ticket="t")
+    for _ in range(5):
+        await engine.start(summons, (order(nodes=("n0",)),))
+        [seen] = await engine.list_owned()
+        assert (slurm.asked, seen.is_queued) == (1, True)
+        assert "squeue has not been asked since" in seen.raw
+        clock.advance(0.1)
+    clock.advance(JOBS_S)
+    [seen] = await engine.list_owned()
+    assert (slurm.asked, seen.is_queued) == (2, True)
+    assert "is PENDING (Priority)" in seen.raw
+
+
+async def test_a_squeue_that_failed_is_not_asked_again_at_once_and_is_not_forgotten(tmp_path: Path) -> None:
+    clock, slurm = VirtualClock(BOOTED_AT), CountingSlurm()
+    engine = engine_on(tmp_path, clock, slurm)
+    engine.desk.add((order(nodes=("n0",)),), None)
+    slurm.is_away = True
+    for _ in range(2):
+        with pytest.raises(EngineUnreachable):
+            await engine.look(engine.desk.shares())
+    assert slurm.asked == 1
+    slurm.is_away = False
+    clock.advance(JOBS_S)
+    assert await engine.look(engine.desk.shares())
+
+
+async def test_a_look_at_one_attempt_leaves_what_is_known_of_the_others(tmp_path: Path) -> None:
+    clock, slurm = VirtualClock(BOOTED_AT + 3600.0), CancelledJob()
+    slurm.state = "IDLE"
+    engine = engine_on(tmp_path, clock, slurm)
+    engine.desk.add((order(nodes=("n0",)),), None)
+    engine.desk.add((order(nodes=("n0",), attempt_id="att_2"),), None)
+    engine.desk.take(Fetch(attempt_id="att_1", node="n0", process="one"))
+    clock.advance(20.0)
+    await engine.list_owned()
+    for _ in range(3):
+        clock.advance((SETTLE_S + 30.0) / 3)
+        await engine.look(engine.desk.find("att_2").values())
+    assert [seen.sight for seen in await engine.list_owned()] == [Sight.ENDED, Sight.PENDING]

@@ -18,7 +18,7 @@ from shoal.engines.slurm.parse import (
     parse_partitions,
     parse_topology,
 )
-from shoal.engines.slurm.render import batch_script, sbatch_arguments
+from shoal.engines.slurm.render import batch_script, sbatch_arguments, sbatch_environment
 from shoal.engines.slurm.states import OVER, Job, glimpse
 from shoal.errors import EngineRefused, SpecError
 from shoal.wire import Limits, Order, Summons
@@ -162,3 +162,8 @@ def test_a_job_without_a_limit_asks_for_the_longest_where_slurm_would_give_it_le
 def test_a_node_that_sleeps_takes_work_and_tells_nothing() -> None:
     [node] = parse_nodes(NODE.format(state="IDLE+CLOUD+POWERED_DOWN", reason="none"), {}, "")
     assert (node.facts.is_alive, node.answers) == (True, False)
+
+
+def test_nothing_of_the_control_planes_environment_goes_to_the_nodes() -> None:
+    environ = {"PATH": "/bin", "LANG": "C", "SLURM_CONF": "/etc/s", "SBATCH_ACCOUNT": "a", "AWS_SECRET": "x"}
+    assert sbatch_environment(environ) == {"PATH": "/bin", "LANG": "C", "SLURM_CONF": "/etc/s"}

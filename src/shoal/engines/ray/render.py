@@ -34,7 +34,7 @@ def keeper_task(config: RayConfig, summons: Summons, order: Order) -> dict[str, 
     python = [config.python, "-P", "-s", "-m"]
     share = [config.spool, order.attempt_id, order.node, str(order.incarnation)]
     return {
-        "command": [*python, "shoal.runtime.keeper", order.node],
+        "command": [*python, "shoal.runtime.keep", order.node],
         "bury": [*python, "shoal.runtime.burial", *share],
         "env": {"PYTHONPATH": config.python_path} if config.python_path else {},
         "summons": msgspec.json.encode(summons).decode(),

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 import structlog
 
 from shoal.engines.slurm.parse import SQUEUE_FORMAT
+from shoal.engines.slurm.render import sbatch_environment
 from shoal.errors import EngineRefused, EngineUnreachable
 
 TIMEOUT_S = 30.0
@@ -64,7 +65,9 @@ class SlurmClient:
         """The job's id. The script goes over standard input. `EngineRefused`: for ever, in Slurm's own words;
         what may pass is `EngineUnreachable`.
         """
-        code, told, said = self._run(["sbatch", *arguments], script)
+        # What an SSH server gives to a command is the login node's own, and little.
+        env = own_environment(os.environ) if self._ssh else sbatch_environment(os.environ)
+        code, told, said = self._run(["sbatch", *arguments], script, env)
         if code == 0:
             return told.strip().partition(";")[0]
         words, told = said.lower(), f"sbatch said: {said.strip()}"
@@ -113,10 +116,16 @@ class SlurmClient:
             )
         return told
 
-    def _run(self, command: list[str], given: str = "") -> tuple[int, str, str]:
-        # Dates in UTC: those of the zone that asks are an hour off once a year, and all day over SSH.
-        there = [*SSH, *self._ssh_options, self._ssh, shlex.join(["env", "TZ=UTC", *command])]
-        words, env = there if self._ssh else command, own_environment(os.environ)
+    def _run(
+        self, command: list[str], given: str = "", env: Mapping[str, str] | None = None
+    ) -> tuple[int, str, str]:
+        """`env`: of the process here, with its zone as it is. Else dates are in UTC: those of the zone of who
+        asks are an hour off once a year, and all day over SSH.
+        """
+        zone = ["env", "TZ=UTC"] if env is None else []
+        there = [*SSH, *self._ssh_options, self._ssh, shlex.join([*zone, *command])]
+        words = there if self._ssh else command
+        env = own_environment(os.environ) | {"TZ": "UTC"} if env is None else env
         try:
             done = subprocess.run(
                 words, input=given, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=env
@@ -137,5 +146,4 @@ class SlurmClient:
 
 def own_environment(env: Mapping[str, str]) -> dict[str, str]:
     """What Slurm's commands are run with."""
-    kept = {name: value for name, value in env.items() if name in OURS or not OTHERS.match(name)}
-    return kept | {"TZ": "UTC"}
+    return {name: value for name, value in env.items() if name in OURS or not OTHERS.match(name)}

@@ -23,13 +23,23 @@ from shoal.engines.slurm.parse import (
     parse_topology,
 )
 from shoal.engines.slurm.render import batch_script, job_name, job_prefix, num_cpus, sbatch_arguments
-from shoal.engines.slurm.states import BOOT_MARGIN_S, OVER, RESTARTED, SETTLE_S, Job, glimpse, stage_of
+from shoal.engines.slurm.states import (
+    BOOT_MARGIN_S,
+    HANDED,
+    OVER,
+    RESTARTED,
+    SETTLE_S,
+    Job,
+    glimpse,
+    stage_of,
+)
+from shoal.errors import EngineUnreachable
 from shoal.model.node import NodeFacts
 from shoal.wire import Order, Summons
 
 JOBS_S, QUIET_S, NODES_S, CONFIG_S = 1.0, 30.0, 10.0, 600.0
-"""How old an answer of `squeue` may be while somebody waits or is silent, and else; of `scontrol` about
-nodes, and about how Slurm is set up. One for all attempts."""
+"""How long after an answer, whoever asks, `squeue` is asked again while somebody waits or is silent, and
+else; `scontrol` about nodes, and about how Slurm is set up. One for all attempts."""
 AGAIN_S = 30.0
 """Between two `scancel` of the same job."""
 
@@ -58,6 +68,9 @@ class SlurmEngine(RemoteEngine):
         self._jobs: dict[str, Job] = {}
         """By name, which holds the attempt's id: the newest that is not over, or else the newest."""
         self._jobs_at = self._nodes_at = self._config_at = -math.inf
+        self._jobs_failed: EngineUnreachable | None = None
+        self._handed: dict[tuple[str, int], float] = {}
+        """By attempt and incarnation: when `sbatch` was done with it, until `squeue` has been asked since."""
         self._nodes: dict[str, SlurmNode] = {}
         self._racks: dict[str, str] = {}
         self._facts = SlurmFacts()
@@ -88,17 +101,21 @@ class SlurmEngine(RemoteEngine):
         try:
             await self.on_thread(submit)
         finally:
-            self._jobs_at = -math.inf  # what was seen before is too old now
+            self._handed[summons.attempt_id, summons.incarnation] = self._clock.monotonic()
 
     async def look(self, shares: Collection[DeskShare]) -> Glimpses:
-        is_quiet = not any(share.is_waiting or self.is_deaf(share) for share in shares)
+        is_news_due = self._handed or self._jobs_failed is not None
+        is_urgent = is_news_due or any(share.is_waiting or self.is_deaf(share) for share in shares)
         async with self._asking:
-            await self._refresh_jobs(QUIET_S if is_quiet else JOBS_S)
+            await self._refresh_jobs(JOBS_S if is_urgent else QUIET_S)
             await self._refresh_config()
             await self._refresh_nodes()
         now, seen, watched = self._clock.monotonic(), {}, set()
         for share in shares:
             order = share.order
+            if (order.attempt_id, share.launch) in self._handed:  # what was seen before is too old
+                seen[order.attempt_id, order.node] = HANDED
+                continue
             job = self._jobs.get(job_name(order.attempt_id, share.launch))
             node = self._nodes.get(order.node)
             rebooted = await self._has_rebooted(share, node)
@@ -112,7 +129,13 @@ class SlurmEngine(RemoteEngine):
             since = self._answers_since.setdefault(spot, now) if spot in watched else now
             is_settled = now - since >= SETTLE_S + self._facts.kill_wait_s
             seen[order.attempt_id, order.node] = glimpse(job, is_settled=is_settled, rebooted=rebooted)
-        self._answers_since = {s: at for s, at in self._answers_since.items() if s in watched}
+        # Of shares that nobody asked about now, it stays: others have asked, and will.
+        asked = {(s.order.attempt_id, s.order.incarnation, s.order.node) for s in shares} - watched
+        self._answers_since = {
+            spot: at
+            for spot, at in self._answers_since.items()
+            if spot not in asked and self.desk.find(spot[0])
+        }
         return seen
 
     async def end(self, attempt_id: str) -> None:
@@ -148,14 +171,25 @@ class SlurmEngine(RemoteEngine):
         return self.reached([node.facts for node in self._nodes.values()])
 
     async def _refresh_jobs(self, age_s: float) -> None:
-        if self._clock.monotonic() - self._jobs_at < age_s:
-            return
+        if self._clock.monotonic() - self._jobs_at >= age_s:
+            await self._ask_for_jobs()
+        if self._jobs_failed is not None:
+            raise self._jobs_failed
+
+    async def _ask_for_jobs(self) -> None:
         asked_at = self._clock.monotonic()
-        found = parse_jobs(await self.on_thread(self._client.jobs))
+        try:
+            found = parse_jobs(await self.on_thread(self._client.jobs))
+        except EngineUnreachable as error:
+            self._jobs_failed = error
+            return
+        finally:
+            self._jobs_at = self._clock.monotonic()
+        self._jobs_failed = None
+        self._handed = {key: at for key, at in self._handed.items() if at >= asked_at}
         self._jobs = {}
         for job in sorted(found, key=lambda job: (job.is_active, _number(job.job_id))):
             self._jobs[job.name] = job
-        self._jobs_at = asked_at
 
     async def _refresh_config(self) -> None:
         if self._clock.monotonic() - self._config_at < CONFIG_S:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Mapping
 
 import msgspec
 
@@ -14,7 +15,7 @@ from shoal.wire import Order, Summons
 END = "SHOAL_SUMMONS_END"
 TIME_MARGIN_S = 120.0
 """Slurm's limit comes after ours: the supervisor stops the job, with its grace, and says why."""
-EXPORTED = "PATH,LANG,LC_ALL"
+EXPORTED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ")
 
 
 def job_prefix(attempt_id: str) -> str:
@@ -28,6 +29,13 @@ def job_name(attempt_id: str, incarnation: int) -> str:
 
 def comment(attempt_id: str, incarnation: int) -> str:
     return f"shoal attempt {attempt_id} incarnation {incarnation}"
+
+
+def sbatch_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What `sbatch` is run with, and hence the keeper: nothing of ours, and nothing that people have set to
+    change what `sbatch` does.
+    """
+    return {name: value for name, value in environ.items() if name in (*EXPORTED, "SLURM_CONF")}
 
 
 def sbatch_arguments(
@@ -57,7 +65,8 @@ def sbatch_arguments(
         "--chdir=/",
         "--open-mode=append",
         f"--output={output}",
-        f"--export={EXPORTED}",
+        # A list of names instead has every node run the user's login shell first, which takes what it takes.
+        "--export=ALL",
     ]
     memory = max((order.limits.memory_bytes or 0 for order in orders), default=0)
     num_gpus = max(len(order.gpu_ids) for order in orders)
@@ -82,7 +91,7 @@ def num_cpus(orders: tuple[Order, ...]) -> int:
 def batch_script(config: SlurmConfig, summons: Summons, num_nodes: int, cpus: int) -> str:
     """The summons goes to every task on its standard input: Slurm shows a job's script to its user alone."""
     told = msgspec.json.encode(summons).decode()
-    keeper = [config.python, "-P", "-s", "-m", "shoal.runtime.keeper", "$SLURMD_NODENAME"]
+    keeper = [config.python, "-P", "-s", "-m", "shoal.runtime.keep", "$SLURMD_NODENAME"]
     srun = ["srun", f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1"]
     # Not every version inherits it; and to which CPUs ranks are bound is not a keeper's affair.
     srun += [f"--cpus-per-task={cpus}", "--cpu-bind=none"]

@@ -24,6 +24,9 @@ SETTLE_S = 30.0
 """How long a node must have answered since its job was over, beyond Slurm's KillWait, before that is
 evidence."""
 BOOT_MARGIN_S = 60.0
+HANDED = Glimpse(
+    stage=Stage.QUEUED, raw="sbatch was run for it a moment ago; squeue has not been asked since"
+)
 RESTARTED = Glimpse(raw="Slurm has no trace of it; the node was restarted since", is_over=True)
 """Of a share whose job `squeue` has forgotten: nothing outlives a restart, whoever remembers it."""
 
