@@ -34,6 +34,8 @@ from shoal.wire import MAX_OUTCOME_MESSAGE, Dispatch, DispatchAnswer, EndKind, F
 REMOVAL_S = 0.5
 HEIR_S = 5.0
 """How long a keeper that is there already has to come for the next order, before another is started."""
+FORGOTTEN = ".forgotten"
+"""Ends the name of what is on its way from live to kept: its logs must not go with other drafts."""
 MAX_LOG_SLACK = 1 << 20
 """Beyond the limit of its order, for Shoal's own last lines."""
 
@@ -108,6 +110,7 @@ class Desk:
         self._numbers = itertools.count(1)
         self._attempts: dict[str, dict[str, DeskShare]] = {}
         self._draft = begin_term(self._draft, self._trash, term)
+        self._sweep()
         for entry in sorted(self._live.iterdir()):
             if is_name(entry.name):
                 self._attempts[entry.name] = {s.order.node: s for s in _found(entry)}
@@ -180,10 +183,12 @@ class Desk:
         with self._guard:
             shares = self._attempts.get(attempt_id, {})
             if shares and all(share.is_waiting for share in shares.values()):
+                held = self._draft / f"{attempt_id}.{next(self._numbers)}"
+                # Into our own place for drafts, here and in `forget`: where that is gone another leads, and
+                # may have given the order out.
+                (self._live / attempt_id).rename(held)
                 del self._attempts[attempt_id]
-                thrown = self._trash / f"{attempt_id}.{next(self._numbers)}"
-                (self._live / attempt_id).rename(thrown)
-                removal.remove(str(thrown), timeout_s=REMOVAL_S)
+                throw_away(held, self._trash)
 
     def take(self, asked: Fetch) -> DeskShare:
         """Give the order to the process that asks. `NotFound`: no such share waits here. `StateError`:
@@ -296,24 +301,25 @@ class Desk:
             shares = self._attempts.get(attempt_id)
             if shares is None or any(share.outcome is None for share in shares.values()):
                 return
-            for share in shares.values():
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(share.files.archive)  # noqa: PTH108
-            with contextlib.suppress(FileNotFoundError):
-                (self._live / attempt_id).rename(self._kept / attempt_id)
+            held, kept = self._draft / f"{attempt_id}{FORGOTTEN}", self._kept / attempt_id
+            (self._live / attempt_id).rename(held)
+            held.rename(kept)
             del self._attempts[attempt_id]
+            for node in shares:
+                Path(spool.Share(kept / node).archive).unlink(missing_ok=True)
 
     def read_log(self, attempt_id: str, node: str, offset: int, limit: int) -> LogChunk:
         """As `Engine.read_log`."""
-        for folder in (self._live, self._kept):
-            directory = folder / attempt_id / node
+        held = self._draft / f"{attempt_id}{FORGOTTEN}"
+        for attempt in (self._live / attempt_id, held, self._kept / attempt_id):
+            directory = attempt / node
             if is_name(attempt_id) and is_name(node) and directory.is_dir():
                 files = spool.Share(directory)
                 is_ended = os.path.exists(files.outcome)  # noqa: PTH110
                 page = read_page(files.log, offset, limit, is_ended=is_ended)
                 if directory.is_dir():
                     return page
-                # Forgotten meanwhile, which happens once: it is in the other place now.
+                # Forgotten meanwhile, which happens once: it is in a later place now.
         return LogChunk(data=b"", next_offset=max(offset, 0), size=0, is_complete=True)
 
     def prune(self, older_than: float, max_bytes: int) -> int:
@@ -331,6 +337,12 @@ class Desk:
             removal.remove(str(entry), timeout_s=REMOVAL_S)
             total, pruned = total - size, pruned + 1
         return pruned
+
+    def _sweep(self) -> None:
+        """Remove what was thrown away, but for what somebody was about to keep when he was killed."""
+        for held in self._trash.glob(f"*/*{FORGOTTEN}"):
+            held.rename(self._kept / held.name.removesuffix(FORGOTTEN))
+        removal.empty(str(self._trash), timeout_s=REMOVAL_S)
 
     def _write_taken(self, share: DeskShare, process: str, log_base: int, launch: int = 0) -> None:
         """Once, for ever. Where a control plane that was deposed meanwhile was quicker, its word stands."""

@@ -18,26 +18,30 @@ REMOVAL_S = 0.5
 
 
 def begin_term(drafts: Path, trash: Path, term: int) -> Path:
-    """Our own place below `drafts`; those of earlier terms are gone when this returns.
+    """Our own place below `drafts`; those of earlier terms are in the trash when this returns.
 
     `Deposed`: a later term has begun. Ours is there before we look for later ones, and theirs is before they
     look for earlier ones: of two that do so at once, the earlier one is always found.
     """
     own = drafts / f"{term:0{TERM_DIGITS}d}"
-    throw_away(own, trash)  # of a process that had this term before us, where there are no terms
+    _move(own, trash)  # of a process that had this term before us, where there are no terms
     own.mkdir(mode=0o700)
     for other in drafts.iterdir():
         if other.name > own.name and other.name.isdigit():
-            throw_away(own, trash)
+            _move(own, trash)
             raise Deposed(f"another control plane leads since term {term}: it began term {int(other.name)}")
         if other != own:
-            throw_away(other, trash)
+            _move(other, trash)
     return own
 
 
 def throw_away(path: Path, trash: Path) -> None:
     """Gone at once, by one rename; what is left of it is removed now, or when the trash is swept."""
+    removal.remove(str(_move(path, trash)), timeout_s=REMOVAL_S)
+
+
+def _move(path: Path, trash: Path) -> Path:
     thrown = trash / f"{path.name}.{os.urandom(6).hex()}"
     with contextlib.suppress(FileNotFoundError):
         path.rename(thrown)
-        removal.remove(str(thrown), timeout_s=REMOVAL_S)
+    return thrown

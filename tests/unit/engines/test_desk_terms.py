@@ -100,3 +100,64 @@ def test_end_of_a_share_that_was_begun_anew_since_is_not_the_new_ones(old: Desk,
     old.bury(lost, EndKind.LOST, "its node was restarted")
     (share,) = desk(tmp_path, 6).shares()
     assert (share.order.incarnation, share.outcome) == (1, None)
+
+
+def test_deposed_desk_withdraws_nothing_that_its_successor_gave_out(old: Desk, tmp_path: Path) -> None:
+    new = desk(tmp_path, 5)
+    new.take(fetch("two"))
+    with pytest.raises(FileNotFoundError):
+        old.withdraw("att_1")
+    assert new.hear(told("two"), b"x\n").size == 2
+    assert [share.order for share in desk(tmp_path, 6).shares()] == [ORDER]
+
+
+def test_deposed_desk_forgets_nothing_that_its_successor_began_anew(old: Desk, tmp_path: Path) -> None:
+    old.bury(old.find("att_1")["n1"], EndKind.LOST, "its node was restarted")
+    new = desk(tmp_path, 5)
+    archive = tmp_path / "archive"
+    archive.write_bytes(b"tar")
+    new.begin_anew(msgspec.structs.replace(ORDER, incarnation=1), str(archive))
+    share = new.take(fetch("two", incarnation=1))
+    with pytest.raises(FileNotFoundError):
+        old.forget("att_1")
+    assert Path(share.files.archive).read_bytes() == b"tar"
+    assert new.hear(msgspec.structs.replace(told("two"), incarnation=1), b"x\n").size == 2
+    assert [share.order.incarnation for share in desk(tmp_path, 6).shares()] == [1]
+
+
+def test_withdrawn_order_is_as_if_it_had_never_been(old: Desk, tmp_path: Path) -> None:
+    old.withdraw("att_1")
+    assert old.shares() == desk(tmp_path, 5).shares() == []
+    assert not old.is_kept("att_1")
+
+
+def test_log_of_who_was_killed_while_it_forgot_is_kept(
+    old: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old.take(fetch("one"))
+    old.hear(told("one"), b"hello\n")
+    old.bury(old.find("att_1")["n1"], EndKind.LOST, "its node was restarted")
+    rename = Path.rename
+
+    def cut(path: Path, target: Path) -> Path:
+        if target.parent.name == "kept":
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", cut)
+        with pytest.raises(KeyboardInterrupt):
+            old.forget("att_1")
+    assert old.read_log("att_1", "n1", 0, 100).data == b"hello\n"
+    new = desk(tmp_path, 5)
+    assert new.is_kept("att_1")
+    assert new.read_log("att_1", "n1", 0, 100).data == b"hello\n"
+    assert list((tmp_path / "desk" / "trash").iterdir()) == []
+
+
+def test_trash_of_those_before_is_swept_at_the_opening(old: Desk, tmp_path: Path) -> None:
+    left = tmp_path / "desk" / "trash" / "att_0.1" / "n1"
+    left.mkdir(parents=True)
+    (left / "archive").write_bytes(b"x" * 100)
+    desk(tmp_path, 5)
+    assert list((tmp_path / "desk" / "trash").iterdir()) == []
