@@ -15,7 +15,8 @@ from shoal.runtime.renewal import Renewer
 from shoal.wire import EndKind, Order
 
 FENCED_GRACE_S = 10.0
-"""At most this long may ranks end by themselves after the fence: whoever replaces them waits no longer."""
+"""So long after the fence may ranks end by themselves, counted from the last answer as the fence is: whoever
+replaces them does not wait for one that slept meanwhile."""
 
 
 class Reasons:
@@ -81,7 +82,7 @@ class Reasons:
         return Ending(
             kind=EndKind.FENCED,
             message=f"no answer from the control plane for {silent_s:.0f} s (fence {self._order.fence_s:g})",
-            grace_s=min(self._order.grace_s, FENCED_GRACE_S),
+            grace_s=min(self._order.grace_s, max(0.0, self._order.fence_s + FENCED_GRACE_S - silent_s)),
         )
 
     def _time_limit(self) -> Ending | None:

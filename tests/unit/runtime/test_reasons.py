@@ -1,0 +1,48 @@
+"""How long ranks may go on once the fence has passed: whoever replaces them counts from the same answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shoal.control.leases import FENCE_MARGIN_S
+from shoal.engines.fake import VirtualClock
+from shoal.runtime import spool
+from shoal.runtime.reasons import FENCED_GRACE_S, Reasons
+from shoal.wire import EndKind
+from tests.support.shares import an_order
+
+FENCE_S = 1800.0
+
+
+def grace_after(silence_s: float, tmp_path: Path, *, grace_s: float = 30.0) -> float | None:
+    """The grace of a share whose control plane answered last so long ago; None: it goes on."""
+    clock = VirtualClock(1_800_000_000.0)
+    renewer: Any = SimpleNamespace(answered_at=clock.monotonic(), order_to_stop=None, stale_because=None)
+    order = an_order(fence_s=FENCE_S, grace_s=grace_s)
+    reasons = Reasons(spool.Share(tmp_path), order, clock, renewer)
+    clock.advance(silence_s)
+    end = reasons.now()
+    assert end is None or end.kind is EndKind.FENCED
+    return None if end is None else end.grace_s
+
+
+@pytest.mark.parametrize(
+    ("late_s", "grace_s"), [(-1.0, None), (0.0, 10.0), (4.0, 6.0), (10.0, 0.0), (FENCE_MARGIN_S + 3600, 0.0)]
+)
+def test_the_grace_is_what_is_left_of_it_since_the_fence(
+    late_s: float, grace_s: float | None, tmp_path: Path
+) -> None:
+    assert grace_after(FENCE_S + late_s, tmp_path) == grace_s
+
+
+def test_a_shorter_grace_of_the_jobs_own_counts(tmp_path: Path) -> None:
+    assert grace_after(FENCE_S, tmp_path, grace_s=2.0) == 2.0
+    assert grace_after(FENCE_S + 9.0, tmp_path, grace_s=2.0) == 1.0
+
+
+def test_no_grace_reaches_into_the_time_of_a_successor() -> None:
+    assert FENCED_GRACE_S < FENCE_MARGIN_S
