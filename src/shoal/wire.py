@@ -114,6 +114,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     gpu_milli: int = 1000
     """Thousandths of its one GPU that are its own; below 1000 others use the device beside it."""
     are_gpus_simulated: bool = False
+    are_gpus_chosen_there: bool = False
+    """The cluster that starts the share chose them, and keeps it from all others: `gpus` know no minors."""
     run: str
     setup: str | None = None
     env: dict[str, str] = {}

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import stat
 import sys
@@ -31,6 +32,7 @@ from shoal.wire import (
     DispatchAnswer,
     EndKind,
     Fetch,
+    GpuHandle,
     NodeOutcome,
     Order,
     Summons,
@@ -50,6 +52,8 @@ DELIVER_S = 60.0
 KILL_AFTER_S = 10.0
 """A supervisor that has not ended so long after its grace is killed."""
 WORDS = 4000
+UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]+")
+"""How CUDA names a whole GPU, or a slice of one."""
 
 
 def main(arguments: list[str]) -> int:
@@ -179,11 +183,17 @@ class Keeper:
         if not name or not order.gpu_ids:
             return order
         given = [part.strip() for part in os.environ.get(name, "").split(",") if part.strip()]
-        wrong = [part for part in given if not part.isdigit()]
-        if wrong or len(given) != len(order.gpu_ids):
+        are_numbers = all(part.isdigit() for part in given)
+        if len(given) != len(order.gpu_ids) or not (are_numbers or all(map(UUID.fullmatch, given))):
             seen = f"{name}={','.join(given)}"
-            raise Unfit(f"its order is for {len(order.gpu_ids)} GPUs by number; the cluster gave {seen!r}")
-        return msgspec.structs.replace(order, gpu_ids=tuple(map(int, given)), gpus=())
+            raise Unfit(f"its order is for {len(order.gpu_ids)} GPUs; the cluster gave {seen!r}")
+        handles = tuple(
+            GpuHandle(index=int(part)) if are_numbers else GpuHandle(index=place, uuid=part)
+            for place, part in enumerate(given)
+        )
+        return msgspec.structs.replace(
+            order, gpu_ids=tuple(one.index for one in handles), gpus=handles, are_gpus_chosen_there=True
+        )
 
     def _prepare(self, share: spool.Share, order: Order, assignment: Assignment) -> None:
         """Make the share's directory on this node, with all the supervisor needs."""

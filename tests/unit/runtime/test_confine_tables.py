@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shoal.errors import SpecError
 from shoal.runtime.confine import cgroup, cgroup1, cgroup2, confinement, rlimits, view
 from shoal.runtime.confine.mounts import Mounts
-from shoal.wire import GpuHandle, Limits
+from shoal.wire import GpuHandle, Limits, Order
 from tests.support.shares import an_order
 
 HYBRID_OWN = "4:memory:/inner/deep\n2:cpu,cpuacct:/\n1:pids:/\n0::/\n"
@@ -130,6 +131,31 @@ def test_device_files_go_by_minor_number_and_not_by_index(monkeypatch: pytest.Mo
     order = an_order(gpu_ids=(0, 1), gpus=given)
     assert confinement.gpu_devices(order) == ("/dev/nvidia2", "/dev/nvidiactl")
     assert cgroup1.denied_gpus(["nvidia0", "nvidia1", "nvidia2"], order.gpu_minors) == [0, 1]
+
+
+def test_of_gpus_that_the_cluster_chose_every_device_file_is_there_and_none_is_denied(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "listdir", lambda _: ["null", "nvidia10", "nvidia0", "nvidiactl", "nvidia-uvm"])
+    monkeypatch.setattr(
+        os.path, "exists", lambda path: path in ("/dev/nvidia0", "/dev/nvidia10", "/dev/nvidiactl")
+    )
+    order = an_order(gpu_ids=(0,), gpus=(GpuHandle(index=0),), are_gpus_chosen_there=True)
+    assert confinement.gpu_devices(order) == ("/dev/nvidia0", "/dev/nvidia10", "/dev/nvidiactl")
+    assert confinement.gpu_devices(an_order(are_gpus_chosen_there=True)) == ()
+    assert denied_in(tmp_path / "chosen", order) == ""
+    assert denied_in(tmp_path / "named", msgspec.structs.replace(order, are_gpus_chosen_there=False)) != ""
+
+
+def denied_in(base: Path, order: Order) -> str:
+    """What is written to the file that denies devices, where cgroups are plain directories."""
+    group = cgroup1.CgroupV1(dict.fromkeys(("cpu", "memory", "pids", "devices"), str(base)), "share")
+    (place,) = map(Path, group.paths)
+    place.mkdir(parents=True)
+    for name in ("cpu.cfs_period_us", "cpu.cfs_quota_us", "pids.max", "devices.deny"):
+        (place / name).touch()
+    group.make(order)
+    return (place / "devices.deny").read_text()
 
 
 def test_simulated_gpus_open_no_device_file() -> None:

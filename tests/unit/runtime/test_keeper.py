@@ -11,7 +11,17 @@ import pytest
 
 from shoal.runtime.desk import DeskClient, Refused
 from shoal.runtime.keeper import DONE, NO_ORDER, Keeper
-from shoal.wire import Assignment, Credentials, Dispatch, DispatchAnswer, EndKind, Fetch, Order, Summons
+from shoal.wire import (
+    Assignment,
+    Credentials,
+    Dispatch,
+    DispatchAnswer,
+    EndKind,
+    Fetch,
+    GpuHandle,
+    Order,
+    Summons,
+)
 from tests.unit.engines.test_desk_terms import ORDER
 
 
@@ -95,14 +105,14 @@ def test_a_node_that_forks_no_more_tells_the_end_of_the_share(
     assert "Resource temporarily unavailable" in the_end(desk)
 
 
-@pytest.mark.parametrize("given", ["GPU-5f2c1f3e", "MIG-1/2/3", "0", "0,1,2", ""])
+@pytest.mark.parametrize("given", ["GPU-5f2c1f3e", "MIG-1/2/3", "0", "0,1,2", "", "0,GPU-5f2c1f3e", "a,b"])
 def test_other_devices_than_the_order_is_for_are_not_guessed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str
 ) -> None:
     monkeypatch.setenv("GIVEN", given)
     desk = PaperDesk(msgspec.structs.replace(ORDER, gpu_ids=(4, 5)))
     assert run(monkeypatch, desk, tmp_path / "spool", devices_from="GIVEN") == DONE
-    assert f"its order is for 2 GPUs by number; the cluster gave 'GIVEN={given}'" in the_end(desk)
+    assert f"its order is for 2 GPUs; the cluster gave 'GIVEN={given}'" in the_end(desk)
 
 
 @pytest.mark.parametrize("name", ["", "GIVEN"])
@@ -115,3 +125,23 @@ def test_keepers_supervisor_has_no_standby_for_nobody_there_would_call_it(
     fitted = Keeper(summons, "n1", PaperDesk(order))._fitted(order)
     assert not fitted.has_standby
     assert fitted.gpu_ids == ((3, 5) if name else (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("given", "gpu_ids", "uuids"),
+    [
+        ("3,5", (3, 5), ("", "")),
+        ("GPU-5f2c1f3e-aa,GPU-0d1", (0, 1), ("GPU-5f2c1f3e-aa", "GPU-0d1")),
+        ("MIG-GPU-5f2c/1/0,MIG-77-e", (0, 1), ("MIG-GPU-5f2c/1/0", "MIG-77-e")),
+    ],
+)
+def test_devices_are_those_that_the_cluster_chose_by_number_or_by_uuid(
+    monkeypatch: pytest.MonkeyPatch, given: str, gpu_ids: tuple[int, ...], uuids: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("GIVEN", given)
+    summons = Summons(attempt_id="att_1", urls=("https://a:1",), ca="", ticket="t", devices_from="GIVEN")
+    order = msgspec.structs.replace(ORDER, gpu_ids=(6, 7), gpus=(GpuHandle(index=6, minor=6),))
+    fitted = Keeper(summons, "n1")._fitted(order)
+    assert fitted.are_gpus_chosen_there
+    assert (fitted.gpu_ids, fitted.gpu_minors) == (gpu_ids, ())
+    assert tuple(gpu.uuid for gpu in fitted.gpus) == uuids

@@ -36,7 +36,7 @@ class CgroupV1:
         if limits.memory_bytes is not None:
             self.limit_memory(limits.memory_bytes)
         devices = self._by_controller.get("devices")
-        if devices is not None:
+        if devices is not None and not order.are_gpus_chosen_there:
             for minor in denied_gpus(os.listdir("/dev"), order.gpu_minors):
                 write(f"{devices}/devices.deny", f"c {NVIDIA_MAJOR}:{minor} rwm")
 
@@ -85,5 +85,10 @@ def usable_bases(found: list[Hierarchy]) -> dict[str, str] | None:
 
 def denied_gpus(device_names: list[str], given: tuple[int, ...]) -> list[int]:
     """Minor numbers of the NVIDIA devices that are not given to this share."""
+    return [minor for minor in gpu_minors(device_names) if minor not in given]
+
+
+def gpu_minors(device_names: list[str]) -> list[int]:
+    """Minor numbers of the NVIDIA devices among these names of files in /dev."""
     numbers = (int(name[6:]) for name in device_names if name.startswith("nvidia") and name[6:].isdigit())
-    return sorted(number for number in numbers if number not in given and number != NVIDIA_CONTROL_MINOR)
+    return sorted(number for number in numbers if number != NVIDIA_CONTROL_MINOR)

@@ -273,9 +273,12 @@ class Confinement:
 
 
 def gpu_devices(order: Order) -> tuple[str, ...]:
-    """Device files of the given GPUs, with the shared ones NVIDIA's driver needs."""
+    """Device files of the given GPUs, with the shared ones NVIDIA's driver needs. Where the cluster chose
+    them, those of all: which of them can be opened is for its own cgroup to say.
+    """
     if not order.gpu_ids or order.are_gpus_simulated:
         return ()
     shared = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "nvidia-caps")
-    names = (*(f"nvidia{minor}" for minor in order.gpu_minors), *shared)
+    minors = cgroup1.gpu_minors(os.listdir("/dev")) if order.are_gpus_chosen_there else order.gpu_minors
+    names = (*(f"nvidia{minor}" for minor in minors), *shared)
     return tuple(path for path in (f"/dev/{name}" for name in names) if os.path.exists(path))
