@@ -37,7 +37,7 @@ class SlurmWorld(DeskWorld):
         self.engine = self.open()
 
     def open(self) -> SlurmEngine:
-        config = SlurmConfig(python_path=CODE, shared=str(self.shared))
+        config = SlurmConfig(project="tests", python_path=CODE, shared=str(self.shared))
         reach = self.server.reach(spool=str(self.spool), shared=str(self.shared))
         return SlurmEngine(self.home, clock=self.clock, reach=reach, config=config)
 

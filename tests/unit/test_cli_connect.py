@@ -59,3 +59,12 @@ def test_it_is_written_where_a_control_plane_of_several_reads_it(
     assert told.code == 0, told.err
     assert json.loads(told.out)["config"] == str(tmp_path / "shared" / "slurm.json")
     assert load_config(tmp_path / "shared").ssh == "ana@login"
+
+
+def test_it_is_for_one_project_unless_all_trust_each_other(shell: Shell) -> None:
+    assert "jobs of project default run under your own account" in shell(*CONNECT).out
+    assert (load_config(shell.home).project, load_config(shell.home).has_shared_trust) == ("default", False)
+    assert "jobs of project vision run" in shell(*CONNECT, "--project", "vision").out
+    assert load_config(shell.home).project == "vision"
+    assert "jobs of all projects run" in shell(*CONNECT, "--shared-trust").out
+    assert load_config(shell.home).has_shared_trust

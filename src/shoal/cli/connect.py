@@ -29,6 +29,10 @@ NODES_PORT = 7464
 SshOptions = Annotated[
     str, Parameter(help="Words for `ssh` itself: `--ssh-options='-p 2222 -J ana@bastion'`.")
 ]
+OfProject = Annotated[str, Parameter(help="The project whose jobs run there.")]
+SharedTrust = Annotated[
+    bool, Parameter(negative="", help="Jobs of all projects, which can read and stop each other's.")
+]
 AsRoot = Annotated[
     bool, Parameter(negative="", help="Even if all jobs, whoever's they are, would run as root.")
 ]
@@ -49,6 +53,8 @@ def slurm(
     nodes_on: Annotated[
         str | None, Parameter(help="ADDRESS:PORT of this machine where nodes ask (found by itself).")
     ] = None,
+    project: OfProject = "default",
+    shared_trust: SharedTrust = False,
     ssh: Annotated[str, Parameter(help="USER@HOST of a login node, if this machine is none.")] = "",
     ssh_options: SshOptions = "",
     as_root: AsRoot = False,
@@ -80,6 +86,8 @@ def slurm(
         python_path=python_path,
         spool=spool,
         shared=shared,
+        project=project,
+        has_shared_trust=shared_trust,
         ssh=ssh,
         ssh_options=tuple(shlex.split(ssh_options)),
     )
@@ -90,7 +98,8 @@ def slurm(
     else:
         shown = f"{facts['alive']} of {facts['nodes']} nodes, {facts['cpus']:g} CPUs, {facts['gpus']} GPUs"
         print(f"{version}: {shown}")
-        print(f"nodes will ask at {address}, over TLS; jobs run under your own account")
+        whose = "all projects" if shared_trust else f"project {project}"
+        print(f"nodes will ask at {address}, over TLS; jobs of {whose} run under your own account")
         _say_next(shared)
     return 0
 
@@ -104,10 +113,8 @@ def ray(
     token_file: Annotated[
         Path | None, Parameter(help="The file with that Ray's token, which you alone can read.")
     ] = None,
-    project: Annotated[str, Parameter(help="The project whose jobs run there.")] = "default",
-    shared_trust: Annotated[
-        bool, Parameter(negative="", help="Jobs of all projects, which can read and stop each other's.")
-    ] = False,
+    project: OfProject = "default",
+    shared_trust: SharedTrust = False,
     ray_python: Annotated[
         str | None, Parameter(help="The Python with Ray in it on this machine (this one's path).")
     ] = None,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from shoal.engines.base import Submission
 from shoal.errors import EngineRefused, NodeGone
@@ -53,6 +53,19 @@ def refuse_malformed(submission: Submission, nodes: Mapping[str, NodeFacts]) -> 
         gone = what_is_gone(order, nodes)
         if gone is not None:
             raise NodeGone(gone, hint="shoal nodes", node=order.node)
+
+
+def refuse_strangers(orders: Iterable[Order], engine: str, only_project: str | None) -> None:
+    """Raise `EngineRefused` for orders of another project, where all jobs run as one user there: each could
+    take another's ticket, and with it its secrets. None: everybody's may run.
+    """
+    strangers = sorted({order.project for order in orders} - {only_project})
+    if only_project is not None and strangers:
+        raise EngineRefused(
+            f"this {engine.title()} is for project `{only_project}`, and the job is of `{strangers[0]}`: "
+            "jobs there run as one user, and can read and stop each other's",
+            hint=f"`shoal connect {engine} --shared-trust` if all projects may",
+        )
 
 
 def what_is_gone(order: Order, nodes: Mapping[str, NodeFacts]) -> str | None:

@@ -23,7 +23,7 @@ import structlog
 from shoal.clock import Clock
 from shoal.engines.base import LogChunk, Observation, Sight, Submission
 from shoal.engines.desk import Desk, DeskShare
-from shoal.engines.refusal import is_name, refuse_malformed, what_is_gone
+from shoal.engines.refusal import is_name, refuse_malformed, refuse_strangers, what_is_gone
 from shoal.errors import EngineRefused, EngineUnreachable, NodeGone
 from shoal.model.node import NodeFacts
 from shoal.wire import EndKind, Order, Summons
@@ -104,7 +104,11 @@ class RemoteEngine(ABC):
     can_follow = False
     """Whether a keeper may take the order in place of a lost one: see `Summons`."""
 
-    def __init__(self, home: Path, *, clock: Clock, reach: Reach, term: int = 0) -> None:
+    def __init__(
+        self, home: Path, *, clock: Clock, reach: Reach, term: int = 0, only_project: str | None = None
+    ) -> None:
+        """`only_project`: whose jobs may run there; None: everybody's."""
+        self._only_project = only_project
         self.desk = Desk(home, clock, term)
         self._home = home
         self._clock = clock
@@ -261,6 +265,7 @@ class RemoteEngine(ABC):
             ) from error
 
     async def _take(self, submission: Submission) -> None:
+        refuse_strangers(submission.orders, self.name, self._only_project)
         nodes = {facts.name: facts for facts in await self.nodes()}
         refuse_malformed(submission, nodes)
         orders = self._completed(submission, nodes)

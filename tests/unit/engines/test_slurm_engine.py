@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.engines.base import Sight
+from shoal.engines.base import Sight, Submission
 from shoal.engines.fake import VirtualClock
 from shoal.engines.remote import HEARD_S, LATE_S, Reach
 from shoal.engines.slurm.client import SlurmClient
@@ -16,7 +16,7 @@ from shoal.engines.slurm.config import SlurmConfig
 from shoal.engines.slurm.engine import JOBS_S, SlurmEngine
 from shoal.engines.slurm.render import job_name
 from shoal.engines.slurm.states import SETTLE_S
-from shoal.errors import EngineUnreachable
+from shoal.errors import EngineRefused, EngineUnreachable
 from shoal.wire import EndKind, Fetch, Summons
 from tests.unit.engines.test_slurm_pieces import NODE, order
 
@@ -209,3 +209,30 @@ async def test_a_look_at_one_attempt_leaves_what_is_known_of_the_others(tmp_path
         clock.advance((SETTLE_S + 30.0) / 3)
         await engine.look(engine.desk.find("att_2").values())
     assert [seen.sight for seen in await engine.list_owned()] == [Sight.ENDED, Sight.PENDING]
+
+
+@pytest.mark.parametrize(
+    ("config", "is_refused"),
+    [
+        (SlurmConfig(), True),
+        (SlurmConfig(project="vision"), False),
+        (SlurmConfig(has_shared_trust=True), False),
+    ],
+)
+async def test_jobs_of_other_projects_are_refused_unless_all_are_trusted(
+    tmp_path: Path, config: SlurmConfig, is_refused: bool
+) -> None:
+    slurm, reach = PaperSlurm(), Reach(urls=("https://login:1",), ca="ca")
+    engine = SlurmEngine(tmp_path, clock=VirtualClock(), reach=reach, config=config, client=slurm)
+    asked = Submission(
+        attempt_id="att_1", epoch=1, orders=(order(nodes=("n0",), project="vision"),), ticket="t"
+    )
+    if not is_refused:
+        assert await engine.submit(asked) == "slurm:att_1"
+        return
+    with pytest.raises(
+        EngineRefused, match="this Slurm is for project `default`, and the job is of `vision`"
+    ):
+        await engine.submit(asked)
+    assert engine.desk.shares() == []
+    assert not hasattr(slurm, "arguments")

@@ -41,7 +41,7 @@ def order(**more: object) -> Order:
         "job_id": "job_1",
         "job_number": 7,
         "job_name": "train",
-        "project": "vision",
+        "project": "default",
         "node": "n0",
         "node_rank": 0,
         "nodes": ("n0", "n1"),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
 
 from shoal.clock import Clock
-from shoal.engines.base import Submission
 from shoal.engines.desk import DeskShare
 from shoal.engines.ray.client import RayClient
 from shoal.engines.ray.config import RayConfig
@@ -19,7 +18,7 @@ from shoal.engines.ray.parse import RayNode, parse_nodes
 from shoal.engines.ray.render import keeper_task, key_of
 from shoal.engines.ray.states import BOOT_MARGIN_S, glimpse, restarted, unseen
 from shoal.engines.remote import Glimpses, Reach, RemoteEngine
-from shoal.errors import EngineRefused, EngineUnreachable, SpecError
+from shoal.errors import EngineUnreachable, SpecError
 from shoal.model.node import NodeFacts
 from shoal.wire import Order, Summons
 
@@ -46,7 +45,9 @@ class RayEngine(RemoteEngine):
         term: int = 0,
     ) -> None:
         """`client`: somebody else's, who closes it."""
-        super().__init__(home, clock=clock, reach=reach, term=term)
+        # Everybody in a Ray can read and stop everything in it.
+        only_project = None if config.has_shared_trust else config.project
+        super().__init__(home, clock=clock, reach=reach, term=term, only_project=only_project)
         self._config = config
         self._is_own_client = client is None
         self._client = client or RayClient(
@@ -59,10 +60,6 @@ class RayEngine(RemoteEngine):
         self._nodes: dict[str, RayNode] = {}
         self._nodes_at = -NODES_S
         self._asking = anyio.Lock()
-
-    async def submit(self, submission: Submission) -> str:
-        self._refuse_strangers(submission.orders)
-        return await super().submit(submission)
 
     async def start(self, summons: Summons, orders: tuple[Order, ...]) -> None:
         await self._refresh()
@@ -139,16 +136,6 @@ class RayEngine(RemoteEngine):
             return await self.on_thread(work)
         except SpecError as error:
             raise EngineUnreachable(error.message, hint=error.hint) from error
-
-    def _refuse_strangers(self, orders: Iterable[Order]) -> None:
-        """Everybody in a Ray can read and stop everything in it: one project, unless told otherwise."""
-        strangers = sorted({order.project for order in orders} - {self._config.project})
-        if strangers and not self._config.has_shared_trust:
-            raise EngineRefused(
-                f"this Ray is for project `{self._config.project}`, and the job is of `{strangers[0]}`: jobs "
-                "on one Ray can read and stop each other's",
-                hint="`shoal connect ray --shared-trust` if all projects may",
-            )
 
 
 def namespace_of(reach: Reach) -> str:

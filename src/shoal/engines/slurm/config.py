@@ -25,6 +25,10 @@ class SlurmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A directory on each node's own disk; empty: below its /tmp."""
     shared: str = ""
     """A directory that all nodes and this machine have: for checkpoints, and for what keepers say."""
+    project: str = "default"
+    """The one whose jobs run there."""
+    has_shared_trust: bool = False
+    """Jobs of all projects may run there, though each could read and stop the others'."""
     ssh: str = ""
     """`user@host` of a login node; empty: this machine is one."""
     ssh_options: tuple[str, ...] = ()

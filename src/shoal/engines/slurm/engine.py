@@ -62,7 +62,9 @@ class SlurmEngine(RemoteEngine):
         client: SlurmClient | None = None,
         term: int = 0,
     ) -> None:
-        super().__init__(home, clock=clock, reach=reach, term=term)
+        # All jobs run as one user, who can read each batch script, and the ticket in it.
+        only_project = None if config.has_shared_trust else config.project
+        super().__init__(home, clock=clock, reach=reach, term=term, only_project=only_project)
         self._config = config
         self._client = client or SlurmClient(config.ssh, config.ssh_options)
         self._jobs: dict[str, Job] = {}
