@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -19,7 +20,7 @@ import anyio.from_thread
 import msgspec
 
 from shoal.api.server import serve_nodes
-from shoal.clock import SystemClock
+from shoal.clock import Clock, SystemClock
 from shoal.control import ControlPlane
 from shoal.control.authority import load_authority, load_certificate
 from shoal.control.core import Core
@@ -55,7 +56,7 @@ class DeskServer:
 
     def __init__(self, home: Path, host: str = "127.0.0.1") -> None:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.clock = SystemClock()
+        self.clock: Clock = SystemClock()
         self._listener = socket.create_server((host, 0))
         self._listener.setblocking(False)
         port = self._listener.getsockname()[1]
@@ -68,7 +69,7 @@ class DeskServer:
 
     @contextlib.contextmanager
     def serving(self, engine: RemoteEngine) -> Iterator[None]:
-        files = load_certificate(self.settings, self.clock)
+        certify = partial(load_certificate, self.settings, self.clock)
         with anyio.from_thread.start_blocking_portal() as portal:
             ready = threading.Event()
             until: list[anyio.Event] = []
@@ -85,7 +86,7 @@ class DeskServer:
                 )
                 until.append(anyio.Event())
                 ready.set()
-                await serve_nodes(DeskPlane(self._core), self._listener, *files, until=until[0])
+                await serve_nodes(DeskPlane(self._core), self._listener, certify, until=until[0])
                 await store.close()
 
             done = portal.start_task_soon(run)

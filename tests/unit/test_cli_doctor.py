@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from shoal.cli import checkup_machine, doctor
 from shoal.cli.checkup import Finding, Level
 from shoal.cli.checkup_server import (
+    check_certificates,
     check_credentials,
     check_database,
     check_loops,
@@ -19,6 +21,9 @@ from shoal.cli.checkup_server import (
 )
 from shoal.cli.home import remember
 from shoal.client.credentials import LOCAL, Credentials, Endpoint
+from shoal.control.authority import load_authority, load_certificate
+from shoal.engines.fake import VirtualClock
+from shoal.settings import Settings
 from tests.support.cli import Shell
 from tests.support.fake_server import running_fake
 
@@ -176,3 +181,31 @@ def test_a_server_that_answers_and_cannot_work_is_broken(shell: Shell) -> None:
         "`place` has failed 12 times since 1970-01-01 00:00:00 UTC: no space left on device"
     )
     assert "control.log" in found.hint
+
+
+@pytest.mark.parametrize(
+    ("authority_days", "server_days", "level", "hint"),
+    [
+        (0, 0, Level.OK, ""),
+        (3000, 340, Level.WARN, "`shoal up` makes another"),
+        (3000, 400, Level.BROKEN, "`shoal up` makes another"),
+        (3600, 0, Level.WARN, "rm {home}/keys/ca.pem {home}/keys/ca.key"),
+        (3700, 0, Level.BROKEN, "rm {home}/keys/ca.pem {home}/keys/ca.key"),
+    ],
+)
+def test_dates_of_the_certificates_for_nodes_are_told_before_they_come(
+    shell: Shell, authority_days: int, server_days: int, level: Level, hint: str
+) -> None:
+    assert check_certificates().told == "none: no other machine asks here"
+    now, day_s = time.time(), 86400.0
+    load_authority(shell.home, VirtualClock(now - authority_days * day_s))
+    settings = Settings(home=shell.home, nodes_host="10.0.0.1", nodes_port=7464)
+    load_certificate(settings, VirtualClock(now - server_days * day_s))
+    found = check_certificates()
+    assert found.level is level
+    assert hint.format(home=shell.home) in found.hint
+    ends = [
+        time.strftime("%Y-%m-%d", time.gmtime(now + (days - age) * day_s))
+        for days, age in ((397, server_days), (3650, authority_days))
+    ]
+    assert found.told == f"for nodes: good until {ends[0]}, their authority until {ends[1]} (UTC)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import anyio
+import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
@@ -25,7 +27,10 @@ KEEP_ALIVE_S = 75
 SHUTDOWN_S = 2
 BACKLOG = 1024
 MAX_CONNECTIONS = 4096
+RENEW_EVERY_S = 86400.0
 STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+log = structlog.get_logger()
 
 
 def check_listen(settings: Settings) -> None:
@@ -38,6 +43,7 @@ def check_listen(settings: Settings) -> None:
     )
 
 
+Certify = Callable[[], tuple[Path, Path]]
 NODES_HINT = "give an address of this machine that the nodes reach: `export SHOAL_NODES_ON=ADDRESS:PORT`"
 
 
@@ -106,10 +112,16 @@ def url_of(settings: Settings, listener: socket.socket) -> str:
 
 
 async def serve_nodes(
-    plane: ControlPlane, listener: socket.socket, certificate: Path, key: Path, *, until: anyio.Event
+    plane: ControlPlane, listener: socket.socket, certify: Certify, *, until: anyio.Event
 ) -> None:
-    """Serve supervisors on other machines, over TLS by the home's own authority, until told to end."""
-    config = _configured(create_app(plane), certificate, key)
+    """Serve supervisors on other machines, over TLS by the home's own authority, until told to end.
+
+    `certify`: files of a certificate and its key that are good for a while yet. Asked now and once a day: one
+    that ended in a running process would end every job on other machines by its fence.
+    """
+    config = _configured(create_app(plane), *certify())
+    config.load()
+    assert config.ssl is not None
     server = BesideServer(config)
     async with anyio.create_task_group() as tasks:
 
@@ -118,11 +130,23 @@ async def serve_nodes(
             server.should_exit = True
 
         tasks.start_soon(stop)
+        tasks.start_soon(_renew, config.ssl, certify)
         try:
             await server.serve(sockets=[listener])
         finally:
             listener.close()
             tasks.cancel_scope.cancel()
+
+
+async def _renew(context: ssl.SSLContext, certify: Certify) -> None:
+    """Have new connections of a live server made with the newest certificate; those there are go on."""
+    while True:
+        await anyio.sleep(RENEW_EVERY_S)
+        try:
+            files = await anyio.to_thread.run_sync(certify)
+            context.load_cert_chain(*files)
+        except (OSError, ValueError) as error:  # tried again, for weeks; `shoal doctor` tells the date
+            log.warning("nodes.certificate_not_renewed", error=str(error))
 
 
 class Server(uvicorn.Server):

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from shoal.cli.checkup import Finding, Level
 from shoal.cli.home import load_remembered
-from shoal.cli.text import duration, told_failing
+from shoal.cli.text import duration, told_failing, utc
 from shoal.client.connection import Connection
 from shoal.client.credentials import Credentials, find_endpoint
 from shoal.errors import ServerUnreachable, ShoalError, StandingBy, Unauthenticated
@@ -147,4 +147,34 @@ def racks_without_nodes(shoal: Connection) -> str | None:
     return unknown_racks(caps, (node.get("labels") or {} for node in nodes)) if nodes else None
 
 
-SERVER_CHECKS = (check_database, check_credentials, check_server, check_loops, check_nodes, check_policy)
+def check_certificates() -> Finding:
+    """Until when other machines know the control plane of this home."""
+    home = home_from_env()
+    own = home / "keys" / "nodes.pem"
+    if not own.exists():
+        return Finding("certificates", Level.OK, "none: no other machine asks here")
+    from shoal.identity.authority import RENEW_DAYS, valid_until
+
+    shared = merge_options({}, os.environ, load_remembered(home)).get("shared", "none")
+    authority = (home if shared == "none" else Path(shared)) / "keys" / "ca.pem"
+    renew = f"`shoal up` makes another; one that runs does, too, or says why not in {home}/logs/control.log"
+    files = f"{authority} {authority.with_suffix('.key')}"
+    replace = f"once no job runs on other machines: `shoal down && rm {files}`, then `shoal up`"
+    ends = ((valid_until(own.read_bytes()), renew), (valid_until(authority.read_bytes()), replace))
+    first, hint = min(ends)
+    left_s = first - time.time()
+    level = Level.BROKEN if left_s <= 0 else Level.WARN if left_s < RENEW_DAYS * 86400 else Level.OK
+    dates = [utc(until, "%Y-%m-%d") for until, _ in ends]
+    told = f"for nodes: good until {dates[0]}, their authority until {dates[1]} (UTC)"
+    return Finding("certificates", level, told, hint)
+
+
+SERVER_CHECKS = (
+    check_database,
+    check_credentials,
+    check_server,
+    check_loops,
+    check_nodes,
+    check_policy,
+    check_certificates,
+)

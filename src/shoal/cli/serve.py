@@ -149,8 +149,8 @@ async def _lead(
             is_over = anyio.Event()
             if nodes is not None:
                 hear_nodes(nodes)
-                files = load_certificate(settings, plane.core.clock)
-                beside.start_soon(partial(serve_nodes, plane, nodes, *files, until=is_over))
+                certify = partial(load_certificate, settings, plane.core.clock)
+                beside.start_soon(partial(serve_nodes, plane, nodes, certify, until=is_over))
             await serve(settings, plane, listener=listener, on_ready=on_ready)
             end_within(END_S)
             is_over.set()

@@ -16,7 +16,7 @@ ALWAYS = ("localhost", "127.0.0.1")
 
 def load_authority(home: Path, clock: Clock) -> Pair:
     """The home's authority. Control planes of one cluster share it, in the directory that they share."""
-    certificate, key = home / "keys" / "ca.pem", home / "keys" / "ca.key"
+    certificate, key = _files_of(home)
     if not certificate.exists():
         made = make_authority("shoal cluster", clock.now())
         write_private(key, made.key)
@@ -26,9 +26,10 @@ def load_authority(home: Path, clock: Clock) -> Pair:
 
 def load_certificate(settings: Settings, clock: Clock) -> tuple[Path, Path]:
     """The files of a certificate by which supervisors know this control plane; made anew where it is old or
-    the addresses changed.
+    the addresses changed. Blocks, and may be repeated. `OSError`: the authority is not there, or the disk
+    does not take it: never another authority, which no running supervisor would know.
     """
-    authority = load_authority(settings.state_dir, clock)
+    authority = Pair(*(path.read_bytes() for path in _files_of(settings.state_dir)))
     keys = settings.home / "keys"  # its own: another control plane has other addresses
     certificate, key = keys / "nodes.pem", keys / "nodes.key"
     names = {*ALWAYS, socket.gethostname(), settings.nodes_host, *hosts_of(settings.reach)}
@@ -40,6 +41,10 @@ def load_certificate(settings: Settings, clock: Clock) -> tuple[Path, Path]:
     write_private(key, made.key)
     write_private(certificate, made.certificate)
     return certificate, key
+
+
+def _files_of(home: Path) -> tuple[Path, Path]:
+    return home / "keys" / "ca.pem", home / "keys" / "ca.key"
 
 
 def hosts_of(urls: tuple[str, ...]) -> set[str]:

@@ -18,7 +18,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 397
 RENEW_DAYS = 60
-"""A server's certificate with fewer days left is made anew at the next start."""
+"""A server's certificate with fewer days left is made anew: at the next start, and looked for once a day."""
 SKEW = dt.timedelta(hours=1)
 """Clocks of nodes may be behind."""
 
@@ -64,15 +64,25 @@ def make_server(authority: Pair, names: Iterable[str], now: float) -> Pair:
 
 
 def serves(server: Pair, authority: Pair, names: Iterable[str], now: float) -> bool:
-    """Whether this certificate is the authority's, for all of `names`, and good for a while yet."""
+    """Whether this certificate is the authority's and its key's, for all of `names`, and good for a while
+    yet.
+    """
     try:
         certificate = x509.load_pem_x509_certificate(server.certificate)
         certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(authority.certificate))
+        key = serialization.load_pem_private_key(server.key, password=None)
         said = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except Exception:  # noqa: BLE001 - whatever is wrong with it, it does not serve
         return False
-    until = certificate.not_valid_after_utc.timestamp() - RENEW_DAYS * 86400
+    if certificate.public_key() != key.public_key():
+        return False  # whoever made both was killed in between
+    until = valid_until(server.certificate) - RENEW_DAYS * 86400
     return until > now and {_general(n) for n in names} <= set(said)
+
+
+def valid_until(certificate: bytes) -> float:
+    """When it ends, in seconds since 1970. `ValueError`: it is none."""
+    return x509.load_pem_x509_certificate(certificate).not_valid_after_utc.timestamp()
 
 
 def _begun(
