@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 import time
 from pathlib import Path
@@ -209,3 +210,11 @@ def test_dates_of_the_certificates_for_nodes_are_told_before_they_come(
         for days, age in ((397, server_days), (3650, authority_days))
     ]
     assert found.told == f"for nodes: good until {ends[0]}, their authority until {ends[1]} (UTC)"
+
+
+@pytest.mark.parametrize(("hard", "level"), [(256, Level.BROKEN), (1024, Level.WARN), (4096, Level.OK)])
+def test_what_counts_is_how_many_files_may_be_had_not_how_many_a_shell_begins_with(
+    monkeypatch: pytest.MonkeyPatch, hard: int, level: Level
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, hard))
+    assert checkup_machine.check_files().level is level

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,3 +36,19 @@ async def test_who_does_not_lead_turns_nodes_away_and_lets_go_of_their_port(
                 await serve._lead(settings, listener, None, None)  # type: ignore[arg-type]
     for port in ports:
         socket.create_server(("127.0.0.1", port), reuse_port=False).close()
+
+
+TUNED = """
+import resource
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+from shoal.api.server import MAX_CONNECTIONS, max_connections
+from shoal.cli.serve import tune
+tune()
+print(max_connections() == min(MAX_CONNECTIONS, hard // 2))
+"""
+
+
+def test_server_takes_as_many_connections_as_the_machine_lets_it() -> None:
+    ran = subprocess.run([sys.executable, "-c", TUNED], capture_output=True, text=True, check=True)
+    assert ran.stdout == "True\n"

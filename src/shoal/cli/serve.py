@@ -21,7 +21,7 @@ from typing import NoReturn, Protocol
 import anyio
 import structlog
 
-from shoal.api.server import hear_nodes, open_nodes_socket, open_socket, serve, serve_nodes
+from shoal.api.server import MAX_CONNECTIONS, hear_nodes, open_nodes_socket, open_socket, serve, serve_nodes
 from shoal.cli import data_plane, standby
 from shoal.cli.home import (
     adopt_first_token,
@@ -39,6 +39,7 @@ from shoal.control.authority import load_certificate
 from shoal.errors import AlreadyLed, ShoalError, StateError, StoreUnavailable
 from shoal.home import last_port
 from shoal.log import configure_log
+from shoal.serving.descriptors import raised
 from shoal.settings import Settings, load_settings
 
 SWITCH_S = 0.0005
@@ -101,6 +102,8 @@ def _run(*, is_foreground: bool, is_deposed: bool) -> None:
 
 def tune() -> None:
     """Make this process a server: called once, when everything is imported and before anything runs."""
+    # No more than it can use: jobs on this machine inherit it, and some programs close all they may have.
+    raised(2 * MAX_CONNECTIONS)
     sys.setswitchinterval(SWITCH_S)
     # What is loaded stays. Looked through by each full collection, it would stop every thread for 50 ms.
     gc.collect()

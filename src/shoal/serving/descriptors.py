@@ -7,6 +7,7 @@ import resource
 
 RESERVED = 128
 """For listeners, the feed, checks, reports and operators."""
+ALL = 1 << 30
 OURS = frozenset(
     {
         errno.EMFILE,
@@ -24,12 +25,16 @@ def is_ours(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno in OURS
 
 
-def raised() -> int:
-    """As many descriptors as may be had, from now on."""
+def raised(most: int = ALL) -> int:
+    """As many descriptors as may be had, from now on, up to `most`; more, if there are more already. What
+    this process starts inherits them.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard if hard != resource.RLIM_INFINITY else 1 << 30
+    wanted = most if hard == resource.RLIM_INFINITY else min(hard, most)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return ALL if soft == resource.RLIM_INFINITY else soft
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted
 
 
 def clients_within(descriptors: int, asked: int) -> int:

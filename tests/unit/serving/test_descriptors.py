@@ -54,3 +54,16 @@ def test_callers_leave_descriptors_for_replicas(descriptors: int, asked: int, ta
 def test_process_takes_all_descriptors_it_may_have() -> None:
     ran = subprocess.run([sys.executable, "-c", RAISED], capture_output=True, text=True, check=True)
     assert ran.stdout == "True\n"
+
+
+@pytest.mark.parametrize(("soft", "most", "had"), [(64, 256, 256), (512, 256, 512)])
+def test_process_takes_no_more_descriptors_than_it_asks_for_and_gives_none_back(
+    soft: int, most: int, had: int
+) -> None:
+    asked = (
+        RAISED.replace("(64,", f"({soft},")
+        .replace("raised()", f"raised({most})")
+        .replace("hard)\n", f"{had})\n")
+    )
+    ran = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert ran.stdout == "True\n"
