@@ -379,7 +379,10 @@ class ShareRun:
         if process.rank is None:
             return ending.of_setup(what, status)
         self._watcher.catch_up(process)
-        is_oom = self._confinement is not None and self._confinement.has_run_out_of_memory()
+        was_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        is_oom = self._confinement is not None and self._confinement.has_run_out_of_memory(
+            was_killed=was_killed
+        )
         end = ending.of_rank(process.rank, status, is_out_of_memory=is_oom, grace_s=self._order.grace_s)
         return ending.of_device(end, process.words.text())
 

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from shoal.errors import SpecError
+from shoal.runtime import spool
 from shoal.runtime.confine import cgroup, cgroup1, cgroup2, confinement, rlimits, view
 from shoal.runtime.confine.mounts import Mounts
 from shoal.wire import GpuHandle, Limits, Order
@@ -87,6 +88,32 @@ def test_meeting_the_memory_limit_is_not_being_killed_for_it(tmp_path: Path) -> 
     assert group.oom_kills() == 0
     (directory / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
     assert group.oom_kills() == 2
+
+
+def test_kills_for_memory_are_counted_in_the_cgroup_that_the_cluster_made_for_us(tmp_path: Path) -> None:
+    found = cgroup.hierarchies(hybrid(tmp_path), HYBRID_OWN)
+    assert cgroup.oom_kills(found) == 0
+    (tmp_path / "memory" / "oom_control").write_text("oom_kill 7\n")
+    (tmp_path / "memory" / "inner" / "deep" / "memory.oom_control").write_text("under_oom 0\noom_kill 2\n")
+    assert cgroup.oom_kills(found) == 2
+    (tmp_path / "step" / "task_0").mkdir(parents=True)
+    (tmp_path / "step" / "task_0" / "memory.events").write_text("max 9\noom 3\noom_kill 1\n")
+    unified = f"30 1 0:28 / {tmp_path} rw - cgroup2 cgroup2 rw\n"
+    assert cgroup.oom_kills(cgroup.hierarchies(unified, "0::/step/task_0\n")) == 1
+
+
+def test_share_without_cgroups_of_its_own_ran_out_of_memory_if_its_rank_was_killed_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    around = [cgroup.Hierarchy(is_unified=True, controllers=frozenset(), mount="/", own=str(tmp_path))]
+    monkeypatch.setattr(cgroup, "here", lambda: around)
+    (tmp_path / "memory.events").write_text("oom_kill 4\n")
+    share = confinement.Confinement(an_order(confinement=()), spool.Share(tmp_path), "/bin")
+    share.begin_ranks()
+    assert not share.has_run_out_of_memory(was_killed=True)
+    (tmp_path / "memory.events").write_text("oom_kill 5\n")
+    assert share.has_run_out_of_memory(was_killed=True)
+    assert not share.has_run_out_of_memory(was_killed=False)
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -57,6 +57,15 @@ def here() -> list[Hierarchy]:
     return hierarchies(mountinfo, own)
 
 
+def oom_kills(found: list[Hierarchy]) -> int:
+    """How often the kernel killed for memory in the cgroups that this process is in itself; 0 where it does
+    not count.
+    """
+    counted = [f"{one.own}/memory.events" for one in found if one.is_unified]
+    counted += [f"{one.own}/memory.oom_control" for one in found if "memory" in one.controllers]
+    return sum(read_number(path, "oom_kill") or 0 for path in counted)
+
+
 def _places(own: str) -> dict[str, str]:
     """Controller (empty for version 2) to the path of our cgroup."""
     places: dict[str, str] = {}

@@ -204,11 +204,17 @@ class Confinement:
 
     def begin_ranks(self) -> None:
         """What the kernel killed for memory until now was not a rank."""
-        self._oom_kills_before = self._groups.oom_kills() if self._groups is not None else 0
+        self._oom_kills_before = self._oom_kills()
 
-    def has_run_out_of_memory(self) -> bool:
-        """Whether the kernel killed something in here for memory since the ranks began."""
-        return self._groups is not None and self._groups.oom_kills() > self._oom_kills_before
+    def has_run_out_of_memory(self, *, was_killed: bool) -> bool:
+        """Whether the kernel killed something in here for memory since the ranks began. Without cgroups of
+        its own the share is in one of its cluster's, perhaps with others: then only of a rank that
+        `was_killed`.
+        """
+        return (was_killed or self._groups is not None) and self._oom_kills() > self._oom_kills_before
+
+    def _oom_kills(self) -> int:
+        return self._groups.oom_kills() if self._groups is not None else cgroup.oom_kills(cgroup.here())
 
     def cpu_seconds(self) -> float | None:
         """CPU time used by the whole share, where the kernel counts it."""
