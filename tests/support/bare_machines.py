@@ -13,6 +13,7 @@ from shoal.errors import EngineUnreachable
 
 NOW = 1_800_000_000
 SECRETS = Secrets(munge_key=b"\x00\x01key" * 200, database_password="a1" * 24)
+PART = b"an archive"
 EVERYTHING = (Role.CONTROLLER, Role.DATABASE, Role.WORKER)
 
 
@@ -21,6 +22,9 @@ def told(hostname: str = "a", address: str = "10.0.0.1", *more: str, without: st
     cpus = [f"cpu {core},{core // 2}" for core in range(4) for _ in range(2)]
     lines = [
         "uid 0",
+        "login root 0",
+        "slurm_uid 64030",
+        "python 3.11",
         f"hostname {hostname}",
         "os debian 12 none",
         "arch x86_64",
@@ -58,6 +62,10 @@ def three(**fields: object) -> Inventory:
     )
 
 
+def parts_of(hosts: Iterable[Host]) -> dict[str, bytes]:
+    return {item.address: PART for item in hosts}
+
+
 def found(inventory: Inventory, facts: dict[str, Facts]) -> Inventory:
     return inventory.with_found({address: fact.found for address, fact in facts.items()})
 
@@ -70,6 +78,7 @@ class PaperMachine:
     judge: Callable[[str], int] = lambda _: 0
     seen: list[tuple[str, bytes]] = field(default_factory=list)
     is_lost: bool = False
+    holder: str = ""
 
     async def run(self, script: str, stdin: bytes = b"", timeout_s: float = 120.0) -> Answer:
         if self.is_lost:
@@ -82,6 +91,9 @@ class PaperMachine:
             return Answer(0, "".join("yes\n" if self.judge(check) == 0 else "no\n" for check in checks), "")
         code = self.judge(script)
         return Answer(code, "", "it broke" if code else "")
+
+    async def hold(self) -> str:
+        return self.holder
 
     async def close(self) -> None:
         return None

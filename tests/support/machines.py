@@ -59,13 +59,17 @@ mount -t tmpfs -o mode=1777 tmpfs "$root/tmp"
 # Nothing of this machine's root: what its shell does at login is not what a bare machine's does.
 mount -t tmpfs -o mode=700 tmpfs "$root/root"
 mkdir "$root/run/sshd" "$root/run/lock"
+# What all machines share, as a mount from a file server would.
+mkdir -p "$root/srv/shared"
+mount --bind "$dir.shared" "$root/srv/shared"
 hostname "$name"
 cp -r "$dir.keys" "$root/run/keys"
 # From here on inside: a link under $root, followed from outside, would lead to this machine's own files.
 chroot "$root" sh -eu <<'INSIDE'
 printf '127.0.0.1 localhost\\n' >/etc/hosts
+printf '127.0.1.1 %s\\n' "$(hostname)" >>/etc/hosts # as Debian's installer leaves it
 rm -rf /etc/slurm /etc/munge/munge.key /var/lib/shoal-cluster /var/log/slurm /var/spool/slurmctld \\
-  /var/spool/slurmd /etc/mysql/mariadb.conf.d/60-shoal-slurm.cnf
+  /var/spool/slurmd /etc/mysql/mariadb.conf.d/60-shoal-slurm.cnf /usr/local/lib/shoal-node
 . /run/keys/before
 INSIDE
 exec chroot "$root" /usr/sbin/sshd -D -e -f /run/keys/sshd_config
@@ -114,6 +118,11 @@ class Lab:
     def known_hosts(self) -> Path:
         return self.folder / "known_hosts"
 
+    @property
+    def shared(self) -> Path:
+        """Below `/srv/shared` on every machine; anybody may write there."""
+        return self.folder / "shared"
+
     def address(self, name: str) -> str:
         return f"10.217.{self.number}.{10 + ord(name[-1]) - ord('a')}"
 
@@ -121,6 +130,7 @@ class Lab:
         """Start a machine. `before` is shell that runs inside, just before its sshd."""
         keys = self.folder / f"{name}.keys"
         keys.mkdir()
+        (self.folder / f"{name}.shared").symlink_to(self.shared)
         (self.folder / name).mkdir()
         _call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", keys / "host_key")
         shutil.copy(self.folder / "id.pub", keys / "authorized_keys")
@@ -204,6 +214,8 @@ def machines(folder: Path, *names: str) -> Iterator[Lab]:
     """A lab with these machines; each name ends in a letter of its own."""
     lab = Lab(folder, (os.getpid() + 7 * next(_LABS)) % 250)
     folder.mkdir(parents=True, exist_ok=True)
+    lab.shared.mkdir()
+    lab.shared.chmod(0o1777)
     _call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", lab.identity)
     lab.known_hosts.touch()
     _call("ip", "link", "add", lab.bridge, "type", "bridge")

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
+from shoal.cli.cluster_connect import connect_shoal, is_connected
+from shoal.cli.cluster_inventory import alone, reached, save_or_drop, saved, wanted
 from shoal.cli.cluster_words import as_json, closing, planned, told
 from shoal.cli.flags import JsonFlag
 from shoal.cli.show import note, print_json, print_table
-from shoal.errors import EngineRefused, SpecError, StateError
+from shoal.errors import EngineRefused, StateError
 from shoal.home import home_from_env
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ def clusters(*, json: JsonFlag = False) -> int:
 @app.command
 def show(*, cluster: Cluster = None, json: JsonFlag = False) -> int:
     """Show the machines of a cluster, as they were found."""
-    inventory, path = _saved(cluster)
+    inventory, path = saved(cluster)
     if json:
         print_json(inventory.model_dump(mode="json"))
         return 0
@@ -115,6 +114,9 @@ def create(
     existing: Existing = "refuse",
     accept_new_host_keys: NewKeys = False,
     known_hosts: KnownHosts = None,
+    shared: Annotated[
+        str | None, Parameter(name="--shared", help="A directory that all machines have, for checkpoints.")
+    ] = None,
     connect: Annotated[bool, Parameter(name="--connect", help="Connect Shoal to it at the end.")] = True,
     dry_run: DryRun = False,
     json: JsonFlag = False,
@@ -127,16 +129,17 @@ def create(
     """
     from shoal.cluster.operate import create as make
 
-    inventory, path = _wanted(hosts, file, name, controller, controller_works, user, port, jump)
-    inventory = _reached(inventory, identity, known_hosts)
-    if not dry_run:
-        _save(inventory, path)
+    with alone(is_dry=dry_run):
+        inventory, path = wanted(hosts, file, name, controller, controller_works, user, port, jump)
+        inventory = reached(inventory, identity, known_hosts, shared)
+        if not dry_run:
+            save_or_drop(inventory, path)
 
-    async def work(crew: Crew, wishes: Wishes) -> Report:
-        return await make(crew, inventory, wishes, int(time.time()))
+        async def work(crew: Crew, wishes: Wishes) -> Report:
+            return await make(crew, inventory, wishes)
 
-    order = Order(existing=existing, accepts=accept_new_host_keys, dry=dry_run, json=json)
-    return order.carry_out(inventory, path, work, connects=connect)
+        order = Order(existing=existing, accepts=accept_new_host_keys, dry=dry_run, json=json)
+        return order.carry_out(inventory, path, work, connects=connect)
 
 
 @app.command
@@ -157,21 +160,22 @@ def add(
     from shoal.cluster.inventory import make, typed_hosts
     from shoal.cluster.operate import add as take_in
 
-    inventory, path = _saved(cluster)
-    first = inventory.controller
-    new = typed_hosts(hosts, user=user or first.user, port=port or first.port, jump=jump or first.jump)
-    if switch:
-        new = tuple(host.model_copy(update={"switch": switch}) for host in new)
-    known = {host.address for host in inventory.hosts}
-    new = tuple(host for host in new if host.address not in known)
-    wider = {**inventory.model_dump(), "hosts": [host.model_dump() for host in (*inventory.hosts, *new)]}
-    make(wider, "shoal cluster add")
+    with alone(is_dry=dry_run):
+        inventory, path = saved(cluster)
+        first = inventory.controller
+        new = typed_hosts(hosts, user=user or first.user, port=port or first.port, jump=jump or first.jump)
+        if switch:
+            new = tuple(host.model_copy(update={"switch": switch}) for host in new)
+        known = {host.address for host in inventory.hosts}
+        new = tuple(host for host in new if host.address not in known)
+        wider = {**inventory.model_dump(), "hosts": [host.model_dump() for host in (*inventory.hosts, *new)]}
+        make(wider, "shoal cluster add")
 
-    async def work(crew: Crew, wishes: Wishes) -> Report:
-        return await take_in(crew, inventory, new, wishes, int(time.time()))
+        async def work(crew: Crew, wishes: Wishes) -> Report:
+            return await take_in(crew, inventory, new, wishes)
 
-    order = Order(existing=existing, accepts=accept_new_host_keys, dry=dry_run, json=json)
-    return order.carry_out(inventory, path, work)
+        order = Order(existing=existing, accepts=accept_new_host_keys, dry=dry_run, json=json)
+        return order.carry_out(inventory, path, work)
 
 
 @app.command
@@ -187,14 +191,15 @@ def remove(
     """Take machines out of a cluster, and from them what Shoal put there."""
     from shoal.cluster.operate import remove as take_out
 
-    inventory, path = _saved(cluster)
+    with alone(is_dry=dry_run):
+        inventory, path = saved(cluster)
 
-    async def work(crew: Crew, wishes: Wishes) -> Report:
-        refs = [ref.strip() for ref in hosts.split(",")]
-        return await take_out(crew, inventory, refs, wishes, int(time.time()))
+        async def work(crew: Crew, wishes: Wishes) -> Report:
+            refs = [ref.strip() for ref in hosts.split(",")]
+            return await take_out(crew, inventory, refs, wishes)
 
-    order = Order(dry=dry_run, json=json, forced=force, packages=packages)
-    return order.carry_out(inventory, path, work)
+        order = Order(dry=dry_run, json=json, forced=force, packages=packages)
+        return order.carry_out(inventory, path, work)
 
 
 @app.command
@@ -207,12 +212,13 @@ def upgrade(
     """Install newer packages in the order Slurm asks for, and restart what changed."""
     from shoal.cluster.operate import upgrade as renew
 
-    inventory, path = _saved(cluster)
+    with alone(is_dry=dry_run):
+        inventory, path = saved(cluster)
 
-    async def work(crew: Crew, wishes: Wishes) -> Report:
-        return await renew(crew, inventory, wishes, int(time.time()))
+        async def work(crew: Crew, wishes: Wishes) -> Report:
+            return await renew(crew, inventory, wishes)
 
-    return Order(dry=dry_run, json=json).carry_out(inventory, path, work)
+        return Order(dry=dry_run, json=json).carry_out(inventory, path, work)
 
 
 @app.command
@@ -228,19 +234,23 @@ def destroy(
     """Take a cluster down, with its accounting; only what Shoal made goes."""
     from shoal.cluster.operate import destroy as take_down
 
-    inventory, path = _saved(cluster)
-    if not yes and not dry_run:
-        raise StateError(
-            f"`{inventory.cluster}` has {len(inventory.hosts)} machines; its daemons, its files and"
-            " the accounting of its jobs would be gone",
-            hint=f"shoal cluster destroy --cluster {inventory.cluster} --yes",
-        )
+    with alone(is_dry=dry_run):
+        inventory, path = saved(cluster)
+        if not yes and not dry_run:
+            raise StateError(
+                f"`{inventory.cluster}` has {len(inventory.hosts)} machines; its daemons, its files and"
+                " the accounting of its jobs would be gone",
+                hint=f"shoal cluster destroy --cluster {inventory.cluster} --yes",
+            )
 
-    async def work(crew: Crew, wishes: Wishes) -> Report:
-        return await take_down(crew, inventory, wishes)
+        async def work(crew: Crew, wishes: Wishes) -> Report:
+            return await take_down(crew, inventory, wishes)
 
-    order = Order(dry=dry_run, json=json, forced=force, packages=packages)
-    return order.carry_out(inventory, path, work)
+        order = Order(dry=dry_run, json=json, forced=force, packages=packages)
+        code = order.carry_out(inventory, path, work)
+    if not (code or dry_run or json) and is_connected(inventory):
+        note("-- Shoal here is still connected to it; back to this machine: `shoal connect local`")
+    return code
 
 
 class Order:
@@ -277,7 +287,7 @@ class Order:
         begun = time.monotonic()
         crew, report, refusal = anyio.run(self._work, inventory, work)
         if report is not None and not self.is_dry:
-            _save(report.inventory, path)
+            save_or_drop(report.inventory, path)
         after = report.inventory if report else inventory
         if self.is_json:
             print_json(as_json(inventory.cluster, crew, report, is_dry=self.is_dry))
@@ -291,7 +301,7 @@ class Order:
         gone = report.gone if report else frozenset()
         if set(crew.failed) - gone:
             return EngineRefused.exit_code
-        if connects and after is not None and not self.is_dry and (said := connect_shoal(after)):
+        if connects and after is not None and not self.is_dry and (said := connect_shoal(after, crew.facts)):
             note(said)
         return 0
 
@@ -305,13 +315,13 @@ class Order:
                 f"machines are reached with asyncssh, and it is not installed ({missing})",
                 hint="pip install 'shoal[cluster]'",
             ) from None
+        from shoal.cluster.objections import Takeover
         from shoal.cluster.operate import Wishes
         from shoal.cluster.run import Crew
-        from shoal.cluster.steps import Takeover
 
         known = Path(inventory.known_hosts) if inventory.known_hosts else None
         ssh = Ssh(Access(inventory.identity, known, self.accepts))
-        crew = Crew(ssh.connect, self._tell, is_dry=self.is_dry)
+        crew = Crew(ssh.connect, self._tell, time.time, is_dry=self.is_dry)
         wishes = Wishes(Takeover(self.existing), self.is_forced, self.has_packages_removed)
         try:
             return crew, await work(crew, wishes), None
@@ -326,99 +336,3 @@ class Order:
             return
         for line in planned(outcome) if self.is_dry else told(outcome):
             print(line, flush=True)
-
-
-def connect_shoal(inventory: Inventory) -> str:
-    """Connect this home's Shoal to the Slurm that was made; what to say about it.
-
-    The command that connects is called as a person would call it. Not as root, as whom every job would run.
-    """
-    from shoal.cli.main import run_command
-
-    host = inventory.controller
-    words = ["connect", "slurm", "--ssh", f"{host.user}@{host.address}" if host.user else host.address]
-    flags = {"-p": host.port, "-J": host.jump, "-i": inventory.identity}
-    options = [word for flag, value in flags.items() if value for word in (flag, str(value))]
-    if inventory.known_hosts:
-        options += ["-o", f"UserKnownHostsFile={inventory.known_hosts}"]
-    if options:
-        words.append(f"--ssh-options={shlex.join(options)}")
-    if host.user == "root":
-        typed = shlex.join(words).replace("root@", "USER@", 1)
-        return f"-- connect Shoal as a user with an account on every machine: `shoal {typed}`"
-    with redirect_stdout(sys.stderr):
-        code = run_command(words)
-    return f"-- Shoal was not connected to it (exit code {code}); the cluster itself works" if code else ""
-
-
-def _saved(cluster: str | None) -> tuple[Inventory, Path]:
-    from shoal.cluster.inventory import load, path_of, the_cluster
-
-    home = home_from_env()
-    path = path_of(home, the_cluster(home, cluster))
-    return load(path), path
-
-
-def _save(inventory: Inventory | None, path: Path) -> None:
-    from shoal.cluster.inventory import save
-
-    if inventory is None:
-        path.unlink(missing_ok=True)
-    else:
-        save(inventory, path)
-
-
-def _wanted(
-    hosts: str | None,
-    file: Path | None,
-    name: str | None,
-    controller: str | None,
-    controller_works: bool,
-    user: str | None,
-    port: int | None,
-    jump: str | None,
-) -> tuple[Inventory, Path]:
-    """The inventory that is asked for, and where it is kept. One that is kept already must be the same."""
-    from shoal.cluster.inventory import load, make, path_of, typed_hosts, with_roles
-
-    if hosts is None and file is None:
-        return _saved(name)
-    if hosts is not None and file is not None:
-        raise SpecError("`--hosts` and `--file` both say which machines", hint="leave one of them out")
-    if file is not None:
-        wanted = load(file)
-    else:
-        typed = with_roles(
-            typed_hosts(hosts or "", user=user, port=port, jump=jump),
-            controller=controller,
-            is_worker=controller_works,
-        )
-        data = {"cluster": name or "shoal", "hosts": [host.model_dump() for host in typed]}
-        wanted = make(data, "shoal cluster create")
-    path = path_of(home_from_env(), wanted.cluster)
-    if not path.exists():
-        return wanted, path
-    kept = load(path)
-    if not any(host.found for host in kept.hosts):
-        return wanted, path
-    old, new = ({host.address for host in item.hosts} for item in (kept, wanted))
-    if old != new:
-        more, fewer = sorted(new - old), sorted(old - new)
-        raise StateError(
-            f"cluster `{wanted.cluster}` is there already, with {', '.join(sorted(old))}",
-            hint=f"shoal cluster add {','.join(more)}" if more else f"shoal cluster remove {','.join(fewer)}",
-        )
-    found = {host.address: host.found for host in kept.hosts if host.found}
-    same = wanted.with_found(found)
-    told = {"identity": same.identity or kept.identity, "known_hosts": same.known_hosts or kept.known_hosts}
-    return same.model_copy(update={"keeps_munge_key": kept.keeps_munge_key, **told}), path
-
-
-def _reached(inventory: Inventory, identity: str | None, known_hosts: Path | None) -> Inventory:
-    """The inventory with the files that were named, so that no later command has to name them again."""
-    told: dict[str, str] = {}
-    if identity:
-        told["identity"] = str(Path(identity).expanduser().absolute())
-    if known_hosts:
-        told["known_hosts"] = str(known_hosts.expanduser().absolute())
-    return inventory.model_copy(update=told)

@@ -16,6 +16,11 @@ def told(outcome: Outcome) -> list[str]:
     """Progress: a line for what changed or failed, none for what was so already."""
     if outcome.state == "unchanged":
         return []
+    if outcome.state == "under way":
+        detail = f" ({one_line(outcome.detail)})" if outcome.detail else ""
+        return [f"{one_line(outcome.label)}: ... {one_line(outcome.title)}{detail}"]
+    if outcome.state == "failed" and outcome.step is None:
+        return [f"{one_line(outcome.label)}: REFUSED: {one_line(outcome.detail)}"]
     if outcome.state == "failed":
         return [f"{one_line(outcome.label)}: FAILED: {one_line(outcome.title)}: {one_line(outcome.detail)}"]
     return [f"{one_line(outcome.label)}: {one_line(outcome.title)}"]
@@ -39,6 +44,8 @@ def _content(step: Step) -> list[str]:
         return []
     if step.file.is_secret:
         return [f"({len(step.file.content)} secret bytes)"]
+    if step.file.is_binary:
+        return [f"({len(step.file.content)} bytes of {step.file.path})"]
     return step.file.content.decode().splitlines()
 
 
@@ -49,17 +56,22 @@ def closing(cluster: str, crew: Crew, report: Report | None, seconds: float, *, 
     if report is not None:
         if crew.num_changed:
             lines += [f"firewall: {line}" for line in report.advice]
-        lines += [f"note: {line}" for line in report.remarks]
+        if crew.num_changed or crew.failed:
+            lines += [f"note: {line}" for line in report.remarks]
     for address, outcome in crew.failed.items():
         if address in gone or report is None:
             continue
-        lines.append(f"failed: {outcome.label}: {one_line(outcome.title)}: {one_line(outcome.detail)}")
+        at = f"{one_line(outcome.title)}: " if outcome.step else ""
+        lines.append(f"failed: {outcome.label}: {at}{one_line(outcome.detail)}")
         if outcome.hint:
             lines.append(f"  hint: {one_line(outcome.hint)}")
     num_machines = len({outcome.host for outcome in crew.outcomes})
     failed = len(set(crew.failed) - gone)
     if report is None:
-        lines.append(f"cluster {cluster}: stopped; {crew.num_changed} things were changed before")
+        changed = (
+            f"{crew.num_changed} things were changed before" if crew.num_changed else "nothing was changed"
+        )
+        lines.append(f"cluster {cluster}: stopped; {changed}")
     elif failed:
         how = f"{failed} of {num_machines} machines failed; the other {num_machines - failed} work"
         lines.append(f"cluster {cluster}: {how}")
@@ -103,6 +115,6 @@ def _step_json(outcome: Outcome) -> dict[str, Any]:
         found["command"] = outcome.step.apply
         found["runs_on"] = outcome.step.where
         if (file := outcome.step.file) is not None:
-            content = None if file.is_secret else file.content.decode()
+            content = None if file.is_secret or file.is_binary else file.content.decode()
             found["file"] = {"path": file.path, "owner": file.owner, "mode": file.mode, "content": content}
     return found

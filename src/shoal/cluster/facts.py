@@ -10,7 +10,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shoal.cluster.inventory import Found, Gpus, Host
+from pydantic import ValidationError
+
+from shoal.cluster.inventory import Found, Gpus, Host, sentences
 from shoal.errors import EngineRefused
 
 STATE_DIR = "/var/lib/shoal-cluster"
@@ -21,6 +23,7 @@ SLURM_CONF = f"{SLURM_DIR}/slurm.conf"
 SLURMDBD_CONF = f"{SLURM_DIR}/slurmdbd.conf"
 DATABASE, DATABASE_USER = "slurm_acct", "shoal_slurm"
 """The user's name is our own: one `slurm` may be somebody else's."""
+PYTHON = "/usr/bin/python3"
 WATCHED = (
     MUNGE_KEY,
     SLURM_CONF,
@@ -41,6 +44,7 @@ MEMORY_STEP_MIB = 64
 SCRIPT = f"""\
 export LC_ALL=C PATH=$PATH:/usr/sbin:/sbin
 echo uid $(id -u)
+echo login ${{SUDO_USER:-root}} ${{SUDO_UID:-0}}
 echo hostname $(hostname -s 2>/dev/null || uname -n)
 . /etc/os-release && echo os "$ID" "${{VERSION_ID:-unknown}}" "${{ID_LIKE:-none}}"
 echo arch $(uname -m)
@@ -54,14 +58,19 @@ echo memory_kib $(awk '/^MemTotal:/ {{print $2}}' /proc/meminfo)
 echo connection $SSH_CONNECTION
 hostname -I 2>/dev/null | tr ' ' '\\n' | sed -n 's/^./address &/p'
 if command -v nvidia-smi >/dev/null; then
-  nvidia-smi --query-gpu=index,name --format=csv,noheader 2>/dev/null | sed 's/, */ /;s/^/gpu /'
+  ask='timeout 60 nvidia-smi --format=csv,noheader'
+  told=$($ask --query-gpu=index,mig.mode.current,name 2>/dev/null) ||
+    told=$($ask --query-gpu=index,name 2>/dev/null | sed 's/, */, -, /')
+  printf '%s\\n' "$told" | sed -n 's/^\\([0-9][0-9]*\\), *\\([^,]*\\), */gpu \\1 \\2 /p'
 fi
 for device in /dev/nvidia[0-9]*; do [ -c "$device" ] && echo device "$device"; done
 dpkg-query -W -f='package ${{Package}} ${{Version}} ${{db:Status-Abbrev}}\\n' {" ".join(PACKAGES)} 2>/dev/null
 for path in {" ".join(WATCHED)}; do
   [ -e "$path" ] && echo file "$path" $(sha256sum <"$path" | cut -d' ' -f1)
 done
-[ -d /var/lib/mysql/{DATABASE} ] && echo database {DATABASE}
+for place in /var/lib/mysql/*/; do [ -d "$place" ] && echo database $(basename "$place"); done
+id -u slurm >/dev/null 2>&1 && echo slurm_uid $(id -u slurm)
+[ -x {PYTHON} ] && echo python $({PYTHON} -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 for what in cluster files packages made; do
   [ -r {STATE_DIR}/$what ] && sed "s/^/own $what /" {STATE_DIR}/$what
 done
@@ -91,7 +100,17 @@ class Facts:
     packages: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     """Path to the SHA-256 of what is in it."""
-    has_database: bool = False
+    databases: frozenset[str] = frozenset()
+    """Of MariaDB, its own included."""
+    login: tuple[str, int] = ("root", 0)
+    """Who we logged in as, before `sudo`."""
+    slurm_uid: int | None = None
+    python: str = ""
+    """`3.11`; empty where there is none yet."""
+    off_s: int = 0
+    """Seconds by which its clock is ahead of ours."""
+    split_gpus: tuple[int, ...] = ()
+    """Those with MIG switched on: no job can have one whole."""
     own_cluster: str = ""
     own_files: frozenset[tuple[str, str]] = frozenset()
     """(SHA-256, path) of everything Shoal ever wrote here."""
@@ -105,9 +124,16 @@ class Facts:
         """Whether what is at `path` now is what Shoal wrote there."""
         return (self.files.get(path, ""), path) in self.own_files
 
+    def was_own(self, path: str) -> bool:
+        """Whether Shoal ever wrote there, whatever is there now."""
+        return any(own == path for _, own in self.own_files)
 
-def read_facts(text: str, host: Host) -> Facts:
-    """The facts in what the script printed. Raises `EngineRefused` if the machine cannot be used as it is."""
+
+def read_facts(text: str, host: Host, now: int | None = None) -> Facts:
+    """The facts in what the script printed, asked for at `now`.
+
+    Raises `EngineRefused` if the machine cannot be used as it is, whatever it printed.
+    """
     lines = [line.split() for line in text.splitlines() if line.strip()]
     if not lines or lines[-1] != ["end"]:
         told = text.strip().splitlines()[-1:] or ["nothing"]
@@ -127,11 +153,26 @@ def read_facts(text: str, host: Host) -> Facts:
             f"{host.label}: commands run as uid {one['uid'][0]}, and `sudo -n` did not make them root",
             hint=f"give the user `NOPASSWD: ALL` in sudoers on {host.address}, or connect with `--user root`",
         )
+    try:
+        return _read(lines, one, host, now)
+    except ValidationError as wrong:
+        raise EngineRefused(
+            f"{host.label} calls itself or its parts what Slurm cannot use: {'; '.join(sentences(wrong))}",
+            hint=f"ssh {host.address} hostnamectl set-hostname NAME",
+        ) from None
+    except (KeyError, IndexError, ValueError) as wrong:
+        raise EngineRefused(
+            f"{host.label} told of itself what cannot be read: {wrong!r}", hint=f"ssh {host.address} lscpu"
+        ) from None
+
+
+def _read(lines: list[list[str]], one: Mapping[str, list[str]], host: Host, now: int | None) -> Facts:
+    os_id, os_version = (*one.get("os", ["unknown"]), "unknown")[:2]
     own: dict[str, list[list[str]]] = {}
     for words in lines:
         if words[0] == "own" and len(words) > 2:
             own.setdefault(words[1], []).append(words[2:])
-    cgroups = [words[1] for words in lines if words[0] == "cgroup"]
+    cgroups = [words[1] for words in lines if words[0] == "cgroup" and words[1] in {"v1", "v2"}]
     return Facts(
         hostname=one["hostname"][0],
         os=os_id,
@@ -139,12 +180,17 @@ def read_facts(text: str, host: Host) -> Facts:
         arch=one["arch"][0],
         uid=0,
         now=int(one["now"][0]),
-        init=one["init"][0],
+        init="systemd" if one["init"] == ["systemd"] else "direct",
         cgroup=cgroups[0] if cgroups else "",
         found=_found(lines, one, host),
         packages={words[1]: words[2] for words in lines if words[0] == "package" and words[3:] == ["ii"]},
         files={words[1]: words[2] for words in lines if words[0] == "file"},
-        has_database="database" in one,
+        databases=frozenset(words[1] for words in lines if words[0] == "database"),
+        login=(one["login"][0], int(one["login"][1])) if "login" in one else ("root", 0),
+        slurm_uid=int(one["slurm_uid"][0]) if "slurm_uid" in one else None,
+        python=one["python"][0] if one.get("python") else "",
+        off_s=0 if now is None else int(one["now"][0]) - now,
+        split_gpus=tuple(int(words[1]) for words in lines if words[0] == "gpu" and words[2] == "Enabled"),
         own_cluster=own.get("cluster", [[""]])[0][0],
         own_files=frozenset((words[0], words[1]) for words in own.get("files", [])),
         own_packages=frozenset(words[0] for words in own.get("packages", [])),
@@ -167,7 +213,7 @@ def _found(lines: list[list[str]], one: Mapping[str, list[str]], host: Host) -> 
         threads=threads,
         memory_mib=max(MEMORY_STEP_MIB, memory_mib // MEMORY_STEP_MIB * MEMORY_STEP_MIB),
         gpus=gpus_of(
-            [(int(w[1]), " ".join(w[2:])) for w in lines if w[0] == "gpu" and len(w) > 2 and w[1].isdigit()],
+            [(int(words[1]), " ".join(words[3:])) for words in lines if words[0] == "gpu"],
             [words[1] for words in lines if words[0] == "device"],
         ),
     )

@@ -23,6 +23,8 @@ NAME_PATTERN = r"^[a-z][a-z0-9-]{0,38}$"
 HOSTNAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9-]{0,62}$"
 USER_PATTERN = r"^[a-z_][a-z0-9_-]{0,31}$"
 ADDRESS_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9.:%-]{0,252}$"
+JUMP_PATTERN = r"^([a-z_][a-z0-9_-]{0,31}@)?[A-Za-z0-9][A-Za-z0-9.-]{0,252}(:[0-9]{1,5})?$"
+SHARED_PATTERN = r"^(/[A-Za-z0-9_][A-Za-z0-9._-]*)+$"
 SETTING_PATTERN = r"^[A-Za-z][A-Za-z0-9]{1,63}$"
 
 HEAD = "# Written by `shoal cluster`. Change machines with `shoal cluster add` and `remove`.\n"
@@ -71,7 +73,7 @@ class Host(Part):
     name: Hostname | None = None
     user: Annotated[str, Field(pattern=USER_PATTERN)] | None = None
     port: Port | None = None
-    jump: str | None = None
+    jump: Annotated[str, Field(pattern=JUMP_PATTERN)] | None = None
     inside: Annotated[str, Field(pattern=ADDRESS_PATTERN)] | None = None
     switch: Hostname = "default"
     roles: tuple[Role, ...] = (Role.WORKER,)
@@ -94,6 +96,8 @@ class Inventory(Part):
     known_hosts: str | None = None
     keeps_munge_key: bool = False
     """The controller had a munge key, and was told to keep it."""
+    shared: Annotated[str, Field(pattern=SHARED_PATTERN)] | None = None
+    """A directory that all machines have: looked at on each, never made, mounted or removed."""
     hosts: tuple[Host, ...]
     slurm: Mapping[Annotated[str, Field(pattern=SETTING_PATTERN)], str | int] = {}
 
@@ -108,7 +112,7 @@ class Inventory(Part):
         for known in (labels, [host.address for host in self.hosts]):
             if twice := sorted({item for item in known if known.count(item) > 1}):
                 raise ValueError(f"names {', '.join(twice)} twice; every machine stands there once")
-        if wrong := [key for key, value in self.slurm.items() if "\n" in str(value)]:
+        if wrong := [key for key, value in self.slurm.items() if len(str(value).splitlines()) > 1]:
             raise ValueError(f"`slurm.{wrong[0]}` has more than one line")
         return self
 

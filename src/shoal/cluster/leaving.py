@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shoal.cluster import shell
+from shoal.cluster import apt, shell
 from shoal.cluster.facts import DATABASE, DATABASE_USER, MUNGE_KEY, STATE_DIR, WATCHED, Facts
 from shoal.cluster.inventory import Host, Inventory, Role
+from shoal.cluster.shared import SHARED_MARK, drop_mark
 from shoal.cluster.steps import INSTALL_S, Maker, Stage, Step, packages_of
 
+MARIADB_OWN = frozenset({DATABASE, "mysql", "sys", "performance_schema", "test"})
 STOPPING = {
     "slurmd": Stage.STOP_WORK,
     "slurmctld": Stage.STOP_CONTROL,
@@ -37,7 +39,7 @@ def leave(host: Host, fact: Facts, *, has_packages_removed: bool) -> list[Step]:
             make.step(
                 Stage.STOP_CONTROL,
                 f"no database {DATABASE}, no user {DATABASE_USER} in it",
-                f"[ ! -d /var/lib/mysql/{DATABASE} ]",
+                shell.has_no_database(),
                 f"mariadb -e 'drop database if exists {DATABASE};"
                 f" drop user if exists {DATABASE_USER}@localhost'",
             )
@@ -48,13 +50,12 @@ def leave(host: Host, fact: Facts, *, has_packages_removed: bool) -> list[Step]:
             Stage.CLEAN,
             f"no packages {names}",
             f"! dpkg-query -W -f='${{db:Status-Abbrev}}\\n' {names} 2>/dev/null | grep -q ^ii",
-            f"DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=300 remove {names}"
-            f" </dev/null >{STATE_DIR}/apt.log 2>&1 || {{ tail -n 5 {STATE_DIR}/apt.log >&2; exit 1; }}",
+            apt.remove_packages(sorted(fact.own_packages)),
             INSTALL_S,
         )
     for path in WATCHED:
-        if fact.is_own(path):
-            make.step(Stage.CLEAN, f"no {path}", f"[ ! -e {path} ]", _removal(path))
+        if fact.is_own(path) or (fact.was_own(path) and path not in fact.files):
+            make.step(Stage.CLEAN, f"no {path} of Shoal's", *shell.removal(path))
     if fact.is_own(MUNGE_KEY):
         make.step(
             Stage.CLEAN,
@@ -63,14 +64,11 @@ def leave(host: Host, fact: Facts, *, has_packages_removed: bool) -> list[Step]:
             shell.start(shell.MUNGE, fact.init, "before"),
         )
     if "names" in fact.own_made:
-        mark = shell.MARK
-        make.step(
-            Stage.CLEAN,
-            "no names of the cluster in /etc/hosts",
-            f"! grep -q '{mark}$' /etc/hosts",
-            f"set -eu\nkept=$(grep -v '{mark}$' /etc/hosts || true)\nprintf '%s\\n' \"$kept\" >/etc/hosts",
-        )
-    for folder in sorted(item for item in fact.own_made if item.startswith("/")):
+        title = "no names of the cluster in /etc/hosts"
+        make.step(Stage.CLEAN, title, shell.has_no_names(), shell.remove_names())
+    for path in sorted(filter(_is_mark, fact.own_made)):
+        make.step(Stage.CLEAN, f"no {path}", f"[ ! -e {path} ]", drop_mark(path))
+    for folder in sorted(item for item in fact.own_made if item.startswith("/") and not _is_mark(item)):
         make.step(
             Stage.CLEAN, f"no folder {folder}", f"[ ! -e {folder} ]", f"rm -rf --one-file-system {folder}"
         )
@@ -83,13 +81,19 @@ def leave(host: Host, fact: Facts, *, has_packages_removed: bool) -> list[Step]:
     return make.steps
 
 
+def _is_mark(path: str) -> bool:
+    return path.endswith(f"/{SHARED_MARK}")
+
+
 def left_behind(fact: Facts, *, has_packages_removed: bool) -> list[str]:
     """What stays on a machine that leaves, and why, as sentences."""
     told = [
         f"{path} stays: it was changed since Shoal wrote it"
         for path in WATCHED
-        if path in fact.files and not fact.is_own(path) and any(own == path for _, own in fact.own_files)
+        if path in fact.files and not fact.is_own(path) and fact.was_own(path)
     ]
+    if others := sorted(fact.databases - MARIADB_OWN):
+        told.append(f"mariadb runs on: it has {', '.join(others)}, too")
     if fact.own_packages and not has_packages_removed:
         names = " ".join(sorted(fact.own_packages))
         told.append(f"packages stay: apt-get remove {names}")
@@ -97,44 +101,37 @@ def left_behind(fact: Facts, *, has_packages_removed: bool) -> list[str]:
 
 
 def _serves_others(service: shell.Service, fact: Facts) -> bool:
-    """A MariaDB that was there before Shoal runs on, and so does a munged with a key of its own."""
+    """A MariaDB that was there before Shoal, or that others use by now, runs on; so does a munged with a key
+    of its own.
+    """
     if service is shell.MUNGE:
         return not fact.is_own(MUNGE_KEY)
-    return service is shell.MARIADB and service.package not in fact.own_packages
-
-
-def _removal(path: str) -> str:
-    kept = f"{path}{shell.BACKUP}"
-    return f"set -eu\nrm -f {path}\nif [ -e {kept} ]; then mv {kept} {path}; fi"
+    if service is not shell.MARIADB:
+        return False
+    return service.package not in fact.own_packages or bool(fact.databases - MARIADB_OWN)
 
 
 def quiet_node(host: Host, inventory: Inventory, *, is_forced: bool) -> list[Step]:
-    """Before a machine leaves: no new job goes there, and none runs there."""
-    on = inventory.controller.address
+    """Before a machine leaves: no new job goes there, none runs there. Refused, it takes jobs as before."""
     node = host.label
-    steps = [
+    is_unknown = f"! scontrol show node {node} >/dev/null 2>&1"
+    is_drained = f"scontrol show node {node} | grep -q DRAIN"
+    back = "" if is_forced else f'[ "$was" != 0 ] || scontrol update nodename={node} state=resume\n'
+    return [
         Step(
             host=host.address,
             label=node,
             stage=Stage.PREPARE,
-            title=f"node {node} takes no new jobs",
-            check=f"! scontrol show node {node} >/dev/null 2>&1 || scontrol show node {node} | grep -q DRAIN",
-            apply=f"scontrol update nodename={node} state=drain reason=leaves",
-            on=on,
+            title=f"node {node} takes no new jobs, and none runs there",
+            check=f"{is_unknown} || {{ {is_drained} && {_no_jobs(f'-w {node}')}; }}",
+            apply=f"""\
+was=$(scontrol show node {node} | grep -c DRAIN)
+[ "$was" != 0 ] || scontrol update nodename={node} state=drain reason=leaves || exit 1
+{_no_jobs(f"-w {node}")} && exit 0
+{back}{_end_jobs(f"-w {node}", is_forced=is_forced)}""",
+            on=inventory.controller.address,
         )
     ]
-    steps.append(
-        Step(
-            host=host.address,
-            label=node,
-            stage=Stage.PREPARE,
-            title=f"no job runs on node {node}",
-            check=f"! scontrol show node {node} >/dev/null 2>&1 || {_no_jobs(f'-w {node}')}",
-            apply=_end_jobs(f"-w {node}", is_forced=is_forced),
-            on=on,
-        )
-    )
-    return steps
 
 
 def quiet_cluster(inventory: Inventory, *, is_forced: bool) -> Step:
@@ -178,7 +175,7 @@ def upgrades(inventory: Inventory, facts: Mapping[str, Facts]) -> list[list[Step
         make = Maker(host, fact)
         packages = packages_of(host)
         title = f"newest packages {' '.join(packages)}"
-        make.step(Stage.PREPARE, title, shell.are_newest(packages), shell.upgrade(packages), INSTALL_S)
+        make.step(Stage.PREPARE, title, apt.are_newest(packages), apt.upgrade(packages), INSTALL_S)
         turn = 0 if host.has(Role.DATABASE) else 1 if host.has(Role.CONTROLLER) else 2
         rounds[turn] += make.steps
     return [steps for steps in rounds if steps]

@@ -13,8 +13,9 @@ from shoal.cluster import leaving
 from shoal.cluster.advice import firewall
 from shoal.cluster.facts import Facts
 from shoal.cluster.inventory import Found, Host, Inventory, Role
-from shoal.cluster.run import Crew, known_secrets, must_have
-from shoal.cluster.steps import Stage, Takeover, objections, plan
+from shoal.cluster.objections import Takeover, misfits, objections, remarks
+from shoal.cluster.run import Crew, State, known_secrets, must_have
+from shoal.cluster.steps import Stage, plan
 from shoal.errors import StateError
 
 
@@ -38,25 +39,28 @@ class Report:
     """Addresses of machines that are out: that one of them did not answer is no failure."""
 
 
-async def create(crew: Crew, inventory: Inventory, wishes: Wishes, now: int) -> Report:
+async def create(crew: Crew, inventory: Inventory, wishes: Wishes) -> Report:
     """Make the machines a cluster, or see that they are one. A worker that fails is left out and reported.
 
     Raises `EngineRefused` if the controller or the database cannot be had: without them there is no cluster.
     """
     await crew.meet(inventory.hosts)
-    return await _bring_to(crew, inventory, wishes, now)
+    return await _bring_to(crew, inventory, wishes)
 
 
-async def _bring_to(crew: Crew, inventory: Inventory, wishes: Wishes, now: int) -> Report:
+async def _bring_to(crew: Crew, inventory: Inventory, wishes: Wishes) -> Report:
     joined = {host.address: host.found for host in inventory.hosts}
-    _object(crew, inventory, wishes, now)
+    _object(crew, inventory, wishes)
     vital = _vital(inventory)
     must_have(crew, vital)
     if wishes.takeover is Takeover.KEEP:
         inventory = inventory.model_copy(update={"keeps_munge_key": True})
     wanted = inventory.with_found(_found(crew))
     secrets = await known_secrets(crew, wanted, wishes.takeover)
-    await crew.carry_out([step for step in plan(wanted, crew.facts, secrets) if step.stage is Stage.PREPARE])
+    first = [step for step in plan(wanted, _present(crew), secrets, {}) if step.stage is Stage.PREPARE]
+    await crew.carry_out(first)
+    await _look_again(crew, wanted)
+    parts = await crew.parts(host for host in wanted.hosts if host.has(Role.WORKER))
     must_have(crew, vital)
     # Who failed before ever having joined is not declared; who is away for a while stays declared as it was.
     lost = {address: joined.get(address) for address in crew.failed}
@@ -65,12 +69,12 @@ async def _bring_to(crew: Crew, inventory: Inventory, wishes: Wishes, now: int) 
         for host in wanted.hosts
     ]
     wanted = wanted.with_hosts(hosts)
-    rest = [step for step in plan(wanted, _present(crew), secrets) if step.stage is not Stage.PREPARE]
+    rest = [step for step in plan(wanted, _present(crew), secrets, parts) if step.stage is not Stage.PREPARE]
     for stage in sorted({step.stage for step in rest}):
         await crew.carry_out([step for step in rest if step.stage is stage])
         if stage is not Stage.VERIFY:
             must_have(crew, vital)
-    return Report(wanted, advice=firewall(wanted, crew.facts), remarks=_remarks(crew, wanted))
+    return Report(wanted, advice=firewall(wanted, crew.facts), remarks=remarks(wanted, crew.facts))
 
 
 def _vital(inventory: Inventory) -> dict[str, str]:
@@ -78,8 +82,8 @@ def _vital(inventory: Inventory) -> dict[str, str]:
     return {inventory.database.address: "database's machine", inventory.controller.address: "controller"}
 
 
-def _object(crew: Crew, inventory: Inventory, wishes: Wishes, now: int) -> None:
-    for address, told in objections(inventory, crew.facts, wishes.takeover, now).items():
+def _object(crew: Crew, inventory: Inventory, wishes: Wishes) -> None:
+    for address, told in objections(inventory, crew.facts, wishes.takeover).items():
         crew.refuse(inventory.host(address), "; ".join(told))
 
 
@@ -91,30 +95,27 @@ def _present(crew: Crew) -> dict[str, Facts]:
     return {address: fact for address, fact in crew.facts.items() if address not in crew.failed}
 
 
-def _remarks(crew: Crew, inventory: Inventory) -> list[str]:
-    present = {host.address: host for host in inventory.hosts if host.address in crew.facts}
-    told = []
-    if direct := [host.label for address, host in present.items() if crew.facts[address].init != "systemd"]:
-        told.append(
-            f"no systemd on {', '.join(direct)}: daemons were started directly, and after a restart of the"
-            " machine `shoal cluster create` starts them again"
-        )
-    if bare := [host.label for address, host in present.items() if not crew.facts[address].cgroup]:
-        told.append(f"no writable cgroups on {', '.join(bare)}: memory and devices of jobs are not confined")
-    return told
+async def _look_again(crew: Crew, inventory: Inventory) -> None:
+    """What the archives have brought, and whether it goes together. A dry run has brought nothing."""
+    if crew.is_dry:
+        return
+    changed = {outcome.host for outcome in crew.outcomes if outcome.state is State.CHANGED}
+    await crew.meet(host for host in inventory.hosts if host.address in changed - set(crew.failed))
+    for address, told in misfits(inventory, _present(crew)).items():
+        crew.refuse(inventory.host(address), "; ".join(told))
 
 
-async def add(crew: Crew, inventory: Inventory, hosts: Iterable[Host], wishes: Wishes, now: int) -> Report:
+async def add(crew: Crew, inventory: Inventory, hosts: Iterable[Host], wishes: Wishes) -> Report:
     """Take more machines into a cluster. Those that fail are reported and stay out."""
     wider = inventory.with_hosts([*inventory.hosts, *hosts])
-    report = await create(crew, wider, wishes, now)
+    report = await create(crew, wider, wishes)
     assert report.inventory is not None
     known = {host.address for host in inventory.hosts}
     kept = [host for host in report.inventory.hosts if host.address in known or host.found]
     return Report(report.inventory.with_hosts(kept), report.advice, report.remarks)
 
 
-async def remove(crew: Crew, inventory: Inventory, refs: Iterable[str], wishes: Wishes, now: int) -> Report:
+async def remove(crew: Crew, inventory: Inventory, refs: Iterable[str], wishes: Wishes) -> Report:
     """Take machines out: no job there, out of every `slurm.conf`, then cleaned. A dead one may go, too."""
     going = [inventory.host(ref) for ref in refs]
     for host in going:
@@ -133,7 +134,7 @@ async def remove(crew: Crew, inventory: Inventory, refs: Iterable[str], wishes: 
     gone = {host.address for host in going} - stay
     smaller = inventory.with_hosts([host for host in inventory.hosts if host.address not in gone])
     facts = {address: crew.facts.pop(address) for address in gone & set(crew.facts)}
-    report = await _bring_to(crew, smaller, wishes, now)
+    report = await _bring_to(crew, smaller, wishes)
     report.gone = frozenset(gone)
     for host in going:
         if host.address in facts:
@@ -157,17 +158,21 @@ async def _clean(crew: Crew, hosts: Iterable[Host], wishes: Wishes, report: Repo
     await crew.carry_out(sorted(steps, key=lambda step: step.stage))
 
 
-async def upgrade(crew: Crew, inventory: Inventory, wishes: Wishes, now: int) -> Report:
+async def upgrade(crew: Crew, inventory: Inventory, wishes: Wishes) -> Report:
     """Newer packages in Slurm's order, then every daemon whose version changed is started again."""
     await crew.meet(inventory.hosts)
     must_have(crew, _vital(inventory))
     for steps in leaving.upgrades(inventory, _present(crew)):
         await crew.carry_out(steps)
-    return await _bring_to(crew, inventory, wishes, now)
+        must_have(crew, _vital(inventory))  # a slurmd must never be newer than its slurmctld
+    return await _bring_to(crew, inventory, wishes)
 
 
 async def destroy(crew: Crew, inventory: Inventory, wishes: Wishes) -> Report:
-    """Take the cluster down. Machines that did not answer, or failed, stay in the inventory."""
+    """Take the cluster down. While a machine failed or did not answer, the inventory stays, to try again.
+
+    Forced, those that did not answer are given up.
+    """
     await crew.meet(inventory.hosts)
     report = Report(None)
     if inventory.controller.address in crew.facts and crew.facts[inventory.controller.address].own_cluster:
@@ -179,6 +184,13 @@ async def destroy(crew: Crew, inventory: Inventory, wishes: Wishes) -> Report:
         if host.address in crew.facts and crew.facts[host.address].own_cluster in {"", inventory.cluster}
     ]
     await _clean(crew, mine, wishes, report)
-    if crew.failed or crew.is_dry:
+    away = {host.address for host in inventory.hosts if host.address not in crew.facts}
+    if crew.is_dry or set(crew.failed) - (away if wishes.is_forced else set()):
         report.inventory = inventory
+        then = "destroy it again when it does, or say `--force` to give it up"
+    else:
+        report.gone = frozenset(away)
+        then = "what Shoal put there stays there"
+    left = [host.label for host in inventory.hosts if host.address in away]
+    report.remarks += [f"{label} did not answer: {then}" for label in left]
     return report

@@ -38,6 +38,7 @@ class File:
     owner: str = "root:root"
     mode: str = "0644"
     is_secret: bool = False
+    is_binary: bool = False
 
     @property
     def sha256(self) -> str:

@@ -10,22 +10,28 @@ import base64
 import re
 import secrets as randomness
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import groupby
+from itertools import count, groupby
+from typing import TypeVar
 
 import anyio
 
 from shoal.cluster.facts import MUNGE_KEY, SCRIPT, SLURMDBD_CONF, Facts, read_facts
 from shoal.cluster.inventory import Host, Inventory
 from shoal.cluster.machine import Machine
+from shoal.cluster.node_part import pack
+from shoal.cluster.objections import Takeover
 from shoal.cluster.render import Secrets
-from shoal.cluster.steps import Step, Takeover
-from shoal.errors import EngineRefused, ShoalError
+from shoal.cluster.steps import Step
+from shoal.errors import EngineRefused, ShoalError, StateError
 
 MAX_AT_ONCE = 64
 MUNGE_KEY_BYTES = 1024
 PASSWORD_BYTES = 24
+SAY_AFTER_S, SAY_EVERY_S = 2.0, 15.0
+"""Whatever takes longer is told while it is under way."""
+T = TypeVar("T")
 
 
 class State(StrEnum):
@@ -33,6 +39,7 @@ class State(StrEnum):
     CHANGED = "changed"
     WOULD_CHANGE = "would change"
     FAILED = "failed"
+    UNDER_WAY = "under way"
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,8 @@ class Crew:
 
     connect: Connect
     tell: Tell
+    now: Callable[[], float]
+    pack: Callable[[str, str], bytes] = pack
     is_dry: bool = False
     machines: dict[str, Machine] = field(default_factory=dict)
     facts: dict[str, Facts] = field(default_factory=dict)
@@ -79,7 +88,7 @@ class Crew:
 
     def refuse(self, host: Host, detail: str, hint: str = "") -> None:
         """Let a machine take no further part; the reason is told."""
-        self.note(Outcome(host.address, host.label, "can be used", State.FAILED, detail, hint))
+        self.note(Outcome(host.address, host.label, "is usable", State.FAILED, detail, hint))
 
     async def meet(self, hosts: Iterable[Host]) -> None:
         """Connect to every machine and let it tell about itself. Those that fail are reported, not raised."""
@@ -87,17 +96,72 @@ class Crew:
 
         async def one(host: Host) -> None:
             async with limit:
+                under_way = Outcome(host.address, host.label, "connecting", State.UNDER_WAY)
                 try:
-                    machine = await self.connect(host)
-                    self.machines[host.address] = machine
-                    answer = await machine.run(SCRIPT)
-                    self.facts[host.address] = read_facts(_heard(answer.out, answer.err), host)
+                    await self._aloud(under_way, lambda: self._meet(host))
                 except ShoalError as wrong:
                     self.refuse(host, wrong.message, wrong.hint or "")
 
         async with anyio.create_task_group() as group:
             for host in hosts:
                 group.start_soon(one, host)
+
+    async def _meet(self, host: Host) -> None:
+        machine = self.machines.get(host.address)
+        if machine is None:
+            machine = self.machines[host.address] = await self.connect(host)
+            # A dry run changes nothing: it may look on while somebody else works.
+            if not self.is_dry and (who := await machine.hold()):
+                raise StateError(
+                    f"{host.label} is being changed by {who} right now",
+                    hint="wait for that to end, then run the same command again",
+                )
+        asked_at = int(self.now())
+        answer = await machine.run(SCRIPT)
+        self.facts[host.address] = read_facts(_heard(answer.out, answer.err), host, asked_at)
+
+    async def parts(self, hosts: Iterable[Host]) -> dict[str, bytes]:
+        """Shoal's own archive for each of these machines. One for which there is none is reported."""
+        found: dict[str, bytes] = {}
+        for host in hosts:
+            fact = self.facts.get(host.address)
+            if fact is None or not fact.python or host.address in self.failed:
+                continue
+            about = f"Shoal's part for Python {fact.python} on {fact.arch} is fetched"
+            under_way = Outcome(host.address, host.label, about, State.UNDER_WAY)
+            python, arch = fact.python, fact.arch
+            try:
+                found[host.address] = await self._aloud(
+                    under_way,
+                    lambda: anyio.to_thread.run_sync(self.pack, python, arch),  # noqa: B023 (awaited here)
+                )
+            except ShoalError as wrong:
+                self.refuse(host, wrong.message, wrong.hint or "")
+        return found
+
+    async def _aloud(self, under_way: Outcome, work: Callable[[], Awaitable[T]]) -> T:
+        """Do it, and say what is being done for as long as it takes."""
+
+        async def say() -> None:
+            await anyio.sleep(SAY_AFTER_S)
+            self.tell(under_way)
+            for turn in count(1):
+                await anyio.sleep(SAY_EVERY_S)
+                detail = f"{SAY_AFTER_S + turn * SAY_EVERY_S:.0f} s"
+                self.tell(replace(under_way, detail=detail))
+
+        done: list[T] = []
+        failure: ShoalError | None = None
+        async with anyio.create_task_group() as group:
+            group.start_soon(say)
+            try:
+                done.append(await work())
+            except ShoalError as wrong:  # raised outside: a task group would wrap it
+                failure = wrong
+            group.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        return done[0]
 
     async def carry_out(self, steps: Sequence[Step]) -> None:
         """Every step in its stage. A machine that has failed, here or before, takes no further one."""
@@ -114,7 +178,8 @@ class Crew:
         left = list(steps)
         while left and not {left[0].host, left[0].where} & set(self.failed):
             try:
-                seen = await self._look(left)
+                under_way = _became(left[0], State.UNDER_WAY, "looking")
+                seen = await self._aloud(under_way, lambda: self._look(left))  # noqa: B023 (awaited here)
             except ShoalError as wrong:
                 self.note(_became(left[0], State.FAILED, wrong.message, wrong.hint or ""))
                 return
@@ -141,7 +206,10 @@ class Crew:
 
     async def _change(self, step: Step) -> Outcome:
         try:
-            answer = await self.machines[step.where].run(step.apply, step.stdin, step.timeout_s)
+            answer = await self._aloud(
+                _became(step, State.UNDER_WAY),
+                lambda: self.machines[step.where].run(step.apply, step.stdin, step.timeout_s),
+            )
         except ShoalError as wrong:
             return _became(step, State.FAILED, wrong.message, wrong.hint or "")
         if answer.code == 0:
@@ -186,8 +254,9 @@ async def _read(crew: Crew, address: str, script: str) -> str:
     """What a machine has. Raises rather than answer nothing: a new secret would shut the others out."""
     answer = await crew.machines[address].run(script)
     if answer.code or not answer.out:
+        why = answer.err.strip() or f"exit code {answer.code}"  # never what it printed: half a secret
         raise EngineRefused(
-            f"{address} did not give the cluster's secret: {answer.last_words}",
+            f"{address} did not give the cluster's secret: {why}",
             hint=f"ssh {address} {script}",
         )
     return answer.out
@@ -197,7 +266,8 @@ def must_have(crew: Crew, hosts: Mapping[str, str]) -> None:
     """Raise unless these machines (address to what it is for) are still with us."""
     for address, what in hosts.items():
         if (wrong := crew.failed.get(address)) is not None:
+            at = f"failed at `{wrong.title}`" if wrong.step else "cannot be used"
             raise EngineRefused(
-                f"the {what}, {wrong.label}, failed at `{wrong.title}`: {wrong.detail}",
+                f"the {what}, {wrong.label}, {at}: {wrong.detail}",
                 hint=wrong.hint or "mend it, then run the same command again",
             )

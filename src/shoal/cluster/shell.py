@@ -17,6 +17,10 @@ BACKUP = ".before-shoal"
 HOSTS = "/etc/hosts"
 MARK = "# shoal-cluster"
 """Ends every line of `/etc/hosts` that Shoal wrote."""
+OFF = "# shoal-cluster off: "
+"""Begins every line of it that Shoal put out of use, as it stood there."""
+LOOPBACK_NAME = "127[.]0[.]1[.]1"
+"""What Debian's installer writes for the machine's own name."""
 
 
 @dataclass(frozen=True)
@@ -72,46 +76,13 @@ echo {init} >{STATE_DIR}/init
 echo {cluster} >{STATE_DIR}/cluster"""
 
 
-def are_installed(packages: Sequence[str]) -> str:
-    return "\n".join(
-        f"dpkg-query -W -f='${{db:Status-Abbrev}}' {name} 2>/dev/null | grep -q ^ii || exit 1"
-        for name in packages
+def removal(path: str) -> tuple[str, str]:
+    """The look and the change: Shoal's file goes, and what was there before it is back, in one move."""
+    kept = f"{path}{BACKUP}"
+    return (
+        f"[ ! -e {kept} ] && [ ! -e {path} ]",
+        f"set -eu\nif [ -e {kept} ]; then mv -f {kept} {path}; else rm -f {path}; fi",
     )
-
-
-def install(packages: Sequence[str]) -> str:
-    names = " ".join(packages)
-    return f"""\
-set -eu
-for name in {names}; do
-  dpkg-query -W -f='${{db:Status-Abbrev}}' $name 2>/dev/null | grep -q ^ii ||
-    grep -qxF $name {STATE_DIR}/packages 2>/dev/null || echo $name >>{STATE_DIR}/packages
-done
-export DEBIAN_FRONTEND=noninteractive
-apt='apt-get -q -y -o DPkg::Lock::Timeout=300 -o Dpkg::Options::=--force-confold'
-$apt install --no-install-recommends {names} </dev/null >{STATE_DIR}/apt.log 2>&1 || {{
-  $apt update </dev/null >{STATE_DIR}/apt.log 2>&1 || {{ tail -n 5 {STATE_DIR}/apt.log >&2; exit 1; }}
-  $apt install --no-install-recommends {names} </dev/null >{STATE_DIR}/apt.log 2>&1 ||
-    {{ tail -n 5 {STATE_DIR}/apt.log >&2; exit 1; }}
-}}"""
-
-
-def are_newest(packages: Sequence[str]) -> str:
-    """Asks the archives first: the one look that writes, and only apt's own lists."""
-    names = " ".join(packages)
-    return f"""\
-apt-get -q -o DPkg::Lock::Timeout=300 update </dev/null >/dev/null 2>&1
-! LC_ALL=C apt-get -s install --only-upgrade {names} </dev/null 2>/dev/null | grep -q '^Inst '"""
-
-
-def upgrade(packages: Sequence[str]) -> str:
-    names = " ".join(packages)
-    return f"""\
-set -eu
-export DEBIAN_FRONTEND=noninteractive
-apt-get -q -y -o DPkg::Lock::Timeout=300 -o Dpkg::Options::=--force-confold install --only-upgrade \\
-  --no-install-recommends {names} </dev/null >{STATE_DIR}/apt.log 2>&1 ||
-  {{ tail -n 5 {STATE_DIR}/apt.log >&2; exit 1; }}"""
 
 
 def is_written(file: File) -> str:
@@ -136,13 +107,14 @@ def write(file: File, *, is_foreign: bool) -> str:
     folder = file.path.rpartition("/")[0]
     return f"""\
 set -eu
+umask 077
 [ -d {folder} ] || install -d -m 0755 {folder}
-{recorded("files", f"{file.sha256} {file.path}")}
-{kept}umask 077
 cat >{file.path}.shoal-new
-[ "$(sha256sum <{file.path}.shoal-new | cut -d' ' -f1)" = {file.sha256} ]
+[ "$(sha256sum <{file.path}.shoal-new | cut -d' ' -f1)" = {file.sha256} ] ||
+  {{ rm -f {file.path}.shoal-new; echo 'only a part of it arrived' >&2; exit 1; }}
 chown {file.owner} {file.path}.shoal-new
 chmod {file.mode} {file.path}.shoal-new
+{kept}{recorded("files", f"{file.sha256} {file.path}")}
 mv -f {file.path}.shoal-new {file.path}"""
 
 
@@ -153,17 +125,36 @@ def give(file: File) -> str:
 
 def has_names(lines: Sequence[str]) -> str:
     wanted = shlex.quote("\n".join(f"{line} {MARK}" for line in lines))
-    return f"""[ "$(grep '{MARK}$' {HOSTS})" = {wanted} ]"""
+    return f"""\
+[ "$(grep '{MARK}$' {HOSTS})" = {wanted} ] || exit 1
+! grep -q "^{LOOPBACK_NAME}[[:space:]].*\\b$(hostname -s)\\b" {HOSTS}"""
 
 
 def write_names(lines: Sequence[str]) -> str:
-    # Renamed, so that nobody reads half of it; in a container it is a mount of its own, and written over.
+    """The cluster's names, and the machine's own name no longer at a loopback address.
+
+    A rank that looks its own name up would tell its peers to find it there: gloo does.
+    """
     wanted = shlex.quote("\n".join(f"{line} {MARK}" for line in lines))
+    off = f"s/^{LOOPBACK_NAME}[[:space:]].*\\b'\"$(hostname -s)\"'\\b/{OFF}&/"
+    text = f"{{ grep -v '{MARK}$' {HOSTS} | sed '{off}'; printf '%s\\n' {wanted}; }}"
+    return f"set -eu\n{recorded('made', 'names')}\n{_replace_hosts(text)}"
+
+
+def has_no_names() -> str:
+    return f"! grep -q -e '{MARK}$' -e '^{OFF}' {HOSTS}"
+
+
+def remove_names() -> str:
+    text = f"{{ grep -v '{MARK}$' {HOSTS} | sed 's/^{OFF}//'; }}"
+    return f"set -eu\n{_replace_hosts(text)}"
+
+
+def _replace_hosts(text: str) -> str:
+    # Renamed, so that nobody reads half of it; in a container it is a mount of its own, and written over.
     return f"""\
-set -eu
-{recorded("made", "names")}
 cp -p {HOSTS} {HOSTS}.shoal-new
-{{ grep -v '{MARK}$' {HOSTS} || true; printf '%s\\n' {wanted}; }} >{HOSTS}.shoal-new
+{text} >{HOSTS}.shoal-new
 mv -f {HOSTS}.shoal-new {HOSTS} 2>/dev/null || cat {HOSTS}.shoal-new >{HOSTS}
 rm -f {HOSTS}.shoal-new"""
 
@@ -246,13 +237,21 @@ mariadb -N -e 'show databases' | grep -qx {DATABASE}"""
 
 
 def make_database(digest: str) -> str:
-    """Takes SQL from standard input, once the server answers."""
+    """Takes SQL from standard input, once the server answers. One that Shoal did not make is left alone."""
     return f"""\
 set -eu
 for i in $(seq 300); do mariadb -e 'select 1' >/dev/null 2>&1 && break || sleep 0.2; done
+there=$(mariadb -N -e "show databases like '{DATABASE}'")
+[ -z "$there" ] || grep -qx database {STATE_DIR}/made 2>/dev/null ||
+  {{ echo 'a database {DATABASE} was there before Shoal; rename it' >&2; exit 1; }}
 {recorded("made", "database")}
 mariadb
 echo {digest} >{STATE_DIR}/started/database"""
+
+
+def has_no_database() -> str:
+    shown = f"mariadb -N -e 'show databases' 2>/dev/null | grep -qx {DATABASE}"
+    return f"[ ! -d /var/lib/mysql/{DATABASE} ] && ! {shown}"
 
 
 def is_registered(cluster: str) -> str:

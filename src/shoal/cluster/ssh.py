@@ -8,7 +8,9 @@ ever asked for, stored or put on a command line.
 from __future__ import annotations
 
 import asyncio
+import getpass
 import shlex
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from shoal.errors import EngineUnreachable
 CONNECT_S = 15.0
 KEEPALIVE_S = 15.0
 MAX_OUTPUT = 1 << 20
+LOCK = "/run/shoal-cluster.lock"
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,28 @@ class SshMachine:
             ) from None
         code = 255 if done.returncode is None else done.returncode
         return Answer(code, _text(done.stdout), _text(done.stderr))
+
+    async def hold(self) -> str:
+        """The lock is a process there that reads from us: it ends, and with it the lock, when we are gone."""
+        who = shlex.quote(f"{getpass.getuser()}@{socket.gethostname()}")
+        script = f"""\
+umask 077
+exec 9>>{LOCK}
+flock -n 9 || {{ echo "busy $(cat {LOCK})"; exit 1; }}
+echo {who} >{LOCK}
+echo held
+exec cat >/dev/null"""
+        command = f"{self._prefix}sh -c {shlex.quote(script)}"
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                process = await self._connection.create_process(command)
+                told = str(await process.stdout.readline()).strip()
+        except (OSError, asyncssh.Error, TimeoutError) as lost:
+            raise EngineUnreachable(
+                f"{self._host.label}: the connection was lost ({lost})", hint=f"ssh {self._host.address} true"
+            ) from None
+        # Where not even this could be run, what is asked next says why.
+        return told.removeprefix("busy").strip() or "somebody" if told.startswith("busy") else ""
 
     async def close(self) -> None:
         self._connection.close()

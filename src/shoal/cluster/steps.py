@@ -7,17 +7,15 @@ those of one machine in order; a stage begins when the one before it has ended e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 
-from shoal.cluster import render, shell
-from shoal.cluster.facts import DATABASE, MUNGE_KEY, SLURM_CONF, SLURM_DIR, SLURMDBD_CONF, Facts
+from shoal.cluster import apt, node_part, render, shared, shell
+from shoal.cluster.facts import DATABASE, Facts
 from shoal.cluster.inventory import Host, Inventory, Role
 from shoal.cluster.render import File, Secrets
 
-MAX_SKEW_S = 60
-"""Munge refuses credentials that are five minutes off; a minute leaves room to drift."""
 INSTALL_S = 1200.0
 STEP_S = 120.0
 ANSWER_S = 60
@@ -35,14 +33,6 @@ class Stage(IntEnum):
     STOP_WORK = 7
     STOP_CONTROL = 8
     CLEAN = 9
-
-
-class Takeover(StrEnum):
-    """What becomes of a file that was there before Shoal: nothing is lost in any case."""
-
-    REFUSE = "refuse"
-    KEEP = "keep"
-    REPLACE = "replace"
 
 
 @dataclass(frozen=True)
@@ -72,91 +62,26 @@ def packages_of(host: Host) -> tuple[str, ...]:
     if host.has(Role.DATABASE):
         found += ["slurmdbd", "mariadb-server"]
     if host.has(Role.WORKER):
-        found.append("slurmd")
+        found += ["slurmd", "python3"]
     return tuple(found)
 
 
-def objections(
-    inventory: Inventory, facts: Mapping[str, Facts], takeover: Takeover, now: int
-) -> dict[str, list[str]]:
-    """By address, why a machine must not be touched as it is. Empty: it may be."""
-    found: dict[str, list[str]] = {}
-    kept = facts.get(inventory.controller.address)
-    for host in inventory.hosts:
-        fact = facts.get(host.address)
-        if fact is not None and (told := [*_objections(host, fact, inventory, takeover, now, kept)]):
-            found[host.address] = told
-    hostnames = [fact.hostname for fact in facts.values()]
-    for address, fact in facts.items():
-        if hostnames.count(fact.hostname) > 1:
-            found.setdefault(address, []).append(
-                f"calls itself `{fact.hostname}`, and so does another machine of the cluster;"
-                " give each a name with `hostnamectl set-hostname`"
-            )
-    return found
-
-
-def _objections(
-    host: Host, fact: Facts, inventory: Inventory, takeover: Takeover, now: int, kept: Facts | None
-) -> Iterator[str]:
-    if fact.own_cluster and fact.own_cluster != inventory.cluster:
-        yield f"belongs to cluster `{fact.own_cluster}`; `shoal cluster remove` it there first"
-    if abs(fact.now - now) > MAX_SKEW_S:
-        yield f"has a clock {fact.now - now:+d} s off ours, more than {MAX_SKEW_S} s; install `chrony`"
-    if fact.found.address.startswith("127.") and len(inventory.hosts) > 1:
-        yield "is known by a loopback address only; say with `inside:` where the others reach it"
-    if host.has(Role.DATABASE) and "mysql-server" in fact.packages:
-        yield "has MySQL, and accounting is set up with MariaDB; choose another machine for `database`"
-    if host.has(Role.DATABASE) and fact.has_database and "database" not in fact.own_made:
-        yield "has a database `slurm_acct` that Shoal did not make; rename it, or choose another machine"
-    if takeover is Takeover.REPLACE:
-        return
-    for path in sorted(fact.files):
-        if fact.is_own(path) or path not in _wanted_paths(host):
-            continue
-        if path == MUNGE_KEY and "munge" in fact.own_packages and not _was_own(fact, path):
-            continue  # made by the package that Shoal installed, before Shoal was cut off
-        if (
-            path == MUNGE_KEY
-            and kept is not None
-            and (inventory.keeps_munge_key or takeover is Takeover.KEEP)
-        ):
-            if fact.files[path] == kept.files.get(MUNGE_KEY, fact.files[path]):
-                continue
-            yield f"has a {path} other than the controller's, which `--existing keep` would spread"
-            continue
-        by_whom = "was changed since Shoal wrote it" if _was_own(fact, path) else "was there before Shoal"
-        yield f"has a {path} that {by_whom}; `--existing replace` moves it to {path}{shell.BACKUP}"
-
-
-def _was_own(fact: Facts, path: str) -> bool:
-    return any(own == path for _, own in fact.own_files)
-
-
-def _wanted_paths(host: Host) -> set[str]:
-    paths = {
-        MUNGE_KEY,
-        SLURM_CONF,
-        f"{SLURM_DIR}/gres.conf",
-        f"{SLURM_DIR}/topology.conf",
-    }
-    paths |= {f"{SLURM_DIR}/cgroup.conf"}
-    if host.has(Role.DATABASE):
-        paths |= {SLURMDBD_CONF, render.MARIADB_CNF}
-    if host.has(Role.WORKER):
-        paths |= {render.HEALTH_PATH}
-    return paths
-
-
-def plan(inventory: Inventory, facts: Mapping[str, Facts], secrets: Secrets) -> list[Step]:
+def plan(
+    inventory: Inventory, facts: Mapping[str, Facts], secrets: Secrets, parts: Mapping[str, bytes]
+) -> list[Step]:
     """Every step for the machines that answered (`facts`), stage by stage.
 
-    Machines of the inventory that did not answer stay declared as they were found the last time.
+    Machines of the inventory that did not answer stay declared as they were found the last time. `parts` is
+    Shoal's own archive for each worker, by address.
     """
     steps: list[Step] = []
     for host in inventory.hosts:
         if (fact := facts.get(host.address)) is not None:
             steps += _machine_steps(host, fact, inventory, facts, secrets)
+            if host.found and host.has(Role.WORKER):
+                steps.append(_node_part(host, fact, parts.get(host.address, b"")))
+            if host.found and inventory.shared:
+                steps.append(_shared(host, fact, inventory))
     controller = inventory.controller
     for host in inventory.hosts:
         if host.has(Role.WORKER) and host.found and host.address in facts:
@@ -190,8 +115,8 @@ def _machine_steps(
     make.step(
         Stage.PREPARE,
         f"packages {' '.join(packages)}",
-        shell.are_installed(packages),
-        shell.install(packages),
+        apt.are_installed(packages),
+        apt.install(packages),
         INSTALL_S,
     )
     make.write(Stage.PREPARE, key)
@@ -225,6 +150,29 @@ def _machine_steps(
         make.write(Stage.FILES, render.health_check(host, host.found))
         make.start(Stage.WORK, shell.SLURMD, files)
     return make.steps
+
+
+def _node_part(host: Host, fact: Facts, part: bytes) -> Step:
+    """What starts Shoal's jobs on a node: a folder that this machine's own Python runs."""
+    make = Maker(host, fact)
+    archive = File("an archive on standard input", part, is_binary=True)
+    check, apply = node_part.has_part(archive.sha256), node_part.unpack_part(archive.sha256)
+    make.step(Stage.FILES, f"Shoal's part for jobs in {node_part.NODE_DIR}", check, apply, file=archive)
+    return make.steps[0]
+
+
+def _shared(host: Host, fact: Facts, inventory: Inventory) -> Step:
+    """The controller leaves a mark in the directory, and every other machine must see it."""
+    make = Maker(host, fact)
+    assert inventory.shared is not None
+    folder, mark = inventory.shared, f"{inventory.cluster} of {inventory.controller.label}"
+    if host.has(Role.CONTROLLER):
+        apply = shared.leave_mark(folder, mark)
+        make.step(Stage.CONTROL, f"{folder} can be written", shared.has_mark(folder, mark), apply)
+    else:
+        apply = shared.miss_mark(folder, inventory.controller.label)
+        make.step(Stage.WORK, f"{folder} is the controller's", shared.has_mark(folder, mark), apply)
+    return make.steps[0]
 
 
 def _database_steps(make: Maker, inventory: Inventory, secrets: Secrets) -> None:

@@ -269,6 +269,7 @@ class RemoteEngine(ABC):
         nodes = {facts.name: facts for facts in await self.nodes()}
         refuse_malformed(submission, nodes)
         orders = self._completed(submission, nodes)
+        await self._make_folders(orders)
         await self.on_thread(lambda: self.desk.add(orders, _archive_of(submission)))
 
     async def _begin_anew(self, submission: Submission) -> None:
@@ -285,7 +286,9 @@ class RemoteEngine(ABC):
                 raise NodeGone(gone, hint="shoal nodes", node=order.node)
             if order.node in lacking and order.node in shares and shares[order.node].outcome is None:
                 raise EngineUnreachable(f"{order.node} still has the share that is to be replaced")
-        for order in self._completed(submission, nodes):
+        orders = self._completed(submission, nodes)
+        await self._make_folders(orders)
+        for order in orders:
             if order.node in lacking:
                 await self.on_thread(
                     lambda order=order: self.desk.begin_anew(order, _archive_of(submission))  # type: ignore[misc]
@@ -305,13 +308,21 @@ class RemoteEngine(ABC):
                 master_port=port if order.incarnation == 0 else 0,
                 uid=None,
                 control_url=None if order.control_url is None else self._reach.urls[0],
-                checkpoint_dir=self._on_shared(order.checkpoint_dir, order.job_id, make=True),
-                model_dir=self._on_shared(order.model_dir, order.job_id, make=False),
+                checkpoint_dir=self._on_shared(order.checkpoint_dir, order.job_id),
+                model_dir=self._on_shared(order.model_dir, order.job_id),
             )
             for order in submission.orders
         )
 
-    def _on_shared(self, path: str | None, job_id: str, *, make: bool) -> str | None:
+    def make_folder(self, path: str) -> None:
+        """Make a folder of the shared directory. Blocks; one that is there stays as it is."""
+        Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    async def _make_folders(self, orders: Collection[Order]) -> None:
+        for path in sorted({order.checkpoint_dir for order in orders if order.checkpoint_dir}):
+            await self.on_thread(lambda path=path: self.make_folder(path))  # type: ignore[misc]
+
+    def _on_shared(self, path: str | None, job_id: str) -> str | None:
         """A path below the home's checkpoints, where all nodes have it."""
         if path is None:
             return None
@@ -321,8 +332,6 @@ class RemoteEngine(ABC):
                 hint="connect again with `--shared DIR`, or leave out `checkpoint`",
             )
         place = Path(self._reach.shared) / "checkpoints" / Path(path).relative_to(self._home / "checkpoints")
-        if make:
-            place.mkdir(mode=0o700, parents=True, exist_ok=True)
         return str(place)
 
     async def _start(self, submission: Submission, *, is_new: bool) -> None:

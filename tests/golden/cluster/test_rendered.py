@@ -13,10 +13,10 @@ from shoal.cluster.facts import Facts
 from shoal.cluster.inventory import Inventory
 from shoal.cluster.leaving import leave, upgrades
 from shoal.cluster.steps import Step, plan
-from tests.support.bare_machines import SECRETS, facts_of, found, three
+from tests.support.bare_machines import SECRETS, facts_of, found, parts_of, three
 
 FILES = Path(__file__).parent
-GPUS = tuple(f"gpu {index} NVIDIA H100 80GB HBM3" for index in range(8))
+GPUS = tuple(f"gpu {index} Disabled NVIDIA H100 80GB HBM3" for index in range(8))
 MIXED = ("device /dev/nvidia0", "device /dev/nvidia2")
 OWN = (
     "own cluster lab",
@@ -25,6 +25,7 @@ OWN = (
     "file /etc/slurm/slurm.conf 22",
     "own files 22 /etc/slurm/slurm.conf",
     "own made names",
+    "own made mark /scratch/.shoal-cluster",
     "own made folder /var/spool/slurmd",
     "own started munge",
     "own started slurmd",
@@ -34,7 +35,7 @@ OWN = (
 
 def world() -> tuple[Inventory, dict[str, Facts]]:
     """Three machines: a controller with eight GPUs, one on another switch with two, one without."""
-    inventory = three(slurm={"SlurmdTimeout": 30, "PrologFlags": "Contain"})
+    inventory = three(slurm={"SlurmdTimeout": 30, "PrologFlags": "Contain"}, shared="/scratch")
     hosts = [
         host.model_copy(update={"switch": "rack2"} if host.name == "b" else {}) for host in inventory.hosts
     ]
@@ -74,13 +75,14 @@ def shown(steps: list[Step]) -> str:
 def plans() -> dict[str, str]:
     inventory, facts = world()
     second = inventory.hosts[1]
+    parts = parts_of(inventory.hosts)
     one = {second.address: facts[second.address]}
     direct = facts_of([inventory.hosts[0]])
     direct = {address: _without_systemd(fact) for address, fact in direct.items()}
     leaving = facts_of([second], {"b": OWN})[second.address]
     return {
-        "worker.steps": shown(plan(inventory, one, SECRETS)),
-        "controller-without-systemd.steps": shown(plan(inventory, direct, SECRETS)),
+        "worker.steps": shown(plan(inventory, one, SECRETS, parts)),
+        "controller-without-systemd.steps": shown(plan(inventory, direct, SECRETS, parts)),
         "leaving.steps": shown(leave(second, leaving, has_packages_removed=True)),
         "upgrade.steps": "\n".join(shown(steps) for steps in upgrades(inventory, facts)),
     }
@@ -102,7 +104,7 @@ def test_what_a_machine_gets_is_what_was_looked_at(name: str) -> None:
 def test_no_secret_stands_in_a_script() -> None:
     inventory, facts = world()
     secret = SECRETS.database_password
-    for step in plan(inventory, facts, SECRETS):
+    for step in plan(inventory, facts, SECRETS, parts_of(inventory.hosts)):
         assert secret not in step.check + step.apply + step.title
         if step.stdin and (secret.encode() in step.stdin or SECRETS.munge_key in step.stdin):
             assert step.file is not None

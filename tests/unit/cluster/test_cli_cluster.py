@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from shoal.cli import main
-from shoal.cli.cluster import connect_shoal
+from shoal.cli.cluster_connect import connect_shoal
+from shoal.cli.cluster_inventory import alone
 from shoal.cluster import ssh
 from shoal.cluster.inventory import Host, Inventory, load
+from shoal.cluster.run import Crew
 from shoal.errors import EngineUnreachable
-from tests.support.bare_machines import PaperMachine, facts_of, found, three, told
+from tests.support.bare_machines import PART, PaperMachine, facts_of, found, three, told
 from tests.support.cli import Shell
 
 CREATE = (
@@ -26,6 +29,7 @@ CREATE = (
     "root",
     "--no-connect",
 )
+NODE_PART = ("--python", "/usr/bin/python3", "--python-path", "/usr/local/lib/shoal-node")
 
 
 @pytest.fixture
@@ -41,6 +45,7 @@ def drawer(monkeypatch: pytest.MonkeyPatch) -> dict[str, PaperMachine]:
         return found[host.address]
 
     monkeypatch.setattr(ssh.Ssh, "connect", connect)
+    monkeypatch.setattr(Crew, "pack", staticmethod(lambda _, __: PART))
     return found
 
 
@@ -66,11 +71,11 @@ def test_a_cluster_is_made_kept_and_shown(shell: Shell, drawer: dict[str, PaperM
 def test_progress_tells_what_changed_and_who_failed(shell: Shell, drawer: dict[str, PaperMachine]) -> None:
     drawer["10.0.0.2"].judge = lambda script: int("slurmd.pid" in script or "slurmd\n" in script)
     drawer["10.0.0.1"].judge = lambda script: int("[ " in script and "/etc/slurm/gres.conf" in script)
-    drawer["10.0.0.1"].facts = told("a", "10.0.0.1", "gpu 0 NVIDIA H200")
+    drawer["10.0.0.1"].facts = told("a", "10.0.0.1", "gpu 0 Disabled NVIDIA H200")
     made = shell(*CREATE)
     assert made.code == 5
     assert "a: FAILED: file /etc/slurm/gres.conf: it broke" in made.out.splitlines()
-    assert made.out.splitlines()[-1] == "cluster lab: stopped; 0 things were changed before"
+    assert made.out.splitlines()[-1] == "cluster lab: stopped; nothing was changed"
     assert "error: the controller, a, failed at `file /etc/slurm/gres.conf`: it broke" in made.err
 
 
@@ -80,7 +85,7 @@ def test_a_worker_that_fails_is_told_and_the_rest_works(
     del drawer["10.0.0.2"]
     made = shell(*CREATE)
     assert made.code == 5
-    assert "10.0.0.2: FAILED: can be used: 10.0.0.2 cannot be reached: no route" in made.out
+    assert "10.0.0.2: REFUSED: 10.0.0.2 cannot be reached: no route" in made.out
     assert made.out.splitlines()[-1] == "cluster lab: 1 of 2 machines failed; the other 1 work"
     assert [host.label for host in load(shell.home / "clusters" / "lab.yaml").hosts] == ["a", "10.0.0.2"]
 
@@ -169,14 +174,15 @@ def test_shoal_is_connected_by_the_command_a_person_would_type(
     monkeypatch: pytest.MonkeyPatch, code: int, said: str
 ) -> None:
     typed = typed_by(monkeypatch, code)
-    assert connect_shoal(made("ana")).startswith(said)
-    assert typed == [["connect", "slurm", "--ssh", "ana@10.0.0.1"]]
+    assert connect_shoal(made("ana"), {}).startswith(said)
+    assert typed == [["connect", "slurm", "--ssh", "ana@10.0.0.1", *NODE_PART]]
 
 
 def test_shoal_is_not_connected_as_root_and_it_is_said_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
     typed = typed_by(monkeypatch)
-    said = connect_shoal(made("root", port=2222))
-    assert said.endswith("`shoal connect slurm --ssh USER@10.0.0.1 '--ssh-options=-p 2222'`")
+    said = connect_shoal(made("root", port=2222), {})
+    words = "`shoal connect slurm --ssh USER@10.0.0.1 '--ssh-options=-p 2222' --python /usr/bin/python3"
+    assert words in said
     assert typed == []
 
 
@@ -185,9 +191,9 @@ def test_the_way_to_the_controller_is_told_to_who_connects(monkeypatch: pytest.M
     inventory = made("ana", port=2222, jump="bo@bastion").model_copy(
         update={"identity": "/keys/my key", "known_hosts": "/keys/known"}
     )
-    connect_shoal(inventory)
+    connect_shoal(inventory, {})
     options = "-p 2222 -J bo@bastion -i '/keys/my key' -o UserKnownHostsFile=/keys/known"
-    assert typed[0][-1] == f"--ssh-options={options}"
+    assert typed[0][4] == f"--ssh-options={options}"
 
 
 def test_without_asyncssh_it_is_said_what_to_install(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,3 +201,23 @@ def test_without_asyncssh_it_is_said_what_to_install(shell: Shell, monkeypatch: 
     monkeypatch.setitem(sys.modules, "asyncssh", None)
     made = shell(*CREATE)
     assert (made.code, made.err.splitlines()[-1]) == (3, "hint: pip install 'shoal[cluster]'")
+
+
+def test_a_second_command_is_refused_while_one_is_at_work(
+    shell: Shell, drawer: dict[str, PaperMachine]
+) -> None:
+    with alone(is_dry=False):
+        second = shell(*CREATE)
+        assert (second.code, second.err.splitlines()[0].split(":")[0]) == (3, "error")
+        assert "another `shoal cluster` is changing a cluster" in second.err
+        assert shell(*CREATE, "--dry-run").code == 0
+    assert shell(*CREATE).code == 0
+
+
+def test_nobody_is_connected_as_a_user_who_is_another_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    typed = typed_by(monkeypatch)
+    facts = {a: replace(f, login=("ana", int(a[-1]))) for a, f in facts_of(three().hosts).items()}
+    assert "jobs would run as somebody else" in connect_shoal(made("ana"), facts)
+    assert typed == []

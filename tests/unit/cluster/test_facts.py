@@ -57,7 +57,11 @@ def test_a_file_that_changed_since_is_not_ours_any_more() -> None:
         ("sudo: a password is required\n", "did not finish telling about itself; its last words: sudo"),
         ("", "its last words: nothing"),
         (told().replace("os debian", "os fedora"), "runs `fedora 12`"),
-        (told().replace("uid 0", "uid 1000"), "run as uid 1000"),
+        (told().replace("uid 0", "uid 1000", 1), "run as uid 1000"),
+        (told("$(reboot)"), "calls itself or its parts what Slurm cannot use"),
+        (told("-oProxyCommand=x"), "calls itself or its parts what Slurm cannot use"),
+        (told(without="cpus"), "told of itself what cannot be read: KeyError('cpus')"),
+        (told().replace("memory_kib 67108864", "memory_kib lots"), "told of itself what cannot be read"),
     ],
 )
 def test_a_machine_that_cannot_be_used_is_refused_with_a_reason(text: str, words: str) -> None:

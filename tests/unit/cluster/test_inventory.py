@@ -49,7 +49,7 @@ def test_the_first_machine_decides_unless_another_is_named() -> None:
 
 def test_what_is_kept_is_what_was_found_and_nobody_else_reads_it(tmp_path: Path) -> None:
     inventory = three(slurm={"KillWait": 10})
-    inventory = found(inventory, facts_of(inventory.hosts, {"b": ("gpu 0 NVIDIA H200",)}))
+    inventory = found(inventory, facts_of(inventory.hosts, {"b": ("gpu 0 Disabled NVIDIA H200",)}))
     path = path_of(tmp_path, "lab")
     save(inventory, path)
     assert load(path) == inventory
@@ -111,3 +111,18 @@ def test_a_machine_is_called_by_name_or_address() -> None:
     assert inventory.host("b") == inventory.host("10.0.0.2")
     with pytest.raises(NotFound, match="it has a, b, c"):
         inventory.host("d")
+
+
+@pytest.mark.parametrize("value", ["a;reboot", "$(reboot)", "a\nb", "-oProxyCommand=x", "a b", "`id`", "a'b"])
+@pytest.mark.parametrize("field", ["address", "name", "user", "jump", "inside", "switch"])
+def test_no_value_of_a_host_can_reach_a_shell_as_more_than_a_word(field: str, value: str) -> None:
+    host = {"address": "10.0.0.1", "roles": ["controller", "database"], field: value}
+    with pytest.raises(SpecError):
+        make({"cluster": "lab", "hosts": [host]}, "here")
+
+
+@pytest.mark.parametrize("value", ["shared", "/a b", "/a;b", "/$(x)", "/../etc", "/-x", "/"])
+def test_a_shared_directory_is_a_plain_path(value: str) -> None:
+    host = {"address": "10.0.0.1", "roles": ["controller", "database"]}
+    with pytest.raises(SpecError):
+        make({"cluster": "lab", "shared": value, "hosts": [host]}, "here")

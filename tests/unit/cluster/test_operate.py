@@ -5,14 +5,15 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable
 
+import anyio
 import pytest
 
 from shoal.cluster.inventory import Host, Inventory
 from shoal.cluster.machine import Answer
-from shoal.cluster.operate import Report, Wishes, add, create, destroy, remove
+from shoal.cluster.operate import Report, Wishes, add, create, destroy, remove, upgrade
 from shoal.cluster.run import Crew, Outcome, State
 from shoal.errors import EngineRefused, EngineUnreachable, StateError
-from tests.support.bare_machines import NOW, PaperMachine, facts_of, found, host, three, told
+from tests.support.bare_machines import NOW, PART, PaperMachine, facts_of, found, host, three, told
 
 
 def never(_: str) -> int:
@@ -34,7 +35,7 @@ class Paper:
         return self.machines[item.address]
 
     def crew(self, *, is_dry: bool = False) -> Crew:
-        return Crew(self.connect, lambda _: None, is_dry=is_dry)
+        return Crew(self.connect, lambda _: None, lambda: NOW, lambda _, __: PART, is_dry=is_dry)
 
 
 def wrong(crew: Crew) -> dict[str, str]:
@@ -44,7 +45,7 @@ def wrong(crew: Crew) -> dict[str, str]:
 async def test_everything_that_is_so_already_is_left_alone() -> None:
     paper = Paper(three())
     crew = paper.crew()
-    report = await create(crew, three(), Wishes(), NOW)
+    report = await create(crew, three(), Wishes())
     assert (crew.num_changed, crew.failed) == (0, {})
     assert all(not stdin for machine in paper.machines.values() for _, stdin in machine.seen)
     assert report.inventory == found(three(), crew.facts)
@@ -53,7 +54,7 @@ async def test_everything_that_is_so_already_is_left_alone() -> None:
 async def test_bare_machines_are_changed_step_by_step() -> None:
     paper = Paper(three(), never)
     crew = paper.crew()
-    await create(crew, three(), Wishes(), NOW)
+    await create(crew, three(), Wishes())
     assert crew.failed == {}
     assert {outcome.state for outcome in crew.outcomes} == {State.CHANGED}
 
@@ -61,7 +62,7 @@ async def test_bare_machines_are_changed_step_by_step() -> None:
 async def test_a_dry_run_sends_no_change() -> None:
     paper = Paper(three(), lambda _: 1)
     crew = paper.crew(is_dry=True)
-    await create(crew, three(), Wishes(), NOW)
+    await create(crew, three(), Wishes())
     assert {outcome.state for outcome in crew.outcomes} == {State.WOULD_CHANGE}
     scripts = [script for machine in paper.machines.values() for script, _ in machine.seen]
     assert [script for script in scripts if "&& echo yes || echo no" not in script] == []
@@ -71,7 +72,7 @@ async def test_a_worker_that_fails_before_it_joins_is_not_declared_and_the_rest_
     paper = Paper(three(), never)
     paper.machines["10.0.0.2"].judge = lambda _: 1
     crew = paper.crew()
-    report = await create(crew, three(), Wishes(), NOW)
+    report = await create(crew, three(), Wishes())
     assert list(wrong(crew)) == ["b"]
     assert crew.failed["10.0.0.2"].detail == "it broke"
     assert report.inventory is not None
@@ -85,7 +86,7 @@ async def test_a_member_that_is_away_stays_declared() -> None:
     paper = Paper(inventory, never)
     del paper.machines["10.0.0.3"]
     crew = paper.crew()
-    report = await create(crew, inventory, Wishes(), NOW)
+    report = await create(crew, inventory, Wishes())
     assert list(wrong(crew)) == ["c"]
     sent = [stdin for _, stdin in paper.machines["10.0.0.1"].seen if b"ClusterName" in stdin]
     assert [b"NodeName=c " in text for text in sent] == [True]
@@ -100,7 +101,7 @@ async def test_without_a_controller_there_is_no_cluster(when: str) -> None:
     else:
         paper.machines["10.0.0.1"].judge = lambda _: 1
     with pytest.raises(EngineRefused, match="the controller"):
-        await create(paper.crew(), three(), Wishes(), NOW)
+        await create(paper.crew(), three(), Wishes())
     assert not any(b"ClusterName" in stdin for m in paper.machines.values() for _, stdin in m.seen)
 
 
@@ -113,7 +114,7 @@ async def test_a_connection_that_breaks_is_a_failure_of_that_machine_alone() -> 
 
     paper.machines["10.0.0.2"].judge = break_off
     crew = paper.crew()
-    await create(crew, three(), Wishes(), NOW)
+    await create(crew, three(), Wishes())
     assert crew.failed["10.0.0.2"].detail == "the connection was lost"
     assert list(wrong(crew)) == ["b"]
 
@@ -131,14 +132,14 @@ async def test_the_cluster_keeps_its_key_and_a_key_that_cannot_be_read_is_not_re
 
     first = told("a", "10.0.0.1", *more)
     paper.machines["10.0.0.1"] = Keeper(first, never)
-    await create(paper.crew(), inventory, Wishes(), NOW)
+    await create(paper.crew(), inventory, Wishes())
     sent = [stdin for s, stdin in paper.machines["10.0.0.3"].seen if "cat >/etc/munge/munge.key" in s]
     assert sent == [b"the old key"]
 
     paper = Paper(inventory, never)
     paper.machines["10.0.0.1"] = PaperMachine(first, lambda _: 1)
     with pytest.raises(EngineRefused, match="did not give the cluster's secret"):
-        await create(paper.crew(), inventory, Wishes(), NOW)
+        await create(paper.crew(), inventory, Wishes())
 
 
 async def test_machines_that_cannot_join_stay_out_of_the_inventory() -> None:
@@ -147,7 +148,7 @@ async def test_machines_that_cannot_join_stay_out_of_the_inventory() -> None:
     paper = Paper(inventory.with_hosts([*inventory.hosts, *new]), never)
     paper.machines["10.0.0.5"].judge = lambda _: 1
     crew = paper.crew()
-    report = await add(crew, inventory, new, Wishes(), NOW)
+    report = await add(crew, inventory, new, Wishes())
     assert report.inventory is not None
     assert [item.label for item in report.inventory.hosts] == ["a", "b", "c", "d"]
     assert list(wrong(crew)) == ["e"]
@@ -155,7 +156,7 @@ async def test_machines_that_cannot_join_stay_out_of_the_inventory() -> None:
 
 async def removed(paper: Paper, inventory: Inventory, ref: str) -> tuple[Crew, Report]:
     crew = paper.crew()
-    return crew, await remove(crew, inventory, [ref], Wishes(), NOW)
+    return crew, await remove(crew, inventory, [ref], Wishes())
 
 
 async def test_a_dead_machine_may_be_removed_and_is_no_failure() -> None:
@@ -175,7 +176,7 @@ async def test_a_machine_with_jobs_stays() -> None:
     paper.machines["10.0.0.1"].judge = lambda script: 1 if "squeue -h -w c" in script else 0
     crew, report = await removed(paper, inventory, "c")
     assert report.inventory == inventory
-    assert wrong(crew) == {"c": "no job runs on node c"}
+    assert wrong(crew) == {"c": "node c takes no new jobs, and none runs there"}
     assert paper.machines["10.0.0.3"].seen == []
 
 
@@ -206,7 +207,56 @@ async def test_another_clusters_machine_is_left_alone_by_destroy() -> None:
 
 
 def test_the_first_failure_of_a_machine_is_the_one_told() -> None:
-    crew = Crew(Paper(three()).connect, lambda _: None)
+    crew = Paper(three()).crew()
     for detail in ("first", "second"):
         crew.note(Outcome("10.0.0.1", "a", "step", State.FAILED, detail))
     assert crew.failed["10.0.0.1"].detail == "first"
+
+
+async def test_a_machine_that_somebody_else_is_changing_is_not_touched() -> None:
+    paper = Paper(three(), never)
+    paper.machines["10.0.0.3"].holder = "bo@desktop"
+    crew = paper.crew()
+    await create(crew, three(), Wishes())
+    assert "is being changed by bo@desktop" in crew.failed["10.0.0.3"].detail
+    assert paper.machines["10.0.0.3"].seen == []
+    looking = paper.crew(is_dry=True)
+    await create(looking, three(), Wishes())
+    assert looking.failed == {}
+
+
+async def test_no_worker_becomes_newer_than_a_controller_whose_upgrade_failed() -> None:
+    inventory = found(three(), facts_of(three().hosts))
+    paper = Paper(inventory, lambda script: int("--only-upgrade" in script))
+    with pytest.raises(EngineRefused, match="failed at `newest packages"):
+        await upgrade(paper.crew(), inventory, Wishes())
+    assert [m.seen for a, m in paper.machines.items() if a != "10.0.0.1"] == [[], []]
+
+
+async def test_a_machine_that_never_comes_back_may_be_given_up() -> None:
+    inventory = found(three(), facts_of(three().hosts))
+    paper = Paper(inventory)
+    del paper.machines["10.0.0.2"]
+    report = await destroy(paper.crew(), inventory, Wishes(is_forced=True))
+    assert (report.inventory, report.gone) == (None, frozenset({"10.0.0.2"}))
+    assert report.remarks == ["b did not answer: what Shoal put there stays there"]
+
+
+async def test_what_takes_long_is_told_while_it_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.cluster.run.SAY_AFTER_S", 0.01)
+    heard: list[Outcome] = []
+    paper = Paper(three(), never)
+    machine = paper.machines["10.0.0.2"]
+    answer = machine.run
+
+    async def slowly(script: str, stdin: bytes = b"", timeout_s: float = 120.0) -> Answer:
+        if "apt-get" in script:
+            await anyio.sleep(0.1)
+        return await answer(script, stdin, timeout_s)
+
+    monkeypatch.setattr(machine, "run", slowly)
+    crew = Crew(paper.connect, heard.append, lambda: NOW, lambda _, __: PART)
+    await create(crew, three(), Wishes())
+    told_ = [outcome.title for outcome in heard if outcome.state is State.UNDER_WAY and outcome.label == "b"]
+    assert told_[0].startswith("packages munge")
+    assert State.UNDER_WAY not in {outcome.state for outcome in crew.outcomes}

@@ -53,3 +53,44 @@ def test_names_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
     os.close(before)
     run(shell.has_names(["10.0.0.1 a", "10.0.0.2 b"]))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hosts", "state"]
+
+
+def test_the_machines_own_name_leads_to_the_network_and_back_to_loopback_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = os.uname().nodename.partition(".")[0]
+    before = f"127.0.0.1 localhost\n127.0.1.1 {own}.lan {own}\n127.0.1.1 x{own}\n\n# theirs\n"
+    hosts = tmp_path / "hosts"
+    hosts.write_text(before)
+    monkeypatch.setattr(shell, "HOSTS", str(hosts))
+    names = [f"10.0.0.1 {own}"]
+    with pytest.raises(subprocess.CalledProcessError):
+        run(shell.has_names(names))
+    run(shell.write_names(names))
+    run(shell.has_names(names))
+    assert f"\n127.0.1.1 {own}" not in hosts.read_text()
+    assert f"\n127.0.1.1 x{own}\n" in hosts.read_text()
+    run(shell.write_names(names))
+    run(shell.remove_names())
+    assert hosts.read_text() == before
+    run(shell.has_no_names())
+
+
+def test_a_file_of_which_a_part_arrived_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "slurm.conf"
+    path.write_bytes(b"theirs")
+    file = File(str(path), b"ours, all of it", owner="root:root")
+    with pytest.raises(subprocess.CalledProcessError):
+        run(shell.write(file, is_foreign=True), b"ours")
+    assert path.read_bytes() == b"theirs"
+    assert sorted(found.name for found in tmp_path.rglob("*")) == ["slurm.conf", "state"]
+
+
+def test_what_was_there_before_is_back_in_one_move(tmp_path: Path) -> None:
+    path, kept = tmp_path / "munge.key", tmp_path / "munge.key.before-shoal"
+    path.write_bytes(b"ours")
+    kept.write_bytes(b"theirs")
+    _, change = shell.removal(str(path))
+    assert "rm -f" not in change.partition("else")[0]
+    run(change)
+    assert (path.read_bytes(), kept.exists()) == (b"theirs", False)

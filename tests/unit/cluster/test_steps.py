@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from shoal.cluster import render
@@ -9,16 +11,17 @@ from shoal.cluster.advice import firewall
 from shoal.cluster.facts import read_facts
 from shoal.cluster.inventory import Inventory
 from shoal.cluster.leaving import leave, left_behind
-from shoal.cluster.steps import MAX_SKEW_S, Stage, Takeover, objections, plan
-from tests.support.bare_machines import NOW, SECRETS, facts_of, found, host, three, told
+from shoal.cluster.objections import MAX_SKEW_S, Takeover, misfits, objections, unlike_users
+from shoal.cluster.steps import Stage, plan
+from tests.support.bare_machines import SECRETS, facts_of, found, host, parts_of, three, told
 
 KEY = "file /etc/munge/munge.key 11"
 OWN_KEY = "own files 11 /etc/munge/munge.key"
 
 
-def objected(takeover: Takeover = Takeover.REFUSE, now: int = NOW, **more: tuple[str, ...]) -> dict[str, str]:
+def objected(takeover: Takeover = Takeover.REFUSE, **more: tuple[str, ...]) -> dict[str, str]:
     inventory = three()
-    found_ = objections(inventory, facts_of(inventory.hosts, dict(more)), takeover, now)
+    found_ = objections(inventory, facts_of(inventory.hosts, dict(more)), takeover)
     return {inventory.host(address).label: "; ".join(lines) for address, lines in found_.items()}
 
 
@@ -67,22 +70,88 @@ def test_a_database_that_is_not_ours_is_not_touched_even_when_told_to_replace() 
 
 
 def test_clocks_that_are_too_far_apart_for_munge_are_told() -> None:
-    assert objected(now=NOW - MAX_SKEW_S) == {}
-    assert sorted(objected(now=NOW - MAX_SKEW_S - 1)) == ["a", "b", "c"]
+    inventory = three()
+    facts = facts_of(inventory.hosts)
+    for off_s, refused in ((MAX_SKEW_S, []), (-MAX_SKEW_S - 1, ["10.0.0.2"])):
+        facts["10.0.0.1"] = replace(facts["10.0.0.1"], off_s=1000)  # all but ours may be right
+        facts["10.0.0.2"] = replace(facts["10.0.0.2"], off_s=1000 + off_s)
+        facts["10.0.0.3"] = replace(facts["10.0.0.3"], off_s=1000)
+        assert list(objections(inventory, facts, Takeover.REFUSE)) == refused
 
 
 def test_two_machines_of_one_name_are_refused() -> None:
     inventory = three()
     facts = facts_of(inventory.hosts)
     facts["10.0.0.3"] = facts_of([host("b", 3)])["10.0.0.3"]
-    assert sorted(objections(inventory, facts, Takeover.REFUSE, NOW)) == ["10.0.0.2", "10.0.0.3"]
+    assert sorted(objections(inventory, facts, Takeover.REFUSE)) == ["10.0.0.2", "10.0.0.3"]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("gpu 3 Enabled NVIDIA H100", "has MIG switched on at GPU 3"),
+        ("hostname localhost", "calls itself `localhost`"),
+        ("hostname a", "is called `b`, and so is another"),
+    ],
+)
+def test_a_machine_that_would_not_work_is_refused_with_what_to_do(line: str, words: str) -> None:
+    inventory = three()
+    facts = facts_of(inventory.hosts)
+    text = told("b", "10.0.0.2", line)
+    if line.startswith("hostname"):
+        text = told(line.split()[1], "10.0.0.2")
+    facts["10.0.0.2"] = read_facts(text, inventory.hosts[1])
+    assert words in "; ".join(objections(inventory, facts, Takeover.REFUSE)["10.0.0.2"])
+
+
+def misfit(**lines: tuple[str, ...]) -> dict[str, str]:
+    inventory = three()
+    facts = facts_of(inventory.hosts, dict(lines))
+    return {a: "; ".join(words) for a, words in misfits(inventory, facts).items()}
+
+
+@pytest.mark.parametrize(
+    ("controller", "worker", "words"),
+    [
+        ("22.05.8-4", "22.05.8-4+deb12u3", ""),
+        ("22.05.8-4", "24.11.5-1", "has Slurm 24.11 (debian 12), newer than the controller's 22.05"),
+        ("24.11.5-1", "22.05.8-4", "too old for the controller's 24.11"),
+        ("1:24.11.5-1", "1:23.11.4-1", ""),
+        ("26.05.1-1", "22.05.8-4", ""),
+    ],
+)
+def test_slurm_is_of_releases_that_understand_each_other(controller: str, worker: str, words: str) -> None:
+    told_ = misfit(a=(f"package slurmctld {controller} ii",), b=(f"package slurmd {worker} ii",))
+    assert words in told_.get("10.0.0.2", "")
+    assert bool(told_) == bool(words)
+
+
+def test_a_slurm_user_of_another_number_and_an_old_python_are_refused() -> None:
+    inventory = three()
+    facts = facts_of(inventory.hosts)
+    facts["10.0.0.2"] = replace(facts["10.0.0.2"], slurm_uid=1001)
+    facts["10.0.0.3"] = replace(facts["10.0.0.3"], python="3.9")
+    words = misfits(inventory, facts)
+    assert "`usermod -u 64030 slurm`" in words["10.0.0.2"][0]
+    assert "has Python 3.9" in words["10.0.0.3"][0]
+
+
+def test_a_login_that_is_somebody_else_elsewhere_is_told() -> None:
+    inventory = three()
+    facts = {a: replace(f, login=("ana", 1000)) for a, f in facts_of(inventory.hosts).items()}
+    assert unlike_users(inventory, facts) == []
+    facts["10.0.0.3"] = replace(facts["10.0.0.3"], login=("ana", 1001))
+    (line,) = unlike_users(inventory, facts)
+    assert line.startswith("c: logged in as `ana`, uid 1001; on the controller as `ana`, uid 1000")
 
 
 def planned() -> tuple[Inventory, list[tuple[Stage, str, str]]]:
     inventory = three()
     facts = facts_of(inventory.hosts)
     inventory = found(inventory, facts)
-    return inventory, [(s.stage, s.label, s.title) for s in plan(inventory, facts, SECRETS)]
+    return inventory, [
+        (s.stage, s.label, s.title) for s in plan(inventory, facts, SECRETS, parts_of(inventory.hosts))
+    ]
 
 
 def test_stages_come_in_order_and_daemons_after_their_files() -> None:
@@ -108,7 +177,7 @@ def test_a_machine_that_is_away_stays_declared_and_gets_no_step() -> None:
     inventory = found(inventory, facts)
     away = facts.pop("10.0.0.2")
     assert away is not None
-    steps = plan(inventory, facts, SECRETS)
+    steps = plan(inventory, facts, SECRETS, parts_of(inventory.hosts))
     assert {step.label for step in steps} == {"a", "c"}
     assert b"NodeName=b " in render.slurm_conf(inventory, facts).content
 
@@ -118,7 +187,7 @@ def test_a_machine_that_never_joined_is_not_declared() -> None:
     facts = facts_of(inventory.hosts)
     inventory = inventory.with_found({a: f.found for a, f in facts.items() if a != "10.0.0.2"})
     assert b"NodeName=b " not in render.slurm_conf(inventory, facts).content
-    steps = [step for step in plan(inventory, facts, SECRETS) if step.label == "b"]
+    steps = [step for step in plan(inventory, facts, SECRETS, parts_of(inventory.hosts)) if step.label == "b"]
     assert {step.stage for step in steps} == {Stage.PREPARE}
 
 
@@ -171,7 +240,7 @@ def test_a_machine_shoal_recorded_nothing_on_loses_nothing() -> None:
 
 def test_only_what_shoal_wrote_leaves() -> None:
     titles = leaving_titles("own cluster lab", KEY, OWN_KEY, "file /etc/slurm/slurm.conf 22")
-    assert "no /etc/munge/munge.key" in titles
+    assert "no /etc/munge/munge.key of Shoal's" in titles
     assert not [title for title in titles if "slurm.conf" in title]
     edited = ("own cluster lab", "file /etc/slurm/slurm.conf 23", "own files 22 /etc/slurm/slurm.conf")
     assert not [title for title in leaving_titles(*edited) if "slurm.conf" in title]

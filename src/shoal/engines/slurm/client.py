@@ -101,6 +101,12 @@ class SlurmClient:
             if code != 0:
                 log.warning("slurm.scancel_failed", name=name, code=code, said=said.strip())
 
+    def make_folder(self, path: str) -> None:
+        """With its parents, where Slurm's commands run. `EngineRefused`: it cannot be made there."""
+        code, _, said = self._run(["mkdir", "-p", "-m", "700", "--", path])
+        if code != 0:
+            raise EngineRefused(said.strip(), hint="connect again with a `--shared DIR` that you may write")
+
     def version(self) -> str:
         return self._ask(["sinfo", "--version"]).strip()
 

@@ -97,13 +97,20 @@ class SlurmEngine(RemoteEngine):
 
         def submit() -> str:
             if self._config.shared:
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self.make_folder(str(folder))
             return self._client.submit(arguments, script)
 
         try:
             await self.on_thread(submit)
         finally:
             self._handed[summons.attempt_id, summons.incarnation] = self._clock.monotonic()
+
+    def make_folder(self, path: str) -> None:
+        """Over SSH on the login node: this machine need not have the directory."""
+        if self._config.ssh:
+            self._client.make_folder(path)
+        else:
+            super().make_folder(path)
 
     async def look(self, shares: Collection[DeskShare]) -> Glimpses:
         is_news_due = self._handed or self._jobs_failed is not None

@@ -1,0 +1,86 @@
+"""Connecting Shoal to the Slurm that `shoal cluster create` made, as the user who logged in."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from typing import TYPE_CHECKING
+
+from shoal.errors import SpecError
+from shoal.home import home_from_env
+
+if TYPE_CHECKING:
+    from shoal.cluster.facts import Facts
+    from shoal.cluster.inventory import Inventory
+
+
+def connect_shoal(inventory: Inventory, facts: Mapping[str, Facts]) -> str:
+    """Connect this home's Shoal to the Slurm that was made; what to say about it.
+
+    The command that connects is called as a person would call it. Not as root, as whom every job would run,
+    and not as a user who is somebody else on another machine.
+    """
+    from shoal.cli.main import run_command
+    from shoal.cluster.objections import unlike_users
+
+    words = _connecting(inventory)
+    if inventory.controller.user == "root":
+        typed = shlex.join(words).replace("root@", "USER@", 1)
+        return f"-- connect Shoal as a user with an account on every machine: `shoal {typed}`"
+    typed = shlex.join(words)
+    if unlike_users(inventory, facts):
+        why = "as jobs would run as somebody else: see the notes above"
+        return f"-- Shoal was not connected to it, {why}; then `shoal {typed}`"
+    if is_connected(inventory):
+        return ""
+    with redirect_stdout(sys.stderr):
+        code = run_command(words)
+    if not code:
+        return ""
+    return f"-- Shoal was not connected to it (exit code {code}); the cluster itself works. `shoal {typed}`"
+
+
+def _connecting(inventory: Inventory) -> list[str]:
+    """The words after `shoal` that connect it."""
+    from shoal.cluster.facts import PYTHON
+    from shoal.cluster.node_part import NODE_DIR
+
+    host = inventory.controller
+    words = ["connect", "slurm", "--ssh", f"{host.user}@{host.address}" if host.user else host.address]
+    if options := _ssh_options(inventory):
+        words.append(f"--ssh-options={shlex.join(options)}")
+    words += ["--python", PYTHON, "--python-path", NODE_DIR]
+    return [*words, "--shared", inventory.shared] if inventory.shared else words
+
+
+def _ssh_options(inventory: Inventory) -> list[str]:
+    host = inventory.controller
+    flags = {"-p": host.port, "-J": host.jump, "-i": inventory.identity}
+    options = [word for flag, value in flags.items() if value for word in (flag, str(value))]
+    if known := inventory.known_hosts:
+        # ssh itself splits what it reads here at spaces.
+        options += ["-o", f'UserKnownHostsFile="{known}"' if " " in known else f"UserKnownHostsFile={known}"]
+    return options
+
+
+def is_connected(inventory: Inventory) -> bool:
+    """Whether this home's Shoal has this very cluster, reached this way, for its work."""
+    from shoal.cli.home import load_remembered
+    from shoal.engines.slurm.config import load_config
+
+    home = home_from_env()
+    if load_remembered(home).get("engine") != "slurm":
+        return False
+    try:
+        config = load_config(home)
+    except SpecError:
+        return False
+    host = inventory.controller
+    ssh = f"{host.user}@{host.address}" if host.user else host.address
+    return (config.ssh, list(config.ssh_options), config.shared) == (
+        ssh,
+        _ssh_options(inventory),
+        inventory.shared or "",
+    )

@@ -1,0 +1,40 @@
+"""Whether a directory is the same on every machine: the controller leaves a mark there. Pure text for `sh`.
+
+Nothing is mounted, and no directory is made.
+"""
+
+from __future__ import annotations
+
+from shoal.cluster.shell import recorded
+
+SHARED_MARK = ".shoal-cluster"
+_AS_LOGIN = 'as=; [ -z "${SUDO_UID:-}" ] || as="setpriv --reuid $SUDO_UID --regid $SUDO_GID --init-groups"'
+"""Who works there later must be able to: root may be nobody on a file system of another machine."""
+
+
+def has_mark(folder: str, mark: str) -> str:
+    return f"""\
+{_AS_LOGIN}
+[ "$($as cat {folder}/{SHARED_MARK} 2>/dev/null)" = '{mark}' ]"""
+
+
+def leave_mark(folder: str, mark: str) -> str:
+    return f"""\
+{_AS_LOGIN}
+[ -d {folder} ] || {{ echo 'there is no directory {folder}; make or mount it on every machine' >&2; exit 1; }}
+{recorded("made", f"mark {folder}/{SHARED_MARK}")}
+$as sh -c 'echo "{mark}" >{folder}/{SHARED_MARK}'"""
+
+
+def drop_mark(path: str) -> str:
+    return f"{_AS_LOGIN}\n$as rm -f {path}"
+
+
+def miss_mark(folder: str, controller: str) -> str:
+    """Nothing to change: it says what is wrong, unless a slow file system shows the mark meanwhile."""
+    return f"""\
+{_AS_LOGIN}
+for i in $(seq 20); do $as test -e {folder}/{SHARED_MARK} && break || sleep 0.5; done
+[ -d {folder} ] || {{ echo 'there is no directory {folder}; mount it as on {controller}' >&2; exit 1; }}
+$as test -e {folder}/{SHARED_MARK} ||
+  {{ echo '{folder} is a directory of this machine alone; mount it as on {controller}' >&2; exit 1; }}"""
