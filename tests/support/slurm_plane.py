@@ -29,6 +29,8 @@ class SlurmPlane(RealPlane):
     def connect(self) -> dict[str, object]:
         words = (
             "--as-root",
+            "--python",
+            self.lab.python,
             "--python-path",
             SOURCE,
             "--shared",
