@@ -99,7 +99,8 @@ def read_token(file: str, now: float) -> Token:
         raise EngineUnreachable(f"the token file {path} holds no token of Slurm's", hint=renewal(file))
     if claims.exp is not None and claims.exp <= now:
         raise EngineUnreachable(
-            f"the token in {path} expired {now - claims.exp:.0f} s ago", hint=renewal(file, claims.sun)
+            f"the token in {path} expired {now - claims.exp:.0f} s ago; `scontrol token` makes a new one",
+            hint=renewal(file, claims.sun),
         )
     return Token(text, claims)
 
