@@ -7,7 +7,7 @@ LIVES ?= 5000
 CUTS ?= 200
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-together test-alone test-engines check format bench bench-recovery bench-goodput bench-proxy bench-balancing bench-scaling bench-fairness yardsticks soak sim lives faults fuzz mutants cuts
+.PHONY: help setup demo test test-together test-alone test-engines check format bench bench-recovery bench-goodput bench-proxy bench-balancing bench-scaling bench-fairness yardsticks soak sim lives faults fuzz mutants cuts second-slurm
 
 help: ## print these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -79,12 +79,18 @@ soak: setup ## all that takes long: kills, cuts, simulated and drawn lives, faul
 	@$(BIN)/python -m tests.soak.run --kills $(KILLS)
 	@echo "== a service under fire"
 	@$(BIN)/python -m tests.soak.services --faults $(FAULTS)
-	@$(MAKE) --no-print-directory cuts sim lives faults mutants
+	@$(MAKE) --no-print-directory cuts second-slurm sim lives faults mutants
 
 cuts: ## nodes of a real Slurm cut off at random while they work (root): make cuts CUTS=200
 	@scripts/setup engines
 	@echo "== cuts"
 	@$(BIN)/python -m tests.soak.cuts --cuts $(CUTS)
+
+second-slurm: ## the engine contract over Debian 13's Slurm 24.11, by commands and by REST (root)
+	@scripts/setup second-slurm
+	@echo "== a second Slurm"
+	@SHOAL_TEST_SLURM_ROOT=.cache/second-slurm $(BIN)/python -m pytest -m engines --no-header --quiet \
+	  tests/contract/test_engine_slurm.py tests/contract/test_engine_slurm_rest.py tests/contract/test_slurm_doors.py
 
 sim: setup ## crashes, delays and partitions in virtual time: make sim SEEDS=20000
 	@echo "== simulated lives"

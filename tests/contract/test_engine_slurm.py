@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Protocol
 
 import anyio
 import anyio.to_thread
@@ -37,7 +38,9 @@ class SlurmWorld(DeskWorld):
         self.engine = self.open()
 
     def open(self) -> SlurmEngine:
-        config = SlurmConfig(project="tests", python_path=CODE, shared=str(self.shared))
+        config = SlurmConfig(
+            project="tests", python=self.lab.python, python_path=CODE, shared=str(self.shared)
+        )
         reach = self.server.reach(spool=str(self.spool), shared=str(self.shared))
         return SlurmEngine(self.home, clock=self.clock, reach=reach, config=config)
 
@@ -69,10 +72,10 @@ async def world(tmp_path: Path, lab: SlurmLab, monkeypatch: pytest.MonkeyPatch) 
             await world.engine.cancel(attempt_id, 0.0)
         for attempt_id in left:
             await world.until(attempt_id, Sight.ENDED)
-        await anyio.to_thread.run_sync(_until_empty, lab)
+        await anyio.to_thread.run_sync(until_empty, lab)
 
 
-def _until_empty(lab: SlurmLab) -> None:
+def until_empty(lab: SlurmLab) -> None:
     lab.until(lambda: not lab.run("squeue", "-h").strip(), "no job is left")
 
 
@@ -102,7 +105,7 @@ class TestSlurm:
         assert first.address == world.lab.address_of("n0")
 
     async def test_a_share_in_slurms_queue_says_why_and_is_not_silent(self, world: SlurmWorld) -> None:
-        await _fill(world, "n0")
+        await fill(world, "n0")
         submission = world.submission(Program(lines=("late",)))
         await world.engine.submit(submission)
         [seen] = (await world.look(submission.attempt_id)).values()
@@ -118,7 +121,7 @@ class TestSlurm:
     async def test_a_controller_killed_right_after_a_submission_loses_nothing(
         self, world: SlurmWorld
     ) -> None:
-        await _fill(world, "n0")
+        await fill(world, "n0")
         submission = world.submission(Program(lines=("once",)))
         await world.engine.submit(submission)
         await anyio.to_thread.run_sync(world.lab.kill_controller)
@@ -138,7 +141,7 @@ class TestSlurm:
         assert (seen.outcome.kind, world.num_starts(submission.attempt_id)) == (EndKind.SUCCEEDED, 1)
 
     async def test_cancelled_in_the_queue_it_leaves_it(self, world: SlurmWorld) -> None:
-        await _fill(world, "n0")
+        await fill(world, "n0")
         submission = world.submission()
         await world.engine.submit(submission)
         await world.engine.cancel(submission.attempt_id, 5.0)
@@ -231,7 +234,13 @@ def _filler(node: str, *more: str) -> list[str]:
     return ["sbatch", *words, *(more or ("--exclusive",))]
 
 
-async def _fill(world: SlurmWorld, node: str) -> None:
+class OnSlurm(Protocol):
+    lab: SlurmLab
+
+    async def slurm(self, *command: str) -> str: ...
+
+
+async def fill(world: OnSlurm, node: str) -> None:
     """Somebody else has the whole node."""
     await world.slurm(*_filler(node))
 

@@ -35,8 +35,10 @@ def what_is_missing(path: str) -> str | None:
 class Accounting:
     """Blocking. `up` before slurmctld, `down` after it."""
 
-    def __init__(self, root: Path, port: int, environment: dict[str, str]) -> None:
+    def __init__(self, root: Path, port: int, environment: dict[str, str], more: list[str]) -> None:
+        """`more`: further lines for slurmdbd.conf."""
         self._root = root
+        self._more = more
         self._port = port
         self._environment = {**environment, "MYSQL_UNIX_PORT": str(root / "run" / "mariadb.sock")}
         self._database: subprocess.Popen[bytes] | None = None
@@ -55,7 +57,7 @@ class Accounting:
 
     def up(self) -> None:
         conf = self._root / "etc" / "slurmdbd.conf"
-        conf.write_text(CONF.format(root=self._root, port=self._port))
+        conf.write_text("\n".join([CONF.format(root=self._root, port=self._port), *self._more, ""]))
         conf.chmod(0o600)
         data = self._root / "mariadb"
         words = ["--no-defaults", f"--datadir={data}", "--user=root"]

@@ -1,6 +1,7 @@
 """A real Slurm on this machine: munge, slurmctld, and a slurmd for each node in a network of its own.
 
-Made of Debian's packages (`scripts/setup engines`), as root, without systemd. A node can be killed, cut off
+Made of Debian's packages (`scripts/setup engines`), as root, without systemd; of another Debian's where
+`slurm_root` is told of one. A node can be killed, cut off
 from the control plane, from its peers, or from both, and healed. Everything lies below one folder; everything
 that was started is ended by `down`, by pid and by network namespace.
 """
@@ -12,6 +13,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +21,8 @@ from typing import NamedTuple
 
 from tests.support.networks import PATH, Networks, is_alive
 from tests.support.slurm_accounting import Accounting
+from tests.support.slurm_rest import Rest
+from tests.support.slurm_root import SlurmRoot, chosen_root
 
 NEEDED = ("slurmctld", "slurmd", "sbatch", "munged", "ip")
 START_S = 60.0
@@ -33,11 +37,17 @@ class Shape(NamedTuple):
     cpus: int = 4
     memory_mb: int = 8000
     gpus: int = 2
+    kinds: tuple[str, ...] = ("h100",)
+    """Of each node's GPUs: as many of the first as of the others."""
     slurmd_timeout_s: int = 5
     """A node that is silent for so long has failed, for Slurm, which ends its jobs when it is back. Its own
     default is 300."""
+    min_job_age_s: int = 300
+    """For how long `squeue` remembers what is over, about."""
     has_accounting: bool = False
     """With a slurmdbd."""
+    has_rest: bool = False
+    """With a slurmrestd."""
 
 
 def what_is_missing() -> str | None:
@@ -55,26 +65,46 @@ class SlurmLab(Networks):
         self.root = root
         self.shape = shape
         super().__init__(tuple(f"n{number}" for number in range(shape.nodes)))
+        other = chosen_root()
+        self.other = SlurmRoot(other, root / "bin") if other is not None else None
         self.environment = {
             **os.environ,
-            "PATH": PATH,
+            "PATH": PATH if other is None else f"{root / 'bin'}:{PATH}",
             "SLURM_CONF": str(root / "etc" / "slurm.conf"),
         }
-        # slurmctld and slurmdbd listen at every address: two labs need two ports each.
-        self._port = 26000 + os.getpid() % 400 * 2
-        self.accounting = Accounting(root, self._port + 1, self.environment) if shape.has_accounting else None
+        # slurmctld and slurmdbd listen at every address: two labs need three ports each.
+        self._port = 26000 + os.getpid() % 270 * 3
+        self.rest = (
+            Rest(
+                root,
+                self._port + 2,
+                self.environment,
+                self.other,
+                has_accounting=shape.has_accounting,
+            )
+            if shape.has_rest
+            else None
+        )
+        known = self.rest.words if self.rest is not None else []
+        self.accounting = (
+            Accounting(root, self._port + 1, self.environment, known) if shape.has_accounting else None
+        )
 
     def up(self) -> None:
         for name in ("etc", "run", "log", "state", "spool", "dev", "munge"):
             (self.root / name).mkdir(parents=True, exist_ok=True)
         self.root.chmod(0o755)
         (self.root / "run").chmod(0o1777)
+        if self.other is not None:
+            self.other.up()
         self._write_files()
         self._start_munge()
         if self.accounting is not None:
             self.accounting.up()
         self.make_network()
         self.start_controller()
+        if self.rest is not None:
+            self.rest.up()
         for name in self.names:
             self.start_node(name)
         self.until(lambda: len(self.usable()) == len(self.names), "every node is idle")
@@ -83,11 +113,20 @@ class SlurmLab(Networks):
         """End everything. May be repeated, and comes after anything that failed."""
         for name in self.names:
             self.crash_node(name)
+        if self.rest is not None:
+            self.rest.down()
         self._end("slurmctld")
         if self.accounting is not None:
             self.accounting.down()
         self._end("munged")
+        if self.other is not None:
+            self.other.down()
         self.remove_network()
+
+    @property
+    def python(self) -> str:
+        """The Python with Shoal in it, as nodes see it."""
+        return sys.executable if self.other is None else self.other.python
 
     def run(self, *command: str, given: str = "") -> str:
         """A command of Slurm's, as on a login node."""
@@ -191,24 +230,33 @@ class SlurmLab(Networks):
                 address=self.address,
                 port=self._port,
                 slurmd_timeout_s=self.shape.slurmd_timeout_s,
+                min_job_age_s=self.shape.min_job_age_s,
             )
             for line in CONF.splitlines()
         ]
+        each = self.shape.gpus // len(self.shape.kinds)
+        gres = ",".join(f"gpu:{kind}:{each}" for kind in self.shape.kinds)
         lines += [
             (
                 f"NodeName={name} NodeHostname={name} NodeAddr={self.address_of(name)} Port={SLURMD_PORT} "
-                f"CPUs={self.shape.cpus} RealMemory={self.shape.memory_mb} Gres=gpu:h100:{self.shape.gpus} "
+                f"CPUs={self.shape.cpus} RealMemory={self.shape.memory_mb} Gres={gres} "
                 "Feature=fast State=UNKNOWN"
             )
             for name in self.names
         ]
         if self.accounting is not None:
             lines += self.accounting.words
+        if self.rest is not None:
+            self.rest.write()
+            lines += self.rest.words
         lines += ["PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP"]
         (self.root / "etc" / "slurm.conf").write_text("\n".join(lines) + "\n")
-        devices = f"{self.root}/dev/gpu[0-{self.shape.gpus - 1}]"
-        gres = f"NodeName=n[0-{self.shape.nodes - 1}] Name=gpu Type=h100 File={devices}\n"
-        (self.root / "etc" / "gres.conf").write_text(gres)
+        devices = [
+            f"NodeName=n[0-{self.shape.nodes - 1}] Name=gpu Type={kind} "
+            f"File={self.root}/dev/gpu[{place * each}-{(place + 1) * each - 1}]\n"
+            for place, kind in enumerate(self.shape.kinds)
+        ]
+        (self.root / "etc" / "gres.conf").write_text("".join(devices))
         (self.root / "etc" / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         switches = f"SwitchName=leaf Nodes=n[0-{self.shape.nodes - 1}]\n"
         (self.root / "etc" / "topology.conf").write_text(switches)
@@ -246,7 +294,7 @@ MessageTimeout=5
 BatchStartTimeout=5
 InactiveLimit=0
 KillWait=2
-MinJobAge=300
+MinJobAge={min_job_age_s}
 SchedulerType=sched/backfill
 SchedulerParameters=sched_min_interval=0,batch_sched_delay=0,bf_interval=1
 SelectType=select/cons_tres

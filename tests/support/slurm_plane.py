@@ -26,15 +26,18 @@ class SlurmPlane(RealPlane):
         self.lab = lab
         self.shared = home.parent / "shared"
 
-    def connect(self) -> dict[str, object]:
+    def connect(self, *more: str) -> dict[str, object]:
         words = (
             "--as-root",
+            "--python",
+            self.lab.python,
             "--python-path",
             SOURCE,
             "--shared",
             str(self.shared),
             "--spool",
             str(self.home.parent / "spool"),
+            *more,
         )
         done = self.command("connect", "slurm", *words, "--json")
         assert done.returncode == 0, done.stderr

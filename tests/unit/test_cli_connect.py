@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from shoal.engines.slurm.config import load_config
 from tests.support.cli import Shell
 from tests.unit.engines.test_slurm_pieces import NODE
+from tests.unit.engines.test_slurm_rest import Paper, on_paper
+from tests.unit.engines.test_slurm_rest_pieces import RECORDED, token
 
 COMMANDS = {
     "sinfo": "echo slurm 22.05.8",
@@ -68,3 +71,51 @@ def test_it_is_for_one_project_unless_all_trust_each_other(shell: Shell) -> None
     assert load_config(shell.home).project == "vision"
     assert "jobs of all projects run" in shell(*CONNECT, "--shared-trust").out
     assert load_config(shell.home).has_shared_trust
+
+
+@pytest.fixture
+def rest() -> Iterator[Paper]:
+    with on_paper() as server:
+        server.answers["/slurm/v0.0.38/nodes"] = 200, (RECORDED / "v0.0.38" / "nodes.json").read_bytes()
+        yield server
+
+
+def jwt_file(folder: Path, user: str, mode: int = 0o600) -> str:
+    file = folder / "token"
+    file.write_text(token(sun=user))
+    file.chmod(mode)
+    return str(file)
+
+
+def test_slurmrestd_is_asked_and_who_listens_there_is_kept(shell: Shell, rest: Paper, tmp_path: Path) -> None:
+    file = jwt_file(tmp_path, "ana")
+    told = shell("connect", "slurm", "--rest", rest.url, "--jwt-file", file, "--nodes-on", "127.0.0.1:7464")
+    assert told.code == 0, told.err
+    assert "slurm 22.05.8, by REST v0.0.38: 1 of 2 nodes, 4 CPUs, 2 GPUs" in told.out
+    kept = load_config(shell.home)
+    assert (kept.rest, kept.jwt_file, kept.rest_uid) == (rest.url, file, os.getuid())
+    assert token(sun="ana") not in (shell.home / "slurm.json").read_text()
+
+
+def test_a_token_of_roots_is_refused_unless_it_is_said(shell: Shell, rest: Paper, tmp_path: Path) -> None:
+    words = ("connect", "slurm", "--rest", rest.url, "--jwt-file", jwt_file(tmp_path, "root"))
+    refused = shell(*words, "--nodes-on", "127.0.0.1:7464")
+    assert (refused.code, "all jobs would run as root" in refused.err) == (2, True)
+    assert shell(*words, "--nodes-on", "127.0.0.1:7464", "--rest-user", "ana").code == 0
+
+
+def test_what_does_not_belong_together_says_so(shell: Shell, rest: Paper, tmp_path: Path) -> None:
+    file = jwt_file(tmp_path, "ana")
+    for words, said in (
+        (("--rest", rest.url), "no token for"),
+        (("--jwt-file", file), "nobody to show it to"),
+        (("--rest", rest.url, "--jwt-file", file, "--ssh", "ana@login"), "both `--rest"),
+        (("--rest", "http://slurm.example.org", "--jwt-file", file), "in clear"),
+    ):
+        refused = shell("connect", "slurm", *words)
+        assert (refused.code, said in refused.err) == (2, True), refused.err
+    assert rest.asked == []
+    readable = jwt_file(tmp_path, "ana", 0o644)
+    refused = shell("connect", "slurm", "--rest", rest.url, "--jwt-file", readable)
+    assert (refused.code, "chmod 600" in refused.err) == (6, True)
+    assert rest.asked == []

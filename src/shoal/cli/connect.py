@@ -22,6 +22,7 @@ from shoal.settings import Settings, load_settings
 if TYPE_CHECKING:
     from shoal.engines.ray.config import RayConfig
     from shoal.engines.slurm.config import SlurmConfig
+    from shoal.engines.slurm.door import Door
     from shoal.model.node import NodeFacts
 
 app = App(name="connect", help="Say where work runs: on a Slurm cluster, a Ray, or this machine.")
@@ -57,6 +58,13 @@ def slurm(
     shared_trust: SharedTrust = False,
     ssh: Annotated[str, Parameter(help="USER@HOST of a login node, if this machine is none.")] = "",
     ssh_options: SshOptions = "",
+    rest: Annotated[
+        str, Parameter(help="Ask slurmrestd there (`https://HOST`, `unix:/PATH`), not Slurm's commands.")
+    ] = "",
+    jwt_file: Annotated[
+        Path | None, Parameter(help="The file with a token for it, which you alone can read.")
+    ] = None,
+    rest_user: Annotated[str, Parameter(help="Whose jobs they are (the token's user).")] = "",
     as_root: AsRoot = False,
     json: JsonFlag = False,
 ) -> int:
@@ -64,20 +72,11 @@ def slurm(
 
     Asks Slurm for its nodes and starts nothing. The next `shoal up` uses it.
     """
-    from shoal.engines.slurm.client import SlurmClient
     from shoal.engines.slurm.config import FILE, SlurmConfig
-    from shoal.engines.slurm.parse import parse_nodes
+    from shoal.engines.slurm.door import open_door
+    from shoal.engines.slurm.nodes import slurm_nodes
 
     home = _free_home()
-    client = SlurmClient(ssh, shlex.split(ssh_options))
-    version = client.version()
-    if not as_root:
-        _refuse_root(client.uid(), ssh)
-    found = [node.facts for node in parse_nodes(client.nodes(), {}, partition)]
-    if not found:
-        where = f" in partition `{partition}`" if partition else ""
-        raise SpecError(f"Slurm has no nodes{where}", hint="see its partitions with `sinfo`")
-    address = nodes_on or f"{_address_towards(found[0].address)}:{NODES_PORT}"
     config = SlurmConfig(
         partition=partition,
         account=account,
@@ -90,7 +89,17 @@ def slurm(
         has_shared_trust=shared_trust,
         ssh=ssh,
         ssh_options=tuple(shlex.split(ssh_options)),
+        **_rest_options(rest, jwt_file, rest_user, ssh),
     )
+    door = open_door(config)
+    version = door.version()
+    if not as_root:
+        _refuse_root(door, config)
+    found = [node.facts for node in slurm_nodes(door.nodes(), {}, partition)]
+    if not found:
+        where = f" in partition `{partition}`" if partition else ""
+        raise SpecError(f"Slurm has no nodes{where}", hint="see its partitions with `sinfo`")
+    address = nodes_on or f"{_address_towards(found[0].address)}:{NODES_PORT}"
     file = _keep(home, "slurm", FILE, config, address)
     facts = _facts(version, found, address, file)
     if json:
@@ -235,10 +244,29 @@ def _say_next(shared: str) -> None:
     print("next  shoal up")
 
 
-def _refuse_root(uid: int, ssh: str) -> None:
-    if uid == 0:
+def _rest_options(rest: str, jwt_file: Path | None, user: str, ssh: str) -> dict[str, Any]:
+    """For the config; who listens there now is written down. `SpecError`: what does not belong together."""
+    from shoal.engines.slurm.rest import RestDoor
+    from shoal.engines.slurm.rest_place import renewal
+
+    if rest and ssh:
+        raise SpecError(f"both `--rest {rest}` and `--ssh {ssh}`", hint="leave one of them out")
+    if not rest:
+        if jwt_file is not None or user:
+            raise SpecError("a token and nobody to show it to", hint="add `--rest URL`")
+        return {}
+    if jwt_file is None:
+        raise SpecError(f"no token for {rest}", hint=f"{renewal('FILE')}, then `--jwt-file FILE`")
+    file = str(jwt_file.absolute())
+    uid = RestDoor(rest, file, user=user).served_by()
+    return {"rest": rest, "jwt_file": file, "rest_user": user, "rest_uid": uid}
+
+
+def _refuse_root(door: Door, config: SlurmConfig) -> None:
+    if door.is_root():
+        whose = f"as {config.ssh}" if config.ssh else "by that token" if config.rest else "here"
         raise SpecError(
-            f"all jobs would run as root: that is who asks Slurm {f'as {ssh}' if ssh else 'here'}",
+            f"all jobs would run as root: that is who asks Slurm {whose}",
             hint="be a user with an account on every node (`--ssh USER@HOST`), or say `--as-root`",
         )
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from shoal.engines.slurm.client import SlurmClient
+from shoal.engines.slurm.client import CommandDoor
+from shoal.engines.slurm.render import Request
 from shoal.errors import EngineRefused, EngineUnreachable
 
 
@@ -24,6 +25,7 @@ def command(folder: Path, name: str, said: str, code: int) -> None:
     (folder / name).chmod(0o755)
 
 
+REQUEST = Request(name="n", comment="c", nodes=("n0",), cpus=1, output="/dev/null", script="#!/bin/sh\n")
 POLICY = "Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size)"
 
 
@@ -47,20 +49,20 @@ POLICY = "Batch job submission failed: Job violates accounting/QOS policy (job s
 def test_what_may_pass_is_no_refusal(folder: Path, said: str, code: int) -> None:
     command(folder, "sbatch", said, code)
     with pytest.raises(EngineUnreachable, match=re.escape(said.splitlines()[0].split(": ")[-1])):
-        SlurmClient().submit([], "")
+        CommandDoor().submit(REQUEST)
 
 
 def test_what_will_never_be_is_refused_in_the_words_of_slurm(folder: Path) -> None:
     told = "Batch job submission failed: Requested node configuration is not available"
     command(folder, "sbatch", f"sbatch: error: {told}", 1)
     with pytest.raises(EngineRefused, match=told):
-        SlurmClient().submit([], "")
+        CommandDoor().submit(REQUEST)
 
 
 def test_a_job_that_could_not_be_cancelled_is_in_the_log(folder: Path) -> None:
     command(folder, "scancel", "scancel: error: Access/permission denied", 1)
     with capture_logs() as logs:
-        SlurmClient().cancel(["shoal-att_1.0"])
+        CommandDoor().cancel(["shoal-att_1.0"])
     [entry] = logs
     assert (entry["event"], entry["said"]) == (
         "slurm.scancel_failed",
@@ -73,8 +75,8 @@ def test_commands_are_asked_in_utc_and_without_what_people_have_set_for_theirs(
 ) -> None:
     for name in ("SBATCH_PARTITION", "SLURM_MEM_PER_CPU", "SQUEUE_PARTITION", "SLURM_CONF"):
         monkeypatch.setenv(name, "x")
-    (folder / "scontrol").write_text("#!/bin/sh\nenv\n")
-    (folder / "scontrol").chmod(0o755)
-    told = set(SlurmClient().config().splitlines())
+    (folder / "sinfo").write_text("#!/bin/sh\nenv\n")
+    (folder / "sinfo").chmod(0o755)
+    told = set(CommandDoor().version().splitlines())
     assert {"TZ=UTC", "SLURM_CONF=x"} <= told
     assert not [line for line in told if line.startswith(("SBATCH_", "SQUEUE_", "SLURM_MEM"))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,11 +11,13 @@ import pytest
 from shoal.engines.base import Sight, Submission
 from shoal.engines.fake import VirtualClock
 from shoal.engines.remote import HEARD_S, LATE_S, Reach
-from shoal.engines.slurm.client import SlurmClient
+from shoal.engines.slurm.client import CommandDoor
 from shoal.engines.slurm.config import SlurmConfig
-from shoal.engines.slurm.engine import JOBS_S, SlurmEngine
-from shoal.engines.slurm.render import job_name
-from shoal.engines.slurm.states import SETTLE_S
+from shoal.engines.slurm.engine import JOBS_S, PAST_S, SlurmEngine
+from shoal.engines.slurm.nodes import RawNode
+from shoal.engines.slurm.parse import SlurmFacts, parse_nodes
+from shoal.engines.slurm.render import Request, job_name
+from shoal.engines.slurm.states import SETTLE_S, Job
 from shoal.errors import EngineRefused, EngineUnreachable
 from shoal.wire import EndKind, Fetch, Summons
 from tests.unit.engines.test_slurm_pieces import NODE, order
@@ -24,36 +26,36 @@ pytestmark = pytest.mark.anyio
 BOOTED_AT = datetime(2026, 11, 16, 18, 11, 18, tzinfo=UTC).timestamp()
 
 
-class PaperSlurm(SlurmClient):
+class PaperSlurm(CommandDoor):
     """Remembers no job; its one node was started at BOOTED_AT, until it was `restarted`."""
 
-    proctrack = "cgroup"
+    has_cgroups = True
     restarted = False
+    state = "IDLE"
 
-    def jobs(self) -> str:
-        return ""
+    def jobs(self) -> list[Job]:
+        return []
 
-    def nodes(self) -> str:
-        told = NODE.format(state="IDLE", reason="none")
-        return told.replace("2026-11-16T18:11:18", "2026-11-16T19:11:18") if self.restarted else told
+    def past(self, names: Collection[str]) -> list[Job]:
+        return []
 
-    def topology(self) -> str:
-        return ""
+    def nodes(self) -> list[RawNode]:
+        told = NODE.format(state=self.state, reason="none")
+        return parse_nodes(
+            told.replace("2026-11-16T18:11:18", "2026-11-16T19:11:18") if self.restarted else told
+        )
 
-    def config(self) -> str:
-        return f"KillWait = 30 sec\nProctrackType = proctrack/{self.proctrack}\n"
+    def facts(self) -> SlurmFacts:
+        return SlurmFacts(kill_wait_s=30.0, has_cgroups=self.has_cgroups)
 
-    def partitions(self) -> str:
-        return ""
-
-    def submit(self, arguments: Sequence[str], script: str) -> str:
-        self.arguments = arguments
+    def submit(self, request: Request) -> str:
+        self.request = request
         return "1"
 
 
 def engine_on(home: Path, clock: VirtualClock, slurm: PaperSlurm) -> SlurmEngine:
     reach = Reach(urls=("https://login:1",), ca="ca")
-    return SlurmEngine(home, clock=clock, reach=reach, config=SlurmConfig(), client=slurm)
+    return SlurmEngine(home, clock=clock, reach=reach, config=SlurmConfig(), door=slurm)
 
 
 # Dates of two clocks say nothing: what counts is that slurmctld says another one than before.
@@ -99,42 +101,36 @@ async def test_what_a_keeper_says_goes_to_no_place_that_others_can_prepare(
 ) -> None:
     slurm, shared = PaperSlurm(), str(tmp_path / "shared") if has_shared else ""
     reach, config = Reach(urls=("https://login:1",), ca="ca"), SlurmConfig(shared=shared)
-    engine = SlurmEngine(tmp_path, clock=VirtualClock(), reach=reach, config=config, client=slurm)
+    engine = SlurmEngine(tmp_path, clock=VirtualClock(), reach=reach, config=config, door=slurm)
     summons = Summons(attempt_id="att_1", urls=("https://login:1",), ca="ca", ticket="t")
     await engine.start(summons, (order(),))
-    [output] = [word for word in slurm.arguments if word.startswith("--output=")]
     wanted = f"{shared}/slurm/shoal-att_1.0.out" if has_shared else "/dev/null"
-    assert output == f"--output={wanted}"
+    assert slurm.request.output == wanted
 
 
 class CancelledJob(PaperSlurm):
-    """Of the first attempt, on a node in this state."""
+    """Of the first attempt."""
 
-    state = ""
-
-    def jobs(self) -> str:
-        return f"1|CANCELLED|{job_name('att_1', 0)}|N/A|None\n"
-
-    def nodes(self) -> str:
-        return NODE.format(state=self.state, reason="none")
+    def jobs(self) -> list[Job]:
+        return [Job(job_id="1", state="CANCELLED", name=job_name("att_1", 0))]
 
 
 @pytest.mark.parametrize(
-    ("state", "proctrack", "is_over"),
+    ("state", "has_cgroups", "is_over"),
     [
-        ("IDLE", "cgroup", True),
-        ("IDLE+DRAIN", "cgroup", True),
-        ("IDLE*", "cgroup", False),
-        ("DOWN+DRAIN", "cgroup", False),
-        ("IDLE", "linuxproc", False),
+        ("IDLE", True, True),
+        ("IDLE+DRAIN", True, True),
+        ("IDLE*", True, False),
+        ("DOWN+DRAIN", True, False),
+        ("IDLE", False, False),
     ],
 )
 async def test_the_end_of_a_job_is_evidence_where_its_node_answers_whether_or_not_it_takes_work(
-    tmp_path: Path, state: str, proctrack: str, is_over: bool
+    tmp_path: Path, state: str, has_cgroups: bool, is_over: bool
 ) -> None:
     clock, slurm = VirtualClock(BOOTED_AT + 3600.0), CancelledJob()
     slurm.state = state
-    slurm.proctrack = proctrack
+    slurm.has_cgroups = has_cgroups
     engine = engine_on(tmp_path, clock, slurm)
     engine.desk.add((order(nodes=("n0",)),), None)
     engine.desk.take(Fetch(attempt_id="att_1", node="n0", process="one"))
@@ -157,11 +153,11 @@ class CountingSlurm(PaperSlurm):
         self.asked = 0
         self.is_away = False
 
-    def jobs(self) -> str:
+    def jobs(self) -> list[Job]:
         self.asked += 1
         if self.is_away:
             raise EngineUnreachable("squeue: away")
-        return f"1|PENDING|{job_name('att_1', 0)}|N/A|Priority\n"
+        return [Job(job_id="1", state="PENDING", name=job_name("att_1", 0), reason="Priority")]
 
 
 async def test_squeue_is_asked_once_a_second_however_much_is_submitted_meanwhile(tmp_path: Path) -> None:
@@ -223,7 +219,7 @@ async def test_jobs_of_other_projects_are_refused_unless_all_are_trusted(
     tmp_path: Path, config: SlurmConfig, is_refused: bool
 ) -> None:
     slurm, reach = PaperSlurm(), Reach(urls=("https://login:1",), ca="ca")
-    engine = SlurmEngine(tmp_path, clock=VirtualClock(), reach=reach, config=config, client=slurm)
+    engine = SlurmEngine(tmp_path, clock=VirtualClock(), reach=reach, config=config, door=slurm)
     asked = Submission(
         attempt_id="att_1", epoch=1, orders=(order(nodes=("n0",), project="vision"),), ticket="t"
     )
@@ -235,4 +231,99 @@ async def test_jobs_of_other_projects_are_refused_unless_all_are_trusted(
     ):
         await engine.submit(asked)
     assert engine.desk.shares() == []
-    assert not hasattr(slurm, "arguments")
+    assert not hasattr(slurm, "request")
+
+
+class RememberingSlurm(PaperSlurm):
+    """Its accounting has the first attempt's job, in this state; nobody else has a trace of it."""
+
+    job_state = "COMPLETED"
+    is_away = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[set[str]] = []
+
+    def past(self, names: Collection[str]) -> list[Job]:
+        self.asked.append(set(names))
+        if self.is_away:
+            raise EngineUnreachable("slurmdbd is away")
+        return [Job(job_id="7", state=self.job_state, name=job_name("att_1", 0), is_past=True)]
+
+
+@pytest.mark.parametrize(
+    ("job_state", "node_state", "is_over"),
+    [("COMPLETED", "IDLE", True), ("COMPLETED", "IDLE*", False), ("NODE_FAIL", "IDLE", False)],
+)
+async def test_what_accounting_remembers_is_worth_what_squeue_says(
+    tmp_path: Path, job_state: str, node_state: str, is_over: bool
+) -> None:
+    clock, slurm = VirtualClock(BOOTED_AT + 3600.0), RememberingSlurm()
+    slurm.job_state, slurm.state = job_state, node_state
+    engine = engine_on(tmp_path, clock, slurm)
+    engine.desk.add((order(nodes=("n0",)),), None)
+    engine.desk.take(Fetch(attempt_id="att_1", node="n0", process="one"))
+    clock.advance(20.0)
+    [early] = await engine.list_owned()
+    assert early.sight is Sight.UNKNOWN
+    assert f"Slurm's accounting has job 7 as {job_state}" in early.raw
+    clock.advance(SETTLE_S + 30.0)
+    [seen] = await engine.list_owned()
+    assert seen.sight is (Sight.ENDED if is_over else Sight.UNKNOWN)
+
+
+async def test_accounting_is_asked_seldom_and_only_about_what_began_and_left_no_trace(tmp_path: Path) -> None:
+    clock, slurm = VirtualClock(BOOTED_AT + 3600.0), RememberingSlurm()
+    slurm.job_state = "RUNNING"
+    engine = engine_on(tmp_path, clock, slurm)
+    engine.desk.add((order(nodes=("n0",)),), None)
+    clock.advance(HEARD_S)
+    await engine.list_owned()
+    assert slurm.asked == []
+    engine.desk.take(Fetch(attempt_id="att_1", node="n0", process="one"))
+    for _ in range(120):
+        clock.advance(1.0)
+        await engine.list_owned()
+    assert slurm.asked == [{job_name("att_1", 0)}] * 2
+    slurm.job_state, slurm.state = "FAILED", "DOWN"
+    for _ in range(3):
+        clock.advance(PAST_S)
+        await engine.list_owned()
+    assert len(slurm.asked) == 3
+
+
+async def test_accounting_that_is_away_is_no_trace(tmp_path: Path) -> None:
+    clock, slurm = VirtualClock(BOOTED_AT + 3600.0), RememberingSlurm()
+    slurm.is_away = True
+    engine = engine_on(tmp_path, clock, slurm)
+    engine.desk.add((order(nodes=("n0",)),), None)
+    engine.desk.take(Fetch(attempt_id="att_1", node="n0", process="one"))
+    clock.advance(20.0)
+    [seen] = await engine.list_owned()
+    assert (seen.sight, "no trace" in seen.raw) == (Sight.UNKNOWN, True)
+
+
+class SlowSlurm(PaperSlurm):
+    """Takes two seconds to list its jobs."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__()
+        self._clock = clock
+        self.num_lists = 0
+
+    def jobs(self) -> list[Job]:
+        self.num_lists += 1
+        self._clock.advance(2.0)
+        return []
+
+
+async def test_a_slurm_that_takes_long_to_answer_is_asked_less_often(tmp_path: Path) -> None:
+    clock = VirtualClock(BOOTED_AT + 3600.0)
+    slurm = SlowSlurm(clock)
+    engine = engine_on(tmp_path, clock, slurm)
+    engine.desk.add((order(nodes=("n0",)),), None)
+    began = clock.monotonic()
+    while clock.monotonic() - began < 40.0:
+        await engine.list_owned()
+        clock.advance(1.0)
+    assert slurm.num_lists == 4

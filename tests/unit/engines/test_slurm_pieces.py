@@ -9,6 +9,7 @@ import pytest
 
 from shoal.engines.remote import Stage
 from shoal.engines.slurm.config import SlurmConfig, load_config
+from shoal.engines.slurm.nodes import SlurmNode, slurm_nodes
 from shoal.engines.slurm.parse import (
     SlurmFacts,
     expand,
@@ -18,7 +19,7 @@ from shoal.engines.slurm.parse import (
     parse_partitions,
     parse_topology,
 )
-from shoal.engines.slurm.render import batch_script, sbatch_arguments, sbatch_environment
+from shoal.engines.slurm.render import batch_script, request, sbatch_arguments, sbatch_environment
 from shoal.engines.slurm.states import OVER, Job, glimpse
 from shoal.errors import EngineRefused, SpecError
 from shoal.wire import Limits, Order, Summons
@@ -58,8 +59,9 @@ def test_what_slurm_is_told_is_the_golden_file() -> None:
     config = SlurmConfig(partition="main", account="vision", python="/opt/shoal/bin/python")
     orders = (order(), order(node="n1", node_rank=1))
     summons = Summons(attempt_id="att_1", urls=("https://a:1", "https://b:1"), ca="PEM", ticket="sht_att_1_x")
-    arguments = sbatch_arguments(config, orders, "/shared/slurm/%x.out")
-    text = "\n".join(["sbatch", *arguments]) + "\n\n" + batch_script(config, summons, 2, 2)
+    script = batch_script(config, summons, 2, 2)
+    asked = request(config, orders, {}, "/shared/slurm/%x.out", script)
+    text = "\n".join(["sbatch", *sbatch_arguments(asked)]) + "\n\n" + script
     if os.environ.get("SHOAL_GOLDEN") == "write":
         GOLDEN.mkdir(exist_ok=True)
         (GOLDEN / "two-nodes.txt").write_text(text)
@@ -67,16 +69,42 @@ def test_what_slurm_is_told_is_the_golden_file() -> None:
 
 
 def test_no_argument_of_sbatch_holds_the_ticket() -> None:
-    assert not any("sht_" in word for word in sbatch_arguments(SlurmConfig(), (order(),), "/tmp/x"))
+    asked = request(SlurmConfig(), (order(),), {}, "/tmp/x", "#!/bin/sh\n# sht_att_1_x\n")
+    assert not any("sht_" in word for word in sbatch_arguments(asked))
+
+
+KINDS = {"n0": ("h100", "h100", "a100"), "n1": ("h100", "h100", "a100"), "n2": ("", "")}
+
+
+@pytest.mark.parametrize(
+    ("given", "gres"),
+    [
+        ({"n0": (2,), "n1": (2,)}, "gpu:a100:1"),
+        ({"n0": (0, 1, 2)}, "gpu:a100:1,gpu:h100:2"),
+        ({"n0": (0, 1), "n1": (1, 2)}, "gpu:2"),
+        ({"n2": (0, 1)}, "gpu:2"),
+        ({"gone": (0,)}, "gpu:1"),
+        ({"n0": ()}, ""),
+    ],
+)
+def test_gpus_are_asked_for_by_the_kind_that_was_chosen_in_slurms_own_spelling(
+    given: dict[str, tuple[int, ...]], gres: str
+) -> None:
+    orders = tuple(order(node=node, gpu_ids=gpu_ids, nodes=tuple(given)) for node, gpu_ids in given.items())
+    assert request(SlurmConfig(), orders, KINDS, "/tmp/x", "").gres == gres
 
 
 def test_a_part_of_a_gpu_is_refused() -> None:
     with pytest.raises(EngineRefused, match="Slurm gives whole ones"):
-        sbatch_arguments(SlurmConfig(), (order(gpu_ids=(0,), gpu_milli=500),), "/tmp/x")
+        request(SlurmConfig(), (order(gpu_ids=(0,), gpu_milli=500),), {}, "/tmp/x", "")
+
+
+def nodes(state: str, reason: str, racks: dict[str, str], partition: str) -> list[SlurmNode]:
+    return slurm_nodes(parse_nodes(NODE.format(state=state, reason=reason)), racks, partition)
 
 
 def test_a_node_becomes_facts() -> None:
-    [node] = parse_nodes(NODE.format(state="IDLE", reason="none"), {"n0": "leaf-3"}, "")
+    [node] = nodes("IDLE", "none", {"n0": "leaf-3"}, "")
     facts = node.facts
     assert (facts.name, facts.pool, facts.address, facts.cpus) == ("n0", "main", "10.204.204.10", 4.0)
     assert (facts.memory_bytes, facts.disk_bytes) == (8000 << 20, 100 << 20)
@@ -90,12 +118,12 @@ def test_a_node_becomes_facts() -> None:
     }
     assert facts.is_alive
     assert node.booted_at is not None
-    assert parse_nodes(NODE.format(state="IDLE", reason="none"), {}, "gpu") == []
+    assert nodes("IDLE", "none", {}, "gpu") == []
 
 
 @pytest.mark.parametrize("state", ["DOWN", "IDLE+DRAIN", "MIXED*", "DOWN*+DRAIN", "IDLE+NOT_RESPONDING"])
 def test_a_node_that_takes_no_work_says_why(state: str) -> None:
-    [node] = parse_nodes(NODE.format(state=state, reason="bad cable"), {}, "low")
+    [node] = nodes(state, "bad cable", {}, "low")
     assert not node.facts.is_alive
     assert "bad cable" in node.facts.remarks[0]
     assert node.facts.pool == "low"
@@ -154,13 +182,13 @@ def test_a_job_without_a_limit_asks_for_the_longest_where_slurm_would_give_it_le
     longest = parse_partitions(told)
     assert longest == {"": "1-00:00:00", "short": "1-00:00:00"}
     unlimited = order(time_limit_s=None)
-    assert "--time=1-00:00:00" in sbatch_arguments(SlurmConfig(), (unlimited,), "o", longest[""])
+    assert request(SlurmConfig(), (unlimited,), {}, "o", "", longest[""]).time == "1-00:00:00"
     limited = order(time_limit_s=3600.0, grace_s=0.0)
-    assert "--time=62" in sbatch_arguments(SlurmConfig(), (limited,), "o", longest[""])
+    assert request(SlurmConfig(), (limited,), {}, "o", "", longest[""]).time == "62"
 
 
 def test_a_node_that_sleeps_takes_work_and_tells_nothing() -> None:
-    [node] = parse_nodes(NODE.format(state="IDLE+CLOUD+POWERED_DOWN", reason="none"), {}, "")
+    [node] = nodes("IDLE+CLOUD+POWERED_DOWN", "none", {}, "")
     assert (node.facts.is_alive, node.answers) == (True, False)
 
 

@@ -141,7 +141,7 @@ def test_devices_are_those_that_the_cluster_chose_by_number_or_by_uuid(
     monkeypatch.setenv("GIVEN", given)
     summons = Summons(attempt_id="att_1", urls=("https://a:1",), ca="", ticket="t", devices_from="GIVEN")
     order = msgspec.structs.replace(ORDER, gpu_ids=(6, 7), gpus=(GpuHandle(index=6, minor=6),))
-    fitted = Keeper(summons, "n1")._fitted(order)
+    fitted = Keeper(summons, "n1", PaperDesk(order))._fitted(order)
     assert fitted.are_gpus_chosen_there
     assert (fitted.gpu_ids, fitted.gpu_minors) == (gpu_ids, ())
     assert tuple(gpu.uuid for gpu in fitted.gpus) == uuids

@@ -1,4 +1,4 @@
-"""The only file of this engine that runs a command: Slurm's own, here on a login node or over SSH on one."""
+"""The door of commands: Slurm's own, here on a login node or over SSH on one. Nobody else here runs any."""
 
 from __future__ import annotations
 
@@ -7,102 +7,93 @@ import re
 import shlex
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
+import msgspec
 import structlog
 
-from shoal.engines.slurm.parse import SQUEUE_FORMAT
-from shoal.engines.slurm.render import sbatch_environment
+from shoal.engines.slurm.nodes import RawNode
+from shoal.engines.slurm.parse import (
+    SACCT_FORMAT,
+    SQUEUE_FORMAT,
+    SlurmFacts,
+    parse_config,
+    parse_jobs,
+    parse_nodes,
+    parse_partitions,
+    parse_past,
+    parse_topology,
+)
+from shoal.engines.slurm.render import Request, sbatch_arguments, sbatch_environment
+from shoal.engines.slurm.states import Job, is_away, is_for_ever
 from shoal.errors import EngineRefused, EngineUnreachable
 
 TIMEOUT_S = 30.0
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5")
 SSH_FAILED = 255
-AWAY = (
-    "unable to contact slurm controller",
-    "socket timed out",
-    "zero bytes were transmitted",
-    "connection refused",
-    "communication connection failure",
-    "unexpected message received",
-    "transport endpoint",
-    "resource temporarily unavailable",
-    "slurm backup controller in standby mode",
-    "munge",
-)
-"""In the words of a command that could not ask, or did not hear the answer."""
-FOR_EVER = (
-    "node configuration is not available",
-    "time limit is invalid",
-    "memory specification can not be satisfied",
-    "invalid generic resource",
-    "cpu count per node",
-    "more processors requested than permitted",
-    "node count specification invalid",
-    "pathname of a file",
-    "script size",
-    "unrecognized option",
-    "invalid numeric value",
-)
-"""In the words of `sbatch`: about the request itself. All else may pass: a partition that is drained,
-associations that are not loaded yet, a node that has just gone, limits on jobs of ours."""
 OTHERS = re.compile(r"(SLURM|SBATCH|SQUEUE|SCANCEL|SINFO|SCONTROL|SRUN)_")
 """Variables of people, or of a job that we are in, which would change what we ask for and what we see."""
 OURS = frozenset({"SLURM_CONF"})
+PAST = "now-30days"
+"""How far back the accounting is asked: by itself it would look at today alone."""
 NOT_RUN = (126, 127)
 """A shell's exit codes for a command that it could not find or start."""
 
 log = structlog.get_logger()
 
 
-class SlurmClient:
-    """Blocking. Every method raises `EngineUnreachable` when Slurm could not be asked."""
+class CommandDoor:
+    """`shoal.engines.slurm.door.Door` by `sbatch`, `squeue`, `scontrol`, `scancel` and `sacct`."""
 
     def __init__(self, ssh: str = "", ssh_options: Sequence[str] = ()) -> None:
         self._ssh = ssh
         self._ssh_options = ssh_options
 
-    def submit(self, arguments: Sequence[str], script: str) -> str:
-        """The job's id. The script goes over standard input. `EngineRefused`: for ever, in Slurm's own words;
-        what may pass is `EngineUnreachable`.
-        """
+    def submit(self, request: Request) -> str:
+        """The script goes over standard input."""
         # What an SSH server gives to a command is the login node's own, and little.
         env = own_environment(os.environ) if self._ssh else sbatch_environment(os.environ)
-        code, told, said = self._run(["sbatch", *arguments], script, env)
+        code, told, said = self._run(["sbatch", *sbatch_arguments(request)], request.script, env)
         if code == 0:
             return told.strip().partition(";")[0]
-        words, told = said.lower(), f"sbatch said: {said.strip()}"
-        if code not in NOT_RUN and any(known in words for known in FOR_EVER):
+        told = f"sbatch said: {said.strip()}"
+        if code not in NOT_RUN and is_for_ever(said):
             raise EngineRefused(told, hint="shoal nodes", code=code)
         raise EngineUnreachable(told, hint="shoal doctor", code=code)
 
-    def jobs(self) -> str:
-        """Every job of this user that Slurm remembers."""
+    def jobs(self) -> list[Job]:
         own = "--me" if self._ssh else f"--user={os.getuid()}"
-        return self._ask(["squeue", "--noheader", "--states=all", f"--format={SQUEUE_FORMAT}", own])
+        form = f"--format={SQUEUE_FORMAT}"
+        return parse_jobs(self._ask(["squeue", "--noheader", "--states=all", form, own]))
 
-    def nodes(self) -> str:
-        return self._ask(["scontrol", "show", "node", "-o"])
+    def past(self, names: Collection[str]) -> list[Job]:
+        words = ["sacct", "--noheader", "--parsable2", "--allocations", f"--format={SACCT_FORMAT}"]
+        words += [f"--name={','.join(sorted(names))}", f"--starttime={PAST}", f"--user={self._uid()}"]
+        code, told, said = self._run(words)
+        if code != 0:
+            log.debug("slurm.no_accounting", code=code, said=said.strip())
+        return parse_past(told) if code == 0 else []
 
-    def config(self) -> str:
-        return self._ask(["scontrol", "show", "config"])
+    def nodes(self) -> list[RawNode]:
+        return parse_nodes(self._ask(["scontrol", "show", "node", "-o"]))
 
-    def partitions(self) -> str:
-        return self._ask(["scontrol", "show", "partition", "-o"])
-
-    def topology(self) -> str:
-        """Empty where Slurm has no tree of switches."""
+    def facts(self) -> SlurmFacts:
+        config = parse_config(self._ask(["scontrol", "show", "config"]))
+        longest = parse_partitions(self._ask(["scontrol", "show", "partition", "-o"]))
         code, told, _ = self._run(["scontrol", "show", "topology", "-o"])
-        return told if code == 0 else ""
+        racks = parse_topology(told) if code == 0 else {}
+        return msgspec.structs.replace(config, longest=longest, racks=racks)
 
     def cancel(self, names: Collection[str]) -> None:
-        """By name: an id may be somebody else's by now. What is not there is not an error."""
         for name in sorted(names):
             code, _, said = self._run(["scancel", "--quiet", f"--name={name}"])
             if code != 0:
                 log.warning("slurm.scancel_failed", name=name, code=code, said=said.strip())
 
     def make_folder(self, path: str) -> None:
-        """With its parents, where Slurm's commands run. `EngineRefused`: it cannot be made there."""
+        if not self._ssh:
+            Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
+            return
         code, _, said = self._run(["mkdir", "-p", "-m", "700", "--", path])
         if code != 0:
             raise EngineRefused(said.strip(), hint="connect again with a `--shared DIR` that you may write")
@@ -110,8 +101,10 @@ class SlurmClient:
     def version(self) -> str:
         return self._ask(["sinfo", "--version"]).strip()
 
-    def uid(self) -> int:
-        """Who jobs run as."""
+    def is_root(self) -> bool:
+        return self._uid() == 0
+
+    def _uid(self) -> int:
         return int(self._ask(["id", "-u"])) if self._ssh else os.getuid()
 
     def _ask(self, command: list[str]) -> str:
@@ -143,9 +136,7 @@ class SlurmClient:
             ) from None
         except (OSError, subprocess.TimeoutExpired) as error:
             raise EngineUnreachable(f"{command[0]} did not answer: {error}", hint="shoal doctor") from error
-        said = done.stderr.lower()
-        is_away = done.returncode != 0 and any(words in said for words in AWAY)
-        if is_away or (self._ssh and done.returncode == SSH_FAILED):
+        if (done.returncode != 0 and is_away(done.stderr)) or (self._ssh and done.returncode == SSH_FAILED):
             raise EngineUnreachable(f"{command[0]}: {done.stderr.strip()}", hint="shoal doctor")
         return done.returncode, done.stdout, done.stderr
 

@@ -33,6 +33,14 @@ class SlurmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """`user@host` of a login node; empty: this machine is one."""
     ssh_options: tuple[str, ...] = ()
     """Words for `ssh` itself: a port, a jump host, a key."""
+    rest: str = ""
+    """Where slurmrestd listens, to be asked instead of running commands; empty: commands."""
+    jwt_file: str = ""
+    """Holds the token for it."""
+    rest_user: str = ""
+    """Whose jobs they are; empty: whose the token is."""
+    rest_uid: int | None = None
+    """Who listened there when it was connected, where the system told: nobody else gets the token."""
 
 
 def load_config(home: Path) -> SlurmConfig:

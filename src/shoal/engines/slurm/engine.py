@@ -7,22 +7,16 @@ from collections.abc import Collection
 from pathlib import Path
 
 import anyio
+import structlog
 
 from shoal.clock import Clock
 from shoal.engines.desk import DeskShare
 from shoal.engines.remote import Glimpses, Reach, RemoteEngine, Stage
-from shoal.engines.slurm.client import SlurmClient
 from shoal.engines.slurm.config import SlurmConfig
-from shoal.engines.slurm.parse import (
-    SlurmFacts,
-    SlurmNode,
-    parse_config,
-    parse_jobs,
-    parse_nodes,
-    parse_partitions,
-    parse_topology,
-)
-from shoal.engines.slurm.render import batch_script, job_name, job_prefix, num_cpus, sbatch_arguments
+from shoal.engines.slurm.door import Door, open_door
+from shoal.engines.slurm.nodes import SlurmNode, slurm_nodes
+from shoal.engines.slurm.parse import SlurmFacts
+from shoal.engines.slurm.render import batch_script, job_name, job_prefix, num_cpus, request
 from shoal.engines.slurm.states import (
     BOOT_MARGIN_S,
     HANDED,
@@ -37,9 +31,15 @@ from shoal.errors import EngineUnreachable
 from shoal.model.node import NodeFacts
 from shoal.wire import Order, Summons
 
+log = structlog.get_logger()
+
 JOBS_S, QUIET_S, NODES_S, CONFIG_S = 1.0, 30.0, 10.0, 600.0
 """How long after an answer, whoever asks, `squeue` is asked again while somebody waits or is silent, and
 else; `scontrol` about nodes, and about how Slurm is set up. One for all attempts."""
+EASE = 4.0
+"""How many times as long as its answer took Slurm is left in peace: a list of all jobs may be long."""
+PAST_S = 60.0
+"""How long it may be until accounting is asked again about what nobody else has a trace of."""
 AGAIN_S = 30.0
 """Between two `scancel` of the same job."""
 
@@ -59,25 +59,25 @@ class SlurmEngine(RemoteEngine):
         clock: Clock,
         reach: Reach,
         config: SlurmConfig,
-        client: SlurmClient | None = None,
+        door: Door | None = None,
         term: int = 0,
     ) -> None:
         # All jobs run as one user, who can read each batch script, and the ticket in it.
         only_project = None if config.has_shared_trust else config.project
         super().__init__(home, clock=clock, reach=reach, term=term, only_project=only_project)
         self._config = config
-        self._client = client or SlurmClient(config.ssh, config.ssh_options)
+        self._door = door or open_door(config)
         self._jobs: dict[str, Job] = {}
         """By name, which holds the attempt's id: the newest that is not over, or else the newest."""
-        self._jobs_at = self._nodes_at = self._config_at = -math.inf
+        self._jobs_at = self._nodes_at = self._config_at = self._past_at = -math.inf
+        self._jobs_took = 0.0
         self._jobs_failed: EngineUnreachable | None = None
         self._handed: dict[tuple[str, int], float] = {}
         """By attempt and incarnation: when `sbatch` was done with it, until `squeue` has been asked since."""
         self._nodes: dict[str, SlurmNode] = {}
-        self._racks: dict[str, str] = {}
         self._facts = SlurmFacts()
-        self._longest: dict[str, str] = {}
-        """By partition: what a job without a limit asks for."""
+        self._past: dict[str, Job] = {}
+        """By name: what accounting said of jobs that are forgotten otherwise."""
         self._cancelled_at: dict[str, float] = {}
         """By name, monotonic."""
         self._answers_since: dict[tuple[str, int, str], float] = {}
@@ -91,14 +91,16 @@ class SlurmEngine(RemoteEngine):
         output = f"{folder}/{name}.out" if self._config.shared else "/dev/null"
         async with self._asking:
             await self._refresh_config()
-        longest = self._longest.get(self._config.partition, "")
-        arguments = sbatch_arguments(self._config, orders, output, longest)
+            await self._refresh_nodes()
+        kinds = {name: node.gpu_kinds for name, node in self._nodes.items()}
+        longest = self._facts.longest.get(self._config.partition, "")
         script = batch_script(self._config, summons, len(orders), num_cpus(orders))
+        asked = request(self._config, orders, kinds, output, script, longest)
 
         def submit() -> str:
             if self._config.shared:
                 self.make_folder(str(folder))
-            return self._client.submit(arguments, script)
+            return self._door.submit(asked)
 
         try:
             await self.on_thread(submit)
@@ -107,10 +109,7 @@ class SlurmEngine(RemoteEngine):
 
     def make_folder(self, path: str) -> None:
         """Over SSH on the login node: this machine need not have the directory."""
-        if self._config.ssh:
-            self._client.make_folder(path)
-        else:
-            super().make_folder(path)
+        self._door.make_folder(path)
 
     async def look(self, shares: Collection[DeskShare]) -> Glimpses:
         is_news_due = self._handed or self._jobs_failed is not None
@@ -119,13 +118,15 @@ class SlurmEngine(RemoteEngine):
             await self._refresh_jobs(JOBS_S if is_urgent else QUIET_S)
             await self._refresh_config()
             await self._refresh_nodes()
+            await self._remember([share for share in shares if share.taken is not None])
         now, seen, watched = self._clock.monotonic(), {}, set()
         for share in shares:
             order = share.order
             if (order.attempt_id, share.launch) in self._handed:  # what was seen before is too old
                 seen[order.attempt_id, order.node] = HANDED
                 continue
-            job = self._jobs.get(job_name(order.attempt_id, share.launch))
+            name = job_name(order.attempt_id, share.launch)
+            job = self._jobs.get(name) or self._past.get(name)
             node = self._nodes.get(order.node)
             rebooted = await self._has_rebooted(share, node)
             if job is None:
@@ -170,7 +171,7 @@ class SlurmEngine(RemoteEngine):
         self._cancelled_at = {name: at for name, at in self._cancelled_at.items() if now - at < AGAIN_S}
         due = [name for name in names if name not in self._cancelled_at]
         if due:
-            await self.on_thread(lambda: self._client.cancel(due))
+            await self.on_thread(lambda: self._door.cancel(due))
             self._cancelled_at |= dict.fromkeys(due, now)
 
     async def nodes(self) -> list[NodeFacts]:
@@ -180,7 +181,7 @@ class SlurmEngine(RemoteEngine):
         return self.reached([node.facts for node in self._nodes.values()])
 
     async def _refresh_jobs(self, age_s: float) -> None:
-        if self._clock.monotonic() - self._jobs_at >= age_s:
+        if self._clock.monotonic() - self._jobs_at >= max(age_s, EASE * self._jobs_took):
             await self._ask_for_jobs()
         if self._jobs_failed is not None:
             raise self._jobs_failed
@@ -188,31 +189,47 @@ class SlurmEngine(RemoteEngine):
     async def _ask_for_jobs(self) -> None:
         asked_at = self._clock.monotonic()
         try:
-            found = parse_jobs(await self.on_thread(self._client.jobs))
+            found = await self.on_thread(self._door.jobs)
         except EngineUnreachable as error:
             self._jobs_failed = error
             return
         finally:
             self._jobs_at = self._clock.monotonic()
+            self._jobs_took = self._jobs_at - asked_at
         self._jobs_failed = None
         self._handed = {key: at for key, at in self._handed.items() if at >= asked_at}
-        self._jobs = {}
-        for job in sorted(found, key=lambda job: (job.is_active, _number(job.job_id))):
-            self._jobs[job.name] = job
+        self._jobs = {job.name: job for job in sorted(found, key=_weight)}
+
+    async def _remember(self, taken: list[DeskShare]) -> None:
+        """Ask accounting about shares that began and that nobody has a trace of: seldom, and for all at once.
+
+        What it says is worth what `squeue` says; while it cannot be asked there is no trace, as without it.
+        """
+        known = {job_name(share.order.attempt_id, share.launch) for share in taken if self.is_deaf(share)}
+        lost = known - self._jobs.keys()
+        open_ends = {name for name in lost if name not in self._past or self._past[name].is_active}
+        if not open_ends or self._clock.monotonic() - self._past_at < PAST_S:
+            return
+        self._past_at = self._clock.monotonic()
+        try:
+            found = await self.on_thread(lambda: self._door.past(open_ends))
+        except EngineUnreachable as error:
+            log.info("slurm.accounting_away", error=error.message)
+            return
+        kept = {name: job for name, job in self._past.items() if name in lost}
+        self._past = kept | {job.name: job for job in sorted(found, key=_weight) if job.name in open_ends}
 
     async def _refresh_config(self) -> None:
         if self._clock.monotonic() - self._config_at < CONFIG_S:
             return
-        self._facts = parse_config(await self.on_thread(self._client.config))
-        self._longest = parse_partitions(await self.on_thread(self._client.partitions))
-        self._racks = parse_topology(await self.on_thread(self._client.topology))
+        self._facts = await self.on_thread(self._door.facts)
         self._config_at = self._clock.monotonic()
 
     async def _refresh_nodes(self) -> None:
         if self._clock.monotonic() - self._nodes_at < NODES_S:
             return
-        text = await self.on_thread(self._client.nodes)
-        found = parse_nodes(text, self._racks, self._config.partition)
+        raw = await self.on_thread(self._door.nodes)
+        found = slurm_nodes(raw, self._facts.racks, self._config.partition)
         self._nodes = {node.facts.name: node for node in found}
         self._nodes_at = self._clock.monotonic()
 
@@ -231,5 +248,6 @@ class SlurmEngine(RemoteEngine):
         return booted_at > share.booted_at + BOOT_MARGIN_S
 
 
-def _number(job_id: str) -> int:
-    return int(job_id) if job_id.isdigit() else 0
+def _weight(job: Job) -> tuple[bool, int]:
+    """Of several with one name: the newest that is not over, or else the newest, counts most."""
+    return job.is_active, int(job.job_id) if job.job_id.isdigit() else 0

@@ -9,36 +9,27 @@ from itertools import product
 
 import msgspec
 
+from shoal.engines.slurm.nodes import RawNode
 from shoal.engines.slurm.states import Job
-from shoal.model.node import Gpu, NodeFacts
 
 SQUEUE_FORMAT = "%i|%T|%j|%S|%r"
-DOWN = frozenset({"DOWN", "FAIL", "FAILING", "FUTURE", "NOT_RESPONDING", "ERROR"})
-ASLEEP = frozenset({"POWERED_DOWN", "POWERING_DOWN", "POWERING_UP"})
-"""Slurm wakes them for a job: they take work, and tell nothing."""
-CLOSED = frozenset({"DRAIN", "DRAINED", "DRAINING", "MAINT", "RESERVED", "PLANNED_MAINT"})
+SACCT_FORMAT = "JobIDRaw,State,JobName"
 DEFAULT_KILL_WAIT_S = 30.0
-_GRES = re.compile(r"gpu(?::(?P<kind>[A-Za-z0-9_.-]+))?:(?P<count>[0-9]+)")
 _FIELD = re.compile(r"(?:^| )([A-Za-z_]+)=")
 _RANGE = re.compile(r"\[([0-9,-]+)\]")
 
 
-class SlurmNode(msgspec.Struct, frozen=True, kw_only=True):
-    facts: NodeFacts
-    booted_at: float | None
-    """Wall clock."""
-    partitions: tuple[str, ...]
-    answers: bool
-    """Its slurmd does, whether or not the node takes work: one that is drained tells what runs there."""
-
-
 class SlurmFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What of its configuration decides what Slurm's word is worth."""
+    """How Slurm is set up, as far as a door shows it: what decides what its word is worth, and more."""
 
     kill_wait_s: float = DEFAULT_KILL_WAIT_S
     """From SIGTERM to SIGKILL of what is to end."""
     has_cgroups: bool = False
     """Whether it ends all that a job has started: by its control group, whoever forked what."""
+    longest: dict[str, str] = {}
+    """By partition: what a job without a limit asks for."""
+    racks: dict[str, str] = {}
+    """The leaf switch of each node; empty where there is no tree."""
 
 
 def parse_jobs(text: str) -> list[Job]:
@@ -52,15 +43,21 @@ def parse_jobs(text: str) -> list[Job]:
     return found
 
 
-def parse_nodes(text: str, racks: dict[str, str], partition: str) -> list[SlurmNode]:
-    """Lines of `scontrol show node -o`; of one partition, where one is named."""
+def parse_past(text: str) -> list[Job]:
+    """Lines of `sacct` in `SACCT_FORMAT`. It says who cancelled a job behind the state's word."""
     found = []
     for line in text.splitlines():
-        fields = _fields(line)
-        partitions = tuple(part for part in fields.get("Partitions", "").split(",") if part)
-        if "NodeName" in fields and (not partition or partition in partitions):
-            found.append(_node(fields, partitions, racks, partition))
+        parts = line.split("|")
+        if len(parts) == 3 and parts[1]:
+            job_id, state, name = parts
+            found.append(Job(job_id=job_id, state=state.split()[0], name=name, is_past=True))
     return found
+
+
+def parse_nodes(text: str) -> list[RawNode]:
+    """Lines of `scontrol show node -o`."""
+    found = [_fields(line) for line in text.splitlines()]
+    return [_node(fields) for fields in found if "NodeName" in fields]
 
 
 def parse_topology(text: str) -> dict[str, str]:
@@ -123,46 +120,28 @@ def _fields(line: str) -> dict[str, str]:
     return {p[1]: line[p.end() : end].strip() for p, end in zip(places, ends, strict=True)}
 
 
-def _node(
-    fields: dict[str, str], partitions: tuple[str, ...], racks: dict[str, str], partition: str
-) -> SlurmNode:
-    name = fields["NodeName"]
-    words = set(fields.get("State", "").replace("*", "+NOT_RESPONDING").split("+"))
-    if words & ASLEEP:
-        words.discard("NOT_RESPONDING")
-    said = [fields[key] for key in ("Reason",) if fields.get(key, "(null)") != "(null)"]
-    closed = sorted(words & (DOWN | CLOSED))
-    features = [f for f in fields.get("ActiveFeatures", "").split(",") if f and f != "(null)"]
-    labels = {f"feature.{feature}": "yes" for feature in features}
-    labels |= {f"partition.{part}": "yes" for part in partitions}
-    labels |= {"rack": racks[name]} if name in racks else {}
-    facts = NodeFacts(
-        name=name,
-        pool=partition or (partitions[0] if partitions else "default"),
-        address=fields.get("NodeAddr", name),
+def _node(fields: dict[str, str]) -> RawNode:
+    return RawNode(
+        name=fields["NodeName"],
+        address=fields.get("NodeAddr", fields["NodeName"]),
+        states=frozenset(fields.get("State", "").replace("*", "+NOT_RESPONDING").split("+")),
+        reason=_unless_null(fields.get("Reason", "")),
+        features=_listed(fields.get("ActiveFeatures", "")),
+        partitions=_listed(fields.get("Partitions", "")),
         cpus=float(fields.get("CPUEfctv") or fields.get("CPUTot") or 1),
-        memory_bytes=int(fields.get("RealMemory", "1")) << 20,
-        disk_bytes=int(fields.get("TmpDisk", "0")) << 20,
-        gpus=_gpus(fields.get("Gres", "")),
-        is_alive=not closed,
-        confinement="unknown",
-        labels=labels,
-        remarks=(f"Slurm says {' '.join([*closed, *said])}",) if closed else (),
-    )
-    return SlurmNode(
-        facts=facts,
+        memory_mb=int(fields.get("RealMemory", "1")),
+        disk_mb=int(fields.get("TmpDisk", "0")),
+        gres=_unless_null(fields.get("Gres", "")),
         booted_at=_moment(fields.get("BootTime", "")),
-        partitions=partitions,
-        answers=not words & (DOWN | ASLEEP),
     )
 
 
-def _gpus(text: str) -> tuple[Gpu, ...]:
-    found: list[Gpu] = []
-    for match in _GRES.finditer(text):
-        kind = (match["kind"] or "GPU").upper()
-        found += [Gpu(index=len(found) + number, kind=kind) for number in range(int(match["count"]))]
-    return tuple(found)
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(part for part in _unless_null(text).split(",") if part)
+
+
+def _unless_null(text: str) -> str:
+    return "" if text == "(null)" else text
 
 
 def _moment(text: str) -> float | None:

@@ -1,9 +1,10 @@
-"""What Slurm is told: the arguments of `sbatch`, and the batch script. Pure."""
+"""What Slurm is told: a request, the arguments of `sbatch`, and the batch script. Pure."""
 
 from __future__ import annotations
 
 import math
 import shlex
+from collections import Counter
 from collections.abc import Mapping
 
 import msgspec
@@ -15,6 +16,8 @@ from shoal.wire import Order, Summons
 END = "SHOAL_SUMMONS_END"
 TIME_MARGIN_S = 120.0
 """Slurm's limit comes after ours: the supervisor stops the job, with its grace, and says why."""
+GpuKinds = Mapping[str, tuple[str, ...]]
+"""By node: of each GPU, by its index, as Slurm spells it."""
 EXPORTED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ")
 
 
@@ -38,9 +41,39 @@ def sbatch_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name in (*EXPORTED, "SLURM_CONF")}
 
 
-def sbatch_arguments(
-    config: SlurmConfig, orders: tuple[Order, ...], output: str, longest: str = ""
-) -> list[str]:
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """A job to be, whichever door it goes through."""
+
+    name: str
+    comment: str
+    nodes: tuple[str, ...]
+    cpus: int
+    """For the one task on each node."""
+    memory_mb: int = 0
+    """On each node; 0: as the site has it."""
+    gpus: tuple[tuple[str, int], ...] = ()
+    """On each node: kinds as Slurm spells them, empty for any, and how many."""
+    time: str = ""
+    """In minutes, or as Slurm spells a limit of its own; empty: as the site has it."""
+    output: str
+    script: str
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+
+    @property
+    def gres(self) -> str:
+        return ",".join(":".join(["gpu", *([kind] if kind else []), str(count)]) for kind, count in self.gpus)
+
+
+def request(
+    config: SlurmConfig,
+    orders: tuple[Order, ...],
+    kinds: GpuKinds,
+    output: str,
+    script: str,
+    longest: str = "",
+) -> Request:
     """Exactly what the shares were given, on exactly their nodes; `longest`: Slurm's limit for a job that has
     none of its own.
 
@@ -52,33 +85,64 @@ def sbatch_arguments(
             f"job {first.job_number} asks for {first.gpu_milli / 1000:g} of a GPU; Slurm gives whole ones",
             hint="set `gpus: 1` in `resources`",
         )
+    memory = max((order.limits.memory_bytes or 0 for order in orders), default=0)
+    limit_s = first.time_limit_s
+    return Request(
+        name=job_name(first.attempt_id, first.incarnation),
+        comment=comment(first.attempt_id, first.incarnation),
+        nodes=tuple(order.node for order in orders),
+        cpus=num_cpus(orders),
+        memory_mb=max(memory >> 20, 1) if memory else 0,
+        gpus=_gpus(orders, kinds),
+        time=longest if limit_s is None else str(math.ceil((limit_s + first.grace_s + TIME_MARGIN_S) / 60)),
+        output=output,
+        script=script,
+        partition=config.partition,
+        account=config.account,
+        qos=config.qos,
+    )
+
+
+def _gpus(orders: tuple[Order, ...], kinds: GpuKinds) -> tuple[tuple[str, int], ...]:
+    """Of which kinds, where the nodes name them and all shares have the same: Slurm gives every node of a job
+    the same. Shares with others are of a job that takes any kind.
+    """
+    chosen = [Counter(_kind(kinds, order.node, index) for index in order.gpu_ids) for order in orders]
+    if all(one == chosen[0] for one in chosen) and "" not in chosen[0]:
+        return tuple(sorted(chosen[0].items()))
+    most = max(len(order.gpu_ids) for order in orders)
+    return (("", most),) if most else ()
+
+
+def _kind(kinds: GpuKinds, node: str, index: int) -> str:
+    known = kinds.get(node, ())
+    return known[index] if index < len(known) else ""
+
+
+def sbatch_arguments(request: Request) -> list[str]:
     arguments = [
         "--parsable",
-        f"--job-name={job_name(first.attempt_id, first.incarnation)}",
-        f"--comment={comment(first.attempt_id, first.incarnation)}",
-        f"--nodes={len(orders)}",
-        f"--nodelist={','.join(order.node for order in orders)}",
+        f"--job-name={request.name}",
+        f"--comment={request.comment}",
+        f"--nodes={len(request.nodes)}",
+        f"--nodelist={','.join(request.nodes)}",
         "--ntasks-per-node=1",
-        f"--cpus-per-task={num_cpus(orders)}",
+        f"--cpus-per-task={request.cpus}",
         "--no-requeue",
         "--no-kill",
         "--chdir=/",
         "--open-mode=append",
-        f"--output={output}",
+        f"--output={request.output}",
         # A list of names instead has every node run the user's login shell first, which takes what it takes.
         "--export=ALL",
     ]
-    memory = max((order.limits.memory_bytes or 0 for order in orders), default=0)
-    num_gpus = max(len(order.gpu_ids) for order in orders)
     given = {
-        "mem": f"{max(memory >> 20, 1)}M" if memory else "",
-        "gres": f"gpu:{num_gpus}" if num_gpus else "",
-        "time": str(math.ceil((first.time_limit_s + first.grace_s + TIME_MARGIN_S) / 60))
-        if first.time_limit_s is not None
-        else longest,
-        "partition": config.partition,
-        "account": config.account,
-        "qos": config.qos,
+        "mem": f"{request.memory_mb}M" if request.memory_mb else "",
+        "gres": request.gres,
+        "time": request.time,
+        "partition": request.partition,
+        "account": request.account,
+        "qos": request.qos,
     }
     return [*arguments, *(f"--{name}={value}" for name, value in given.items() if value)]
 

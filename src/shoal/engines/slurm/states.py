@@ -31,14 +31,49 @@ RESTARTED = Glimpse(raw="Slurm has no trace of it; the node was restarted since"
 """Of a share whose job `squeue` has forgotten: nothing outlives a restart, whoever remembers it."""
 
 
+AWAY = (
+    "unable to contact slurm controller",
+    "socket timed out",
+    "zero bytes were transmitted",
+    "connection refused",
+    "communication connection failure",
+    "unexpected message received",
+    "transport endpoint",
+    "resource temporarily unavailable",
+    "slurm backup controller in standby mode",
+    "munge",
+    "protocol authentication error",
+    "unspecified error",
+)
+"""In the words of somebody who could not ask slurmctld, or did not hear its answer."""
+FOR_EVER = (
+    "node configuration is not available",
+    "time limit is invalid",
+    "memory specification can not be satisfied",
+    "invalid generic resource",
+    "cpu count per node",
+    "more processors requested than permitted",
+    "node count specification invalid",
+    "pathname of a file",
+    "script size",
+    "unrecognized option",
+    "invalid numeric value",
+)
+"""In the words of who refuses a job: about the request itself. All else may pass: a partition that is
+drained, associations that are not loaded yet, a node that has just gone, limits on jobs of ours."""
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of `squeue`."""
+    """As Slurm lists it, or as its accounting remembers it."""
 
     job_id: str
     state: str
     name: str
     start: str = ""
+    """In UTC."""
     reason: str = ""
+    is_past: bool = False
+    """From the accounting: what lists jobs has forgotten it."""
 
     @property
     def is_active(self) -> bool:
@@ -58,8 +93,20 @@ def stage_of(state: str) -> Stage:
     return Stage.UNKNOWN
 
 
+def is_away(said: str) -> bool:
+    """Whether these words of Slurm's mean that nobody was asked: nothing is known then."""
+    return any(words in said.lower() for words in AWAY)
+
+
+def is_for_ever(said: str) -> bool:
+    """Whether a job that was refused in these words will always be."""
+    return any(words in said.lower() for words in FOR_EVER)
+
+
 def words(job: Job) -> str:
     """Slurm's own reason and estimate, as `squeue` says them."""
+    if job.is_past:
+        return f"Slurm's accounting has job {job.job_id} as {job.state}"
     reason = f" ({job.reason})" if job.reason not in ("", "None") else ""
     start = f", Slurm expects it to start at {job.start} UTC" if job.start not in ("", "N/A") else ""
     return (

@@ -1,0 +1,57 @@
+"""How this engine speaks to Slurm: what it needs, and the two doors that have it.
+
+Slurm's commands, here or over SSH (`client`), and slurmrestd (`rest`). Nobody behind a door knows orders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
+
+from shoal.engines.slurm.client import CommandDoor
+from shoal.engines.slurm.config import SlurmConfig
+from shoal.engines.slurm.nodes import RawNode
+from shoal.engines.slurm.parse import SlurmFacts
+from shoal.engines.slurm.render import Request
+from shoal.engines.slurm.rest import RestDoor
+from shoal.engines.slurm.states import Job
+
+
+class Door(Protocol):
+    """Blocking. Every method raises `EngineUnreachable` when Slurm could not be asked."""
+
+    def submit(self, request: Request) -> str:
+        """The job's id. `EngineRefused`: for ever, in Slurm's own words; what may pass is
+        `EngineUnreachable`, as is an answer that did not come.
+        """
+
+    def jobs(self) -> list[Job]:
+        """Every job of this user that Slurm remembers."""
+
+    def past(self, names: Collection[str]) -> list[Job]:
+        """What Slurm's accounting has written down about this user's jobs of these names; nothing where it
+        keeps none.
+        """
+
+    def nodes(self) -> list[RawNode]: ...
+
+    def facts(self) -> SlurmFacts:
+        """How Slurm is set up. What a door does not show is as if it were not so."""
+
+    def cancel(self, names: Collection[str]) -> None:
+        """By name: an id may be somebody else's by now. What is not there is not an error."""
+
+    def make_folder(self, path: str) -> None:
+        """With its parents, of a directory that all nodes share. `EngineRefused`: it cannot be made."""
+
+    def version(self) -> str: ...
+
+    def is_root(self) -> bool:
+        """Whether jobs run as root."""
+
+
+def open_door(config: SlurmConfig) -> Door:
+    """Asks nothing yet. `SpecError`: a token would go where it must not."""
+    if config.rest:
+        return RestDoor(config.rest, config.jwt_file, user=config.rest_user, served_by=config.rest_uid)
+    return CommandDoor(config.ssh, config.ssh_options)

@@ -1,0 +1,268 @@
+"""The engine through a real slurmrestd, with tokens. Commands are its other door, under the whole contract.
+
+Over the Slurm of this machine, or of another version (`tests/support/slurm_root.py`).
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import msgspec
+import pytest
+
+from shoal.engines.base import Sight
+from shoal.engines.slurm import SlurmConfig, SlurmEngine
+from shoal.engines.slurm.render import Request
+from shoal.engines.slurm.rest import RestDoor
+from shoal.engines.slurm.rest_place import claims_of
+from shoal.errors import EngineRefused, EngineUnreachable
+from shoal.wire import EndKind, Limits
+from tests.contract.desk_world import DeskWorld
+from tests.contract.engine_contract import Program
+from tests.contract.test_engine_local import SkewedClock
+from tests.contract.test_engine_slurm import CODE, fill, until_empty
+from tests.support import slurm_rest
+from tests.support.networks import PATH
+from tests.support.slurm_lab import Shape, SlurmLab, slurm_lab, what_is_missing
+from tests.support.slurm_rest import Rest
+
+pytestmark = [pytest.mark.engines, pytest.mark.anyio]
+
+
+class RestWorld(DeskWorld):
+    """Speaks to Slurm by REST alone; there are no commands in its PATH."""
+
+    engine: SlurmEngine
+
+    def __init__(self, root: Path, lab: SlurmLab) -> None:
+        super().__init__(root, lab.address)
+        assert lab.rest is not None
+        self.lab, self.rest = lab, lab.rest
+        self.node_names = lab.names[:2]
+        self.shared = root / "shared"
+        self.clock = SkewedClock()
+        self.token = self.rest.token_file(root / "token")
+        self.engine = self.open()
+
+    def open(self) -> SlurmEngine:
+        config = SlurmConfig(
+            python=self.lab.python,
+            python_path=CODE,
+            shared=str(self.shared),
+            rest=self.rest.url,
+            jwt_file=str(self.token),
+        )
+        reach = self.server.reach(spool=str(self.spool), shared=str(self.shared))
+        return SlurmEngine(self.home, clock=self.clock, reach=reach, config=config)
+
+    async def slurm(self, *command: str) -> str:
+        return await anyio.to_thread.run_sync(lambda: self.lab.run(*command))
+
+    def door(self, **more: object) -> RestDoor:
+        return RestDoor(self.rest.url, str(self.token), **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
+    missing = what_is_missing() or slurm_rest.what_is_missing(PATH)
+    if missing is not None:
+        pytest.skip(missing)
+    with slurm_lab(tmp_path_factory.mktemp("slurm"), Shape(has_rest=True)) as lab:
+        yield lab
+
+
+@pytest.fixture
+async def world(tmp_path: Path, lab: SlurmLab) -> AsyncIterator[RestWorld]:
+    world = RestWorld(tmp_path, lab)
+    with world.server.serving(world.engine):
+        yield world
+        world.rest.token_file(world.token)
+        left = {o.attempt_id for o in await world.engine.list_owned() if o.sight is not Sight.ENDED}
+        for attempt_id in left:
+            await world.engine.cancel(attempt_id, 0.0)
+        for attempt_id in left:
+            await world.until(attempt_id, Sight.ENDED)
+        await anyio.to_thread.run_sync(until_empty, lab)
+
+
+async def test_a_gang_runs_on_the_nodes_that_were_named(world: RestWorld) -> None:
+    submission = world.submission(Program(lines=("hello",)), num_nodes=2)
+    seen = await world.ended(submission)
+    assert [one.outcome.kind for one in seen if one.outcome is not None] == [EndKind.SUCCEEDED] * 2
+    for node in world.node_names:
+        assert b"hello" in await world.whole_log(submission.attempt_id, node)
+    told = await world.slurm("scontrol", "show", "job", "-o")
+    assert "NumNodes=2" in told
+    assert "Requeue=0" in told
+
+
+async def test_the_version_is_found_and_said(world: RestWorld) -> None:
+    release = (await world.slurm("sinfo", "--version")).split()[1]
+    spoken = {"22.05": "v0.0.38", "24.11": "v0.0.42"}[release[:5]]
+    assert world.door().version() == f"slurm {release}, by REST {spoken}"
+
+
+async def test_nodes_are_as_the_commands_show_them_but_for_switches(world: RestWorld) -> None:
+    first = (await world.engine.nodes())[0]
+    assert (first.name, first.pool, first.cpus, first.memory_bytes) == ("n0", "main", 4.0, 8000 << 20)
+    assert [gpu.kind for gpu in first.gpus] == ["H100", "H100"]
+    assert first.labels == {"feature.fast": "yes", "partition.main": "yes"}
+    assert first.address == world.lab.address_of("n0")
+    assert first.is_alive
+
+
+async def test_a_drained_node_says_why(world: RestWorld) -> None:
+    await world.slurm("scontrol", "update", "nodename=n2", "state=drain", "reason=bad cable")
+    try:
+        [drained] = [n for n in await world.engine.nodes() if n.name == "n2"]
+    finally:
+        await world.slurm("scontrol", "update", "nodename=n2", "state=resume")
+    assert (drained.is_alive, drained.remarks) == (False, ("Slurm says DRAIN bad cable",))
+
+
+async def test_ranks_see_the_device_of_the_kind_that_was_chosen(world: RestWorld) -> None:
+    made = world.submission()
+    order = msgspec.structs.replace(made.orders[0], run="echo $CUDA_VISIBLE_DEVICES", gpu_ids=(1,))
+    await world.ended(msgspec.structs.replace(made, orders=(order,)))
+    log = await world.whole_log(made.attempt_id, "n0")
+    assert [line.split(b" ", 3)[3] for line in log.splitlines()] == [b"0"]
+    assert "gpu:h100:1" in await world.slurm("scontrol", "show", "job", "-o")
+
+
+async def test_what_slurm_refuses_is_told_in_its_own_words_and_starts_nothing(world: RestWorld) -> None:
+    good = world.submission()
+    orders = tuple(
+        msgspec.structs.replace(o, limits=Limits(cpus=1.0, memory_bytes=1 << 40)) for o in good.orders
+    )
+    with pytest.raises(EngineRefused, match="node configuration is not available"):
+        await world.engine.submit(msgspec.structs.replace(good, orders=orders))
+    assert await world.engine.list_owned() == []
+    assert await world.slurm("squeue", "-h") == ""
+
+
+async def test_cancelled_in_the_queue_it_leaves_it_and_nobody_elses_does(world: RestWorld) -> None:
+    await fill(world, "n0")
+    submission = world.submission()
+    await world.engine.submit(submission)
+    [seen] = (await world.look(submission.attempt_id)).values()
+    assert (seen.sight, seen.is_queued) == (Sight.PENDING, True)
+    assert "is PENDING (" in seen.raw
+    [name] = (await world.slurm("squeue", "-h", "-t", "PD", "-o", "%j")).split()
+    held = ("--hold", "--output=/dev/null", "--wrap=true")
+    await world.slurm("sbatch", "--uid=nobody", "--chdir=/", f"--job-name={name}", *held)
+    await world.engine.cancel(submission.attempt_id, 5.0)
+    [ended] = await world.until(submission.attempt_id, Sight.ENDED)
+    assert ended.outcome is not None
+    assert ended.outcome.kind is EndKind.STOPPED
+    assert (await world.slurm("squeue", "-h", "-t", "PD,R", "-o", "%j %k")).splitlines().count(
+        f"{name} "
+    ) <= 1
+    assert (await world.slurm("squeue", "-h", "-t", "PD", "-o", "%j %u")).splitlines() == [f"{name} nobody"]
+    await world.slurm("scancel", f"--name={name}")
+    await world.slurm("scancel", "--name=filler")
+
+
+async def test_a_submission_that_slurmctld_lost_is_made_again_and_runs_once(world: RestWorld) -> None:
+    await fill(world, "n0")
+    submission = world.submission(Program(lines=("once",)))
+    await world.engine.submit(submission)
+    await anyio.to_thread.run_sync(world.lab.kill_controller)
+    try:
+        [seen] = (await world.look(submission.attempt_id)).values()
+    finally:
+        await anyio.to_thread.run_sync(world.lab.start_controller)
+    assert (seen.sight, seen.is_queued) == (Sight.PENDING, True)
+    assert "the cluster cannot be asked" in seen.raw
+    await world.slurm("scancel", "--quiet", "--name=filler")
+    with anyio.fail_after(90):
+        while seen.sight is not Sight.ENDED:
+            await world.engine.submit(submission)
+            await world.pass_time()
+            [seen] = (await world.look(submission.attempt_id)).values()
+    assert seen.outcome is not None
+    assert (seen.outcome.kind, world.num_starts(submission.attempt_id)) == (EndKind.SUCCEEDED, 1)
+
+
+async def test_slurmrestd_killed_and_back_ends_nothing(world: RestWorld) -> None:
+    submission = world.submission()
+    await world.started(submission)
+    await anyio.to_thread.run_sync(world.rest.kill)
+    try:
+        world.clock.ahead += 2.0
+        [seen] = (await world.look(submission.attempt_id)).values()
+        assert seen.sight is Sight.ALIVE
+        with pytest.raises(EngineUnreachable, match="did not answer"):
+            await world.engine.submit(world.submission())
+    finally:
+        await anyio.to_thread.run_sync(world.rest.up)
+    assert world.door().jobs()[-1].state == "RUNNING"
+    await world.engine.cancel(submission.attempt_id, 1.0)
+    [ended] = await world.until(submission.attempt_id, Sight.ENDED)
+    assert ended.outcome is not None
+    assert ended.outcome.kind is EndKind.STOPPED
+
+
+async def test_a_token_that_is_not_taken_refuses_no_job(world: RestWorld) -> None:
+    submission = world.submission(Program(lines=("late",)))
+    forged = world.token.read_text().strip()[:-4] + "AAAA"
+    world.token.write_text(forged)
+    with pytest.raises(EngineUnreachable, match="token") as told:
+        await world.engine.submit(submission)
+    assert "scontrol token username=root" in (told.value.hint or "")
+    world.rest.token_file(world.token)
+    [seen] = await world.ended(submission)
+    assert seen.outcome is not None
+    assert seen.outcome.kind is EndKind.SUCCEEDED
+
+
+async def test_another_users_token_is_not_taken_and_the_error_says_whose_it_is(world: RestWorld) -> None:
+    world.rest.token_file(world.token, "nobody")
+    door = world.door(user="root")
+    with pytest.raises(EngineUnreachable, match="it is nobody's, and root asks"):
+        door.jobs()
+    assert world.door().jobs() == []
+
+
+async def test_a_token_of_slurmuser_speaks_for_whom_it_is_told(world: RestWorld) -> None:
+    door = world.door(user="nobody")
+    script = "#!/bin/sh\nsleep 60\n"
+    door.submit(
+        Request(name="shoal-x.0", comment="", nodes=("n0",), cpus=1, output="/dev/null", script=script)
+    )
+    assert [job.name for job in door.jobs() if job.is_active] == ["shoal-x.0"]
+    assert (await world.slurm("squeue", "-h", "-n", "shoal-x.0", "-o", "%u")).split() == ["nobody"]
+    assert not [job for job in world.door().jobs() if job.name == "shoal-x.0"]
+    door.cancel(["shoal-x.0"])
+    await anyio.to_thread.run_sync(until_empty, world.lab)
+
+
+async def test_an_expired_token_is_named_before_slurm_is_asked(world: RestWorld) -> None:
+    world.rest.token_file(world.token, lifespan_s=1)
+    claims = claims_of(world.token.read_text().strip())
+    assert claims is not None
+    assert (claims.sun, claims.exp is not None) == ("root", True)
+    await anyio.sleep(1.5)
+    with pytest.raises(EngineUnreachable, match="expired") as told:
+        world.door().nodes()
+    assert "scontrol token username=root" in (told.value.hint or "")
+
+
+async def test_it_can_be_asked_at_a_sockets_file(world: RestWorld) -> None:
+    door = RestDoor(f"unix:{world.rest.socket}", str(world.token))
+    assert [node.name for node in door.nodes()] == list(world.lab.names)
+    uid = door.served_by()
+    assert uid == world.door().served_by() == _owner(world.rest)
+    with pytest.raises(EngineUnreachable, match="listens at"):
+        RestDoor(f"unix:{world.rest.socket}", str(world.token), served_by=12345).nodes()
+    with pytest.raises(EngineUnreachable, match="listens at"):
+        world.door(served_by=12345).nodes()
+
+
+def _owner(rest: Rest) -> int:
+    facts = rest.socket.stat()
+    assert stat.S_ISSOCK(facts.st_mode)
+    return facts.st_uid

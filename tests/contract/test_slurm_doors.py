@@ -1,0 +1,99 @@
+"""What both doors to a real Slurm have to show alike: kinds of GPUs, and what its accounting remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.engines.base import Sight
+from shoal.engines.remote import Reach
+from shoal.engines.slurm import SlurmConfig, SlurmEngine
+from shoal.engines.slurm.door import open_door
+from shoal.engines.slurm.nodes import slurm_nodes
+from shoal.engines.slurm.render import comment, job_name, request
+from shoal.engines.slurm.states import SETTLE_S
+from shoal.wire import EndKind, Fetch
+from tests.contract.test_engine_local import SkewedClock
+from tests.support import slurm_accounting, slurm_rest
+from tests.support.networks import PATH
+from tests.support.slurm_lab import Shape, SlurmLab, slurm_lab, what_is_missing
+from tests.unit.engines.test_slurm_pieces import order
+
+pytestmark = [pytest.mark.engines, pytest.mark.anyio]
+SHAPE = Shape(nodes=1, kinds=("h100", "a100"), min_job_age_s=2, has_accounting=True, has_rest=True)
+FORGOTTEN_S = 120.0
+"""slurmctld looks for what it may forget about every half minute."""
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
+    missing = what_is_missing() or slurm_rest.what_is_missing(PATH) or slurm_accounting.what_is_missing(PATH)
+    if missing is not None:
+        pytest.skip(missing)
+    with slurm_lab(tmp_path_factory.mktemp("slurm"), SHAPE) as lab:
+        for attempt_id, run in {"att_well": "true", "att_ill": "exit 3"}.items():
+            name, said = f"--job-name={job_name(attempt_id, 0)}", f"--comment={comment(attempt_id, 0)}"
+            lab.run("sbatch", name, said, "--output=/dev/null", f"--wrap={run}")
+        lab.until(
+            lambda: not lab.run("squeue", "-h", "-t", "all"), "Slurm has forgotten its jobs", FORGOTTEN_S
+        )
+        yield lab
+
+
+@pytest.fixture(params=["commands", "rest"])
+def config(
+    request: pytest.FixtureRequest, lab: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> SlurmConfig:
+    if request.param == "rest":
+        assert lab.rest is not None
+        return SlurmConfig(rest=lab.rest.url, jwt_file=str(lab.rest.token_file(tmp_path / "token")))
+    for name in ("SLURM_CONF", "PATH"):
+        monkeypatch.setenv(name, lab.environment[name])
+    return SlurmConfig()
+
+
+async def test_a_job_gets_the_kind_of_gpu_that_was_chosen_for_it(
+    config: SlurmConfig, lab: SlurmLab, tmp_path: Path
+) -> None:
+    door = open_door(config)
+    [node] = slurm_nodes(door.nodes(), {}, "")
+    assert sorted(gpu.kind for gpu in node.facts.gpus) == ["A100", "H100"]
+    for device, kind in enumerate(SHAPE.kinds):
+        chosen = order(nodes=("n0",), gpu_ids=(node.gpu_kinds.index(kind),), attempt_id=f"att_{kind}")
+        output = tmp_path / kind
+        script = "#!/bin/sh\necho device $CUDA_VISIBLE_DEVICES\n"
+        asked = request(config, (chosen,), {"n0": node.gpu_kinds}, str(output), script)
+        door.submit(asked)
+        lab.until(lambda: not lab.run("squeue", "-h"), f"the job with an {kind} is over")
+        assert output.read_text() == f"device {device}\n"
+
+
+async def test_a_job_that_slurm_has_forgotten_has_an_end(config: SlurmConfig) -> None:
+    door = open_door(config)
+    names = [job_name("att_well", 0), job_name("att_ill", 0), job_name("att_none", 0)]
+    assert not {job.name for job in door.jobs()} & set(names)
+    assert {job.name: job.state for job in door.past(names)} == {names[0]: "COMPLETED", names[1]: "FAILED"}
+    assert door.past(names[2:]) == []
+
+
+async def test_a_share_whose_job_is_forgotten_says_how_it_ended_and_is_over_where_that_is_evidence(
+    config: SlurmConfig, tmp_path: Path
+) -> None:
+    clock, reach = SkewedClock(), Reach(urls=("https://login:1",), ca="ca")
+    engine = SlurmEngine(tmp_path / "home", clock=clock, reach=reach, config=config)
+    engine.desk.add((order(nodes=("n0",), attempt_id="att_ill"),), None)
+    engine.desk.take(Fetch(attempt_id="att_ill", node="n0", process="one"))
+    clock.ahead += SETTLE_S
+    [early] = await engine.list_owned()
+    assert early.sight is Sight.UNKNOWN
+    assert early.raw.endswith("as FAILED")
+    clock.ahead += 2 * SETTLE_S
+    [seen] = await engine.list_owned()
+    if config.rest:  # which does not show how Slurm tracks processes
+        assert seen.sight is Sight.UNKNOWN
+    else:
+        assert seen.outcome is not None
+        assert seen.outcome.kind is EndKind.LOST
+        assert "Slurm's accounting has job" in seen.outcome.message
