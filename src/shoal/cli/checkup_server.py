@@ -159,7 +159,7 @@ def check_certificates() -> Finding:
     authority = (home if shared == "none" else Path(shared)) / "keys" / "ca.pem"
     renew = f"`shoal up` makes another; one that runs does, too, or says why not in {home}/logs/control.log"
     files = f"{authority} {authority.with_suffix('.key')}"
-    replace = f"once no job runs on other machines: `shoal down && rm {files}`, then `shoal up`"
+    replace = f"once no job runs on other machines: `shoal down`, `rm {files}`, `shoal up`"
     ends = ((valid_until(own.read_bytes()), renew), (valid_until(authority.read_bytes()), replace))
     first, hint = min(ends)
     left_s = first - time.time()

@@ -27,6 +27,15 @@ if TYPE_CHECKING:
 
 app = App(name="connect", help="Say where work runs: on a Slurm cluster, a Ray, or this machine.")
 NODES_PORT = 7464
+NodesPython = Annotated[
+    str | None, Parameter(help="The Python with Shoal in it on the nodes (this one's path).")
+]
+PythonPath = Annotated[str, Parameter(help="Its PYTHONPATH, if Shoal is not installed in it.")]
+SharedDir = Annotated[str, Parameter(help="A directory that all nodes have, for checkpoints.")]
+SpoolDir = Annotated[str, Parameter(help="A directory on each node's own disk (below /tmp).")]
+NodesOn = Annotated[
+    str | None, Parameter(help="ADDRESS:PORT of this machine where nodes ask (found by itself).")
+]
 SshOptions = Annotated[
     str, Parameter(help="Words for `ssh` itself: `--ssh-options='-p 2222 -J ana@bastion'`.")
 ]
@@ -45,15 +54,11 @@ def slurm(
     partition: Annotated[str, Parameter(help="Use its nodes alone, and submit to it.")] = "",
     account: Annotated[str, Parameter(help="The account that Slurm charges.")] = "",
     qos: Annotated[str, Parameter(help="The quality of service to ask for.")] = "",
-    python: Annotated[
-        str | None, Parameter(help="The Python with Shoal in it on the nodes (this one's path).")
-    ] = None,
-    python_path: Annotated[str, Parameter(help="Its PYTHONPATH, if Shoal is not installed in it.")] = "",
-    shared: Annotated[str, Parameter(help="A directory that all nodes have, for checkpoints.")] = "",
-    spool: Annotated[str, Parameter(help="A directory on each node's own disk (below /tmp).")] = "",
-    nodes_on: Annotated[
-        str | None, Parameter(help="ADDRESS:PORT of this machine where nodes ask (found by itself).")
-    ] = None,
+    python: NodesPython = None,
+    python_path: PythonPath = "",
+    shared: SharedDir = "",
+    spool: SpoolDir = "",
+    nodes_on: NodesOn = None,
     project: OfProject = "default",
     shared_trust: SharedTrust = False,
     ssh: Annotated[str, Parameter(help="USER@HOST of a login node, if this machine is none.")] = "",
@@ -127,15 +132,11 @@ def ray(
     ray_python: Annotated[
         str | None, Parameter(help="The Python with Ray in it on this machine (this one's path).")
     ] = None,
-    python: Annotated[
-        str | None, Parameter(help="The Python with Shoal in it on the nodes (this one's path).")
-    ] = None,
-    python_path: Annotated[str, Parameter(help="Its PYTHONPATH, if Shoal is not installed in it.")] = "",
-    shared: Annotated[str, Parameter(help="A directory that all nodes have, for checkpoints.")] = "",
-    spool: Annotated[str, Parameter(help="A directory on each node's own disk (below /tmp).")] = "",
-    nodes_on: Annotated[
-        str | None, Parameter(help="ADDRESS:PORT of this machine where nodes ask (found by itself).")
-    ] = None,
+    python: NodesPython = None,
+    python_path: PythonPath = "",
+    shared: SharedDir = "",
+    spool: SpoolDir = "",
+    nodes_on: NodesOn = None,
     as_root: AsRoot = False,
     json: JsonFlag = False,
 ) -> int:

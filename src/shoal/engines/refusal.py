@@ -64,7 +64,7 @@ def refuse_strangers(orders: Iterable[Order], engine: str, only_project: str | N
         raise EngineRefused(
             f"this {engine.title()} is for project `{only_project}`, and the job is of `{strangers[0]}`: "
             "jobs there run as one user, and can read and stop each other's",
-            hint=f"`shoal connect {engine} --shared-trust` if all projects may",
+            hint="connect again with `--shared-trust` if all projects may",
         )
 
 
