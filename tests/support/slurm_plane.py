@@ -26,7 +26,7 @@ class SlurmPlane(RealPlane):
         self.lab = lab
         self.shared = home.parent / "shared"
 
-    def connect(self) -> dict[str, object]:
+    def connect(self, *more: str) -> dict[str, object]:
         words = (
             "--as-root",
             "--python-path",
@@ -36,7 +36,7 @@ class SlurmPlane(RealPlane):
             "--spool",
             str(self.home.parent / "spool"),
         )
-        done = self.command("connect", "slurm", *words, "--json")
+        done = self.command("connect", "slurm", *words, *more, "--json")
         assert done.returncode == 0, done.stderr
         told: dict[str, object] = json.loads(done.stdout)
         return told
