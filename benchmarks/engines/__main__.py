@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks import private_network
-from benchmarks.engines import drills, overhead, queue
+from benchmarks.engines import drills, overhead, queued
 from benchmarks.engines.say import say
 from benchmarks.processes import BenchmarkError
 from tests.support.networks import PATH
@@ -41,7 +41,7 @@ def main() -> int:
             if section == "overhead":
                 overhead.measure(Path(folder) / section, asked.only.split(","), asked.starts)
             elif section == "queue":
-                queue.measure(Path(folder) / section, asked.nodes, asked.jobs)
+                queued.measure(Path(folder) / section, asked.nodes, asked.jobs)
             else:
                 drills.measure(Path(folder) / section, asked.trials, asked.rows.split(","))
     sys.stdout.write(f"load {os.getloadavg()[0]:.1f} after\n")

@@ -14,21 +14,19 @@ import signal
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks.engines.clusters import plane_on_ray, plane_on_slurm, ray_cluster, slurm_cluster
 from benchmarks.engines.commands import Ledger
 from benchmarks.engines.say import say
-from benchmarks.engines.train import STEPS, TRACE
+from benchmarks.engines.steps import STEPS, TRACE, Loss, hit, wait_for_steps
 from benchmarks.measure import table, times
 from benchmarks.peers.ray_train import PYTHON as RAY_TRAIN_PYTHON
 from benchmarks.peers.ray_train import why_not as why_no_ray_train
-from benchmarks.processes import BenchmarkError, wait_until
+from benchmarks.processes import BenchmarkError
 from benchmarks.recovery.runs import JOB as PLAIN_JOB
-from benchmarks.recovery.runs import Step
 from shoal.client.handles import JobHandle
 from tests.support.networks import PATH
 from tests.support.ray_lab import RayLab
@@ -37,11 +35,10 @@ from tests.support.shares import SOURCE
 from tests.support.slurm_lab import Shape, SlurmLab
 
 ROOT = Path(__file__).parents[2]
-TRAIN = Path(__file__).with_name("train.py")
 IN_NETWORK = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 JOB_FILE: dict[str, Any] = {
     "name": "train",
-    "run": f"python {TRAIN}",
+    "run": "python -P -m benchmarks.engines.train",
     "workdir": None,
     "resources": {"nodes": 2, "gpus": 1},
     "ranks_per_node": 1,
@@ -50,18 +47,13 @@ JOB_FILE: dict[str, Any] = {
     "env": {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{SOURCE}", "CUDA_VISIBLE_DEVICES": ""},
 }
 WARM_STEPS = 100
-START_S, PATIENCE_S = 240.0, 240.0
+DRILL_S = 240.0
 SBATCH = """#!/bin/bash
 first=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -1)
 export MASTER_ADDR=$(scontrol show node -o $first | sed 's/.*NodeAddr=\\([^ ]*\\).*/\\1/') MASTER_PORT=29555
 srun --ntasks=2 --ntasks-per-node=1 sh -c \
   'RANK=$SLURM_PROCID WORLD_SIZE=2 exec {python} {program} plain {steps} {trace}'
 """
-
-
-class Loss(NamedTuple):
-    seconds: float
-    steps: int | None
 
 
 def measure(root: Path, trials: int, only: list[str]) -> None:
@@ -144,9 +136,9 @@ def shoal_declared(root: Path, trials: int) -> Iterator[Loss]:
         job = _begin(plane)
         trace = plane.shared / "checkpoints" / job.job_id / TRACE
         for _ in range(trials):
-            _wait_for_steps(trace, WARM_STEPS)
+            wait_for_steps(trace, WARM_STEPS)
             node = plane.attempt(job)["nodes"][-1]
-            yield _hit(trace, lambda node=node: _crash_and_declare(plane, lab, node))  # type: ignore[misc]
+            yield hit(trace, lambda node=node: _crash_and_declare(plane, lab, node))  # type: ignore[misc]
             lab.start_node(node)
             lab.until(lambda node=node: node in lab.usable(), f"{node} is back")  # type: ignore[misc]
             plane.command("nodes", "resume", node)
@@ -164,8 +156,8 @@ def _drills(plane: RealPlane, kept: Path, trials: int) -> Iterator[Loss]:
     job = _begin(plane)
     trace = kept / job.job_id / TRACE
     for _ in range(trials):
-        _wait_for_steps(trace, WARM_STEPS)
-        done = plane.command("drill", "kill-node", job.ref, "--window", "2s", "--json", timeout_s=PATIENCE_S)
+        wait_for_steps(trace, WARM_STEPS)
+        done = plane.command("drill", "kill-node", job.ref, "--window", "2s", "--json", timeout_s=DRILL_S)
         told = json.loads(done.stdout)["result"] if done.stdout else {}
         if done.returncode:
             raise BenchmarkError(f"drill kill-node: {told.get('outcome')} {done.stderr}")
@@ -189,10 +181,10 @@ def slurm_requeue(root: Path, trials: int) -> Iterator[Loss]:
             words = {"python": sys.executable, "program": PLAIN_JOB, "steps": STEPS, "trace": trace}
             flags = ["--parsable", "--requeue", "-N2", "--ntasks-per-node=1", "-c1", "--gres=gpu:1", "-D/"]
             job = lab.run("sbatch", *flags, f"-o{root}/plain.log", given=SBATCH.format(**words)).strip()
-            _wait_for_steps(trace, WARM_STEPS)
+            wait_for_steps(trace, WARM_STEPS)
             nodes = lab.run("squeue", "-h", "-j", job, "-o", "%N").strip()
             last = lab.run("scontrol", "show", "hostnames", nodes).split()[-1]
-            yield _hit(trace, lambda last=last: lab.crash_node(last))  # type: ignore[misc]
+            yield hit(trace, lambda last=last: lab.crash_node(last))  # type: ignore[misc]
             lab.run("scancel", job)
             lab.start_node(last)
             lab.until(lambda: len(lab.usable()) == len(lab.names), "every node is back")
@@ -205,15 +197,15 @@ def ray_train(root: Path, trials: int) -> Iterator[Loss]:
     for number in range(trials):
         place = root / str(number)
         with ray_cluster(place, python=RAY_TRAIN_PYTHON) as lab, _ray_train_run(place, lab) as trace:
-            _wait_for_steps(trace, WARM_STEPS)
-            yield _hit(trace, lambda: lab.crash_node(lab.names[-1]))
+            wait_for_steps(trace, WARM_STEPS)
+            yield hit(trace, lambda: lab.crash_node(lab.names[-1]))
 
 
 @contextlib.contextmanager
 def _ray_train_run(root: Path, lab: RayLab) -> Iterator[Path]:
-    trace, program = root / "steps", Path(__file__).with_name("train_ray.py")
+    trace, program = root / "steps", ("-P", "-m", "benchmarks.engines.train_ray")
     env = lab.client_environment() | IN_NETWORK | {"PYTHONPATH": f"{ROOT}:{SOURCE}"}
-    words = [str(RAY_TRAIN_PYTHON), str(program), lab.head_address, str(root / "storage"), str(trace)]
+    words = [str(RAY_TRAIN_PYTHON), *program, lab.head_address, str(root / "storage"), str(trace), str(STEPS)]
     with (root / "driver.log").open("wb") as said:
         driver = subprocess.Popen(words, env=env, stdout=said, stderr=said, start_new_session=True)
     try:
@@ -224,40 +216,6 @@ def _ray_train_run(root: Path, lab: RayLab) -> Iterator[Path]:
     finally:
         os.killpg(driver.pid, signal.SIGKILL)
         driver.wait()
-
-
-# Steps.
-
-
-def _steps(trace: Path) -> list[Step]:
-    with contextlib.suppress(FileNotFoundError):
-        lines = trace.read_text().split("\n")[:-1]
-        return [Step(float(at), *map(int, rest)) for at, *rest in map(str.split, lines)]
-    return []
-
-
-def _wait_for_steps(trace: Path, more: int) -> None:
-    """So many more of each of two ranks."""
-
-    def least() -> int:
-        newest = {step.rank: step.number for step in _steps(trace)}
-        return min(newest.values()) if len(newest) == 2 else -1
-
-    wait_until(lambda: least() >= 0, START_S, "a step of both ranks")
-    goal = least() + more
-    wait_until(lambda: least() >= goal, START_S, f"{more} more steps of both ranks")
-
-
-def _hit(trace: Path, strike: Callable[[], None]) -> Loss:
-    """Strike, and see when somebody makes a step who was not there before."""
-    before = _steps(trace)
-    known, at = {step.born for step in before}, time.time()
-    strike()
-    wait_until(lambda: any(s.born not in known for s in _steps(trace)), PATIENCE_S, "a step after the loss")
-    steps = _steps(trace)
-    first = next(step for step in steps if step.born not in known)
-    last = max(step.number for step in steps if step.at <= at)
-    return Loss(first.at - at, max(0, last - first.number + 1))
 
 
 CONTESTANTS: dict[str, Callable[[Path, int], Iterator[Loss]]] = {

@@ -10,11 +10,9 @@ from pathlib import Path
 
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.engines.steps import STEPS, TRACE
 from benchmarks.recovery.job import SAVE_EVERY, network, note, one_step
 from shoal import runtime
-
-STEPS = 1_000_000
-TRACE = "steps.txt"
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The same training by Ray Train: `train_ray.py ADDRESS STORAGE TRACE`, with the Python that has it.
+"""The same training by Ray Train. Its words: the head's address, a folder to save in, the trace, the steps.
 
 Elastic between one and two workers, as on two nodes of which one may be lost. It saves every tenth step, as
 the others do, and goes on from the last save.
@@ -18,7 +18,6 @@ from ray.train.torch import TorchTrainer, prepare_model
 
 from benchmarks.recovery.job import SAVE_EVERY, network, note, one_step
 
-STEPS = 1_000_000
 FILE = "last.pt"
 
 
@@ -34,7 +33,7 @@ def work(config: dict[str, Any]) -> None:
         optimizer.load_state_dict(state["optimizer"])
         first = state["step"]
     replica = prepare_model(model)
-    for step in range(first, STEPS):
+    for step in range(first, config["steps"]):
         one_step(replica, optimizer, step, rank)
         note(fd, step, rank)
         if (step + 1) % SAVE_EVERY == 0:
@@ -51,13 +50,13 @@ def work(config: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    address, storage, trace = sys.argv[1:]
+    address, storage, trace, steps = sys.argv[1:]
     names = ("PYTHONPATH", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES")
     variables = {name: os.environ[name] for name in names if name in os.environ}
     ray.init(address=address, _node_ip_address=address.partition(":")[0], runtime_env={"env_vars": variables})
     TorchTrainer(
         work,
-        train_loop_config={"trace": trace},
+        train_loop_config={"trace": trace, "steps": int(steps)},
         scaling_config=train.ScalingConfig(num_workers=(1, 2), resources_per_worker={"CPU": 4}),
         run_config=train.RunConfig(
             storage_path=storage,
