@@ -34,6 +34,7 @@ TUNED = {
     "RAY_health_check_failure_threshold": "3",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
     "RAY_gcs_storage": "rocksdb",
+    "RAY_raylet_start_wait_time_s": "120",
 }
 """A node that is gone is called dead within seconds; what the head knows is on disk."""
 
