@@ -7,7 +7,7 @@ LIVES ?= 5000
 CUTS ?= 200
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-together test-alone test-engines check format bench bench-recovery bench-goodput bench-proxy bench-balancing bench-scaling bench-fairness yardsticks soak sim lives faults fuzz mutants cuts second-slurm
+.PHONY: help setup demo test test-together test-alone test-engines check format bench bench-engines bench-recovery bench-goodput bench-proxy bench-balancing bench-scaling bench-fairness yardsticks soak sim lives faults fuzz mutants cuts second-slurm
 
 help: ## print these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -48,6 +48,10 @@ bench: ## Shoal beside a real Slurm and a real Ray, in one run
 	@$(BIN)/python -m benchmarks.submit
 	@$(BIN)/python -m benchmarks.idle
 	@$(BIN)/python -m benchmarks.listing
+
+bench-engines: ## Shoal over a real Slurm and a real Ray beside what those do by themselves (root, 30 minutes)
+	@scripts/setup bench-engines
+	@$(BIN)/python -m benchmarks.engines
 
 bench-recovery: ## how long training stands still when a rank or a node is lost: Shoal, torchrun, torchft
 	@scripts/setup recovery

@@ -66,12 +66,14 @@ def timed(task: Task, count: int, *, at_once: int) -> tuple[float, list[float]]:
 class Doorbell:
     """Hears the first instruction of a job: the job sends its label in a datagram, stamped by the kernel.
 
-    It needs no shared folder and no common user, so the same line is measured on every system.
+    It needs no shared folder and no common user, so the same line is measured on every system. `host`: an
+    address of this machine that the jobs reach.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        self._host = host
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._socket.bind(("127.0.0.1", 0))
+        self._socket.bind((host, 0))
         self._socket.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         self._socket.settimeout(0.2)
         self._rung: dict[str, float] = {}
@@ -93,7 +95,7 @@ class Doorbell:
     def script(self, label: str) -> str:
         """The job's one line. bash opens the socket itself: no program is started before it rings."""
         port = self._socket.getsockname()[1]
-        return f"exec bash -c 'echo {label} > /dev/udp/127.0.0.1/{port}'"
+        return f"exec bash -c 'echo {label} > /dev/udp/{self._host}/{port}'"
 
     def wait(self, label: str, timeout_s: float) -> float:
         """When it rang, in seconds since 1970. `TimeoutError` if it did not."""
@@ -101,6 +103,11 @@ class Doorbell:
             if not self._changed.wait_for(lambda: label in self._rung, timeout_s):
                 raise TimeoutError(f"job {label} did not start within {timeout_s:g} s")
             return self._rung[label]
+
+    def count(self) -> int:
+        """How many have rung."""
+        with self._changed:
+            return len(self._rung)
 
     def _listen(self) -> None:
         while self._is_open:

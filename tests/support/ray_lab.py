@@ -22,7 +22,7 @@ from tests.support.networks import PATH, Networks, is_alive, until_dead
 
 ROOT = Path(__file__).parents[2]
 RAY_PYTHON = Path(os.environ.get("SHOAL_TEST_RAY_PYTHON", ROOT / ".cache" / "ray" / "bin" / "python"))
-HEAD_PORT, FIRST_AGENT_PORT = 26379, 26380
+HEAD_PORT, FIRST_AGENT_PORT, DASHBOARD_PORT = 26379, 26380, 26390
 START_S = 120.0
 TRIES = 5
 QUIET = ("--disable-usage-stats", "--include-log-monitor=false")
@@ -34,6 +34,7 @@ TUNED = {
     "RAY_health_check_failure_threshold": "3",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
     "RAY_gcs_storage": "rocksdb",
+    "RAY_raylet_start_wait_time_s": "120",
 }
 """A node that is gone is called dead within seconds; what the head knows is on disk."""
 
@@ -50,12 +51,17 @@ def what_is_missing() -> str | None:
 class RayLab(Networks):
     """Blocking. `up` once, `down` at the end, whatever happened in between."""
 
-    def __init__(self, root: Path, num_nodes: int = 2) -> None:
+    def __init__(
+        self, root: Path, num_nodes: int = 2, *, has_job_server: bool = False, python: Path = RAY_PYTHON
+    ) -> None:
         super().__init__(tuple(f"n{number}" for number in range(num_nodes)), kind=1)
         self.root = root
         self.temp = Path(tempfile.mkdtemp(prefix="shr-", dir="/tmp"))  # short: Ray has sockets below it
         self.token_file = root / "token"
         self.head_address = f"{self.address}:{HEAD_PORT}"
+        self.has_job_server = has_job_server
+        self.python = python
+        self.jobs_url = f"http://{self.address}:{DASHBOARD_PORT}"
         self.started: dict[str, subprocess.Popen[bytes]] = {}
 
     def up(self) -> None:
@@ -76,7 +82,9 @@ class RayLab(Networks):
 
     def start_head(self) -> None:
         words = ["--head", f"--port={HEAD_PORT}", f"--node-ip-address={self.address}", "--num-cpus=0"]
-        words += ["--node-name=head", "--no-monitor", "--include-dashboard=false", f"--temp-dir={self.temp}"]
+        words += ["--node-name=head", "--no-monitor", f"--temp-dir={self.temp}"]
+        words += [f"--include-dashboard={str(self.has_job_server).lower()}"]
+        words += [f"--dashboard-host={self.address}", f"--dashboard-port={DASHBOARD_PORT}"]
         (self.temp / "ray_current_cluster").unlink(missing_ok=True)
         self._start("head", [], [*words, *self._agent_ports()])
 
@@ -121,12 +129,26 @@ class RayLab(Networks):
     def _agent_ports(self) -> list[str]:
         return [f"--{name}={FIRST_AGENT_PORT + number}" for number, name in enumerate(AGENT_PORTS)]
 
+    def ray_command(self, *words: str) -> list[str]:
+        """One of Ray's own."""
+        return [str(self.python), "-P", "-s", "-m", "ray.scripts.scripts", *words]
+
+    def client_environment(self) -> dict[str, str]:
+        """For `ray job submit`."""
+        env = ray_environment(os.environ, self.token_file, is_own=False)
+        return env | {"RAY_ADDRESS": self.jobs_url, "PATH": PATH}
+
     def _start(self, name: str, before: list[str], words: list[str]) -> None:
         """Again and again: on a busy machine Ray gives itself up too soon."""
         env = ray_environment(os.environ, self.token_file, is_own=False) | TUNED
         env |= {"RAY_gcs_storage_path": str(self.root / "gcs"), "PATH": PATH}
-        start = [str(RAY_PYTHON), "-P", "-s", "-m", "ray.scripts.scripts", "start", "--block"]
-        words = [*before, *start, *words, "--object-store-memory=80000000", *QUIET]
+        words = [
+            *before,
+            *self.ray_command("start", "--block"),
+            *words,
+            "--object-store-memory=80000000",
+            *QUIET,
+        ]
         for _ in range(TRIES):
             with (self.root / f"{name}.log").open("wb") as said:
                 process = subprocess.Popen(
@@ -174,9 +196,11 @@ def _command(pid: int) -> str:
 
 
 @contextlib.contextmanager
-def ray_lab(root: Path, num_nodes: int = 2) -> Iterator[RayLab]:
+def ray_lab(
+    root: Path, num_nodes: int = 2, *, has_job_server: bool = False, python: Path = RAY_PYTHON
+) -> Iterator[RayLab]:
     """One that is up, and wholly gone afterwards."""
-    lab = RayLab(root, num_nodes)
+    lab = RayLab(root, num_nodes, has_job_server=has_job_server, python=python)
     try:
         lab.up()
         yield lab

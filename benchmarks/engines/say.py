@@ -1,0 +1,14 @@
+"""Progress, told as it goes: on standard error, so that tables can be kept."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+BEGAN = time.monotonic()
+
+
+def say(text: str) -> None:
+    sys.stderr.write(f"[{time.monotonic() - BEGAN:4.0f} s, load {os.getloadavg()[0]:.1f}] {text}\n")
+    sys.stderr.flush()
