@@ -39,7 +39,7 @@ class SlurmPlane(RealPlane):
             str(self.home.parent / "spool"),
             *more,
         )
-        done = self.command("connect", "slurm", *words, *more, "--json")
+        done = self.command("connect", "slurm", *words, "--json")
         assert done.returncode == 0, done.stderr
         told: dict[str, object] = json.loads(done.stdout)
         return told
