@@ -73,7 +73,8 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     """What a supervisor knows of the replica it runs. Said with every message."""
 
     address: str
-    """`10.0.0.7:8000`, as every node can reach it; `unix:/PATH` or `door:/PATH` on this one."""
+    """`10.0.0.7:8000`, as every node can reach it; `unix:/PATH` or `door:/PATH` on this one; `tls:HOST:PORT`,
+    where a porch stands before it."""
     is_ready: bool = False
     at: float = 0.0
     """Since when it is, or is not."""
@@ -402,6 +403,16 @@ class RenewalAnswer(msgspec.Struct, frozen=True, kw_only=True):
     proof: str = ""
 
 
+class Papers(msgspec.Struct, frozen=True, kw_only=True):
+    """By which one end of a porch proves itself: a certificate with its key, and the authority that the other
+    end must be certified by. All PEM.
+    """
+
+    certificate: str
+    key: str
+    authority: str
+
+
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     """What travels on the supervisor's standard input instead of on disk."""
 
@@ -412,6 +423,8 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     """Signs what the supervisor says, and tells the control plane's answers from others; never sent."""
     job_token: str | None = None
     secrets: dict[str, str] = {}
+    porch: Papers | None = None
+    """Data planes are on other machines: the replica is reached through a porch, which shows these."""
 
 
 class Summons(msgspec.Struct, frozen=True, kw_only=True):

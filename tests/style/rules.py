@@ -8,7 +8,10 @@ from collections.abc import Iterable
 from tests.style.tree import Import, Module, length
 
 LEAVES = frozenset(
-    {"errors", "clock", "curve", "home", "ids", "log", "loopback", "proof", "settings", "socket_file", "wire"}
+    {
+        *("errors", "clock", "curve", "home", "ids", "log", "loopback", "porch", "proof", "settings"),
+        *("socket_file", "wire"),
+    }
 )
 BELOW_CONTROL = frozenset({"scheduler", "engines", "store", "identity", "serving"})
 
@@ -20,18 +23,19 @@ MAY_SEE: dict[str, frozenset[str]] = {
     "loopback": frozenset(),
     "socket_file": frozenset(),
     "wire": frozenset(),
+    "porch": frozenset({"wire"}),
     "proof": frozenset({"wire"}),
     "curve": frozenset({"wire"}),
     "log": frozenset({"errors", "clock"}),
     "settings": frozenset({"errors", "home"}),
     "spec": LEAVES,
     "model": LEAVES | {"spec"},
-    "runtime": frozenset({"errors", "clock", "curve", "loopback", "proof", "socket_file", "wire"}),
+    "runtime": frozenset({"errors", "clock", "curve", "loopback", "porch", "proof", "socket_file", "wire"}),
     "scheduler": LEAVES | {"spec", "model"},
     "store": LEAVES | {"spec", "model"},
     "identity": LEAVES | {"spec", "model"},
     "engines": LEAVES | {"spec", "model", "runtime"},
-    "serving": frozenset({"errors", "clock", "ids", "log", "loopback", "socket_file", "wire"}),
+    "serving": frozenset({"errors", "clock", "ids", "log", "loopback", "porch", "socket_file", "wire"}),
     "control": LEAVES | {"spec", "model"} | BELOW_CONTROL,
     "api": LEAVES | {"spec", "model", "control"} | BELOW_CONTROL,
     "sim": LEAVES | {"spec", "model", "control"} | BELOW_CONTROL,

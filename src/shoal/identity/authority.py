@@ -1,6 +1,7 @@
 """The cluster's own certificate authority: what supervisors on other machines trust, and nothing else does.
 
-Pure: bytes in, bytes out. An authority signs control planes for the names they are reached by.
+Pure: bytes in, bytes out. An authority signs control planes for the names they are reached by, the porches of
+replicas for what they stand before, and data planes as the only clients of those.
 """
 
 from __future__ import annotations
@@ -45,15 +46,33 @@ def make_authority(name: str, now: float) -> Pair:
 
 def make_server(authority: Pair, names: Iterable[str], now: float) -> Pair:
     """A certificate of a server that is reached by `names`: host names and addresses."""
+    return _issue(authority, "shoal control plane", names, ExtendedKeyUsageOID.SERVER_AUTH, now, SERVER_DAYS)
+
+
+def make_porch(authority: Pair, name: str, now: float) -> Pair:
+    """A certificate of the porch before one replica, good for as long as any replica runs: its key is in the
+    memory of one process, and is never made anew there.
+    """
+    return _issue(authority, "shoal porch", (name,), ExtendedKeyUsageOID.SERVER_AUTH, now, AUTHORITY_DAYS)
+
+
+def make_client(authority: Pair, name: str, now: float) -> Pair:
+    """A certificate of who may come to porches; it serves nobody."""
+    return _issue(authority, "shoal data plane", (name,), ExtendedKeyUsageOID.CLIENT_AUTH, now, SERVER_DAYS)
+
+
+def _issue(
+    authority: Pair, title: str, names: Iterable[str], use: x509.ObjectIdentifier, now: float, days: int
+) -> Pair:
     signer = serialization.load_pem_private_key(authority.key, password=None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
     issuer = x509.load_pem_x509_certificate(authority.certificate)
     key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "shoal control plane")])
-    builder = _begun(subject, issuer.subject, key.public_key(), now, SERVER_DAYS)
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, title)])
+    builder = _begun(subject, issuer.subject, key.public_key(), now, days)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(_usage(is_authority=False), critical=True)
-    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([use]), critical=False)
     builder = builder.add_extension(
         x509.SubjectAlternativeName([_general(n) for n in sorted(set(names))]), critical=False
     )

@@ -20,6 +20,7 @@ from shoal.wire import Order, Probe
 
 REMOVE_S = 5.0
 BACKLOG = 1024
+LOOPBACK = "127.0.0.1"
 OWN_PORT = 8000
 """In a network of its own every port is free."""
 
@@ -140,11 +141,11 @@ def path_in(directory: str) -> str:
     return path
 
 
-def place_of(order: Order, home: str, probe: Probe) -> Listening:
-    """`OSError`: the port that it needs is taken."""
+def place_of(order: Order, home: str, probe: Probe, *, has_porch: bool = False) -> Listening:
+    """`OSError`: the port that it needs is taken. Behind a porch, nobody but this node is to reach it."""
     directory = folder(order, home)
     if directory is None:
-        return OnPort(order.master_addr, probe.port)
+        return OnPort(LOOPBACK if has_porch else order.master_addr, probe.port)
     path = path_in(directory)
     return OnSocket(path) if probe.is_socket else BehindDoor(path, probe.port or OWN_PORT)
 

@@ -28,14 +28,14 @@ def free_port(address: str, after: int) -> int:
     raise OSError(f"all {COUNT} ports from {FIRST} on are taken")
 
 
-def hold_port(address: str, port: int | None) -> socket.socket:
+def hold_port(address: str, port: int | None, among: range = range(FIRST, FIRST + COUNT)) -> socket.socket:
     """A socket that keeps a port for the server we are about to start; this very port if one is given.
 
     It is bound and never listens: Linux lets a server bind beside it that sets SO_REUSEADDR, as servers do
     to survive their own restart, and refuses everybody who does not, such as the next who looks for a port.
     `OSError`: it is taken.
     """
-    for candidate in (port,) if port is not None else range(FIRST, FIRST + COUNT):
+    for candidate in (port,) if port is not None else among:
         held = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
         try:
             # Looking for one, first without the option: to be refused where somebody else holds it. What was
@@ -48,7 +48,9 @@ def hold_port(address: str, port: int | None) -> socket.socket:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         return held
     raise OSError(
-        f"port {port} is taken" if port is not None else f"all {COUNT} ports from {FIRST} are taken"
+        f"port {port} is taken"
+        if port is not None
+        else f"all {len(among)} ports from {among.start} are taken"
     )
 
 

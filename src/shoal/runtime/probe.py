@@ -34,7 +34,9 @@ FIRST_LOOK_S, LOOK_EVERY_S = 2.0, 5.0
 
 
 class Prober:
-    """Asks `at`, which it lets go of when it is gone."""
+    """Asks `at`, which it lets go of when it is gone. `address`: where data planes are told to go, if not
+    there.
+    """
 
     def __init__(
         self,
@@ -43,13 +45,14 @@ class Prober:
         credentials: Credentials,
         clock: Clock,
         tell: Callable[[Serving], None] | None,
+        address: str = "",
     ) -> None:
         self._probe = probe
         self._at = at
         self._secret = credentials.replica_secret
         self._clock = clock
         self._tell = tell
-        self._state = Serving(address=at.address)
+        self._state = Serving(address=address or at.address)
         self._thread: threading.Thread | None = None
         self._sleeper = Sleeper(at.connect, self._head())
         self._should_sleep = False
@@ -160,7 +163,8 @@ class Prober:
         now = self._clock.monotonic()
         if isinstance(error, ConnectionRefusedError | FileNotFoundError) and now >= self._look_at:
             self._look_at = now + LOOK_EVERY_S
-            ports = listened_to(descendants(os.getpid()))
+            porch = self._state.address.rpartition(":")[2]
+            ports = [port for port in listened_to(descendants(os.getpid())) if str(port) != porch]
             self._elsewhere = ""
             if ports:
                 told, wanted = " and ".join(map(str, ports)), next(iter(self._at.variables))

@@ -22,6 +22,7 @@ from shoal.runtime.groundwork import Groundwork, make_directories
 from shoal.runtime.launch import Launcher, Pipes
 from shoal.runtime.logs import LogFile
 from shoal.runtime.meter import Meter
+from shoal.runtime.porch.minder import PorchMinder
 from shoal.runtime.probe import Prober
 from shoal.runtime.ready import Ready
 from shoal.runtime.reasons import Reasons
@@ -95,6 +96,7 @@ class ShareRun:
         self._zygote: Process | None = None
         self._minder: Minder | None = None
         self._prober: Prober | None = None
+        self._porch: PorchMinder | None = None
         self._driller = Driller(order, self._renewer, clock, self._log)
         self._failed: tuple[float, int] | None = (clock.now(), time.monotonic_ns())
         """When the group before failed here, or we began, until it is told how this group did."""
@@ -261,12 +263,20 @@ class ShareRun:
         if order.probe is None or order.node_rank > 0:
             return None
         tell = self._renewer.tell_serving if self._renewer is not None else None
+        papers = self._credentials.porch
+        home = os.path.realpath(self._share.home)
         try:
-            at = listening.place_of(order, os.path.realpath(self._share.home), order.probe)
+            at = listening.place_of(order, home, order.probe, has_porch=papers is not None)
         except OSError as error:
             told = f"{error} on {order.node}; leave `port` out and have the server listen at $PORT"
             return Ending(kind=EndKind.SETUP_FAILED, message=told)
-        self._prober = Prober(order.probe, at, self._credentials, self._clock, tell)
+        try:
+            if papers is not None and order.control_url is not None:
+                self._porch = PorchMinder(papers, order.control_url, at.address, self._watcher, self._clock)
+        except OSError as error:
+            return Ending(kind=EndKind.SETUP_FAILED, message=f"no porch on {order.node}: {error}")
+        outside = self._porch.address if self._porch is not None else ""
+        self._prober = Prober(order.probe, at, self._credentials, self._clock, tell, outside)
         if self._renewer is not None:
             self._renewer.on_sleep = self._prober.want_sleep
         if isinstance(at, listening.BehindDoor):
@@ -349,6 +359,8 @@ class ShareRun:
                 return OTHERS_FAILED
             if crew is not None and self._prober is not None and self._prober.should_end:
                 return ASLEEP
+            if self._porch is not None:
+                self._porch.look()
             if crew is not None:
                 crew.look_after()
                 self._look_after_standby(crew)
