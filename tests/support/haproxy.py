@@ -14,7 +14,7 @@ from shoal.serving.haproxy.files import Files
 from shoal.serving.haproxy.plane import HaproxyPlane
 from shoal.serving.haproxy.render import Place
 from shoal.serving.haproxy.start import find_haproxy
-from shoal.serving.table import Report, Service, Table
+from shoal.serving.table import Report, Service
 from tests.support.serving import AnyLab
 
 HAPROXY = find_haproxy()
@@ -27,7 +27,7 @@ class HaproxyLab(AnyLab):
         self.plane = plane
 
     def serve(self, *services: Service) -> None:
-        assert self.plane.swap(Table(version=self.plane.version + 1, services=services))
+        assert self.plane.swap(self.table(self.plane.version + 1, services))
 
     def report(self) -> Report:
         return self.plane.report()

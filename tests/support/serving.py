@@ -17,6 +17,7 @@ from shoal.serving.plane import DataPlane
 from shoal.serving.report import report
 from shoal.serving.sweep import keep_sweeping
 from shoal.serving.table import Caller, Replica, Report, Service, Table
+from tests.support.porches import ThreadPorches
 
 PATIENCE_S = 30.0
 TOKEN = "shl_made_up_token"
@@ -111,6 +112,8 @@ class FakeReplica:
     connections: int = 0
     lost: int = 0
     address: str = ""
+    certified_as: str = ""
+    """By the porch before it, if there is one."""
     _server: asyncio.Server | None = None
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
 
@@ -149,7 +152,8 @@ class FakeReplica:
             writer.close()
 
     def told(self, **changes: Any) -> Replica:
-        known = {"replica_id": self.name, "address": self.address, "release": self.release}
+        known: dict[str, Any] = {"replica_id": self.name, "address": self.address, "release": self.release}
+        known |= {"name": self.certified_as}
         return Replica(**{**known, **changes})
 
 
@@ -227,6 +231,8 @@ class AnyLab(ABC):
         self.port = port
         self.replicas: list[FakeReplica] = []
         self.wires: list[Wire] = []
+        self.porches: ThreadPorches | None = None
+        """They stand before replicas that are made from now on."""
 
     @abstractmethod
     def serve(self, *services: Service) -> None:
@@ -246,8 +252,14 @@ class AnyLab(ABC):
 
     async def replica(self, name: str = "one", behaviour: Behaviour = answer_ok, **known: Any) -> FakeReplica:
         made = await FakeReplica(name, behaviour, **known).start()
+        if self.porches is not None:
+            made.address, made.certified_as = self.porches.before(made.address)
         self.replicas.append(made)
         return made
+
+    def table(self, version: int, services: tuple[Service, ...]) -> Table:
+        papers = self.porches.cluster.porches.visitors() if self.porches is not None else None
+        return Table(version=version, services=services, papers=papers)
 
     async def connect(self) -> Wire:
         wire = Wire(*await asyncio.open_connection("127.0.0.1", self.port))
@@ -276,7 +288,7 @@ class Lab(AnyLab):
         self.plane = plane
 
     def serve(self, *services: Service) -> None:
-        assert self.plane.swap(Table(version=self.plane.version + 1, services=services))
+        assert self.plane.swap(self.table(self.plane.version + 1, services))
 
     def report(self) -> Report:
         return report(self.plane)

@@ -7,6 +7,7 @@ service names a path to ask.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from time import monotonic
 
 from shoal.serving.answer import Answer
@@ -53,12 +54,12 @@ class Probe:
             self.status.set_result(status)
 
 
-async def status_of(replica: LiveReplica, path: str) -> int:
+async def status_of(replica: LiveReplica, path: str, visitor: ssl.SSLContext | None = None) -> int:
     """What it answers there; 0 if it does not, and without a path 200 as soon as it takes connections.
     `UNKNOWN`: it could not be asked, for a reason of our own.
     """
     try:
-        up = await connect(replica)
+        up = await connect(replica, visitor)
     except (OSError, ValueError) as error:
         return UNKNOWN if is_ours(error) else 0
     try:
@@ -74,9 +75,9 @@ async def status_of(replica: LiveReplica, path: str) -> int:
         up.close()
 
 
-async def check(service: LiveService, replica: LiveReplica) -> None:
+async def check(service: LiveService, replica: LiveReplica, visitor: ssl.SSLContext | None = None) -> None:
     """Asks once, and takes the replica out or in accordingly."""
-    status = await status_of(replica, service.spec.check)
+    status = await status_of(replica, service.spec.check, visitor)
     if status == UNKNOWN:
         return
     if 0 < status < 500:
@@ -106,4 +107,4 @@ async def keep_checking(plane: DataPlane) -> None:
             for replica in list(service.replicas.values()):
                 wanted = is_due or replica.is_refusing
                 if wanted and not replica.is_draining and id(replica) not in asked:
-                    asked[id(replica)] = asyncio.ensure_future(check(service, replica))
+                    asked[id(replica)] = asyncio.ensure_future(check(service, replica, plane.visitor))

@@ -12,6 +12,7 @@ import ssl
 from time import monotonic
 
 from shoal.clock import Clock, SystemClock
+from shoal.porch import visitor
 from shoal.serving.accounts import Held
 from shoal.serving.descriptors import is_ours
 from shoal.serving.downstream import Downstream
@@ -21,6 +22,7 @@ from shoal.serving.route import Routes
 from shoal.serving.service import LiveService
 from shoal.serving.table import Table, usable
 from shoal.serving.upstream import Seeker, connect
+from shoal.wire import Papers
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +60,9 @@ class DataPlane:
         self.max_clients = max_clients
         self.held = Held(max_held_bytes)
         self.is_draining = False
+        self.visitor: ssl.SSLContext | None = None
+        """How porches know this data plane; None: it has no papers for them."""
+        self._papers: Papers | None = None
         self.refusals: dict[tuple[int, str], int] = {}
         self._guesses: dict[str, int] = {}
         self._guesses_since = monotonic()
@@ -90,6 +95,7 @@ class DataPlane:
         if table.epoch == self.epoch and table.version <= self.version:
             return False
         table, found = usable(table)
+        found += self._show(table.papers)
         for fault in found:
             if fault not in self.left_out:
                 log.warning("left out of table %d: %s", table.version, fault)
@@ -109,6 +115,17 @@ class DataPlane:
         self.version, self.epoch = table.version, table.epoch
         self.admit_anew()
         return True
+
+    def _show(self, papers: Papers | None) -> list[str]:
+        """From now on these at porches; what is wrong with them."""
+        if papers == self._papers:
+            return []
+        try:
+            self.visitor = visitor(papers) if papers is not None else None
+        except (OSError, ValueError) as error:
+            return [f"papers for porches, those before stay: {error}"]
+        self._papers = papers
+        return []
 
     def admit_anew(self) -> None:
         """Who may call, by the table and the clock; what others have under way, or wait for, is ended."""
@@ -131,7 +148,7 @@ class DataPlane:
 
     async def _connect(self, replica: LiveReplica, seeker: Seeker) -> None:
         try:
-            up = await connect(replica)
+            up = await connect(replica, self.visitor)
         except (OSError, ValueError) as error:  # a time-out is an OSError, too
             seeker.on_refused(replica, is_ours=is_ours(error))
         else:

@@ -69,7 +69,7 @@ class LiveService:
         for replica in random.sample(spec.replicas, len(spec.replicas)):
             tally = self.tallies.setdefault(replica.release, Tally(replica.release))
             live = gone.pop(replica.replica_id, None)
-            if live is None or live.spec.address != replica.address:
+            if live is None or (live.spec.address, live.spec.name) != (replica.address, replica.name):
                 if live is not None:
                     live.close_idle()
                 live = LiveReplica(replica, tally, cap=cap, share=share, zone=zone, is_public=spec.is_public)

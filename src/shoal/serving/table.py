@@ -13,6 +13,9 @@ from typing import Literal
 
 import msgspec
 
+from shoal.porch import SCHEME
+from shoal.wire import Papers
+
 
 class Balance(StrEnum):
     LEAST = "least"
@@ -25,7 +28,9 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     replica_id: str
     address: str
     """`10.0.0.7:8000`, or `unix:/path/of/socket`; `door:/path/of/socket`, where a process gives out sockets
-    of the network that the replica is in."""
+    of the network that the replica is in; `tls:10.0.0.7:19000`, where a porch stands before it."""
+    name: str = ""
+    """What the porch's certificate has to say; whoever shows another is not the one."""
     release: int
     weight: float = 1.0
     """Of mixed devices: twice as much work for 2.0."""
@@ -98,9 +103,11 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     epoch: str = ""
     """Of the control plane: made up when it starts. Versions are compared within one."""
     services: tuple[Service, ...] = ()
+    papers: Papers | None = None
+    """What data planes show at porches; None: there are none."""
 
 
-ADDRESS = re.compile(r"(?:unix|door):/.+|(?:[^\s:/]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})")
+ADDRESS = re.compile(r"(?:unix|door):/.+|(?:tls:)?(?:[^\s:/]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})")
 NUMBER = re.compile(r"[0-9]*|0x[0-9a-f]*")
 LOOPBACK = ("localhost", "localdomain")
 PLAIN = re.compile(r"[\x21-\x7e]*")
@@ -139,7 +146,12 @@ def _usable(replicas: tuple[Replica, ...], name: str, found: list[str]) -> tuple
         if replica.replica_id in kept:
             found.append(f"{one} is there twice")
         elif not is_address(replica.address):
-            found.append(f"{one}: address `{replica.address}` is not HOST:PORT, unix:/PATH or door:/PATH")
+            known = "HOST:PORT, tls:HOST:PORT, unix:/PATH or door:/PATH"
+            found.append(f"{one}: address `{replica.address}` is not {known}")
+        elif bool(replica.name) != replica.address.startswith(SCHEME):
+            found.append(
+                f"{one}: address `{replica.address}` with the name `{replica.name}` of a certificate"
+            )
         elif PLAIN.fullmatch(replica.secret) is None:
             found.append(f"{one}: its secret cannot stand in a header")
         elif not replica.weight > 0:

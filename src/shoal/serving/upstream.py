@@ -8,12 +8,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from time import monotonic
 from typing import Protocol, cast
 
+from shoal.porch import SCHEME
 from shoal.serving.answer import MAX_HEAD_BYTES, UNTIL_CLOSE, Answer, BadAnswer, parse_answer
 from shoal.serving.chunks import BadChunk, Chunks
 from shoal.serving.head import CHUNKED
+from shoal.serving.porch import reached
 from shoal.serving.replica import LiveReplica
 from shoal.socket_file import handed_over, pinned
 
@@ -234,8 +237,11 @@ def _read(raw: bytes) -> Answer:
     return answer
 
 
-async def connect(replica: LiveReplica) -> Upstream:
-    """A new connection, owned by the caller. `OSError` (also when it takes too long): there is none."""
+async def connect(replica: LiveReplica, visitor: ssl.SSLContext | None = None) -> Upstream:
+    """A new connection, owned by the caller. `OSError` (also when it takes too long): there is none.
+
+    `visitor`: how porches know us.
+    """
     loop = asyncio.get_running_loop()
     address = replica.spec.address
     async with asyncio.timeout(CONNECT_S):
@@ -246,6 +252,11 @@ async def connect(replica: LiveReplica) -> Upstream:
         elif address.startswith("door:"):
             fresh = await _through(address[5:])
             _, made = await loop.create_connection(lambda: Upstream(replica), sock=fresh)
+        elif address.startswith(SCHEME):
+            transport = await reached(address, replica.spec.name, visitor)
+            made = Upstream(replica)
+            transport.set_protocol(made)
+            made.connection_made(transport)
         else:
             host, _, port = address.rpartition(":")
             _, made = await loop.create_connection(lambda: Upstream(replica), host.strip("[]"), int(port))

@@ -15,7 +15,8 @@ import msgspec
 from shoal.serving.table import Replica, Service, Table
 
 log = logging.getLogger(__name__)
-NUMERIC = re.compile(r"\[.*|[0-9.]+:[0-9]+")
+NUMERIC = re.compile(r"(?:tls:)?(?:\[.*|[0-9.]+:[0-9]+)")
+"""A porch says where it is in numbers."""
 FILES = ("unix:", "door:")
 
 

@@ -7,10 +7,13 @@ from collections.abc import Iterator
 
 import msgspec
 
+from shoal.porch import SCHEME
+from shoal.serving.haproxy import porches
 from shoal.serving.haproxy.answers import refusal
 from shoal.serving.haproxy.words import server_name
 from shoal.serving.problem import Refused, switched_off
 from shoal.serving.table import Limits, Replica, Service
+from shoal.wire import Papers
 
 FULL_WEIGHT = 100
 """Of a replica of weight 1: a tenth of it must be a whole number above 0."""
@@ -48,15 +51,15 @@ def backend_name(service: Service) -> str:
     return f"{service.project}:{service.name}"
 
 
-def servers(service: Service) -> tuple[Server, ...]:
+def servers(service: Service, papers: Papers | None = None) -> tuple[Server, ...]:
     weights = _weights(service)
     options = f"check {CHECKED} {OBSERVED} pool-purge-delay {IDLE_S}s maxconn {service.cap}"
     return tuple(
         Server(
             name=server_name(replica),
             replica=replica,
-            address=replica.address,
-            options=options,
+            address=replica.address.removeprefix(SCHEME),
+            options=porches.options(replica, papers) + options,
             weight=0 if replica.is_draining else weights.get(replica.replica_id, 0),
         )
         for replica in service.replicas

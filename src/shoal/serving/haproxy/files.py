@@ -32,8 +32,8 @@ class Files:
         """For the next start, or reload."""
         self._write_maps(rendering)
         self._write(CONFIG, rendering.config)
-        for old in self.folder.glob("routes-*.map"):
-            if old.name not in rendering.routes:
+        for old in (*self.folder.glob("routes-*.map"), *self.folder.glob("papers-*")):
+            if old.name not in rendering.routes and old.name not in rendering.papers:
                 old.unlink()
 
     def check(self, rendering: Rendering, *, is_renewal: bool = False) -> None:
@@ -66,7 +66,7 @@ class Files:
 
     def _write_maps(self, rendering: Rendering) -> None:
         self._write(CALLERS, as_map(rendering.callers))
-        for name, text in rendering.routes.items():
+        for name, text in (*rendering.routes.items(), *rendering.papers.items()):
             self._write(name, text)
 
     def _write(self, name: str, text: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from shoal.serving.haproxy import porches
 from shoal.serving.haproxy.answers import errors, refusal
 from shoal.serving.haproxy.backends import Server, backend, backend_name, in_ms, servers
 from shoal.serving.haproxy.words import unspeakable
@@ -55,6 +56,8 @@ class Rendering(msgspec.Struct, frozen=True, kw_only=True):
     """By backend."""
     routes: dict[str, str]
     """What `routes` names holds; a name for each content, since HAProxy reads it when it starts."""
+    papers: dict[str, str]
+    """Files for porches, likewise."""
     callers: dict[str, str]
     """Digests that are known, and digests at a backend with the caller's name: changed without a reload."""
 
@@ -78,7 +81,8 @@ def render(table: Table, place: Place) -> Rendering:
         lines += ["", *backend(service), _mark(backend_name(service))]
     return Rendering(
         frame="\n".join(lines) + "\n",
-        servers={backend_name(service): servers(service) for service in table.services},
+        servers={backend_name(service): servers(service, table.papers) for service in table.services},
+        papers=porches.files(table.papers),
         routes={name: as_map(routes)},
         callers=dict(_callers(table)),
     )

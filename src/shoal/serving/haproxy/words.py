@@ -14,7 +14,7 @@ from shoal.serving.table import Balance, Replica, Service, Table, usable
 
 WORD = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 PATH = re.compile(r"/[A-Za-z0-9/_.,~@+=&?:-]{0,1000}")
-ADDRESS = re.compile(r"(?:[A-Za-z0-9_.-]+|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}")
+ADDRESS = re.compile(r"(?:tls:)?(?:[A-Za-z0-9_.-]+|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}")
 HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}|\[[0-9a-fA-F:.]{2,45}\]")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 AFFINITY = re.compile(r"(?:(?:header|cookie):[A-Za-z0-9_.-]{1,128})?")
@@ -57,6 +57,7 @@ def _of(service: Service) -> Iterator[str]:
         *((HOST, "host", host) for host in service.hosts),
         *((WORD, "replica", replica.replica_id) for replica in service.replicas),
         *((ADDRESS, "address", replica.address) for replica in service.replicas),
+        *((WORD, "name", replica.name) for replica in service.replicas if replica.name),
         *((DIGEST, "digest of a caller", caller.digest) for caller in service.callers),
         *((NAME, "name of a caller", caller.name) for caller in service.callers),
     ]
