@@ -16,6 +16,8 @@ from shoal.client.handles import JobHandle
 from tests.e2e.test_drills import PROGRAM
 from tests.support.ray_lab import RAY_PYTHON, RayLab, ray_lab, session, what_is_missing
 from tests.support.real_plane import RealPlane, until
+from tests.support.service_faults import PATH, address_of, token_of
+from tests.support.services import Caller, Served
 from tests.support.shares import SOURCE
 
 pytestmark = [
@@ -30,7 +32,7 @@ needs_torch = pytest.mark.skipif(
 class RayPlane(RealPlane):
     def __init__(self, home: Path) -> None:
         super().__init__(home)
-        self._flags = ("--listen", "127.0.0.1:0")
+        self._flags = ("--listen", "127.0.0.1:0", "--serve-on", "127.0.0.1:0")
         self.shared = home.parent / "shared"
         self.spool = home.parent / "spool"
 
@@ -62,6 +64,21 @@ def plane(tmp_path_factory: pytest.TempPathFactory, lab: RayLab) -> Iterator[Ray
         yield real
     finally:
         real.down()
+
+
+def test_a_service_on_nodes_of_ray_is_called_through_the_data_plane_here(
+    plane: RayPlane, lab: RayLab, tmp_path: Path
+) -> None:
+    served = Served(plane, tmp_path)
+    served.serve(replicas=2, resources={"gpus": 2})  # as many as a node has
+    until(lambda: len(served.replicas()) == 2, "two replicas are ready", within_s=150.0)
+    hosts = {address.rpartition(":")[0] for address in served.addresses()}
+    assert hosts == {f"tls:{lab.address_of(name)}" for name in lab.names}
+    with Caller(address_of(served), PATH, token_of(served)) as caller:
+        until(lambda: sum(caller.statuses.values()) >= 100, "it answers")
+    assert set(caller.statuses) == {200}
+    assert plane.command("stop", "hello").returncode == 0
+    until(lambda: (told := served.table()) is not None and not told.services, "it is gone")
 
 
 def test_a_job_runs_on_a_node_of_ray_and_its_log_comes_back(plane: RayPlane) -> None:

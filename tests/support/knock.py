@@ -1,8 +1,9 @@
 """Try a listener with requests from standard input: `python -m tests.support.knock HOST PORT < TRIES`.
 
 A program of its own, so that it can be run in another network. A try is a name, whether to speak TLS (to
-whoever is there, whatever its certificate), and the bytes to send. Prints what became of each by its name: a
-status, `closed` without a word, `no TLS`, or the first bytes of what is none of these.
+whoever is there, whatever its certificate), the bytes to send, and papers to show, or nothing. Prints what
+became of each by its name: a status, `closed` without a word, `no TLS`, or the first bytes of what is none of
+these.
 """
 
 from __future__ import annotations
@@ -12,15 +13,19 @@ import socket
 import ssl
 import sys
 
+from shoal.porch import visitor
+from shoal.wire import Papers
+
 TIMEOUT_S = 30.0
 CLOSED, NO_TLS = "closed", "no TLS"
 
 
-def knock(host: str, port: int, raw: bytes, *, is_tls: bool) -> str:
+def knock(host: str, port: int, raw: bytes, *, is_tls: bool, papers: Papers | None = None) -> str:
     with socket.create_connection((host, port), timeout=TIMEOUT_S) as plain:
         link = plain
         if is_tls:
-            trust = ssl.create_default_context()
+            trust = ssl.create_default_context() if papers is None else visitor(papers)
+            trust.set_alpn_protocols([])
             trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
             try:
                 link = trust.wrap_socket(plain)
@@ -50,8 +55,9 @@ def request(method: str, path: str, host: str, token: str | None, body: bytes, k
 def main(host: str, port: str) -> int:
     tries = json.load(sys.stdin)
     told = {}
-    for name, is_tls, raw in tries:
-        told[name] = knock(host, int(port), raw.encode("latin-1"), is_tls=is_tls)
+    for name, is_tls, raw, *shown in tries:
+        papers = Papers(**shown[0]) if shown else None
+        told[name] = knock(host, int(port), raw.encode("latin-1"), is_tls=is_tls, papers=papers)
     print(json.dumps(told))
     return 0
 

@@ -21,6 +21,7 @@ from shoal.control.meetings import Meetings
 from shoal.control.queue import Queue
 from shoal.control.record import Recorder
 from shoal.control.services.book import ServiceBook
+from shoal.control.services.porches import Porches
 from shoal.control.signals import Signal
 from shoal.control.turns import Turns
 from shoal.engines.base import Engine
@@ -68,6 +69,8 @@ class Core:
         self.meetings = Meetings()
         self.drills = DrillBook()
         self.services = ServiceBook()
+        self.porches: Porches | None = None
+        """Where nodes are other machines: how data planes come to replicas there."""
         self.submitting: set[str] = set()
         """Attempts being handed to the engine at this moment."""
         self.lost: dict[str, NodeOutcome] = {}

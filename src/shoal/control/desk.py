@@ -14,7 +14,7 @@ from shoal.control.launch import Starting, load, submission_of
 from shoal.engines.desk import Desk, SupportsDesk
 from shoal.errors import NotFound, StateError
 from shoal.store import Tx
-from shoal.wire import Assignment, Dispatch, DispatchAnswer, Fetch
+from shoal.wire import Assignment, Credentials, Dispatch, DispatchAnswer, Fetch, Order
 
 T = TypeVar("T")
 
@@ -30,9 +30,16 @@ async def fetch(core: Core, asked: Fetch) -> Assignment:
     core.leases.heard(asked.attempt_id, asked.node, share.order.incarnation)
     return Assignment(
         order=msgspec.structs.replace(share.order, control_urls=core.urls_to_tell),
-        credentials=submission.credentials[asked.node],
+        credentials=_with_porch(core, share.order, submission.credentials[asked.node]),
         has_archive=share.order.archive_digest is not None,
     )
+
+
+def _with_porch(core: Core, order: Order, credentials: Credentials) -> Credentials:
+    """The node where the server of a replica listens has a porch before it."""
+    if core.porches is None or order.probe is None or order.node_rank > 0:
+        return credentials
+    return msgspec.structs.replace(credentials, porch=core.porches.before(order.attempt_id))
 
 
 async def archive_for(core: Core, asked: Fetch) -> str:

@@ -17,6 +17,7 @@ from shoal.control.first import claim, load_key, prepare
 from shoal.control.lead import keeping_lead, urls_for_supervisors
 from shoal.control.policy import declare_policy
 from shoal.control.policy_file import read_policy
+from shoal.control.services.porches import Porches
 from shoal.engines.registry import open_engine
 from shoal.engines.remote import Reach
 from shoal.ids import id_factory
@@ -52,6 +53,8 @@ async def open_core(settings: Settings) -> AsyncIterator[Core]:
             policy=read_policy(settings.policy) if settings.policy else None,
         )
         core.control_urls = urls_for_supervisors(settings)
+        if settings.has_other_machines:
+            core.porches = Porches(load_authority(settings.state_dir, clock), clock)
         try:
             await check_anchor(core)
             await prepare(core, getpass.getuser())

@@ -18,6 +18,7 @@ from shoal.identity import open_secrets, seal_secrets
 from shoal.model.attempt import Attempt
 from shoal.model.job import Job, ReplicaPlace
 from shoal.model.service import MAX_STARTS, Release, Replica, Service, Start
+from shoal.porch import SCHEME
 from shoal.serving.table import is_address
 from shoal.spec.service import ServiceSpec
 from shoal.spec.service_clauses import ModelSpec
@@ -126,7 +127,10 @@ async def heard(core: Core, attempt: Attempt, said: Serving) -> None:
     known = book.said.get(attempt.attempt_id)
     if known == said:
         return
-    taken = said if is_address(said.address) else _nowhere(attempt, said)
+    is_there = is_address(said.address)
+    if core.porches is not None:  # all else would be an address of the control plane's own machine
+        is_there = is_there and said.address.startswith(SCHEME)
+    taken = said if is_there else _nowhere(attempt, said)
     await core.store.write(lambda tx: _record(core, tx, attempt, taken), patience_s=NEWS_PATIENCE_S)
     book.said[attempt.attempt_id] = said
     book.waker.set()
@@ -134,7 +138,7 @@ async def heard(core: Core, attempt: Attempt, said: Serving) -> None:
 
 def _nowhere(attempt: Attempt, said: Serving) -> Serving:
     """Nobody could reach it there: it is not ready, and its service says why."""
-    because = f"its supervisor says that it is at `{said.address[:200]}`, which is no address"
+    because = f"its supervisor says that it is at `{said.address[:200]}`, where no data plane can come to it"
     log.warning("replica %s: %s", attempt.attempt_id, because)
     return msgspec.structs.replace(said, address="", is_ready=False, because=because)
 

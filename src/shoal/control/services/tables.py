@@ -19,6 +19,7 @@ from shoal.errors import StoreUnavailable
 from shoal.identity import is_at_least, replica_secret, user_caller
 from shoal.model.people import Membership, Role, Token
 from shoal.model.service import Service, is_serving
+from shoal.porch import SCHEME, name_of
 from shoal.serving import table as told
 from shoal.spec.service import ServiceSpec
 from shoal.store import Tx
@@ -57,7 +58,8 @@ async def publish(core: Core) -> None:
     book = core.services
     async with book.publishing:
         fresh = await core.store.read(lambda tx: make(core, tx))
-        if fresh.services == book.table.services and book.table.version > 0:
+        is_same = (fresh.services, fresh.papers) == (book.table.services, book.table.papers)
+        if is_same and book.table.version > 0:
             return
         # The end of a token is no event: then the next number is taken, for which each event leaves room.
         version, epoch = max(fresh.version, book.table.version + 1), book.table.epoch or core.random(8).hex()
@@ -94,7 +96,8 @@ def make(core: Core, tx: Tx) -> told.Table:
     served = [
         _service(core, look, people, hosts[look.service.service_id]) for look in looks if people is not None
     ]
-    return told.Table(version=(tx.events.head().seq + 1) * ROOM, services=tuple(served))
+    papers = core.porches.visitors() if core.porches is not None else None
+    return told.Table(version=(tx.events.head().seq + 1) * ROOM, services=tuple(served), papers=papers)
 
 
 def _service(core: Core, look: Look, people: _People, hosts: tuple[str, ...]) -> told.Service:
@@ -149,6 +152,7 @@ def _replicas(core: Core, look: Look) -> list[told.Replica]:
             address=replica.address,
             release=replica.release,
             secret=replica_secret(core.key, attempt.attempt_id),
+            name=name_of(attempt.attempt_id) if replica.address.startswith(SCHEME) else "",
             is_draining=replica.draining_at is not None or look.service.is_asleep,
         )
         for replica, job, attempt in look.servers
