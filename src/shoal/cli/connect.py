@@ -29,6 +29,13 @@ NODES_PORT = 7464
 SshOptions = Annotated[
     str, Parameter(help="Words for `ssh` itself: `--ssh-options='-p 2222 -J ana@bastion'`.")
 ]
+AsOwners = Annotated[
+    bool,
+    Parameter(negative="", help="Each job under its owner's Unix account, of the same name. Needs root."),
+]
+SystemAccounts = Annotated[
+    str, Parameter(help="NAME,NAME of owners whose uid may be a system's (below 1000).")
+]
 AsRoot = Annotated[
     bool, Parameter(negative="", help="Even if all jobs, whoever's they are, would run as root.")
 ]
@@ -51,21 +58,27 @@ def slurm(
     ] = None,
     ssh: Annotated[str, Parameter(help="USER@HOST of a login node, if this machine is none.")] = "",
     ssh_options: SshOptions = "",
+    as_owners: AsOwners = False,
+    system_accounts: SystemAccounts = "",
     as_root: AsRoot = False,
     json: JsonFlag = False,
 ) -> int:
     """Connect a Slurm cluster: its nodes become Shoal's, and jobs run there under your own account.
 
-    Asks Slurm for its nodes and starts nothing. The next `shoal up` uses it.
+    With `--as-owners` one control plane of root's serves many people, each under
+    an account of their own. Asks Slurm for its nodes and starts nothing. The
+    next `shoal up` uses it.
     """
     from shoal.engines.slurm.client import SlurmClient
     from shoal.engines.slurm.config import FILE, SlurmConfig
     from shoal.engines.slurm.parse import parse_nodes
 
     home = _free_home()
-    client = SlurmClient(ssh, shlex.split(ssh_options))
+    client = SlurmClient(ssh, shlex.split(ssh_options), as_owners=as_owners)
     version = client.version()
-    if not as_root:
+    if as_owners:
+        _refuse_all_but_root(client.uid(), ssh, as_root=as_root)
+    elif not as_root:
         _refuse_root(client.uid(), ssh)
     found = [node.facts for node in parse_nodes(client.nodes(), {}, partition)]
     if not found:
@@ -82,6 +95,8 @@ def slurm(
         shared=shared,
         ssh=ssh,
         ssh_options=tuple(shlex.split(ssh_options)),
+        as_owners=as_owners,
+        system_accounts=tuple(name for name in system_accounts.split(",") if name),
     )
     file = _keep(home, "slurm", FILE, config, address)
     facts = _facts(version, found, address, file)
@@ -90,7 +105,8 @@ def slurm(
     else:
         shown = f"{facts['alive']} of {facts['nodes']} nodes, {facts['cpus']:g} CPUs, {facts['gpus']} GPUs"
         print(f"{version}: {shown}")
-        print(f"nodes will ask at {address}, over TLS; jobs run under your own account")
+        whose = "the Unix accounts of their owners" if as_owners else "your own account"
+        print(f"nodes will ask at {address}, over TLS; jobs run under {whose}")
         _say_next(shared)
     return 0
 
@@ -232,7 +248,18 @@ def _refuse_root(uid: int, ssh: str) -> None:
     if uid == 0:
         raise SpecError(
             f"all jobs would run as root: that is who asks Slurm {f'as {ssh}' if ssh else 'here'}",
-            hint="be a user with an account on every node (`--ssh USER@HOST`), or say `--as-root`",
+            hint="be a user with an account on every node (`--ssh USER@HOST`); or, for people with accounts "
+            "there, `--as-owners`; or say `--as-root`",
+        )
+
+
+def _refuse_all_but_root(uid: int, ssh: str, *, as_root: bool) -> None:
+    if as_root:
+        raise SpecError("jobs run under their owners' accounts or all as root, not both", hint="drop one")
+    if uid != 0:
+        raise SpecError(
+            f"only root may submit for others, and {ssh or 'who asks Slurm here'} has uid {uid}",
+            hint="run `shoal connect slurm` and `shoal up` as root, or `--ssh root@LOGIN_NODE`",
         )
 
 

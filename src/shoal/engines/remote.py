@@ -317,8 +317,12 @@ class RemoteEngine(ABC):
             )
         place = Path(self._reach.shared) / "checkpoints" / Path(path).relative_to(self._home / "checkpoints")
         if make:
-            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.make_shared(place)
         return str(place)
+
+    def make_shared(self, place: Path) -> None:
+        """A folder that all nodes have, for the jobs of this cluster. May be repeated."""
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     async def _start(self, submission: Submission, *, is_new: bool) -> None:
         """Start keepers for orders that nobody has taken, unless the cluster still has what was started."""

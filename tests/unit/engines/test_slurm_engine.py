@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,12 +11,13 @@ import pytest
 from shoal.engines.base import Sight
 from shoal.engines.fake import VirtualClock
 from shoal.engines.remote import HEARD_S, LATE_S, Reach
+from shoal.engines.slurm.accounts import Account
 from shoal.engines.slurm.client import SlurmClient
 from shoal.engines.slurm.config import SlurmConfig
 from shoal.engines.slurm.engine import JOBS_S, SlurmEngine
 from shoal.engines.slurm.render import job_name
 from shoal.engines.slurm.states import SETTLE_S
-from shoal.errors import EngineUnreachable
+from shoal.errors import EngineRefused, EngineUnreachable
 from shoal.wire import EndKind, Fetch, Summons
 from tests.unit.engines.test_slurm_pieces import NODE, order
 
@@ -46,9 +47,12 @@ class PaperSlurm(SlurmClient):
     def partitions(self) -> str:
         return ""
 
-    def submit(self, arguments: Sequence[str], script: str) -> str:
-        self.arguments = arguments
+    def submit(self, arguments: Sequence[str], script: str, account: Account | None = None) -> str:
+        self.arguments, self.submitted_as = arguments, account
         return "1"
+
+    def cancel(self, names: Collection[str], user: str = "") -> None:
+        self.cancelled = sorted(names), user
 
 
 def engine_on(home: Path, clock: VirtualClock, slurm: PaperSlurm) -> SlurmEngine:
@@ -111,9 +115,10 @@ class CancelledJob(PaperSlurm):
     """Of the first attempt, on a node in this state."""
 
     state = ""
+    user = "ana"
 
     def jobs(self) -> str:
-        return f"1|CANCELLED|{job_name('att_1', 0)}|N/A|None\n"
+        return f"1|CANCELLED|{self.user}|N/A|{job_name('att_1', 0)}|None\n"
 
     def nodes(self) -> str:
         return NODE.format(state=self.state, reason="none")
@@ -161,7 +166,7 @@ class CountingSlurm(PaperSlurm):
         self.asked += 1
         if self.is_away:
             raise EngineUnreachable("squeue: away")
-        return f"1|PENDING|{job_name('att_1', 0)}|N/A|Priority\n"
+        return f"1|PENDING|ana|N/A|{job_name('att_1', 0)}|Priority\n"
 
 
 async def test_squeue_is_asked_once_a_second_however_much_is_submitted_meanwhile(tmp_path: Path) -> None:
@@ -209,3 +214,69 @@ async def test_a_look_at_one_attempt_leaves_what_is_known_of_the_others(tmp_path
         clock.advance((SETTLE_S + 30.0) / 3)
         await engine.look(engine.desk.find("att_2").values())
     assert [seen.sight for seen in await engine.list_owned()] == [Sight.ENDED, Sight.PENDING]
+
+
+class Accounts(CancelledJob):
+    """Ana has an account, and so has root."""
+
+    state = "IDLE"
+
+    def account(self, name: str) -> Account | None:
+        return {
+            "ana": Account(name="ana", uid=1000, gid=1000),
+            "root": Account(name="root", uid=0, gid=0),
+        }.get(name)
+
+    def give(self, shared: str, folders: Sequence[str], account: Account) -> None:
+        self.given = shared, tuple(folders), account.name
+
+
+def for_owners(tmp_path: Path, clock: VirtualClock, slurm: Accounts) -> SlurmEngine:
+    config = SlurmConfig(as_owners=True, shared="/shared")
+    reach = Reach(urls=("https://login:1",), ca="ca", shared="/shared")
+    return SlurmEngine(tmp_path, clock=clock, reach=reach, config=config, client=slurm)
+
+
+async def test_a_job_is_submitted_and_cancelled_as_its_owners_and_its_folders_are_the_owners(
+    tmp_path: Path,
+) -> None:
+    slurm = Accounts()
+    engine = for_owners(tmp_path, VirtualClock(), slurm)
+    summons = Summons(attempt_id="att_1", urls=("https://login:1",), ca="ca", ticket="t")
+    mine = order(owner="ana", nodes=("n0",), checkpoint_dir="/shared/checkpoints/job_1")
+    await engine.start(summons, (mine,))
+    assert slurm.submitted_as == Account(name="ana", uid=1000, gid=1000)
+    assert slurm.given == ("/shared", ("slurm/ana", "checkpoints/job_1"), "ana")
+    assert "--output=/shared/slurm/ana/shoal-att_1.0.out" in slurm.arguments
+    engine.desk.add((mine,), None)
+    await engine.end("att_1")
+    assert slurm.cancelled == (["shoal-att_1.0"], "ana")
+
+
+@pytest.mark.parametrize("owner", ["root", "ghost", ""])
+async def test_who_has_no_account_of_their_own_is_refused_and_nothing_is_submitted(
+    tmp_path: Path, owner: str
+) -> None:
+    slurm = Accounts()
+    engine = for_owners(tmp_path, VirtualClock(), slurm)
+    summons = Summons(attempt_id="att_1", urls=("https://login:1",), ca="ca", ticket="t")
+    with pytest.raises(EngineRefused, match=f"`{owner}`"):
+        await engine.start(summons, (order(owner=owner, nodes=("n0",)),))
+    assert not hasattr(slurm, "submitted_as")
+    assert not hasattr(slurm, "given")
+
+
+@pytest.mark.parametrize(("user", "is_over"), [("ana", True), ("eve", False), ("root", False)])
+async def test_a_job_of_another_user_that_is_named_like_ours_is_not_believed(
+    tmp_path: Path, user: str, is_over: bool
+) -> None:
+    clock, slurm = VirtualClock(BOOTED_AT + 3600.0), Accounts()
+    slurm.user = user
+    engine = for_owners(tmp_path, clock, slurm)
+    engine.desk.add((order(owner="ana", nodes=("n0",)),), None)
+    engine.desk.take(Fetch(attempt_id="att_1", node="n0", process="one"))
+    clock.advance(20.0)
+    await engine.list_owned()
+    clock.advance(SETTLE_S + 30.0)
+    [seen] = await engine.list_owned()
+    assert seen.sight is (Sight.ENDED if is_over else Sight.UNKNOWN)

@@ -29,6 +29,10 @@ class SlurmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """`user@host` of a login node; empty: this machine is one."""
     ssh_options: tuple[str, ...] = ()
     """Words for `ssh` itself: a port, a jump host, a key."""
+    as_owners: bool = False
+    """Each job under the Unix account of its owner; whoever runs Slurm's commands is root."""
+    system_accounts: tuple[str, ...] = ()
+    """Those of them that may have a uid of the system's."""
 
 
 def load_config(home: Path) -> SlurmConfig:

@@ -11,6 +11,7 @@ import anyio
 from shoal.clock import Clock
 from shoal.engines.desk import DeskShare
 from shoal.engines.remote import Glimpses, Reach, RemoteEngine, Stage
+from shoal.engines.slurm.accounts import Account, fit_account
 from shoal.engines.slurm.client import SlurmClient
 from shoal.engines.slurm.config import SlurmConfig
 from shoal.engines.slurm.parse import (
@@ -64,9 +65,10 @@ class SlurmEngine(RemoteEngine):
     ) -> None:
         super().__init__(home, clock=clock, reach=reach, term=term)
         self._config = config
-        self._client = client or SlurmClient(config.ssh, config.ssh_options)
-        self._jobs: dict[str, Job] = {}
-        """By name, which holds the attempt's id: the newest that is not over, or else the newest."""
+        self._client = client or SlurmClient(config.ssh, config.ssh_options, as_owners=config.as_owners)
+        self._jobs: dict[tuple[str, str], Job] = {}
+        """By name, which holds the attempt's id, and whose they are: the newest that is not over, or else the
+        newest."""
         self._jobs_at = self._nodes_at = self._config_at = -math.inf
         self._jobs_failed: EngineUnreachable | None = None
         self._handed: dict[tuple[str, int], float] = {}
@@ -84,7 +86,7 @@ class SlurmEngine(RemoteEngine):
 
     async def start(self, summons: Summons, orders: tuple[Order, ...]) -> None:
         name = job_name(summons.attempt_id, summons.incarnation)
-        folder = Path(self._config.shared) / "slurm"
+        folder = Path(self._config.shared) / "slurm" / self._user(orders[0])
         # Below /tmp of a node anybody could lay a link with that name.
         output = f"{folder}/{name}.out" if self._config.shared else "/dev/null"
         async with self._asking:
@@ -94,9 +96,12 @@ class SlurmEngine(RemoteEngine):
         script = batch_script(self._config, summons, len(orders), num_cpus(orders))
 
         def submit() -> str:
-            if self._config.shared:
+            account = self._account(orders[0])
+            if account is not None and self._config.shared:
+                self._client.give(self._config.shared, self._folders(orders[0]), account)
+            elif self._config.shared:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return self._client.submit(arguments, script)
+            return self._client.submit(arguments, script, account)
 
         try:
             await self.on_thread(submit)
@@ -116,7 +121,7 @@ class SlurmEngine(RemoteEngine):
             if (order.attempt_id, share.launch) in self._handed:  # what was seen before is too old
                 seen[order.attempt_id, order.node] = HANDED
                 continue
-            job = self._jobs.get(job_name(order.attempt_id, share.launch))
+            job = self._jobs.get((job_name(order.attempt_id, share.launch), self._user(order)))
             node = self._nodes.get(order.node)
             rebooted = await self._has_rebooted(share, node)
             if job is None:
@@ -141,7 +146,7 @@ class SlurmEngine(RemoteEngine):
     async def end(self, attempt_id: str) -> None:
         shares = self.desk.find(attempt_id).values()
         names = {job_name(attempt_id, number) for s in shares for number in (s.order.incarnation, s.launch)}
-        await self._cancel(names)
+        await self._cancel(names, attempt_id)
 
     async def take_back(self, attempt_id: str) -> None:
         async with self._asking:
@@ -150,19 +155,41 @@ class SlurmEngine(RemoteEngine):
         await self._cancel(
             {
                 name
-                for name, job in self._jobs.items()
+                for (name, _), job in self._jobs.items()
                 if name.startswith(prefix) and stage_of(job.state) is Stage.QUEUED
-            }
+            },
+            attempt_id,
         )
 
-    async def _cancel(self, names: Collection[str]) -> None:
+    async def _cancel(self, names: Collection[str], attempt_id: str) -> None:
         """Not more often than now and then: what does not end by it is asked about again and again."""
+        users = {self._user(share.order) for share in self.desk.find(attempt_id).values()}
         now = self._clock.monotonic()
         self._cancelled_at = {name: at for name, at in self._cancelled_at.items() if now - at < AGAIN_S}
         due = [name for name in names if name not in self._cancelled_at]
-        if due:
-            await self.on_thread(lambda: self._client.cancel(due))
+        for user in users if due else ():
+            await self.on_thread(lambda user=user: self._client.cancel(due, user))  # type: ignore[misc]
             self._cancelled_at |= dict.fromkeys(due, now)
+
+    def make_shared(self, place: Path) -> None:
+        """An owner's folders are made in `start`, when it is known who that is here."""
+        if not self._config.as_owners:
+            super().make_shared(place)
+
+    def _user(self, order: Order) -> str:
+        """The Unix account whose job it is at Slurm; empty: ours, and then no other's are listed."""
+        return order.owner if self._config.as_owners else ""
+
+    def _account(self, order: Order) -> Account | None:
+        """As whom to submit it; None: as ourselves. Blocking. `EngineRefused`: its owner has none."""
+        if not self._config.as_owners:
+            return None
+        return fit_account(order.owner, self._client.account(order.owner), self._config.system_accounts)
+
+    def _folders(self, order: Order) -> list[str]:
+        """What is to be its owner's below the shared directory."""
+        kept = [Path(order.checkpoint_dir).relative_to(self._config.shared)] if order.checkpoint_dir else []
+        return [f"slurm/{order.owner}", *map(str, kept)]
 
     async def nodes(self) -> list[NodeFacts]:
         async with self._asking:
@@ -189,7 +216,7 @@ class SlurmEngine(RemoteEngine):
         self._handed = {key: at for key, at in self._handed.items() if at >= asked_at}
         self._jobs = {}
         for job in sorted(found, key=lambda job: (job.is_active, _number(job.job_id))):
-            self._jobs[job.name] = job
+            self._jobs[job.name, job.user if self._config.as_owners else ""] = job
 
     async def _refresh_config(self) -> None:
         if self._clock.monotonic() - self._config_at < CONFIG_S:

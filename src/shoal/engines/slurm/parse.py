@@ -12,7 +12,8 @@ import msgspec
 from shoal.engines.slurm.states import Job
 from shoal.model.node import Gpu, NodeFacts
 
-SQUEUE_FORMAT = "%i|%T|%j|%S|%r"
+SQUEUE_FORMAT = "%i|%T|%u|%S|%j|%r"
+"""What a job's user cannot choose stands before what they can."""
 DOWN = frozenset({"DOWN", "FAIL", "FAILING", "FUTURE", "NOT_RESPONDING", "ERROR"})
 ASLEEP = frozenset({"POWERED_DOWN", "POWERING_DOWN", "POWERING_UP"})
 """Slurm wakes them for a job: they take work, and tell nothing."""
@@ -42,13 +43,13 @@ class SlurmFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_jobs(text: str) -> list[Job]:
-    """Lines of `squeue` in `SQUEUE_FORMAT`. A reason may hold anything, so it comes last."""
+    """Lines of `squeue` in `SQUEUE_FORMAT`."""
     found = []
     for line in text.splitlines():
-        parts = line.split("|", 4)
-        if len(parts) == 5:
-            job_id, state, name, start, reason = parts
-            found.append(Job(job_id=job_id, state=state, name=name, start=start, reason=reason))
+        parts = line.split("|", 5)
+        if len(parts) == 6:
+            job_id, state, user, start, name, reason = parts
+            found.append(Job(job_id=job_id, state=state, name=name, user=user, start=start, reason=reason))
     return found
 
 
