@@ -105,6 +105,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     job_number: int
     job_name: str
     project: str
+    owner: str = ""
+    """The name of the user whose job it is: an engine may run it under that user's own account."""
     node: str
     node_rank: int
     nodes: tuple[str, ...]
@@ -440,7 +442,7 @@ class Summons(msgspec.Struct, frozen=True, kw_only=True):
     ticket: str
     incarnation: int = 0
     spool: str = ""
-    """A directory on the node's own disk; empty: one of this user's below /tmp."""
+    """A directory on the node's own disk, this user's or, as /tmp is, for all; empty: /tmp."""
     devices_from: str = ""
     """The variable in which the cluster says which devices it gave; empty: those of the order."""
     patience_s: float = 300.0

@@ -46,6 +46,20 @@ def test_root_is_refused_unless_it_is_said(shell: Shell, monkeypatch: pytest.Mon
     assert shell(*CONNECT, "--json").code == 2
 
 
+def test_only_root_connects_for_the_owners_of_jobs(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = shell(*CONNECT, "--as-owners")
+    assert refused.code == 2
+    assert "only root may submit for others, and ana@login is not root" in refused.err
+    assert not (shell.home / "slurm.json").exists()
+    monkeypatch.setenv("FAKE_UID", "0")
+    assert "not both" in shell(*CONNECT, "--as-owners", "--as-root").err
+    done = shell(*CONNECT, "--as-owners", "--system-accounts", "bot,ci")
+    assert done.code == 0, done.err
+    assert "jobs run under the Unix accounts of their owners" in done.out
+    config = load_config(shell.home)
+    assert (config.as_owners, config.system_accounts) == (True, ("bot", "ci"))
+
+
 def test_words_for_ssh_are_used_and_kept(shell: Shell, tmp_path: Path) -> None:
     assert shell(*CONNECT, "--ssh-options=-p 2222 -i '/my key'").code == 0
     said = (tmp_path / "said").read_text()

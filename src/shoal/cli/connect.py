@@ -43,6 +43,13 @@ OfProject = Annotated[str, Parameter(help="The project whose jobs run there.")]
 SharedTrust = Annotated[
     bool, Parameter(negative="", help="Jobs of all projects, which can read and stop each other's.")
 ]
+AsOwners = Annotated[
+    bool,
+    Parameter(negative="", help="Each job under its owner's Unix account, of the same name. Needs root."),
+]
+SystemAccounts = Annotated[
+    str, Parameter(help="NAME,NAME of owners whose uid may be a system's (below 1000).")
+]
 AsRoot = Annotated[
     bool, Parameter(negative="", help="Even if all jobs, whoever's they are, would run as root.")
 ]
@@ -70,12 +77,16 @@ def slurm(
         Path | None, Parameter(help="The file with a token for it, which you alone can read.")
     ] = None,
     rest_user: Annotated[str, Parameter(help="Whose jobs they are (the token's user).")] = "",
+    as_owners: AsOwners = False,
+    system_accounts: SystemAccounts = "",
     as_root: AsRoot = False,
     json: JsonFlag = False,
 ) -> int:
     """Connect a Slurm cluster: its nodes become Shoal's, and jobs run there under your own account.
 
-    Asks Slurm for its nodes and starts nothing. The next `shoal up` uses it.
+    With `--as-owners` one control plane of root's serves many people, each under
+    an account of their own. Asks Slurm for its nodes and starts nothing. The
+    next `shoal up` uses it.
     """
     from shoal.engines.slurm.config import FILE, SlurmConfig
     from shoal.engines.slurm.door import open_door
@@ -95,10 +106,14 @@ def slurm(
         ssh=ssh,
         ssh_options=tuple(shlex.split(ssh_options)),
         **_rest_options(rest, jwt_file, rest_user, ssh),
+        as_owners=as_owners,
+        system_accounts=tuple(name for name in system_accounts.split(",") if name),
     )
     door = open_door(config)
     version = door.version()
-    if not as_root:
+    if as_owners:
+        _refuse_all_but_root(door, config, as_root=as_root)
+    elif not as_root:
         _refuse_root(door, config)
     found = [node.facts for node in slurm_nodes(door.nodes(), {}, partition)]
     if not found:
@@ -112,8 +127,9 @@ def slurm(
     else:
         shown = f"{facts['alive']} of {facts['nodes']} nodes, {facts['cpus']:g} CPUs, {facts['gpus']} GPUs"
         print(f"{version}: {shown}")
-        whose = "all projects" if shared_trust else f"project {project}"
-        print(f"nodes will ask at {address}, over TLS; jobs of {whose} run under your own account")
+        whose = "all projects" if shared_trust or as_owners else f"project {project}"
+        account = "the Unix accounts of their owners" if as_owners else "your own account"
+        print(f"nodes will ask at {address}, over TLS; jobs of {whose} run under {account}")
         _say_next(shared)
     return 0
 
@@ -268,7 +284,23 @@ def _refuse_root(door: Door, config: SlurmConfig) -> None:
         whose = f"as {config.ssh}" if config.ssh else "by that token" if config.rest else "here"
         raise SpecError(
             f"all jobs would run as root: that is who asks Slurm {whose}",
-            hint="be a user with an account on every node (`--ssh USER@HOST`), or say `--as-root`",
+            hint="be a user with an account on every node (`--ssh USER@HOST`); or, for people with accounts "
+            "there, `--as-owners`; or say `--as-root`",
+        )
+
+
+def _refuse_all_but_root(door: Door, config: SlurmConfig, *, as_root: bool) -> None:
+    if as_root:
+        raise SpecError("jobs run under their owners' accounts or all as root, not both", hint="drop one")
+    if config.rest:
+        raise SpecError(
+            "by REST jobs are those of the token's user, not of their owners",
+            hint="leave out `--rest`, or `--as-owners`",
+        )
+    if not door.is_root():
+        raise SpecError(
+            f"only root may submit for others, and {config.ssh or 'who asks Slurm here'} is not root",
+            hint="run `shoal connect slurm` and `shoal up` as root, or `--ssh root@LOGIN_NODE`",
         )
 
 

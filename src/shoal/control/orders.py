@@ -50,6 +50,7 @@ def orders_for(
             job_number=job.number,
             job_name=job.name,
             project=job.project,
+            owner=job.owner_name,
             node=share.node,
             node_rank=node_rank,
             nodes=attempt.node_names,

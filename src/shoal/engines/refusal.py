@@ -20,6 +20,7 @@ MAX_RANKS_PER_NODE = 4096
 SHARED = (
     "epoch",
     "job_id",
+    "owner",
     "nodes",
     "ranks_per_node",
     "run",

@@ -152,6 +152,9 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     created_at: float
     by: str = ""
+    owner: str = ""
+    """The id of the user who made it, and whose its replicas are; empty: the service's."""
+    owner_name: str = ""
     because: str = ""
     """What is new in it; empty for the first."""
 

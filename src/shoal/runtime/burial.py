@@ -15,8 +15,7 @@ import sys
 import time
 
 from shoal.clock import BootClock
-from shoal.runtime import spool
-from shoal.runtime.keeper import place_of, root_of
+from shoal.runtime import places, spool
 from shoal.wire import Fetch
 
 TIMEOUT_S = 40.0
@@ -31,7 +30,7 @@ def main(arguments: list[str]) -> int:
         return USAGE
     root, attempt_id, node, incarnation = arguments
     asked = Fetch(attempt_id=attempt_id, node=node, incarnation=int(incarnation), process="")
-    return bury(spool.Share(place_of(root_of(root), asked)))
+    return max(bury(spool.Share(places.place_of(one, asked))) for one in places.roots_of(root))
 
 
 def bury(share: spool.Share, timeout_s: float = TIMEOUT_S) -> int:

@@ -6,15 +6,27 @@ Whether it exists is the engine's business; what is in it, the job's.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 
 from shoal.errors import SpecError
 
 
 def open_directory(path: str) -> int:
-    """The directory itself, as a descriptor that can only be mounted. `SpecError`: it is not one."""
+    """The directory itself, as a descriptor that can only be mounted. `SpecError`: it is none of ours."""
     try:
-        return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+        fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+        if os.access(path, os.R_OK | os.X_OK):
+            return fd
+        os.close(fd)
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except PermissionError as error:
+        # The checkpoint of another job, which a replica serves: that job may have run as somebody else.
+        raise SpecError(
+            f"user {os.getuid()} may not read the checkpoint directory `{path}`, which is another user's: "
+            "its owner lets others read it with `chmod -R o+rX`, from the job's directory on",
+            hint=f"chmod -R o+rX {os.path.dirname(path)}",
+        ) from error
     except OSError as error:
         raise SpecError(
             f"the checkpoint directory `{path}` cannot be used: {error.strerror}",

@@ -14,7 +14,6 @@ import contextlib
 import os
 import re
 import signal
-import stat
 import sys
 import time
 from types import FrameType
@@ -22,7 +21,7 @@ from types import FrameType
 import msgspec
 
 from shoal.clock import BootClock
-from shoal.runtime import entry, kernel, removal, spool
+from shoal.runtime import entry, kernel, places, removal, spool
 from shoal.runtime.desk import DeskClient, Refused, Silent
 from shoal.wire import (
     MAX_OUTCOME_MESSAGE,
@@ -114,7 +113,7 @@ class Keeper:
             signal.signal(number, self._on_stop)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         try:
-            root = _make_root(self._summons.spool)
+            root = places.make_root(self._summons.spool)
         except OSError as error:
             # Without the order nothing is lost: who submitted it tries again.
             _say(f"no order is fetched for {self._fetch.attempt_id}: no place on {self._node}: {error}")
@@ -126,7 +125,7 @@ class Keeper:
             return STOPPED if self._is_asked_to_stop else NO_ORDER
         assignment, asked_at = found
         self._fetch = msgspec.structs.replace(self._fetch, incarnation=assignment.order.incarnation)
-        return self._keep(spool.Share(place_of(root, self._fetch)), assignment, asked_at)
+        return self._keep(spool.Share(places.place_of(root, self._fetch)), assignment, asked_at)
 
     def _keep(self, share: spool.Share, assignment: Assignment, asked_at: float) -> int:
         """Nobody else will ever have this order: whatever comes, its end is told."""
@@ -375,29 +374,6 @@ def _become_supervisor(share: spool.Share, reader: int, asked_at: float, keeper:
         sys.excepthook(*sys.exc_info())
     finally:
         os._exit(status)
-
-
-def root_of(spool_root: str) -> str:
-    """Where shares have their places; for `""`, a directory of this user's."""
-    return spool_root or f"/tmp/shoal-{os.getuid()}"  # noqa: S108 - its owner and mode are looked at
-
-
-def _make_root(root: str) -> str:
-    """Where shares have their places, for this user alone. `OSError` for a root that is somebody else's."""
-    root = root_of(root)
-    os.makedirs(root, mode=0o700, exist_ok=True)
-    facts = os.lstat(root)
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
-        raise PermissionError(f"{root} is not a directory that only user {os.getuid()} can change")
-    os.makedirs(f"{root}/spool/live", mode=0o700, exist_ok=True)
-    return root
-
-
-def place_of(root: str, asked: Fetch) -> str:
-    """The share's directory below what `root_of` says."""
-    # Incarnations of one node do not meet: what is left of one must not be taken for the other.
-    name = f"{asked.node}.{asked.incarnation}" if asked.incarnation else asked.node
-    return f"{root}/spool/live/{asked.attempt_id}/{name}"
 
 
 def _size_of(path: str) -> int:

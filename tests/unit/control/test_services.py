@@ -151,6 +151,19 @@ async def test_release_says_what_is_new_in_it_and_that_it_undoes_a_scale(tmp_pat
         assert await served("c" * 64, env={"A": "1"}) == "`cap`, working directory changed"
 
 
+async def test_replicas_are_of_whoever_made_their_release(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as ours:
+        await ours.serve()
+        await ours.until_ready(1)
+        ours.owner = await ours.plane.create_user(ROOT, "bob")
+        await ours.serve(env={"A": "1"})
+        look = await ours.until(lambda look: {job.replica.release for _, job, _ in look.servers} >= {2})  # type: ignore[union-attr]
+        owners = {job.replica.release: job.owner_name for _, job, _ in look.servers if job.replica}
+        assert owners[2] == "bob"
+        assert owners.get(1, "ana") == "ana"
+        assert look.service.owner_name == "ana"
+
+
 async def test_only_replicas_that_said_they_are_ready_are_in_the_table(tmp_path: Path) -> None:
     async with cluster(tmp_path) as ours:
         ours.is_held = True

@@ -130,7 +130,7 @@ def test_a_node_that_takes_no_work_says_why(state: str) -> None:
 
 
 def test_jobs_and_switches_are_read() -> None:
-    line = "12|PENDING|shoal-att_1.0|2026-11-17T01:00:00|Resources|odd"
+    line = "12|PENDING|ana|2026-11-17T01:00:00|shoal-att_1.0|Resources|odd"
     [job] = parse_jobs(f"{line}\nrubbish\n")
     assert (job.job_id, job.state, job.reason) == ("12", "PENDING", "Resources|odd")
     assert glimpse(job, is_settled=False, rebooted=False).raw == (

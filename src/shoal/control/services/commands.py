@@ -111,6 +111,8 @@ def _accept(core: Core, tx: Tx, actor: Actor, asked: AskedService, chosen: Chose
         model=chosen.model,
         created_at=now,
         by=actor.name,
+        owner=asked.owner.user_id,
+        owner_name=asked.owner.name,
         because=because,
     )
     if known is None:

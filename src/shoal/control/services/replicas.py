@@ -94,8 +94,9 @@ def _job(job_id: str, service: Service, release: Release, slot: int, number: int
         project=service.project,
         number=number,
         name=service.name,
-        owner=service.owner,
-        owner_name=service.owner_name,
+        # What runs is whose code it is, not whose service: an engine may give it that user's own account.
+        owner=release.owner or service.owner,
+        owner_name=release.owner_name or service.owner_name,
         queue=frozen.spec.queue,
         priority=release.priority,
         request=frozen.request,

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from shoal.engines.slurm.accounts import GIVE, REFUSED, Account, parse_account
 from shoal.engines.slurm.nodes import RawNode
 from shoal.engines.slurm.parse import (
     SACCT_FORMAT,
@@ -38,6 +39,8 @@ PAST = "now-30days"
 """How far back the accounting is asked: by itself it would look at today alone."""
 NOT_RUN = (126, 127)
 """A shell's exit codes for a command that it could not find or start."""
+UNKNOWN_NAME = 2
+"""An exit code of `getent`."""
 
 log = structlog.get_logger()
 
@@ -45,15 +48,18 @@ log = structlog.get_logger()
 class CommandDoor:
     """`shoal.engines.slurm.door.Door` by `sbatch`, `squeue`, `scontrol`, `scancel` and `sacct`."""
 
-    def __init__(self, ssh: str = "", ssh_options: Sequence[str] = ()) -> None:
+    def __init__(self, ssh: str = "", ssh_options: Sequence[str] = (), *, as_owners: bool = False) -> None:
+        """`as_owners`: jobs are of many users, and whoever runs the commands is root."""
         self._ssh = ssh
         self._ssh_options = ssh_options
+        self._as_owners = as_owners
 
-    def submit(self, request: Request) -> str:
-        """The script goes over standard input."""
+    def submit(self, request: Request, account: Account | None = None) -> str:
+        """The script goes over standard input. `account`: whose the job is; None: ours."""
         # What an SSH server gives to a command is the login node's own, and little.
         env = own_environment(os.environ) if self._ssh else sbatch_environment(os.environ)
-        code, told, said = self._run(["sbatch", *sbatch_arguments(request)], request.script, env)
+        command = [*becoming(account), "sbatch", *sbatch_arguments(request)]
+        code, told, said = self._run(command, request.script, env)
         if code == 0:
             return told.strip().partition(";")[0]
         told = f"sbatch said: {said.strip()}"
@@ -62,13 +68,19 @@ class CommandDoor:
         raise EngineUnreachable(told, hint="shoal doctor", code=code)
 
     def jobs(self) -> list[Job]:
-        own = "--me" if self._ssh else f"--user={os.getuid()}"
-        form = f"--format={SQUEUE_FORMAT}"
-        return parse_jobs(self._ask(["squeue", "--noheader", "--states=all", form, own]))
+        """Of ours; as owners, everybody's."""
+        whose = "" if self._as_owners else "--me" if self._ssh else f"--user={os.getuid()}"
+        # Names may hold newlines: lines that look like another user's job. What every line begins with is
+        # new each time, and is on no command line that others could read.
+        mark = os.urandom(16).hex()
+        asking = f"SQUEUE_FORMAT='{mark}{SQUEUE_FORMAT}' exec squeue --noheader --states=all {whose}\n"
+        told = self._ask(["sh"], asking, name="squeue")
+        return parse_jobs("\n".join(" ".join(job.splitlines()) for job in told.split(mark)[1:]))
 
     def past(self, names: Collection[str]) -> list[Job]:
+        whose = ["--allusers"] if self._as_owners else [f"--user={self._uid()}"]
         words = ["sacct", "--noheader", "--parsable2", "--allocations", f"--format={SACCT_FORMAT}"]
-        words += [f"--name={','.join(sorted(names))}", f"--starttime={PAST}", f"--user={self._uid()}"]
+        words += [f"--name={','.join(sorted(names))}", f"--starttime={PAST}", *whose]
         code, told, said = self._run(words)
         if code != 0:
             log.debug("slurm.no_accounting", code=code, said=said.strip())
@@ -84,9 +96,11 @@ class CommandDoor:
         racks = parse_topology(told) if code == 0 else {}
         return msgspec.structs.replace(config, longest=longest, racks=racks)
 
-    def cancel(self, names: Collection[str]) -> None:
+    def cancel(self, names: Collection[str], user: str = "") -> None:
+        """`user`: of that Unix account alone; others may have given theirs the same name."""
+        whose = [f"--user={user}"] if user else []
         for name in sorted(names):
-            code, _, said = self._run(["scancel", "--quiet", f"--name={name}"])
+            code, _, said = self._run(["scancel", "--quiet", f"--name={name}", *whose])
             if code != 0:
                 log.warning("slurm.scancel_failed", name=name, code=code, said=said.strip())
 
@@ -107,11 +121,32 @@ class CommandDoor:
     def _uid(self) -> int:
         return int(self._ask(["id", "-u"])) if self._ssh else os.getuid()
 
-    def _ask(self, command: list[str]) -> str:
-        code, told, said = self._run(command)
+    def account(self, name: str) -> Account | None:
+        """The Unix account of that very name; None: there is none."""
+        code, told, said = self._run(["getent", "passwd", name])
+        if code not in (0, UNKNOWN_NAME):
+            raise EngineUnreachable(f"getent failed: {said.strip()}", hint="shoal doctor", code=code)
+        return parse_account(name, told) if code == 0 else None
+
+    def give(self, shared: str, folders: Sequence[str], account: Account) -> None:
+        """Make these folders below `shared` for that account alone. May be repeated.
+
+        `EngineRefused`: somebody else has them, or could put theirs in their place.
+        """
+        who = [str(account.uid), str(account.gid)]
+        code, _, said = self._run(["sh", "-c", GIVE, "sh", shared, *who, *folders])
+        if code == REFUSED:
+            raise EngineRefused(
+                f"no place for {account.name}: {said.strip()}", hint="shoal connect slurm --help"
+            )
+        if code != 0:
+            raise EngineUnreachable(f"no place for {account.name} yet: {said.strip()}", hint="shoal doctor")
+
+    def _ask(self, command: list[str], given: str = "", name: str = "") -> str:
+        code, told, said = self._run(command, given)
         if code != 0:
             raise EngineUnreachable(
-                f"{command[0]} failed: {said.strip() or told.strip()}", hint="shoal doctor"
+                f"{name or command[0]} failed: {said.strip() or told.strip()}", hint="shoal doctor"
             )
         return told
 
@@ -127,7 +162,15 @@ class CommandDoor:
         env = own_environment(os.environ) | {"TZ": "UTC"} if env is None else env
         try:
             done = subprocess.run(
-                words, input=given, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=env
+                words,
+                input=given,
+                capture_output=True,
+                text=True,
+                errors="replace",  # of names that others gave
+                timeout=TIMEOUT_S,
+                check=False,
+                env=env,
+                start_new_session=self._as_owners,  # who can trace it must not reach our terminal
             )
         except FileNotFoundError:
             raise EngineUnreachable(
@@ -144,3 +187,21 @@ class CommandDoor:
 def own_environment(env: Mapping[str, str]) -> dict[str, str]:
     """What Slurm's commands are run with."""
     return {name: value for name, value in env.items() if name in OURS or not OTHERS.match(name)}
+
+
+def becoming(account: Account | None) -> list[str]:
+    """Words before a command that is to run as that user; none: as ourselves. That user can read all that its
+    environment holds.
+    """
+    if account is None:
+        return []
+    home = [f"HOME={account.home}", f"USER={account.name}", f"LOGNAME={account.name}"]
+    return [
+        "env",
+        "--chdir=/",
+        *home,
+        "setpriv",
+        f"--reuid={account.uid}",
+        f"--regid={account.gid}",
+        "--init-groups",
+    ]

@@ -41,6 +41,10 @@ class SlurmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Whose jobs they are; empty: whose the token is."""
     rest_uid: int | None = None
     """Who listened there when it was connected, where the system told: nobody else gets the token."""
+    as_owners: bool = False
+    """Each job under the Unix account of its owner; whoever runs Slurm's commands is root."""
+    system_accounts: tuple[str, ...] = ()
+    """Those of them that may have a uid of the system's."""
 
 
 def load_config(home: Path) -> SlurmConfig:

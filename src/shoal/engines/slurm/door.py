@@ -38,8 +38,10 @@ class Door(Protocol):
     def facts(self) -> SlurmFacts:
         """How Slurm is set up. What a door does not show is as if it were not so."""
 
-    def cancel(self, names: Collection[str]) -> None:
-        """By name: an id may be somebody else's by now. What is not there is not an error."""
+    def cancel(self, names: Collection[str], user: str = "") -> None:
+        """By name: an id may be somebody else's by now. `user`: of that Unix account alone; empty: ours.
+        What is not there is not an error.
+        """
 
     def make_folder(self, path: str) -> None:
         """With its parents, of a directory that all nodes share. `EngineRefused`: it cannot be made."""
@@ -54,4 +56,4 @@ def open_door(config: SlurmConfig) -> Door:
     """Asks nothing yet. `SpecError`: a token would go where it must not."""
     if config.rest:
         return RestDoor(config.rest, config.jwt_file, user=config.rest_user, served_by=config.rest_uid)
-    return CommandDoor(config.ssh, config.ssh_options)
+    return CommandDoor(config.ssh, config.ssh_options, as_owners=config.as_owners)

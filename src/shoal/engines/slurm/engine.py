@@ -12,6 +12,8 @@ import structlog
 from shoal.clock import Clock
 from shoal.engines.desk import DeskShare
 from shoal.engines.remote import Glimpses, Reach, RemoteEngine, Stage
+from shoal.engines.slurm.accounts import fit_account
+from shoal.engines.slurm.client import CommandDoor
 from shoal.engines.slurm.config import SlurmConfig
 from shoal.engines.slurm.door import Door, open_door
 from shoal.engines.slurm.nodes import SlurmNode, slurm_nodes
@@ -44,6 +46,10 @@ AGAIN_S = 30.0
 """Between two `scancel` of the same job."""
 
 
+Key = tuple[str, str]
+"""A job's name, which holds the attempt's id, and whose it is; empty: ours, where all are."""
+
+
 class SlurmEngine(RemoteEngine):
     """One per home. A lost share is begun anew in a job of its own, named after attempt and incarnation."""
 
@@ -62,13 +68,15 @@ class SlurmEngine(RemoteEngine):
         door: Door | None = None,
         term: int = 0,
     ) -> None:
-        # All jobs run as one user, who can read each batch script, and the ticket in it.
-        only_project = None if config.has_shared_trust else config.project
+        # All run as one user, who can read each batch script, and the ticket in it, unless each has its own.
+        only_project = None if config.has_shared_trust or config.as_owners else config.project
         super().__init__(home, clock=clock, reach=reach, term=term, only_project=only_project)
         self._config = config
         self._door = door or open_door(config)
-        self._jobs: dict[str, Job] = {}
-        """By name, which holds the attempt's id: the newest that is not over, or else the newest."""
+        self._owners = self._door if config.as_owners and isinstance(self._door, CommandDoor) else None
+        """The same door, where each job is its owner's."""
+        self._jobs: dict[Key, Job] = {}
+        """The newest that is not over, or else the newest."""
         self._jobs_at = self._nodes_at = self._config_at = self._past_at = -math.inf
         self._jobs_took = 0.0
         self._jobs_failed: EngineUnreachable | None = None
@@ -76,7 +84,7 @@ class SlurmEngine(RemoteEngine):
         """By attempt and incarnation: when `sbatch` was done with it, until `squeue` has been asked since."""
         self._nodes: dict[str, SlurmNode] = {}
         self._facts = SlurmFacts()
-        self._past: dict[str, Job] = {}
+        self._past: dict[Key, Job] = {}
         """By name: what accounting said of jobs that are forgotten otherwise."""
         self._cancelled_at: dict[str, float] = {}
         """By name, monotonic."""
@@ -86,7 +94,7 @@ class SlurmEngine(RemoteEngine):
 
     async def start(self, summons: Summons, orders: tuple[Order, ...]) -> None:
         name = job_name(summons.attempt_id, summons.incarnation)
-        folder = Path(self._config.shared) / "slurm"
+        folder = Path(self._config.shared) / "slurm" / self._user(orders[0])
         # Below /tmp of a node anybody could lay a link with that name.
         output = f"{folder}/{name}.out" if self._config.shared else "/dev/null"
         async with self._asking:
@@ -98,9 +106,15 @@ class SlurmEngine(RemoteEngine):
         asked = request(self._config, orders, kinds, output, script, longest)
 
         def submit() -> str:
+            if self._owners is None:
+                if self._config.shared:
+                    self.make_folder(str(folder))
+                return self._door.submit(asked)
+            owner = orders[0].owner
+            account = fit_account(owner, self._owners.account(owner), self._config.system_accounts)
             if self._config.shared:
-                self.make_folder(str(folder))
-            return self._door.submit(asked)
+                self._owners.give(self._config.shared, self._folders(orders[0]), account)
+            return self._owners.submit(asked, account)
 
         try:
             await self.on_thread(submit)
@@ -108,8 +122,11 @@ class SlurmEngine(RemoteEngine):
             self._handed[summons.attempt_id, summons.incarnation] = self._clock.monotonic()
 
     def make_folder(self, path: str) -> None:
-        """Over SSH on the login node: this machine need not have the directory."""
-        self._door.make_folder(path)
+        """Over SSH on the login node: this machine need not have the directory. An owner's folders are made
+        in `start`, when it is known who that is there.
+        """
+        if self._owners is None:
+            self._door.make_folder(path)
 
     async def look(self, shares: Collection[DeskShare]) -> Glimpses:
         is_news_due = self._handed or self._jobs_failed is not None
@@ -125,8 +142,8 @@ class SlurmEngine(RemoteEngine):
             if (order.attempt_id, share.launch) in self._handed:  # what was seen before is too old
                 seen[order.attempt_id, order.node] = HANDED
                 continue
-            name = job_name(order.attempt_id, share.launch)
-            job = self._jobs.get(name) or self._past.get(name)
+            key = self._key(order, share.launch)
+            job = self._jobs.get(key) or self._past.get(key)
             node = self._nodes.get(order.node)
             rebooted = await self._has_rebooted(share, node)
             if job is None:
@@ -151,7 +168,7 @@ class SlurmEngine(RemoteEngine):
     async def end(self, attempt_id: str) -> None:
         shares = self.desk.find(attempt_id).values()
         names = {job_name(attempt_id, number) for s in shares for number in (s.order.incarnation, s.launch)}
-        await self._cancel(names)
+        await self._cancel(names, attempt_id)
 
     async def take_back(self, attempt_id: str) -> None:
         async with self._asking:
@@ -160,19 +177,36 @@ class SlurmEngine(RemoteEngine):
         await self._cancel(
             {
                 name
-                for name, job in self._jobs.items()
+                for (name, _), job in self._jobs.items()
                 if name.startswith(prefix) and stage_of(job.state) is Stage.QUEUED
-            }
+            },
+            attempt_id,
         )
 
-    async def _cancel(self, names: Collection[str]) -> None:
+    async def _cancel(self, names: Collection[str], attempt_id: str) -> None:
         """Not more often than now and then: what does not end by it is asked about again and again."""
+        users = {self._user(share.order) for share in self.desk.find(attempt_id).values()}
         now = self._clock.monotonic()
         self._cancelled_at = {name: at for name, at in self._cancelled_at.items() if now - at < AGAIN_S}
         due = [name for name in names if name not in self._cancelled_at]
-        if due:
-            await self.on_thread(lambda: self._door.cancel(due))
+        for user in users if due else ():
+            await self.on_thread(lambda user=user: self._door.cancel(due, user))  # type: ignore[misc]
             self._cancelled_at |= dict.fromkeys(due, now)
+
+    def _key(self, order: Order, incarnation: int) -> Key:
+        return job_name(order.attempt_id, incarnation), self._user(order)
+
+    def _key_of(self, job: Job) -> Key:
+        return job.name, job.user if self._owners is not None else ""
+
+    def _user(self, order: Order) -> str:
+        """The Unix account whose job it is at Slurm; empty: ours, and then no other's are listed."""
+        return order.owner if self._owners is not None else ""
+
+    def _folders(self, order: Order) -> list[str]:
+        """What is to be its owner's below the shared directory."""
+        kept = [Path(order.checkpoint_dir).relative_to(self._config.shared)] if order.checkpoint_dir else []
+        return [f"slurm/{order.owner}", *map(str, kept)]
 
     async def nodes(self) -> list[NodeFacts]:
         async with self._asking:
@@ -198,26 +232,27 @@ class SlurmEngine(RemoteEngine):
             self._jobs_took = self._jobs_at - asked_at
         self._jobs_failed = None
         self._handed = {key: at for key, at in self._handed.items() if at >= asked_at}
-        self._jobs = {job.name: job for job in sorted(found, key=_weight)}
+        self._jobs = {self._key_of(job): job for job in sorted(found, key=_weight)}
 
     async def _remember(self, taken: list[DeskShare]) -> None:
         """Ask accounting about shares that began and that nobody has a trace of: seldom, and for all at once.
 
         What it says is worth what `squeue` says; while it cannot be asked there is no trace, as without it.
         """
-        known = {job_name(share.order.attempt_id, share.launch) for share in taken if self.is_deaf(share)}
+        known = {self._key(share.order, share.launch) for share in taken if self.is_deaf(share)}
         lost = known - self._jobs.keys()
-        open_ends = {name for name in lost if name not in self._past or self._past[name].is_active}
+        open_ends = {key for key in lost if key not in self._past or self._past[key].is_active}
         if not open_ends or self._clock.monotonic() - self._past_at < PAST_S:
             return
         self._past_at = self._clock.monotonic()
         try:
-            found = await self.on_thread(lambda: self._door.past(open_ends))
+            found = await self.on_thread(lambda: self._door.past({name for name, _ in open_ends}))
         except EngineUnreachable as error:
             log.info("slurm.accounting_away", error=error.message)
             return
-        kept = {name: job for name, job in self._past.items() if name in lost}
-        self._past = kept | {job.name: job for job in sorted(found, key=_weight) if job.name in open_ends}
+        kept = {key: job for key, job in self._past.items() if key in lost}
+        told = {self._key_of(job): job for job in sorted(found, key=_weight)}
+        self._past = kept | {key: job for key, job in told.items() if key in open_ends}
 
     async def _refresh_config(self) -> None:
         if self._clock.monotonic() - self._config_at < CONFIG_S:

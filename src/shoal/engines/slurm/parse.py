@@ -12,8 +12,9 @@ import msgspec
 from shoal.engines.slurm.nodes import RawNode
 from shoal.engines.slurm.states import Job
 
-SQUEUE_FORMAT = "%i|%T|%j|%S|%r"
-SACCT_FORMAT = "JobIDRaw,State,JobName"
+SQUEUE_FORMAT = "%i|%T|%u|%S|%j|%r"
+"""What a job's user cannot choose stands before what they can."""
+SACCT_FORMAT = "JobIDRaw,State,User,JobName"
 DEFAULT_KILL_WAIT_S = 30.0
 _FIELD = re.compile(r"(?:^| )([A-Za-z_]+)=")
 _RANGE = re.compile(r"\[([0-9,-]+)\]")
@@ -33,13 +34,13 @@ class SlurmFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_jobs(text: str) -> list[Job]:
-    """Lines of `squeue` in `SQUEUE_FORMAT`. A reason may hold anything, so it comes last."""
+    """Lines of `squeue` in `SQUEUE_FORMAT`."""
     found = []
     for line in text.splitlines():
-        parts = line.split("|", 4)
-        if len(parts) == 5:
-            job_id, state, name, start, reason = parts
-            found.append(Job(job_id=job_id, state=state, name=name, start=start, reason=reason))
+        parts = line.split("|", 5)
+        if len(parts) == 6:
+            job_id, state, user, start, name, reason = parts
+            found.append(Job(job_id=job_id, state=state, name=name, user=user, start=start, reason=reason))
     return found
 
 
@@ -47,10 +48,10 @@ def parse_past(text: str) -> list[Job]:
     """Lines of `sacct` in `SACCT_FORMAT`. It says who cancelled a job behind the state's word."""
     found = []
     for line in text.splitlines():
-        parts = line.split("|")
-        if len(parts) == 3 and parts[1]:
-            job_id, state, name = parts
-            found.append(Job(job_id=job_id, state=state.split()[0], name=name, is_past=True))
+        parts = line.split("|", 3)
+        if len(parts) == 4 and parts[1]:
+            job_id, state, user, name = parts
+            found.append(Job(job_id=job_id, state=state.split()[0], name=name, user=user, is_past=True))
     return found
 
 

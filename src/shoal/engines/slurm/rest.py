@@ -90,10 +90,10 @@ class RestDoor:
         """No version tells how Slurm ends what a job has started, nor of switches."""
         return SlurmFacts()
 
-    def cancel(self, names: Collection[str]) -> None:
+    def cancel(self, names: Collection[str], user: str = "") -> None:
         """Those of these names, by the ids that they have now."""
         for job in self.jobs():
-            if job.name in names and job.is_active:
+            if job.name in names and job.is_active and user in ("", self._asker()):
                 status, reply = self._ask("DELETE", self._path("slurm", f"job/{job.job_id}"))
                 if status != OK or reply.said:
                     log.warning("slurm.cancel_failed", name=job.name, status=status, said=reply.said)

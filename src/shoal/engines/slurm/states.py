@@ -69,6 +69,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str
     state: str
     name: str
+    user: str = ""
+    """The name of the Unix account."""
     start: str = ""
     """In UTC."""
     reason: str = ""

@@ -1,0 +1,222 @@
+"""Several people on one control plane over Slurm, each under a Unix account of their own; one means harm."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import pwd
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from shoal.client import Shoal
+from shoal.client.handles import JobHandle
+from shoal.engines.slurm.render import comment, job_name
+from tests.e2e.test_drills import PROGRAM
+from tests.support import owners_plane
+from tests.support.owners_plane import PYTHON_PATH, OwnersPlane, accounts, as_user, name_of, reachable_folder
+from tests.support.real_plane import until
+from tests.support.slurm_lab import slurm_lab, what_is_missing
+
+pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+NAMES = name_of("ana"), name_of("bob")
+
+
+class Person(NamedTuple):
+    name: str
+    uid: int
+    shoal: Shoal
+
+
+@pytest.fixture(scope="module")
+def plane() -> Iterator[OwnersPlane]:
+    missing = what_is_missing() or owners_plane.what_is_missing()
+    if missing is not None:
+        pytest.skip(missing)
+    with reachable_folder() as folder, slurm_lab(folder / "slurm") as lab:
+        real = OwnersPlane(folder / "home", lab)
+        real.connect()
+        real.up()
+        with accounts(*NAMES):
+            try:
+                yield real
+            finally:
+                real.down()
+
+
+@pytest.fixture(scope="module")
+def people(plane: OwnersPlane) -> tuple[Person, Person]:
+    ana, bob = (Person(name, pwd.getpwnam(name).pw_uid, plane.person(name)) for name in NAMES)
+    return ana, bob
+
+
+def log_of(person: Person, job: JobHandle) -> list[str]:
+    return [line["text"] for line in person.shoal.logs(job.job_id)]
+
+
+def test_jobs_of_two_people_run_under_two_accounts(plane: OwnersPlane, people: tuple[Person, Person]) -> None:
+    jobs = [plane.run_as(one.shoal, "echo uid=$(id -u) groups=$(id -G)") for one in people]
+    for one, job in zip(people, jobs, strict=True):
+        plane.until_status(job, "succeeded")
+        until(lambda one=one, job=job: log_of(one, job) == [f"uid={one.uid} groups={one.uid}"], "its log")  # type: ignore[misc]
+    users = set(plane.lab.run("squeue", "-h", "--states=all", "-o", "%u").split())
+    assert users == {one.name for one in people}
+
+
+def test_nobody_reads_what_is_another_persons(plane: OwnersPlane, people: tuple[Person, Person]) -> None:
+    ana, bob = people
+    saves = "echo weights > $SHOAL_CHECKPOINT_DIR/model; echo saved; sleep 600"
+    hers = plane.run_as(ana.shoal, saves, checkpoint={}, env={"HIDDEN": "hers"})
+    plane.until_status(hers, "running")
+    until(lambda: log_of(ana, hers) == ["saved"], "it has saved")
+    [attempt] = plane.attempts(hers)
+    kept = plane.shared / "checkpoints" / hers.job_id
+    said = plane.shared / "slurm" / ana.name / f"{job_name(attempt['attempt_id'], 0)}.out"
+    share = plane.spool / f"shoal-{ana.uid}" / "spool" / "live" / attempt["attempt_id"] / attempt["nodes"][0]
+    for path in (kept, kept / "model", said.parent, said, share, share / "work"):
+        assert path.stat().st_uid == ana.uid, path
+    pids = [pid for pid in plane.lab.pids_on(attempt["nodes"][0]) if _uid(pid) == ana.uid]
+    assert len(pids) >= 3  # a keeper, a supervisor, a rank
+    secrets = [kept, kept / "model", said, said.parent, share, share / "order.json", share / "log"]
+    secrets += [plane.home / "shoal.db", plane.home / "keys" / "signing.key"]
+    look = "; ".join(
+        [
+            *(f"cat {path} && echo READ {path}; ls {path} && echo READ {path}" for path in secrets),
+            *(f"cat /proc/{pid}/environ && echo READ {pid}" for pid in pids),
+            f"kill -9 {' '.join(map(str, pids))} && echo KILLED",
+            "echo looked",
+        ]
+    )
+    spying = plane.run_as(bob.shoal, f"({look}) 2>/dev/null")
+    plane.until_status(spying, "succeeded")
+    until(lambda: log_of(bob, spying)[-1:] == ["looked"], "his log")
+    assert log_of(bob, spying) == ["looked"]
+    # And without the walls of a job, as he is when he logs in.
+    assert as_user(bob.uid, "sh", "-c", look, lab=plane.lab).stdout == "looked\n"
+    number = _job_id(plane, ana, job_name(attempt["attempt_id"], 0))
+    script = as_user(bob.uid, "scontrol", "write", "batch_script", number, "-", lab=plane.lab)
+    assert ("Invalid user id" in script.stderr, script.stdout) == (True, "")
+    assert "denied" in as_user(bob.uid, "scancel", number, lab=plane.lab).stderr
+    assert hers.refresh().status == "running"
+    hers.stop()
+    plane.until_status(hers, "cancelled")
+
+
+def test_jobs_of_another_user_named_like_ours_are_neither_believed_nor_cancelled(
+    plane: OwnersPlane, people: tuple[Person, Person]
+) -> None:
+    ana, bob = people
+    whole = ["--job-name=filler", "--exclusive", "--wrap=sleep 600", "-o/dev/null"]
+    for node in plane.lab.names:
+        plane.lab.run("sbatch", *whole, f"--nodelist={node}")
+    fillers = ("squeue", "-h", "-t", "R", "-n", "filler")
+    plane.lab.until(lambda: len(plane.lab.run(*fillers).splitlines()) == 3, "the fillers run")
+    job = plane.run_as(ana.shoal, "true")
+    until(lambda: "is PENDING (" in plane.command("why", job.ref).stdout, "why quotes Slurm")
+    attempt_id = plane.attempts(job)[-1]["attempt_id"]
+    name = job_name(attempt_id, 0)
+    forged = f"mine\n99999|RUNNING|{ana.name}|N/A|{name}|Forged"
+    twins = [_twin(plane, bob, one, comment(attempt_id, 0)) for one in (name, forged)]
+    number = _job_id(plane, ana, name)
+    plane.lab.run("scontrol", "hold", number)  # so that what is told afterwards was seen after the twins came
+    held = f"Slurm job {number} is PENDING (JobHeldAdmin)"
+    until(lambda: held in plane.command("why", job.ref).stdout, "why quotes what became of hers")
+    job.stop()
+    plane.until_status(job, "cancelled")
+    hers = ("squeue", "-h", "-t", "PD", "-u", ana.name)
+    plane.lab.until(lambda: not plane.lab.run(*hers).strip(), "hers has left Slurm's queue")
+    assert [_state(plane, twin) for twin in twins] == ["PENDING", "PENDING"]
+    plane.lab.run("scancel", "--name=filler")
+    plane.lab.run("scancel", *twins)
+
+
+def test_owners_without_an_account_and_root_are_told_why_nothing_runs(
+    plane: OwnersPlane, people: tuple[Person, Person]
+) -> None:
+    ghost = plane.person("ghost-of-nobody")
+    job = plane.run_as(ghost, "true")
+    plane.until_status(job, "failed")
+    told = plane.command("why", job.ref).stdout
+    assert "none is called `ghost-of-nobody`" in told
+    assert "submit as a user who has one" in " ".join(told.split())
+    mine = plane.submit("true", resources={"cpus": 1})  # the first admin is named after root
+    plane.until_status(mine, "failed")
+    assert "root's (uid 0)" in plane.command("why", mine.ref).stdout
+    number = plane.person("0")
+    odd = plane.run_as(number, "true")
+    plane.until_status(odd, "failed")
+    assert "none is called `0`" in plane.command("why", odd.ref).stdout
+
+
+def test_a_place_that_another_user_took_first_is_not_used(
+    plane: OwnersPlane, people: tuple[Person, Person]
+) -> None:
+    _, bob = people
+    with accounts(name_of("eve")) as uids:
+        [(name, uid)] = uids.items()
+        taken = plane.spool / f"shoal-{uid}"
+        assert as_user(bob.uid, "mkdir", "-m", "777", str(taken), lab=plane.lab).returncode == 0
+        eve = Person(name, uid, plane.person(name))
+        job = plane.run_as(eve.shoal, "echo fine")
+        plane.until_status(job, "succeeded")
+        until(lambda: log_of(eve, job) == ["fine"], "its log")
+        assert list(taken.iterdir()) == []
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="torch is not installed: pip install 'shoal[train]'"
+)
+def test_training_goes_on_after_a_lost_node_under_its_owners_account(
+    plane: OwnersPlane, people: tuple[Person, Person]
+) -> None:
+    ana, _ = people
+    job = ana.shoal.submit(
+        name="train",
+        setup=f"cat > train.py <<'END'\n{PROGRAM}\nEND",
+        run=f"{owners_plane.python()} train.py",
+        workdir=None,
+        resources={"nodes": 2, "gpus": 1},
+        ranks_per_node=1,
+        checkpoint={},
+        retry={"max": 30},
+        env={"OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHON_PATH, "CUDA_VISIBLE_DEVICES": ""},
+    )
+    plane.until_status(job, "running")
+    kept = plane.shared / "checkpoints" / job.job_id
+    until(lambda: len(list(kept.glob("step-*"))) >= 2, "two checkpoints are there", within_s=120.0)
+    done = plane.command("drill", "kill-node", job.ref, "--window", "2s", "--json")
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    told = json.loads(done.stdout)["result"]
+    assert (told["outcome"], told["new_attempts"]) == ("recovered", 0)
+    print(
+        f"kill-node as {ana.name}: next step after {told['stepped_s']:.1f} s, {told['steps_lost']} steps lost"
+    )
+    assert {path.stat().st_uid for path in kept.rglob("*")} == {ana.uid}
+    job.stop()
+    plane.until_status(job, "cancelled")
+
+
+def _uid(pid: int) -> int:
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        return -1
+
+
+def _twin(plane: OwnersPlane, whose: Person, name: str, told: str) -> str:
+    words = ["--parsable", "--hold", f"--job-name={name}", f"--comment={told}", "--chdir=/", "-o/dev/null"]
+    done = as_user(whose.uid, "sbatch", *words, "--wrap=true", lab=plane.lab)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def _job_id(plane: OwnersPlane, whose: Person, name: str) -> str:
+    return plane.lab.run("squeue", "-h", "-t", "PD,R", "-n", name, "-u", whose.name, "-o", "%i").strip()
+
+
+def _state(plane: OwnersPlane, job_id: str) -> str:
+    return plane.lab.run("squeue", "-h", "--states=all", "-j", job_id, "-o", "%T").strip()
