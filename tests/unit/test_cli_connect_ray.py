@@ -102,3 +102,13 @@ def test_who_is_let_in_is_said(shell: Shell, ray: Ray) -> None:
     assert "for jobs of project default: all in one Ray trust each other" in shell(*ray.words).out
     assert "for jobs of all projects" in shell(*ray.words, "--shared-trust").out
     assert load_config(shell.home).has_shared_trust
+
+
+def test_a_ray_of_our_own_is_refused_where_several_control_planes_lead_in_turn(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_SHARED", str(tmp_path / "shared"))
+    monkeypatch.setenv("SHOAL_DATABASE_URL", "postgresql://db/shoal")
+    refused = shell("connect", "ray")
+    assert (refused.code, "is for this machine alone" in refused.err) == (2, True)
+    assert "--shared none" in refused.err

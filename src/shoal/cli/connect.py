@@ -152,6 +152,8 @@ def ray(
             f"no token for the Ray at {address}: anybody may rule a Ray without one, so Shoal uses none",
             hint="`ray get-auth-token` on its head prints it: write that to a file, `--token-file FILE`",
         )
+    if not address:
+        _refuse_several(home)
     config = RayConfig(
         address=address,
         token_file=str(token_file.absolute()) if token_file is not None and address else "",
@@ -175,6 +177,17 @@ def ray(
         print(f"nodes will ask at {asked_at}, over TLS; for jobs of {whose}: all in one Ray trust each other")
         _say_next(config.shared)
     return 0
+
+
+def _refuse_several(home: Path) -> None:
+    """A Ray of our own is on loopback and ends with its machine: another control plane could not reach it."""
+    shared = load_settings(load_remembered(home)).shared
+    if shared is not None:
+        raise SpecError(
+            f"several control planes share {shared}, and a Ray that Shoal starts is for this machine alone",
+            hint="name one that all reach: `shoal connect ray --address HOST:PORT --token-file FILE`; "
+            "or have one control plane: `shoal up --shared none`",
+        )
 
 
 def _ask_ray(config: RayConfig, home: Path, *, as_root: bool) -> tuple[str, list[NodeFacts]]:

@@ -34,6 +34,8 @@ SLACK_S = 15.0
 """How much later than that the bridge itself may answer before it is killed."""
 AGAIN_S = 2.0
 """How long a question waits for a Ray that was there before and has gone away."""
+MAX_ERRORS = 5
+"""Answers in a row that are errors: a bridge that has lost its Ray for good says nothing else."""
 WORDS = 20_000
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 15.0
 """Between starts of bridges that fail."""
@@ -205,7 +207,7 @@ class _Bridge:
         self._guard, self._writing = threading.Lock(), threading.Lock()
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
-        self._number = 0
+        self._number = self._num_errors = 0
         self._waiting: dict[int, Future[dict[str, Any]]] = {}
         self._reader = threading.Thread(target=self._read, name="ray-bridge", daemon=True)
 
@@ -239,7 +241,10 @@ class _Bridge:
                 f"Ray did not answer `{verb}` within {within_s + SLACK_S:g} s", hint="shoal doctor"
             ) from None
         if "error" in told:
+            self._num_errors += 1
+            self.is_broken = self.is_broken or self._num_errors >= MAX_ERRORS
             raise EngineUnreachable(f"Ray could not be asked: {told['error']}", hint="shoal doctor")
+        self._num_errors = 0
         answer: dict[str, Any] = told["told"]
         return answer
 

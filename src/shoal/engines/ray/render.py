@@ -20,6 +20,8 @@ AGENT_PORTS = (
 """Given to Ray, which otherwise ends itself when its agents do not say theirs within 15 s."""
 HEAD_PORTS = (*AGENT_PORTS, "ray-client-server-port")
 """The last cannot be switched off, and would be 10001, which another may have."""
+KEPT = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
+"""Of the control plane's variables: it may have been given secrets, and Ray hands its own to its workers."""
 RECONNECT_S = 3600
 """How long raylets wait for a head that is gone. Ray's own 60 s kill them before anybody has looked."""
 
@@ -42,8 +44,10 @@ def keeper_task(config: RayConfig, summons: Summons, order: Order) -> dict[str, 
 
 
 def ray_environment(environ: Mapping[str, str], token_file: Path, *, is_own: bool) -> dict[str, str]:
-    """For a process that speaks to Ray: nothing of a Ray that somebody else chose; the token by its file."""
-    kept = {name: value for name, value in environ.items() if not name.startswith(("RAY_", "PYTHON"))}
+    """For a process that speaks to Ray: nothing of a Ray that somebody else chose, nor of what the control
+    plane was given; the token by its file.
+    """
+    kept = {name: environ[name] for name in KEPT if name in environ}
     told = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token_file),
