@@ -127,6 +127,11 @@ def ray(
     token_file: Annotated[
         Path | None, Parameter(help="The file with that Ray's token, which you alone can read.")
     ] = None,
+    tls_cert: Annotated[
+        Path | None, Parameter(help="This machine's certificate in a Ray with `RAY_USE_TLS=1` (PEM).")
+    ] = None,
+    tls_key: Annotated[Path | None, Parameter(help="Its key, which you alone can read.")] = None,
+    tls_ca: Annotated[Path | None, Parameter(help="The authority whose certificates that Ray takes.")] = None,
     project: OfProject = "default",
     shared_trust: SharedTrust = False,
     ray_python: Annotated[
@@ -157,6 +162,7 @@ def ray(
     config = RayConfig(
         address=address,
         token_file=str(token_file.absolute()) if token_file is not None and address else "",
+        **_tls_files(address, {"tls_cert": tls_cert, "tls_key": tls_key, "tls_ca": tls_ca}),
         ray_python=ray_python or sys.executable,
         python=python or sys.executable,
         python_path=python_path,
@@ -177,6 +183,19 @@ def ray(
         print(f"nodes will ask at {asked_at}, over TLS; for jobs of {whose}: all in one Ray trust each other")
         _say_next(config.shared)
     return 0
+
+
+def _tls_files(address: str, given: dict[str, Path | None]) -> dict[str, str]:
+    """Where they are: all of them, or none."""
+    named = {name: str(path.absolute()) for name, path in given.items() if path is not None}
+    if named and not address:
+        raise SpecError(
+            "a Ray that Shoal starts is on loopback alone, without TLS", hint="name an `--address`"
+        )
+    if named and len(named) < len(given):
+        missing = ", ".join(f"--{name.replace('_', '-')}" for name in given if name not in named)
+        raise SpecError(f"TLS needs a certificate, its key and an authority; {missing} is not given")
+    return named
 
 
 def _refuse_several(home: Path) -> None:

@@ -48,6 +48,7 @@ class Paper:
         self.clock = VirtualClock()
         self.write(GOOD)
         monkeypatch.setattr(client_module, "BRIDGE", self.file)
+        monkeypatch.setattr(client_module, "AGAIN_S", 60.0)  # on a busy machine
         self.client = RayClient(
             RayConfig(address="h:1", token_file="/token", ray_python=sys.executable, spool="/spool"),
             namespace="tests",

@@ -21,8 +21,8 @@ from typing import Any
 from shoal.clock import Clock, SystemClock
 from shoal.engines.ray import agent
 from shoal.engines.ray.config import RayConfig
-from shoal.engines.ray.parse import refusal
-from shoal.engines.ray.render import ray_environment
+from shoal.engines.ray.parse import UNREACHED, refusal
+from shoal.engines.ray.render import ray_environment, tls_environment
 from shoal.errors import EngineUnreachable, ShoalError
 
 START_S = 120.0
@@ -167,6 +167,7 @@ class RayClient:
             "lifetime": None if self._is_passing else "detached",
         }
         env = ray_environment(os.environ, token_file, is_own=not self._config.address)
+        env |= tls_environment(self._config)
         with self._guard:
             if self._is_closed:
                 raise EngineUnreachable("closed")
@@ -220,7 +221,7 @@ class _Bridge:
             told = first.result(START_S)
         except Late:
             raise EngineUnreachable(
-                f"the Ray at {address} did not answer within {START_S:g} s", hint="shoal doctor"
+                f"the Ray at {address} did not answer within {START_S:g} s", hint=UNREACHED
             ) from None
         if "failed" in told:
             raise refusal(told["failed"], address, self._log_tail())

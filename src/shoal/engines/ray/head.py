@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from shoal.engines.ray.agent import launch
-from shoal.engines.ray.config import RayConfig, check_token_file
+from shoal.engines.ray.config import RayConfig, check_files, check_token_file
 from shoal.engines.ray.render import HEAD_PORTS, head_command, head_environment
 from shoal.engines.refusal import is_name
 from shoal.errors import EngineUnreachable
@@ -48,7 +48,7 @@ def finder(config: RayConfig, home: Path) -> Callable[[], tuple[str, Path]]:
 
     def find() -> tuple[str, Path]:
         if config.address:
-            check_token_file(Path(config.token_file))
+            check_files(config)
             return config.address, Path(config.token_file)
         head = Head(home / "ray", config.ray_python)
         return head.ensure(), head.token_file

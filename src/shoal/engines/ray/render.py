@@ -60,6 +60,20 @@ def ray_environment(environ: Mapping[str, str], token_file: Path, *, is_own: boo
     return kept | told
 
 
+def tls_environment(config: RayConfig) -> dict[str, str]:
+    """For a process in a Ray that speaks TLS. Each shows the same certificate to who asks it and to whom it
+    asks.
+    """
+    if not config.tls_cert:
+        return {}
+    return {
+        "RAY_USE_TLS": "1",
+        "RAY_TLS_SERVER_CERT": config.tls_cert,
+        "RAY_TLS_SERVER_KEY": config.tls_key,
+        "RAY_TLS_CA_CERT": config.tls_ca,
+    }
+
+
 def head_environment(environ: Mapping[str, str], token_file: Path, storage: Path) -> dict[str, str]:
     return ray_environment(environ, token_file, is_own=True) | {
         "RAY_gcs_storage": "rocksdb",
