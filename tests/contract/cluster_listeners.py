@@ -41,7 +41,8 @@ Tries = list[tuple[str, bool, str]]
 
 class ListenerContract:
     @pytest.fixture(scope="class")
-    def jobs(self, plane: ClusterPlane) -> Iterator[tuple[JobHandle, JobHandle]]:
+    @classmethod
+    def jobs(cls, plane: ClusterPlane) -> Iterator[tuple[JobHandle, JobHandle]]:
         """Somebody's on two nodes, and another's."""
         gang, other = plane.begun(TWO), plane.begun(ONE)
         yield gang, other
@@ -49,7 +50,8 @@ class ListenerContract:
         plane.ends_well(other)
 
     @pytest.fixture(scope="class")
-    def service(self, plane: ClusterPlane, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    @classmethod
+    def service(cls, plane: ClusterPlane, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         Served(plane, tmp_path_factory.mktemp("hello")).serve()
         return until(lambda: data_plane.running(plane.home) or {}, "a data plane runs")
 

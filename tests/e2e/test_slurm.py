@@ -82,7 +82,7 @@ class TestSlurm:
     def test_what_waits_in_slurms_queue_is_explained_in_its_words(
         self, plane: ClusterPlane, lab: SlurmLab, full: None
     ) -> None:
-        job = plane.submit("true", resources={"cpus": 4})
+        job = plane.submit("true", resources={"cpus": 2})
         until(lambda: "is PENDING (" in plane.command("why", job.ref).stdout, "why quotes Slurm")
         lab.run("scancel", "--name=filler")
         plane.until_status(job, "succeeded")
@@ -94,7 +94,7 @@ class TestSlurm:
         # Slurm itself ends what it began and had not yet written down: it begins that again, beside itself.
         lab.until_saved()
         request.getfixturevalue("full")
-        waits = plane.submitted({"cpus": 4})
+        waits = plane.submitted({"cpus": 2})
         mine = plane.until_status(waits, "starting")
         name = f"shoal-{plane.attempt(mine)['attempt_id']}"
         until(lambda: name in lab.run("squeue", "-h", "-o", "%j"), "Slurm has accepted it")
