@@ -43,6 +43,15 @@ def cutting_off(plane: ClusterPlane) -> Iterator[CutOff]:
 
 
 class PartitionContract:
+    @pytest.fixture(autouse=True)
+    def mended(self, plane: ClusterPlane, cut_off: CutOff) -> Iterator[None]:
+        """All nodes but the one take work again; a daemon that its cut has ended is started, as a site does."""
+        with plane.lab.minded():
+            yield
+            for name in plane.lab.others(cut_off.node):
+                plane.lab.heal(name)
+                plane.until_alive(name)
+
     def test_cut_from_the_control_plane_but_not_from_its_peers_a_node_works_on(
         self, plane: ClusterPlane
     ) -> None:
