@@ -20,9 +20,9 @@ from benchmarks.engines.say import say
 from benchmarks.measure import Doorbell, table, times
 from benchmarks.processes import BenchmarkError, usage
 from shoal.home import holder
+from tests.support.cluster_plane import ClusterPlane
 from tests.support.networks import PATH
 from tests.support.slurm_lab import Shape, SlurmLab
-from tests.support.cluster_plane import ClusterPlane
 
 GPUS = 8
 JOB = {"cpus": 1, "gpus": GPUS}

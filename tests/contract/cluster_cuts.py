@@ -45,7 +45,7 @@ def cutting_off(plane: ClusterPlane) -> Iterator[CutOff]:
 class PartitionContract:
     @pytest.fixture(autouse=True)
     def mended(self, plane: ClusterPlane, cut_off: CutOff) -> Iterator[None]:
-        """All nodes but the one take work again; a daemon that its cut has ended is started, as a site does."""
+        """All nodes but the one take work again; a daemon that its cut has ended is started."""
         with plane.lab.minded():
             yield
             for name in plane.lab.others(cut_off.node):

@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,15 @@ import pytest
 
 from shoal.cli import data_plane
 from shoal.client.handles import JobHandle
+from shoal.clock import SystemClock
+from shoal.control.authority import load_authority
 from shoal.control.first import load_key
+from shoal.control.services.porches import Porches
 from shoal.home import holder
 from shoal.identity import job_token, proof_key, ticket
+from shoal.identity.authority import make_authority
 from shoal.proof import sign_for
-from shoal.wire import Dispatch, Fetch, Phase, Renewal
+from shoal.wire import Dispatch, Fetch, Papers, Phase, Renewal
 from tests.style.tree import ROOT
 from tests.support.cluster_lab import ClusterLab
 from tests.support.cluster_plane import ONE, TWO, ClusterPlane
@@ -51,9 +56,14 @@ class ListenerContract:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def service(cls, plane: ClusterPlane, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-        Served(plane, tmp_path_factory.mktemp("hello")).serve()
-        return until(lambda: data_plane.running(plane.home) or {}, "a data plane runs")
+    def service(
+        cls, plane: ClusterPlane, tmp_path_factory: pytest.TempPathFactory
+    ) -> Iterator[dict[str, Any]]:
+        served = Served(plane, tmp_path_factory.mktemp("hello"))
+        served.serve()
+        yield until(lambda: data_plane.running(plane.home) or {}, "a data plane runs")
+        assert plane.command("stop", "hello").returncode == 0
+        until(lambda: (told := served.table()) is not None and not told.services, "it is gone")
 
     def test_no_listener_answers_who_has_no_token_a_wrong_one_or_another_attempts(
         self, plane: ClusterPlane, jobs: tuple[JobHandle, JobHandle], service: dict[str, Any]
@@ -62,17 +72,14 @@ class ListenerContract:
         victim, other = plane.attempt(jobs[0]), plane.attempt(jobs[1])
         ports = {listener.port for listener in found[""]}
         assert len(ports) >= 3, "that of clients, that of nodes and that of services are there"
-        for place, own in found.items():
-            for listener in own:
-                host = f"{listener.host}:{listener.port}"
-                told = knock(plane.lab, place, listener, tries(plane, victim, other, host))
-                # What is not HTTP is told so, and nothing else.
-                refusals = {
-                    name: REFUSALS | ({"400"} if name.startswith("noise") else set()) for name in told
-                }
-                answered = {name: said for name, said in told.items() if said not in refusals[name]}
-                assert answered == {}, (place, listener)
-                assert {"401", "403"} & set(told.values()), "it was spoken to in its own language"
+        for listener in found[""]:
+            host = f"{listener.host}:{listener.port}"
+            told = knock(plane.lab, "", listener, tries(plane, victim, other, host))
+            # What is not HTTP is told so, and nothing else.
+            refusals = {name: REFUSALS | ({"400"} if name.startswith("noise") else set()) for name in told}
+            answered = {name: said for name, said in told.items() if said not in refusals[name]}
+            assert answered == {}, listener
+            assert {"401", "403"} & set(told.values()), "it was spoken to in its own language"
         assert plane.attempt(jobs[0]) == victim, "nothing of it had any effect"
 
     def test_who_has_the_right_one_is_answered_at_the_same_ports(
@@ -98,15 +105,45 @@ class ListenerContract:
         told = knock(plane.lab, "", nodes, [(name, True, raw.decode("latin-1")) for name, raw in made])
         assert told == {"renew": "200", "dispatch": "409", "well": "200"}
 
-    def test_nothing_of_shoal_listens_on_a_node(
+    def test_on_a_node_shoal_listens_at_the_porch_of_a_replica_alone(
         self, plane: ClusterPlane, jobs: tuple[JobHandle, JobHandle], service: dict[str, Any]
     ) -> None:
         until(
             lambda: any(is_of_a_job(pid) for name in plane.lab.names for pid in shoals(plane.lab, name)),
             "ranks run",
         )
-        found = ours(plane, service)
-        assert {name: own for name, own in found.items() if name and own} == {}
+        found = until(lambda: porches(plane, service), "a replica has a porch", within_s=150.0)
+        [(node, [listener])] = found.items()
+        assert listener.host == plane.lab.address_of(node)
+        assert 19_000 <= listener.port < 20_000
+
+    def test_a_porch_answers_data_planes_alone(
+        self, plane: ClusterPlane, jobs: tuple[JobHandle, JobHandle], service: dict[str, Any]
+    ) -> None:
+        """Nobody without a certificate, with one of another authority, the control plane's own, or that
+        of a porch, or with whatever else a token can be, gets a word.
+        """
+        found = until(lambda: porches(plane, service), "a replica has a porch", within_s=150.0)
+        [(node, [porch])] = found.items()
+        host = f"{porch.host}:{porch.port}"
+        raw = request("GET", "/", host, None, b"", "").decode("latin-1")
+        keys, own = plane.home / "keys", Porches(load_authority(plane.home, SystemClock()), SystemClock())
+        ca = (keys / "ca.pem").read_text()
+        control = ((keys / "nodes.pem").read_text(), (keys / "nodes.key").read_text())
+        shown = {
+            "forged": Porches(make_authority("shoal cluster", time.time()), SystemClock()).visitors(),
+            "the control plane's": Papers(certificate=control[0], key=control[1], authority=ca),
+            "its own": own.before(plane.attempt(jobs[0])["attempt_id"]),
+            "another porch's": own.before("att_000another"),
+        }
+        made = [(name, True, raw, msgspec.to_builtins(papers)) for name, papers in shown.items()]
+        victim, other = plane.attempt(jobs[0]), plane.attempt(jobs[1])
+        told = knock(plane.lab, node, porch, [*tries(plane, victim, other, host), *made])
+        assert {name: said for name, said in told.items() if said not in (CLOSED, NO_TLS)} == {}
+        right = [("a data plane's", True, raw, msgspec.to_builtins(own.visitors()))]
+        # From here, as the data plane comes; and in time, as the server may still be on its way.
+        answers = {"a data plane's": "200"}
+        until(lambda: knock(plane.lab, "", porch, right) == answers, "it answers data planes", 150.0)
 
     def test_a_replicas_server_is_for_its_node_alone(
         self, plane: ClusterPlane, jobs: tuple[JobHandle, JobHandle], service: dict[str, Any]
@@ -130,6 +167,11 @@ def ours(plane: ClusterPlane, service: dict[str, Any]) -> dict[str, list[Listene
     for name in plane.lab.names:
         found[name] = listeners([p for p in shoals(plane.lab, name) if not is_of_a_job(p)])
     return found
+
+
+def porches(plane: ClusterPlane, service: dict[str, Any]) -> dict[str, list[Listener]]:
+    """What Shoal listens at on nodes, by node."""
+    return {name: own for name, own in ours(plane, service).items() if name and own}
 
 
 def shoals(lab: ClusterLab, node: str) -> list[int]:
@@ -181,7 +223,7 @@ def _bodies(attempt: dict[str, Any], node: str) -> tuple[bytes, bytes, bytes]:
     return msgspec.json.encode(fetch), msgspec.json.encode(renewal), msgspec.json.encode(dispatch) + b"\n"
 
 
-def knock(lab: ClusterLab, place: str, listener: Listener, made: Tries) -> dict[str, str]:
+def knock(lab: ClusterLab, place: str, listener: Listener, made: Sequence[tuple[Any, ...]]) -> dict[str, str]:
     """In the listener's own network: what is for loopback there is tried there."""
     hosts = {"0.0.0.0": "127.0.0.1", "::": "::1"}
     host = hosts.get(listener.host, listener.host)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from shoal.engines.ray.client import BRIDGE
 from shoal.home import holder
-from tests.contract.cluster_cuts import PartitionContract
+from tests.contract.cluster_cuts import CutOff, PartitionContract
 from tests.contract.cluster_drills import DrillContract
 from tests.contract.cluster_listeners import ListenerContract
 from tests.contract.cluster_survival import SurvivalContract
@@ -19,6 +20,8 @@ from tests.support.listeners import descendants
 from tests.support.ray_lab import RayLab, command_of, ray_lab, session, what_is_missing
 from tests.support.ray_ports import SAFE, TRIES, WRONG, rays_ports, role_of, tried
 from tests.support.real_plane import until
+from tests.support.service_faults import PATH, address_of, token_of
+from tests.support.services import Caller, Served
 
 pytestmark = [
     pytest.mark.engines,
@@ -148,3 +151,17 @@ class TestRay:
         assert set(bridges(plane)) - set(before)
         plane.ends_well(after)
         plane.ends_well(running)
+
+    def test_a_service_on_nodes_of_ray_is_called_through_the_data_plane_here(
+        self, plane: ClusterPlane, lab: RayLab, cut_off: CutOff, tmp_path: Path
+    ) -> None:
+        served = Served(plane, tmp_path)
+        served.serve(replicas=2, resources={"gpus": 2})  # as many as a node has
+        until(lambda: len(served.replicas()) == 2, "two replicas are ready", within_s=150.0)
+        hosts = {address.rpartition(":")[0] for address in served.addresses()}
+        assert hosts == {f"tls:{lab.address_of(name)}" for name in lab.others(cut_off.node)}
+        with Caller(address_of(served), PATH, token_of(served)) as caller:
+            until(lambda: sum(caller.statuses.values()) >= 100, "it answers")
+        assert set(caller.statuses) == {200}
+        assert plane.command("stop", "hello").returncode == 0
+        until(lambda: (told := served.table()) is not None and not told.services, "it is gone")

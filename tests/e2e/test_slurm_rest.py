@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support import slurm_rest
+from tests.support.cluster_plane import ClusterPlane
 from tests.support.networks import PATH
 from tests.support.real_plane import until
 from tests.support.slurm_lab import Shape, SlurmLab, slurm_lab, what_is_missing
-from tests.support.cluster_plane import ClusterPlane
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
 

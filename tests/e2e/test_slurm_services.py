@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.cluster_plane import ClusterPlane, cluster_plane
 from tests.support.real_plane import until
 from tests.support.service_faults import PATH, address_of, token_of
 from tests.support.services import Caller, Served
 from tests.support.shares import processes_with
 from tests.support.slurm_lab import SlurmLab, slurm_lab, what_is_missing
-from tests.support.cluster_plane import ClusterPlane, cluster_plane
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 WITHIN_S = 150.0
