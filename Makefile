@@ -85,10 +85,11 @@ soak: setup ## all that takes long: kills, cuts, simulated and drawn lives, faul
 	@$(BIN)/python -m tests.soak.services --faults $(FAULTS)
 	@$(MAKE) --no-print-directory cuts second-slurm sim lives faults mutants
 
-cuts: ## nodes of a real Slurm cut off at random while they work (root): make cuts CUTS=200
+cuts: ## nodes of a real Slurm and of a real Ray cut off at random while they work (root): make cuts CUTS=200
 	@scripts/setup engines
 	@echo "== cuts"
-	@$(BIN)/python -m tests.soak.cuts --cuts $(CUTS)
+	@$(BIN)/python -m tests.soak.cuts --engine slurm --cuts $(CUTS)
+	@$(BIN)/python -m tests.soak.cuts --engine ray --cuts $(CUTS)
 
 second-slurm: ## the engine contract over Debian 13's Slurm 24.11, by commands and by REST (root)
 	@scripts/setup second-slurm

@@ -10,11 +10,10 @@ from pathlib import Path
 from benchmarks.engines.commands import Ledger
 from benchmarks.engines.say import say
 from benchmarks.processes import BenchmarkError
-from tests.e2e.test_ray import RayPlane
 from tests.support import ray_lab, slurm_lab
+from tests.support.cluster_plane import ClusterPlane
 from tests.support.ray_lab import RayLab
 from tests.support.slurm_lab import Shape, SlurmLab
-from tests.support.slurm_plane import SlurmPlane
 
 
 @contextlib.contextmanager
@@ -39,11 +38,11 @@ def ray_cluster(root: Path, python: Path = ray_lab.RAY_PYTHON) -> Iterator[RayLa
 
 
 @contextlib.contextmanager
-def plane_on_slurm(root: Path, lab: SlurmLab, ledger: Ledger) -> Iterator[SlurmPlane]:
+def plane_on_slurm(root: Path, lab: SlurmLab, ledger: Ledger) -> Iterator[ClusterPlane]:
     """One that is up, whose commands are in the ledger; afterwards nothing of it runs."""
     home = root / "plane" / "home"
     home.parent.mkdir(parents=True)
-    plane = SlurmPlane(home, lab)
+    plane = ClusterPlane(home, lab)
     plane.env["PATH"] = f"{ledger.folder}:{plane.env['PATH']}"
     plane.connect("--python", str(ledger.add("python", sys.executable)))
     plane.up()
@@ -55,13 +54,11 @@ def plane_on_slurm(root: Path, lab: SlurmLab, ledger: Ledger) -> Iterator[SlurmP
 
 
 @contextlib.contextmanager
-def plane_on_ray(root: Path, lab: RayLab, ledger: Ledger) -> Iterator[RayPlane]:
+def plane_on_ray(root: Path, lab: RayLab, ledger: Ledger) -> Iterator[ClusterPlane]:
     home = root / "plane" / "home"
     home.parent.mkdir(parents=True)
-    plane = RayPlane(home)
-    python = ledger.add("python", sys.executable)
-    token = str(lab.token_file)
-    plane.connect("--address", lab.head_address, "--token-file", token, "--python", str(python))
+    plane = ClusterPlane(home, lab)
+    plane.connect("--python", str(ledger.add("python", sys.executable)))
     plane.up()
     say("Shoal is connected to it")
     try:

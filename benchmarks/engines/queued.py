@@ -20,9 +20,9 @@ from benchmarks.engines.say import say
 from benchmarks.measure import Doorbell, table, times
 from benchmarks.processes import BenchmarkError, usage
 from shoal.home import holder
+from tests.support.cluster_plane import ClusterPlane
 from tests.support.networks import PATH
 from tests.support.slurm_lab import Shape, SlurmLab
-from tests.support.slurm_plane import SlurmPlane
 
 GPUS = 8
 JOB = {"cpus": 1, "gpus": GPUS}
@@ -59,7 +59,7 @@ class Site(NamedTuple):
     bell: Doorbell
     account: CpuAccount
 
-    def spent(self, plane: SlurmPlane | None = None) -> Spent:
+    def spent(self, plane: ClusterPlane | None = None) -> Spent:
         slurmctld = int((self.lab.root / "run" / "slurmctld.pid").read_text())
         control = holder(plane.home) if plane is not None else None
         own = usage([control]).cpu_s if control else 0.0
@@ -97,7 +97,7 @@ def drive_plainly(site: Site, jobs: int) -> Driven:
     return Driven("sbatch", queued_s, ran_s, ended_s, _less(site.spent(), before))
 
 
-def drive(site: Site, plane: SlurmPlane, ledger: Ledger, jobs: int) -> Driven:
+def drive(site: Site, plane: ClusterPlane, ledger: Ledger, jobs: int) -> Driven:
     before, began_at, rung = site.spent(plane), time.time(), site.bell.count()
     for name in site.lab.names:
         plane.shoal.cordon(name, because="nothing begins before all is queued")
@@ -120,7 +120,7 @@ def drive(site: Site, plane: SlurmPlane, ledger: Ledger, jobs: int) -> Driven:
     return Driven("Shoal", queued_s, ran_s, ended_s, spent, ledger.read(began_at))
 
 
-def _num_open(plane: SlurmPlane) -> int:
+def _num_open(plane: ClusterPlane) -> int:
     counts = plane.shoal.status()["counts"]
     return sum(counts.get(word, 0) for word in ("queued", "starting", "running", "stopping"))
 

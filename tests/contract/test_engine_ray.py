@@ -199,12 +199,11 @@ class TestRay:
     async def test_jobs_outlive_a_killed_raylet_and_are_found_by_the_next(self, world: RayWorld) -> None:
         submission = world.submission()
         await world.started(submission)
-        await anyio.to_thread.run_sync(world.lab.kill_raylet, "n0")
+        await anyio.to_thread.run_sync(world.lab.kill_daemon, "n0")
         await world.until_nodes("n1")
         await world.until_running(submission.attempt_id)
         [seen] = (await world.look(submission.attempt_id)).values()
         assert (seen.sight, seen.outcome) == (Sight.ALIVE, None)
-        await anyio.to_thread.run_sync(world.lab.stop_ray_on, "n0")
         await anyio.to_thread.run_sync(world.lab.start_node, "n0")
         await world.until_nodes("n0", "n1")
         assert "its keeper is process" in await world.said(submission.attempt_id)

@@ -164,7 +164,7 @@ class TestSlurm:
     async def test_the_loss_of_a_slurmd_ends_nothing(self, world: SlurmWorld) -> None:
         submission = world.submission()
         await world.started(submission)
-        await anyio.to_thread.run_sync(world.lab.kill_slurmd, "n0")
+        await anyio.to_thread.run_sync(world.lab.kill_daemon, "n0")
         await anyio.to_thread.run_sync(_until_failed, world.lab, submission.attempt_id)
         await world.until_running(submission.attempt_id)
         [seen] = (await world.look(submission.attempt_id)).values()

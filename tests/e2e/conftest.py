@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.cluster_cuts import CutOff, cutting_off
+from tests.support.cluster_plane import ClusterPlane
 from tests.support.real_plane import Gate, open_gate
 from tests.support.shares import Start, shares_in
 
@@ -21,3 +23,30 @@ def start(tmp_path: Path) -> Iterator[Start]:
 def gate() -> Iterator[Gate]:
     with open_gate() as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def cut_off(plane: ClusterPlane) -> Iterator[CutOff]:
+    """From before the first test of a file until its last."""
+    with cutting_off(plane) as cut:
+        yield cut
+
+
+@pytest.fixture
+def cleared(plane: ClusterPlane, cut_off: CutOff) -> Iterator[None]:
+    """What a test submitted has ended afterwards, and nothing but the one node is cut off."""
+    before = list(plane.submissions)
+    yield
+    for name in plane.lab.others(cut_off.node):
+        plane.lab.heal(name)
+    plane.end_all_but(before)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that are to come last in their file do, at the places that the file has."""
+    for path in {item.path for item in items if item.get_closest_marker("last") is not None}:
+        places = [number for number, item in enumerate(items) if item.path == path]
+        own = sorted((items[n] for n in places), key=lambda item: item.get_closest_marker("last") is not None)
+        for number, item in zip(places, own, strict=True):
+            items[number] = item

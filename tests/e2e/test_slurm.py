@@ -1,38 +1,42 @@
-"""A person on a Slurm that is not theirs: connect, up, and the same job file and commands as on a laptop."""
+"""Shoal on a real Slurm: what it must stand on every cluster, and what only Slurm has."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
 from collections.abc import Iterator
 
 import pytest
 
-from shoal.client.handles import JobHandle
-from tests.e2e.test_drills import PROGRAM
+from tests.contract.cluster_cuts import PartitionContract
+from tests.contract.cluster_drills import DrillContract
+from tests.contract.cluster_listeners import ListenerContract
+from tests.contract.cluster_survival import SurvivalContract
+from tests.support import slurm_accounting
+from tests.support.cluster_plane import ONE, TWO, ClusterPlane
+from tests.support.networks import PATH
 from tests.support.real_plane import until
-from tests.support.shares import SOURCE
-from tests.support.slurm_lab import SlurmLab, slurm_lab, what_is_missing
-from tests.support.slurm_plane import SlurmPlane
+from tests.support.slurm_lab import Shape, SlurmLab, slurm_lab, what_is_missing
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
-needs_torch = pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None, reason="torch is not installed: pip install 'shoal[train]'"
-)
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("cleared"),
+]
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
-    missing = what_is_missing()
+    missing = what_is_missing() or slurm_accounting.what_is_missing(PATH)
     if missing is not None:
         pytest.skip(missing)
-    with slurm_lab(tmp_path_factory.mktemp("slurm")) as lab:
+    shape = Shape(slurmd_timeout_s=300, has_accounting=True)
+    with slurm_lab(tmp_path_factory.mktemp("slurm"), shape) as lab:
         yield lab
 
 
 @pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory, lab: SlurmLab) -> Iterator[SlurmPlane]:
-    real = SlurmPlane(tmp_path_factory.mktemp("slurm-plane") / "home", lab)
+def plane(tmp_path_factory: pytest.TempPathFactory, lab: SlurmLab) -> Iterator[ClusterPlane]:
+    real = ClusterPlane(tmp_path_factory.mktemp("slurm-plane") / "home", lab, "--serve-on", "127.0.0.1:0")
     told = real.connect()
     assert (told["nodes"], told["alive"], told["nodes_on"]) == (3, 3, f"{lab.address}:7464")
     real.up()
@@ -42,69 +46,75 @@ def plane(tmp_path_factory: pytest.TempPathFactory, lab: SlurmLab) -> Iterator[S
         real.down()
 
 
-def log_of(plane: SlurmPlane, job: JobHandle) -> list[str]:
-    return [line["text"] for line in plane.shoal.logs(job.job_id)]
+class TestDrills(DrillContract):
+    pass
 
 
-def test_a_job_runs_on_a_node_of_slurm_and_its_log_comes_back(plane: SlurmPlane) -> None:
-    job = plane.submit("echo from $(hostname); exit 3", resources={"cpus": 1})
-    plane.until_status(job, "failed")
-    # Its keeper hands the last lines in after its supervisor has told the end.
-    until(lambda: any(line.startswith("from n") for line in log_of(plane, job)), "its log comes back")
-    assert plane.attempts(job)[-1]["exit_code"] == 3
+class TestListeners(ListenerContract):
+    pass
 
 
-def test_what_waits_in_slurms_queue_is_explained_in_its_words(plane: SlurmPlane, lab: SlurmLab) -> None:
+class TestSurvival(SurvivalContract):
+    pass
+
+
+class TestCuts(PartitionContract):
+    pass
+
+
+@pytest.fixture
+def full(lab: SlurmLab) -> Iterator[None]:
+    """All that is free of the cluster is somebody else's: what is submitted waits in Slurm's queue."""
     for node in lab.names:
         lab.run(
             "sbatch",
             "--job-name=filler",
             f"--nodelist={node}",
-            "--exclusive",
+            "--cpus-per-task=3",
+            "--output=/dev/null",
             "--wrap=sleep 600",
-            "-o/dev/null",
         )
-    lab.until(lambda: len(lab.run("squeue", "-h", "-t", "R").splitlines()) == 3, "the fillers run")
-    job = plane.submit("true", resources={"cpus": 1})
-    until(lambda: "is PENDING (" in plane.command("why", job.ref).stdout, "why quotes Slurm")
-    lab.run("scancel", "--name=filler")
-    plane.until_status(job, "succeeded")
+    yield
+    lab.run("scancel", "--quiet", "--name=filler")
 
 
-def test_a_killed_control_plane_finds_everything_again(plane: SlurmPlane) -> None:
-    job = plane.submit("echo begun; sleep 4; echo done", resources={"cpus": 1})
-    plane.until_status(job, "running")
-    plane.kill()
-    plane.up()
-    plane.until_status(job, "succeeded")
-    until(lambda: log_of(plane, job) == ["begun", "done"], "its log comes back whole")
-    assert len(plane.attempts(job)) == 1
+class TestSlurm:
+    def test_what_waits_in_slurms_queue_is_explained_in_its_words(
+        self, plane: ClusterPlane, lab: SlurmLab, full: None
+    ) -> None:
+        job = plane.submit("true", resources={"cpus": 2})
+        until(lambda: "is PENDING (" in plane.command("why", job.ref).stdout, "why quotes Slurm")
+        lab.run("scancel", "--name=filler")
+        plane.until_status(job, "succeeded")
 
+    def test_slurmctld_killed_right_after_a_submission(
+        self, plane: ClusterPlane, lab: SlurmLab, request: pytest.FixtureRequest
+    ) -> None:
+        running = plane.begun(TWO)
+        # Slurm itself ends what it began and had not yet written down: it begins that again, beside itself.
+        lab.until_saved()
+        request.getfixturevalue("full")
+        waits = plane.submitted({"cpus": 2})
+        mine = plane.until_status(waits, "starting")
+        name = f"shoal-{plane.attempt(mine)['attempt_id']}"
+        until(lambda: name in lab.run("squeue", "-h", "-o", "%j"), "Slurm has accepted it")
+        lab.kill_controller()
+        plane.goes_on(running, 1)
+        lab.start_controller()
+        lab.run("scancel", "--quiet", "--name=filler")
+        plane.until_starts(waits, 1)
+        plane.ends_well(waits)
+        plane.ends_well(running)
 
-@needs_torch
-def test_training_on_two_nodes_goes_on_after_a_lost_node(plane: SlurmPlane) -> None:
-    job = _train(plane)
-    kept = plane.shared / "checkpoints" / job.job_id
-    until(lambda: len(list(kept.glob("step-*"))) >= 2, "two checkpoints are there", within_s=120.0)
-    done = plane.command("drill", "kill-node", job.ref, "--window", "2s", "--json")
-    assert done.returncode == 0, (done.stdout, done.stderr)
-    told = json.loads(done.stdout)["result"]
-    assert (told["outcome"], told["new_attempts"]) == ("recovered", 0)
-    print(f"kill-node on Slurm: next step after {told['stepped_s']:.1f} s, {told['steps_lost']} steps lost")
-    job.stop()
-    plane.until_status(job, "cancelled")
-
-
-def _train(plane: SlurmPlane) -> JobHandle:
-    job = plane.shoal.submit(
-        name="train",
-        setup=f"cat > train.py <<'END'\n{PROGRAM}\nEND",
-        run="python train.py",
-        workdir=None,
-        resources={"nodes": 2, "gpus": 2},  # all that a node has: another job of Slurm's would wait for it
-        ranks_per_node=1,
-        checkpoint={},
-        retry={"max": 30},
-        env={"OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCE, "CUDA_VISIBLE_DEVICES": ""},
-    )
-    return plane.until_status(job, "running")
+    def test_slurmdbd_killed_and_started_again(self, plane: ClusterPlane, lab: SlurmLab) -> None:
+        assert lab.accounting is not None
+        before = plane.begun(ONE)
+        lab.accounting.kill()
+        try:
+            during = plane.begun(ONE)
+            plane.ends_well(during)
+        finally:
+            lab.accounting.start()
+        name = f"shoal-{plane.attempt(during)['attempt_id']}"
+        until(lambda: name in lab.accounting.jobs(), "slurmdbd learns of what ran without it")  # type: ignore[union-attr]
+        plane.ends_well(before)

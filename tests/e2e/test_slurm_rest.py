@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support import slurm_rest
+from tests.support.cluster_plane import ClusterPlane
 from tests.support.networks import PATH
 from tests.support.real_plane import until
 from tests.support.slurm_lab import Shape, SlurmLab, slurm_lab, what_is_missing
-from tests.support.slurm_plane import SlurmPlane
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
 
@@ -30,7 +30,7 @@ def test_jobs_wait_while_the_token_is_no_good_and_run_when_it_is_renewed(
     assert lab.rest is not None
     folder = tmp_path_factory.mktemp("rest-plane")
     file = lab.rest.token_file(folder / "token")
-    plane = SlurmPlane(folder / "home", lab)
+    plane = ClusterPlane(folder / "home", lab)
     del plane.env["SLURM_CONF"]
     told = plane.connect("--rest", lab.rest.url, "--jwt-file", str(file))
     assert (told["nodes"], told["alive"]) == (2, 2)

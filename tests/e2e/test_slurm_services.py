@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.cluster_plane import ClusterPlane, cluster_plane
 from tests.support.real_plane import until
 from tests.support.service_faults import PATH, address_of, token_of
 from tests.support.services import Caller, Served
 from tests.support.shares import processes_with
 from tests.support.slurm_lab import SlurmLab, slurm_lab, what_is_missing
-from tests.support.slurm_plane import SlurmPlane, slurm_plane
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 WITHIN_S = 150.0
@@ -32,14 +32,14 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
 
 
 @pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory, lab: SlurmLab) -> Iterator[SlurmPlane]:
+def plane(tmp_path_factory: pytest.TempPathFactory, lab: SlurmLab) -> Iterator[ClusterPlane]:
     home = tmp_path_factory.mktemp("slurm-services") / "home"
-    with slurm_plane(home, lab, "--serve-on", "127.0.0.1:0") as plane:
+    with cluster_plane(home, lab, "--serve-on", "127.0.0.1:0") as plane:
         yield plane
 
 
 @pytest.fixture(scope="module")
-def served(plane: SlurmPlane, tmp_path_factory: pytest.TempPathFactory) -> Served:
+def served(plane: ClusterPlane, tmp_path_factory: pytest.TempPathFactory) -> Served:
     """Two replicas, on two nodes."""
     served = Served(plane, tmp_path_factory.mktemp("hello"))
     served.serve(**TWO)
@@ -59,7 +59,7 @@ def ready(served: Served, count: int) -> dict[str, str]:
 
 
 def test_replicas_of_two_nodes_are_called_through_their_porches(
-    plane: SlurmPlane, lab: SlurmLab, served: Served, called: tuple[str, str]
+    plane: ClusterPlane, lab: SlurmLab, served: Served, called: tuple[str, str]
 ) -> None:
     replicas = ready(served, 2)
     hosts = {address.removeprefix("tls:").rpartition(":")[0] for address in replicas.values()}
@@ -76,17 +76,17 @@ def server_on(lab: SlurmLab, replica: dict[str, Any]) -> int:
     return max(found)
 
 
-def servers(plane: SlurmPlane) -> list[dict[str, Any]]:
+def servers(plane: ClusterPlane) -> list[dict[str, Any]]:
     shown = plane.shoal.services.show("hello")["servers"]
     return [one for one in shown if one["state"] == "ready"]
 
 
-def nodes_of(plane: SlurmPlane) -> set[str]:
+def nodes_of(plane: ClusterPlane) -> set[str]:
     return {one["nodes"][0] for one in servers(plane)}
 
 
 def test_no_request_fails_while_a_replica_dies_a_release_rolls_and_it_is_scaled(
-    plane: SlurmPlane, lab: SlurmLab, served: Served, called: tuple[str, str]
+    plane: ClusterPlane, lab: SlurmLab, served: Served, called: tuple[str, str]
 ) -> None:
     ready(served, 2)
     get, post = Caller(called[0], PATH, called[1]), Caller(*_posts(called))
@@ -122,7 +122,7 @@ def _versions(served: Served, called: tuple[str, str]) -> list[str]:
 
 
 def test_a_node_that_is_cut_off_is_passed_over_and_another_replica_takes_its_place(
-    plane: SlurmPlane, lab: SlurmLab, served: Served, called: tuple[str, str]
+    plane: ClusterPlane, lab: SlurmLab, served: Served, called: tuple[str, str]
 ) -> None:
     ready(served, 2)
     node = servers(plane)[0]["nodes"][0]

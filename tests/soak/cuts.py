@@ -1,4 +1,4 @@
-"""`python -m tests.soak.cuts --cuts 200`: nodes of a real Slurm cut off at random while people work.
+"""`python -m tests.soak.cuts --engine ray --cuts 200`: nodes of a real cluster cut off at random at work.
 
 Each of three nodes is cut off from the control plane, from its peers or from both, both ways or one way, for
 a moment or until past the fence of what it runs, healed, and cut off again; their cuts overlap. Every rank
@@ -16,13 +16,15 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from shoal.client.handles import JobHandle
 from shoal.errors import ShoalError
-from tests.support.slurm_lab import Shape, SlurmLab, slurm_lab, what_is_missing
-from tests.support.slurm_plane import SlurmPlane, slurm_plane
+from tests.support import ray_lab, slurm_lab
+from tests.support.cluster_lab import ClusterLab
+from tests.support.cluster_plane import ClusterPlane, cluster_plane
 from tests.support.witness import Witness
 
 FENCE_S = 60
@@ -37,6 +39,8 @@ RENEWAL_S = 12.0
 STRUCK_S = FENCE_S - RENEWAL_S
 SETTLE_S = 400.0
 ENDED = ("succeeded", "failed", "cancelled")
+NUM_NODES = 3
+WHAT_IS_MISSING = {"slurm": slurm_lab.what_is_missing, "ray": ray_lab.what_is_missing}
 MUST_BE_ZERO = ("jobs not succeeded", "overlaps", "healthy attempts ended", "healthy ranks restarted")
 
 
@@ -64,7 +68,7 @@ def since_boot() -> float:
 class Cutter:
     """Cuts and heals, by a plan that is drawn as it goes."""
 
-    def __init__(self, lab: SlurmLab, dice: random.Random, num_cuts: int) -> None:
+    def __init__(self, lab: ClusterLab, dice: random.Random, num_cuts: int) -> None:
         self._lab = lab
         self._dice = dice
         self._num_cuts = num_cuts
@@ -113,7 +117,7 @@ class Cutter:
 class People:
     """Who submit jobs of one node and of two, and let some of them run for long."""
 
-    def __init__(self, plane: SlurmPlane, witness: Witness, dice: random.Random) -> None:
+    def __init__(self, plane: ClusterPlane, witness: Witness, dice: random.Random) -> None:
         self._plane = plane
         self._witness = witness
         self._dice = dice
@@ -143,12 +147,21 @@ class People:
             self.refused[error.code] += 1
 
 
-def soak(root: Path, num_cuts: int, seed: int) -> dict[str, int]:
+def open_lab(engine: str, root: Path) -> AbstractContextManager[ClusterLab]:
+    root.mkdir(parents=True, exist_ok=True)
+    if engine == "ray":
+        return ray_lab.ray_lab(root, NUM_NODES)
+    shape = slurm_lab.Shape(nodes=NUM_NODES, slurmd_timeout_s=300)
+    return slurm_lab.slurm_lab(root, shape)
+
+
+def soak(engine: str, root: Path, num_cuts: int, seed: int) -> dict[str, int]:
     """Make that many cuts under load; returns the counts."""
     began = time.monotonic()
     with (
-        slurm_lab(root / "slurm", Shape(slurmd_timeout_s=300)) as lab,
-        slurm_plane(root / "plane" / "home", lab) as plane,
+        open_lab(engine, root / engine) as lab,
+        cluster_plane(root / "plane" / "home", lab) as plane,
+        lab.minded(),
     ):
         witness = plane.witness
         people = People(plane, witness, random.Random(f"people/{seed}"))
@@ -172,7 +185,7 @@ def soak(root: Path, num_cuts: int, seed: int) -> dict[str, int]:
     }
 
 
-def audit(plane: SlurmPlane, witness: Witness, people: People, cuts: list[Cut]) -> dict[str, int]:
+def audit(plane: ClusterPlane, witness: Witness, people: People, cuts: list[Cut]) -> dict[str, int]:
     """No more cuts: everything accepted must end, and bear out what was promised."""
     deadline = time.monotonic() + SETTLE_S
     jobs = list(people.accepted.values())
@@ -231,20 +244,21 @@ def silences(cuts: list[Cut], node: str) -> list[tuple[float, float]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engine", choices=tuple(WHAT_IS_MISSING), default="slurm")
     parser.add_argument("--cuts", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="work in this directory and leave it as it is afterwards")
     options = parser.parse_args()
-    missing = what_is_missing()
+    missing = WHAT_IS_MISSING[options.engine]()
     if missing is not None:
         print(f"skipped: {missing}")
         return 0
-    print(f"cuts: {options.cuts} of three nodes, seed {options.seed}", flush=True)
+    print(f"cuts: {options.cuts} of three nodes of {options.engine}, seed {options.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="shoal-cuts-", ignore_cleanup_errors=True) as scratch:
         root = options.keep or Path(scratch)
         root.mkdir(parents=True, exist_ok=True)
         root.chmod(0o755)
-        found = soak(root, options.cuts, options.seed)
+        found = soak(options.engine, root, options.cuts, options.seed)
     width = max(map(len, found))
     for name, count in found.items():
         print(f"{name:{width}}  {count}")

@@ -98,6 +98,9 @@ class Networks:
         """End the node's own cut; that of a peer from it stays."""
         self._set_drops(name, set())
 
+    def is_cut(self, name: str) -> bool:
+        return bool(self._drops.get(name))
+
     def others(self, name: str) -> tuple[str, ...]:
         return tuple(one for one in self.names if one != name)
 

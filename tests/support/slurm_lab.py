@@ -15,18 +15,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support.networks import PATH, Networks, is_alive
+from tests.support.cluster_lab import POLL_S, ClusterLab
+from tests.support.networks import PATH, is_alive
 from tests.support.slurm_accounting import Accounting
 from tests.support.slurm_rest import Rest
 from tests.support.slurm_root import SlurmRoot, chosen_root
 
 NEEDED = ("slurmctld", "slurmd", "sbatch", "munged", "ip")
-START_S = 60.0
-POLL_S = 0.05
+OWN = ("slurmd", "slurmstepd", "srun")
 SLURMD_PORT = 26818
 
 
@@ -58,8 +58,8 @@ def what_is_missing() -> str | None:
     return f"no {', '.join(missing)} here: `scripts/setup engines` installs them" if missing else None
 
 
-class SlurmLab(Networks):
-    """Blocking. `up` once, `down` at the end, whatever happened in between."""
+class SlurmLab(ClusterLab):
+    engine = "slurm"
 
     def __init__(self, root: Path, shape: Shape = Shape()) -> None:  # noqa: B008
         self.root = root
@@ -72,6 +72,7 @@ class SlurmLab(Networks):
             "PATH": PATH if other is None else f"{root / 'bin'}:{PATH}",
             "SLURM_CONF": str(root / "etc" / "slurm.conf"),
         }
+        self.variables = {name: self.environment[name] for name in ("SLURM_CONF", "PATH")}
         # slurmctld and slurmdbd listen at every address: two labs need three ports each.
         self._port = 26000 + os.getpid() % 270 * 3
         self.rest = (
@@ -110,7 +111,6 @@ class SlurmLab(Networks):
         self.until(lambda: len(self.usable()) == len(self.names), "every node is idle")
 
     def down(self) -> None:
-        """End everything. May be repeated, and comes after anything that failed."""
         for name in self.names:
             self.crash_node(name)
         if self.rest is not None:
@@ -136,14 +136,7 @@ class SlurmLab(Networks):
         assert done.returncode == 0, (command, done.stdout, done.stderr)
         return done.stdout
 
-    def until(self, is_so: Callable[[], bool], what: str, within_s: float = START_S) -> None:
-        deadline = time.monotonic() + within_s
-        while not is_so():
-            assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}\n{self.told()}"
-            time.sleep(POLL_S)
-
     def told(self) -> str:
-        """The last words of every daemon."""
         files = sorted((self.root / "log").glob("*.log"))
         return "\n".join(f"== {f.name}\n{f.read_text(errors='replace')[-1500:]}" for f in files)
 
@@ -168,14 +161,24 @@ class SlurmLab(Networks):
         daemon = ["slurmd", "-N", name, "-f", self.environment["SLURM_CONF"]]
         self._check([*self.entering(name), "unshare", "--uts", "sh", "-c", inside, name, *daemon])
 
-    def kill_slurmd(self, name: str) -> None:
-        """The daemon alone: what it started runs on."""
+    def kill_daemon(self, name: str) -> None:
         self._end(name, signal.SIGKILL)
 
     def crash_node(self, name: str) -> None:
-        """Everything in the node's network at once, as by a power cut."""
         self.kill_all_on(name)
         (self.root / "run" / f"{name}.pid").unlink(missing_ok=True)
+
+    def give_up(self, name: str) -> None:
+        self.run("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=crashed")
+
+    def is_own(self, pid: int) -> bool:
+        try:
+            return Path(f"/proc/{pid}/comm").read_text().strip() in OWN
+        except OSError:
+            return True  # gone: listens at nothing
+
+    def connect_words(self) -> tuple[str, ...]:
+        return ("--python", self.python)
 
     def _check(self, command: list[str]) -> None:
         with (self.root / "log" / "starts.log").open("ab") as log:

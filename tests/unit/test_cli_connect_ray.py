@@ -102,3 +102,35 @@ def test_who_is_let_in_is_said(shell: Shell, ray: Ray) -> None:
     assert "for jobs of project default: all in one Ray trust each other" in shell(*ray.words).out
     assert "for jobs of all projects" in shell(*ray.words, "--shared-trust").out
     assert load_config(shell.home).has_shared_trust
+
+
+def test_a_ray_of_our_own_is_refused_where_several_control_planes_lead_in_turn(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_SHARED", str(tmp_path / "shared"))
+    monkeypatch.setenv("SHOAL_DATABASE_URL", "postgresql://db/shoal")
+    refused = shell("connect", "ray")
+    assert (refused.code, "is for this machine alone" in refused.err) == (2, True)
+    assert "--shared none" in refused.err
+
+
+def test_certificates_are_written_down_all_of_them_or_none(shell: Shell, ray: Ray, tmp_path: Path) -> None:
+    files = {name: tmp_path / f"{name}.pem" for name in ("cert", "key", "ca")}
+    for path in files.values():
+        path.write_text("PEM")
+        path.chmod(0o600)
+    words = [word for name, path in files.items() for word in (f"--tls-{name}", str(path))]
+    refused = shell(*ray.words, *words[:4])
+    assert (refused.code, "--tls-ca is not given" in refused.err) == (2, True)
+    files["key"].chmod(0o644)
+    refused = shell(*ray.words, *words)
+    assert (refused.code, "key.pem has mode 0644" in refused.err) == (2, True)
+    files["key"].chmod(0o600)
+    assert shell(*ray.words, *words).code == 0
+    config = load_config(shell.home)
+    assert (config.tls_cert, config.tls_key, config.tls_ca) == tuple(map(str, files.values()))
+
+
+def test_a_ray_of_our_own_has_no_certificates(shell: Shell, tmp_path: Path) -> None:
+    refused = shell("connect", "ray", "--tls-cert", str(tmp_path / "cert.pem"))
+    assert (refused.code, "on loopback alone" in refused.err) == (2, True)

@@ -143,6 +143,11 @@ def ray(
     token_file: Annotated[
         Path | None, Parameter(help="The file with that Ray's token, which you alone can read.")
     ] = None,
+    tls_cert: Annotated[
+        Path | None, Parameter(help="This machine's certificate in a Ray with `RAY_USE_TLS=1` (PEM).")
+    ] = None,
+    tls_key: Annotated[Path | None, Parameter(help="Its key, which you alone can read.")] = None,
+    tls_ca: Annotated[Path | None, Parameter(help="The authority whose certificates that Ray takes.")] = None,
     project: OfProject = "default",
     shared_trust: SharedTrust = False,
     ray_python: Annotated[
@@ -168,9 +173,12 @@ def ray(
             f"no token for the Ray at {address}: anybody may rule a Ray without one, so Shoal uses none",
             hint="`ray get-auth-token` on its head prints it: write that to a file, `--token-file FILE`",
         )
+    if not address:
+        _refuse_several(home)
     config = RayConfig(
         address=address,
         token_file=str(token_file.absolute()) if token_file is not None and address else "",
+        **_tls_files(address, {"tls_cert": tls_cert, "tls_key": tls_key, "tls_ca": tls_ca}),
         ray_python=ray_python or sys.executable,
         python=python or sys.executable,
         python_path=python_path,
@@ -191,6 +199,30 @@ def ray(
         print(f"nodes will ask at {asked_at}, over TLS; for jobs of {whose}: all in one Ray trust each other")
         _say_next(config.shared)
     return 0
+
+
+def _tls_files(address: str, given: dict[str, Path | None]) -> dict[str, str]:
+    """Where they are: all of them, or none."""
+    named = {name: str(path.absolute()) for name, path in given.items() if path is not None}
+    if named and not address:
+        raise SpecError(
+            "a Ray that Shoal starts is on loopback alone, without TLS", hint="name an `--address`"
+        )
+    if named and len(named) < len(given):
+        missing = ", ".join(f"--{name.replace('_', '-')}" for name in given if name not in named)
+        raise SpecError(f"TLS needs a certificate, its key and an authority; {missing} is not given")
+    return named
+
+
+def _refuse_several(home: Path) -> None:
+    """A Ray of our own is on loopback and ends with its machine: another control plane could not reach it."""
+    shared = load_settings(load_remembered(home)).shared
+    if shared is not None:
+        raise SpecError(
+            f"several control planes share {shared}, and a Ray that Shoal starts is for this machine alone",
+            hint="name one that all reach: `shoal connect ray --address HOST:PORT --token-file FILE`; "
+            "or have one control plane: `shoal up --shared none`",
+        )
 
 
 def _ask_ray(config: RayConfig, home: Path, *, as_root: bool) -> tuple[str, list[NodeFacts]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -11,7 +13,8 @@ from shoal.engines.base import Engine
 from shoal.engines.remote import Reach
 from shoal.errors import SpecError
 
-NAMES = ("local", "slurm", "ray")
+REMOTE = ("slurm", "ray")
+NAMES = ("local", *REMOTE)
 
 
 def open_engine(
@@ -29,10 +32,8 @@ def open_engine(
     `reach`: how supervisors on other machines find this control plane; None: they cannot. `term`: of the
     control plane that leads; from now on nothing is started by one with an earlier term.
     """
-    if name == "slurm":
-        return _open_slurm(home, clock, reach, term)
-    if name == "ray":
-        return _open_ray(home, clock, reach, term)
+    if name in REMOTE:
+        return _open_remote(name, home, clock, reach, term)
     if name != "local":
         raise SpecError(f"no engine is called {name!r}; there are {', '.join(NAMES)}", hint="shoal up")
     from shoal.engines.local import LocalEngine, SimulatedNodes
@@ -41,29 +42,27 @@ def open_engine(
     return LocalEngine(home, clock=clock, server_file=server_file, simulated=simulated, term=term)
 
 
-def _open_slurm(home: Path, clock: Clock, reach: Reach | None, term: int) -> Engine:
-    from shoal.engines.slurm import SlurmEngine
-    from shoal.engines.slurm.config import load_config
-
+def _open_remote(name: str, home: Path, clock: Clock, reach: Reach | None, term: int) -> Engine:
+    """One of a cluster that somebody connected."""
+    load_config, make = _remote(name)
     config = load_config(home)
     if reach is None:
         raise SpecError(
-            "nodes of Slurm cannot reach this control plane: it has no address for them",
-            hint="`shoal connect slurm --nodes-on ADDRESS:PORT`",
+            f"nodes of {name.capitalize()} cannot reach this control plane: it has no address for them",
+            hint="connect it again with `--nodes-on ADDRESS:PORT`",
         )
     reach = msgspec.structs.replace(reach, spool=config.spool, shared=config.shared)
-    return SlurmEngine(home, clock=clock, reach=reach, config=config, term=term)
+    return make(home, clock=clock, reach=reach, config=config, term=term)
 
 
-def _open_ray(home: Path, clock: Clock, reach: Reach | None, term: int) -> Engine:
+def _remote(name: str) -> tuple[Callable[[Path], Any], Callable[..., Engine]]:
+    """How what was connected is read, and the engine made of it."""
+    if name == "slurm":
+        from shoal.engines.slurm import SlurmEngine
+        from shoal.engines.slurm.config import load_config as load_slurm
+
+        return load_slurm, SlurmEngine
     from shoal.engines.ray import RayEngine
-    from shoal.engines.ray.config import load_config
+    from shoal.engines.ray.config import load_config as load_ray
 
-    config = load_config(home)
-    if reach is None:
-        raise SpecError(
-            "nodes of Ray cannot reach this control plane: it has no address for them",
-            hint="`shoal connect ray --nodes-on ADDRESS:PORT`",
-        )
-    reach = msgspec.structs.replace(reach, spool=config.spool, shared=config.shared)
-    return RayEngine(home, clock=clock, reach=reach, config=config, term=term)
+    return load_ray, RayEngine

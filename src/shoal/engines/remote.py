@@ -21,7 +21,8 @@ import msgspec
 import structlog
 
 from shoal.clock import Clock
-from shoal.engines.base import LogChunk, Observation, Sight, Submission
+from shoal.engines.base import LogChunk, Observation, SavedCheckpoints, Sight, Submission
+from shoal.engines.checkpoint_folder import CheckpointFolder
 from shoal.engines.desk import Desk, DeskShare
 from shoal.engines.refusal import is_name, refuse_malformed, refuse_strangers, what_is_gone
 from shoal.errors import EngineRefused, EngineUnreachable, NodeGone
@@ -114,6 +115,7 @@ class RemoteEngine(ABC):
         self._clock = clock
         self._opened_at = clock.monotonic()
         self._reach = reach
+        self._saves = CheckpointFolder(Path(reach.shared) / "checkpoints", clock) if reach.shared else None
         self._starting: dict[tuple[str, int], Starts] = {}
         """By attempt and incarnation."""
         self._suspended: set[tuple[str, str]] = set()
@@ -233,11 +235,15 @@ class RemoteEngine(ABC):
         return await self.on_thread(lambda: self.desk.prune(older_than, max_bytes))
 
     async def checkpoints(self) -> list[str]:
-        """Those on a shared directory belong to the cluster's users: nobody but them removes any."""
-        return []
+        """Those on the shared directory; of other homes, which may share it, too."""
+        return await self._saves.jobs() if self._saves is not None else []
+
+    async def saved(self, job_id: str, verify_s: float) -> SavedCheckpoints:
+        return SavedCheckpoints() if self._saves is None else await self._saves.saved(job_id, verify_s)
 
     async def drop_checkpoint(self, job_id: str) -> None:
-        return
+        if self._saves is not None:
+            await self._saves.drop(job_id)
 
     def reached(self, nodes: Collection[NodeFacts]) -> list[NodeFacts]:
         """As the cluster lists them; those that cannot be reached from here are not alive. A cluster may take

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from shoal.engines.ray import agent as agent_module
 from shoal.engines.ray.agent import Agent
 from tests.support.networks import is_alive
 
@@ -220,3 +221,22 @@ def test_facts_are_those_of_this_machine(site: Site) -> None:
     assert facts["memory_bytes"] > 1 << 20
     assert facts["booted_at"] < time.time()
     assert sys.executable  # the launcher runs with it
+
+
+def test_a_launch_that_was_given_up_is_waited_for_and_not_repeated(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been late, and be a keeper yet: two of them would have one record."""
+    late = agent_module.LAUNCH.replace("os.setsid()", "os.setsid(); import time; time.sleep(2)")
+    monkeypatch.setattr(agent_module, "LAUNCH", late)
+    monkeypatch.setattr(agent_module, "LAUNCH_S", 0.5)
+    with pytest.raises(OSError, match="not begun within"):
+        site.start()
+    site.agent = Agent()
+    with pytest.raises(OSError, match="being started already"):
+        site.start()
+    until(site.record_file.exists)
+    until(lambda: site.look()["state"] == "running")
+    monkeypatch.setattr(agent_module, "LAUNCH_S", 30.0)
+    until((site.root / "env").exists)
+    assert not site.start()["is_new"]

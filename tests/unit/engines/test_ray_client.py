@@ -48,6 +48,7 @@ class Paper:
         self.clock = VirtualClock()
         self.write(GOOD)
         monkeypatch.setattr(client_module, "BRIDGE", self.file)
+        monkeypatch.setattr(client_module, "AGAIN_S", 60.0)  # on a busy machine
         self.client = RayClient(
             RayConfig(address="h:1", token_file="/token", ray_python=sys.executable, spool="/spool"),
             namespace="tests",
@@ -103,6 +104,20 @@ def test_an_error_is_an_answer_and_costs_no_bridge(paper: Paper) -> None:
     with pytest.raises(EngineUnreachable, match="the head is away"):
         paper.client.dismiss()
     assert paper.client.version()["python"] == pid
+
+
+def test_a_bridge_that_answers_nothing_but_errors_is_replaced(paper: Paper) -> None:
+    pid = paper.client.version()["python"]
+    for _ in range(client_module.MAX_ERRORS - 1):
+        with pytest.raises(EngineUnreachable, match="the head is away"):
+            paper.client.dismiss()
+    paper.client.nodes()  # it has a Ray: what it said before does not count
+    for _ in range(client_module.MAX_ERRORS):
+        assert paper.client.version()["python"] == pid
+        with pytest.raises(EngineUnreachable, match="the head is away"):
+            paper.client.dismiss()
+    assert not Path(f"/proc/{pid}").exists()
+    assert paper.client.version()["python"] != pid
 
 
 def test_starts_that_fail_are_not_repeated_at_once(paper: Paper) -> None:

@@ -9,7 +9,14 @@ import pytest
 
 from shoal.engines.ray.config import RayConfig, check_token_file, load_config
 from shoal.engines.ray.parse import check_version, node_name, parse_nodes, refusal
-from shoal.engines.ray.render import head_command, head_environment, keeper_task, key_of, ray_environment
+from shoal.engines.ray.render import (
+    head_command,
+    head_environment,
+    keeper_task,
+    key_of,
+    ray_environment,
+    tls_environment,
+)
 from shoal.engines.ray.states import glimpse
 from shoal.engines.remote import Stage
 from shoal.errors import EngineUnreachable, SpecError
@@ -179,6 +186,17 @@ def test_nothing_of_another_ray_reaches_ours() -> None:
         "RAY_USAGE_STATS_ENABLED",
     }
     assert (told["RAY_AUTH_MODE"], told["PATH"], "PYTHONPATH" in told) == ("token", "/bin", False)
+
+
+def test_a_ray_that_speaks_tls_is_shown_our_certificate() -> None:
+    assert tls_environment(RayConfig(address="h:1")) == {}
+    told = tls_environment(RayConfig(address="h:1", tls_cert="/c", tls_key="/k", tls_ca="/a"))
+    assert told == {
+        "RAY_USE_TLS": "1",
+        "RAY_TLS_SERVER_CERT": "/c",
+        "RAY_TLS_SERVER_KEY": "/k",
+        "RAY_TLS_CA_CERT": "/a",
+    }
 
 
 def test_the_head_of_our_own_is_on_loopback_with_a_token_and_a_disk() -> None:

@@ -26,8 +26,9 @@ class Lent(RemoteEngine):
     is_away = False
     is_full = False
 
-    def __init__(self, home: Path, clock: VirtualClock) -> None:
-        super().__init__(home, clock=clock, reach=Reach(urls=("https://login:1",), ca="ca"))
+    def __init__(self, home: Path, clock: VirtualClock, shared: str = "") -> None:
+        reach = Reach(urls=("https://login:1",), ca="ca", shared=shared)
+        super().__init__(home, clock=clock, reach=reach)
         self.ended: list[str] = []
         self.seen: Glimpses = {}
 

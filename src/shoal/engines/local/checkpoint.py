@@ -56,12 +56,6 @@ def with_model(home: Path, orders: tuple[Order, ...]) -> tuple[Order, ...]:
     return tuple(msgspec.structs.replace(order, model_dir=str(real)) for order in orders)
 
 
-def kept_checkpoints(home: Path) -> list[str]:
-    """The names of the jobs that have a directory here."""
-    folder = home / "checkpoints"
-    return sorted(entry.name for entry in folder.iterdir() if is_name(entry.name)) if folder.is_dir() else []
-
-
 def _make(folder: Path, name: str, uid: int | None) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:

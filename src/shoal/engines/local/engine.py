@@ -24,8 +24,9 @@ import structlog
 
 from shoal.clock import Clock
 from shoal.engines.base import LogChunk, Observation, SavedCheckpoints, Sight, Submission
+from shoal.engines.checkpoint_folder import CheckpointFolder
 from shoal.engines.local.book import Book, ShareView, Views
-from shoal.engines.local.checkpoint import kept_checkpoints, with_checkpoint, with_model
+from shoal.engines.local.checkpoint import with_checkpoint, with_model
 from shoal.engines.local.client import Children, Nursery, free_port, read_words
 from shoal.engines.local.inventory import take_inventory
 from shoal.engines.local.notice import Notice
@@ -37,12 +38,11 @@ from shoal.engines.local.render import (
     supervisor_command,
     supervisor_environment,
 )
-from shoal.engines.local.saved import look
 from shoal.engines.local.simulated import SimulatedNodes
 from shoal.engines.local.states import native_id
 from shoal.engines.local.watch import Watch
-from shoal.engines.refusal import is_name, refuse_malformed, what_is_gone
-from shoal.errors import EngineRefused, EngineUnreachable, LimitReached, NodeGone
+from shoal.engines.refusal import refuse_malformed, what_is_gone
+from shoal.errors import EngineRefused, EngineUnreachable, NodeGone
 from shoal.model.node import NodeFacts
 from shoal.runtime.standby.place import directory_of
 from shoal.wire import Credentials, Order
@@ -51,10 +51,6 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 MAX_THREADS = 8
-MAX_LOOKS = 2
-"""At checkpoints, at once: they are as many and as large as jobs make them, and nothing else waits for it."""
-LOOK_S = 10.0
-"""For one of them, beside what is verified."""
 UNKNOWN = "unknown"
 LOOK_AGAIN_S = 60.0
 CLAIM_S = 60.0
@@ -96,10 +92,9 @@ class LocalEngine:
         environment = supervisor_environment(os.environ, self._server_file)
         self._children = Children(Nursery(nursery_command(), environment) if has_nursery else None)
         self._threads = anyio.CapacityLimiter(MAX_THREADS)
-        self._looks = anyio.CapacityLimiter(MAX_LOOKS)
+        self._checkpoints = CheckpointFolder(home / "checkpoints", clock)
         self._guard = threading.Lock()
         self._looking = threading.Lock()
-        self._verifying = threading.Lock()
         self._promised: set[int] = set()
         self._facts: dict[str, NodeFacts] = {}
         self._look_at = 0.0
@@ -134,45 +129,22 @@ class LocalEngine:
         return await self._ask(lambda: self._book.prune(older_than, max_bytes))
 
     async def checkpoints(self) -> list[str]:
-        return await self._ask(lambda: kept_checkpoints(self._home))
+        return await self._checkpoints.jobs()
 
     async def saved(self, job_id: str, verify_s: float) -> SavedCheckpoints:
-        if verify_s <= 0:
-            return await self._look_at_saved(job_id, 0.0)
-        if not self._verifying.acquire(blocking=False):
-            raise LimitReached(
-                "checkpoints of another job are being verified", hint="try again in a few seconds"
-            )
-        try:
-            return await self._look_at_saved(job_id, verify_s)
-        finally:
-            self._verifying.release()
-
-    async def _look_at_saved(self, job_id: str, verify_s: float) -> SavedCheckpoints:
-        def work() -> SavedCheckpoints:
-            hash_until = self._clock.monotonic() + verify_s
-            look_until = hash_until + LOOK_S
-            return look(
-                self._home / "checkpoints",
-                job_id,
-                may_hash=lambda: self._clock.monotonic() < hash_until,
-                may_look=lambda: self._clock.monotonic() < look_until,
-            )
-
-        return await self._ask(work, self._looks)
+        return await self._checkpoints.saved(job_id, verify_s)
 
     async def drop_checkpoint(self, job_id: str) -> None:
-        if is_name(job_id):
-            await self._ask(lambda: self._book.discard(self._home / "checkpoints" / job_id))
+        await self._checkpoints.drop(job_id)
 
     async def close(self) -> None:
         """Supervisors need no parent, and run on."""
         self._notice.close()
         self._children.close()
 
-    async def _ask(self, work: Callable[[], T], threads: anyio.CapacityLimiter | None = None) -> T:
+    async def _ask(self, work: Callable[[], T]) -> T:
         try:
-            return await anyio.to_thread.run_sync(work, limiter=threads or self._threads)
+            return await anyio.to_thread.run_sync(work, limiter=self._threads)
         except OSError as error:
             raise EngineUnreachable(
                 f"the local engine could not use {self._home}: {error.strerror or error}",

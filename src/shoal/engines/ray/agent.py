@@ -8,6 +8,7 @@ keeper is no child of the agent's, nor of Ray's: Ray kills the children of its w
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -19,7 +20,8 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any
+from collections.abc import Iterator
+from typing import IO, Any
 
 KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,300}")
 LAUNCH_S, BURY_S = 30.0, 60.0
@@ -30,7 +32,7 @@ KEPT_S = 86400.0
 """How long the record of a keeper that is over stays."""
 LAUNCH = """
 import json, os, signal, sys
-folder, more, *command = sys.argv[1:]
+path, lock, more, *command = sys.argv[1:]
 told, tell = os.pipe()  # closed by exec: then there is nothing to tell
 if os.fork():
     os.close(tell)
@@ -38,6 +40,7 @@ if os.fork():
     os.write(2, said)
     os._exit(1 if said else 0)  # the keeper is an orphan now: nobody's child whom Ray looks after
 try:
+    os.set_inheritable(int(lock), False)  # held until exec: by then it is known who runs
     os.setsid()
     for number in range(1, 32):
         if number not in (signal.SIGKILL, signal.SIGSTOP):
@@ -51,17 +54,17 @@ try:
     with open("/proc/self/stat", "rb") as file:
         ticks = int(file.read().rpartition(b")")[2].split()[19])
     record = {**json.loads(more), "pid": os.getpid(), "ticks": ticks}
-    with open(f"{folder}/draft", "w") as file:
-        json.dump(record, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(f"{folder}/draft", f"{folder}/keeper.json")
+    with open(f"{path}.draft", "w") as draft:
+        json.dump(record, draft)
+        draft.flush()
+        os.fsync(draft.fileno())
+    os.rename(f"{path}.draft", path)
     os.execve(command[0], command, os.environ)
 except BaseException as error:
     os.write(tell, f"{type(error).__name__}: {error}".encode())
     os._exit(127)
 """
-"""Writes down who the keeper is before it is one."""
+"""Writes down who somebody is before it is that; who holds the lock may still become it."""
 
 
 class Agent:
@@ -93,28 +96,12 @@ class Agent:
             folder = _folder(root, key)
             if folder in self._burying:
                 raise OSError("what is left of the keeper before it is being ended; ask again")
-            record = _record(folder)
-            if record is not None and _lives(record) is True:
-                return {"pid": record["pid"], "is_new": False}
             _make(folder)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{folder}/over")
-            env = {name: os.environ[name] for name in PASSED_ON if name in os.environ} | task["env"]
-            more = {"bury": task["bury"], "env": env, "boot": _boot_id(), "space": _pid_space()}
-            words = [sys.executable, "-I", "-S", "-c", LAUNCH, folder, json.dumps(more), *task["command"]]
-            with open(f"{folder}/errors", "ab") as errors:
-                done = subprocess.run(
-                    words,
-                    input=task["summons"].encode(),
-                    stdout=errors,
-                    stderr=errors,
-                    env=env,
-                    cwd="/",
-                    timeout=LAUNCH_S,
-                    check=False,
-                )
-            if done.returncode != 0:
-                raise OSError(f"no keeper could be started: {_last_words(folder)}")
+            with _launching(folder) as lock:
+                record = _record(folder)
+                if record is not None and _lives(record) is True:
+                    return {"pid": record["pid"], "is_new": False}
+                self._launch(folder, lock, task)
             started = _record(folder)
             return {"pid": started["pid"] if started else None, "is_new": True}
 
@@ -138,6 +125,17 @@ class Agent:
             if record is not None and _lives(record) is True:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(record["pid"], signal.SIGTERM)
+
+    def _launch(self, folder: str, lock: int, task: dict[str, Any]) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{folder}/over")
+        env = {name: os.environ[name] for name in PASSED_ON if name in os.environ} | task["env"]
+        more = {"bury": task["bury"], "env": env, "boot": _boot_id(), "space": _pid_space()}
+        with open(f"{folder}/errors", "ab") as errors:
+            given = task["summons"].encode()
+            is_done = launch(f"{folder}/keeper.json", lock, more, task["command"], env, errors, given)
+        if not is_done:
+            raise OSError(f"no keeper could be started: {_last_words(folder)}")
 
     def _seen(self, folder: str, record: dict[str, Any]) -> dict[str, Any]:
         told = {"pid": record["pid"], "said": _last_words(folder)}
@@ -198,6 +196,54 @@ class Agent:
             with contextlib.suppress(FileNotFoundError):
                 if now - os.stat(f"{folder}/errors").st_mtime > KEPT_S:
                     shutil.rmtree(folder, ignore_errors=True)
+
+
+def launch(
+    file: str,
+    lock: int,
+    more: dict[str, Any],
+    command: list[str],
+    env: dict[str, str],
+    said: IO[bytes],
+    given: bytes,
+) -> bool:
+    """Start somebody who outlives us, is nobody's child, and whose record is in `file` before it begins.
+
+    `more`: what else the record says. `lock`: an open lock file, which it holds until it has begun, whatever
+    becomes of us. `given`: its standard input. False: it did not begin, and `said` has the reason.
+    """
+    words = [sys.executable, "-I", "-S", "-c", LAUNCH, file, str(lock), json.dumps(more), *command]
+    try:
+        done = subprocess.run(
+            words,
+            input=given,
+            stdout=said,
+            stderr=said,
+            env=env,
+            cwd="/",
+            pass_fds=(lock,),
+            timeout=LAUNCH_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        said.write(f"it has not begun within {LAUNCH_S:g} s\n".encode())
+        said.flush()
+        return False
+    return done.returncode == 0
+
+
+@contextlib.contextmanager
+def _launching(folder: str) -> Iterator[int]:
+    """One launch at a time, of whichever agent. `OSError`: one that was given up may become a keeper yet."""
+    lock = os.open(f"{folder}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OSError("a keeper is being started already; ask again") from None
+        yield lock
+    finally:
+        os.close(lock)
 
 
 def _place(root: str) -> str:

@@ -21,8 +21,8 @@ from typing import Any
 from shoal.clock import Clock, SystemClock
 from shoal.engines.ray import agent
 from shoal.engines.ray.config import RayConfig
-from shoal.engines.ray.parse import refusal
-from shoal.engines.ray.render import ray_environment
+from shoal.engines.ray.parse import UNREACHED, refusal
+from shoal.engines.ray.render import ray_environment, tls_environment
 from shoal.errors import EngineUnreachable, ShoalError
 
 START_S = 120.0
@@ -34,6 +34,8 @@ SLACK_S = 15.0
 """How much later than that the bridge itself may answer before it is killed."""
 AGAIN_S = 2.0
 """How long a question waits for a Ray that was there before and has gone away."""
+MAX_ERRORS = 5
+"""Answers in a row that are errors: a bridge that has lost its Ray for good says nothing else."""
 WORDS = 20_000
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 15.0
 """Between starts of bridges that fail."""
@@ -165,6 +167,7 @@ class RayClient:
             "lifetime": None if self._is_passing else "detached",
         }
         env = ray_environment(os.environ, token_file, is_own=not self._config.address)
+        env |= tls_environment(self._config)
         with self._guard:
             if self._is_closed:
                 raise EngineUnreachable("closed")
@@ -205,7 +208,7 @@ class _Bridge:
         self._guard, self._writing = threading.Lock(), threading.Lock()
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
-        self._number = 0
+        self._number = self._num_errors = 0
         self._waiting: dict[int, Future[dict[str, Any]]] = {}
         self._reader = threading.Thread(target=self._read, name="ray-bridge", daemon=True)
 
@@ -218,7 +221,7 @@ class _Bridge:
             told = first.result(START_S)
         except Late:
             raise EngineUnreachable(
-                f"the Ray at {address} did not answer within {START_S:g} s", hint="shoal doctor"
+                f"the Ray at {address} did not answer within {START_S:g} s", hint=UNREACHED
             ) from None
         if "failed" in told:
             raise refusal(told["failed"], address, self._log_tail())
@@ -239,7 +242,10 @@ class _Bridge:
                 f"Ray did not answer `{verb}` within {within_s + SLACK_S:g} s", hint="shoal doctor"
             ) from None
         if "error" in told:
+            self._num_errors += 1
+            self.is_broken = self.is_broken or self._num_errors >= MAX_ERRORS
             raise EngineUnreachable(f"Ray could not be asked: {told['error']}", hint="shoal doctor")
+        self._num_errors = 0
         answer: dict[str, Any] = told["told"]
         return answer
 

@@ -21,6 +21,11 @@ class RayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """HOST:PORT of the head; empty: a Ray of our own, on this machine alone."""
     token_file: str = ""
     """With what everybody in this Ray proves that they belong to it; empty: that of our own Ray."""
+    tls_cert: str = ""
+    """By what this machine is known in a Ray whose processes speak TLS; empty: they do not."""
+    tls_key: str = ""
+    tls_ca: str = ""
+    """Whose certificates that Ray believes."""
     ray_python: str = sys.executable
     """The Python with Ray in it on this machine: of exactly the cluster's versions."""
     python: str = sys.executable
@@ -47,21 +52,35 @@ def load_config(home: Path) -> RayConfig:
         raise SpecError(f"{home / FILE} cannot be read: {error}", hint="shoal connect ray") from error
 
 
+def check_files(config: RayConfig) -> None:
+    """`SpecError` unless what proves that we belong to that Ray is there, and its secrets are ours alone."""
+    check_token_file(Path(config.token_file))
+    if config.tls_key:
+        _check_private(Path(config.tls_key), "key file", "`--tls-key FILE`")
+        for path in (config.tls_cert, config.tls_ca):
+            _read(Path(path), "certificate file", "`--tls-cert FILE --tls-ca FILE`")
+
+
 def check_token_file(path: Path) -> None:
     """`SpecError` unless it is there, holds something, and its owner alone can read it."""
-    try:
-        facts = path.stat()
-        is_empty = not path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(
-            f"the token file {path} cannot be read: {getattr(error, 'strerror', None) or error}",
-            hint=f"copy the head's: `ray get-auth-token > {path}`",
-        ) from error
-    if is_empty:
-        raise SpecError(f"the token file {path} is empty", hint=f"`ray get-auth-token > {path}` on the head")
-    mode = stat.S_IMODE(facts.st_mode)
+    _check_private(path, "token file", f"copy the head's: `ray get-auth-token > {path}`")
+
+
+def _check_private(path: Path, what: str, hint: str) -> None:
+    if not _read(path, what, hint).strip():
+        raise SpecError(f"the {what} {path} is empty", hint=hint)
+    mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
         raise SpecError(
-            f"the token file {path} has mode {mode:04o}: others can read it, and rule the cluster with it",
+            f"the {what} {path} has mode {mode:04o}: others can read it, and rule the cluster with it",
             hint=f"chmod 600 {path}",
         )
+
+
+def _read(path: Path, what: str, hint: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(
+            f"the {what} {path} cannot be read: {getattr(error, 'strerror', None) or error}", hint=hint
+        ) from error

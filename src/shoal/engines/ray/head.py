@@ -21,7 +21,8 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.engines.ray.config import RayConfig, check_token_file
+from shoal.engines.ray.agent import launch
+from shoal.engines.ray.config import RayConfig, check_files, check_token_file
 from shoal.engines.ray.render import HEAD_PORTS, head_command, head_environment
 from shoal.engines.refusal import is_name
 from shoal.errors import EngineUnreachable
@@ -47,7 +48,7 @@ def finder(config: RayConfig, home: Path) -> Callable[[], tuple[str, Path]]:
 
     def find() -> tuple[str, Path]:
         if config.address:
-            check_token_file(Path(config.token_file))
+            check_files(config)
             return config.address, Path(config.token_file)
         head = Head(home / "ray", config.ray_python)
         return head.ensure(), head.token_file
@@ -73,7 +74,7 @@ class Head:
             if record is None or not (is_alive(record) and answers(record.port)):
                 if record is not None:
                     self._end(record)
-                record = self._start()
+                record = self._start(lock.fileno())
         return f"{LOOPBACK}:{record.port}"
 
     def stop(self) -> bool:
@@ -85,10 +86,10 @@ class Head:
         shutil.rmtree(_temp_of(self._folder).parent, ignore_errors=True)
         return True
 
-    def _start(self) -> HeadRecord:
+    def _start(self, lock: int) -> HeadRecord:
         said = ""
         for _ in range(TRIES):
-            record = self._start_once()
+            record = self._start_once(lock)
             if record is not None:
                 return record
             said = self._last_words()
@@ -97,7 +98,7 @@ class Head:
             hint=f"see {self._folder / 'head.log'}",
         )
 
-    def _start_once(self) -> HeadRecord | None:
+    def _start_once(self, lock: int) -> HeadRecord | None:
         """At ports of its own each time: somebody may have taken those of the last."""
         port, *others = free_ports(1 + len(HEAD_PORTS))
         temp = _temp_of(self._folder)
@@ -110,17 +111,27 @@ class Head:
             self._ray_python, node if is_name(node) else "local", port, tuple(others), temp
         )
         env = head_environment(os.environ, self.token_file, self._folder / "gcs")
-        pid = _spawn(command, env, self._folder / "head.log")
-        ticks = spool.start_ticks(pid) or 0
-        started = HeadRecord(port=port, pid=pid, ticks=ticks, boot=spool.boot_id())
-        spool.durable_write(self._folder / "head.json", msgspec.json.encode(started))
+        started = self._launch(command, env, lock, port)
         deadline = time.monotonic() + START_S
-        while not _has_ended(pid) and time.monotonic() < deadline:
+        while is_alive(started) and time.monotonic() < deadline:
             if "Ray runtime started" in self._said() and answers(port):
                 return started
             time.sleep(POLL_S)
         self._end(started)
         return None
+
+    def _launch(self, command: list[str], env: dict[str, str], lock: int, port: int) -> HeadRecord:
+        """Its record is there before it is, and who comes after us waits until then: none is forgotten."""
+        file, more = self._folder / "head.json", {"port": port, "boot": spool.boot_id()}
+        with (self._folder / "head.log").open("wb") as said:
+            is_done = launch(str(file), lock, more, command, env, said, b"")
+        record = self._read()
+        if not is_done or record is None:
+            raise EngineUnreachable(
+                f"{command[0]} cannot be started: {self._last_words()}",
+                hint="name a Python with Ray in it: `shoal connect ray --ray-python PATH`",
+            )
+        return record
 
     def _end(self, record: HeadRecord) -> None:
         """All of its session: what it started is in it."""
@@ -134,7 +145,6 @@ class Head:
             deadline = time.monotonic() + patience_s
             while _session(record.pid, record.ticks) and time.monotonic() < deadline:
                 time.sleep(POLL_S)
-        _has_ended(record.pid)
 
     def _make_token(self) -> None:
         if not self.token_file.exists():
@@ -156,8 +166,8 @@ class Head:
 
 
 def is_alive(record: HeadRecord) -> bool:
-    """Whether that very process runs."""
-    return record.boot == spool.boot_id() and spool.start_ticks(record.pid) == record.ticks != 0
+    """Whether that very process runs. One that has ended may be there until somebody takes it away."""
+    return record.boot == spool.boot_id() and record.pid in _session(record.pid, record.ticks)
 
 
 def answers(port: int) -> bool:
@@ -206,28 +216,3 @@ def _session(leader: int, ticks: int) -> set[int]:
                 if int(fields[3]) == leader and fields[0] not in (b"Z", b"X"):
                     found.add(int(entry.name))
     return found
-
-
-def _spawn(command: list[str], env: dict[str, str], said: Path) -> int:
-    """In a session of its own, which outlives us."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-    files = [
-        (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
-        (os.POSIX_SPAWN_OPEN, 1, str(said), flags, 0o600),
-        (os.POSIX_SPAWN_DUP2, 1, 2),
-    ]
-    try:
-        return os.posix_spawn(command[0], command, env, file_actions=files, setsid=True)
-    except OSError as error:
-        raise EngineUnreachable(
-            f"{command[0]} cannot be started: {error.strerror or error}",
-            hint="name a Python with Ray in it: `shoal connect ray --ray-python PATH`",
-        ) from error
-
-
-def _has_ended(pid: int) -> bool:
-    """Whether our child has; it is taken away then. One that is not our child has not."""
-    try:
-        return os.waitpid(pid, os.WNOHANG)[0] != 0
-    except ChildProcessError:
-        return False

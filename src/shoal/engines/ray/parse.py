@@ -13,6 +13,8 @@ from shoal.engines.refusal import is_name
 from shoal.errors import EngineUnreachable, ShoalError, SpecError
 from shoal.model.node import Gpu, NodeFacts
 
+UNREACHED = "is it up? One with `RAY_USE_TLS=1` wants `--tls-cert`, `--tls-key` and `--tls-ca`"
+"""It tells nobody why it did not answer: without its certificates that looks as if it were away."""
 ACCELERATOR = "accelerator_type:"
 _NOT_NAME = re.compile(r"[^A-Za-z0-9._-]")
 _TOKEN = re.compile(r"(?:InvalidAuthToken|AuthenticationError).*")
@@ -124,9 +126,7 @@ def refusal(said: str, address: str, log: str = "") -> ShoalError:
             f"there is no Ray in that Python: {_first_line(said)}",
             hint="`pip install 'shoal[ray]'`, or name one: `shoal connect ray --ray-python PATH`",
         )
-    return EngineUnreachable(
-        f"the Ray at {address} cannot be reached: {_first_line(said)}", hint="shoal doctor"
-    )
+    return EngineUnreachable(f"the Ray at {address} cannot be reached: {_first_line(said)}", hint=UNREACHED)
 
 
 def check_version(version: str) -> None:

@@ -20,6 +20,8 @@ AGENT_PORTS = (
 """Given to Ray, which otherwise ends itself when its agents do not say theirs within 15 s."""
 HEAD_PORTS = (*AGENT_PORTS, "ray-client-server-port")
 """The last cannot be switched off, and would be 10001, which another may have."""
+KEPT = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
+"""Of the control plane's variables: it may have been given secrets, and Ray hands its own to its workers."""
 RECONNECT_S = 3600
 """How long raylets wait for a head that is gone. Ray's own 60 s kill them before anybody has looked."""
 
@@ -42,8 +44,10 @@ def keeper_task(config: RayConfig, summons: Summons, order: Order) -> dict[str, 
 
 
 def ray_environment(environ: Mapping[str, str], token_file: Path, *, is_own: bool) -> dict[str, str]:
-    """For a process that speaks to Ray: nothing of a Ray that somebody else chose; the token by its file."""
-    kept = {name: value for name, value in environ.items() if not name.startswith(("RAY_", "PYTHON"))}
+    """For a process that speaks to Ray: nothing of a Ray that somebody else chose, nor of what the control
+    plane was given; the token by its file.
+    """
+    kept = {name: environ[name] for name in KEPT if name in environ}
     told = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token_file),
@@ -54,6 +58,20 @@ def ray_environment(environ: Mapping[str, str], token_file: Path, *, is_own: boo
         # The only way to have Ray listen on loopback: it takes itself for one on a laptop's system.
         told["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     return kept | told
+
+
+def tls_environment(config: RayConfig) -> dict[str, str]:
+    """For a process in a Ray that speaks TLS. Each shows the same certificate to who asks it and to whom it
+    asks.
+    """
+    if not config.tls_cert:
+        return {}
+    return {
+        "RAY_USE_TLS": "1",
+        "RAY_TLS_SERVER_CERT": config.tls_cert,
+        "RAY_TLS_SERVER_KEY": config.tls_key,
+        "RAY_TLS_CA_CERT": config.tls_ca,
+    }
 
 
 def head_environment(environ: Mapping[str, str], token_file: Path, storage: Path) -> dict[str, str]:

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from shoal.engines import own_saves, saved
 from shoal.engines.base import SavedState
-from shoal.engines.local import own_saves, saved
-from shoal.engines.local.saved import look
+from shoal.engines.saved import look
 from shoal.runtime.rank.checkpoint.manifest import MANIFEST
 from shoal.runtime.rank.checkpoint.status import STATUS, Decision, Reason, note
 
@@ -236,7 +236,7 @@ def test_save_that_cannot_be_read_is_listed_with_the_error(
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         return honest(path, flags, **more)
 
-    monkeypatch.setattr("shoal.engines.local.own_saves.os.open", refuse)
+    monkeypatch.setattr("shoal.engines.own_saves.os.open", refuse)
     found = {one.name: one for one in look(home, JOB).own}
     assert (found["run/"].size_bytes, found["run/"].problem) == (
         len(DATA),

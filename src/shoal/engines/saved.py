@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from shoal.engines.base import SavedCheckpoint, SavedCheckpoints, SaveDecision, SavedState
-from shoal.engines.local.own_saves import FOLDER, Walk
+from shoal.engines.own_saves import FOLDER, Walk
 from shoal.engines.refusal import is_name
 from shoal.runtime.rank.checkpoint.manifest import (
     MANIFEST,

@@ -1,0 +1,105 @@
+"""Nodes that are cut off: from the control plane, from their peers, from both, and healed.
+
+Witness files on a disk that all nodes share show that no attempt runs beside itself or its successor, and
+that what is healthy runs on. `python -m tests.soak.cuts` does the same at random. A fence takes two minutes
+at least: the node that is cut off past it (`cut_off`) is so while the other tests of a file run elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import pytest
+
+from shoal.client.handles import JobHandle
+from tests.support.cluster_plane import ONE, TWO, ClusterPlane
+from tests.support.real_plane import until
+
+FENCE_S = 60
+"""The shortest that a job may have; the control plane waits as long again before it replaces anything."""
+
+
+class CutOff(NamedTuple):
+    job: JobHandle
+    first: dict[str, Any]
+    """Its attempt that was cut off."""
+    node: str
+
+
+@contextmanager
+def cutting_off(plane: ClusterPlane) -> Iterator[CutOff]:
+    """A job whose node nobody reaches any more, and which takes no other work."""
+    job = plane.begun(ONE, fence=f"{FENCE_S}s")
+    first = plane.attempt(job)
+    [node] = first["nodes"]
+    done = plane.command("nodes", "cordon", node)
+    assert done.returncode == 0, done.stderr
+    plane.lab.cut(node, plane.lab.others(node))
+    plane.goes_on(job)
+    yield CutOff(job, first, node)
+    plane.lab.heal(node)
+
+
+class PartitionContract:
+    @pytest.fixture(autouse=True)
+    def mended(self, plane: ClusterPlane, cut_off: CutOff) -> Iterator[None]:
+        """All nodes but the one take work again; a daemon that its cut has ended is started."""
+        with plane.lab.minded():
+            yield
+            for name in plane.lab.others(cut_off.node):
+                plane.lab.heal(name)
+                plane.until_alive(name)
+
+    def test_cut_from_the_control_plane_but_not_from_its_peers_a_node_works_on(
+        self, plane: ClusterPlane
+    ) -> None:
+        gang, other = plane.begun(TWO, "--talk"), plane.begun(ONE)
+        cut = plane.attempt(gang)["nodes"][1]
+        plane.lab.cut(cut)
+        until(lambda: plane.is_called_silent(gang), f"{cut} is called unreachable")
+        assert plane.attempt(gang)["state"] == "running"
+        plane.goes_on(gang, 1)
+        plane.goes_on(gang, 1, "heard")
+        plane.lab.heal(cut)
+        until(lambda: not plane.is_called_silent(gang), f"{cut} is heard again")
+        plane.ends_well(gang)
+        plane.ends_well(other)
+        assert plane.attempt(gang)["generation"] == 0
+
+    def test_cut_from_its_peers_but_not_from_the_control_plane_nobody_is_killed(
+        self, plane: ClusterPlane
+    ) -> None:
+        gang, witness = plane.begun(TWO, "--talk"), plane.witness
+        plane.goes_on(gang, 1, "heard")
+        cut = plane.attempt(gang)["nodes"][1]
+        plane.lab.cut(cut, plane.lab.others(cut), from_control=False)
+        # What was on its way when the cut came has come by then.
+        plane.goes_on(gang, 1)
+        heard = witness.count(gang.job_id, "heard", 1)
+        plane.goes_on(gang, 1)
+        plane.goes_on(gang, 0)
+        assert witness.count(gang.job_id, "heard", 1) == heard, "the cut lets nothing through"
+        assert not plane.is_called_silent(gang)
+        plane.lab.heal(cut)
+        plane.goes_on(gang, 1, "heard")
+        plane.ends_well(gang)
+        assert plane.attempt(gang)["generation"] == 0
+        assert witness.lines(gang.job_id, "deserted") == []
+
+    @pytest.mark.last
+    def test_cut_from_both_past_its_fence_a_node_has_stopped_before_its_successor_begins(
+        self, plane: ClusterPlane, cut_off: CutOff
+    ) -> None:
+        lost, first, cut = cut_off
+        healthy = plane.begun(TWO)
+        plane.until_starts(lost, 2, within_s=2 * FENCE_S + 120.0)
+        assert cut not in plane.attempt(lost)["nodes"]
+        stopped = [line.attempt_id for line in plane.witness.lines(lost.job_id, "stop")]
+        assert stopped == [first["attempt_id"]], "its supervisor stopped its rank by its own clock"
+        assert plane.attempts(lost)[0]["reason"] == "fenced"
+        plane.lab.heal(cut)
+        plane.goes_on(lost)
+        plane.ends_well(lost, attempts=2)
+        plane.ends_well(healthy)

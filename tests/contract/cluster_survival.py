@@ -1,0 +1,82 @@
+"""`kill -9` of what a job on any cluster depends on: who survives what, counted by witnesses.
+
+What only one of them has (a controller, a database, an agent) is killed in that one's own file.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from tests.support.cluster_plane import ONE, TWO, ClusterPlane, is_running, parent_of
+from tests.support.real_plane import until
+
+
+class SurvivalContract:
+    def test_daemon_of_a_node_killed_and_started_again(self, plane: ClusterPlane) -> None:
+        job = plane.begun(TWO)
+        node = plane.attempt(job)["nodes"][1]
+        plane.lab.kill_daemon(node)
+        plane.goes_on(job, 1)
+        plane.lab.start_node(node)
+        plane.until_alive(node)
+        plane.goes_on(job, 1)
+        plane.ends_well(job)
+
+    def test_control_plane_killed_with_jobs_running_and_just_submitted(self, plane: ClusterPlane) -> None:
+        gang = plane.begun(TWO)
+        says = plane.submit("echo begun; sleep 4; echo done", resources=ONE)
+        plane.until_status(says, "running")
+        late = plane.submitted(ONE)
+        plane.kill()
+        plane.goes_on(gang, 1)
+        plane.up()
+        plane.until_starts(late, 1)
+        plane.ends_well(gang)
+        plane.ends_well(late)
+        plane.until_status(says, "succeeded")
+        # Its end may be heard before the rest of its log, whose keeper had nobody to hand it in to.
+        until(lambda: plane.log_of(says) == ["begun", "done"], "its log comes back whole")
+        assert len(plane.attempts(says)) == 1
+
+    def test_supervisor_of_a_job_of_one_node_killed(self, plane: ClusterPlane) -> None:
+        job = plane.begun(ONE)
+        first = plane.attempt(job)
+        os.kill(plane.supervisor(first, first["nodes"][0]), signal.SIGKILL)
+        plane.until_starts(job, 2)
+        plane.ends_well(job, attempts=2)
+        assert plane.attempts(job)[0]["reason"] == "lost"
+
+    def test_supervisor_of_one_node_of_two_killed(self, plane: ClusterPlane) -> None:
+        job = plane.begun(TWO)
+        first = plane.attempt(job)
+        os.kill(plane.supervisor(first, first["nodes"][1]), signal.SIGKILL)
+        plane.until_starts(job, 4)
+        plane.ends_well(job)
+        assert plane.attempt(job)["generation"] == 1
+
+    def test_keeper_killed_alone(self, plane: ClusterPlane) -> None:
+        job = plane.begun(ONE)
+        first = plane.attempt(job)
+        supervisor = plane.supervisor(first, first["nodes"][0])
+        os.kill(parent_of(supervisor), signal.SIGKILL)
+        until(lambda: not is_running(supervisor), "its supervisor does not outlive it")
+        plane.until_starts(job, 2)
+        plane.ends_well(job, attempts=2)
+
+    def test_whole_node_killed_and_declared_dead(self, plane: ClusterPlane) -> None:
+        job = plane.begun(ONE)
+        node = plane.attempt(job)["nodes"][0]
+        plane.lab.crash_node(node)
+        plane.lab.give_up(node)
+        try:
+            until(lambda: node not in plane.nodes_alive(), f"{node} is not alive", within_s=120.0)
+            assert len(plane.witness.lines(job.job_id, "start")) == 1, "nothing is begun without evidence"
+            done = plane.command("nodes", "declare-dead", node, "--because", "the test killed it")
+            assert done.returncode == 0, done.stderr
+            plane.until_starts(job, 2)
+            plane.ends_well(job, attempts=2)
+        finally:
+            plane.lab.start_node(node)
+            plane.until_alive(node)
+            plane.command("nodes", "resume", node)

@@ -1,0 +1,63 @@
+"""A Ray that Shoal starts itself, on this machine alone."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.listeners import listeners
+from tests.support.ray_lab import RAY_PYTHON, session, what_is_missing
+from tests.support.real_plane import RealPlane, until
+from tests.support.shares import SOURCE
+
+pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def connected(home: Path) -> RealPlane:
+    plane = RealPlane(home, demo="none")
+    words = ("--as-root", "--python-path", SOURCE, "--ray-python", str(RAY_PYTHON), "--spool")
+    done = plane.command("connect", "ray", *words, str(home.parent / "spool"), "--json", timeout_s=240.0)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["alive"], told["nodes_on"]) == (1, "127.0.0.1:7464")
+    return plane
+
+
+def is_loopback(host: str) -> bool:
+    address = ipaddress.ip_address(host)
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def test_a_ray_of_our_own_is_started_kept_to_this_machine_and_started_again(tmp_path: Path) -> None:
+    missing = what_is_missing()
+    if missing is not None:
+        pytest.skip(missing)
+    plane = connected(tmp_path / "home")
+    try:
+        head = json.loads((plane.home / "ray" / "head.json").read_text())["pid"]
+        assert (plane.home / "ray" / "token").stat().st_mode & 0o777 == 0o600
+        opened = listeners(session(head))
+        assert opened
+        assert [one for one in opened if not is_loopback(one.host)] == []
+        plane.up()
+        job = plane.submit("echo begun; sleep 20; echo done", resources={"cpus": 1})
+        plane.until_status(job, "running")
+        for pid in session(head):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        plane.until_status(job, "succeeded")
+        assert len(plane.attempts(job)) == 1
+        after = plane.submit("true", resources={"cpus": 1})
+        until(lambda: after.refresh().status == "succeeded", "the next head takes work", within_s=240.0)
+    finally:
+        plane.down()
+        done = plane.command("connect", "local")
+    assert "stopped the Ray of our own" in done.stdout
+    assert session(json.loads((plane.home / "ray" / "head.json").read_text())["pid"]) == []

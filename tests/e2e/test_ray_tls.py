@@ -1,0 +1,47 @@
+"""Shoal on a real Ray whose processes speak TLS with each other: it is one of them, and strangers are not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster_plane import CONNECT_S, ClusterPlane, cluster_plane
+from tests.support.ray_lab import RAY_PYTHON, RayLab, ray_lab, what_is_missing
+from tests.support.ray_tls import RayTls
+
+pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayLab]:
+    missing = what_is_missing()
+    if missing is not None:
+        pytest.skip(missing)
+    with ray_lab(tmp_path_factory.mktemp("ray"), 2, has_tls=True) as lab:
+        yield lab
+
+
+def test_a_gang_runs_on_two_nodes(lab: RayLab, tmp_path: Path) -> None:
+    with cluster_plane(tmp_path / "home", lab) as plane:
+        job = plane.begun({"nodes": 2, "cpus": 1})
+        plane.ends_well(job)
+
+
+@pytest.mark.parametrize("has_wrong", [False, True])
+def test_who_shows_no_certificate_or_one_of_another_authority_is_refused(
+    lab: RayLab, tmp_path: Path, has_wrong: bool
+) -> None:
+    plane = ClusterPlane(tmp_path / "home", lab)
+    words = ["--address", lab.head_address, "--token-file", str(lab.token_file)]
+    if has_wrong:
+        strange = RayTls(tmp_path / "tls")
+        strange.make({lab.address})
+        words += strange.words()
+    done = plane.command(
+        "connect", "ray", "--as-root", *words, "--ray-python", str(RAY_PYTHON), timeout_s=CONNECT_S
+    )
+    assert done.returncode != 0
+    assert "--tls-cert" in done.stderr, done.stderr
+    assert not (plane.home / "ray.json").exists()

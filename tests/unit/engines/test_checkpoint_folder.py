@@ -1,0 +1,78 @@
+"""Checkpoints where nodes share a directory: listed, looked at, and gone when they are dropped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shoal.engines.base import SupportsCheckpoints, SupportsPrune
+from shoal.engines.checkpoint_folder import CheckpointFolder
+from shoal.engines.fake import VirtualClock
+from tests.unit.engines.test_remote_looks import Lent
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = tmp_path / "checkpoints"
+    for job in ("job_1", "job_2"):
+        (place / job / "deep").mkdir(parents=True)
+        (place / job / "model.pt").write_bytes(b"weights")
+    return place
+
+
+def left(folder: Path) -> list[str]:
+    return [entry.name for entry in folder.iterdir()]
+
+
+async def test_one_that_is_dropped_is_gone_and_the_others_are_not(folder: Path) -> None:
+    saves = CheckpointFolder(folder, VirtualClock())
+    assert await saves.jobs() == ["job_1", "job_2"]
+    await saves.drop("job_1")
+    await saves.drop("job_1")
+    assert await saves.jobs() == ["job_2"]
+    assert left(folder) == ["job_2"]
+
+
+async def test_a_removal_that_was_cut_off_is_finished_later(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saves = CheckpointFolder(folder, VirtualClock())
+    with monkeypatch.context() as patch:
+        patch.setattr("shoal.runtime.removal.remove", lambda *_, **__: False)
+        await saves.drop("job_1")
+    assert len(left(folder)) == 2
+    assert await saves.jobs() == ["job_2"]
+    assert len(left(folder)) == 1
+
+
+async def test_a_link_in_the_place_of_a_job_leads_nowhere(folder: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis").touch()
+    (folder / "job_3").symlink_to(precious)
+    saves = CheckpointFolder(folder, VirtualClock())
+    assert (await saves.saved("job_3", 0.0)).num_own == 0
+    await saves.drop("job_3")
+    await saves.drop("../precious")
+    assert (precious / "thesis").exists()
+
+
+async def test_an_engine_on_other_machines_looks_into_the_shared_directory(
+    folder: Path, tmp_path: Path
+) -> None:
+    engine = Lent(tmp_path / "home", VirtualClock(), shared=str(tmp_path))
+    assert isinstance(engine, SupportsCheckpoints)
+    assert isinstance(engine, SupportsPrune)
+    assert [one.name for one in (await engine.saved("job_1", 0.0)).own] == ["model.pt", "deep/"]
+    await engine.drop_checkpoint("job_1")
+    assert await engine.checkpoints() == ["job_2"]
+
+
+async def test_without_a_shared_directory_there_is_nothing_to_look_at(tmp_path: Path) -> None:
+    engine = Lent(tmp_path / "home", VirtualClock())
+    assert await engine.checkpoints() == []
+    assert (await engine.saved("job_1", 0.0)).items == ()
+    await engine.drop_checkpoint("job_1")

@@ -1,0 +1,115 @@
+"""The head of a Ray of our own, over a head on paper: one is started, known, and found again by anybody."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.engines.ray.head import Head
+from shoal.errors import EngineUnreachable
+from tests.support.networks import is_alive
+
+PAPER = f"""#!{sys.executable}
+import json, os, pathlib, socket, sys, time
+home = pathlib.Path(__file__).parent
+with open(home / "begun", "a") as file:
+    file.write(f"{{os.getpid()}} {{json.loads((home / 'ray' / 'head.json').read_text())['pid']}}\\n")
+(home / "env").write_text(json.dumps(dict(os.environ)))
+while not (home / "gate").exists():
+    time.sleep(0.02)
+port = next(word.partition("=")[2] for word in sys.argv if word.startswith("--port="))
+listener = socket.create_server(("127.0.0.1", int(port)))
+print("Ray runtime started.", flush=True)
+while True:
+    listener.accept()[0].close()
+"""
+ENSURE = """
+import pathlib, sys
+from shoal.engines.ray.head import Head
+Head(pathlib.Path(sys.argv[1]), sys.argv[2]).ensure()
+"""
+
+
+def until(is_so: Callable[[], bool], within_s: float = 30.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+class Site:
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.python = home / "python"
+        self.python.write_text(PAPER)
+        self.python.chmod(0o700)
+        self.head = Head(home / "ray", str(self.python))
+
+    def open(self) -> None:
+        (self.home / "gate").touch()
+
+    def begun(self) -> list[tuple[int, int]]:
+        """By head that began: its process, and which one was on record by then."""
+        file = self.home / "begun"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [(int(line.split()[0]), int(line.split()[1])) for line in lines]
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    site = Site(tmp_path)
+    yield site
+    for pid, _ in site.begun():
+        if is_alive(pid) and os.getsid(pid) == pid:
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_head_is_on_record_before_it_begins_and_is_found_again(site: Site) -> None:
+    site.open()
+    first = site.head.ensure()
+    assert Head(site.home / "ray", str(site.python)).ensure() == first
+    [(pid, on_record)] = site.begun()
+    assert pid == on_record
+    assert os.getsid(pid) == pid
+    assert site.head.stop()
+    until(lambda: not is_alive(pid))
+
+
+def test_a_head_whose_starter_was_killed_is_not_forgotten(site: Site) -> None:
+    starter = subprocess.Popen([sys.executable, "-c", ENSURE, str(site.home / "ray"), str(site.python)])
+    until(lambda: bool(site.begun()))
+    starter.kill()
+    starter.wait()
+    site.open()
+    [(pid, _)] = site.begun()
+    until(lambda: "started" in (site.home / "ray" / "head.log").read_text())
+    site.head.ensure()
+    assert [one for one, _ in site.begun()] == [pid]
+    assert site.head.stop()
+    until(lambda: not is_alive(pid))
+
+
+def test_nothing_that_the_control_plane_was_given_reaches_its_head(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SHOAL_TOKEN", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "RAY_ADDRESS"):
+        monkeypatch.setenv(name, "swordfish")
+    site.open()
+    site.head.ensure()
+    told = json.loads((site.home / "env").read_text())
+    assert "PATH" in told
+    assert "swordfish" not in told.values()
+
+
+def test_a_python_that_is_not_there_is_said_with_what_to_type(tmp_path: Path) -> None:
+    with pytest.raises(EngineUnreachable, match="No such file") as told:
+        Head(tmp_path / "ray", str(tmp_path / "none")).ensure()
+    assert "--ray-python" in (told.value.hint or "")
