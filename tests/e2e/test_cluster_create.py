@@ -291,7 +291,7 @@ def the_health_check_drains_a_node_that_lost_a_gpu_and_takes_it_back(desk: Desk)
 
 
 def a_machine_that_cannot_be_made_ready_stays_out(desk: Desk) -> None:
-    desk.lab.start("node-e", WITHOUT_ARCHIVES)
+    desk.lab.start("node-e", ANA + SUDO + WITHOUT_ARCHIVES)
     refused = desk.ask("add", desk.lab.address("node-e"), code=5)
     assert refused["failed"] == [desk.lab.address("node-e")]
     assert [step["title"].split()[0] for step in refused["steps"] if step["state"] == "failed"] == [

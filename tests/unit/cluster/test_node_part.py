@@ -22,14 +22,14 @@ def test_a_keeper_runs_from_the_archive_alone(tmp_path: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(node_part.pack(*OWN))) as tar:
         tar.extractall(tmp_path, filter="data")
     done = subprocess.run(
-        [sys.executable, "-P", "-s", "-S", "-m", "shoal.runtime.keeper"],
+        [sys.executable, "-P", "-s", "-S", "-m", "shoal.runtime.keep"],
         env={"PYTHONPATH": str(tmp_path), "PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
         check=False,
         timeout=60,
     )
-    assert (done.returncode, done.stderr) == (64, "usage: python -m shoal.runtime.keeper NODE < SUMMONS\n")
+    assert (done.returncode, done.stderr) == (64, "usage: python -m shoal.runtime.keep NODE < SUMMONS\n")
     assert not (tmp_path / "shoal" / "cli").exists()
 
 
