@@ -21,9 +21,9 @@ from typing import Any
 
 from shoal.client import Shoal
 from shoal.client.handles import JobHandle
+from tests.support.cluster_plane import ClusterPlane
 from tests.support.shares import SOURCE
 from tests.support.slurm_lab import SlurmLab
-from tests.support.slurm_plane import SlurmPlane
 
 NEEDED = ("useradd", "userdel", "setpriv")
 
@@ -65,20 +65,17 @@ def python() -> str:
 PYTHON_PATH = f"{SOURCE}:{sysconfig.get_path('purelib')}"
 
 
-class OwnersPlane(SlurmPlane):
+class OwnersPlane(ClusterPlane):
+    lab: SlurmLab
+
     def __init__(self, home: Path, lab: SlurmLab) -> None:
         super().__init__(home, lab)
         self._people: list[Shoal] = []
 
-    @property
-    def spool(self) -> Path:
-        """Everybody's, as /tmp is."""
-        return self.home.parent / "spool"
-
     def connect(self, *more: str) -> dict[str, object]:
         self.shared.mkdir(mode=0o755)
         self.spool.mkdir()
-        self.spool.chmod(0o1777)
+        self.spool.chmod(0o1777)  # everybody's, as /tmp is
         words = ["--as-owners", "--python", python(), "--python-path", PYTHON_PATH]
         words += ["--shared", str(self.shared), "--spool", str(self.spool), "--json"]
         done = self.command("connect", "slurm", *words, *more)

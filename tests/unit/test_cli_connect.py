@@ -55,7 +55,7 @@ def test_only_root_connects_for_the_owners_of_jobs(shell: Shell, monkeypatch: py
     assert "not both" in shell(*CONNECT, "--as-owners", "--as-root").err
     done = shell(*CONNECT, "--as-owners", "--system-accounts", "bot,ci")
     assert done.code == 0, done.err
-    assert "jobs run under the Unix accounts of their owners" in done.out
+    assert "jobs of all projects run under the Unix accounts of their owners" in done.out
     config = load_config(shell.home)
     assert (config.as_owners, config.system_accounts) == (True, ("bot", "ci"))
 

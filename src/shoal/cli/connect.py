@@ -89,8 +89,6 @@ def slurm(
     next `shoal up` uses it.
     """
     from shoal.engines.slurm.config import FILE, SlurmConfig
-    from shoal.engines.slurm.door import open_door
-    from shoal.engines.slurm.nodes import slurm_nodes
 
     home = _free_home()
     config = SlurmConfig(
@@ -109,28 +107,22 @@ def slurm(
         as_owners=as_owners,
         system_accounts=tuple(name for name in system_accounts.split(",") if name),
     )
-    door = open_door(config)
-    version = door.version()
-    if as_owners:
-        _refuse_all_but_root(door, config, as_root=as_root)
-    elif not as_root:
-        _refuse_root(door, config)
-    found = [node.facts for node in slurm_nodes(door.nodes(), {}, partition)]
-    if not found:
-        where = f" in partition `{partition}`" if partition else ""
-        raise SpecError(f"Slurm has no nodes{where}", hint="see its partitions with `sinfo`")
+    version, found, has_cgroups = _ask_slurm(config, as_root=as_root)
     address = nodes_on or f"{_address_towards(found[0].address)}:{NODES_PORT}"
     file = _keep(home, "slurm", FILE, config, address)
     facts = _facts(version, found, address, file)
     if json:
         print_json(facts)
-    else:
-        shown = f"{facts['alive']} of {facts['nodes']} nodes, {facts['cpus']:g} CPUs, {facts['gpus']} GPUs"
-        print(f"{version}: {shown}")
-        whose = "all projects" if shared_trust or as_owners else f"project {project}"
-        account = "the Unix accounts of their owners" if as_owners else "your own account"
-        print(f"nodes will ask at {address}, over TLS; jobs of {whose} run under {account}")
-        _say_next(shared)
+        return 0
+    print(
+        f"{version}: {facts['alive']} of {facts['nodes']} nodes, {facts['cpus']:g} CPUs, {facts['gpus']} GPUs"
+    )
+    whose = "all projects" if shared_trust or as_owners else f"project {project}"
+    account = "the Unix accounts of their owners" if as_owners else "your own account"
+    print(f"nodes will ask at {address}, over TLS; jobs of {whose} run under {account}")
+    if not has_cgroups:
+        print("ProctrackType may not be proctrack/cgroup: what falls silent is replaced after its `fence`")
+    _say_next(shared)
     return 0
 
 
@@ -223,6 +215,24 @@ def _refuse_several(home: Path) -> None:
             hint="name one that all reach: `shoal connect ray --address HOST:PORT --token-file FILE`; "
             "or have one control plane: `shoal up --shared none`",
         )
+
+
+def _ask_slurm(config: SlurmConfig, *, as_root: bool) -> tuple[str, list[NodeFacts], bool]:
+    """Its version and nodes, and whether its word that a job is over can be evidence."""
+    from shoal.engines.slurm.door import open_door
+    from shoal.engines.slurm.nodes import slurm_nodes
+
+    door = open_door(config)
+    version = door.version()
+    if config.as_owners:
+        _refuse_all_but_root(door, config, as_root=as_root)
+    elif not as_root:
+        _refuse_root(door, config)
+    found = [node.facts for node in slurm_nodes(door.nodes(), {}, config.partition)]
+    if not found:
+        where = f" in partition `{config.partition}`" if config.partition else ""
+        raise SpecError(f"Slurm has no nodes{where}", hint="see its partitions with `sinfo`")
+    return version, found, door.facts().has_cgroups
 
 
 def _ask_ray(config: RayConfig, home: Path, *, as_root: bool) -> tuple[str, list[NodeFacts]]:
