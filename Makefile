@@ -22,8 +22,8 @@ demo: setup ## a cluster of four simulated nodes, jobs, kills and recoveries, in
 test: check test-together test-alone ## everything that must pass: check, then every test (20 minutes on two cores)
 
 test-together: setup
-	@echo "== tests that share the machine, three at a time: one of them mostly waits for something"
-	@$(BIN)/python -m pytest tests -n 3 --dist worksteal -m "not serial and not engines" --ignore tests/style
+	@scripts/setup engines
+	@scripts/side-by-side
 
 test-alone: setup
 	@echo "== tests that need the machine for themselves"
