@@ -462,6 +462,7 @@ class Fetch(msgspec.Struct, frozen=True, kw_only=True):
     attempt_id: str
     node: str
     incarnation: int = 0
+    """The one that the asker was started for."""
     process: ProcessName
     """Of the one that asks."""
     after: int | None = None

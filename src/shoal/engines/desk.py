@@ -200,8 +200,7 @@ class Desk:
                 raise NotFound(f"no order waits here for {asked.attempt_id} on {asked.node}")
             if share.taken is None and share.outcome is None:
                 base = os.stat(share.files.log).st_size if os.path.exists(share.files.log) else 0  # noqa: PTH110, PTH116
-                launch = share.order.incarnation if asked.after is None else asked.after
-                self._write_taken(share, asked.process, base, launch)
+                self._write_taken(share, asked.process, base, asked.incarnation)
                 self._end_if_closed(share)
             if share.outcome is not None or share.taken is None or share.taken.process != asked.process:
                 raise StateError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from shoal.runtime import keeper
 from shoal.runtime.desk import DeskClient, Refused
 from shoal.runtime.keeper import DONE, NO_ORDER, Keeper
 from shoal.wire import (
@@ -145,3 +147,38 @@ def test_devices_are_those_that_the_cluster_chose_by_number_or_by_uuid(
     assert fitted.are_gpus_chosen_there
     assert (fitted.gpu_ids, fitted.gpu_minors) == (gpu_ids, ())
     assert tuple(gpu.uuid for gpu in fitted.gpus) == uuids
+
+
+class LosingDesk(PaperDesk):
+    """Its share cannot be begun, twice; the third time there is no order any more."""
+
+    def fetch(self, ticket: str, asked: Fetch) -> Assignment:
+        self.fetched.append(asked)
+        if len(self.fetched) == 3:
+            raise Refused("it has ended")
+        return self.assignment
+
+
+@pytest.mark.parametrize(("can_follow", "num_nodes", "fetched"), [(True, 2, 3), (True, 1, 1), (False, 2, 1)])
+def test_a_keeper_that_lost_its_share_beside_others_asks_for_the_next(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, can_follow: bool, num_nodes: int, fetched: int
+) -> None:
+    nodes = ("n1", "n2")[:num_nodes]
+    order = msgspec.structs.replace(ORDER, nodes=nodes, max_restarts=9, incarnation=4)
+    desk = LosingDesk(order, has_archive=True)
+    monkeypatch.setattr(keeper, "DeskClient", lambda *_: desk)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    summons = Summons(
+        attempt_id="att_1",
+        urls=("https://a:1",),
+        ca="ca",
+        ticket="t",
+        spool=str(tmp_path / "spool"),
+        incarnation=4,
+        can_follow=can_follow,
+    )
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(msgspec.json.encode(summons))))
+    assert keeper.main(["n1"]) == DONE
+    assert [one.after for one in desk.fetched] == [None, 4, 4][:fetched]
+    assert len({one.process for one in desk.fetched}) == fetched
+    assert [told.will_follow for _, told in desk.told] == [fetched > 1] * len(desk.told)
