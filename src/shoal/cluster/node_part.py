@@ -26,7 +26,7 @@ from shoal.errors import EngineRefused
 
 NODE_DIR = "/usr/local/lib/shoal-node"
 """Nothing else is kept there."""
-MODULES = ("__init__", "clock", "curve", "errors", "loopback", "proof", "socket_file", "wire")
+MODULES = ("__init__", "clock", "curve", "errors", "loopback", "porch", "proof", "socket_file", "wire")
 """All that `shoal.runtime` may import, by the rule of the house."""
 PLATFORMS = {"x86_64": "manylinux2014_x86_64", "aarch64": "manylinux2014_aarch64"}
 

@@ -126,7 +126,8 @@ async def remove(crew: Crew, inventory: Inventory, refs: Iterable[str], wishes: 
             )
     await crew.meet(inventory.hosts)
     must_have(crew, {inventory.controller.address: "controller"})
-    away = {host.address for host in going if host.address in crew.failed}
+    away = crew.silent & {host.address for host in going}
+    must_have(crew, {host.address: host.label for host in going if host.address not in away})
     for host in going:
         about = leaving.quiet_node(host, inventory, is_forced=wishes.is_forced)
         await crew.carry_out([] if host.address in away else about)
@@ -184,7 +185,7 @@ async def destroy(crew: Crew, inventory: Inventory, wishes: Wishes) -> Report:
         if host.address in crew.facts and crew.facts[host.address].own_cluster in {"", inventory.cluster}
     ]
     await _clean(crew, mine, wishes, report)
-    away = {host.address for host in inventory.hosts if host.address not in crew.facts}
+    away = crew.silent & {host.address for host in inventory.hosts}
     if crew.is_dry or set(crew.failed) - (away if wishes.is_forced else set()):
         report.inventory = inventory
         then = "destroy it again when it does, or say `--force` to give it up"

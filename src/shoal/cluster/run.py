@@ -24,7 +24,7 @@ from shoal.cluster.node_part import pack
 from shoal.cluster.objections import Takeover
 from shoal.cluster.render import Secrets
 from shoal.cluster.steps import Step
-from shoal.errors import EngineRefused, ShoalError, StateError
+from shoal.errors import EngineRefused, EngineUnreachable, ShoalError, StateError
 
 MAX_AT_ONCE = 64
 MUNGE_KEY_BYTES = 1024
@@ -71,6 +71,8 @@ class Crew:
     machines: dict[str, Machine] = field(default_factory=dict)
     facts: dict[str, Facts] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
+    silent: set[str] = field(default_factory=set)
+    """Addresses that did not answer: these may be given up. One that answers and refuses is not dead."""
 
     @property
     def failed(self) -> dict[str, Outcome]:
@@ -100,6 +102,8 @@ class Crew:
                 try:
                     await self._aloud(under_way, lambda: self._meet(host))
                 except ShoalError as wrong:
+                    if isinstance(wrong, EngineUnreachable):
+                        self.silent.add(host.address)
                     self.refuse(host, wrong.message, wrong.hint or "")
 
         async with anyio.create_task_group() as group:

@@ -152,7 +152,10 @@ async def _clean_checkpoints(core: Core, engine: SupportsPrune, now: float) -> N
         if job is None or job.ended_at is None or job.ended_at >= before:
             continue
         if job_id not in await core.store.read(lambda tx: frozenset(served_jobs(tx))):
-            await engine.drop_checkpoint(job_id)
+            try:
+                await engine.drop_checkpoint(job_id)
+            except EngineUnreachable as error:  # the others may go all the same
+                log.warning("clean.checkpoint_stays", job=job_id, error=error.message)
 
 
 def _job(job_id: str, tx: Tx) -> Job | None:

@@ -179,11 +179,11 @@ class RemoteEngine(ABC):
         """The control plane has recorded the end of all of it, by a fence or an operator's word. What nobody
         was heard from is over here, too; what speaks is stopped.
         """
+        await self.cancel(attempt_id, 0.0)  # the cluster ends what hears nobody
         told = "its attempt had ended, and nothing was heard from it since"
         for share in self.desk.find(attempt_id).values():
             if self.is_deaf(share):
                 await self.on_thread(lambda share=share: self.desk.bury(share, EndKind.FENCED, told))  # type: ignore[misc]
-        await self.cancel(attempt_id, 0.0)
 
     def _is_grace_over(self, share: DeskShare) -> bool:
         return share.stop is not None and self._clock.now() >= share.stop.at + share.stop.grace_s

@@ -25,13 +25,19 @@ def open_directory(path: str) -> int:
         raise SpecError(
             f"user {os.getuid()} may not read the checkpoint directory `{path}`, which is another user's: "
             "its owner lets others read it with `chmod -R o+rX`, from the job's directory on",
-            hint=f"chmod -R o+rX {os.path.dirname(path)}",
+            hint=f"chmod -R o+rX {_of_job(path)}",
         ) from error
     except OSError as error:
         raise SpecError(
             f"the checkpoint directory `{path}` cannot be used: {error.strerror}",
             hint="submit the job again",
         ) from error
+
+
+def _of_job(path: str) -> str:
+    """The job's own folder, of which `path` is a part, or which it is."""
+    above, _, rest = path.rpartition("/checkpoints/")
+    return f"{above}/checkpoints/{rest.split('/')[0]}" if above else path
 
 
 def link(directory: str, path: str) -> None:

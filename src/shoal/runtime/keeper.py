@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> int:
         return USAGE
     keeper = Keeper(summons, node, DeskClient(summons.urls, summons.ca))
     code = keeper.run()
-    while code == DONE and keeper.lost is not None:
+    while code == DONE and keeper.lost is not None and not keeper.is_asked_to_stop:
         keeper = Keeper(summons, node, keeper.client, after=keeper.lost)
         code = keeper.run()
     return code
@@ -91,7 +91,7 @@ class Keeper:
         self.client = client
         self.lost: int | None = None
         """The incarnation of the share, once it was lost beside others, who may go on with another."""
-        self._is_asked_to_stop = False
+        self.is_asked_to_stop = False
         self._told_size = 0
         self._quiet_until = 0.0
         self._backoff_s = FIRST_BACKOFF_S
@@ -122,7 +122,7 @@ class Keeper:
         if found is None and self._fetch.after is not None:
             return DONE  # the share before this one has ended, and that is recorded
         if found is None:
-            return STOPPED if self._is_asked_to_stop else NO_ORDER
+            return STOPPED if self.is_asked_to_stop else NO_ORDER
         assignment, asked_at = found
         self._fetch = msgspec.structs.replace(self._fetch, incarnation=assignment.order.incarnation)
         return self._keep(spool.Share(places.place_of(root, self._fetch)), assignment, asked_at)
@@ -143,7 +143,7 @@ class Keeper:
         return self._deliver(share, order, credentials, spool.read_outcome(share))
 
     def _on_stop(self, signum: int, frame: FrameType | None) -> None:
-        self._is_asked_to_stop = True
+        self.is_asked_to_stop = True
 
     def _get_order(self) -> tuple[Assignment, float] | None:
         """The order, and when it was asked for. None: it was not to be had, and standard error says why."""
@@ -154,7 +154,7 @@ class Keeper:
             FIRST_BACKOFF_S if is_first else TURN_S,
             "",
         )
-        while not self._is_asked_to_stop:
+        while not self.is_asked_to_stop:
             asked_at = self._clock.monotonic()
             try:
                 return self.client.fetch(self._summons.ticket, self._fetch), asked_at
@@ -214,7 +214,7 @@ class Keeper:
                 self.client.fetch_archive(self._summons.ticket, self._fetch, share.archive)
                 return
             except Silent:
-                if self._is_asked_to_stop or self._clock.monotonic() >= deadline:
+                if self.is_asked_to_stop or self._clock.monotonic() >= deadline:
                     raise
             time.sleep(pause)
             pause = min(pause * 2, MAX_BACKOFF_S)
@@ -234,7 +234,7 @@ class Keeper:
     def _attend(self, share: spool.Share, order: Order, credentials: Credentials, pid: int) -> None:
         """Hand in what there is until the supervisor has ended; then its end is on disk here."""
         while os.waitpid(pid, os.WNOHANG)[0] == 0:
-            if self._is_asked_to_stop and self._grace_s is None:
+            if self.is_asked_to_stop and self._grace_s is None:
                 self._stop(share, order.grace_s)
             if self._kill_at is not None and self._clock.monotonic() >= self._kill_at:
                 os.kill(pid, signal.SIGKILL)
@@ -291,8 +291,8 @@ class Keeper:
 
     def _will_follow(self, order: Order, outcome: NodeOutcome | None) -> bool:
         """Whether others of the attempt may go on with another share in place of this one, begun here."""
-        is_lost = outcome is not None and outcome.kind is EndKind.LOST
-        may_stay = self._summons.can_follow and not self._is_asked_to_stop and self._grace_s is None
+        is_lost = outcome is not None and outcome.kind in (EndKind.LOST, EndKind.FENCED)
+        may_stay = self._summons.can_follow and not self.is_asked_to_stop and self._grace_s is None
         return is_lost and may_stay and len(order.nodes) > 1 and order.max_restarts > 0
 
     def _stop(self, share: spool.Share, grace_s: float) -> None:

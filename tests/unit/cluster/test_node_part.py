@@ -33,6 +33,31 @@ def test_a_keeper_runs_from_the_archive_alone(tmp_path: Path) -> None:
     assert not (tmp_path / "shoal" / "cli").exists()
 
 
+def test_everything_that_runs_on_a_node_finds_what_it_imports_in_the_archive(tmp_path: Path) -> None:
+    with tarfile.open(fileobj=io.BytesIO(node_part.pack(*OWN))) as tar:
+        tar.extractall(tmp_path, filter="data")
+    files = [path.relative_to(tmp_path) for path in (tmp_path / "shoal" / "runtime").rglob("*.py")]
+    # What is run is no module to import.
+    names = sorted(".".join(f.with_suffix("").parts) for f in files if f.stem != "__main__")
+    # Of others a node may have more or less: torch, NVML.
+    asked = """import importlib, sys
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        assert not error.name.startswith("shoal"), (name, error.name)
+"""
+    done = subprocess.run(
+        [sys.executable, "-P", "-s", "-S", "-c", asked, *names],
+        env={"PYTHONPATH": str(tmp_path), "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_the_same_sources_are_the_same_bytes() -> None:
     first = node_part.pack(*OWN)
     node_part.pack.cache_clear()

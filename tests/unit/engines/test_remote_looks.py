@@ -120,6 +120,7 @@ async def test_what_is_recorded_as_over_and_silent_holds_its_node_no_longer(
     await engine.bury("att_1")
     [seen] = await engine.list_owned()
     assert seen.sight is Sight.ENDED
+    assert engine.ended == ["att_1"], "and the cluster was told to end what is left of it"
     assert [node.is_alive for node in await engine.nodes()] == [True, True]
     await engine.forget("att_1")
     assert await Lent(tmp_path, clock).list_owned() == []

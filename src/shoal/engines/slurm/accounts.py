@@ -21,7 +21,7 @@ umask 077
 shared=$1 uid=$2 gid=$3
 shift 3
 refuse() { echo "$1" >&2; exit 3; }
-cd -P -- "$shared" 2>/dev/null || refuse "there is no directory $shared"
+cd -P -- "$shared" 2>/dev/null || { echo "there is no directory $shared" >&2; exit 4; }
 case $(stat -c '%u %a' .) in
     "0 "*[0145][15]) ;;
     *) refuse "$shared must be root's, for others to pass and not to write: chown root, chmod 755" ;;

@@ -109,8 +109,10 @@ class CommandDoor:
             Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
             return
         code, _, said = self._run(["mkdir", "-p", "-m", "700", "--", path])
-        if code != 0:
+        if code != 0 and "permission denied" in said.lower():
             raise EngineRefused(said.strip(), hint="connect again with a `--shared DIR` that you may write")
+        if code != 0:
+            raise EngineUnreachable(f"no folder {path} yet: {said.strip()}", hint="shoal doctor")
 
     def version(self) -> str:
         return self._ask(["sinfo", "--version"]).strip()

@@ -126,9 +126,10 @@ class RestDoor:
         """The newest version that both sides know. Asked once: found anew when it is not there any more."""
         for version in () if self._version else RENDERERS:
             with contextlib.suppress(_NotThereError):
-                self._release = self._ask("GET", f"/slurm/{version}/ping")[1].release
-                self._version = version
-                break
+                status, reply = self._ask("GET", f"/slurm/{version}/ping")
+                if status == OK:
+                    self._release, self._version = reply.release, version
+                    break
         if not self._version:
             found = versions_in(self._answer("GET", "/openapi/v3")[1])
             raise EngineUnreachable(
@@ -204,8 +205,10 @@ class RestDoor:
             return link
 
     def _refuse_strangers(self, link: socket.socket) -> None:
-        reader = _reader(link) if self._served_by is not None else None
-        if reader is not None and reader != self._served_by:
+        if self._served_by is None:
+            return
+        reader = _reader(link)
+        if reader != self._served_by:
             told = f"user {reader} listens at {self._url}; it was user {self._served_by} when you connected"
             raise Stranger(told, f"if that is right: `shoal connect slurm --rest {self._url}` again")
 

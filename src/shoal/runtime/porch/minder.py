@@ -50,13 +50,17 @@ class PorchMinder:
         is_there = self._process is not None and self._process.status is None
         if not is_there and self._clock.monotonic() >= self._not_before:
             self._not_before = self._clock.monotonic() + AGAIN_S
-            self._process = self._start()
+            try:
+                self._process = self._start()
+            except OSError as error:  # no descriptors, no processes: the replica is well, and it may pass
+                sys.stderr.write(f"the porch could not be started, and is tried again: {error}\n")
 
     def _start(self) -> Process:
         stdout, stdout_w = os.pipe()
         stderr, stderr_w = os.pipe()
-        opened = [told := in_memory(self._brief), stdout_w, stderr_w]
+        opened = [stdout_w, stderr_w]
         try:
+            opened.append(told := in_memory(self._brief))
             handed = [
                 fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, LOW)
                 for fd in (told, stdout_w, stderr_w, self._listener.fileno())
@@ -75,6 +79,9 @@ class PorchMinder:
                 # A cluster that ends a job signals all of it; the server's last words still pass here.
                 setsigmask=(signal.SIGTERM, signal.SIGINT, signal.SIGHUP),
             )
+        except OSError:
+            opened += [stdout, stderr]
+            raise
         finally:
             for fd in opened:
                 os.close(fd)
