@@ -40,6 +40,8 @@ lives is. Who speaks contradicts it."""
 SILENT_S = 3 * HEARD_S
 """A node that nobody was heard from for so long takes no work. Less than the shortest fence: what is replaced
 because its node is silent goes elsewhere."""
+BOOT_MARGIN_S = 600.0
+"""That clock may be set meanwhile: munge alone lets Slurm's be five minutes off."""
 MAX_STARTS = 6
 MAX_PAUSE_S = 60.0
 FIRST_PORT, NUM_PORTS = 20_000, 10_000
@@ -256,6 +258,19 @@ class RemoteEngine(ABC):
                 node = share.order.node
                 silences[node] = min(silences.get(node, now - heard_at), now - heard_at)
         return [_unreached(facts) if silences.get(facts.name, 0.0) >= SILENT_S else facts for facts in nodes]
+
+    async def has_rebooted(self, share: DeskShare, booted_at: float | None) -> bool:
+        """Whether the node was started anew since the share was first seen there: nothing outlives that.
+
+        `booted_at`: by the clock that tells it each time, and by no other; None: nobody tells it now.
+        """
+        if share.taken is None or booted_at is None:
+            return False
+        if share.booted_at is None:
+            if not self.is_deaf(share):
+                await self.on_thread(lambda: self.desk.mark_boot(share, booted_at))
+            return False
+        return booted_at > share.booted_at + BOOT_MARGIN_S
 
     def native_id(self, attempt_id: str) -> str:
         return f"{self.name}:{attempt_id}"

@@ -16,7 +16,7 @@ from shoal.engines.ray.config import RayConfig
 from shoal.engines.ray.head import finder
 from shoal.engines.ray.parse import RayNode, parse_nodes
 from shoal.engines.ray.render import keeper_task, key_of
-from shoal.engines.ray.states import BOOT_MARGIN_S, glimpse, restarted, unseen
+from shoal.engines.ray.states import glimpse, restarted, unseen
 from shoal.engines.remote import Glimpses, Reach, RemoteEngine
 from shoal.errors import EngineUnreachable, SpecError
 from shoal.model.node import NodeFacts
@@ -97,11 +97,11 @@ class RayEngine(RemoteEngine):
                 found[order.attempt_id, order.node] = unseen(
                     f"{order.node}: {answers['failed'][node.node_id]}"
                 )
+            elif await self.has_rebooted(share, node.booted_at):
+                found[order.attempt_id, order.node] = restarted(order.node)
             elif _key(order) in answers["seen"][node.node_id]:
                 told = answers["seen"][node.node_id][_key(order)]
                 found[order.attempt_id, order.node] = glimpse(order.node, told)
-            elif _has_rebooted(share, node):
-                found[order.attempt_id, order.node] = restarted(order.node)
         return found
 
     async def end(self, attempt_id: str) -> None:
@@ -145,10 +145,3 @@ def namespace_of(reach: Reach) -> str:
 
 def _key(order: Order) -> str:
     return key_of(order.attempt_id, order.node, order.incarnation)
-
-
-def _has_rebooted(share: DeskShare, node: RayNode) -> bool:
-    """Whether the node was started after the share had begun: nothing outlives that."""
-    if share.taken is None or node.booted_at is None:
-        return False
-    return node.booted_at > share.taken.at + BOOT_MARGIN_S

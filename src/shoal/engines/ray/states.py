@@ -10,8 +10,6 @@ from typing import Any
 
 from shoal.engines.remote import Glimpse, Stage
 
-BOOT_MARGIN_S = 60.0
-
 
 def glimpse(node: str, told: dict[str, Any]) -> Glimpse:
     """`told`: of one keeper, by the agent on its node."""

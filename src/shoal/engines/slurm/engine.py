@@ -20,7 +20,6 @@ from shoal.engines.slurm.nodes import SlurmNode, slurm_nodes
 from shoal.engines.slurm.parse import SlurmFacts
 from shoal.engines.slurm.render import batch_script, job_name, job_prefix, num_cpus, request
 from shoal.engines.slurm.states import (
-    BOOT_MARGIN_S,
     HANDED,
     OVER,
     RESTARTED,
@@ -145,7 +144,7 @@ class SlurmEngine(RemoteEngine):
             key = self._key(order, share.launch)
             job = self._jobs.get(key) or self._past.get(key)
             node = self._nodes.get(order.node)
-            rebooted = await self._has_rebooted(share, node)
+            rebooted = await self.has_rebooted(share, node.booted_at if node and node.answers else None)
             if job is None:
                 if rebooted:
                     seen[order.attempt_id, order.node] = RESTARTED
@@ -267,20 +266,6 @@ class SlurmEngine(RemoteEngine):
         found = slurm_nodes(raw, self._facts.racks, self._config.partition)
         self._nodes = {node.facts.name: node for node in found}
         self._nodes_at = self._clock.monotonic()
-
-    async def _has_rebooted(self, share: DeskShare, node: SlurmNode | None) -> bool:
-        """Whether the node was started anew since the share was first seen there: nothing outlives that.
-
-        By two dates of slurmctld's alone: clocks of two machines may be minutes apart.
-        """
-        if share.taken is None or node is None or node.booted_at is None or not node.answers:
-            return False
-        booted_at = node.booted_at
-        if share.booted_at is None:
-            if not self.is_deaf(share):
-                await self.on_thread(lambda: self.desk.mark_boot(share, booted_at))
-            return False
-        return booted_at > share.booted_at + BOOT_MARGIN_S
 
 
 def _weight(job: Job) -> tuple[bool, int]:

@@ -23,8 +23,6 @@ BELIEFS = frozenset({"NODE_FAIL", "BOOT_FAIL"})
 SETTLE_S = 30.0
 """How long a node must have answered since its job was over, beyond Slurm's KillWait, before that is
 evidence."""
-BOOT_MARGIN_S = 600.0
-"""Slurm's dates of boots move with its controller's clock, which munge lets be five minutes off."""
 HANDED = Glimpse(
     stage=Stage.QUEUED, raw="sbatch was run for it a moment ago; squeue has not been asked since"
 )
