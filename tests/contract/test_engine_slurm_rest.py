@@ -51,6 +51,7 @@ class RestWorld(DeskWorld):
 
     def open(self) -> SlurmEngine:
         config = SlurmConfig(
+            project="tests",
             python=self.lab.python,
             python_path=CODE,
             shared=str(self.shared),
