@@ -36,9 +36,9 @@ def test_jobs_wait_while_the_token_is_no_good_and_run_when_it_is_renewed(
     assert (told["nodes"], told["alive"]) == (2, 2)
     plane.up()
     try:
-        job = plane.submit("echo from $(hostname)", nodes=2, resources={"cpus": 1})
+        job = plane.submit("echo from $(hostname)", resources={"nodes": 2, "cpus": 1})
         plane.until_status(job, "succeeded")
-        file.write_text(lab.rest.token("nobody"))
+        file.write_text(f"{file.read_text().strip()[:-4]}AAAA")  # signed by nobody
         waits = plane.submit("true", resources={"cpus": 1})
         until(lambda: "token" in plane.command("why", waits.ref).stdout, "why names the token")
         lab.rest.token_file(file)

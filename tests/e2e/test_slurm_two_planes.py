@@ -53,6 +53,7 @@ def test_leader_killed_with_one_job_running_one_in_slurms_queue_and_one_just_sub
 ) -> None:
     witness = Witness(tmp_path / "witness")
     with planes.client() as shoal:
+        until(lambda: knows_both(shoal), "the leader has met the other", TAKEOVER_S)
         runs = submit(shoal, witness, nodes=2, cpus=1)
         until(lambda: len(witness.lines(runs.job_id, "start")) == 2, "both of its ranks run", TAKEOVER_S)
         for node in lab.names:
@@ -79,6 +80,14 @@ def test_leader_killed_with_one_job_running_one_in_slurms_queue_and_one_just_sub
 
 def submit(shoal: Shoal, witness: Witness, **resources: int) -> JobHandle:
     return shoal.submit(**witness.job(), workdir=None, resources=resources, ranks_per_node=1, grace="2s")
+
+
+def knows_both(shoal: Shoal) -> bool:
+    """What is submitted before they have met knows the leader alone, until it speaks to one of them."""
+    job = shoal.submit(run="echo at $SHOAL_URL", workdir=None, resources={"cpus": 1}, ranks_per_node=1)
+    until(lambda: job.refresh().status == "succeeded", f"{job.ref} ends well", TAKEOVER_S)
+    told = until(lambda: [line["text"] for line in shoal.logs(job.job_id)], "its log comes back")
+    return "," in told[0]
 
 
 def queued(lab: SlurmLab) -> str:
