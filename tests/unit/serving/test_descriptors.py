@@ -27,7 +27,7 @@ print(raised() == resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard)
 async def test_replica_is_not_blamed_for_what_we_lack(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    async def lacking(replica: LiveReplica) -> Upstream:
+    async def lacking(replica: LiveReplica, visitor: object = None) -> Upstream:
         raise OSError(number, "no more")
 
     lab.serve(service(await lab.replica(), check="/"))
