@@ -11,6 +11,7 @@ from benchmarks.engines.commands import Ledger
 from benchmarks.engines.say import say
 from benchmarks.processes import BenchmarkError
 from tests.support import ray_lab, slurm_lab
+from tests.support.cluster_lab import ClusterLab
 from tests.support.cluster_plane import ClusterPlane
 from tests.support.ray_lab import RayLab
 from tests.support.slurm_lab import Shape, SlurmLab
@@ -38,27 +39,13 @@ def ray_cluster(root: Path, python: Path = ray_lab.RAY_PYTHON) -> Iterator[RayLa
 
 
 @contextlib.contextmanager
-def plane_on_slurm(root: Path, lab: SlurmLab, ledger: Ledger) -> Iterator[ClusterPlane]:
+def plane_on(root: Path, lab: ClusterLab, ledger: Ledger) -> Iterator[ClusterPlane]:
     """One that is up, whose commands are in the ledger; afterwards nothing of it runs."""
     home = root / "plane" / "home"
     home.parent.mkdir(parents=True)
     plane = ClusterPlane(home, lab)
     plane.env["PATH"] = f"{ledger.folder}:{plane.env['PATH']}"
-    plane.connect("--python", str(ledger.add("python", sys.executable)))
-    plane.up()
-    say("Shoal is connected to it")
-    try:
-        yield plane
-    finally:
-        plane.down()
-
-
-@contextlib.contextmanager
-def plane_on_ray(root: Path, lab: RayLab, ledger: Ledger) -> Iterator[ClusterPlane]:
-    home = root / "plane" / "home"
-    home.parent.mkdir(parents=True)
-    plane = ClusterPlane(home, lab)
-    plane.connect("--python", str(ledger.add("python", sys.executable)))
+    plane.connect(python=str(ledger.add("python", sys.executable)))
     plane.up()
     say("Shoal is connected to it")
     try:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engines.clusters import plane_on_ray, plane_on_slurm, ray_cluster, slurm_cluster
+from benchmarks.engines.clusters import plane_on, ray_cluster, slurm_cluster
 from benchmarks.engines.commands import Ledger
 from benchmarks.engines.say import say
 from benchmarks.engines.steps import STEPS, TRACE, Loss, hit, wait_for_steps
@@ -117,13 +117,13 @@ def shoal_here(root: Path, trials: int) -> Iterator[Loss]:
 def shoal_on_slurm(root: Path, trials: int) -> Iterator[Loss]:
     with (
         slurm_cluster(root, Shape()) as lab,
-        plane_on_slurm(root, lab, Ledger(root, (), PATH)) as plane,
+        plane_on(root, lab, Ledger(root, (), PATH)) as plane,
     ):
         yield from _drills(plane, plane.shared / "checkpoints", trials)
 
 
 def shoal_on_ray(root: Path, trials: int) -> Iterator[Loss]:
-    with ray_cluster(root) as lab, plane_on_ray(root, lab, Ledger(root, (), PATH)) as plane:
+    with ray_cluster(root) as lab, plane_on(root, lab, Ledger(root, (), PATH)) as plane:
         yield from _drills(plane, plane.shared / "checkpoints", trials)
 
 
@@ -131,7 +131,7 @@ def shoal_declared(root: Path, trials: int) -> Iterator[Loss]:
     """The whole node is killed, and an operator says so at once."""
     with (
         slurm_cluster(root, Shape()) as lab,
-        plane_on_slurm(root, lab, Ledger(root, (), PATH)) as plane,
+        plane_on(root, lab, Ledger(root, (), PATH)) as plane,
     ):
         job = _begin(plane)
         trace = plane.shared / "checkpoints" / job.job_id / TRACE

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.engines.clusters import plane_on_ray, plane_on_slurm, ray_cluster, slurm_cluster
+from benchmarks.engines.clusters import plane_on, ray_cluster, slurm_cluster
 from benchmarks.engines.commands import SLURM, Ledger
 from benchmarks.engines.say import say
 from benchmarks.measure import Doorbell, milliseconds, percentile, table, times
@@ -135,7 +135,7 @@ def on_slurm(root: Path) -> Iterator[Prepared]:
     with (
         slurm_cluster(root, Shape(nodes=2)) as lab,
         Doorbell(lab.address) as bell,
-        plane_on_slurm(root, lab, ledger) as plane,
+        plane_on(root, lab, ledger) as plane,
     ):
         yield [_plain_slurm(lab), *_through_shoal(plane, root, "sbatch")], plane, ledger, bell
 
@@ -153,7 +153,7 @@ def on_ray(root: Path) -> Iterator[Prepared]:
     with (
         ray_cluster(root) as lab,
         Doorbell(lab.address) as bell,
-        plane_on_ray(root, lab, ledger) as plane,
+        plane_on(root, lab, ledger) as plane,
     ):
         ways = [_ray_command(lab), _ray_http(lab), *_through_shoal(plane, root, "ray job submit")]
         yield ways, plane, ledger, bell

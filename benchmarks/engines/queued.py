@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.engines.accounting import CpuAccount
-from benchmarks.engines.clusters import plane_on_slurm, slurm_cluster
+from benchmarks.engines.clusters import plane_on, slurm_cluster
 from benchmarks.engines.commands import SLURM, Command, Ledger, closest, per_second, worst_second
 from benchmarks.engines.say import say
 from benchmarks.measure import Doorbell, table, times
@@ -73,7 +73,7 @@ def measure(root: Path, nodes: int, jobs: int) -> None:
             account.add(pid for name in lab.names for pid in lab.pids_on(name))
             site = Site(lab, bell, account)
             plain = drive_plainly(site, jobs)
-            with plane_on_slurm(root, lab, ledger) as plane:
+            with plane_on(root, lab, ledger) as plane:
                 through = drive(site, plane, ledger, jobs)
     finally:
         account.close()

@@ -40,7 +40,7 @@ class SlurmWorld(DeskWorld):
 
     def open(self) -> SlurmEngine:
         config = SlurmConfig(
-            project="tests", python=self.lab.python, python_path=CODE, shared=str(self.shared)
+            project="tests", python=self.lab.nodes_python, python_path=CODE, shared=str(self.shared)
         )
         reach = self.server.reach(spool=str(self.spool), shared=str(self.shared))
         return SlurmEngine(self.home, clock=self.clock, reach=reach, config=config)

@@ -52,7 +52,7 @@ class RestWorld(DeskWorld):
     def open(self) -> SlurmEngine:
         config = SlurmConfig(
             project="tests",
-            python=self.lab.python,
+            python=self.lab.nodes_python,
             python_path=CODE,
             shared=str(self.shared),
             rest=self.rest.url,

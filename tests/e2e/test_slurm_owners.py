@@ -177,7 +177,7 @@ def test_training_goes_on_after_a_lost_node_under_its_owners_account(
     job = ana.shoal.submit(
         name="train",
         setup=f"cat > train.py <<'END'\n{PROGRAM}\nEND",
-        run=f"{owners_plane.python()} train.py",
+        run=f"{owners_plane.readable_python()} train.py",
         workdir=None,
         resources={"nodes": 2, "gpus": 1},
         ranks_per_node=1,

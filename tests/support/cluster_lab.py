@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -22,6 +23,11 @@ class ClusterLab(Networks, ABC):
     """How long a daemon may take to begin."""
     variables: dict[str, str]
     """With which its commands find it."""
+
+    @property
+    def nodes_python(self) -> str:
+        """The Python with Shoal in it, as nodes see it."""
+        return sys.executable
 
     @abstractmethod
     def up(self) -> None: ...

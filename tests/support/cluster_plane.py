@@ -38,9 +38,10 @@ class ClusterPlane(RealPlane):
         self.submissions: list[JobHandle] = []
         """Everything that was ever submitted here."""
 
-    def connect(self, *more: str) -> dict[str, object]:
+    def connect(self, *more: str, python: str = "") -> dict[str, object]:
         places = ("--shared", str(self.shared), "--spool", str(self.spool))
-        fixed = ("--as-root", "--python-path", SOURCE, *places, *more, "--json")
+        pythons = ("--python", python or self.lab.nodes_python, "--python-path", SOURCE)
+        fixed = ("--as-root", *pythons, *places, *more, "--json")
         words = (self.lab.engine, *self.lab.connect_words(), *fixed)
         done = self.command("connect", *words, timeout_s=CONNECT_S)
         assert done.returncode == 0, done.stderr

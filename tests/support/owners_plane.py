@@ -34,11 +34,13 @@ def what_is_missing() -> str | None:
     if missing:
         return f"no {', '.join(missing)} here: `apt-get install passwd util-linux`"
     return (
-        None if python() else f"no Python {sys.version_info.minor} that every user may run: /usr/bin/python3"
+        None
+        if readable_python()
+        else f"no Python {sys.version_info.minor} that every user may run: /usr/bin/python3"
     )
 
 
-def python() -> str:
+def readable_python() -> str:
     """One that has our version and that every user may run; empty: there is none."""
     asked = "import sys; print(sys.version_info[:2] == tuple(map(int, sys.argv[1:])))"
     for one in (sys.executable, "/usr/bin/python3"):
@@ -72,11 +74,11 @@ class OwnersPlane(ClusterPlane):
         super().__init__(home, lab)
         self._people: list[Shoal] = []
 
-    def connect(self, *more: str) -> dict[str, object]:
+    def connect(self, *more: str, python: str = "") -> dict[str, object]:
         self.shared.mkdir(mode=0o755)
         self.spool.mkdir()
         self.spool.chmod(0o1777)  # everybody's, as /tmp is
-        words = ["--as-owners", "--python", python(), "--python-path", PYTHON_PATH]
+        words = ["--as-owners", "--python", python or readable_python(), "--python-path", PYTHON_PATH]
         words += ["--shared", str(self.shared), "--spool", str(self.spool), "--json"]
         done = self.command("connect", "slurm", *words, *more)
         assert done.returncode == 0, done.stderr

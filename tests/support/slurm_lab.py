@@ -124,8 +124,7 @@ class SlurmLab(ClusterLab):
         self.remove_network()
 
     @property
-    def python(self) -> str:
-        """The Python with Shoal in it, as nodes see it."""
+    def nodes_python(self) -> str:
         return sys.executable if self.other is None else self.other.python
 
     def run(self, *command: str, given: str = "") -> str:
@@ -178,7 +177,7 @@ class SlurmLab(ClusterLab):
             return True  # gone: listens at nothing
 
     def connect_words(self) -> tuple[str, ...]:
-        return ("--python", self.python)
+        return ()
 
     def _check(self, command: list[str]) -> None:
         with (self.root / "log" / "starts.log").open("ab") as log:
