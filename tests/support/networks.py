@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,12 @@ HERE = ""
 """This machine, where the control plane is, among the names of nodes."""
 NOWHERE = "02:00:00:00:00:fe"
 """A station that no bridge has."""
+
+
+def name_servers() -> set[str]:
+    """Of this machine, in IPv4, but for those on loopback, which nodes do not reach anyway."""
+    told = re.findall(r"^nameserver\s+([\d.]+)\s*$", Path("/etc/resolv.conf").read_text(), re.MULTILINE)
+    return {server for server in told if not server.startswith("127.")}
 
 
 class Networks:
@@ -65,6 +72,9 @@ class Networks:
             self._ip("-n", space, "link", "set", "lo", "up")
             # Leads nowhere, but programs ask it which address is theirs.
             self._ip("-n", space, "route", "add", "default", "via", self.address)
+            # Whoever looks a name up is told so at once: torch does, and would wait for ten seconds.
+            for server in name_servers():
+                self._ip("-n", space, "route", "add", "unreachable", server)
 
     def remove_network(self) -> None:
         """May be repeated, and comes after anything that failed."""

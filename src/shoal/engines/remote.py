@@ -83,6 +83,7 @@ class Glimpse(msgspec.Struct, frozen=True, kw_only=True):
 
 THERE = (Stage.QUEUED, Stage.RUNNING, Stage.SUSPENDED)
 """The cluster still has what was started."""
+REPLACED = "nothing was heard from it, and another share has its place"
 NO_TRACE = Glimpse(raw="the cluster has no trace of it")
 Glimpses = dict[tuple[str, str], Glimpse]
 """By attempt and node."""
@@ -197,12 +198,26 @@ class RemoteEngine(ABC):
 
     async def list_owned(self) -> list[Observation]:
         shares = self.desk.shares()
+        await self.on_thread(lambda: self._end_replaced(shares))
         open_shares = [share for share in shares if share.outcome is None]
         seen, unseen = await self._glimpses(open_shares)
         # On a thread, as what ends is written down; on one for all, as there may be hundreds.
         return await self.on_thread(
             lambda: [self._seen(share, seen.get(_place(share), unseen)) for share in shares]
         )
+
+    def _end_replaced(self, shares: Collection[DeskShare]) -> None:
+        """A share whose place another node has got was replaced on evidence, or after its fence. Nobody will
+        write its end, and silent without one it would keep its node from work while the attempt goes on.
+        """
+        newest = dict[str, Order]()
+        for share in sorted(shares, key=lambda share: share.order.incarnation):
+            newest[share.order.attempt_id] = share.order
+        for share in shares:
+            if share.outcome is None and share.order.node not in newest[share.order.attempt_id].nodes:
+                is_closed = self.desk.close(share, EndKind.LOST, REPLACED)
+                if not is_closed and self.is_deaf(share):
+                    self.desk.bury(share, EndKind.LOST, REPLACED)
 
     async def _glimpses(self, shares: Collection[DeskShare]) -> tuple[Glimpses, Glimpse]:
         """What the cluster says of these, and what goes for the others. While it cannot be asked the desk
@@ -305,8 +320,12 @@ class RemoteEngine(ABC):
             gone = what_is_gone(order, nodes) if order.node in lacking else None
             if gone is not None:
                 raise NodeGone(gone, hint="shoal nodes", node=order.node)
-            if order.node in lacking and order.node in shares and shares[order.node].outcome is None:
+            before = shares.get(order.node) if order.node in lacking else None
+            if before is None or before.outcome is not None:
+                continue
+            if not self.is_deaf(before):
                 raise EngineUnreachable(f"{order.node} still has the share that is to be replaced")
+            await self.on_thread(lambda before=before: self.desk.bury(before, EndKind.LOST, REPLACED))  # type: ignore[misc]
         orders = self._completed(submission, nodes)
         await self._make_folders(orders)
         for order in orders:

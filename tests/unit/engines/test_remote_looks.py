@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shoal.engines.base import Sight, Submission
 from shoal.engines.desk import DeskShare
 from shoal.engines.fake import VirtualClock
 from shoal.engines.remote import HEARD_S, MAX_PAUSE_S, SILENT_S, Glimpse, Glimpses, Reach, RemoteEngine, Stage
-from shoal.errors import EngineUnreachable
+from shoal.errors import EngineUnreachable, StateError
 from shoal.model.node import NodeFacts
 from shoal.wire import Order, Summons
-from tests.unit.engines.test_desk_terms import ORDER, fetch
+from tests.unit.engines.test_desk_terms import ORDER, fetch, told
 
 pytestmark = pytest.mark.anyio
 
@@ -25,6 +26,7 @@ class Lent(RemoteEngine):
     name = "lent"
     is_away = False
     is_full = False
+    names: tuple[str, ...] = ("n1", "n2")
 
     def __init__(self, home: Path, clock: VirtualClock, shared: str = "") -> None:
         reach = Reach(urls=("https://login:1",), ca="ca", shared=shared)
@@ -45,9 +47,8 @@ class Lent(RemoteEngine):
         self.ended.append(attempt_id)
 
     async def nodes(self) -> list[NodeFacts]:
-        names = ("n1", "n2")
         return self.reached(
-            [NodeFacts(name=n, cpus=4.0, memory_bytes=8 << 30, disk_bytes=1 << 30) for n in names]
+            [NodeFacts(name=n, cpus=4.0, memory_bytes=8 << 30, disk_bytes=1 << 30) for n in self.names]
         )
 
 
@@ -178,3 +179,49 @@ async def test_a_node_whose_work_is_suspended_is_not_called_silent_for_that(
     engine.seen = {("att_1", ORDER.node): Glimpse(stage=Stage.RUNNING, raw="RUNNING")}
     await engine.list_owned()
     assert [node.is_alive for node in await engine.nodes()] == [False, True]
+
+
+def of_pair(*places: tuple[str, int]) -> Submission:
+    """The attempt with shares on these nodes, of these incarnations."""
+    nodes = tuple(node for node, _ in places)
+    orders = tuple(
+        msgspec.structs.replace(ORDER, node=node, node_rank=rank, nodes=nodes, incarnation=incarnation)
+        for rank, (node, incarnation) in enumerate(places)
+    )
+    return Submission(attempt_id="att_1", epoch=1, orders=orders, ticket="t")
+
+
+@pytest.fixture
+async def pair(tmp_path: Path, clock: VirtualClock) -> Lent:
+    """Two shares run, and that of n2 is heard from no more."""
+    engine = Lent(tmp_path, clock)
+    engine.names = ("n1", "n2", "n3")
+    await engine.submit(of_pair(("n1", 0), ("n2", 0)))
+    for node in ("n1", "n2"):
+        engine.desk.take(msgspec.structs.replace(fetch(node), node=node))
+    clock.advance(HEARD_S)
+    engine.desk.hear(msgspec.structs.replace(told("n1"), node="n1"), b"")
+    return engine
+
+
+async def test_a_silent_share_that_was_replaced_elsewhere_keeps_its_node_from_work_no_longer(
+    pair: Lent, clock: VirtualClock
+) -> None:
+    await pair.submit(of_pair(("n1", 0), ("n3", 2)))
+    seen = {one.node: one.sight for one in await pair.list_owned()}
+    assert seen == {"n1": Sight.ALIVE, "n2": Sight.ENDED, "n3": Sight.PENDING}
+    clock.advance(SILENT_S)
+    assert [node.name for node in await pair.nodes() if node.is_alive] == ["n2", "n3"]
+    await pair.submit(of_pair(("n1", 0), ("n2", 3)))
+    assert pair.desk.find("att_1")["n2"].order.incarnation == 3
+
+
+async def test_a_silent_share_is_replaced_on_its_own_node_and_one_that_speaks_is_not(
+    pair: Lent, clock: VirtualClock
+) -> None:
+    with pytest.raises(EngineUnreachable, match="n1 still has the share"):
+        await pair.submit(of_pair(("n1", 1), ("n2", 0)))
+    await pair.submit(of_pair(("n1", 0), ("n2", 1)))
+    assert pair.desk.find("att_1")["n2"].is_waiting
+    with pytest.raises(StateError, match="another process"):
+        pair.desk.hear(msgspec.structs.replace(told("n2"), node="n2"), b"")
