@@ -78,7 +78,9 @@ class Networks:
 
     def remove_network(self) -> None:
         """May be repeated, and comes after anything that failed."""
-        for name in self.names:
+        for number, name in enumerate(self.names):
+            # With its namespace it would go later, and be in the way of the next laboratory.
+            self._ip("link", "del", f"{self._tag}v{number}", check=False)
             self._ip("netns", "del", self.space_of(name), check=False)
         self._ip("link", "del", self._bridge, check=False)
 
