@@ -7,7 +7,7 @@ LIVES ?= 5000
 CUTS ?= 200
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-together test-alone test-engines check format bench bench-engines bench-recovery bench-goodput bench-proxy bench-balancing bench-scaling bench-fairness yardsticks soak sim lives faults fuzz mutants cuts second-slurm
+.PHONY: help setup demo test test-together test-alone test-engines check format bench bench-engines bench-recovery bench-goodput bench-proxy bench-balancing bench-scaling bench-fairness yardsticks soak long sim lives faults fuzz mutants cuts second-slurm
 
 help: ## print these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -29,7 +29,7 @@ test-alone: setup
 	@echo "== tests that need the machine for themselves"
 	@$(BIN)/python -m pytest tests -m "serial and not engines" --ignore tests/style
 
-test-engines: ## the engine contract and drills over a real Slurm and a real Ray on this machine (root)
+test-engines: ## the part of make test over a real Slurm, a real Ray and machines that become a cluster (root)
 	@scripts/setup engines
 	@$(BIN)/python -m pytest tests -m engines --ignore tests/style
 
@@ -83,7 +83,12 @@ soak: setup ## all that takes long: kills, cuts, simulated and drawn lives, faul
 	@$(BIN)/python -m tests.soak.run --kills $(KILLS)
 	@echo "== a service under fire"
 	@$(BIN)/python -m tests.soak.services --faults $(FAULTS)
-	@$(MAKE) --no-print-directory cuts second-slurm sim lives faults mutants
+	@$(MAKE) --no-print-directory long cuts second-slurm sim lives faults mutants
+
+long: ## tests too long for make test, over real engines too (root)
+	@scripts/setup engines
+	@echo "== long tests"
+	@$(BIN)/python -m pytest tests -m "soak and (engines or not engines)" --ignore tests/style --no-header
 
 cuts: ## nodes of a real Slurm and of a real Ray cut off at random while they work (root): make cuts CUTS=200
 	@scripts/setup engines
