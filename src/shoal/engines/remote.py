@@ -259,15 +259,16 @@ class RemoteEngine(ABC):
                 silences[node] = min(silences.get(node, now - heard_at), now - heard_at)
         return [_unreached(facts) if silences.get(facts.name, 0.0) >= SILENT_S else facts for facts in nodes]
 
-    async def has_rebooted(self, share: DeskShare, booted_at: float | None) -> bool:
+    async def has_rebooted(self, share: DeskShare, booted_at: float | None, asked_at: float) -> bool:
         """Whether the node was started anew since the share was first seen there: nothing outlives that.
 
         `booted_at`: by the clock that tells it each time, and by no other; None: nobody tells it now.
+        `asked_at`: monotonic; the answer to a question from before the share may be of an earlier start.
         """
-        if share.taken is None or booted_at is None:
+        if share.taken is None or share.known_since is None or booted_at is None:
             return False
         if share.booted_at is None:
-            if not self.is_deaf(share):
+            if asked_at >= share.known_since and not self.is_deaf(share):
                 await self.on_thread(lambda: self.desk.mark_boot(share, booted_at))
             return False
         return booted_at > share.booted_at + BOOT_MARGIN_S

@@ -178,3 +178,15 @@ async def test_a_node_whose_work_is_suspended_is_not_called_silent_for_that(
     engine.seen = {("att_1", ORDER.node): Glimpse(stage=Stage.RUNNING, raw="RUNNING")}
     await engine.list_owned()
     assert [node.is_alive for node in await engine.nodes()] == [False, True]
+
+
+async def test_an_answer_from_before_the_share_says_nothing_about_when_its_node_was_started(
+    engine: Lent, clock: VirtualClock
+) -> None:
+    asked_at = clock.monotonic()
+    clock.advance(1.0)
+    share = engine.desk.take(fetch("one"))
+    assert not await engine.has_rebooted(share, 1000.0, asked_at)
+    for _ in range(2):
+        assert not await engine.has_rebooted(share, 5000.0, clock.monotonic())
+    assert await engine.has_rebooted(share, 9000.0, clock.monotonic())
