@@ -384,8 +384,7 @@ class RemoteEngine(ABC):
         if starts.done >= MAX_STARTS:
             said = {seen.get(_place(share), NO_TRACE).raw for share in due}
             told = f"no supervisor fetched the order in {starts.done} tries: {'; '.join(sorted(said))}"
-            for share in due:
-                self.desk.close(share, EndKind.LOST, told)
+            await self._close(due, told)
             return
         starts.not_before = now + min(2.0**starts.tried, MAX_PAUSE_S)
         starts.tried += 1
@@ -401,11 +400,20 @@ class RemoteEngine(ABC):
         )
         try:
             await self.start(summons, tuple(share.order for share in due))
-        except EngineRefused:
+        except EngineRefused as error:
             if starts.done == 0 and incarnation == 0:
                 await self.on_thread(lambda: self.desk.withdraw(submission.attempt_id))
-            raise
+            if not self.desk.find(submission.attempt_id):
+                raise
+            # Others of it may run, or may begin yet: these alone are over.
+            await self._close(due, f"{self.name} refused it: {error.message}")
+            return
         starts.done += 1  # what was turned away for now is no try
+
+    async def _close(self, shares: Collection[DeskShare], told: str) -> None:
+        """Give up those that nobody has: nobody ever will."""
+        for share in shares:
+            await self.on_thread(lambda share=share: self.desk.close(share, EndKind.LOST, told))  # type: ignore[misc]
 
     def _has_heir(self, share: DeskShare) -> bool:
         return share.heir_until is not None and self._clock.monotonic() < share.heir_until

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shoal.engines.base import Sight, Submission
 from shoal.engines.desk import DeskShare
 from shoal.engines.fake import VirtualClock
 from shoal.engines.remote import HEARD_S, MAX_PAUSE_S, SILENT_S, Glimpse, Glimpses, Reach, RemoteEngine, Stage
-from shoal.errors import EngineUnreachable
+from shoal.errors import EngineRefused, EngineUnreachable
 from shoal.model.node import NodeFacts
-from shoal.wire import Order, Summons
+from shoal.wire import EndKind, Order, Summons
 from tests.unit.engines.test_desk_terms import ORDER, fetch
 
 pytestmark = pytest.mark.anyio
@@ -25,6 +26,7 @@ class Lent(RemoteEngine):
     name = "lent"
     is_away = False
     is_full = False
+    refusal = ""
 
     def __init__(self, home: Path, clock: VirtualClock, shared: str = "") -> None:
         reach = Reach(urls=("https://login:1",), ca="ca", shared=shared)
@@ -35,6 +37,8 @@ class Lent(RemoteEngine):
     async def start(self, summons: Summons, orders: tuple[Order, ...]) -> None:
         if self.is_full:
             raise EngineUnreachable("sbatch said: job submit limit")
+        if self.refusal:
+            raise EngineRefused(self.refusal)
 
     async def look(self, shares: Collection[DeskShare]) -> Glimpses:
         if self.is_away:
@@ -54,6 +58,17 @@ class Lent(RemoteEngine):
 @pytest.fixture
 def clock() -> VirtualClock:
     return VirtualClock(1_800_000_000.0)
+
+
+GANG = Submission(
+    attempt_id="att_1",
+    epoch=1,
+    orders=tuple(
+        msgspec.structs.replace(ORDER, node=node, node_rank=rank, nodes=("n1", "n2"))
+        for rank, node in enumerate(("n1", "n2"))
+    ),
+    ticket="t",
+)
 
 
 @pytest.fixture
@@ -190,3 +205,33 @@ async def test_an_answer_from_before_the_share_says_nothing_about_when_its_node_
     for _ in range(2):
         assert not await engine.has_rebooted(share, 5000.0, clock.monotonic())
     assert await engine.has_rebooted(share, 9000.0, clock.monotonic())
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_what_is_refused_beside_others_that_began_is_lost_and_ends_nobody_else(
+    tmp_path: Path, clock: VirtualClock, is_restarted: bool
+) -> None:
+    engine = Lent(tmp_path, clock)
+    await engine.submit(GANG)
+    engine.desk.take(fetch("one"))
+    engine = Lent(tmp_path, clock) if is_restarted else engine
+    engine.desk.take(fetch("one"))
+    engine.refusal = "sbatch said: Requested node configuration is not available"
+    clock.advance(MAX_PAUSE_S)
+    engine.desk.take(fetch("one"))
+    assert await engine.submit(GANG) == "lent:att_1"
+    began, refused = await engine.list_owned()
+    assert (began.sight, refused.sight) == (Sight.ALIVE, Sight.ENDED)
+    assert refused.outcome is not None
+    assert refused.outcome.kind is EndKind.LOST
+    assert refused.outcome.message == f"lent refused it: {engine.refusal}"
+
+
+async def test_what_is_refused_before_anybody_began_was_never_there(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    engine = Lent(tmp_path, clock)
+    engine.refusal = "sbatch said: Requested node configuration is not available"
+    with pytest.raises(EngineRefused, match="not available"):
+        await engine.submit(GANG)
+    assert await engine.list_owned() == []
