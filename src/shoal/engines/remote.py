@@ -27,7 +27,7 @@ from shoal.engines.desk import Desk, DeskShare
 from shoal.engines.refusal import is_name, refuse_malformed, refuse_strangers, what_is_gone
 from shoal.errors import EngineRefused, EngineUnreachable, NodeGone
 from shoal.model.node import NodeFacts
-from shoal.wire import EndKind, Order, Summons
+from shoal.wire import KEEPER_PATIENCE_S, EndKind, Order, Summons
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -42,6 +42,9 @@ SILENT_S = 3 * HEARD_S
 because its node is silent goes elsewhere."""
 BOOT_MARGIN_S = 600.0
 """That clock may be set meanwhile: munge alone lets Slurm's be five minutes off."""
+BEHIND_S = KEEPER_PATIENCE_S + 60.0
+"""How long a share may wait for its keeper while the cluster runs what it was started with, and others of it
+have their orders. By then its keeper has given up; one that comes yet is late, and gets no order."""
 MAX_STARTS = 6
 MAX_PAUSE_S = 60.0
 FIRST_PORT, NUM_PORTS = 20_000, 10_000
@@ -122,6 +125,8 @@ class RemoteEngine(ABC):
         """By attempt and incarnation."""
         self._suspended: set[tuple[str, str]] = set()
         """Attempts and nodes of shares that were so when they were looked at last."""
+        self._behind: dict[tuple[str, str, int], float] = {}
+        """By attempt, node and incarnation: since when nobody came for an order while others have theirs."""
         self._guard = anyio.Lock()
 
     @abstractmethod
@@ -221,6 +226,7 @@ class RemoteEngine(ABC):
             await self.on_thread(lambda: self.desk.forget(attempt_id))
             if not self.desk.find(attempt_id):
                 self._starting = {key: at for key, at in self._starting.items() if key[0] != attempt_id}
+                self._behind = {key: at for key, at in self._behind.items() if key[0] != attempt_id}
 
     async def read_log(self, attempt_id: str, node: str, offset: int, limit: int) -> LogChunk:
         return await self.on_thread(lambda: self.desk.read_log(attempt_id, node, offset, limit))
@@ -429,11 +435,16 @@ class RemoteEngine(ABC):
                 share.heard_at = self._clock.monotonic()  # since our start: it may speak yet
             elif silence_s >= LATE_S:
                 self.desk.bury(share, EndKind.LOST, f"its supervisor is gone: {glimpse.raw}")
+        behind_s = self._behind_s(share, glimpse)
+        raw = f"{glimpse.raw}; others of it have begun, and nobody has come for this order"
+        if behind_s >= BEHIND_S:
+            self.desk.close(share, EndKind.LOST, f"{raw} in {BEHIND_S:.0f} s")
         if share.outcome is not None:
             return self._observation(share, Sight.ENDED, share.outcome.kind)
         if share.is_waiting:
             is_queued = glimpse.stage in (Stage.QUEUED, Stage.AWAY)
-            return self._observation(share, Sight.PENDING, glimpse.raw, is_queued=is_queued)
+            raw = raw if behind_s >= HEARD_S else glimpse.raw
+            return self._observation(share, Sight.PENDING, raw, is_queued=is_queued)
         is_heard = silence_s is not None and silence_s < HEARD_S
         if glimpse.stage is Stage.SUSPENDED:
             self._suspended.add(_place(share))
@@ -442,6 +453,23 @@ class RemoteEngine(ABC):
         if is_heard or glimpse.stage is Stage.SUSPENDED:
             return self._observation(share, Sight.ALIVE, "its keeper speaks" if is_heard else glimpse.raw)
         return self._observation(share, Sight.UNKNOWN, f"its keeper is silent; {glimpse.raw}")
+
+    def _behind_s(self, share: DeskShare, glimpse: Glimpse) -> float:
+        """For how long it has been left behind by others that the cluster started with it. It has one word
+        for all of them: what it runs for one hides that another's keeper is gone.
+        """
+        key = (*_place(share), share.order.incarnation)
+        if not share.is_waiting or glimpse.stage is not Stage.RUNNING or not self._have_others_begun(share):
+            self._behind.pop(key, None)
+            return 0.0
+        now = self._clock.monotonic()
+        return now - self._behind.setdefault(key, now)
+
+    def _have_others_begun(self, share: DeskShare) -> bool:
+        return any(
+            other.taken is not None and not other.is_closed and other.launch == share.launch
+            for other in self.desk.find(share.order.attempt_id).values()
+        )
 
     def _observation(
         self, share: DeskShare, sight: Sight, raw: str, *, is_queued: bool = False

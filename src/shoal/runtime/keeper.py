@@ -115,7 +115,8 @@ class Keeper:
         try:
             root = places.make_root(self._summons.spool)
         except OSError as error:
-            # Without the order nothing is lost: who submitted it tries again.
+            # Without the order nothing is lost: who submitted it tries again, or gives it up where others
+            # have theirs that were started with this keeper.
             _say(f"no order is fetched for {self._fetch.attempt_id}: no place on {self._node}: {error}")
             return NO_ORDER
         found = self._get_order()

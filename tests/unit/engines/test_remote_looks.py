@@ -11,8 +11,18 @@ import pytest
 from shoal.engines.base import Sight, Submission
 from shoal.engines.desk import DeskShare
 from shoal.engines.fake import VirtualClock
-from shoal.engines.remote import HEARD_S, MAX_PAUSE_S, SILENT_S, Glimpse, Glimpses, Reach, RemoteEngine, Stage
-from shoal.errors import EngineRefused, EngineUnreachable
+from shoal.engines.remote import (
+    BEHIND_S,
+    HEARD_S,
+    MAX_PAUSE_S,
+    SILENT_S,
+    Glimpse,
+    Glimpses,
+    Reach,
+    RemoteEngine,
+    Stage,
+)
+from shoal.errors import EngineRefused, EngineUnreachable, StateError
 from shoal.model.node import NodeFacts
 from shoal.wire import EndKind, Order, Summons
 from tests.unit.engines.test_desk_terms import ORDER, fetch
@@ -235,3 +245,56 @@ async def test_what_is_refused_before_anybody_began_was_never_there(
     with pytest.raises(EngineRefused, match="not available"):
         await engine.submit(GANG)
     assert await engine.list_owned() == []
+
+
+def running(*nodes: str) -> Glimpses:
+    return {("att_1", node): Glimpse(stage=Stage.RUNNING, raw="Slurm job 7 is RUNNING") for node in nodes}
+
+
+async def test_a_share_whose_keeper_gave_up_beside_others_that_began_is_lost(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    engine = Lent(tmp_path, clock)
+    await engine.submit(GANG)
+    engine.seen = running("n1", "n2")
+    clock.advance(BEHIND_S)
+    await engine.list_owned()
+    engine.desk.take(fetch("one"))
+    told = "Slurm job 7 is RUNNING; others of it have begun, and nobody has come for this order"
+    for second in range(int(BEHIND_S)):
+        _, late = await engine.list_owned()
+        assert (late.sight, late.raw == told) == (Sight.PENDING, second >= HEARD_S)
+        clock.advance(1.0)
+    _, late = await engine.list_owned()
+    assert late.outcome is not None
+    assert (late.outcome.kind, late.outcome.message) == (EndKind.LOST, f"{told} in 360 s")
+    with pytest.raises(StateError):  # one that comes yet
+        engine.desk.take(msgspec.structs.replace(fetch("two"), node="n2"))
+
+
+@pytest.mark.parametrize("stage", [Stage.QUEUED, Stage.SUSPENDED, Stage.UNKNOWN])
+async def test_a_share_that_the_cluster_does_not_run_is_not_left_behind(
+    tmp_path: Path, clock: VirtualClock, stage: Stage
+) -> None:
+    engine = Lent(tmp_path, clock)
+    await engine.submit(GANG)
+    engine.desk.take(fetch("one"))
+    engine.seen = running("n1", "n2")
+    await engine.list_owned()
+    clock.advance(BEHIND_S - 1.0)
+    engine.seen = running("n1") | {("att_1", "n2"): Glimpse(stage=stage)}
+    await engine.list_owned()
+    engine.seen = running("n1", "n2")
+    for _ in range(2):  # it counts from here again
+        _, late = await engine.list_owned()
+        assert late.sight is Sight.PENDING
+        clock.advance(BEHIND_S - 1.0)
+
+
+async def test_a_share_alone_waits_for_its_keeper_however_long(tmp_path: Path, clock: VirtualClock) -> None:
+    engine = Lent(tmp_path, clock)
+    await engine.submit(GANG)
+    engine.seen = running("n1", "n2")
+    for _ in range(3):
+        clock.advance(BEHIND_S)
+        assert [seen.sight for seen in await engine.list_owned()] == [Sight.PENDING] * 2
