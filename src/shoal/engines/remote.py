@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Collection
 from enum import StrEnum
 from pathlib import Path
@@ -45,6 +46,9 @@ BOOT_MARGIN_S = 600.0
 BEHIND_S = KEEPER_PATIENCE_S + 60.0
 """How long a share may wait for its keeper while the cluster runs what it was started with, and others of it
 have their orders. By then its keeper has given up; one that comes yet is late, and gets no order."""
+STARTS_AT_ONCE = 8
+"""Of different owners. Those of one come one after the other: where what starts them is the owner's own
+process, as `sbatch` may be, who stops it holds up nobody else."""
 MAX_STARTS = 6
 MAX_PAUSE_S = 60.0
 FIRST_PORT, NUM_PORTS = 20_000, 10_000
@@ -127,7 +131,9 @@ class RemoteEngine(ABC):
         """Attempts and nodes of shares that were so when they were looked at last."""
         self._behind: dict[tuple[str, str, int], float] = {}
         """By attempt, node and incarnation: since when nobody came for an order while others have theirs."""
-        self._guard = anyio.Lock()
+        self._guards: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
+        """By owner: starts of one attempt must exclude each other."""
+        self._at_once = anyio.CapacityLimiter(STARTS_AT_ONCE)
 
     @abstractmethod
     async def start(self, summons: Summons, orders: tuple[Order, ...]) -> None:
@@ -166,7 +172,7 @@ class RemoteEngine(ABC):
         else:
             await self._begin_anew(submission)
         if is_new or await self._due(submission):  # else nobody waits for those who start others
-            async with self._guard:
+            async with self._guards[submission.orders[0].owner], self._at_once:
                 await self._start(submission, is_new=is_new)
         return self.native_id(attempt_id)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
+import anyio
 import msgspec
 import pytest
 
@@ -16,6 +17,7 @@ from shoal.engines.remote import (
     HEARD_S,
     MAX_PAUSE_S,
     SILENT_S,
+    STARTS_AT_ONCE,
     Glimpse,
     Glimpses,
     Reach,
@@ -298,3 +300,52 @@ async def test_a_share_alone_waits_for_its_keeper_however_long(tmp_path: Path, c
     for _ in range(3):
         clock.advance(BEHIND_S)
         assert [seen.sight for seen in await engine.list_owned()] == [Sight.PENDING] * 2
+
+
+class Held(Lent):
+    """Whoever starts something of ana's is stopped by her, until she lets go."""
+
+    def __init__(self, home: Path, clock: VirtualClock) -> None:
+        super().__init__(home, clock)
+        self.let_go = anyio.Event()
+        self.started: list[str] = []
+
+    async def start(self, summons: Summons, orders: tuple[Order, ...]) -> None:
+        self.started.append(summons.attempt_id)
+        if orders[0].owner.startswith("ana"):
+            await self.let_go.wait()
+
+
+def owned(attempt_id: str, owner: str) -> Submission:
+    mine = msgspec.structs.replace(ORDER, attempt_id=attempt_id, owner=owner)
+    return Submission(attempt_id=attempt_id, epoch=1, orders=(mine,), ticket="t")
+
+
+async def test_an_owner_whose_start_hangs_holds_up_their_own_alone(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    engine = Held(tmp_path, clock)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.submit, owned("att_1", "ana"))
+        tasks.start_soon(engine.submit, owned("att_2", "ana"))
+        while len(engine.desk.shares()) < 2:  # noqa: ASYNC110 - as long as it takes
+            await anyio.sleep(0.01)
+        with anyio.fail_after(10.0):
+            await engine.submit(owned("att_3", "bo"))
+        assert len(engine.started) == 2
+        engine.let_go.set()
+    assert sorted(engine.started) == ["att_1", "att_2", "att_3"]
+
+
+async def test_only_so_many_starts_are_under_way_at_once(tmp_path: Path, clock: VirtualClock) -> None:
+    engine = Held(tmp_path, clock)
+    async with anyio.create_task_group() as tasks:
+        for number in range(STARTS_AT_ONCE + 2):
+            tasks.start_soon(engine.submit, owned(f"att_{number}", f"ana-{number}"))
+        with anyio.fail_after(10.0):
+            while len(engine.started) < STARTS_AT_ONCE or len(engine.desk.shares()) < STARTS_AT_ONCE + 2:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+        await anyio.wait_all_tasks_blocked()
+        assert len(engine.started) == STARTS_AT_ONCE
+        engine.let_go.set()
+    assert len(engine.started) == STARTS_AT_ONCE + 2
