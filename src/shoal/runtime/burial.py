@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import signal
-import stat
 import sys
 import time
 
@@ -34,10 +33,12 @@ def main(arguments: list[str]) -> int:
 
 
 def bury(share: spool.Share, timeout_s: float = TIMEOUT_S) -> int:
-    """Kill its supervisor and what that left. A share that was never prepared, or is removed, is over."""
+    """Kill its supervisor and what that left. A share that was never prepared, or is removed, is over; of one
+    whose files were taken away nobody can say so.
+    """
     clock = BootClock()
     deadline = clock.monotonic() + timeout_s
-    while _is_there(share.directory):
+    while spool.is_there(share):
         lock = spool.take_lock(share)
         if lock is None:
             # By its claim: one that a keeper forked has no room for its name on its command line.
@@ -56,14 +57,6 @@ def bury(share: spool.Share, timeout_s: float = TIMEOUT_S) -> int:
             return NOT_YET
         time.sleep(TURN_S)
     return OVER
-
-
-def _is_there(directory: str) -> bool:
-    """`OSError` where nobody can say: not to see it is no evidence."""
-    try:
-        return stat.S_ISDIR(os.stat(directory).st_mode)
-    except FileNotFoundError:
-        return False
 
 
 if __name__ == "__main__":

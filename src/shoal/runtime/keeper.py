@@ -100,6 +100,8 @@ class Keeper:
         self._is_stale = False
         self._kill_at: float | None = None
         self._grace_s: float | None = None
+        self._shelter: int | None = None
+        """Keeps sweepers of old files out of the share's directory."""
         self._fetch = Fetch(
             attempt_id=summons.attempt_id,
             node=node,
@@ -126,7 +128,11 @@ class Keeper:
             return STOPPED if self.is_asked_to_stop else NO_ORDER
         assignment, asked_at = found
         self._fetch = msgspec.structs.replace(self._fetch, incarnation=assignment.order.incarnation)
-        return self._keep(spool.Share(places.place_of(root, self._fetch)), assignment, asked_at)
+        try:
+            return self._keep(spool.Share(places.place_of(root, self._fetch)), assignment, asked_at)
+        finally:
+            if self._shelter is not None:
+                os.close(self._shelter)
 
     def _keep(self, share: spool.Share, assignment: Assignment, asked_at: float) -> int:
         """Nobody else will ever have this order: whatever comes, its end is told."""
@@ -196,9 +202,13 @@ class Keeper:
         )
 
     def _prepare(self, share: spool.Share, order: Order, assignment: Assignment) -> None:
-        """Make the share's directory on this node, with all the supervisor needs."""
+        """Make the share's directory on this node, with all the supervisor needs. First the order: of a share
+        without one nobody can say that nothing of it runs.
+        """
         os.makedirs(os.path.dirname(share.directory), mode=0o700, exist_ok=True)
         os.mkdir(share.directory, 0o700)
+        spool.write_order(share, order)
+        self._shelter = spool.shelter(share)
         if assignment.has_archive:
             self._fetch_archive(share)
         authority = f"{share.directory}/ca.pem"
@@ -206,7 +216,6 @@ class Keeper:
         first, *others = self._summons.urls
         server = {"url": first, "others": others, "tls_cert": authority}
         spool.durable_write(f"{share.directory}/server.json", msgspec.json.encode(server))
-        spool.write_order(share, order)
 
     def _fetch_archive(self, share: spool.Share) -> None:
         deadline, pause = self._clock.monotonic() + self._summons.patience_s, FIRST_BACKOFF_S
@@ -312,7 +321,7 @@ class Keeper:
         """The supervisor has ended. If it left no outcome, see that nothing of it runs, and write one."""
         while spool.read_outcome(share) is None:
             lock = spool.take_lock(share)
-            if lock is not None and spool.kill_leftovers(share.directory):
+            if lock is not None and spool.kill_leftovers(share.directory, order):
                 words = _last_words(share.errors)
                 _say(f"the supervisor died without an outcome: {words or 'it said nothing'}")
                 last = f"; it last said: {words}" if words else ""

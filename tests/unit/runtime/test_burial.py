@@ -55,3 +55,13 @@ def test_somebody_who_holds_on_is_not_said_to_be_gone(tmp_path: Path) -> None:
         assert lock is not None
         assert bury(running.share, timeout_s=0.3) == NOT_YET
         os.close(lock)
+
+
+def test_of_a_share_whose_files_were_swept_away_nobody_says_that_it_is_over(tmp_path: Path) -> None:
+    with shares_in(tmp_path) as make:
+        running = make(an_order(run="setsid sleep 1000 & wait"))
+        running.spawn()
+        until(lambda: os.path.exists(running.share.started))  # noqa: PTH110
+        for name in ("order.json", "lock", "claimed", "started"):
+            (running.directory / name).unlink()
+        assert bury(running.share, timeout_s=0.3) == NOT_YET
