@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from shoal.wire import EndKind, Summons
 from tests.contract.desk_world import DeskWorld
 from tests.contract.engine_contract import EngineContract, Program
 from tests.support.remote import ProcessEngine
+from tests.support.shares import processes_with
 
 SWEEPER = shutil.which("systemd-tmpfiles")
 
@@ -118,6 +120,18 @@ class TestKeepers:
         [seen] = await world.until(submission.attempt_id, Sight.ENDED)
         assert seen.outcome is not None
         assert (seen.outcome.kind, world.num_running(submission.attempt_id)) == (EndKind.LOST, 0)
+
+    async def test_what_hid_from_a_killed_supervisor_is_found_by_its_keeper(self, world: RemoteWorld) -> None:
+        mark = f"sleep\0{random.randrange(10**6, 10**9)}"
+        run = f"env -i setsid {mark} & while :; do sleep 0.1; done".replace("\0", " ")
+        submission = changed(world.submission(), run=run, confinement=())
+        await world.started(submission)
+        while not processes_with(mark):
+            await world.pass_time()
+        assert spool.signal_supervisor(world.share(submission.attempt_id, "n1"), signal.SIGKILL)
+        [seen] = await world.until(submission.attempt_id, Sight.ENDED)
+        assert seen.outcome is not None
+        assert (seen.outcome.kind, processes_with(mark)) == (EndKind.LOST, [])
 
     async def test_a_killed_supervisor_whose_files_were_swept_away_is_buried_by_its_keeper(
         self, world: RemoteWorld

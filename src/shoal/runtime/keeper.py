@@ -21,7 +21,7 @@ from types import FrameType
 import msgspec
 
 from shoal.clock import BootClock
-from shoal.runtime import entry, kernel, places, removal, spool
+from shoal.runtime import entry, kernel, places, removal, spool, tree
 from shoal.runtime.desk import DeskClient, Refused, Silent
 from shoal.wire import (
     MAX_OUTCOME_MESSAGE,
@@ -62,6 +62,7 @@ def main(arguments: list[str]) -> int:
         return USAGE
     node = os.environ.get(arguments[0][1:], "") if arguments[0].startswith("$") else arguments[0]
     kernel.hide_memory()
+    kernel.become_subreaper()
     os.umask(0o077)
     try:
         summons = msgspec.json.decode(sys.stdin.buffer.read(), type=Summons)
@@ -320,8 +321,9 @@ class Keeper:
     def _bury(self, share: spool.Share, order: Order) -> None:
         """The supervisor has ended. If it left no outcome, see that nothing of it runs, and write one."""
         while spool.read_outcome(share) is None:
+            is_clean = _kill_children()
             lock = spool.take_lock(share)
-            if lock is not None and spool.kill_leftovers(share.directory, order):
+            if lock is not None and spool.kill_leftovers(share.directory, order) and is_clean:
                 words = _last_words(share.errors)
                 _say(f"the supervisor died without an outcome: {words or 'it said nothing'}")
                 last = f"; it last said: {words}" if words else ""
@@ -384,6 +386,19 @@ def _become_supervisor(share: spool.Share, reader: int, asked_at: float, keeper:
         sys.excepthook(*sys.exc_info())
     finally:
         os._exit(status)
+
+
+def _kill_children() -> bool:
+    """All that the supervisor had started and left is below this process, whatever became of its marks: see
+    `become_subreaper`. False: something does not die.
+    """
+    return tree.kill_until_gone(lambda: tree.descendants(os.getpid()), timeout_s=KILL_AFTER_S, between=_reap)
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def _size_of(path: str) -> int:
