@@ -147,8 +147,7 @@ class Keeper:
             told = f"{self._node} could not begin its share: {error}"
             _say(told)
             return self._deliver(share, order, credentials, self._lost(share, order, told))
-        self._attend(share, order, credentials, pid)
-        return self._deliver(share, order, credentials, spool.read_outcome(share))
+        return self._deliver(share, order, credentials, self._attend(share, order, credentials, pid))
 
     def _on_stop(self, signum: int, frame: FrameType | None) -> None:
         self.is_asked_to_stop = True
@@ -242,8 +241,8 @@ class Keeper:
             pipe.write(msgspec.json.encode(credentials))
         return pid
 
-    def _attend(self, share: spool.Share, order: Order, credentials: Credentials, pid: int) -> None:
-        """Hand in what there is until the supervisor has ended; then its end is on disk here."""
+    def _attend(self, share: spool.Share, order: Order, credentials: Credentials, pid: int) -> NodeOutcome:
+        """Hand in what there is until the supervisor has ended; how it did."""
         while os.waitpid(pid, os.WNOHANG)[0] == 0:
             if self.is_asked_to_stop and self._grace_s is None:
                 self._stop(share, order.grace_s)
@@ -251,7 +250,7 @@ class Keeper:
                 os.kill(pid, signal.SIGKILL)
             self._hand_in(share, order, credentials)
             time.sleep(TURN_S)
-        self._bury(share, order)
+        return self._bury(share, order)
 
     def _hand_in(self, share: spool.Share, order: Order, credentials: Credentials) -> None:
         """A piece of the log, if there is one, or a sign of life, if it is time."""
@@ -318,20 +317,24 @@ class Keeper:
             _say(f"the disk does not take the stop, a signal has to do: {error}")
         spool.signal_supervisor(share)
 
-    def _bury(self, share: spool.Share, order: Order) -> None:
-        """The supervisor has ended. If it left no outcome, see that nothing of it runs, and write one."""
-        while spool.read_outcome(share) is None:
-            is_clean = _kill_children()
-            lock = spool.take_lock(share)
-            if lock is not None and spool.kill_leftovers(share.directory, order) and is_clean:
+    def _bury(self, share: spool.Share, order: Order) -> NodeOutcome:
+        """The supervisor has ended: how, by its own word. If it left none, see that nothing of the share runs
+        and say so, also where the disk does not take it.
+        """
+        while (outcome := spool.read_outcome(share)) is None:
+            # Without the lock: who had it was our child and is dead, and nobody else comes for it.
+            if _kill_children() and spool.kill_leftovers(share.directory, order):
                 words = _last_words(share.errors)
                 _say(f"the supervisor died without an outcome: {words or 'it said nothing'}")
                 last = f"; it last said: {words}" if words else ""
-                told = f"its supervisor died without an outcome{last}"
-                spool.write_outcome(share, self._lost(share, order, told))
-            if lock is not None:
-                os.close(lock)
+                lost = self._lost(share, order, f"its supervisor died without an outcome{last}")
+                try:
+                    spool.write_outcome(share, lost)
+                except OSError as error:
+                    _say(f"the disk does not take that, it is told all the same: {error}")
+                return lost
             time.sleep(TURN_S)
+        return outcome
 
     def _lost(self, share: spool.Share, order: Order, told: str) -> NodeOutcome:
         started = spool.read_started(share)
@@ -347,7 +350,7 @@ class Keeper:
         )
 
     def _deliver(
-        self, share: spool.Share, order: Order, credentials: Credentials, outcome: NodeOutcome | None
+        self, share: spool.Share, order: Order, credentials: Credentials, outcome: NodeOutcome
     ) -> int:
         """Hand in the rest of the log, then the outcome, until that is recorded. Then the files may go."""
         deadline = self._clock.monotonic() + max(DELIVER_S, order.fence_s)
@@ -427,5 +430,6 @@ def _last_words(path: str) -> str:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"shoal keeper: {text}\n")
-    sys.stderr.flush()
+    """Where there is room for it: nobody is to die for having something to say."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"shoal keeper: {text}\n".encode("utf-8", "replace"))
