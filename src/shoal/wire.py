@@ -429,6 +429,9 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     """Data planes are on other machines: the replica is reached through a porch, which shows these."""
 
 
+KEEPER_PATIENCE_S = 300.0
+
+
 class Summons(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine hands a supervisor on another machine, on its standard input: where its order is, and
     the right to fetch it once. A secret while nobody has.
@@ -445,7 +448,7 @@ class Summons(msgspec.Struct, frozen=True, kw_only=True):
     """A directory on the node's own disk, this user's or, as /tmp is, for all; empty: /tmp."""
     devices_from: str = ""
     """The variable in which the cluster says which devices it gave; empty: those of the order."""
-    patience_s: float = 300.0
+    patience_s: float = KEEPER_PATIENCE_S
     """How long to try to get the order."""
     can_follow: bool = False
     """Whether a keeper whose supervisor was lost may take the order for the share in its place: the cluster

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
+import shutil
 import signal
 import subprocess
 import time
@@ -14,7 +16,7 @@ import anyio
 import msgspec
 import pytest
 
-from shoal.engines.base import Sight
+from shoal.engines.base import Sight, Submission
 from shoal.identity import ticket
 from shoal.identity.authority import make_authority
 from shoal.runtime import spool, tree
@@ -22,6 +24,9 @@ from shoal.wire import EndKind, Summons
 from tests.contract.desk_world import DeskWorld
 from tests.contract.engine_contract import EngineContract, Program
 from tests.support.remote import ProcessEngine
+from tests.support.shares import processes_with
+
+SWEEPER = shutil.which("systemd-tmpfiles")
 
 
 class RemoteWorld(DeskWorld):
@@ -116,11 +121,58 @@ class TestKeepers:
         assert seen.outcome is not None
         assert (seen.outcome.kind, world.num_running(submission.attempt_id)) == (EndKind.LOST, 0)
 
+    async def test_what_hid_from_a_killed_supervisor_is_found_by_its_keeper(self, world: RemoteWorld) -> None:
+        mark = f"sleep\0{random.randrange(10**6, 10**9)}"
+        run = f"env -i setsid {mark} & while :; do sleep 0.1; done".replace("\0", " ")
+        submission = changed(world.submission(), run=run, confinement=())
+        await world.started(submission)
+        while not processes_with(mark):
+            await world.pass_time()
+        assert spool.signal_supervisor(world.share(submission.attempt_id, "n1"), signal.SIGKILL)
+        [seen] = await world.until(submission.attempt_id, Sight.ENDED)
+        assert seen.outcome is not None
+        assert (seen.outcome.kind, processes_with(mark)) == (EndKind.LOST, [])
+
+    async def test_a_killed_supervisor_whose_files_were_swept_away_is_buried_by_its_keeper(
+        self, world: RemoteWorld
+    ) -> None:
+        submission = world.submission(Program(exit_code=None, has_children=True, is_deaf=True))
+        submission = changed(submission, confinement=())
+        await world.started(submission)
+        await world.until_running(submission.attempt_id)
+        share = world.share(submission.attempt_id, "n1")
+        claim = spool.read_claim(share)
+        assert claim is not None
+        for path in Path(share.directory).iterdir():  # noqa: ASYNC240
+            if path.is_file():
+                path.unlink()
+        os.kill(claim.pid, signal.SIGKILL)
+        [seen] = await world.until(submission.attempt_id, Sight.ENDED)
+        assert seen.outcome is not None
+        assert (seen.outcome.kind, world.num_running(submission.attempt_id)) == (EndKind.LOST, 0)
+
+    @pytest.mark.skipif(SWEEPER is None, reason="there is no systemd-tmpfiles here (apt install systemd)")
+    async def test_what_sweeps_old_files_away_leaves_those_of_a_share_that_runs(
+        self, world: RemoteWorld, tmp_path: Path
+    ) -> None:
+        submission = world.submission()
+        await world.started(submission)
+        share = world.share(submission.attempt_id, "n1").directory
+        before = set(os.listdir(share))  # noqa: PTH208
+        old = world.spool / "old"
+        old.touch()
+        rules = tmp_path / "rules.conf"
+        rules.write_text(f"e {world.spool} - - - 0\n")  # whatever its age
+        assert SWEEPER is not None
+        await anyio.run_process([SWEEPER, "--clean", str(rules)])
+        assert not old.exists(), "it swept"
+        assert {"order.json", "claimed", "lock"} <= before
+        assert before <= set(os.listdir(share))  # noqa: PTH208
+
     async def test_what_was_logged_while_nobody_listened_is_handed_in_later(self, world: RemoteWorld) -> None:
         submission = world.submission()
         shown = "echo before; for i in 1 2 3 4 5 6 7 8; do sleep 0.2; echo line $i; done"
-        orders = tuple(msgspec.structs.replace(order, run=shown) for order in submission.orders)
-        submission = msgspec.structs.replace(submission, orders=orders)
+        submission = changed(submission, run=shown)
         await world.started(submission)
         hear = world.engine.desk.hear
         world.engine.desk.hear = _away  # type: ignore[method-assign, assignment]
@@ -180,6 +232,12 @@ class TestKeepers:
                 assert not any(one in told for one in secrets[: 1 if is_rank else 2]), (pid, name)
         for path in (p for root in (world.home, world.spool) for p in root.rglob("*") if p.is_file()):
             assert not any(one in path.read_bytes() for one in secrets), path
+
+
+def changed(submission: Submission, **changes: object) -> Submission:
+    """With all its orders changed so."""
+    orders = tuple(msgspec.structs.replace(order, **changes) for order in submission.orders)
+    return msgspec.structs.replace(submission, orders=orders)
 
 
 def _read(path: str) -> bytes:

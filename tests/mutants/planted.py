@@ -169,7 +169,7 @@ MUTANTS = (
     Mutant(
         "lost_before_leftovers_are_killed",
         "engines/local/watch.py",
-        "if not spool.kill_leftovers(view.share.directory, timeout_s=BURIAL_S):",
+        "if not spool.kill_leftovers(view.share.directory, view.order, timeout_s=BURIAL_S):",
         "if spool.read_order(view.share) is None:",
         "P2: LOST is said when nothing runs any more",
         ("engine",),

@@ -112,7 +112,7 @@ class RunningShare:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGKILL)
             process.wait(10)
-        assert spool.kill_leftovers(self.directory)
+        assert spool.kill_leftovers(self.directory, self.order)
 
 
 Start = Callable[..., RunningShare]

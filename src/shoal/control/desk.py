@@ -13,6 +13,7 @@ from shoal.control.core import Core
 from shoal.control.launch import Starting, load, submission_of
 from shoal.engines.desk import Desk, SupportsDesk
 from shoal.errors import NotFound, StateError
+from shoal.model.attempt import AttemptState
 from shoal.store import Tx
 from shoal.wire import Assignment, Credentials, Dispatch, DispatchAnswer, Fetch, Order
 
@@ -21,12 +22,15 @@ T = TypeVar("T")
 
 async def fetch(core: Core, asked: Fetch) -> Assignment:
     """The order of this share for the process that asks, if the share may begin now. The same process may ask
-    again; `StateError` for any other, and for a share whose time is over.
+    again; `StateError` for any other, and for a share whose time is over. One that ended while its order was
+    taken stays so at the desk, and nobody begins it.
     """
     desk = _desk(core)
     starting = await core.store.read(lambda tx: _current(tx, asked))
     submission = submission_of(core, starting)
     share = await _led(core, partial(desk.take, asked))
+    # An end that was recorded since the question is of a share that nobody had; nobody is to have it.
+    await core.store.read(lambda tx: _refuse_ended(tx, share.order))
     core.leases.heard(asked.attempt_id, asked.node, share.order.incarnation)
     return Assignment(
         order=msgspec.structs.replace(share.order, control_urls=core.urls_to_tell),
@@ -81,6 +85,15 @@ def _desk(core: Core) -> Desk:
             f"no order waits here: the engine is `{core.engine.name}`, whose nodes are this machine"
         )
     return core.engine.desk
+
+
+def _refuse_ended(tx: Tx, order: Order) -> None:
+    """One that is to end is given all the same: who has it hears of that, and says when it is over."""
+    attempt = tx.attempts.get(order.attempt_id)
+    if attempt is None or attempt.state is AttemptState.ENDED or order.node not in attempt.nodes_left:
+        raise StateError(f"{order.attempt_id} does not begin on {order.node}: it has ended")
+    if attempt.incarnation(order.node) != order.incarnation:
+        raise StateError(f"the share of {order.attempt_id} on {order.node} was replaced")
 
 
 def _current(tx: Tx, asked: Fetch) -> Starting:

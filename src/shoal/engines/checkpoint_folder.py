@@ -39,11 +39,17 @@ class CheckpointFolder:
         self._folder = folder
         self._clock = clock
         self._looks = anyio.CapacityLimiter(MAX_LOOKS)
+        self._removals = anyio.CapacityLimiter(1)
+        """Of their own: nobody who looks waits for a large one."""
         self._verifying = threading.Lock()
 
     async def jobs(self) -> list[str]:
         """The ids of the jobs that have a directory here. Goes on with removals that were cut off."""
-        return await self._on_thread(self._jobs)
+        names = await self._on_thread(self._names, self._looks)
+        gone = [name for name in names if name.startswith(GONE)]
+        if gone:
+            await self._on_thread(lambda: self._remove(gone), self._removals)
+        return [name for name in names if is_name(name)]
 
     async def saved(self, job_id: str, verify_s: float) -> SavedCheckpoints:
         """As `SupportsCheckpoints.saved`."""
@@ -61,7 +67,7 @@ class CheckpointFolder:
     async def drop(self, job_id: str) -> None:
         """Take it away at once, and remove it then. May be repeated."""
         if is_name(job_id):
-            await self._on_thread(lambda: self._drop(job_id))
+            await self._on_thread(lambda: self._drop(job_id), self._removals)
 
     async def _look(self, job_id: str, verify_s: float) -> SavedCheckpoints:
         def work() -> SavedCheckpoints:
@@ -74,17 +80,17 @@ class CheckpointFolder:
                 may_look=lambda: self._clock.monotonic() < look_until,
             )
 
-        return await self._on_thread(work)
+        return await self._on_thread(work, self._looks)
 
-    def _jobs(self) -> list[str]:
+    def _names(self) -> list[str]:
         try:
-            names = sorted(entry.name for entry in self._folder.iterdir())
+            return sorted(entry.name for entry in self._folder.iterdir())
         except (FileNotFoundError, NotADirectoryError):
             return []
+
+    def _remove(self, names: list[str]) -> None:
         for name in names:
-            if name.startswith(GONE):
-                removal.remove(str(self._folder / name), timeout_s=REMOVAL_S)
-        return [name for name in names if is_name(name)]
+            removal.remove(str(self._folder / name), timeout_s=REMOVAL_S)
 
     def _drop(self, job_id: str) -> None:
         gone = self._folder / f"{GONE}{job_id}.{os.urandom(6).hex()}"
@@ -92,11 +98,11 @@ class CheckpointFolder:
             (self._folder / job_id).rename(gone)
         except FileNotFoundError:
             return
-        removal.remove(str(gone), timeout_s=REMOVAL_S)
+        self._remove([gone.name])
 
-    async def _on_thread(self, work: Callable[[], T]) -> T:
+    async def _on_thread(self, work: Callable[[], T], limiter: anyio.CapacityLimiter) -> T:
         try:
-            return await anyio.to_thread.run_sync(work, limiter=self._looks)
+            return await anyio.to_thread.run_sync(work, limiter=limiter)
         except OSError as error:
             raise EngineUnreachable(
                 f"the checkpoints in {self._folder} cannot be used: {error.strerror or error}",

@@ -58,6 +58,8 @@ class DeskShare:
         self.order = order
         self.files = spool.Share(directory)
         self.taken: Taken | None = None
+        self.known_since: float | None = None
+        """Monotonic: since when this process knows who has the order; never sooner than it was given."""
         self.started_at: float | None = None
         self.stop: spool.Stop | None = None
         self.outcome: NodeOutcome | None = None
@@ -115,6 +117,7 @@ class Desk:
             if is_name(entry.name):
                 self._attempts[entry.name] = {s.order.node: s for s in _found(entry)}
         for share in self.shares():
+            share.known_since = None if share.taken is None else self._clock.monotonic()
             self._end_if_closed(share)
         self.on_news: Callable[[], None] | None = None
         """Called, from any thread, when a share began or ended."""
@@ -347,13 +350,18 @@ class Desk:
         """Once, for ever. Where a control plane that was deposed meanwhile was quicker, its word stands."""
         mine = Taken(process=process, at=self._clock.now(), log_base=log_base, launch=launch)
         if spool.write_once(share.files.claimed, msgspec.json.encode(mine)):
-            share.taken = mine
+            self._know(share, mine)
         else:
             self._read_taken(share)
 
     def _read_taken(self, share: DeskShare) -> Taken | None:
-        share.taken = _taken(share.files)
+        self._know(share, _taken(share.files))
         return share.taken
+
+    def _know(self, share: DeskShare, taken: Taken | None) -> None:
+        share.taken = taken
+        if taken is not None and share.known_since is None:
+            share.known_since = self._clock.monotonic()
 
     def _end_if_closed(self, share: DeskShare) -> None:
         """Who closed it was killed, or deposed, before the outcome was written."""

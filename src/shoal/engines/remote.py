@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Collection
 from enum import StrEnum
 from pathlib import Path
@@ -27,7 +28,7 @@ from shoal.engines.desk import Desk, DeskShare
 from shoal.engines.refusal import is_name, refuse_malformed, refuse_strangers, what_is_gone
 from shoal.errors import EngineRefused, EngineUnreachable, NodeGone
 from shoal.model.node import NodeFacts
-from shoal.wire import EndKind, Order, Summons
+from shoal.wire import KEEPER_PATIENCE_S, EndKind, Order, Summons
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -42,6 +43,12 @@ SILENT_S = 3 * HEARD_S
 because its node is silent goes elsewhere."""
 BOOT_MARGIN_S = 600.0
 """That clock may be set meanwhile: munge alone lets Slurm's be five minutes off."""
+BEHIND_S = KEEPER_PATIENCE_S + 60.0
+"""How long a share may wait for its keeper while the cluster runs what it was started with, and others of it
+have their orders. By then its keeper has given up; one that comes yet is late, and gets no order."""
+STARTS_AT_ONCE = 8
+"""Of different owners. Those of one come one after the other: where what starts them is the owner's own
+process, as `sbatch` may be, who stops it holds up nobody else."""
 MAX_STARTS = 6
 MAX_PAUSE_S = 60.0
 FIRST_PORT, NUM_PORTS = 20_000, 10_000
@@ -123,7 +130,11 @@ class RemoteEngine(ABC):
         """By attempt and incarnation."""
         self._suspended: set[tuple[str, str]] = set()
         """Attempts and nodes of shares that were so when they were looked at last."""
-        self._guard = anyio.Lock()
+        self._behind: dict[tuple[str, str, int], float] = {}
+        """By attempt, node and incarnation: since when nobody came for an order while others have theirs."""
+        self._guards: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
+        """By owner: starts of one attempt must exclude each other."""
+        self._at_once = anyio.CapacityLimiter(STARTS_AT_ONCE)
 
     @abstractmethod
     async def start(self, summons: Summons, orders: tuple[Order, ...]) -> None:
@@ -162,7 +173,7 @@ class RemoteEngine(ABC):
         else:
             await self._begin_anew(submission)
         if is_new or await self._due(submission):  # else nobody waits for those who start others
-            async with self._guard:
+            async with self._guards[submission.orders[0].owner], self._at_once:
                 await self._start(submission, is_new=is_new)
         return self.native_id(attempt_id)
 
@@ -236,6 +247,7 @@ class RemoteEngine(ABC):
             await self.on_thread(lambda: self.desk.forget(attempt_id))
             if not self.desk.find(attempt_id):
                 self._starting = {key: at for key, at in self._starting.items() if key[0] != attempt_id}
+                self._behind = {key: at for key, at in self._behind.items() if key[0] != attempt_id}
 
     async def read_log(self, attempt_id: str, node: str, offset: int, limit: int) -> LogChunk:
         return await self.on_thread(lambda: self.desk.read_log(attempt_id, node, offset, limit))
@@ -274,15 +286,16 @@ class RemoteEngine(ABC):
                 silences[node] = min(silences.get(node, now - heard_at), now - heard_at)
         return [_unreached(facts) if silences.get(facts.name, 0.0) >= SILENT_S else facts for facts in nodes]
 
-    async def has_rebooted(self, share: DeskShare, booted_at: float | None) -> bool:
+    async def has_rebooted(self, share: DeskShare, booted_at: float | None, asked_at: float) -> bool:
         """Whether the node was started anew since the share was first seen there: nothing outlives that.
 
         `booted_at`: by the clock that tells it each time, and by no other; None: nobody tells it now.
+        `asked_at`: monotonic; the answer to a question from before the share may be of an earlier start.
         """
-        if share.taken is None or booted_at is None:
+        if share.taken is None or share.known_since is None or booted_at is None:
             return False
         if share.booted_at is None:
-            if not self.is_deaf(share):
+            if asked_at >= share.known_since and not self.is_deaf(share):
                 await self.on_thread(lambda: self.desk.mark_boot(share, booted_at))
             return False
         return booted_at > share.booted_at + BOOT_MARGIN_S
@@ -402,8 +415,7 @@ class RemoteEngine(ABC):
         if starts.done >= MAX_STARTS:
             said = {seen.get(_place(share), NO_TRACE).raw for share in due}
             told = f"no supervisor fetched the order in {starts.done} tries: {'; '.join(sorted(said))}"
-            for share in due:
-                self.desk.close(share, EndKind.LOST, told)
+            await self._close(due, told)
             return
         starts.not_before = now + min(2.0**starts.tried, MAX_PAUSE_S)
         starts.tried += 1
@@ -419,11 +431,20 @@ class RemoteEngine(ABC):
         )
         try:
             await self.start(summons, tuple(share.order for share in due))
-        except EngineRefused:
+        except EngineRefused as error:
             if starts.done == 0 and incarnation == 0:
                 await self.on_thread(lambda: self.desk.withdraw(submission.attempt_id))
-            raise
+            if not self.desk.find(submission.attempt_id):
+                raise
+            # Others of it may run, or may begin yet: these alone are over.
+            await self._close(due, f"{self.name} refused it: {error.message}")
+            return
         starts.done += 1  # what was turned away for now is no try
+
+    async def _close(self, shares: Collection[DeskShare], told: str) -> None:
+        """Give up those that nobody has: nobody ever will."""
+        for share in shares:
+            await self.on_thread(lambda share=share: self.desk.close(share, EndKind.LOST, told))  # type: ignore[misc]
 
     def _has_heir(self, share: DeskShare) -> bool:
         return share.heir_until is not None and self._clock.monotonic() < share.heir_until
@@ -439,11 +460,16 @@ class RemoteEngine(ABC):
                 share.heard_at = self._clock.monotonic()  # since our start: it may speak yet
             elif silence_s >= LATE_S:
                 self.desk.bury(share, EndKind.LOST, f"its supervisor is gone: {glimpse.raw}")
+        behind_s = self._behind_s(share, glimpse)
+        raw = f"{glimpse.raw}; others of it have begun, and nobody has come for this order"
+        if behind_s >= BEHIND_S:
+            self.desk.close(share, EndKind.LOST, f"{raw} in {BEHIND_S:.0f} s")
         if share.outcome is not None:
             return self._observation(share, Sight.ENDED, share.outcome.kind)
         if share.is_waiting:
             is_queued = glimpse.stage in (Stage.QUEUED, Stage.AWAY)
-            return self._observation(share, Sight.PENDING, glimpse.raw, is_queued=is_queued)
+            raw = raw if behind_s >= HEARD_S else glimpse.raw
+            return self._observation(share, Sight.PENDING, raw, is_queued=is_queued)
         is_heard = silence_s is not None and silence_s < HEARD_S
         if glimpse.stage is Stage.SUSPENDED:
             self._suspended.add(_place(share))
@@ -452,6 +478,23 @@ class RemoteEngine(ABC):
         if is_heard or glimpse.stage is Stage.SUSPENDED:
             return self._observation(share, Sight.ALIVE, "its keeper speaks" if is_heard else glimpse.raw)
         return self._observation(share, Sight.UNKNOWN, f"its keeper is silent; {glimpse.raw}")
+
+    def _behind_s(self, share: DeskShare, glimpse: Glimpse) -> float:
+        """For how long it has been left behind by others that the cluster started with it. It has one word
+        for all of them: what it runs for one hides that another's keeper is gone.
+        """
+        key = (*_place(share), share.order.incarnation)
+        if not share.is_waiting or glimpse.stage is not Stage.RUNNING or not self._have_others_begun(share):
+            self._behind.pop(key, None)
+            return 0.0
+        now = self._clock.monotonic()
+        return now - self._behind.setdefault(key, now)
+
+    def _have_others_begun(self, share: DeskShare) -> bool:
+        return any(
+            other.taken is not None and not other.is_closed and other.launch == share.launch
+            for other in self.desk.find(share.order.attempt_id).values()
+        )
 
     def _observation(
         self, share: DeskShare, sight: Sight, raw: str, *, is_queued: bool = False

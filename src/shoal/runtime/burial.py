@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import os
 import signal
-import stat
 import sys
 import time
 
 from shoal.clock import BootClock
-from shoal.runtime import places, spool
+from shoal.runtime import places, spool, tree
 from shoal.wire import Fetch
 
 TIMEOUT_S = 40.0
@@ -34,10 +33,12 @@ def main(arguments: list[str]) -> int:
 
 
 def bury(share: spool.Share, timeout_s: float = TIMEOUT_S) -> int:
-    """Kill its supervisor and what that left. A share that was never prepared, or is removed, is over."""
+    """Kill its supervisor and what that left. A share that was never prepared, or is removed, is over; of one
+    whose files were taken away nobody can say so.
+    """
     clock = BootClock()
-    deadline = clock.monotonic() + timeout_s
-    while _is_there(share.directory):
+    deadline, told = clock.monotonic() + timeout_s, "something does not die, or its order is gone"
+    while spool.is_there(share):
         lock = spool.take_lock(share)
         if lock is None:
             # By its claim: one that a keeper forked has no room for its name on its command line.
@@ -45,25 +46,32 @@ def bury(share: spool.Share, timeout_s: float = TIMEOUT_S) -> int:
                 spool.kill_supervisors(share)
         else:
             try:
+                claimed = spool.read_claim(share)
                 # A supervisor that is still on its way finds it claimed, and ends.
                 spool.claim(share, clock.now())
                 if spool.kill_leftovers(share.directory):
-                    return OVER
+                    told = _doubts(share, claimed)
+                    if not told:
+                        return OVER
             finally:
                 os.close(lock)
         if clock.monotonic() >= deadline:
-            sys.stderr.write(f"shoal burial: something of {share.directory} does not die\n")
+            sys.stderr.write(f"shoal burial: {share.directory}: {told}\n")
             return NOT_YET
         time.sleep(TURN_S)
     return OVER
 
 
-def _is_there(directory: str) -> bool:
-    """`OSError` where nobody can say: not to see it is no evidence."""
-    try:
-        return stat.S_ISDIR(os.stat(directory).st_mode)
-    except FileNotFoundError:
-        return False
+def _doubts(share: spool.Share, claimed: spool.Claim | None) -> str:
+    """Why nobody can say yet that nothing of it runs; empty: all of it was found.
+
+    What its ranks had started is nobody's child any more, and may have overwritten its marks, or hide them.
+    Whoever may be such a one is neither killed nor passed over.
+    """
+    if claimed is None or claimed.pid == os.getpid():
+        return ""  # nobody began it
+    found = tree.doubtful(os.path.realpath(share.work), claimed.start_ticks)
+    return f"processes {sorted(found)} may be of it" if found else ""
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from types import FrameType
 import msgspec
 
 from shoal.clock import BootClock
-from shoal.runtime import entry, kernel, places, removal, spool
+from shoal.runtime import entry, kernel, places, removal, spool, tree
 from shoal.runtime.desk import DeskClient, Refused, Silent
 from shoal.wire import (
     MAX_OUTCOME_MESSAGE,
@@ -46,8 +46,9 @@ does not, here alone."""
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.3, 5.0
 FOLLOW_S = 75.0
 """How long to wait for the order in place of a lost share: a little longer than the control plane tries."""
-DELIVER_S = 60.0
-"""How long, at least, the end of a share waits for a control plane that is away; else for the fence."""
+DELIVER_S = 120.0
+"""How long beyond the fence the end of a share waits for a control plane that is away: longer than that waits
+before it takes the share for fenced. Until then an end that comes late is as good as any."""
 KILL_AFTER_S = 10.0
 """A supervisor that has not ended so long after its grace is killed."""
 WORDS = 4000
@@ -62,6 +63,7 @@ def main(arguments: list[str]) -> int:
         return USAGE
     node = os.environ.get(arguments[0][1:], "") if arguments[0].startswith("$") else arguments[0]
     kernel.hide_memory()
+    kernel.become_subreaper()
     os.umask(0o077)
     try:
         summons = msgspec.json.decode(sys.stdin.buffer.read(), type=Summons)
@@ -100,6 +102,8 @@ class Keeper:
         self._is_stale = False
         self._kill_at: float | None = None
         self._grace_s: float | None = None
+        self._shelter: int | None = None
+        """Keeps sweepers of old files out of the share's directory."""
         self._fetch = Fetch(
             attempt_id=summons.attempt_id,
             node=node,
@@ -115,7 +119,8 @@ class Keeper:
         try:
             root = places.make_root(self._summons.spool)
         except OSError as error:
-            # Without the order nothing is lost: who submitted it tries again.
+            # Without the order nothing is lost: who submitted it tries again, or gives it up where others
+            # have theirs that were started with this keeper.
             _say(f"no order is fetched for {self._fetch.attempt_id}: no place on {self._node}: {error}")
             return NO_ORDER
         found = self._get_order()
@@ -125,7 +130,11 @@ class Keeper:
             return STOPPED if self.is_asked_to_stop else NO_ORDER
         assignment, asked_at = found
         self._fetch = msgspec.structs.replace(self._fetch, incarnation=assignment.order.incarnation)
-        return self._keep(spool.Share(places.place_of(root, self._fetch)), assignment, asked_at)
+        try:
+            return self._keep(spool.Share(places.place_of(root, self._fetch)), assignment, asked_at)
+        finally:
+            if self._shelter is not None:
+                os.close(self._shelter)
 
     def _keep(self, share: spool.Share, assignment: Assignment, asked_at: float) -> int:
         """Nobody else will ever have this order: whatever comes, its end is told."""
@@ -139,8 +148,7 @@ class Keeper:
             told = f"{self._node} could not begin its share: {error}"
             _say(told)
             return self._deliver(share, order, credentials, self._lost(share, order, told))
-        self._attend(share, order, credentials, pid)
-        return self._deliver(share, order, credentials, spool.read_outcome(share))
+        return self._deliver(share, order, credentials, self._attend(share, order, credentials, pid))
 
     def _on_stop(self, signum: int, frame: FrameType | None) -> None:
         self.is_asked_to_stop = True
@@ -195,9 +203,13 @@ class Keeper:
         )
 
     def _prepare(self, share: spool.Share, order: Order, assignment: Assignment) -> None:
-        """Make the share's directory on this node, with all the supervisor needs."""
+        """Make the share's directory on this node, with all the supervisor needs. First the order: of a share
+        without one nobody can say that nothing of it runs.
+        """
         os.makedirs(os.path.dirname(share.directory), mode=0o700, exist_ok=True)
         os.mkdir(share.directory, 0o700)
+        spool.write_order(share, order)
+        self._shelter = spool.shelter(share)
         if assignment.has_archive:
             self._fetch_archive(share)
         authority = f"{share.directory}/ca.pem"
@@ -205,7 +217,6 @@ class Keeper:
         first, *others = self._summons.urls
         server = {"url": first, "others": others, "tls_cert": authority}
         spool.durable_write(f"{share.directory}/server.json", msgspec.json.encode(server))
-        spool.write_order(share, order)
 
     def _fetch_archive(self, share: spool.Share) -> None:
         deadline, pause = self._clock.monotonic() + self._summons.patience_s, FIRST_BACKOFF_S
@@ -231,8 +242,8 @@ class Keeper:
             pipe.write(msgspec.json.encode(credentials))
         return pid
 
-    def _attend(self, share: spool.Share, order: Order, credentials: Credentials, pid: int) -> None:
-        """Hand in what there is until the supervisor has ended; then its end is on disk here."""
+    def _attend(self, share: spool.Share, order: Order, credentials: Credentials, pid: int) -> NodeOutcome:
+        """Hand in what there is until the supervisor has ended; how it did."""
         while os.waitpid(pid, os.WNOHANG)[0] == 0:
             if self.is_asked_to_stop and self._grace_s is None:
                 self._stop(share, order.grace_s)
@@ -240,7 +251,7 @@ class Keeper:
                 os.kill(pid, signal.SIGKILL)
             self._hand_in(share, order, credentials)
             time.sleep(TURN_S)
-        self._bury(share, order)
+        return self._bury(share, order)
 
     def _hand_in(self, share: spool.Share, order: Order, credentials: Credentials) -> None:
         """A piece of the log, if there is one, or a sign of life, if it is time."""
@@ -307,19 +318,24 @@ class Keeper:
             _say(f"the disk does not take the stop, a signal has to do: {error}")
         spool.signal_supervisor(share)
 
-    def _bury(self, share: spool.Share, order: Order) -> None:
-        """The supervisor has ended. If it left no outcome, see that nothing of it runs, and write one."""
-        while spool.read_outcome(share) is None:
-            lock = spool.take_lock(share)
-            if lock is not None and spool.kill_leftovers(share.directory):
+    def _bury(self, share: spool.Share, order: Order) -> NodeOutcome:
+        """The supervisor has ended: how, by its own word. If it left none, see that nothing of the share runs
+        and say so, also where the disk does not take it.
+        """
+        while (outcome := spool.read_outcome(share)) is None:
+            # Without the lock: who had it was our child and is dead, and nobody else comes for it.
+            if _kill_children() and spool.kill_leftovers(share.directory, order):
                 words = _last_words(share.errors)
                 _say(f"the supervisor died without an outcome: {words or 'it said nothing'}")
                 last = f"; it last said: {words}" if words else ""
-                told = f"its supervisor died without an outcome{last}"
-                spool.write_outcome(share, self._lost(share, order, told))
-            if lock is not None:
-                os.close(lock)
+                lost = self._lost(share, order, f"its supervisor died without an outcome{last}")
+                try:
+                    spool.write_outcome(share, lost)
+                except OSError as error:
+                    _say(f"the disk does not take that, it is told all the same: {error}")
+                return lost
             time.sleep(TURN_S)
+        return outcome
 
     def _lost(self, share: spool.Share, order: Order, told: str) -> NodeOutcome:
         started = spool.read_started(share)
@@ -335,10 +351,10 @@ class Keeper:
         )
 
     def _deliver(
-        self, share: spool.Share, order: Order, credentials: Credentials, outcome: NodeOutcome | None
+        self, share: spool.Share, order: Order, credentials: Credentials, outcome: NodeOutcome
     ) -> int:
         """Hand in the rest of the log, then the outcome, until that is recorded. Then the files may go."""
-        deadline = self._clock.monotonic() + max(DELIVER_S, order.fence_s)
+        deadline = self._clock.monotonic() + order.fence_s + DELIVER_S
         while not self._is_stale and self._clock.monotonic() < deadline:
             is_rest = _size_of(share.log) <= self._told_size + PIECE
             answer = self._tell(share, order, credentials, outcome if is_rest else None)
@@ -376,6 +392,19 @@ def _become_supervisor(share: spool.Share, reader: int, asked_at: float, keeper:
         os._exit(status)
 
 
+def _kill_children() -> bool:
+    """All that the supervisor had started and left is below this process, whatever became of its marks: see
+    `become_subreaper`. False: something does not die.
+    """
+    return tree.kill_until_gone(lambda: tree.descendants(os.getpid()), timeout_s=KILL_AFTER_S, between=_reap)
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
 def _size_of(path: str) -> int:
     try:
         return os.stat(path).st_size
@@ -402,5 +431,6 @@ def _last_words(path: str) -> str:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"shoal keeper: {text}\n")
-    sys.stderr.flush()
+    """Where there is room for it: nobody is to die for having something to say."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"shoal keeper: {text}\n".encode("utf-8", "replace"))

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import signal
+import stat
 from typing import TypeVar
 
 import msgspec
@@ -139,6 +140,29 @@ def take_lock(share: Share) -> int | None:
             return None
         raise
     return fd
+
+
+def shelter(share: Share) -> int:
+    """Keep whoever sweeps old files away out of the share's directory, for as long as the descriptor is open.
+
+    systemd-tmpfiles, which takes away what has lain in /tmp for days, leaves alone what somebody has locked,
+    and all below it (tmpfiles.d(5)). Waits for one that is there just now.
+    """
+    fd = os.open(share.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def is_there(share: Share) -> bool:
+    """Whether it has a directory. `OSError` where nobody can say: not to see it is no evidence."""
+    try:
+        return stat.S_ISDIR(os.stat(share.directory).st_mode)
+    except FileNotFoundError:
+        return False
 
 
 def is_locked(share: Share) -> bool:
@@ -272,16 +296,19 @@ def kill_supervisors(share: Share) -> None:
                 os.close(pidfd)
 
 
-def kill_leftovers(directory: str | os.PathLike[str], *, timeout_s: float = 10.0) -> bool:
+def kill_leftovers(
+    directory: str | os.PathLike[str], order: Order | None = None, *, timeout_s: float = 10.0
+) -> bool:
     """Kill everything of this share that still runs and remove its cgroups. Call it with the lock held.
 
-    True: nothing of it runs. False: something did not die within `timeout_s` (a process stuck in the
-    kernel, or not ours to kill); ask again later. May be repeated.
+    `order`: for who has it; else it is the one on disk. True: nothing of it runs. False: something did not
+    die within `timeout_s` (a process stuck in the kernel, or not ours to kill), or the order is gone from
+    a share that is there, so that nobody knows what to look for; ask again later. May be repeated.
     """
     share = Share(directory)
-    order = read_order(share)
+    order = order or read_order(share)
     if order is None:
-        return True
+        return not is_there(share)
     cgroups = read_cgroups(share)
     marks = frozenset((f"SHOAL_ATTEMPT_ID={order.attempt_id}".encode(), f"SHOAL_NODE={order.node}".encode()))
     work = os.path.realpath(share.work)

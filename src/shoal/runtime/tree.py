@@ -170,12 +170,48 @@ def marked(marks: frozenset[bytes], work: str, uid: int | None) -> set[int]:
     return found
 
 
+def doubtful(work: str, since_ticks: int) -> set[int]:
+    """Living processes of this user, begun since then, that may be a share's though they carry no marks: they
+    work below `work`, or hide their environment. Shoal's own, which do that, are told by their names.
+    """
+    found: set[int] = set()
+    for pid in all_pids():
+        fields = _stat(pid)
+        if fields is None or fields[0] in (b"Z", b"X") or int(fields[19]) < since_ticks or pid == os.getpid():
+            continue
+        if _works_in(pid, work, os.getuid()) or (_hides(pid) and not _is_shoals(pid)):
+            found.add(pid)
+    return found
+
+
 def _has_marks(pid: int, marks: frozenset[bytes]) -> bool:
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return marks <= set(file.read().split(b"\0"))
+        return marks <= set(_environment(pid).split(b"\0"))
     except OSError:
         return False
+
+
+def _hides(pid: int) -> bool:
+    """Whether it is this user's, who may not read it all the same."""
+    try:
+        if os.stat(f"/proc/{pid}").st_uid == os.getuid():
+            _environment(pid)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _environment(pid: int) -> bytes:
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        return file.read()
+
+
+def _is_shoals(pid: int) -> bool:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        return b"\0-m\0shoal.runtime." in file.read()
+    return False
 
 
 def _works_in(pid: int, work: str, uid: int) -> bool:

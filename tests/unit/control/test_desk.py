@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 
 import anyio
+import anyio.from_thread
 import msgspec
 import pytest
 
@@ -19,11 +20,12 @@ from shoal.engines.remote import Glimpses, Reach, RemoteEngine
 from shoal.errors import Deposed, NotFound, StateError
 from shoal.identity import proof_key
 from shoal.ids import id_factory
+from shoal.model.moves import NodeEnded
 from shoal.model.node import NodeFacts
 from shoal.settings import Settings
 from shoal.spec import parse_job
 from shoal.store import open_memory_store
-from shoal.wire import Dispatch, Fetch, Order, Summons
+from shoal.wire import Dispatch, EndKind, Fetch, NodeOutcome, Order, Summons
 from tests.support.plane import open_plane
 
 pytestmark = pytest.mark.anyio
@@ -109,6 +111,52 @@ async def test_no_order_for_a_job_that_was_stopped(plane: ControlPlane) -> None:
     await plane.stop_job(SHOAL, job.job_id)
     with pytest.raises(StateError, match="has ended, or is to end"):
         await plane.fetch_order(asked)
+
+
+async def test_no_order_for_an_attempt_that_ends_while_it_is_taken(
+    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = await waiting(plane)
+    core = plane.core
+    assert isinstance(core.engine, Unstarted)
+    take = core.engine.desk.take
+    gone = NodeOutcome(
+        attempt_id=asked.attempt_id, epoch=1, node="n1", kind=EndKind.LOST, ended_at=core.clock.now()
+    )
+
+    def take_while_it_ends(asked: Fetch) -> DeskShare:
+        anyio.from_thread.run(
+            core.store.write, lambda tx: core.recorder.advance(tx, asked.attempt_id, NodeEnded(gone))
+        )
+        return take(asked)
+
+    monkeypatch.setattr(core.engine.desk, "take", take_while_it_ends)
+    with pytest.raises(StateError, match="does not begin on n1: it has ended"):
+        await plane.fetch_order(asked)
+
+
+async def test_who_took_an_order_of_a_job_that_is_then_stopped_has_it_and_hears_of_that(
+    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = await waiting(plane)
+    core = plane.core
+    assert isinstance(core.engine, Unstarted)
+    [(job, _)] = await core.store.read(lambda tx: tx.attempts.with_jobs([asked.attempt_id]))
+    take = core.engine.desk.take
+
+    def take_before_it_is_stopped(asked: Fetch) -> DeskShare:
+        share = take(asked)
+        anyio.from_thread.run(plane.stop_job, SHOAL, job.job_id)
+        return share
+
+    monkeypatch.setattr(core.engine.desk, "take", take_before_it_is_stopped)
+    given = await plane.fetch_order(asked)
+    told = Dispatch(
+        attempt_id=asked.attempt_id, epoch=given.order.epoch, node="n1", process=asked.process, offset=0
+    )
+    with anyio.fail_after(10.0):
+        while (await plane.hear_keeper(told, b"")).stop_grace_s is None:  # noqa: ASYNC110 - the watch's doing
+            await anyio.sleep(0.01)
 
 
 async def test_who_was_deposed_refuses_nobody(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
+import anyio
 import pytest
 
 from shoal.engines.base import SupportsCheckpoints, SupportsPrune
@@ -46,6 +48,29 @@ async def test_a_removal_that_was_cut_off_is_finished_later(
     assert len(left(folder)) == 2
     assert await saves.jobs() == ["job_2"]
     assert len(left(folder)) == 1
+
+
+async def test_nobody_who_looks_waits_for_those_that_are_removed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saves, begun, let_go = CheckpointFolder(folder, VirtualClock()), [], threading.Event()
+
+    def remove_slowly(path: str, *, timeout_s: float) -> bool:
+        begun.append(path)
+        return let_go.wait(10.0)
+
+    monkeypatch.setattr("shoal.runtime.removal.remove", remove_slowly)
+    (folder / "job_3").mkdir()
+    async with anyio.create_task_group() as tasks:
+        for job in ("job_1", "job_2"):
+            tasks.start_soon(saves.drop, job)
+        with anyio.fail_after(5.0):
+            while not begun:  # noqa: ASYNC110 - as long as it takes
+                await anyio.sleep(0.01)
+            assert (await saves.saved("job_3", 0.0)).num_own == 0
+        assert len(begun) == 1, "one after the other"
+        let_go.set()
+    assert len(begun) == 2
 
 
 async def test_a_link_in_the_place_of_a_job_leads_nowhere(folder: Path, tmp_path: Path) -> None:

@@ -5,16 +5,28 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
+import anyio
 import msgspec
 import pytest
 
 from shoal.engines.base import Sight, Submission
 from shoal.engines.desk import DeskShare
 from shoal.engines.fake import VirtualClock
-from shoal.engines.remote import HEARD_S, MAX_PAUSE_S, SILENT_S, Glimpse, Glimpses, Reach, RemoteEngine, Stage
-from shoal.errors import EngineUnreachable, StateError
+from shoal.engines.remote import (
+    BEHIND_S,
+    HEARD_S,
+    MAX_PAUSE_S,
+    SILENT_S,
+    STARTS_AT_ONCE,
+    Glimpse,
+    Glimpses,
+    Reach,
+    RemoteEngine,
+    Stage,
+)
+from shoal.errors import EngineRefused, EngineUnreachable, StateError
 from shoal.model.node import NodeFacts
-from shoal.wire import Order, Summons
+from shoal.wire import EndKind, Order, Summons
 from tests.unit.engines.test_desk_terms import ORDER, fetch, told
 
 pytestmark = pytest.mark.anyio
@@ -27,6 +39,7 @@ class Lent(RemoteEngine):
     is_away = False
     is_full = False
     names: tuple[str, ...] = ("n1", "n2")
+    refusal = ""
 
     def __init__(self, home: Path, clock: VirtualClock, shared: str = "") -> None:
         reach = Reach(urls=("https://login:1",), ca="ca", shared=shared)
@@ -37,6 +50,8 @@ class Lent(RemoteEngine):
     async def start(self, summons: Summons, orders: tuple[Order, ...]) -> None:
         if self.is_full:
             raise EngineUnreachable("sbatch said: job submit limit")
+        if self.refusal:
+            raise EngineRefused(self.refusal)
 
     async def look(self, shares: Collection[DeskShare]) -> Glimpses:
         if self.is_away:
@@ -55,6 +70,17 @@ class Lent(RemoteEngine):
 @pytest.fixture
 def clock() -> VirtualClock:
     return VirtualClock(1_800_000_000.0)
+
+
+GANG = Submission(
+    attempt_id="att_1",
+    epoch=1,
+    orders=tuple(
+        msgspec.structs.replace(ORDER, node=node, node_rank=rank, nodes=("n1", "n2"))
+        for rank, node in enumerate(("n1", "n2"))
+    ),
+    ticket="t",
+)
 
 
 @pytest.fixture
@@ -225,3 +251,147 @@ async def test_a_silent_share_is_replaced_on_its_own_node_and_one_that_speaks_is
     assert pair.desk.find("att_1")["n2"].is_waiting
     with pytest.raises(StateError, match="another process"):
         pair.desk.hear(msgspec.structs.replace(told("n2"), node="n2"), b"")
+
+
+async def test_an_answer_from_before_the_share_says_nothing_about_when_its_node_was_started(
+    engine: Lent, clock: VirtualClock
+) -> None:
+    asked_at = clock.monotonic()
+    clock.advance(1.0)
+    share = engine.desk.take(fetch("one"))
+    assert not await engine.has_rebooted(share, 1000.0, asked_at)
+    for _ in range(2):
+        assert not await engine.has_rebooted(share, 5000.0, clock.monotonic())
+    assert await engine.has_rebooted(share, 9000.0, clock.monotonic())
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_what_is_refused_beside_others_that_began_is_lost_and_ends_nobody_else(
+    tmp_path: Path, clock: VirtualClock, is_restarted: bool
+) -> None:
+    engine = Lent(tmp_path, clock)
+    await engine.submit(GANG)
+    engine.desk.take(fetch("one"))
+    engine = Lent(tmp_path, clock) if is_restarted else engine
+    engine.desk.take(fetch("one"))
+    engine.refusal = "sbatch said: Requested node configuration is not available"
+    clock.advance(MAX_PAUSE_S)
+    engine.desk.take(fetch("one"))
+    assert await engine.submit(GANG) == "lent:att_1"
+    began, refused = await engine.list_owned()
+    assert (began.sight, refused.sight) == (Sight.ALIVE, Sight.ENDED)
+    assert refused.outcome is not None
+    assert refused.outcome.kind is EndKind.LOST
+    assert refused.outcome.message == f"lent refused it: {engine.refusal}"
+
+
+async def test_what_is_refused_before_anybody_began_was_never_there(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    engine = Lent(tmp_path, clock)
+    engine.refusal = "sbatch said: Requested node configuration is not available"
+    with pytest.raises(EngineRefused, match="not available"):
+        await engine.submit(GANG)
+    assert await engine.list_owned() == []
+
+
+def running(*nodes: str) -> Glimpses:
+    return {("att_1", node): Glimpse(stage=Stage.RUNNING, raw="Slurm job 7 is RUNNING") for node in nodes}
+
+
+async def test_a_share_whose_keeper_gave_up_beside_others_that_began_is_lost(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    engine = Lent(tmp_path, clock)
+    await engine.submit(GANG)
+    engine.seen = running("n1", "n2")
+    clock.advance(BEHIND_S)
+    await engine.list_owned()
+    engine.desk.take(fetch("one"))
+    told = "Slurm job 7 is RUNNING; others of it have begun, and nobody has come for this order"
+    for second in range(int(BEHIND_S)):
+        _, late = await engine.list_owned()
+        assert (late.sight, late.raw == told) == (Sight.PENDING, second >= HEARD_S)
+        clock.advance(1.0)
+    _, late = await engine.list_owned()
+    assert late.outcome is not None
+    assert (late.outcome.kind, late.outcome.message) == (EndKind.LOST, f"{told} in 360 s")
+    with pytest.raises(StateError):  # one that comes yet
+        engine.desk.take(msgspec.structs.replace(fetch("two"), node="n2"))
+
+
+@pytest.mark.parametrize("stage", [Stage.QUEUED, Stage.SUSPENDED, Stage.UNKNOWN])
+async def test_a_share_that_the_cluster_does_not_run_is_not_left_behind(
+    tmp_path: Path, clock: VirtualClock, stage: Stage
+) -> None:
+    engine = Lent(tmp_path, clock)
+    await engine.submit(GANG)
+    engine.desk.take(fetch("one"))
+    engine.seen = running("n1", "n2")
+    await engine.list_owned()
+    clock.advance(BEHIND_S - 1.0)
+    engine.seen = running("n1") | {("att_1", "n2"): Glimpse(stage=stage)}
+    await engine.list_owned()
+    engine.seen = running("n1", "n2")
+    for _ in range(2):  # it counts from here again
+        _, late = await engine.list_owned()
+        assert late.sight is Sight.PENDING
+        clock.advance(BEHIND_S - 1.0)
+
+
+async def test_a_share_alone_waits_for_its_keeper_however_long(tmp_path: Path, clock: VirtualClock) -> None:
+    engine = Lent(tmp_path, clock)
+    await engine.submit(GANG)
+    engine.seen = running("n1", "n2")
+    for _ in range(3):
+        clock.advance(BEHIND_S)
+        assert [seen.sight for seen in await engine.list_owned()] == [Sight.PENDING] * 2
+
+
+class Held(Lent):
+    """Whoever starts something of ana's is stopped by her, until she lets go."""
+
+    def __init__(self, home: Path, clock: VirtualClock) -> None:
+        super().__init__(home, clock)
+        self.let_go = anyio.Event()
+        self.started: list[str] = []
+
+    async def start(self, summons: Summons, orders: tuple[Order, ...]) -> None:
+        self.started.append(summons.attempt_id)
+        if orders[0].owner.startswith("ana"):
+            await self.let_go.wait()
+
+
+def owned(attempt_id: str, owner: str) -> Submission:
+    mine = msgspec.structs.replace(ORDER, attempt_id=attempt_id, owner=owner)
+    return Submission(attempt_id=attempt_id, epoch=1, orders=(mine,), ticket="t")
+
+
+async def test_an_owner_whose_start_hangs_holds_up_their_own_alone(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    engine = Held(tmp_path, clock)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.submit, owned("att_1", "ana"))
+        tasks.start_soon(engine.submit, owned("att_2", "ana"))
+        while len(engine.desk.shares()) < 2:  # noqa: ASYNC110 - as long as it takes
+            await anyio.sleep(0.01)
+        with anyio.fail_after(10.0):
+            await engine.submit(owned("att_3", "bo"))
+        assert len(engine.started) == 2
+        engine.let_go.set()
+    assert sorted(engine.started) == ["att_1", "att_2", "att_3"]
+
+
+async def test_only_so_many_starts_are_under_way_at_once(tmp_path: Path, clock: VirtualClock) -> None:
+    engine = Held(tmp_path, clock)
+    async with anyio.create_task_group() as tasks:
+        for number in range(STARTS_AT_ONCE + 2):
+            tasks.start_soon(engine.submit, owned(f"att_{number}", f"ana-{number}"))
+        with anyio.fail_after(10.0):
+            while len(engine.started) < STARTS_AT_ONCE or len(engine.desk.shares()) < STARTS_AT_ONCE + 2:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+        await anyio.wait_all_tasks_blocked()
+        assert len(engine.started) == STARTS_AT_ONCE
+        engine.let_go.set()
+    assert len(engine.started) == STARTS_AT_ONCE + 2

@@ -14,7 +14,7 @@ from shoal.engines.remote import HEARD_S, LATE_S, Reach
 from shoal.engines.slurm.accounts import Account
 from shoal.engines.slurm.client import CommandDoor
 from shoal.engines.slurm.config import SlurmConfig
-from shoal.engines.slurm.engine import JOBS_S, PAST_S, SlurmEngine
+from shoal.engines.slurm.engine import JOBS_S, NODES_S, PAST_S, SlurmEngine
 from shoal.engines.slurm.nodes import RawNode
 from shoal.engines.slurm.parse import SlurmFacts, parse_nodes
 from shoal.engines.slurm.render import Request, job_name
@@ -82,6 +82,28 @@ async def test_a_restart_ends_a_share_whose_job_slurm_has_forgotten(tmp_path: Pa
     assert seen.outcome is not None
     assert seen.outcome.kind is EndKind.LOST
     assert "the node was restarted since" in seen.outcome.message
+
+
+async def test_a_restart_before_the_share_began_is_none_since_whatever_was_known_of_the_node(
+    tmp_path: Path,
+) -> None:
+    clock, slurm = VirtualClock(BOOTED_AT + 3600.0), PaperSlurm()
+    engine = engine_on(tmp_path, clock, slurm)
+    engine.desk.add((order(nodes=("n0",)),), None)
+    await engine.list_owned()  # what Slurm says of the node now is believed for ten seconds
+    slurm.restarted = True
+    clock.advance(2.0)
+    asked = Fetch(attempt_id="att_1", node="n0", process="one")
+    engine.desk.take(asked)
+    clock.advance(1.0)
+    await engine.list_owned()
+    clock.advance(NODES_S)
+    engine.desk.take(asked)
+    await engine.list_owned()
+    for _ in range(3):
+        clock.advance(LATE_S + HEARD_S)
+        [seen] = await engine.list_owned()
+        assert seen.sight is Sight.UNKNOWN
 
 
 async def test_who_speaks_is_not_buried_whatever_slurm_says_of_its_node(tmp_path: Path) -> None:

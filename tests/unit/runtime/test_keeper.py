@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from shoal.runtime import keeper
+from shoal.runtime import keeper, spool
 from shoal.runtime.desk import DeskClient, Refused
 from shoal.runtime.keeper import DONE, NO_ORDER, Keeper
 from shoal.wire import (
@@ -24,6 +27,7 @@ from shoal.wire import (
     Order,
     Summons,
 )
+from tests.support.shares import SOURCE
 from tests.unit.engines.test_desk_terms import ORDER
 
 
@@ -182,3 +186,32 @@ def test_a_keeper_that_lost_its_share_beside_others_asks_for_the_next(
     assert [one.after for one in desk.fetched] == [None, 4, 4][:fetched]
     assert len({one.process for one in desk.fetched}) == fetched
     assert [told.will_follow for _, told in desk.told] == [fetched > 1] * len(desk.told)
+
+
+def test_the_end_of_a_share_is_told_also_where_the_disk_does_not_take_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write = os.write
+
+    def full(fd: object, data: bytes) -> int:
+        if isinstance(fd, int) and fd != 2:
+            return write(fd, data)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(keeper, "_kill_children", lambda: True)
+    monkeypatch.setattr(Keeper, "_fork", lambda *_: -1)
+    monkeypatch.setattr(os, "waitpid", lambda *_: (1, 9))
+    monkeypatch.setattr(spool, "write_outcome", full)
+    monkeypatch.setattr(os, "write", full)
+    desk = PaperDesk()
+    assert run(monkeypatch, desk, tmp_path / "spool") == DONE
+    assert the_end(desk) == "its supervisor died without an outcome"
+
+
+def test_nobody_dies_for_words_that_nobody_takes(tmp_path: Path) -> None:
+    code = (
+        "import os; os.close(2); from shoal.runtime.keeper import _say; _say('a\\udcff word'); print('lives')"
+    )
+    env = {**os.environ, "PYTHONPATH": SOURCE}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (0, b"lives\n")

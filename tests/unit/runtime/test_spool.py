@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import msgspec
@@ -14,7 +16,7 @@ import pytest
 
 from shoal.runtime import spool
 from shoal.wire import EndKind, NodeOutcome
-from tests.support.shares import SOURCE, an_order
+from tests.support.shares import SOURCE, an_order, until
 
 
 def a_share(tmp_path: Path) -> spool.Share:
@@ -69,6 +71,39 @@ def test_lock_is_held_by_one_and_freed_by_closing(tmp_path: Path) -> None:
     assert spool.is_locked(share)
     os.close(first)
     assert not spool.is_locked(share)
+
+
+def test_a_sheltered_share_is_locked_for_those_who_sweep_and_for_nobody_else(tmp_path: Path) -> None:
+    share = a_share(tmp_path)
+    shelter = spool.shelter(share)
+    sweeper = os.open(share.directory, os.O_RDONLY)
+    for kind in (fcntl.LOCK_SH, fcntl.LOCK_EX):
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(sweeper, kind | fcntl.LOCK_NB)
+    assert not spool.is_locked(share)
+    os.close(shelter)
+    fcntl.flock(sweeper, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(sweeper)
+
+
+def test_a_share_that_is_there_without_its_order_is_not_said_to_be_over(tmp_path: Path) -> None:
+    share = a_share(tmp_path)
+    assert not spool.kill_leftovers(share.directory)
+    assert spool.kill_leftovers(share.directory, an_order())
+    Path(share.directory).rmdir()
+    assert spool.kill_leftovers(share.directory)
+
+
+def test_leftovers_are_found_by_the_order_of_who_has_it_where_its_file_is_gone(tmp_path: Path) -> None:
+    share, order = a_share(tmp_path), an_order(attempt_id=f"att_{uuid.uuid4().hex}")
+    env = {"SHOAL_ATTEMPT_ID": order.attempt_id, "SHOAL_NODE": order.node}
+    with subprocess.Popen(["/bin/sleep", "60"], env=env) as process:
+        try:
+            until(lambda: Path(f"/proc/{process.pid}/environ").read_bytes().startswith(b"SHOAL_"))
+            assert spool.kill_leftovers(share.directory, order)
+            assert process.wait(20) == -signal.SIGKILL
+        finally:
+            process.kill()
 
 
 def test_second_claim_is_refused_for_ever(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ class Watch:
         spool.signal_supervisor(view.share, signal.SIGKILL)
         lock = _await_lock(view.share)
         if lock is None:
-            spool.kill_leftovers(view.share.directory, timeout_s=BURIAL_S)
+            spool.kill_leftovers(view.share.directory, view.order, timeout_s=BURIAL_S)
             return seen(view.key, Sight.ALIVE, "its supervisor was killed, but does not die")
         try:
             return self._bury(view, "its supervisor did not stop in time and was killed")
@@ -138,7 +138,7 @@ class Watch:
         claim = _try(spool.read_claim, view.share)
         # Nothing outlives a reboot; looking through the process table for every share would take long.
         if claim is None or claim.boot_id == spool.boot_id():
-            if not spool.kill_leftovers(view.share.directory, timeout_s=BURIAL_S):
+            if not spool.kill_leftovers(view.share.directory, view.order, timeout_s=BURIAL_S):
                 return seen(view.key, Sight.ORPHANED, f"{because}, and something of it does not die")
         else:
             because = "the machine was restarted"

@@ -58,7 +58,7 @@ class RayEngine(RemoteEngine):
             patience_s=PATIENCE_S,
         )
         self._nodes: dict[str, RayNode] = {}
-        self._nodes_at = -NODES_S
+        self._nodes_at = self._nodes_asked_at = -NODES_S
         self._asking = anyio.Lock()
 
     async def start(self, summons: Summons, orders: tuple[Order, ...]) -> None:
@@ -80,7 +80,7 @@ class RayEngine(RemoteEngine):
 
     async def look(self, shares: Collection[DeskShare]) -> Glimpses:
         await self._refresh()
-        nodes = self._nodes  # somebody else may ask anew while we wait
+        nodes, nodes_asked_at = self._nodes, self._nodes_asked_at  # another may ask anew while we wait
         asked: dict[str, list[str]] = {}
         for share in shares:
             node = nodes.get(share.order.node)
@@ -97,7 +97,7 @@ class RayEngine(RemoteEngine):
                 found[order.attempt_id, order.node] = unseen(
                     f"{order.node}: {answers['failed'][node.node_id]}"
                 )
-            elif await self.has_rebooted(share, node.booted_at):
+            elif await self.has_rebooted(share, node.booted_at, nodes_asked_at):
                 found[order.attempt_id, order.node] = restarted(order.node)
             elif _key(order) in answers["seen"][node.node_id]:
                 told = answers["seen"][node.node_id][_key(order)]
@@ -126,9 +126,10 @@ class RayEngine(RemoteEngine):
     async def _refresh(self) -> None:
         async with self._asking:
             if self._clock.monotonic() - self._nodes_at >= NODES_S:
+                asked_at = self._clock.monotonic()
                 told: dict[str, Any] = await self._ask(self._client.nodes)
                 self._nodes = {node.facts.name: node for node in parse_nodes(told)}
-                self._nodes_at = self._clock.monotonic()
+                self._nodes_at, self._nodes_asked_at = self._clock.monotonic(), asked_at
 
     async def _ask(self, work: Callable[[], T]) -> T:
         """What keeps us from asking now was right once: whatever it is, nothing is known of what runs."""

@@ -77,6 +77,8 @@ class SlurmEngine(RemoteEngine):
         self._jobs: dict[Key, Job] = {}
         """The newest that is not over, or else the newest."""
         self._jobs_at = self._nodes_at = self._config_at = self._past_at = -math.inf
+        self._nodes_asked_at = -math.inf
+        """When the question began whose answer `_nodes` is."""
         self._jobs_took = 0.0
         self._jobs_failed: EngineUnreachable | None = None
         self._handed: dict[tuple[str, int], float] = {}
@@ -135,6 +137,7 @@ class SlurmEngine(RemoteEngine):
             await self._refresh_config()
             await self._refresh_nodes()
             await self._remember([share for share in shares if share.taken is not None])
+        nodes, nodes_asked_at = self._nodes, self._nodes_asked_at
         now, seen, watched = self._clock.monotonic(), {}, set()
         for share in shares:
             order = share.order
@@ -143,8 +146,9 @@ class SlurmEngine(RemoteEngine):
                 continue
             key = self._key(order, share.launch)
             job = self._jobs.get(key) or self._past.get(key)
-            node = self._nodes.get(order.node)
-            rebooted = await self.has_rebooted(share, node.booted_at if node and node.answers else None)
+            node = nodes.get(order.node)
+            booted_at = node.booted_at if node and node.answers else None
+            rebooted = await self.has_rebooted(share, booted_at, nodes_asked_at)
             if job is None:
                 if rebooted:
                     seen[order.attempt_id, order.node] = RESTARTED
@@ -262,10 +266,11 @@ class SlurmEngine(RemoteEngine):
     async def _refresh_nodes(self) -> None:
         if self._clock.monotonic() - self._nodes_at < NODES_S:
             return
+        asked_at = self._clock.monotonic()
         raw = await self.on_thread(self._door.nodes)
         found = slurm_nodes(raw, self._facts.racks, self._config.partition)
         self._nodes = {node.facts.name: node for node in found}
-        self._nodes_at = self._clock.monotonic()
+        self._nodes_at, self._nodes_asked_at = self._clock.monotonic(), asked_at
 
 
 def _weight(job: Job) -> tuple[bool, int]:
