@@ -14,6 +14,7 @@ from shoal.cluster.advice import firewall
 from shoal.cluster.facts import Facts
 from shoal.cluster.inventory import Found, Host, Inventory, Role
 from shoal.cluster.objections import Takeover, misfits, objections, remarks
+from shoal.cluster.render import is_contained
 from shoal.cluster.run import Crew, State, known_secrets, must_have
 from shoal.cluster.steps import Stage, plan
 from shoal.errors import StateError
@@ -69,12 +70,14 @@ async def _bring_to(crew: Crew, inventory: Inventory, wishes: Wishes) -> Report:
         for host in wanted.hosts
     ]
     wanted = wanted.with_hosts(hosts)
-    rest = [step for step in plan(wanted, _present(crew), secrets, parts) if step.stage is not Stage.PREPARE]
+    present = _present(crew)
+    rest = [step for step in plan(wanted, present, secrets, parts) if step.stage is not Stage.PREPARE]
     for stage in sorted({step.stage for step in rest}):
         await crew.carry_out([step for step in rest if step.stage is stage])
         if stage is not Stage.VERIFY:
             must_have(crew, vital)
-    return Report(wanted, advice=firewall(wanted, crew.facts), remarks=remarks(wanted, crew.facts))
+    good_to_know = remarks(wanted, crew.facts, is_contained=is_contained(wanted, present))
+    return Report(wanted, advice=firewall(wanted, crew.facts), remarks=good_to_know)
 
 
 def _vital(inventory: Inventory) -> dict[str, str]:

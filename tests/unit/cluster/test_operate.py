@@ -8,6 +8,7 @@ from collections.abc import Callable
 import anyio
 import pytest
 
+from shoal.cluster.facts import read_facts
 from shoal.cluster.inventory import Host, Inventory
 from shoal.cluster.machine import Answer
 from shoal.cluster.operate import Report, Wishes, add, create, destroy, remove, upgrade
@@ -152,6 +153,20 @@ async def test_machines_that_cannot_join_stay_out_of_the_inventory() -> None:
     assert report.inventory is not None
     assert [item.label for item in report.inventory.hosts] == ["a", "b", "c", "d"]
     assert list(wrong(crew)) == ["e"]
+
+
+async def test_a_machine_that_is_away_without_cgroups_keeps_the_others_from_relying_on_them() -> None:
+    facts = facts_of(three().hosts)
+    inventory = three()
+    facts["10.0.0.3"] = read_facts(told("c", "10.0.0.3", without="cgroup"), inventory.hosts[2])
+    inventory = found(inventory, facts)
+    new = host("d", 4)
+    paper = Paper(inventory.with_hosts([*inventory.hosts, new]), never)
+    del paper.machines["10.0.0.3"]
+    report = await add(paper.crew(), inventory, [new], Wishes())
+    sent = {stdin for m in paper.machines.values() for _, stdin in m.seen if b"ClusterName" in stdin}
+    assert [b"ProctrackType=proctrack/linuxproc\n" in text for text in sent] == [True]
+    assert "not every machine answered" in " ".join(report.remarks)
 
 
 async def removed(paper: Paper, inventory: Inventory, ref: str) -> tuple[Crew, Report]:
