@@ -70,7 +70,10 @@ def leave(host: Host, fact: Facts, *, has_packages_removed: bool) -> list[Step]:
         make.step(Stage.CLEAN, f"no {path}", f"[ ! -e {path} ]", drop_mark(path))
     for folder in sorted(item for item in fact.own_made if item.startswith("/") and not _is_mark(item)):
         make.step(
-            Stage.CLEAN, f"no folder {folder}", f"[ ! -e {folder} ]", f"rm -rf --one-file-system {folder}"
+            Stage.CLEAN,
+            f"no folder {folder}",
+            f"[ ! -e {folder} ] && [ ! -L {folder} ]",
+            f"rm -rf --one-file-system {folder}",
         )
     make.step(
         Stage.CLEAN,
