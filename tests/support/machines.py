@@ -69,7 +69,7 @@ chroot "$root" sh -eu <<'INSIDE'
 printf '127.0.0.1 localhost\\n' >/etc/hosts
 printf '127.0.1.1 %s\\n' "$(hostname)" >>/etc/hosts # as Debian's installer leaves it
 rm -rf /etc/slurm /etc/munge/munge.key /var/lib/shoal-cluster /var/log/slurm /var/spool/slurmctld \\
-  /var/spool/slurmd /etc/mysql/mariadb.conf.d/60-shoal-slurm.cnf /usr/local/lib/shoal-node
+  /var/spool/slurmd /etc/mysql/mariadb.conf.d/60-shoal-slurm.cnf /usr/local/lib/shoal-node*
 . /run/keys/before
 INSIDE
 exec chroot "$root" /usr/sbin/sshd -D -e -f /run/keys/sshd_config

@@ -21,6 +21,8 @@ MUNGE_KEY = "/etc/munge/munge.key"
 SLURM_DIR = "/etc/slurm"
 SLURM_CONF = f"{SLURM_DIR}/slurm.conf"
 SLURMDBD_CONF = f"{SLURM_DIR}/slurmdbd.conf"
+CONTAINED = "ProctrackType=proctrack/cgroup"
+"""The line of `slurm.conf` by which control groups hold all processes of a job."""
 DATABASE, DATABASE_USER = "slurm_acct", "shoal_slurm"
 """The user's name is our own: one `slurm` may be somebody else's."""
 PYTHON = "/usr/bin/python3"
@@ -65,6 +67,7 @@ if command -v nvidia-smi >/dev/null; then
 fi
 for device in /dev/nvidia[0-9]*; do [ -c "$device" ] && echo device "$device"; done
 dpkg-query -W -f='package ${{Package}} ${{Version}} ${{db:Status-Abbrev}}\\n' {" ".join(PACKAGES)} 2>/dev/null
+grep -qsx '{CONTAINED}' {SLURM_CONF} && echo contained
 for path in {" ".join(WATCHED)}; do
   [ -e "$path" ] && echo file "$path" $(sha256sum <"$path" | cut -d' ' -f1)
 done
@@ -95,8 +98,9 @@ class Facts:
     uid: int
     now: int
     init: str
-    cgroup: str
     found: Found
+    is_contained: bool = False
+    """Whether its `slurm.conf` has cgroups hold jobs."""
     packages: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     """Path to the SHA-256 of what is in it."""
@@ -172,7 +176,6 @@ def _read(lines: list[list[str]], one: Mapping[str, list[str]], host: Host, now:
     for words in lines:
         if words[0] == "own" and len(words) > 2:
             own.setdefault(words[1], []).append(words[2:])
-    cgroups = [words[1] for words in lines if words[0] == "cgroup" and words[1] in {"v1", "v2"}]
     return Facts(
         hostname=one["hostname"][0],
         os=os_id,
@@ -181,8 +184,8 @@ def _read(lines: list[list[str]], one: Mapping[str, list[str]], host: Host, now:
         uid=0,
         now=int(one["now"][0]),
         init="systemd" if one["init"] == ["systemd"] else "direct",
-        cgroup=cgroups[0] if cgroups else "",
         found=_found(lines, one, host),
+        is_contained="contained" in one,
         packages={words[1]: words[2] for words in lines if words[0] == "package" and words[3:] == ["ii"]},
         files={words[1]: words[2] for words in lines if words[0] == "file"},
         databases=frozenset(words[1] for words in lines if words[0] == "database"),
@@ -205,6 +208,7 @@ def _found(lines: list[list[str]], one: Mapping[str, list[str]], host: Host) -> 
         [words[1] for words in lines if words[0] == "cpu"], int(one["cpus"][0])
     )
     memory_mib = int(int(one["memory_kib"][0]) / 1024 * SHARE_OF_MEMORY)
+    cgroups = [words[1] for words in lines if words[0] == "cgroup"]
     return Found(
         hostname=one["hostname"][0],
         address=inside_address(host, one.get("connection", []), [w[1] for w in lines if w[0] == "address"]),
@@ -216,6 +220,7 @@ def _found(lines: list[list[str]], one: Mapping[str, list[str]], host: Host) -> 
             [(int(words[1]), " ".join(words[3:])) for words in lines if words[0] == "gpu"],
             [words[1] for words in lines if words[0] == "device"],
         ),
+        cgroup="v2" if "v2" in cgroups else "v1" if "v1" in cgroups else "",
     )
 
 

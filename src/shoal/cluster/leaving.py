@@ -70,7 +70,10 @@ def leave(host: Host, fact: Facts, *, has_packages_removed: bool) -> list[Step]:
         make.step(Stage.CLEAN, f"no {path}", f"[ ! -e {path} ]", drop_mark(path))
     for folder in sorted(item for item in fact.own_made if item.startswith("/") and not _is_mark(item)):
         make.step(
-            Stage.CLEAN, f"no folder {folder}", f"[ ! -e {folder} ]", f"rm -rf --one-file-system {folder}"
+            Stage.CLEAN,
+            f"no folder {folder}",
+            f"[ ! -e {folder} ] && [ ! -L {folder} ]",
+            f"rm -rf --one-file-system {folder}",
         )
     make.step(
         Stage.CLEAN,
@@ -111,27 +114,36 @@ def _serves_others(service: shell.Service, fact: Facts) -> bool:
     return service.package not in fact.own_packages or bool(fact.databases - MARIADB_OWN)
 
 
-def quiet_node(host: Host, inventory: Inventory, *, is_forced: bool) -> list[Step]:
-    """Before a machine leaves: no new job goes there, none runs there. Refused, it takes jobs as before."""
-    node = host.label
-    is_unknown = f"! scontrol show node {node} >/dev/null 2>&1"
-    is_drained = f"scontrol show node {node} | grep -q DRAIN"
+def quiet_node(host: Host, inventory: Inventory, *, is_forced: bool, is_away: bool = False) -> Step:
+    """Before a machine leaves: no new job goes there, none runs there. Refused, it takes jobs as before.
+
+    Of one that is away, which is a step of the controller's, only Slurm can tell: that it is down is enough.
+    """
+    node, about = host.label, inventory.controller if is_away else host
+    no_jobs = _no_jobs(f"-w {node}")
+    is_down = f"scontrol show node {node} | grep -q '^ *State=DOWN'"
+    is_quiet = f"{{ {is_down} || {no_jobs}; }}" if is_away else no_jobs
+    is_out = f"scontrol show node {node} 2>&1 | grep -qx 'Node {node} not found'"
+    if is_forced:
+        is_out += " || ! scontrol show config >/dev/null 2>&1"
     back = "" if is_forced else f'[ "$was" != 0 ] || scontrol update nodename={node} state=resume\n'
-    return [
-        Step(
-            host=host.address,
-            label=node,
-            stage=Stage.PREPARE,
-            title=f"node {node} takes no new jobs, and none runs there",
-            check=f"{is_unknown} || {{ {is_drained} && {_no_jobs(f'-w {node}')}; }}",
-            apply=f"""\
+    end = _end_jobs(f"-w {node}", is_forced=is_forced)
+    if is_away and is_forced:
+        # Slurm then ends or requeues what it has there, and waits for nobody.
+        end = f"scontrol update nodename={node} state=down reason=leaves"
+    return Step(
+        host=about.address,
+        label=about.label,
+        stage=Stage.PREPARE,
+        title=f"node {node} takes no new jobs, and none runs there",
+        check=f"{is_out} || {{ scontrol show node {node} | grep -q DRAIN && {is_quiet}; }}",
+        apply=f"""\
 was=$(scontrol show node {node} | grep -c DRAIN)
 [ "$was" != 0 ] || scontrol update nodename={node} state=drain reason=leaves || exit 1
-{_no_jobs(f"-w {node}")} && exit 0
-{back}{_end_jobs(f"-w {node}", is_forced=is_forced)}""",
-            on=inventory.controller.address,
-        )
-    ]
+{is_quiet} && exit 0
+{back}{end}""",
+        on=inventory.controller.address,
+    )
 
 
 def quiet_cluster(inventory: Inventory, *, is_forced: bool) -> Step:
@@ -147,7 +159,8 @@ def quiet_cluster(inventory: Inventory, *, is_forced: bool) -> Step:
 
 
 def _no_jobs(which: str) -> str:
-    return f'[ -z "$(squeue -h {which} -o %i)" ]'
+    """A Slurm that does not answer is none that has no jobs."""
+    return f'{{ jobs=$(squeue -h {which} -o %i) && [ -z "$jobs" ]; }}'
 
 
 def _end_jobs(which: str, *, is_forced: bool) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -25,7 +26,26 @@ from shoal.cluster.shell import recorded
 from shoal.errors import EngineRefused
 
 NODE_DIR = "/usr/local/lib/shoal-node"
-"""Nothing else is kept there."""
+"""A link to the version that jobs begin with. An older Shoal made a folder of it."""
+VERSIONS = f"{NODE_DIR}-versions"
+"""Each is unpacked there once, by the archive's hash, and never changed: jobs run from it."""
+SWEEP = """\
+import pathlib, shutil, sys
+versions, kept = pathlib.Path(sys.argv[1]), sys.argv[2:]
+used = b""
+for process in pathlib.Path("/proc").glob("[0-9]*"):
+    try:
+        used += (process / "environ").read_bytes() + (process / "maps").read_bytes()
+    except PermissionError:
+        if process.name != "1":  # in a container not even root may read that one, and it is no job
+            sys.exit()
+    except (FileNotFoundError, ProcessLookupError):
+        pass  # it has ended, or is the kernel itself
+for old in versions.iterdir():
+    if str(old) not in kept and f"{versions.name}/{old.name}".encode() not in used:
+        shutil.rmtree(old)
+"""
+"""Removes what nothing runs from; nothing at all where somebody may run what cannot be seen."""
 MODULES = ("__init__", "clock", "curve", "errors", "loopback", "porch", "proof", "socket_file", "wire")
 """All that `shoal.runtime` may import, by the rule of the house."""
 PLATFORMS = {"x86_64": "manylinux2014_x86_64", "aarch64": "manylinux2014_aarch64"}
@@ -93,24 +113,38 @@ def _own_arch() -> str:
 
 
 def has_part(sha256: str) -> str:
-    return f'[ "$(cat {NODE_DIR}/made-from 2>/dev/null)" = {sha256} ]'
+    place = f"{VERSIONS}/{sha256}"
+    return f'[ "$(readlink {NODE_DIR})" = {place} ] && [ -d {place} ]'
 
 
 def unpack_part(sha256: str) -> str:
-    """Takes the archive from standard input; this machine's Python must be able to use it."""
-    place = f"{NODE_DIR}.new"
+    """Takes the archive from standard input; this machine's Python must be able to use it.
+
+    Jobs that run keep the version they began with, and a job that begins finds a whole one at any time. The
+    version before stays, as who has just followed the link may not have begun; older ones go once nothing
+    runs from them.
+    """
+    place = f"{VERSIONS}/{sha256}"
     return f"""\
 set -eu
 umask 022
-mine=$(grep -xF 'folder {NODE_DIR}' {STATE_DIR}/made 2>/dev/null || true)
-[ ! -e {NODE_DIR} ] || [ -n "$mine" ] ||
-  {{ echo '{NODE_DIR} was there before Shoal; move it away' >&2; exit 1; }}
-rm -rf {place}
-mkdir -p {place}
-tar -xzf - --no-same-owner -C {place}
-{PYTHON} -m compileall -q {place} >&2
-PYTHONPATH={place} {PYTHON} -P -s -c 'import shoal.runtime.keeper' >&2
-echo {sha256} >{place}/made-from
+for own in {NODE_DIR} {VERSIONS}; do
+  [ ! -e $own ] || grep -qsxF "folder $own" {STATE_DIR}/made ||
+    {{ echo "$own was there before Shoal; move it away" >&2; exit 1; }}
+done
 {recorded("made", f"folder {NODE_DIR}")}
-rm -rf {NODE_DIR}
-mv {place} {NODE_DIR}"""
+{recorded("made", f"folder {VERSIONS}")}
+rm -rf {place}.new
+mkdir -p {place}.new
+tar -xzf - --no-same-owner -C {place}.new
+{PYTHON} -m compileall -q {place}.new >&2
+PYTHONPATH={place}.new {PYTHON} -P -s -c 'import shoal.runtime.keeper' >&2
+[ -d {place} ] || mv -T {place}.new {place}
+ln -sfn {place} {VERSIONS}/now
+before=$(readlink {NODE_DIR} || true)
+if [ -d {NODE_DIR} ] && [ -z "$before" ]; then # as an older Shoal made it
+  before={VERSIONS}/before-$(date +%s)
+  mv -T {NODE_DIR} $before
+fi
+mv -T {VERSIONS}/now {NODE_DIR}
+{PYTHON} -I -c {shlex.quote(SWEEP)} {VERSIONS} {place} $before"""

@@ -175,7 +175,7 @@ def unlike_users(inventory: Inventory, facts: Mapping[str, Facts]) -> list[str]:
     return told
 
 
-def remarks(inventory: Inventory, facts: Mapping[str, Facts]) -> list[str]:
+def remarks(inventory: Inventory, facts: Mapping[str, Facts], *, is_contained: bool) -> list[str]:
     """What works, and is good to know."""
     present = _asked(inventory, facts)
     told = unlike_users(inventory, facts)
@@ -184,8 +184,13 @@ def remarks(inventory: Inventory, facts: Mapping[str, Facts]) -> list[str]:
             f"no systemd on {', '.join(direct)}: daemons were started directly, and after a restart of the"
             " machine `shoal cluster create` starts them again"
         )
-    if bare := [host.label for host in present if not facts[host.address].cgroup]:
+    if bare := [host.label for host in present if not facts[host.address].found.cgroup]:
         told.append(f"no writable cgroups on {', '.join(bare)}: memory and devices of jobs are not confined")
+    elif not is_contained:
+        told.append(
+            "not every machine answered, and cgroups are used once all are known to have them: memory and"
+            " devices of jobs are not confined until `shoal cluster create` reaches all"
+        )
     if not inventory.shared:
         told.append(
             "no directory that all machines share: jobs with `checkpoint` will be refused. Once there is one"

@@ -14,9 +14,10 @@ from shoal.cluster.advice import firewall
 from shoal.cluster.facts import Facts
 from shoal.cluster.inventory import Found, Host, Inventory, Role
 from shoal.cluster.objections import Takeover, misfits, objections, remarks
+from shoal.cluster.render import is_contained
 from shoal.cluster.run import Crew, State, known_secrets, must_have
 from shoal.cluster.steps import Stage, plan
-from shoal.errors import StateError
+from shoal.errors import EngineRefused, StateError
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,14 @@ async def _bring_to(crew: Crew, inventory: Inventory, wishes: Wishes) -> Report:
         for host in wanted.hosts
     ]
     wanted = wanted.with_hosts(hosts)
-    rest = [step for step in plan(wanted, _present(crew), secrets, parts) if step.stage is not Stage.PREPARE]
+    present = _present(crew)
+    rest = [step for step in plan(wanted, present, secrets, parts) if step.stage is not Stage.PREPARE]
     for stage in sorted({step.stage for step in rest}):
         await crew.carry_out([step for step in rest if step.stage is stage])
         if stage is not Stage.VERIFY:
             must_have(crew, vital)
-    return Report(wanted, advice=firewall(wanted, crew.facts), remarks=remarks(wanted, crew.facts))
+    good_to_know = remarks(wanted, crew.facts, is_contained=is_contained(wanted, present))
+    return Report(wanted, advice=firewall(wanted, crew.facts), remarks=good_to_know)
 
 
 def _vital(inventory: Inventory) -> dict[str, str]:
@@ -116,7 +119,10 @@ async def add(crew: Crew, inventory: Inventory, hosts: Iterable[Host], wishes: W
 
 
 async def remove(crew: Crew, inventory: Inventory, refs: Iterable[str], wishes: Wishes) -> Report:
-    """Take machines out: no job there, out of every `slurm.conf`, then cleaned. A dead one may go, too."""
+    """Take machines out: no job there, out of every `slurm.conf`, then cleaned. A dead one may go, too.
+
+    One that does not answer us may have jobs: Slurm is asked. One that does not let us in goes by force only.
+    """
     going = [inventory.host(ref) for ref in refs]
     for host in going:
         if host.has(Role.CONTROLLER) or host.has(Role.DATABASE):
@@ -126,11 +132,21 @@ async def remove(crew: Crew, inventory: Inventory, refs: Iterable[str], wishes: 
             )
     await crew.meet(inventory.hosts)
     must_have(crew, {inventory.controller.address: "controller"})
-    away = crew.silent & {host.address for host in going}
-    must_have(crew, {host.address: host.label for host in going if host.address not in away})
+    away = (crew.silent | (crew.shut if wishes.is_forced else set())) & {host.address for host in going}
     for host in going:
-        about = leaving.quiet_node(host, inventory, is_forced=wishes.is_forced)
-        await crew.carry_out([] if host.address in away else about)
+        if host.address in crew.shut - away:
+            wrong = crew.failed[host.address]
+            raise EngineRefused(
+                f"{crew.absence(host)}, and may have jobs: {wrong.detail}",
+                hint=f"{wrong.hint}; to give it up: shoal cluster remove {host.label} --force",
+            )
+    must_have(crew, {host.address: "machine" for host in going if host.address not in away})
+    # Those that are away first: a no about one of them ends everything, before another was drained.
+    for host in sorted(going, key=lambda host: host.address not in away):
+        is_away = host.address in away
+        step = leaving.quiet_node(host, inventory, is_forced=wishes.is_forced, is_away=is_away)
+        await crew.carry_out([step])
+        must_have(crew, {inventory.controller.address: "controller"})
     stay = {host.address for host in going if host.address in crew.failed} - away
     gone = {host.address for host in going} - stay
     smaller = inventory.with_hosts([host for host in inventory.hosts if host.address not in gone])
@@ -142,9 +158,7 @@ async def remove(crew: Crew, inventory: Inventory, refs: Iterable[str], wishes: 
             crew.facts[host.address] = facts[host.address]
             await _clean(crew, [host], wishes, report)
         elif host.address in away:
-            report.remarks.append(
-                f"{host.label} did not answer: it is out, and what Shoal put there stays there"
-            )
+            report.remarks.append(f"{crew.absence(host)}: it is out, and what Shoal put there stays there")
     return report
 
 
@@ -172,10 +186,12 @@ async def upgrade(crew: Crew, inventory: Inventory, wishes: Wishes) -> Report:
 async def destroy(crew: Crew, inventory: Inventory, wishes: Wishes) -> Report:
     """Take the cluster down. While a machine failed or did not answer, the inventory stays, to try again.
 
-    Forced, those that did not answer are given up.
+    Forced, those that did not answer are given up. Only the controller can say that no job runs.
     """
     await crew.meet(inventory.hosts)
     report = Report(None)
+    if not wishes.is_forced:
+        must_have(crew, {inventory.controller.address: "controller"})
     if inventory.controller.address in crew.facts and crew.facts[inventory.controller.address].own_cluster:
         await crew.carry_out([leaving.quiet_cluster(inventory, is_forced=wishes.is_forced)])
         must_have(crew, {inventory.controller.address: "controller"})
@@ -185,13 +201,13 @@ async def destroy(crew: Crew, inventory: Inventory, wishes: Wishes) -> Report:
         if host.address in crew.facts and crew.facts[host.address].own_cluster in {"", inventory.cluster}
     ]
     await _clean(crew, mine, wishes, report)
-    away = crew.silent & {host.address for host in inventory.hosts}
+    away = crew.silent | crew.shut
     if crew.is_dry or set(crew.failed) - (away if wishes.is_forced else set()):
         report.inventory = inventory
         then = "destroy it again when it does, or say `--force` to give it up"
     else:
         report.gone = frozenset(away)
         then = "what Shoal put there stays there"
-    left = [host.label for host in inventory.hosts if host.address in away]
-    report.remarks += [f"{label} did not answer: {then}" for label in left]
+    left = [host for host in inventory.hosts if host.address in away]
+    report.remarks += [f"{crew.absence(host)}: {then}" for host in left]
     return report

@@ -62,7 +62,7 @@ def declared(inventory: Inventory) -> list[tuple[Host, Found]]:
 
 
 def slurm_conf(inventory: Inventory, facts: Mapping[str, Facts]) -> File:
-    """`slurm.conf`, the same everywhere; cgroups contain jobs if every machine that answers has them."""
+    """`slurm.conf`, the same everywhere."""
     nodes = declared(inventory)
     lines = [f"{key}={value}" for key, value in {**_settings(inventory, facts), **inventory.slurm}.items()]
     lines += ["", *(_node_line(host, found) for host, found in nodes), ""]
@@ -73,12 +73,24 @@ def slurm_conf(inventory: Inventory, facts: Mapping[str, Facts]) -> File:
     return File(SLURM_CONF, (NOTICE + "\n".join(lines) + "\n").encode())
 
 
+def is_contained(inventory: Inventory, facts: Mapping[str, Facts]) -> bool:
+    """Whether cgroups hold jobs everywhere, so that a job's end says that nothing of it runs.
+
+    Only if every machine is known to have them. One that does not answer keeps the `slurm.conf` it has, and
+    may come back with it: cgroups are taken up only while all answer, and kept while some do not.
+    """
+    known = {host.address: host.found for host in inventory.hosts if host.found}
+    controller = facts.get(inventory.controller.address)
+    is_taken_up = controller is not None and controller.is_contained
+    return all(found.cgroup for found in known.values()) and (is_taken_up or known.keys() <= facts.keys())
+
+
 def _settings(inventory: Inventory, facts: Mapping[str, Facts]) -> dict[str, str | int]:
     controller, database = inventory.controller, inventory.database
     assert controller.found is not None
     assert database.found is not None
     nodes = declared(inventory)
-    has_cgroups = all(fact.cgroup for fact in facts.values())
+    has_cgroups = is_contained(inventory, facts)
     settings: dict[str, str | int] = {
         "ClusterName": inventory.cluster,
         "SlurmctldHost": f"{controller.found.hostname}({controller.found.address})",
@@ -171,15 +183,15 @@ def topology_conf(inventory: Inventory) -> File:
 def cgroup_conf(fact: Facts) -> File:
     """`cgroup.conf` for one machine: its own version of cgroups, and no systemd where there is none."""
     lines = [
-        f"CgroupPlugin=cgroup/{fact.cgroup}" if fact.cgroup else "CgroupPlugin=disabled",
+        f"CgroupPlugin=cgroup/{fact.found.cgroup}" if fact.found.cgroup else "CgroupPlugin=disabled",
         "ConstrainCores=yes",
         "ConstrainRAMSpace=yes",
         "ConstrainSwapSpace=no",
         "ConstrainDevices=yes",
     ]
-    if fact.cgroup == "v2" and fact.init != "systemd":
+    if fact.found.cgroup == "v2" and fact.init != "systemd":
         lines.append("IgnoreSystemd=yes")
-    if not fact.cgroup:
+    if not fact.found.cgroup:
         lines = []  # proctrack/linuxproc reads none of it
     return File(f"{SLURM_DIR}/cgroup.conf", (NOTICE + "".join(line + "\n" for line in lines)).encode())
 

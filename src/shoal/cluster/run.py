@@ -72,7 +72,9 @@ class Crew:
     facts: dict[str, Facts] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
     silent: set[str] = field(default_factory=set)
-    """Addresses that did not answer: these may be given up. One that answers and refuses is not dead."""
+    """Addresses that did not answer: dead, perhaps. It does not say that no job runs there."""
+    shut: set[str] = field(default_factory=set)
+    """Addresses that did not let us in, or that we did not trust: not dead."""
 
     @property
     def failed(self) -> dict[str, Outcome]:
@@ -92,6 +94,10 @@ class Crew:
         """Let a machine take no further part; the reason is told."""
         self.note(Outcome(host.address, host.label, "is usable", State.FAILED, detail, hint))
 
+    def absence(self, host: Host) -> str:
+        """Why nothing can be done on a machine that was not met."""
+        return f"{host.label} did not {'answer' if host.address in self.silent else 'let us in'}"
+
     async def meet(self, hosts: Iterable[Host]) -> None:
         """Connect to every machine and let it tell about itself. Those that fail are reported, not raised."""
         limit = anyio.CapacityLimiter(MAX_AT_ONCE)
@@ -104,6 +110,8 @@ class Crew:
                 except ShoalError as wrong:
                     if isinstance(wrong, EngineUnreachable):
                         self.silent.add(host.address)
+                    elif host.address not in self.machines:
+                        self.shut.add(host.address)
                     self.refuse(host, wrong.message, wrong.hint or "")
 
         async with anyio.create_task_group() as group:

@@ -10,7 +10,7 @@ import pytest
 from shoal.cluster import render
 from shoal.cluster.advice import firewall
 from shoal.cluster.facts import Facts
-from shoal.cluster.inventory import Inventory
+from shoal.cluster.inventory import Host, Inventory
 from shoal.cluster.leaving import leave, upgrades
 from shoal.cluster.steps import Step, plan
 from tests.support.bare_machines import SECRETS, facts_of, found, parts_of, three
@@ -74,18 +74,20 @@ def shown(steps: list[Step]) -> str:
 
 def plans() -> dict[str, str]:
     inventory, facts = world()
-    second = inventory.hosts[1]
+    first, second, _ = inventory.hosts
     parts = parts_of(inventory.hosts)
-    one = {second.address: facts[second.address]}
-    direct = facts_of([inventory.hosts[0]])
-    direct = {address: _without_systemd(fact) for address, fact in direct.items()}
+    direct = facts | {first.address: _without_systemd(facts_of([first])[first.address])}
     leaving = facts_of([second], {"b": OWN})[second.address]
     return {
-        "worker.steps": shown(plan(inventory, one, SECRETS, parts)),
-        "controller-without-systemd.steps": shown(plan(inventory, direct, SECRETS, parts)),
+        "worker.steps": shown(_of(second, plan(inventory, facts, SECRETS, parts))),
+        "controller-without-systemd.steps": shown(_of(first, plan(inventory, direct, SECRETS, parts))),
         "leaving.steps": shown(leave(second, leaving, has_packages_removed=True)),
         "upgrade.steps": "\n".join(shown(steps) for steps in upgrades(inventory, facts)),
     }
+
+
+def _of(host: Host, steps: list[Step]) -> list[Step]:
+    return [step for step in steps if step.host == host.address]
 
 
 def _without_systemd(fact: Facts) -> Facts:

@@ -34,7 +34,7 @@ def test_a_machine_is_known_by_what_it_told() -> None:
         "firewall ufw",
     )
     fact = read_facts(told("a", "10.0.0.1", *more), HOST)
-    assert (fact.hostname, fact.init, fact.cgroup, fact.own_cluster) == ("a", "systemd", "v2", "lab")
+    assert (fact.hostname, fact.init, fact.found.cgroup, fact.own_cluster) == ("a", "systemd", "v2", "lab")
     assert dict(fact.packages) == {"munge": "0.5.15-2"}
     assert fact.is_own("/etc/munge/munge.key")
     assert not fact.is_own("/etc/slurm/slurm.conf")
@@ -42,6 +42,12 @@ def test_a_machine_is_known_by_what_it_told() -> None:
     assert fact.firewalls == ("ufw",)
     assert (fact.found.sockets, fact.found.cores, fact.found.threads, fact.found.cpus) == (2, 2, 2, 8)
     assert fact.found.memory_mib == 63552
+
+
+def test_a_machine_tells_whether_cgroups_hold_its_jobs() -> None:
+    assert read_facts(told("a", "10.0.0.1", "contained"), HOST).is_contained
+    assert not read_facts(told(), HOST).is_contained
+    assert read_facts(told(without="cgroup"), HOST).found.cgroup == ""
 
 
 def test_a_file_that_changed_since_is_not_ours_any_more() -> None:

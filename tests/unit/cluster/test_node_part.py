@@ -8,11 +8,13 @@ import platform
 import subprocess
 import sys
 import tarfile
+import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from shoal.cluster import node_part
+from shoal.cluster import node_part, shell
 from shoal.errors import EngineRefused
 
 OWN = (f"{sys.version_info.major}.{sys.version_info.minor}", platform.machine())
@@ -56,6 +58,105 @@ for name in sys.argv[1:]:
         timeout=60,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@dataclass
+class Node:
+    """A machine's folders, here."""
+
+    folder: Path
+
+    @property
+    def link(self) -> Path:
+        return self.folder / "shoal-node"
+
+    @property
+    def versions(self) -> list[str]:
+        return sorted(path.name for path in (self.folder / "shoal-node-versions").iterdir())
+
+    def unpack(self, version: str) -> None:
+        run = subprocess.run
+        archive = io.BytesIO()
+        with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+            for name in ("shoal/__init__.py", "shoal/runtime/__init__.py", "shoal/runtime/keeper.py"):
+                entry = tarfile.TarInfo(name)
+                entry.size = len(version)
+                tar.addfile(entry, io.BytesIO(version.encode()))
+        has = ["sh", "-c", node_part.has_part(version[1:])]
+        assert run(has, check=False, stderr=subprocess.DEVNULL).returncode == 1
+        run(["sh", "-c", node_part.unpack_part(version[1:])], input=archive.getvalue(), check=True)
+        assert run(has, check=False).returncode == 0
+        assert (self.link / "shoal" / "__init__.py").read_text() == version
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    (tmp_path / "state").mkdir()
+    for module in (node_part, shell):
+        monkeypatch.setattr(module, "STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr(node_part, "NODE_DIR", str(tmp_path / "shoal-node"))
+    monkeypatch.setattr(node_part, "VERSIONS", str(tmp_path / "shoal-node-versions"))
+    monkeypatch.setattr(node_part, "PYTHON", sys.executable)
+    return Node(tmp_path)
+
+
+def test_who_runs_keeps_the_version_it_began_with(node: Node) -> None:
+    node.unpack("#v1")
+    began = node.link.resolve()
+    node.unpack("#v2")
+    assert (began / "shoal" / "runtime" / "keeper.py").read_text() == "#v1"
+    assert node.link.resolve().name == "v2"
+    made = (node.folder / "state" / "made").read_text().splitlines()
+    assert made == [f"folder {node.link}", f"folder {node.link}-versions"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to see what other users run")
+def test_an_older_version_goes_once_nothing_runs_from_it(node: Node) -> None:
+    node.unpack("#v1")
+    environment = {"PYTHONPATH": str(node.link.resolve()), "PATH": os.environ["PATH"]}
+    with subprocess.Popen(["sleep", "600"], env=environment) as job:
+        try:
+            node.unpack("#v2")
+            node.unpack("#v3")
+            assert node.versions == ["v1", "v2", "v3"]
+        finally:
+            job.kill()
+    node.unpack("#v4")
+    assert node.versions == ["v3", "v4"]
+
+
+def test_a_folder_that_an_older_shoal_made_becomes_a_link(node: Node) -> None:
+    (node.link / "shoal").mkdir(parents=True)
+    (node.link / "shoal" / "__init__.py").write_text("#v0")
+    (node.folder / "state" / "made").write_text(f"folder {node.link}\n")
+    node.unpack("#v1")
+    assert node.link.is_symlink()
+    (before,) = (node.folder / "shoal-node-versions").glob("before-*")
+    assert (before / "shoal" / "__init__.py").read_text() == "#v0"
+
+
+def test_a_folder_of_somebody_elses_is_left_alone(node: Node) -> None:
+    node.link.mkdir()
+    with pytest.raises(subprocess.CalledProcessError):
+        node.unpack("#v1")
+    assert sorted(path.name for path in node.folder.iterdir()) == ["shoal-node", "state"]
+
+
+def test_there_is_a_whole_version_at_any_time(node: Node) -> None:
+    node.unpack("#v1")
+    is_over, seen = threading.Event(), set()
+
+    def look() -> None:
+        while not is_over.is_set():
+            seen.add((node.link / "shoal" / "runtime" / "keeper.py").exists())
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    for version in ("#v2", "#v3"):
+        node.unpack(version)
+    is_over.set()
+    watcher.join()
+    assert seen == {True}
 
 
 def test_the_same_sources_are_the_same_bytes() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import anyio
 import pytest
 
+from shoal.cluster.facts import read_facts
 from shoal.cluster.inventory import Host, Inventory
 from shoal.cluster.machine import Answer
 from shoal.cluster.operate import Report, Wishes, add, create, destroy, remove, upgrade
@@ -18,18 +19,21 @@ from tests.support.bare_machines import NOW, PART, PaperMachine, facts_of, found
 
 def never(_: str) -> int:
     """Nothing is so already, and every change works."""
-    return 0 if _.startswith("set -eu") or "exit 0; sleep 1" in _ or "sacctmgr -i" in _ else 1
+    return 0 if _.startswith(("set -eu", "was=")) or "exit 0; sleep 1" in _ or "sacctmgr -i" in _ else 1
 
 
 class Paper:
     """A drawer of machines; those not in it do not answer."""
 
     def __init__(self, inventory: Inventory, judge: Callable[[str], int] = lambda _: 0) -> None:
+        self.shut: set[str] = set()
         self.machines = {
             item.address: PaperMachine(told(item.label, item.address), judge) for item in inventory.hosts
         }
 
     async def connect(self, item: Host) -> PaperMachine:
+        if item.address in self.shut:
+            raise EngineRefused(f"{item.address} takes none of our keys", hint="ssh-copy-id")
         if item.address not in self.machines:
             raise EngineUnreachable(f"{item.address} cannot be reached", hint="ssh")
         return self.machines[item.address]
@@ -154,9 +158,25 @@ async def test_machines_that_cannot_join_stay_out_of_the_inventory() -> None:
     assert list(wrong(crew)) == ["e"]
 
 
-async def removed(paper: Paper, inventory: Inventory, ref: str) -> tuple[Crew, Report]:
+async def test_a_machine_that_is_away_without_cgroups_keeps_the_others_from_relying_on_them() -> None:
+    facts = facts_of(three().hosts)
+    inventory = three()
+    facts["10.0.0.3"] = read_facts(told("c", "10.0.0.3", without="cgroup"), inventory.hosts[2])
+    inventory = found(inventory, facts)
+    new = host("d", 4)
+    paper = Paper(inventory.with_hosts([*inventory.hosts, new]), never)
+    del paper.machines["10.0.0.3"]
+    report = await add(paper.crew(), inventory, [new], Wishes())
+    sent = {stdin for m in paper.machines.values() for _, stdin in m.seen if b"ClusterName" in stdin}
+    assert [b"ProctrackType=proctrack/linuxproc\n" in text for text in sent] == [True]
+    assert "not every machine answered" in " ".join(report.remarks)
+
+
+async def removed(
+    paper: Paper, inventory: Inventory, *refs: str, is_forced: bool = False
+) -> tuple[Crew, Report]:
     crew = paper.crew()
-    return crew, await remove(crew, inventory, [ref], Wishes())
+    return crew, await remove(crew, inventory, refs, Wishes(is_forced=is_forced))
 
 
 async def test_a_dead_machine_may_be_removed_and_is_no_failure() -> None:
@@ -168,6 +188,64 @@ async def test_a_dead_machine_may_be_removed_and_is_no_failure() -> None:
     assert [item.label for item in report.inventory.hosts] == ["a", "b"]
     assert set(crew.failed) - report.gone == set()
     assert "c did not answer" in report.remarks[-1]
+
+
+def changes(paper: Paper) -> list[str]:
+    scripts = [script for machine in paper.machines.values() for script, _ in machine.seen]
+    return [script for script in scripts if "&& echo yes || echo no" not in script]
+
+
+async def test_a_machine_that_does_not_answer_stays_while_slurm_has_jobs_on_it() -> None:
+    inventory = found(three(), facts_of(three().hosts))
+    paper = Paper(inventory)
+    del paper.machines["10.0.0.3"]
+    paper.machines["10.0.0.1"].judge = lambda script: 1 if "squeue -h -w c" in script else 0
+    with pytest.raises(EngineRefused, match="the controller, a, failed at `node c takes no new jobs"):
+        await removed(paper, inventory, "b", "c")
+    (asked,) = changes(paper)  # b was not drained first
+    assert "nodename=c state=drain" in asked
+    assert "nodename=c state=resume" in asked
+
+
+async def test_a_machine_that_does_not_answer_goes_by_force_and_slurm_is_told() -> None:
+    inventory = found(three(), facts_of(three().hosts))
+    paper = Paper(inventory)
+    del paper.machines["10.0.0.3"]
+    paper.machines["10.0.0.1"].judge = lambda script: int(
+        "squeue -h -w c" in script and not script.startswith("was=")
+    )
+    crew, report = await removed(paper, inventory, "c", is_forced=True)
+    assert report.inventory is not None
+    assert [item.label for item in report.inventory.hosts] == ["a", "b"]
+    (asked,) = changes(paper)
+    assert asked.endswith("nodename=c state=down reason=leaves")
+    assert set(crew.failed) - report.gone == set()
+
+
+async def test_a_machine_that_does_not_let_us_in_is_not_dead() -> None:
+    inventory = found(three(), facts_of(three().hosts))
+    paper = Paper(inventory)
+    paper.shut = {"10.0.0.3"}
+    with pytest.raises(EngineRefused, match=r"c did not let us in, and may have jobs: .* none of our keys"):
+        await removed(paper, inventory, "c")
+    assert changes(paper) == []
+    crew, report = await removed(paper, inventory, "c", is_forced=True)
+    assert report.inventory is not None
+    assert [item.label for item in report.inventory.hosts] == ["a", "b"]
+    assert report.remarks[-1] == "c did not let us in: it is out, and what Shoal put there stays there"
+    assert set(crew.failed) - report.gone == set()
+
+
+async def test_a_cluster_is_not_taken_down_while_nobody_can_say_whether_jobs_run() -> None:
+    inventory = found(three(), facts_of(three().hosts))
+    paper = Paper(inventory)
+    paper.shut = {"10.0.0.1"}
+    with pytest.raises(EngineRefused, match="the controller, a, cannot be used"):
+        await destroy(paper.crew(), inventory, Wishes())
+    assert [machine.seen for machine in paper.machines.values()] == [[], [], []]
+    report = await destroy(paper.crew(), inventory, Wishes(is_forced=True))
+    assert report.inventory is None
+    assert report.remarks == ["a did not let us in: what Shoal put there stays there"]
 
 
 async def test_a_machine_with_jobs_stays() -> None:

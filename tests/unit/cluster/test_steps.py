@@ -8,8 +8,8 @@ import pytest
 
 from shoal.cluster import render
 from shoal.cluster.advice import firewall
-from shoal.cluster.facts import read_facts
-from shoal.cluster.inventory import Inventory
+from shoal.cluster.facts import CONTAINED, read_facts
+from shoal.cluster.inventory import Inventory, make
 from shoal.cluster.leaving import leave, left_behind
 from shoal.cluster.objections import MAX_SKEW_S, Takeover, misfits, objections, unlike_users
 from shoal.cluster.steps import Stage, plan
@@ -198,8 +198,42 @@ def test_without_cgroups_somewhere_slurm_is_not_told_to_use_them_anywhere() -> N
     assert b"ProctrackType=proctrack/cgroup" in render.slurm_conf(whole, facts).content
     from_text = told("b", "10.0.0.2", without="cgroup")
     facts["10.0.0.2"] = read_facts(from_text, host("b", 2))
-    assert b"ProctrackType=proctrack/linuxproc" in render.slurm_conf(whole, facts).content
+    without = found(inventory, facts)
+    assert b"ProctrackType=proctrack/linuxproc" in render.slurm_conf(without, facts).content
     assert b"Constrain" not in render.cgroup_conf(facts["10.0.0.2"]).content
+
+
+def tracked(away: str, *, is_taken_up: bool = True) -> str:
+    """How jobs are tracked while c is away, which told this of itself when it was there."""
+    inventory = three()
+    facts = facts_of(inventory.hosts, {"a": ("contained",) if is_taken_up else ()})
+    facts["10.0.0.3"] = read_facts(away, inventory.hosts[2])
+    inventory = found(inventory, facts)
+    del facts["10.0.0.3"]
+    text = render.slurm_conf(inventory, facts).content.decode()
+    return next(line for line in text.splitlines() if line.startswith("ProctrackType="))
+
+
+def test_a_machine_without_cgroups_is_remembered_while_it_is_away() -> None:
+    assert tracked(told("c", "10.0.0.3", without="cgroup")) == "ProctrackType=proctrack/linuxproc"
+    assert tracked(told("c", "10.0.0.3")) == CONTAINED
+
+
+def test_cgroups_are_not_taken_up_while_somebody_is_away() -> None:
+    """It would come back with the slurm.conf of before."""
+    assert tracked(told("c", "10.0.0.3"), is_taken_up=False) == "ProctrackType=proctrack/linuxproc"
+
+
+def test_of_an_inventory_that_knows_nothing_of_cgroups_only_who_answers_has_them() -> None:
+    inventory = three()
+    facts = facts_of(inventory.hosts, {"a": ("contained",)})
+    hosts = found(inventory, facts).model_dump()["hosts"]
+    for item in hosts:
+        del item["found"]["cgroup"]
+    old = make({"cluster": "lab", "hosts": hosts}, "lab.yaml")
+    assert render.is_contained(found(old, facts), facts)
+    del facts["10.0.0.3"]
+    assert not render.is_contained(found(old, facts), facts)
 
 
 def test_settings_of_the_inventory_are_put_over_ours() -> None:

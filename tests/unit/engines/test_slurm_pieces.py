@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,33 @@ def test_what_slurm_is_told_is_the_golden_file() -> None:
         GOLDEN.mkdir(exist_ok=True)
         (GOLDEN / "two-nodes.txt").write_text(text)
     assert text == (GOLDEN / "two-nodes.txt").read_text()
+
+
+@pytest.mark.parametrize(("given", "got"), [("{0}/link", "{0}/v1"), ("{0}/v1:{0}/link", "{0}/v1:{0}/link")])
+def test_a_keeper_has_the_version_that_a_link_leads_to_when_it_begins(
+    tmp_path: Path, given: str, got: str
+) -> None:
+    (tmp_path / "v1").mkdir()
+    (tmp_path / "link").symlink_to("v1")
+    programs = {
+        "srun": '#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n',
+        "python": '#!/bin/sh\necho "$PYTHONPATH" "$@"\n',
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    config = SlurmConfig(python=str(tmp_path / "python"), python_path=given.format(tmp_path))
+    summons = Summons(attempt_id="att_1", urls=("https://a:1",), ca="PEM", ticket="sht_att_1_x")
+    done = subprocess.run(
+        ["sh", "-c", batch_script(config, summons, 1, 1)],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout == f"{got.format(tmp_path)} -P -s -m shoal.runtime.keep $SLURMD_NODENAME\n"
+    assert done.stderr == ""
 
 
 def test_no_argument_of_sbatch_holds_the_ticket() -> None:

@@ -18,6 +18,8 @@ TIME_MARGIN_S = 120.0
 """Slurm's limit comes after ours: the supervisor stops the job, with its grace, and says why."""
 GpuKinds = Mapping[str, tuple[str, ...]]
 """By node: of each GPU, by its index, as Slurm spells it."""
+FOLLOWED = 'path=$(readlink -e -- "$PYTHONPATH") && PYTHONPATH=$path; exec "$@"'
+"""Where it is a link, what it leads to on that node now: a keeper stays with one version of Shoal."""
 EXPORTED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ")
 
 
@@ -161,6 +163,8 @@ def batch_script(config: SlurmConfig, summons: Summons, num_nodes: int, cpus: in
     srun += [f"--cpus-per-task={cpus}", "--cpu-bind=none"]
     srun += ["--kill-on-bad-exit=0", "--no-kill", "--wait=0", "--input=all", "--unbuffered"]
     path = f"export PYTHONPATH={shlex.quote(config.python_path)}\n" if config.python_path else ""
+    if path:
+        keeper = ["sh", "-c", FOLLOWED, "keeper", *keeper]
     return (
         "#!/bin/sh\n"
         f"# {comment(summons.attempt_id, summons.incarnation)}\n"

@@ -1,0 +1,130 @@
+"""The scripts that look whether a machine may leave, run here, over programs that answer as Slurm's do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from shoal.cluster.leaving import quiet_node
+from tests.support.bare_machines import three
+
+SCONTROL = """\
+#!/bin/sh
+[ -e {folder}/is_up ] || {{ echo 'Unable to contact slurm controller' >&2; exit 1; }}
+case $* in
+  'show config') ;;
+  'show node c') [ -e {folder}/state ] || {{ echo 'Node c not found'; exit 1; }}
+    echo 'NodeName=c Arch=x86_64'; echo "   State=$(cat {folder}/state) Weight=1" ;;
+  'show node '*) echo "Node $3 not found"; exit 1 ;;
+  *state=drain*) echo "$*" >>{folder}/told; echo "$(cat {folder}/state)+DRAIN" >{folder}/state ;;
+  *) echo "$*" >>{folder}/told ;;
+esac
+"""
+SQUEUE = """\
+#!/bin/sh
+[ -e {folder}/is_up ] || {{ echo 'Unable to contact slurm controller' >&2; exit 1; }}
+cat {folder}/jobs
+"""
+
+
+@dataclass
+class Slurm:
+    """What Slurm says of node c, and what it was told."""
+
+    folder: Path
+
+    def says(self, state: str | None, jobs: str = "", *, is_up: bool = True) -> None:
+        for name, text in (("state", state), ("jobs", jobs), ("is_up", "" if is_up else None)):
+            (self.folder / name).unlink(missing_ok=True)
+            if text is not None:
+                (self.folder / name).write_text(text)
+
+    def ends(self, script: str) -> tuple[int, str]:
+        path = f"{self.folder}:{os.environ['PATH']}"
+        done = subprocess.run(
+            ["sh", "-c", script], env={"PATH": path}, capture_output=True, text=True, check=False, timeout=60
+        )
+        return done.returncode, done.stderr
+
+    @property
+    def told(self) -> list[str]:
+        file = self.folder / "told"
+        return (
+            [line.partition("state=")[2] for line in file.read_text().splitlines()] if file.exists() else []
+        )
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Slurm:
+    for name, text in (("scontrol", SCONTROL), ("squeue", SQUEUE)):
+        (tmp_path / name).write_text(text.format(folder=tmp_path))
+        (tmp_path / name).chmod(0o755)
+    return Slurm(tmp_path)
+
+
+def looked(slurm: Slurm, *, is_away: bool, is_forced: bool = False) -> bool:
+    step = quiet_node(three().hosts[2], three(), is_forced=is_forced, is_away=is_away)
+    return slurm.ends(step.check)[0] == 0
+
+
+def changed(slurm: Slurm, *, is_away: bool, is_forced: bool = False) -> tuple[int, str]:
+    step = quiet_node(three().hosts[2], three(), is_forced=is_forced, is_away=is_away)
+    return slurm.ends(step.apply)
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_a_node_without_jobs_is_drained_and_may_leave(slurm: Slurm, *, is_away: bool) -> None:
+    slurm.says("IDLE*")
+    assert not looked(slurm, is_away=is_away)
+    assert changed(slurm, is_away=is_away) == (0, "")
+    assert slurm.told == ["drain reason=leaves"]
+    assert looked(slurm, is_away=is_away)
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_a_node_with_jobs_takes_jobs_as_before(slurm: Slurm, *, is_away: bool) -> None:
+    slurm.says("MIXED*", "7\n8\n")
+    assert not looked(slurm, is_away=is_away)
+    code, words = changed(slurm, is_away=is_away)
+    assert (code, slurm.told) == (1, ["drain reason=leaves", "resume"])
+    assert words.startswith("jobs 7 8 run there; wait for them, or say --force")
+
+
+def test_one_that_is_away_and_that_slurm_calls_down_may_leave(slurm: Slurm) -> None:
+    slurm.says("DOWN*+DRAIN", "7\n")
+    assert looked(slurm, is_away=True)
+    assert not looked(slurm, is_away=False)
+    slurm.says("IDLE+DRAIN+POWERED_DOWN", "7\n")
+    assert not looked(slurm, is_away=True)
+
+
+def test_jobs_of_one_that_is_away_are_left_to_slurm_by_force(slurm: Slurm) -> None:
+    slurm.says("MIXED*", "7\n")
+    assert changed(slurm, is_away=True, is_forced=True) == (0, "")
+    assert slurm.told == ["drain reason=leaves", "down reason=leaves"]
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_a_slurm_that_does_not_answer_has_not_said_that_there_are_no_jobs(
+    slurm: Slurm, *, is_away: bool
+) -> None:
+    slurm.says("IDLE+DRAIN", is_up=False)
+    assert not looked(slurm, is_away=is_away)
+    assert changed(slurm, is_away=is_away)[0] == 1
+    assert looked(slurm, is_away=is_away, is_forced=True)
+
+
+def test_a_list_of_jobs_that_did_not_come_is_not_empty(slurm: Slurm) -> None:
+    slurm.says("IDLE+DRAIN")
+    (slurm.folder / "jobs").unlink()
+    assert not looked(slurm, is_away=False)
+    assert not looked(slurm, is_away=True)
+
+
+def test_what_slurm_does_not_know_may_leave(slurm: Slurm) -> None:
+    slurm.says(None, "7\n")
+    assert looked(slurm, is_away=True)
