@@ -48,6 +48,10 @@ class Shape(NamedTuple):
     """With a slurmdbd."""
     has_rest: bool = False
     """With a slurmrestd."""
+    partitions: tuple[str, ...] = ("main Nodes=ALL Default=YES MaxTime=INFINITE State=UP",)
+    """As they are written in slurm.conf, behind their `PartitionName=`."""
+    switches: tuple[str, ...] = ("leaf Nodes=ALL",)
+    """As in topology.conf, likewise."""
 
 
 def what_is_missing() -> str | None:
@@ -251,7 +255,7 @@ class SlurmLab(ClusterLab):
         if self.rest is not None:
             self.rest.write()
             lines += self.rest.words
-        lines += ["PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP"]
+        lines += [f"PartitionName={words}" for words in self.shape.partitions]
         (self.root / "etc" / "slurm.conf").write_text("\n".join(lines) + "\n")
         devices = [
             f"NodeName=n[0-{self.shape.nodes - 1}] Name=gpu Type={kind} "
@@ -260,8 +264,9 @@ class SlurmLab(ClusterLab):
         ]
         (self.root / "etc" / "gres.conf").write_text("".join(devices))
         (self.root / "etc" / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
-        switches = f"SwitchName=leaf Nodes=n[0-{self.shape.nodes - 1}]\n"
-        (self.root / "etc" / "topology.conf").write_text(switches)
+        everyone = f"Nodes=n[0-{self.shape.nodes - 1}]"
+        switches = [f"SwitchName={words}\n".replace("Nodes=ALL", everyone) for words in self.shape.switches]
+        (self.root / "etc" / "topology.conf").write_text("".join(switches))
 
 
 MUNGE_FILES = {
