@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +14,9 @@ from shoal.engines.slurm import SlurmConfig, SlurmEngine
 from shoal.engines.slurm.associations import Association
 from shoal.engines.slurm.door import Door, open_door
 from shoal.engines.slurm.nodes import SlurmNode, slurm_nodes
-from shoal.engines.slurm.partitions import Partition
+from shoal.engines.slurm.partitions import Partition, partition_for
 from shoal.engines.slurm.render import comment, job_name, request
-from shoal.engines.slurm.rights import parts_of
+from shoal.engines.slurm.rights import parts_of, rights_of
 from shoal.engines.slurm.states import SETTLE_S
 from shoal.wire import EndKind, Fetch
 from tests.contract.test_engine_local import SkewedClock
@@ -28,6 +29,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.anyio]
 SHAPE = Shape(
     nodes=1,
     kinds=("h100", "a100"),
+    others=("nvme",),
     min_job_age_s=2,
     has_accounting=True,
     has_rest=True,
@@ -126,6 +128,27 @@ async def test_a_job_gets_the_kind_of_gpu_that_was_chosen_for_it(
         door.submit(asked)
         lab.until(lambda: not lab.run("squeue", "-h"), f"the job with an {kind} is over")
         assert output.read_text() == f"device {device}\n"
+
+
+async def test_a_job_gets_the_partition_and_the_gres_that_it_asks_for(
+    config: SlurmConfig, lab: SlurmLab, tmp_path: Path
+) -> None:
+    door = open_door(config)
+    facts, raw = door.facts(), door.nodes()
+    node = only_node(door, config)
+    assert node.facts.labels["gres.nvme"] == "yes"
+    require = {"partition.gpu": "yes", "gres.nvme": "yes"}
+    orders = (order(nodes=("n0",), gpu_ids=(), attempt_id="att_gpu", require=require, time_limit_s=None),)
+    parts, rights = parts_of(config, facts, door.partitions(), raw), rights_of(config, facts, "default")
+    partition = partition_for(parts, {"n0": node.partitions}, orders, rights)
+    output, show = tmp_path / "told", "scontrol show job $SLURM_JOB_ID -d"
+    script = f"#!/bin/sh\nexport SLURM_CONF={lab.environment['SLURM_CONF']}\n{show} || exit\n"
+    door.submit(request(config, orders, {}, str(output), script, partition))
+    lab.until(lambda: not lab.run("squeue", "-h"), "the job is over")
+    told = output.read_text()
+    assert re.search(r"Partition=gpu\b", told)
+    assert re.search(r"TimeLimit=02:00:00", told)  # the longest, and not the default
+    assert re.search(r"nvme:1\b", told)
 
 
 async def test_a_job_that_slurm_has_forgotten_has_an_end(config: SlurmConfig) -> None:
