@@ -127,6 +127,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """Where the sources of mounts must really lie, links followed; None: nobody has said."""
     archive_digest: str | None = None
     limits: Limits
+    require: dict[str, str] = {}
+    """Labels that the job asked its nodes to have: a cluster below may have to be asked for these, too."""
     log_rules: tuple[LogRule, ...] = ()
     time_limit_s: float | None = None
     grace_s: float = 30.0

@@ -1,7 +1,8 @@
-"""What both doors to a real Slurm have to show alike: kinds of GPUs, and what its accounting remembers."""
+"""What both doors to a real Slurm show alike: kinds of GPUs, partitions, and what its accounting knows."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +11,12 @@ import pytest
 from shoal.engines.base import Sight
 from shoal.engines.remote import Reach
 from shoal.engines.slurm import SlurmConfig, SlurmEngine
-from shoal.engines.slurm.door import open_door
-from shoal.engines.slurm.nodes import slurm_nodes
+from shoal.engines.slurm.associations import Association
+from shoal.engines.slurm.door import Door, open_door
+from shoal.engines.slurm.nodes import SlurmNode, slurm_nodes
+from shoal.engines.slurm.partitions import Partition, partition_for
 from shoal.engines.slurm.render import comment, job_name, request
+from shoal.engines.slurm.rights import parts_of, rights_of
 from shoal.engines.slurm.states import SETTLE_S
 from shoal.wire import EndKind, Fetch
 from tests.contract.test_engine_local import SkewedClock
@@ -22,7 +26,27 @@ from tests.support.slurm_lab import Shape, SlurmLab, slurm_lab, what_is_missing
 from tests.unit.engines.test_slurm_pieces import order
 
 pytestmark = [pytest.mark.engines, pytest.mark.anyio]
-SHAPE = Shape(nodes=1, kinds=("h100", "a100"), min_job_age_s=2, has_accounting=True, has_rest=True)
+SHAPE = Shape(
+    nodes=1,
+    kinds=("h100", "a100"),
+    others=("nvme",),
+    min_job_age_s=2,
+    has_accounting=True,
+    has_rest=True,
+    partitions=(
+        "main Nodes=ALL Default=YES MaxTime=INFINITE State=UP",
+        "gpu Nodes=ALL DefaultTime=1:00:00 MaxTime=2:00:00 MaxNodes=2 State=UP",
+        "staff Nodes=ALL Hidden=YES AllowGroups=staff AllowAccounts=vision,nlp State=UP",
+        "closed Nodes=ALL State=DRAIN PriorityTier=7",
+    ),
+)
+ACCOUNTS = (
+    "add qos high",
+    "add account vision",
+    "add account nlp",
+    "add user root account=vision partition=gpu qos=high,normal",
+    "add user root account=nlp qos=normal",
+)
 FORGOTTEN_S = 120.0
 """slurmctld looks for what it may forget about every half minute."""
 
@@ -36,6 +60,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
         for attempt_id, run in {"att_well": "true", "att_ill": "exit 3"}.items():
             name, said = f"--job-name={job_name(attempt_id, 0)}", f"--comment={comment(attempt_id, 0)}"
             lab.run("sbatch", name, said, "--output=/dev/null", f"--wrap={run}")
+        for words in ACCOUNTS:
+            lab.run("sacctmgr", "-i", *words.split())
         lab.until(
             lambda: not lab.run("squeue", "-h", "-t", "all"), "Slurm has forgotten its jobs", FORGOTTEN_S
         )
@@ -54,11 +80,45 @@ def config(
     return SlurmConfig()
 
 
+def only_node(door: Door, config: SlurmConfig) -> SlurmNode:
+    raw, facts = door.nodes(), door.facts()
+    [node] = slurm_nodes(raw, facts.places, parts_of(config, facts, door.partitions(), raw))
+    return node
+
+
+async def test_partitions_are_shown_with_what_decides_who_may_use_them(config: SlurmConfig) -> None:
+    door = open_door(config)
+    found = {one.name: one for one in door.partitions()}
+    assert found == {
+        "main": Partition(name="main", is_default=True),
+        "gpu": Partition(name="gpu", max_minutes=120, max_nodes=2, has_default_time=True),
+        "staff": Partition(name="staff", is_hidden=True, groups=("staff",), accounts=("vision", "nlp")),
+        "closed": Partition(name="closed", state="DRAIN", tier=7),
+    }
+    facts = only_node(door, config).facts
+    assert (facts.pool, facts.is_alive) == ("main", True)
+    assert {name for name in facts.labels if name.startswith("partition.")} == {
+        "partition.main",
+        "partition.gpu",
+        "partition.closed",
+    }
+    assert door.facts().is_root
+
+
+async def test_accounts_are_shown_with_their_qos(config: SlurmConfig) -> None:
+    found = {one.account: one for one in open_door(config).associations()}
+    assert found == {
+        "nlp": Association(account="nlp", qos=("normal",)),
+        "vision": Association(account="vision", partition="gpu", qos=("high", "normal")),
+        "root": Association(account="root", is_default=True, qos=("normal",)),
+    }
+
+
 async def test_a_job_gets_the_kind_of_gpu_that_was_chosen_for_it(
     config: SlurmConfig, lab: SlurmLab, tmp_path: Path
 ) -> None:
     door = open_door(config)
-    [node] = slurm_nodes(door.nodes(), {}, "")
+    node = only_node(door, config)
     assert sorted(gpu.kind for gpu in node.facts.gpus) == ["A100", "H100"]
     for device, kind in enumerate(SHAPE.kinds):
         chosen = order(nodes=("n0",), gpu_ids=(node.gpu_kinds.index(kind),), attempt_id=f"att_{kind}")
@@ -68,6 +128,27 @@ async def test_a_job_gets_the_kind_of_gpu_that_was_chosen_for_it(
         door.submit(asked)
         lab.until(lambda: not lab.run("squeue", "-h"), f"the job with an {kind} is over")
         assert output.read_text() == f"device {device}\n"
+
+
+async def test_a_job_gets_the_partition_and_the_gres_that_it_asks_for(
+    config: SlurmConfig, lab: SlurmLab, tmp_path: Path
+) -> None:
+    door = open_door(config)
+    facts, raw = door.facts(), door.nodes()
+    node = only_node(door, config)
+    assert node.facts.labels["gres.nvme"] == "yes"
+    require = {"partition.gpu": "yes", "gres.nvme": "yes"}
+    orders = (order(nodes=("n0",), gpu_ids=(), attempt_id="att_gpu", require=require, time_limit_s=None),)
+    parts, rights = parts_of(config, facts, door.partitions(), raw), rights_of(config, facts, "default")
+    partition = partition_for(parts, {"n0": node.partitions}, orders, rights)
+    output, show = tmp_path / "told", "scontrol show job $SLURM_JOB_ID -d"
+    script = f"#!/bin/sh\nexport SLURM_CONF={lab.environment['SLURM_CONF']}\n{show} || exit\n"
+    door.submit(request(config, orders, {}, str(output), script, partition))
+    lab.until(lambda: not lab.run("squeue", "-h"), "the job is over")
+    told = output.read_text()
+    assert re.search(r"Partition=gpu\b", told)
+    assert re.search(r"TimeLimit=02:00:00", told)  # the longest, and not the default
+    assert re.search(r"nvme:1\b", told)
 
 
 async def test_a_job_that_slurm_has_forgotten_has_an_end(config: SlurmConfig) -> None:

@@ -39,6 +39,8 @@ class Shape(NamedTuple):
     gpus: int = 2
     kinds: tuple[str, ...] = ("h100",)
     """Of each node's GPUs: as many of the first as of the others."""
+    others: tuple[str, ...] = ()
+    """What else is counted on each node: two of each."""
     slurmd_timeout_s: int = 5
     """A node that is silent for so long has failed, for Slurm, which ends its jobs when it is back. Its own
     default is 300."""
@@ -48,6 +50,10 @@ class Shape(NamedTuple):
     """With a slurmdbd."""
     has_rest: bool = False
     """With a slurmrestd."""
+    partitions: tuple[str, ...] = ("main Nodes=ALL Default=YES MaxTime=INFINITE State=UP",)
+    """As they are written in slurm.conf, behind their `PartitionName=`."""
+    switches: tuple[str, ...] = ("leaf Nodes=ALL",)
+    """As in topology.conf, likewise."""
 
 
 def what_is_missing() -> str | None:
@@ -233,11 +239,17 @@ class SlurmLab(ClusterLab):
                 port=self._port,
                 slurmd_timeout_s=self.shape.slurmd_timeout_s,
                 min_job_age_s=self.shape.min_job_age_s,
+                gres_types=",".join(("gpu", *self.shape.others)),
             )
             for line in CONF.splitlines()
         ]
         each = self.shape.gpus // len(self.shape.kinds)
-        gres = ",".join(f"gpu:{kind}:{each}" for kind in self.shape.kinds)
+        gres = ",".join(
+            [
+                *(f"gpu:{kind}:{each}" for kind in self.shape.kinds),
+                *(f"{name}:2" for name in self.shape.others),
+            ]
+        )
         lines += [
             (
                 f"NodeName={name} NodeHostname={name} NodeAddr={self.address_of(name)} Port={SLURMD_PORT} "
@@ -251,17 +263,21 @@ class SlurmLab(ClusterLab):
         if self.rest is not None:
             self.rest.write()
             lines += self.rest.words
-        lines += ["PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP"]
+        lines += [f"PartitionName={words}" for words in self.shape.partitions]
         (self.root / "etc" / "slurm.conf").write_text("\n".join(lines) + "\n")
         devices = [
             f"NodeName=n[0-{self.shape.nodes - 1}] Name=gpu Type={kind} "
             f"File={self.root}/dev/gpu[{place * each}-{(place + 1) * each - 1}]\n"
             for place, kind in enumerate(self.shape.kinds)
         ]
+        devices += [
+            f"NodeName=n[0-{self.shape.nodes - 1}] Name={name} Count=2\n" for name in self.shape.others
+        ]
         (self.root / "etc" / "gres.conf").write_text("".join(devices))
         (self.root / "etc" / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
-        switches = f"SwitchName=leaf Nodes=n[0-{self.shape.nodes - 1}]\n"
-        (self.root / "etc" / "topology.conf").write_text(switches)
+        everyone = f"Nodes=n[0-{self.shape.nodes - 1}]"
+        switches = [f"SwitchName={words}\n".replace("Nodes=ALL", everyone) for words in self.shape.switches]
+        (self.root / "etc" / "topology.conf").write_text("".join(switches))
 
 
 MUNGE_FILES = {
@@ -302,7 +318,7 @@ SchedulerParameters=sched_min_interval=0,batch_sched_delay=0,bf_interval=1
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU_Memory
 DefMemPerCPU=100
-GresTypes=gpu
+GresTypes={gres_types}
 MaxJobCount=100000
 MailProg=/bin/true"""
 

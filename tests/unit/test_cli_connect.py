@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from shoal.cli.checkup import Level
+from shoal.cli.checkup_server import check_slurm
 from shoal.engines.slurm.config import load_config
 from tests.support.cli import Shell
 from tests.unit.engines.test_slurm_pieces import NODE
@@ -17,9 +19,11 @@ from tests.unit.engines.test_slurm_rest_pieces import RECORDED, token
 
 COMMANDS = {
     "sinfo": "echo slurm 22.05.8",
-    "scontrol": f"cat <<'END'\n{NODE.format(state='IDLE', reason='none')}\nEND",
+    "scontrol": 'case "$*" in *partition*) echo "$PARTITIONS"; exit ;; esac\n'
+    f"cat <<'END'\n{NODE.format(state='IDLE', reason='none')}\nEND",
     "ssh": 'echo "$@" >>"$SAID"\nfor last; do :; done\nexec sh -c "$last"',
     "id": 'echo "$FAKE_UID"',
+    "sacctmgr": 'test -n "$ACCOUNTS" && echo "$ACCOUNTS"',
 }
 CONNECT = ("connect", "slurm", "--ssh", "ana@login", "--nodes-on", "127.0.0.1:7464")
 
@@ -87,10 +91,62 @@ def test_it_is_for_one_project_unless_all_trust_each_other(shell: Shell) -> None
     assert load_config(shell.home).has_shared_trust
 
 
+def test_partitions_are_told_and_those_that_are_left_out_with_why(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main = "PartitionName=main Default=YES MaxTime=1-00:00:00 State=UP"
+    monkeypatch.setenv("PARTITIONS", f"{main}\nPartitionName=low AllowGroups=staff State=UP")
+    told = shell(*CONNECT)
+    assert told.code == 0, told.err
+    assert "partition main (default): 1 nodes, up to 1440 min\n" in told.out
+    assert "partition low left out: for groups staff alone\n" in told.out
+    shown = shell(*CONNECT, "--json").json()
+    assert [(one["name"], one["nodes"], one["pool"]) for one in shown["partitions"]] == [("main", 1, 1)]
+    assert shown["left_out"] == {"low": "for groups staff alone"}
+    assert "jobs may go to main; partition `low` is left out: for groups staff alone" in check_slurm().told
+    monkeypatch.setenv("PARTITIONS", f"{main.replace('UP', 'DOWN')}\nPartitionName=low AllowGroups=staff")
+    found = check_slurm()
+    assert (found.level, "partition `main` is DOWN" in found.told) == (Level.WARN, True)
+    refused = shell(*CONNECT, "--partition", "low")
+    assert (refused.code, "partition `low` is left out: for groups staff alone" in refused.err) == (2, True)
+    refused = shell(*CONNECT, "--partition", "main,mian")
+    assert "no partition `mian`; there is low, main" in refused.err
+    assert "did you mean `main`?" in refused.err
+
+
+def test_accounts_and_qos_are_told_and_must_be_the_users(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shell(*CONNECT, "--account", "anything").code == 0  # there is no accounting
+    monkeypatch.setenv("ACCOUNTS", "nlp|nlp||normal|normal\nnlp|vision|main||high,normal")
+    told = shell(*CONNECT, "--account", "nlp,vision=vision", "--qos", "vision=high")
+    assert told.code == 0, told.err
+    assert "accounts you may use: nlp (default; qos normal), vision (in main; qos high, normal)" in told.out
+    kept = load_config(shell.home)
+    assert (kept.account, kept.accounts, kept.default_account) == ("nlp", {"vision": "vision"}, "nlp")
+    assert (kept.qos, kept.project_qos) == ("", {"vision": "high"})
+    shown = shell(*CONNECT, "--json").json()
+    assert [one["account"] for one in shown["accounts"]] == ["nlp", "vision"]
+    for words, said in (
+        (("--account", "vison"), "did you mean `--account vision`?"),
+        (("--account", "default=vison"), "no account `vison`; there is nlp, vision"),
+        (("--qos", "hihg"), "did you mean `--qos high`?"),
+        (("--account", "a,b"), "PROJECT=NAME"),
+    ):
+        refused = shell(*CONNECT, *words)
+        assert (refused.code, said in refused.err) == (2, True), refused.err
+
+
+def test_what_is_not_connected_is_nothing_to_ask_about(shell: Shell) -> None:
+    assert check_slurm().told == "not connected"
+
+
 @pytest.fixture
 def rest() -> Iterator[Paper]:
     with on_paper() as server:
-        server.answers["/slurm/v0.0.38/nodes"] = 200, (RECORDED / "v0.0.38" / "nodes.json").read_bytes()
+        for what in ("nodes", "partitions"):
+            told = (RECORDED / "v0.0.38" / f"{what}.json").read_bytes()
+            server.answers[f"/slurm/v0.0.38/{what}"] = 200, told
         yield server
 
 

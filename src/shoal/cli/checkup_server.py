@@ -147,6 +147,30 @@ def racks_without_nodes(shoal: Connection) -> str | None:
     return unknown_racks(caps, (node.get("labels") or {} for node in nodes)) if nodes else None
 
 
+def check_slurm() -> Finding:
+    """Of the Slurm that this home is connected to: what of it is not used, and why."""
+    home = home_from_env()
+    remembered = merge_options({}, os.environ, load_remembered(home))
+    if remembered.get("engine") != "slurm":
+        return Finding("slurm", Level.OK, "not connected")
+    from shoal.engines.slurm.config import load_config
+    from shoal.engines.slurm.door import open_door
+    from shoal.engines.slurm.rights import parts_of
+
+    shared = remembered.get("shared", "none")
+    try:
+        config = load_config(home if shared == "none" else Path(shared))
+        door = open_door(config)
+        parts = parts_of(config, door.facts(), door.partitions(), door.nodes())
+    except ShoalError as error:
+        return Finding("slurm", Level.BROKEN, error.message, error.hint or "`shoal connect slurm`")
+    closed = [f"partition `{one.name}` is {one.state}" for one in parts.usable if not one.is_up]
+    told = [f"partition `{name}` is left out: {why}" for name, why in parts.left_out.items()]
+    used = f"jobs may go to {', '.join(one.name for one in parts.usable) or 'no partition'}"
+    level = Level.WARN if closed or not parts.usable else Level.OK
+    return Finding("slurm", level, "; ".join((used, *closed, *told)), "`sinfo` shows its partitions")
+
+
 def check_certificates() -> Finding:
     """Until when other machines know the control plane of this home."""
     home = home_from_env()
@@ -176,5 +200,6 @@ SERVER_CHECKS = (
     check_loops,
     check_nodes,
     check_policy,
+    check_slurm,
     check_certificates,
 )

@@ -22,7 +22,6 @@ from shoal.settings import Settings, load_settings
 if TYPE_CHECKING:
     from shoal.engines.ray.config import RayConfig
     from shoal.engines.slurm.config import SlurmConfig
-    from shoal.engines.slurm.door import Door
     from shoal.model.node import NodeFacts
 
 app = App(name="connect", help="Say where work runs: on a Slurm cluster, a Ray, or this machine.")
@@ -58,9 +57,9 @@ AsRoot = Annotated[
 @app.command
 def slurm(
     *,
-    partition: Annotated[str, Parameter(help="Use its nodes alone, and submit to it.")] = "",
-    account: Annotated[str, Parameter(help="The account that Slurm charges.")] = "",
-    qos: Annotated[str, Parameter(help="The quality of service to ask for.")] = "",
+    partition: Annotated[str, Parameter(help="NAME,NAME: nodes of these alone, the first preferred.")] = "",
+    account: Annotated[str, Parameter(help="Whom Slurm charges: NAME, or PROJECT=NAME,PROJECT=NAME.")] = "",
+    qos: Annotated[str, Parameter(help="The quality of service to ask for, likewise.")] = "",
     python: NodesPython = None,
     python_path: PythonPath = "",
     shared: SharedDir = "",
@@ -88,13 +87,13 @@ def slurm(
     an account of their own. Asks Slurm for its nodes and starts nothing. The
     next `shoal up` uses it.
     """
+    from shoal.cli.connect_slurm import ask_slurm, choices, rest_options, say_slurm
     from shoal.engines.slurm.config import FILE, SlurmConfig
 
     home = _free_home()
     config = SlurmConfig(
         partition=partition,
-        account=account,
-        qos=qos,
+        **choices(account, qos),
         python=python or sys.executable,
         python_path=python_path,
         spool=spool,
@@ -103,25 +102,18 @@ def slurm(
         has_shared_trust=shared_trust,
         ssh=ssh,
         ssh_options=tuple(shlex.split(ssh_options)),
-        **_rest_options(rest, jwt_file, rest_user, ssh),
+        **rest_options(rest, jwt_file, rest_user, ssh),
         as_owners=as_owners,
         system_accounts=tuple(name for name in system_accounts.split(",") if name),
     )
-    version, found, has_cgroups = _ask_slurm(config, as_root=as_root)
-    address = nodes_on or f"{_address_towards(found[0].address)}:{NODES_PORT}"
-    file = _keep(home, "slurm", FILE, config, address)
-    facts = _facts(version, found, address, file)
+    found = ask_slurm(config, as_root=as_root)
+    address = nodes_on or f"{_address_towards(found.nodes[0].address)}:{NODES_PORT}"
+    file = _keep(home, "slurm", FILE, found.config, address)
+    facts = _facts(found.version, found.nodes, address, file) | found.as_dict()
     if json:
         print_json(facts)
         return 0
-    print(
-        f"{version}: {facts['alive']} of {facts['nodes']} nodes, {facts['cpus']:g} CPUs, {facts['gpus']} GPUs"
-    )
-    whose = "all projects" if shared_trust or as_owners else f"project {project}"
-    account = "the Unix accounts of their owners" if as_owners else "your own account"
-    print(f"nodes will ask at {address}, over TLS; jobs of {whose} run under {account}")
-    if not has_cgroups:
-        print("ProctrackType may not be proctrack/cgroup: what falls silent is replaced after its `fence`")
+    say_slurm(found, facts)
     _say_next(shared)
     return 0
 
@@ -217,24 +209,6 @@ def _refuse_several(home: Path) -> None:
         )
 
 
-def _ask_slurm(config: SlurmConfig, *, as_root: bool) -> tuple[str, list[NodeFacts], bool]:
-    """Its version and nodes, and whether its word that a job is over can be evidence."""
-    from shoal.engines.slurm.door import open_door
-    from shoal.engines.slurm.nodes import slurm_nodes
-
-    door = open_door(config)
-    version = door.version()
-    if config.as_owners:
-        _refuse_all_but_root(door, config, as_root=as_root)
-    elif not as_root:
-        _refuse_root(door, config)
-    found = [node.facts for node in slurm_nodes(door.nodes(), {}, config.partition)]
-    if not found:
-        where = f" in partition `{config.partition}`" if config.partition else ""
-        raise SpecError(f"Slurm has no nodes{where}", hint="see its partitions with `sinfo`")
-    return version, found, door.facts().has_cgroups
-
-
 def _ask_ray(config: RayConfig, home: Path, *, as_root: bool) -> tuple[str, list[NodeFacts]]:
     """Its version and nodes. The agents that looked at them are gone afterwards."""
     from shoal.engines.ray.client import RayClient
@@ -301,49 +275,6 @@ def _say_next(shared: str) -> None:
     if not shared:
         print("no shared directory: jobs with `checkpoint` will be refused (`--shared DIR`)")
     print("next  shoal up")
-
-
-def _rest_options(rest: str, jwt_file: Path | None, user: str, ssh: str) -> dict[str, Any]:
-    """For the config; who listens there now is written down. `SpecError`: what does not belong together."""
-    from shoal.engines.slurm.rest import RestDoor
-    from shoal.engines.slurm.rest_place import renewal
-
-    if rest and ssh:
-        raise SpecError(f"both `--rest {rest}` and `--ssh {ssh}`", hint="leave one of them out")
-    if not rest:
-        if jwt_file is not None or user:
-            raise SpecError("a token and nobody to show it to", hint="add `--rest URL`")
-        return {}
-    if jwt_file is None:
-        raise SpecError(f"no token for {rest}", hint=f"{renewal('FILE')}, then `--jwt-file FILE`")
-    file = str(jwt_file.absolute())
-    uid = RestDoor(rest, file, user=user).served_by()
-    return {"rest": rest, "jwt_file": file, "rest_user": user, "rest_uid": uid}
-
-
-def _refuse_root(door: Door, config: SlurmConfig) -> None:
-    if door.is_root():
-        whose = f"as {config.ssh}" if config.ssh else "by that token" if config.rest else "here"
-        raise SpecError(
-            f"all jobs would run as root: that is who asks Slurm {whose}",
-            hint="be a user with an account on every node (`--ssh USER@HOST`); or, for people with accounts "
-            "there, `--as-owners`; or say `--as-root`",
-        )
-
-
-def _refuse_all_but_root(door: Door, config: SlurmConfig, *, as_root: bool) -> None:
-    if as_root:
-        raise SpecError("jobs run under their owners' accounts or all as root, not both", hint="drop one")
-    if config.rest:
-        raise SpecError(
-            "by REST jobs are those of the token's user, not of their owners",
-            hint="leave out `--rest`, or `--as-owners`",
-        )
-    if not door.is_root():
-        raise SpecError(
-            f"only root may submit for others, and {config.ssh or 'who asks Slurm here'} is not root",
-            hint="run `shoal connect slurm` and `shoal up` as root, or `--ssh root@LOGIN_NODE`",
-        )
 
 
 def _keep(home: Path, engine: str, name: str, config: SlurmConfig | RayConfig, address: str) -> Path:

@@ -66,6 +66,7 @@ def orders_for(
             mount_roots=tuple(map(str, mount_roots)) if spec.mounts else None,
             archive_digest=job.archive_digest,
             limits=Limits(cpus=share.cpus, memory_bytes=share.memory_bytes),
+            require=dict(job.request.require),
             log_rules=log_rules_of(spec),
             time_limit_s=spec.time_limit,
             incarnation=attempt.incarnation(share.node),

@@ -17,6 +17,7 @@ from shoal.control.once import fingerprint, once
 from shoal.control.record import note
 from shoal.control.snapshot import label
 from shoal.control.tree import check_share
+from shoal.engines.base import SupportsParts
 from shoal.errors import Denied, LimitReached, NotFound, ShoalError, SpecError, TooLarge
 from shoal.identity import seal_secrets
 from shoal.model.job import ArrayPlace, Dependency, DependencyKind, Job
@@ -24,6 +25,7 @@ from shoal.model.people import Project, User
 from shoal.scheduler.classes import value_of
 from shoal.scheduler.words import age
 from shoal.spec import JobSpec
+from shoal.spec.clauses import TopologySpec
 from shoal.spec.moments import parse_moment
 from shoal.spec.quantity import spoken_seconds
 from shoal.store import Tx
@@ -59,10 +61,11 @@ async def submit(core: Core, actor: Actor, asked: Asked, key: str | None) -> Sub
 
     A repeated key gets the first answer even where the cluster or its rules have changed since.
     """
-    frozen = freeze(asked.spec)
+    as_said = freeze(asked.spec)
+    said = _said(core, asked, as_said)
+    frozen = in_one_part(core, as_said)
     check_secrets(frozen.spec, asked.secrets)
     refusal = asked.refusal or _refusal(core, frozen)
-    said = _said(core, asked, frozen)
 
     def change(tx: Tx) -> SubmitResult:
         now = core.clock.now()
@@ -88,6 +91,19 @@ def _said(core: Core, asked: Asked, frozen: Frozen) -> str:
     if said is None:  # asked from within
         said = msgspec.json.encode((frozen.text, asked.archive_digest, asked.secrets), order="sorted")
     return fingerprint("submit", asked.project, hmac.digest(core.key, said, "sha256").hex())
+
+
+def in_one_part(core: Core, frozen: Frozen) -> Frozen:
+    """A gang that requires no closeness itself stays in one part of a cluster that has several."""
+    spec, engine = frozen.spec, core.engine
+    asked = spec.topology or TopologySpec.model_construct(mode="preferred")
+    is_close = asked.within is not None and asked.mode == "required"
+    if spec.resources.nodes.max == 1 or is_close or not isinstance(engine, SupportsParts):
+        return frozen
+    level = engine.part_level(spec.resources.require)
+    if level is None or level == asked.spread:
+        return frozen
+    return freeze(spec.model_copy(update={"topology": TopologySpec(within=level, spread=asked.spread)}))
 
 
 def _refusal(core: Core, frozen: Frozen) -> ShoalError | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
@@ -217,6 +217,17 @@ class SupportsNotice(Protocol):
     def notice(self, tell: Callable[[], None]) -> None:
         """Call `tell`, from any thread, when a share seems to have ended without a word: a reason to look,
         and no evidence. Only the last one given is called.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsParts(Protocol):
+    """An engine whose nodes are in parts, where no attempt may have nodes of two."""
+
+    def part_level(self, require: Mapping[str, str]) -> str | None:
+        """The label whose value all nodes have to share of a gang that requires these labels; None: as far
+        as is known, any may be together. Does not block.
         """
         ...
 

@@ -19,6 +19,11 @@ class GpuRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.count * self.milli / 1000
 
 
+def can_be_looser(within: str | None) -> bool:
+    """Whether a gang might be told to do without: pools may be parts that an engine does not mix."""
+    return within is not None and within != "pool"
+
+
 class TopologyRequest(msgspec.Struct, frozen=True, kw_only=True):
     """All nodes inside one domain of the level `within`; preferred closeness never delays a start.
 
@@ -28,6 +33,10 @@ class TopologyRequest(msgspec.Struct, frozen=True, kw_only=True):
     within: str | None = None
     is_required: bool = True
     spread: str | None = None
+
+    @property
+    def can_be_looser(self) -> bool:
+        return self.is_required and can_be_looser(self.within)
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):

@@ -11,7 +11,7 @@ from math import ceil, floor
 from typing import NamedTuple
 
 from shoal.model.node import is_slice, kinds_of
-from shoal.model.request import Request
+from shoal.model.request import Request, can_be_looser
 
 MILLI = 1000
 NOISE = 1e-6
@@ -152,6 +152,10 @@ class Demand(NamedTuple):
     excluded: frozenset[str]
     spread: str | None = None
     """A level: no two of the nodes in the same domain of it."""
+
+    @property
+    def can_be_looser(self) -> bool:
+        return self.is_close_required and can_be_looser(self.within)
 
 
 def need_of(request: Request) -> Need:

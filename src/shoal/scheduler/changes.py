@@ -77,7 +77,7 @@ def _first_that_works(waiting: Candidate, ideas: Iterator[Idea], rehearsal: Rehe
 
 def _looser(asked: Request) -> Iterator[Idea]:
     """Close together if possible, instead of close together or not at all."""
-    if asked.topology is not None and asked.topology.within and asked.topology.is_required:
+    if asked.topology is not None and asked.topology.can_be_looser:
         topology = msgspec.structs.replace(asked.topology, is_required=False)
         yield _with(asked, topology=topology), _always(("topology.mode: preferred", ""))
 

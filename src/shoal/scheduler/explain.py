@@ -170,7 +170,7 @@ class Explainer:
             if domains
             else (),
             hint="to start without waiting for closeness set `topology.mode: preferred`"
-            if demand.is_close_required
+            if demand.can_be_looser
             else f"`nodes: {most}..{demand.max_nodes}` could start on what is free",
             nodes_needed=demand.min_nodes,
             nodes_free=len(free),

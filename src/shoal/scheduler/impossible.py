@@ -205,7 +205,7 @@ def _too_close(demand: Demand, possible: Possible, nodes: list[NodeUse]) -> Expl
     most = f"at most {largest} can be so" if demand.spread else f"the largest has {largest}"
     there = most if largest else f"no such node has the label `{label}`"
     fewer = [f"`nodes: {largest}`"] if largest else []
-    looser = ["`topology.mode: preferred`"] if demand.is_close_required else []
+    looser = ["`topology.mode: preferred`"] if demand.can_be_looser else []
     return _said(
         f"asks for {num_nodes(demand)} with {such}{together(demand)}; {there}",
         f"set {' or '.join(fewer + looser)}"

@@ -90,7 +90,7 @@ def without(found: Collection[Change], told: Collection[Change]) -> tuple[Change
 
 def _ideas(asked: Request) -> Iterator[tuple[str, Request]]:
     replace = msgspec.structs.replace
-    if asked.topology is not None and asked.topology.is_required:
+    if asked.topology is not None and asked.topology.can_be_looser:
         yield "topology.mode: preferred", replace(asked, topology=replace(asked.topology, is_required=False))
     if asked.gpus is not None and asked.gpus.kind is not None:
         yield f"gpus: {asked.gpus.amount:g}", replace(asked, gpus=replace(asked.gpus, kind=None))

@@ -18,7 +18,7 @@ EVERYTHING = {
     "run": "torchrun train.py",
     "setup": "pip install -r requirements.txt",
     "env": {"EPOCHS": "3"},
-    "resources": {"nodes": 2, "gpus": "H100:2", "cpus": 4, "memory": "8GiB"},
+    "resources": {"require": {"pool": "default"}, "nodes": 2, "gpus": "H100:2", "cpus": 4, "memory": "8GiB"},
     "mounts": ["/srv/data:/data:ro"],
     "array": {"indices": [4, 7], "at_once": 1},
     "time_limit": "2h",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 import pytest
 from sqlalchemy import select
@@ -11,13 +13,14 @@ from shoal.control.frozen import spec_of
 from shoal.errors import Denied, LimitReached, NotFound, SpecError, TooLarge
 from shoal.identity import open_secrets
 from shoal.model.attempt import AttemptState
+from shoal.model.from_spec import request_of
 from shoal.model.job import JobOutcome
 from shoal.scheduler import Policy
 from shoal.scheduler.classes import PriorityClass
 from shoal.spec import parse_job
 from shoal.store import KeyReused
 from shoal.store.schema import idempotency_keys
-from tests.support.lab import ANA, KEY, SPEC, USER, Lab, now
+from tests.support.lab import ANA, KEY, SPEC, USER, Lab, StagedEngine, now
 
 
 def test_a_priority_by_name_is_the_number_of_its_class() -> None:
@@ -382,3 +385,33 @@ def test_the_spec_of_an_array_is_in_the_log_once() -> None:
     lab = Lab()
     lab.submit_all(array=3)
     assert ["spec" in event.data for event in lab.events("job.submitted")] == [True, False, False]
+
+
+class InParts(StagedEngine):
+    """Whose nodes are in two pools."""
+
+    def part_level(self, require: Mapping[str, str]) -> str | None:
+        return None if "pool" in require else "pool"
+
+
+@pytest.mark.parametrize(
+    ("fields", "within"),
+    [
+        ({"resources": {"nodes": 2}}, "pool"),
+        ({"resources": {"nodes": "1..2"}}, "pool"),
+        ({"resources": {"nodes": 2}, "topology": "spread:rack"}, "pool"),
+        ({"resources": {"nodes": 2}, "topology": "rack:preferred"}, "pool"),
+        ({"resources": {"nodes": 2}, "topology": "rack"}, "rack"),
+        ({"resources": {"nodes": 2}, "topology": "spread:pool"}, None),
+        ({"resources": {"nodes": 2, "require": {"pool": "default"}}}, None),
+        ({"resources": {"nodes": 1}}, None),
+    ],
+)
+def test_a_gang_stays_in_one_part_of_the_cluster_unless_it_requires_something_else(
+    fields: dict[str, object], within: str | None
+) -> None:
+    lab = Lab()
+    lab.core.engine = InParts(lab.cluster)
+    job = lab.submit(**fields)
+    assert (job.request.topology.within if job.request.topology else None) == within
+    assert request_of(spec_of(job)) == job.request  # so that decisions can be made again from the log

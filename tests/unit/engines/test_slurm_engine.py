@@ -17,6 +17,7 @@ from shoal.engines.slurm.config import SlurmConfig
 from shoal.engines.slurm.engine import JOBS_S, NODES_S, PAST_S, SlurmEngine
 from shoal.engines.slurm.nodes import RawNode
 from shoal.engines.slurm.parse import SlurmFacts, parse_nodes
+from shoal.engines.slurm.partitions import Partition
 from shoal.engines.slurm.render import Request, job_name
 from shoal.engines.slurm.states import SETTLE_S, Job
 from shoal.errors import EngineRefused, EngineUnreachable
@@ -45,6 +46,9 @@ class PaperSlurm(CommandDoor):
         return parse_nodes(
             told.replace("2026-11-16T18:11:18", "2026-11-16T19:11:18") if self.restarted else told
         )
+
+    def partitions(self) -> list[Partition]:
+        return []
 
     def facts(self) -> SlurmFacts:
         return SlurmFacts(kill_wait_s=30.0, has_cgroups=self.has_cgroups)

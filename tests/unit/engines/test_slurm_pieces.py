@@ -17,10 +17,11 @@ from shoal.engines.slurm.parse import (
     parse_config,
     parse_jobs,
     parse_nodes,
-    parse_partitions,
     parse_topology,
 )
+from shoal.engines.slurm.partitions import Partition
 from shoal.engines.slurm.render import batch_script, request, sbatch_arguments, sbatch_environment
+from shoal.engines.slurm.rights import parts_of
 from shoal.engines.slurm.states import OVER, Job, glimpse
 from shoal.errors import EngineRefused, SpecError
 from shoal.wire import Limits, Order, Summons
@@ -28,7 +29,8 @@ from shoal.wire import Limits, Order, Summons
 GOLDEN = Path(__file__).parents[2] / "golden" / "slurm"
 NODE = (
     "NodeName=n0 Arch=x86_64 CoresPerSocket=1  CPUAlloc=0 CPUEfctv=4 CPUTot=4 CPULoad=7.27 "
-    "AvailableFeatures=fast,ib ActiveFeatures=fast,ib Gres=gpu:h100:2(S:0),gpu:a100:1 NodeAddr=10.204.204.10 "
+    "AvailableFeatures=fast,ib ActiveFeatures=fast,ib "
+    "Gres=gpu:h100:2(S:0,2),gpu:a100:1,nvme:4,bandwidth:lustre:no_consume:4G NodeAddr=10.204.204.10 "
     "NodeHostName=n0 Port=26818 Version=22.05.8 OS=Linux 6.1 #1 SMP PREEMPT_DYNAMIC @0  RealMemory=8000 "
     "AllocMem=0 FreeMem=20021 Sockets=4 Boards=1 State={state} ThreadsPerCore=1 TmpDisk=100 Weight=1 "
     "MCS_label=N/A Partitions=main,low  BootTime=2026-11-16T18:11:18 SlurmdStartTime=2026-11-16T18:56:36 "
@@ -57,11 +59,11 @@ def order(**more: object) -> Order:
 
 
 def test_what_slurm_is_told_is_the_golden_file() -> None:
-    config = SlurmConfig(partition="main", account="vision", python="/opt/shoal/bin/python")
+    config = SlurmConfig(account="vision", python="/opt/shoal/bin/python")
     orders = (order(), order(node="n1", node_rank=1))
     summons = Summons(attempt_id="att_1", urls=("https://a:1", "https://b:1"), ca="PEM", ticket="sht_att_1_x")
     script = batch_script(config, summons, 2, 2)
-    asked = request(config, orders, {}, "/shared/slurm/%x.out", script)
+    asked = request(config, orders, {}, "/shared/slurm/%x.out", script, Partition(name="main"))
     text = "\n".join(["sbatch", *sbatch_arguments(asked)]) + "\n\n" + script
     if os.environ.get("SHOAL_GOLDEN") == "write":
         GOLDEN.mkdir(exist_ok=True)
@@ -127,14 +129,17 @@ def test_a_part_of_a_gpu_is_refused() -> None:
         request(SlurmConfig(), (order(gpu_ids=(0,), gpu_milli=500),), {}, "/tmp/x", "")
 
 
-def nodes(state: str, reason: str, racks: dict[str, str], partition: str) -> list[SlurmNode]:
-    return slurm_nodes(parse_nodes(NODE.format(state=state, reason=reason)), racks, partition)
+def nodes(
+    state: str, reason: str = "none", partition: str = "", places: dict[str, dict[str, str]] | None = None
+) -> list[SlurmNode]:
+    raw = parse_nodes(NODE.format(state=state, reason=reason))
+    return slurm_nodes(raw, places or {}, parts_of(SlurmConfig(partition=partition), SlurmFacts(), [], raw))
 
 
 def test_a_node_becomes_facts() -> None:
-    [node] = nodes("IDLE", "none", {"n0": "leaf-3"}, "")
+    [node] = nodes("IDLE", places={"n0": {"rack": "leaf-3", "fabric": "top"}})
     facts = node.facts
-    assert (facts.name, facts.pool, facts.address, facts.cpus) == ("n0", "main", "10.204.204.10", 4.0)
+    assert (facts.name, facts.pool, facts.address, facts.cpus) == ("n0", "low", "10.204.204.10", 4.0)
     assert (facts.memory_bytes, facts.disk_bytes) == (8000 << 20, 100 << 20)
     assert [(gpu.index, gpu.kind) for gpu in facts.gpus] == [(0, "H100"), (1, "H100"), (2, "A100")]
     assert facts.labels == {
@@ -142,16 +147,19 @@ def test_a_node_becomes_facts() -> None:
         "feature.ib": "yes",
         "partition.main": "yes",
         "partition.low": "yes",
+        "gres.nvme": "yes",
+        "gres.bandwidth": "yes",
         "rack": "leaf-3",
+        "fabric": "top",
     }
     assert facts.is_alive
     assert node.booted_at is not None
-    assert nodes("IDLE", "none", {}, "gpu") == []
+    assert nodes("IDLE", partition="gpu") == []
 
 
 @pytest.mark.parametrize("state", ["DOWN", "IDLE+DRAIN", "MIXED*", "DOWN*+DRAIN", "IDLE+NOT_RESPONDING"])
 def test_a_node_that_takes_no_work_says_why(state: str) -> None:
-    [node] = nodes(state, "bad cable", {}, "low")
+    [node] = nodes(state, "bad cable", "low")
     assert not node.facts.is_alive
     assert "bad cable" in node.facts.remarks[0]
     assert node.facts.pool == "low"
@@ -165,8 +173,13 @@ def test_jobs_and_switches_are_read() -> None:
         "Slurm job 12 is PENDING (Resources|odd), Slurm expects it to start at 2026-11-17T01:00:00 UTC"
     )
     leaf = "SwitchName=s0 Level=0 LinkSpeed=1 Nodes=n[08-10],m1"
-    told = f"{leaf}\nSwitchName=top Level=1 LinkSpeed=1 Nodes=n8 Switches=s0\n"
-    assert parse_topology(told) == {"n08": "s0", "n09": "s0", "n10": "s0", "m1": "s0"}
+    told = f"{leaf}\nSwitchName=top Level=1 LinkSpeed=1 Nodes=n08 Switches=s0\n"
+    assert parse_topology(told) == {
+        "n08": {"rack": "s0", "fabric": "top"},
+        "n09": {"rack": "s0"},
+        "n10": {"rack": "s0"},
+        "m1": {"rack": "s0"},
+    }
     assert expand("a[1-2]b[0,3],c") == ["a1b0", "a1b3", "a2b0", "a2b3", "c"]
 
 
@@ -202,21 +215,8 @@ def test_what_of_its_configuration_decides_what_slurms_word_is_worth() -> None:
     assert parse_config("ProctrackType = proctrack/pgid\n") == SlurmFacts(kill_wait_s=30.0, has_cgroups=False)
 
 
-def test_a_job_without_a_limit_asks_for_the_longest_where_slurm_would_give_it_less() -> None:
-    told = (
-        "PartitionName=short Default=YES DefaultTime=01:00:00 MaxTime=1-00:00:00 State=UP\n"
-        "PartitionName=long Default=NO DefaultTime=NONE MaxTime=UNLIMITED State=UP\n"
-    )
-    longest = parse_partitions(told)
-    assert longest == {"": "1-00:00:00", "short": "1-00:00:00"}
-    unlimited = order(time_limit_s=None)
-    assert request(SlurmConfig(), (unlimited,), {}, "o", "", longest[""]).time == "1-00:00:00"
-    limited = order(time_limit_s=3600.0, grace_s=0.0)
-    assert request(SlurmConfig(), (limited,), {}, "o", "", longest[""]).time == "62"
-
-
 def test_a_node_that_sleeps_takes_work_and_tells_nothing() -> None:
-    [node] = nodes("IDLE+CLOUD+POWERED_DOWN", "none", {}, "")
+    [node] = nodes("IDLE+CLOUD+POWERED_DOWN")
     assert (node.facts.is_alive, node.answers) == (True, False)
 
 

@@ -9,12 +9,24 @@ from pathlib import Path
 
 import pytest
 
+from shoal.engines.slurm.associations import Association
 from shoal.engines.slurm.config import SlurmConfig
 from shoal.engines.slurm.nodes import slurm_nodes
+from shoal.engines.slurm.parse import SlurmFacts
+from shoal.engines.slurm.partitions import Partition
 from shoal.engines.slurm.render import Request, request
-from shoal.engines.slurm.rest_parse import Reply, jobs_in, nodes_in, parse_reply, versions_in
+from shoal.engines.slurm.rest_parse import (
+    Reply,
+    associations_in,
+    jobs_in,
+    nodes_in,
+    parse_reply,
+    partitions_in,
+    versions_in,
+)
 from shoal.engines.slurm.rest_place import Place, claims_of, place_of, read_token
 from shoal.engines.slurm.rest_render import RENDERERS
+from shoal.engines.slurm.rights import parts_of
 from shoal.engines.slurm.states import is_away, is_for_ever, words
 from shoal.errors import EngineUnreachable, SpecError
 from tests.unit.engines.test_slurm_pieces import KINDS, order
@@ -38,8 +50,8 @@ def token(**claims: object) -> str:
 
 def asked() -> Request:
     orders = tuple(order(node=node, node_rank=rank, gpu_ids=(0, 2)) for rank, node in enumerate(("n0", "n1")))
-    config = SlurmConfig(partition="main", account="vision")
-    return request(config, orders, KINDS, "/shared/slurm/%x.out", "#!/bin/sh\nexec srun keeper\n")
+    config, script = SlurmConfig(account="vision"), "#!/bin/sh\nexec srun keeper\n"
+    return request(config, orders, KINDS, "/shared/slurm/%x.out", script, Partition(name="main"))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -76,7 +88,9 @@ def test_jobs_of_others_are_nobody_of_ours_whatever_they_are_called(version: str
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_nodes_are_read_alike(version: str) -> None:
-    first, second = slurm_nodes(nodes_in(reply(version, "nodes")), {}, "main")
+    raw = nodes_in(reply(version, "nodes"))
+    parts = parts_of(SlurmConfig(partition="main"), SlurmFacts(), [], raw)
+    first, second = slurm_nodes(raw, {}, parts)
     facts = first.facts
     assert (facts.name, facts.cpus, facts.memory_bytes) == ("n0", 4.0, 8000 << 20)
     assert [gpu.kind for gpu in facts.gpus] == ["H100", "H100"]
@@ -87,6 +101,31 @@ def test_nodes_are_read_alike(version: str) -> None:
     assert facts.is_alive
     assert second.facts.remarks == ("Slurm says DRAIN bad cable",)
     assert second.answers
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_partitions_are_read_alike(version: str) -> None:
+    """Of v0.0.42 by hand, from what its writer writes: src/plugins/data_parser/v0.0.42 of Slurm 24.11.5."""
+    found = {one.name: one for one in partitions_in(reply(version, "partitions"))}
+    main, gpu, staff = found["main"], found["gpu"], found["staff"]
+    assert (main.state, main.max_minutes, main.max_nodes, main.has_default_time) == ("UP", None, None, False)
+    assert (gpu.max_minutes, gpu.max_nodes, gpu.has_default_time, gpu.tier) == (120, 2, True, 1)
+    assert (staff.state, staff.groups, staff.accounts) == ("UP", ("staff",), ("vision", "nlp"))
+    assert (found["closed"].state, found["closed"].tier) == ("DRAIN", 7)
+    assert main.groups == main.accounts == main.denied_accounts == main.qos == main.denied_qos == ()
+    if version == "v0.0.38":  # the newer one tells no flags
+        assert (main.is_default, gpu.is_default, staff.is_hidden) == (True, False, True)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_associations_are_read_alike(version: str) -> None:
+    """Of v0.0.42 by hand, as above."""
+    assert associations_in(reply(version, "associations"), "root") == [
+        Association(account="nlp", qos=("normal",)),
+        Association(account="vision", partition="gpu", qos=("high", "normal")),
+        Association(account="root", is_default=True, qos=("normal",)),
+    ]
+    assert associations_in(reply(version, "associations"), "ana") == []
 
 
 @pytest.mark.parametrize("version", VERSIONS)

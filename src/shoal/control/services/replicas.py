@@ -12,7 +12,7 @@ from shoal.control.actor import SHOAL
 from shoal.control.core import NEWS_PATIENCE_S, Core
 from shoal.control.frozen import Frozen, freeze
 from shoal.control.record import note
-from shoal.control.submit import check_quota
+from shoal.control.submit import check_quota, in_one_part
 from shoal.errors import NotFound
 from shoal.identity import open_secrets, seal_secrets
 from shoal.model.attempt import Attempt
@@ -63,7 +63,8 @@ def begin(core: Core, tx: Tx, service: Service, release: Release, slot: int, now
         raise NotFound(f"no project `{service.project}`", hint="shoal project list")
     check_quota(project, tx.jobs.count_open(project.name), 1)
     admitted = tx.submissions.admit(service.project, 1)
-    job = _job(core.new_id("job"), service, release, slot, admitted.first, now)
+    frozen = in_one_part(core, frozen_replica(release.spec_json))
+    job = _job(core.new_id("job"), frozen, service, release, slot, admitted.first, now)
     attempt = core.recorder.new_attempt(job, now)
     tx.submissions.add([(job, attempt)])
     _hand_down_secrets(core, tx, release, job.job_id)
@@ -87,8 +88,10 @@ def checkpoint_of(spec: ServiceSpec) -> str:
     return f"{model.job}/{model.save}" if isinstance(model, ModelSpec) else ""
 
 
-def _job(job_id: str, service: Service, release: Release, slot: int, number: int, now: float) -> Job:
-    frozen, spec = frozen_replica(release.spec_json), spec_of_release(release.spec_json)
+def _job(
+    job_id: str, frozen: Frozen, service: Service, release: Release, slot: int, number: int, now: float
+) -> Job:
+    spec = spec_of_release(release.spec_json)
     return Job(
         job_id=job_id,
         project=service.project,

@@ -13,11 +13,14 @@ import msgspec
 import structlog
 
 from shoal.engines.slurm.accounts import GIVE, REFUSED, Account, parse_account
+from shoal.engines.slurm.associations import Association
 from shoal.engines.slurm.nodes import RawNode
 from shoal.engines.slurm.parse import (
+    ASSOC_FORMAT,
     SACCT_FORMAT,
     SQUEUE_FORMAT,
     SlurmFacts,
+    parse_associations,
     parse_config,
     parse_jobs,
     parse_nodes,
@@ -25,6 +28,7 @@ from shoal.engines.slurm.parse import (
     parse_past,
     parse_topology,
 )
+from shoal.engines.slurm.partitions import Partition
 from shoal.engines.slurm.render import Request, sbatch_arguments, sbatch_environment
 from shoal.engines.slurm.states import Job, is_away, is_for_ever
 from shoal.errors import EngineRefused, EngineUnreachable
@@ -87,14 +91,29 @@ class CommandDoor:
         return parse_past(told) if code == 0 else []
 
     def nodes(self) -> list[RawNode]:
-        return parse_nodes(self._ask(["scontrol", "show", "node", "-o"]))
+        return parse_nodes(self._ask(["scontrol", "--all", "show", "node", "-o"]))
+
+    def partitions(self) -> list[Partition]:
+        return parse_partitions(self._ask(["scontrol", "--all", "show", "partition", "-o"]))
+
+    def associations(self) -> list[Association]:
+        if self._as_owners:
+            return []
+        words = ["sacctmgr", "--noheader", "--parsable2", "show", "user", "withassoc"]
+        name = self._ask(["id", "-un"]).strip()
+        try:
+            code, told, _ = self._run([*words, f"format={ASSOC_FORMAT}", "where", f"name={name}"])
+        except EngineUnreachable:  # slurmdbd is away, or nobody has installed `sacctmgr`
+            return []
+        return parse_associations(told) if code == 0 else []
 
     def facts(self) -> SlurmFacts:
         config = parse_config(self._ask(["scontrol", "show", "config"]))
-        longest = parse_partitions(self._ask(["scontrol", "show", "partition", "-o"]))
         code, told, _ = self._run(["scontrol", "show", "topology", "-o"])
-        racks = parse_topology(told) if code == 0 else {}
-        return msgspec.structs.replace(config, longest=longest, racks=racks)
+        places = parse_topology(told) if code == 0 else {}
+        groups = [] if self._as_owners else self._ask(["id", "-Gn"]).split()
+        is_root = not self._as_owners and self.is_root()
+        return msgspec.structs.replace(config, places=places, is_root=is_root, groups=frozenset(groups))
 
     def cancel(self, names: Collection[str], user: str = "") -> None:
         """`user`: of that Unix account alone; others may have given theirs the same name."""

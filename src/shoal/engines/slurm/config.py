@@ -14,9 +14,14 @@ FILE = "slurm.json"
 
 class SlurmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     partition: str = ""
-    """Only nodes of it; empty: of all."""
+    """Only nodes of it; of several, separated by commas, the first that takes a job. Empty: of all."""
     account: str = ""
+    accounts: dict[str, str] = {}
+    """By project, where it has its own."""
+    default_account: str = ""
+    """Whom Slurm charged, when it was connected, where none is named; empty: nobody knows."""
     qos: str = ""
+    project_qos: dict[str, str] = {}
     python: str = sys.executable
     """The Python with Shoal in it, as the nodes see it."""
     python_path: str = ""
@@ -45,6 +50,16 @@ class SlurmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Each job under the Unix account of its owner; whoever runs Slurm's commands is root."""
     system_accounts: tuple[str, ...] = ()
     """Those of them that may have a uid of the system's."""
+
+    @property
+    def partitions(self) -> tuple[str, ...]:
+        return tuple(name for name in self.partition.split(",") if name)
+
+    def account_of(self, project: str) -> str:
+        return self.accounts.get(project, self.account)
+
+    def qos_of(self, project: str) -> str:
+        return self.project_qos.get(project, self.qos)
 
 
 def load_config(home: Path) -> SlurmConfig:

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol
 
+from shoal.engines.slurm.associations import Association
 from shoal.engines.slurm.client import CommandDoor
 from shoal.engines.slurm.config import SlurmConfig
 from shoal.engines.slurm.nodes import RawNode
 from shoal.engines.slurm.parse import SlurmFacts
+from shoal.engines.slurm.partitions import Partition
 from shoal.engines.slurm.render import Request
 from shoal.engines.slurm.rest import RestDoor
 from shoal.engines.slurm.states import Job
@@ -34,6 +36,14 @@ class Door(Protocol):
         """
 
     def nodes(self) -> list[RawNode]: ...
+
+    def partitions(self) -> list[Partition]:
+        """Hidden ones, too, and those that we may not use."""
+
+    def associations(self) -> list[Association]:
+        """What accounting lets this user have; nothing where there is none, or it does not answer, or each
+        job is its owner's.
+        """
 
     def facts(self) -> SlurmFacts:
         """How Slurm is set up. What a door does not show is as if it were not so."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import anyio
@@ -18,7 +18,9 @@ from shoal.engines.slurm.config import SlurmConfig
 from shoal.engines.slurm.door import Door, open_door
 from shoal.engines.slurm.nodes import SlurmNode, slurm_nodes
 from shoal.engines.slurm.parse import SlurmFacts
+from shoal.engines.slurm.partitions import Parts, is_asked, partition_for
 from shoal.engines.slurm.render import batch_script, job_name, job_prefix, num_cpus, request
+from shoal.engines.slurm.rights import parts_of, rights_of
 from shoal.engines.slurm.states import (
     HANDED,
     OVER,
@@ -84,6 +86,7 @@ class SlurmEngine(RemoteEngine):
         self._handed: dict[tuple[str, int], float] = {}
         """By attempt and incarnation: when `sbatch` was done with it, until `squeue` has been asked since."""
         self._nodes: dict[str, SlurmNode] = {}
+        self._parts = Parts()
         self._facts = SlurmFacts()
         self._past: dict[Key, Job] = {}
         """By name: what accounting said of jobs that are forgotten otherwise."""
@@ -102,9 +105,11 @@ class SlurmEngine(RemoteEngine):
             await self._refresh_config()
             await self._refresh_nodes()
         kinds = {name: node.gpu_kinds for name, node in self._nodes.items()}
-        longest = self._facts.longest.get(self._config.partition, "")
+        nodes_of = {name: node.partitions for name, node in self._nodes.items()}
+        rights = rights_of(self._config, self._facts, orders[0].project)
+        partition = partition_for(self._parts, nodes_of, orders, rights)
         script = batch_script(self._config, summons, len(orders), num_cpus(orders))
-        asked = request(self._config, orders, kinds, output, script, longest)
+        asked = request(self._config, orders, kinds, output, script, partition)
 
         def submit() -> str:
             if self._owners is None:
@@ -211,6 +216,11 @@ class SlurmEngine(RemoteEngine):
         kept = [Path(order.checkpoint_dir).relative_to(self._config.shared)] if order.checkpoint_dir else []
         return [f"slurm/{order.owner}", *map(str, kept)]
 
+    def part_level(self, require: Mapping[str, str]) -> str | None:
+        """A job is in one partition: its nodes share a pool, unless it names a partition, or there is one."""
+        pools = {node.facts.pool for node in self._nodes.values()}
+        return "pool" if len(pools) > 1 and not is_asked(require) else None
+
     async def nodes(self) -> list[NodeFacts]:
         async with self._asking:
             await self._refresh_config()
@@ -267,8 +277,9 @@ class SlurmEngine(RemoteEngine):
         if self._clock.monotonic() - self._nodes_at < NODES_S:
             return
         asked_at = self._clock.monotonic()
-        raw = await self.on_thread(self._door.nodes)
-        found = slurm_nodes(raw, self._facts.racks, self._config.partition)
+        raw, partitions = await self.on_thread(lambda: (self._door.nodes(), self._door.partitions()))
+        self._parts = parts_of(self._config, self._facts, partitions, raw)
+        found = slurm_nodes(raw, self._facts.places, self._parts)
         self._nodes = {node.facts.name: node for node in found}
         self._nodes_at, self._nodes_asked_at = self._clock.monotonic(), asked_at
 

@@ -1,4 +1,7 @@
-"""A node as Slurm tells of it, whichever door told, and what that means to us. Pure."""
+"""A node as Slurm tells of it, whichever door told, and what that means to us. Pure.
+
+Its pool is the partition that jobs on it go to first; every other that they may go to is a label.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,19 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from shoal.engines.slurm.partitions import LABEL, Partition, Parts
 from shoal.model.node import Gpu, NodeFacts
 
 DOWN = frozenset({"DOWN", "FAIL", "FAILING", "FUTURE", "NOT_RESPONDING", "ERROR"})
 ASLEEP = frozenset({"POWERED_DOWN", "POWERING_DOWN", "POWERING_UP"})
 """Slurm wakes them for a job: they take work, and tell nothing."""
 CLOSED = frozenset({"DRAIN", "DRAINED", "DRAINING", "MAINT", "RESERVED", "PLANNED_MAINT"})
-_GRES = re.compile(r"gpu(?::(?P<kind>[A-Za-z0-9_.-]+))?:(?P<count>[0-9]+)")
+_GPUS = re.compile(r"gpu(?::(?P<kind>[A-Za-z0-9_.-]+))?:(?P<count>[0-9]+)")
+_OTHERS = re.compile(r"(?:^|,)(?!gpu\b)([A-Za-z][A-Za-z0-9_.-]*)(?=[:,(]|$)")
+GRES = "gres."
+"""What the label begins with that says what else than GPUs Slurm counts there."""
+Places = Mapping[str, Mapping[str, str]]
+"""By node: the switches above it, as labels."""
 
 
 class RawNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,40 +51,51 @@ class SlurmNode(msgspec.Struct, frozen=True, kw_only=True):
     """Its slurmd does, whether or not the node takes work: one that is drained tells what runs there."""
     gpu_kinds: tuple[str, ...] = ()
     """Of each GPU, by its index, as Slurm spells it; empty where it names none."""
+    partitions: tuple[str, ...] = ()
+    """All that it is in."""
 
 
-def slurm_nodes(found: Iterable[RawNode], racks: Mapping[str, str], partition: str) -> list[SlurmNode]:
-    """Of one partition, where one is named."""
-    return [_node(raw, racks, partition) for raw in found if not partition or partition in raw.partitions]
+def slurm_nodes(found: Iterable[RawNode], places: Places, parts: Parts) -> list[SlurmNode]:
+    """Those in partitions that jobs may go to."""
+    usable = ((raw, parts.of(raw.partitions)) for raw in found)
+    return [_node(raw, places.get(raw.name, {}), through) for raw, through in usable if through]
 
 
-def _node(raw: RawNode, racks: Mapping[str, str], partition: str) -> SlurmNode:
+def _node(raw: RawNode, places: Mapping[str, str], through: list[Partition]) -> SlurmNode:
     states = raw.states - {"NOT_RESPONDING"} if raw.states & ASLEEP else raw.states
     closed = sorted(states & (DOWN | CLOSED))
+    remarks = [f"Slurm says {' '.join([*closed, raw.reason]).strip()}"] if closed else []
+    if not any(one.is_up for one in through):
+        remarks += [f"Slurm says partition `{one.name}` is {one.state}" for one in through]
     labels = {f"feature.{feature}": "yes" for feature in raw.features}
-    labels |= {f"partition.{part}": "yes" for part in raw.partitions}
-    labels |= {"rack": racks[raw.name]} if raw.name in racks else {}
+    labels |= {f"{LABEL}{one.name}": "yes" for one in through}
+    labels |= {f"{GRES}{name}": "yes" for name in _OTHERS.findall(raw.gres)}
+    labels |= places
     kinds = _gpu_kinds(raw.gres)
     facts = NodeFacts(
         name=raw.name,
-        pool=partition or (raw.partitions[0] if raw.partitions else "default"),
+        pool=through[0].name,
         address=raw.address,
         cpus=raw.cpus,
         memory_bytes=raw.memory_mb << 20,
         disk_bytes=raw.disk_mb << 20,
         gpus=tuple(Gpu(index=index, kind=(kind or "GPU").upper()) for index, kind in enumerate(kinds)),
-        is_alive=not closed,
+        is_alive=not remarks,
         confinement="unknown",
         labels=labels,
-        remarks=(f"Slurm says {' '.join([*closed, raw.reason]).strip()}",) if closed else (),
+        remarks=tuple(remarks),
     )
     return SlurmNode(
-        facts=facts, booted_at=raw.booted_at, answers=not states & (DOWN | ASLEEP), gpu_kinds=kinds
+        facts=facts,
+        booted_at=raw.booted_at,
+        answers=not states & (DOWN | ASLEEP),
+        gpu_kinds=kinds,
+        partitions=raw.partitions,
     )
 
 
 def _gpu_kinds(gres: str) -> tuple[str, ...]:
     found: list[str] = []
-    for match in _GRES.finditer(gres):
+    for match in _GPUS.finditer(gres):
         found += [match["kind"] or ""] * int(match["count"])
     return tuple(found)

@@ -1,4 +1,9 @@
-"""What Slurm's commands print, as values. Pure; unknown fields are passed over."""
+"""What Slurm's commands print, as values. Pure; unknown fields are passed over.
+
+Not their `--json`: 22.05 has it for `squeue`, `sinfo` and `sacct` alone, not for `scontrol`, of which we ask
+most; and its fields are renamed with each version of REST. Formats that we name ourselves, and the
+`Name=value` of `scontrol`, are the same in 22.05 and 24.11.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +14,17 @@ from itertools import product
 
 import msgspec
 
+from shoal.engines.slurm.associations import Association
 from shoal.engines.slurm.nodes import RawNode
+from shoal.engines.slurm.partitions import Partition
 from shoal.engines.slurm.states import Job
 
 SQUEUE_FORMAT = "%i|%T|%u|%S|%j|%r"
 """What a job's user cannot choose stands before what they can."""
 SACCT_FORMAT = "JobIDRaw,State,User,JobName"
+ASSOC_FORMAT = "DefaultAccount,Account,Partition,DefaultQOS,QOS"
+LEVELS = ("rack", "fabric", "zone")
+"""What the switches of Slurm's tree are to us, from the leaves up; what is above is passed over."""
 DEFAULT_KILL_WAIT_S = 30.0
 _FIELD = re.compile(r"(?:^| )([A-Za-z_]+)=")
 _RANGE = re.compile(r"\[([0-9,-]+)\]")
@@ -27,10 +37,12 @@ class SlurmFacts(msgspec.Struct, frozen=True, kw_only=True):
     """From SIGTERM to SIGKILL of what is to end."""
     has_cgroups: bool = False
     """Whether it ends all that a job has started: by its control group, whoever forked what."""
-    longest: dict[str, str] = {}
-    """By partition: what a job without a limit asks for."""
-    racks: dict[str, str] = {}
-    """The leaf switch of each node; empty where there is no tree."""
+    places: dict[str, dict[str, str]] = {}
+    """The switches above each node, as labels; empty where there is no tree."""
+    is_root: bool = False
+    """That is who asks, and whose the jobs are."""
+    groups: frozenset[str] = frozenset()
+    """Of whoever's the jobs are; empty: it is not known."""
 
 
 def parse_jobs(text: str) -> list[Job]:
@@ -61,14 +73,16 @@ def parse_nodes(text: str) -> list[RawNode]:
     return [_node(fields) for fields in found if "NodeName" in fields]
 
 
-def parse_topology(text: str) -> dict[str, str]:
-    """The leaf switch of each node, from `scontrol show topology -o`; nothing where there is no tree."""
-    racks = {}
+def parse_topology(text: str) -> dict[str, dict[str, str]]:
+    """The switches above each node, from `scontrol show topology -o`; nothing where there is no tree."""
+    places: dict[str, dict[str, str]] = {}
     for line in text.splitlines():
         fields = _fields(line)
-        if fields.get("Level") == "0":
-            racks.update(dict.fromkeys(expand(fields.get("Nodes", "")), fields["SwitchName"]))
-    return racks
+        level = fields.get("Level", "")
+        if level.isdigit() and int(level) < len(LEVELS):
+            for node in expand(fields.get("Nodes", "")):
+                places.setdefault(node, {}).setdefault(LEVELS[int(level)], fields["SwitchName"])
+    return places
 
 
 def parse_config(text: str) -> SlurmFacts:
@@ -81,19 +95,29 @@ def parse_config(text: str) -> SlurmFacts:
     )
 
 
-def parse_partitions(text: str) -> dict[str, str]:
-    """What a job without a limit has to ask for, by partition, from `scontrol show partition -o`: the longest
-    there is, where Slurm would give it less by itself. The default one also as `""`.
-    """
-    longest = {}
+def parse_partitions(text: str) -> list[Partition]:
+    """Lines of `scontrol show partition -o`."""
+    found = [_fields(line) for line in text.splitlines()]
+    return [_partition(fields) for fields in found if "PartitionName" in fields]
+
+
+def parse_associations(text: str) -> list[Association]:
+    """Lines of `sacctmgr --parsable2` in `ASSOC_FORMAT`."""
+    found = []
     for line in text.splitlines():
-        fields = _fields(line)
-        if "PartitionName" in fields and fields.get("DefaultTime", "NONE") != "NONE":
-            limit = fields.get("MaxTime", "UNLIMITED")
-            longest[fields["PartitionName"]] = limit
-            if fields.get("Default") == "YES":
-                longest[""] = limit
-    return longest
+        parts = line.split("|")
+        if len(parts) == 5 and parts[1]:
+            default, account, partition, default_qos, qos = parts
+            found.append(
+                Association(
+                    account=account,
+                    is_default=account == default,
+                    partition=partition,
+                    qos=_listed(qos),
+                    default_qos=default_qos,
+                )
+            )
+    return found
 
 
 def expand(names: str) -> list[str]:
@@ -115,10 +139,10 @@ def _numbers(text: str) -> list[str]:
 
 
 def _fields(line: str) -> dict[str, str]:
-    """`Name=value Name=value`, where a value may hold spaces."""
+    """`Name=value Name=value`, where a value may hold spaces; nothing in an empty line."""
     places = list(_FIELD.finditer(line))
     ends = [place.start() for place in places[1:]] + [len(line)]
-    return {p[1]: line[p.end() : end].strip() for p, end in zip(places, ends, strict=True)}
+    return {p[1]: line[p.end() : end].strip() for p, end in zip(places, ends, strict=False)}
 
 
 def _node(fields: dict[str, str]) -> RawNode:
@@ -135,6 +159,43 @@ def _node(fields: dict[str, str]) -> RawNode:
         gres=_unless_null(fields.get("Gres", "")),
         booted_at=_moment(fields.get("BootTime", "")),
     )
+
+
+def _partition(fields: dict[str, str]) -> Partition:
+    most = fields.get("MaxNodes", "")
+    return Partition(
+        name=fields["PartitionName"],
+        state=fields.get("State", "UP"),
+        is_default=fields.get("Default") == "YES",
+        tier=int(fields.get("PriorityTier", "1")),
+        min_nodes=int(fields.get("MinNodes", "0")),
+        max_nodes=int(most) if most.isdigit() else None,
+        max_minutes=parse_minutes(fields.get("MaxTime", "")),
+        has_default_time=fields.get("DefaultTime", "NONE") != "NONE",
+        is_hidden=fields.get("Hidden") == "YES",
+        is_root_only=fields.get("RootOnly") == "YES",
+        needs_reservation=fields.get("ReqResv") == "YES",
+        groups=_named(fields.get("AllowGroups", "")),
+        accounts=_named(fields.get("AllowAccounts", "")),
+        denied_accounts=_named(fields.get("DenyAccounts", "")),
+        qos=_named(fields.get("AllowQos", "")),
+        denied_qos=_named(fields.get("DenyQos", "")),
+    )
+
+
+def parse_minutes(text: str) -> int | None:
+    """`1-02:03:04`, `02:03:04` or `03:04`, a begun minute as one; None: there is no limit."""
+    days, _, clock = text.rpartition("-")
+    parts = clock.split(":")
+    if not all(part.isdigit() for part in parts) or (days and not days.isdigit()):
+        return None
+    seconds = sum(int(part) * unit for part, unit in zip(reversed(parts), (1, 60, 3600), strict=False))
+    return int(days or 0) * 24 * 60 + -(-seconds // 60)
+
+
+def _named(text: str) -> tuple[str, ...]:
+    """Empty: all."""
+    return () if text == "ALL" else _listed(text)
 
 
 def _listed(text: str) -> tuple[str, ...]:

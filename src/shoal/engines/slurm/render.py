@@ -10,12 +10,12 @@ from collections.abc import Mapping
 import msgspec
 
 from shoal.engines.slurm.config import SlurmConfig
+from shoal.engines.slurm.nodes import GRES
+from shoal.engines.slurm.partitions import ANY, Partition, time_for
 from shoal.errors import EngineRefused
 from shoal.wire import Order, Summons
 
 END = "SHOAL_SUMMONS_END"
-TIME_MARGIN_S = 120.0
-"""Slurm's limit comes after ours: the supervisor stops the job, with its grace, and says why."""
 GpuKinds = Mapping[str, tuple[str, ...]]
 """By node: of each GPU, by its index, as Slurm spells it."""
 FOLLOWED = 'path=$(readlink -e -- "$PYTHONPATH") && PYTHONPATH=$path; exec "$@"'
@@ -55,6 +55,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """On each node; 0: as the site has it."""
     gpus: tuple[tuple[str, int], ...] = ()
     """On each node: kinds as Slurm spells them, empty for any, and how many."""
+    others: tuple[str, ...] = ()
+    """One on each node of what else Slurm counts there."""
     time: str = ""
     """In minutes, or as Slurm spells a limit of its own; empty: as the site has it."""
     output: str
@@ -65,7 +67,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gres(self) -> str:
-        return ",".join(":".join(["gpu", *([kind] if kind else []), str(count)]) for kind, count in self.gpus)
+        gpus = [":".join(["gpu", *([kind] if kind else []), str(count)]) for kind, count in self.gpus]
+        return ",".join([*gpus, *(f"{name}:1" for name in self.others)])
 
 
 def request(
@@ -74,10 +77,9 @@ def request(
     kinds: GpuKinds,
     output: str,
     script: str,
-    longest: str = "",
+    partition: Partition = ANY,
 ) -> Request:
-    """Exactly what the shares were given, on exactly their nodes; `longest`: Slurm's limit for a job that has
-    none of its own.
+    """Exactly what the shares were given, on exactly their nodes, in the partition that was chosen.
 
     Not a byte more: a margin for our own processes would leave the last GPU or CPU of a node to nobody.
     """
@@ -88,7 +90,6 @@ def request(
             hint="set `gpus: 1` in `resources`",
         )
     memory = max((order.limits.memory_bytes or 0 for order in orders), default=0)
-    limit_s = first.time_limit_s
     return Request(
         name=job_name(first.attempt_id, first.incarnation),
         comment=comment(first.attempt_id, first.incarnation),
@@ -96,12 +97,13 @@ def request(
         cpus=num_cpus(orders),
         memory_mb=max(memory >> 20, 1) if memory else 0,
         gpus=_gpus(orders, kinds),
-        time=longest if limit_s is None else str(math.ceil((limit_s + first.grace_s + TIME_MARGIN_S) / 60)),
+        others=tuple(sorted(name.removeprefix(GRES) for name in first.require if name.startswith(GRES))),
+        time=time_for(first, partition),
         output=output,
         script=script,
-        partition=config.partition,
-        account=config.account,
-        qos=config.qos,
+        partition=partition.name,
+        account=config.account_of(first.project),
+        qos=config.qos_of(first.project),
     )
 
 

@@ -16,10 +16,20 @@ from urllib.parse import urlencode
 import msgspec
 import structlog
 
+from shoal.engines.slurm.associations import Association
 from shoal.engines.slurm.nodes import RawNode
 from shoal.engines.slurm.parse import SlurmFacts
+from shoal.engines.slurm.partitions import Partition
 from shoal.engines.slurm.render import Request
-from shoal.engines.slurm.rest_parse import Reply, jobs_in, nodes_in, parse_reply, versions_in
+from shoal.engines.slurm.rest_parse import (
+    Reply,
+    associations_in,
+    jobs_in,
+    nodes_in,
+    parse_reply,
+    partitions_in,
+    versions_in,
+)
 from shoal.engines.slurm.rest_place import Token, place_of, read_token, renewal
 from shoal.engines.slurm.rest_render import RENDERERS
 from shoal.engines.slurm.states import Job, is_away, is_for_ever
@@ -86,9 +96,21 @@ class RestDoor:
     def nodes(self) -> list[RawNode]:
         return nodes_in(self._get("slurm", "nodes"))
 
+    def partitions(self) -> list[Partition]:
+        """v0.0.42 does not tell which is the default, nor which are hidden or for root alone."""
+        return partitions_in(self._get("slurm", "partitions"))
+
+    def associations(self) -> list[Association]:
+        asked = urlencode({"user": self._asker()})
+        try:
+            status, reply = self._ask("GET", f"{self._path('slurmdb', 'associations')}?{asked}")
+        except EngineUnreachable:  # the same words for a database that is away, and for none
+            return []
+        return associations_in(reply, self._asker()) if status == OK and not reply.errors else []
+
     def facts(self) -> SlurmFacts:
-        """No version tells how Slurm ends what a job has started, nor of switches."""
-        return SlurmFacts()
+        """No version tells how Slurm ends what a job has started, of switches, or of a user's groups."""
+        return SlurmFacts(is_root=self.is_root())
 
     def cancel(self, names: Collection[str], user: str = "") -> None:
         """Those of these names, by the ids that they have now."""

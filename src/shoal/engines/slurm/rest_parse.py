@@ -11,15 +11,20 @@ from collections.abc import Iterable
 
 import msgspec
 
+from shoal.engines.slurm.associations import Association
 from shoal.engines.slurm.nodes import RawNode
+from shoal.engines.slurm.partitions import Partition
 from shoal.engines.slurm.states import Job
 
+NO_VALUE = 0xFFFFFFFE
+"""And above: Slurm's numbers for what was not set, and for no limit."""
 VERSION = re.compile(rb"/slurm\\?/(v0\.0\.[0-9]+)\\?/")
 
 
 class _Number(msgspec.Struct):
     number: float = 0
     set: bool = False
+    infinite: bool = False
 
 
 Number = float | _Number | None
@@ -84,6 +89,65 @@ class _NodeLine(msgspec.Struct):
     boot_time: Number = None
 
 
+class _List(msgspec.Struct):
+    """Of names, as one text; empty: all, or none."""
+
+    allowed: str | None = None
+    deny: str | None = None
+
+
+class _Limits(msgspec.Struct):
+    nodes: Number = None
+    time: Number = None
+
+
+class _Tier(msgspec.Struct):
+    tier: int = 1
+
+
+class _State(msgspec.Struct):
+    state: Words = None
+
+
+class _PartitionLine(msgspec.Struct):
+    """What v0.0.38 says in single fields v0.0.42 says in the structures behind them."""
+
+    name: str
+    state: Words = None
+    flags: Words = None
+    priority_tier: int = 1
+    maximum_nodes_per_job: int | None = None
+    min_nodes: int = msgspec.field(name="min nodes per job", default=0)
+    max_time_limit: int | None = None
+    default_time_limit: int | None = None
+    allowed_groups: str | None = None
+    allowed_accounts: str | None = None
+    denied_accounts: str | None = None
+    allowed_qos: str | None = None
+    denied_qos: str | None = None
+    partition: _State | None = None
+    priority: _Tier | None = None
+    minimums: _Limits | None = None
+    maximums: _Limits | None = None
+    defaults: _Limits | None = None
+    groups: _List | None = None
+    accounts: _List | None = None
+    qos: _List | str | None = None
+
+
+class _Default(msgspec.Struct):
+    qos: str | None = None
+
+
+class _AssociationLine(msgspec.Struct):
+    account: str = ""
+    user: str | None = None
+    partition: str | None = None
+    is_default: bool | int = False
+    qos: Words = None
+    default: _Default | None = None
+
+
 class Reply(msgspec.Struct):
     """Any answer. What was not asked for is empty."""
 
@@ -92,6 +156,8 @@ class Reply(msgspec.Struct):
     job_id: int = 0
     jobs: list[_JobLine] = []
     nodes: list[_NodeLine] = []
+    partitions: list[_PartitionLine] = []
+    associations: list[_AssociationLine] = []
     status: list[_Cancelled] = []
 
     @property
@@ -155,6 +221,82 @@ def nodes_in(reply: Reply) -> list[RawNode]:
         )
         for line in reply.nodes
     ]
+
+
+def partitions_in(reply: Reply) -> list[Partition]:
+    return [_newer(line) if line.partition is not None else _older(line) for line in reply.partitions]
+
+
+def _older(line: _PartitionLine) -> Partition:
+    flags = set(_words(line.flags))
+    return Partition(
+        name=line.name,
+        state=next(iter(_words(line.state)), "UP"),
+        is_default="default" in flags,
+        is_hidden="hidden" in flags,
+        is_root_only="root_only" in flags,
+        needs_reservation="reservation_required" in flags,
+        tier=line.priority_tier,
+        min_nodes=line.min_nodes,
+        max_nodes=_finite(line.maximum_nodes_per_job),
+        max_minutes=_finite(line.max_time_limit),
+        has_default_time=line.default_time_limit is not None,
+        groups=_names(line.allowed_groups),
+        accounts=_names(line.allowed_accounts),
+        denied_accounts=_names(line.denied_accounts),
+        qos=_names(line.allowed_qos),
+        denied_qos=_names(line.denied_qos),
+    )
+
+
+def _newer(line: _PartitionLine) -> Partition:
+    least, most, by_itself = (one or _Limits() for one in (line.minimums, line.maximums, line.defaults))
+    accounts, groups = line.accounts or _List(), line.groups or _List()
+    qos = line.qos if isinstance(line.qos, _List) else _List()
+    return Partition(
+        name=line.name,
+        state=next(iter(_words(line.partition.state if line.partition else None)), "UP"),
+        tier=line.priority.tier if line.priority else 1,
+        min_nodes=int(_value(least.nodes) or 0),
+        max_nodes=_finite(most.nodes),
+        max_minutes=_finite(most.time),
+        has_default_time=_is_said(by_itself.time),
+        groups=_names(groups.allowed),
+        accounts=_names(accounts.allowed),
+        denied_accounts=_names(accounts.deny),
+        qos=_names(qos.allowed),
+        denied_qos=_names(qos.deny),
+    )
+
+
+def associations_in(reply: Reply, user: str) -> list[Association]:
+    return [
+        Association(
+            account=line.account,
+            is_default=bool(line.is_default),
+            partition=line.partition or "",
+            qos=tuple(_words(line.qos)),
+            default_qos=(line.default.qos if line.default else None) or "",
+        )
+        for line in reply.associations
+        if line.user == user
+    ]
+
+
+def _names(said: str | None) -> tuple[str, ...]:
+    """Empty: all."""
+    return () if said == "ALL" else tuple(_words(said))
+
+
+def _finite(number: Number) -> int | None:
+    """None: there is no limit. An older version says that with -1, or with its largest number."""
+    if isinstance(number, _Number):
+        return int(number.number) if number.set and not number.infinite else None
+    return int(number) if number is not None and 0 <= number < NO_VALUE else None
+
+
+def _is_said(number: Number) -> bool:
+    return isinstance(number, _Number) and (number.set or number.infinite)
 
 
 def _words(said: Words) -> Iterable[str]:

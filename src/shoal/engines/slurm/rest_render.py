@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from shoal.engines.slurm.partitions import UNLIMITED
 from shoal.engines.slurm.render import Request
 
 Body = dict[str, Any]
@@ -39,7 +40,7 @@ def job_v42(request: Request, environment: Mapping[str, str]) -> Body:
         "kill_on_node_fail": False,
         "tres_per_node": ",".join(f"gres/{one}" for one in request.gres.split(",") if one),
         "memory_per_node": _number(request.memory_mb),
-        "time_limit": _number(_minutes(request)),
+        "time_limit": _number(_minutes(request)) or _infinite(request),
         "environment": [f"{name}={value}" for name, value in environment.items()],
     }
     return {"job": _given(_alike(request) | job)}
@@ -66,8 +67,12 @@ def _alike(request: Request) -> Body:
 
 
 def _minutes(request: Request) -> int:
-    """A limit in another spelling was shown by another door than this."""
+    """0: the longest that the site gives, or as it has it."""
     return int(request.time) if request.time.isdigit() else 0
+
+
+def _infinite(request: Request) -> Body | None:
+    return {"set": True, "infinite": True, "number": 0} if request.time == UNLIMITED else None
 
 
 def _number(value: int) -> Body | None:

@@ -1,0 +1,319 @@
+"""Partitions, accounts and QOS: who may use which, and where a job goes. Without a Slurm."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shoal.engines.fake import VirtualClock
+from shoal.engines.remote import Reach
+from shoal.engines.slurm.associations import Association, read_choice, refuse_unknown
+from shoal.engines.slurm.config import SlurmConfig
+from shoal.engines.slurm.engine import SlurmEngine
+from shoal.engines.slurm.nodes import RawNode, slurm_nodes
+from shoal.engines.slurm.parse import (
+    SlurmFacts,
+    parse_associations,
+    parse_minutes,
+    parse_partitions,
+)
+from shoal.engines.slurm.partitions import Partition, Parts, Rights, divide, partition_for, time_for, why_not
+from shoal.engines.slurm.render import request, sbatch_arguments
+from shoal.engines.slurm.rights import parts_of, rights_of
+from shoal.errors import EngineRefused, EngineUnreachable, SpecError
+from shoal.wire import Order, Summons
+from tests.unit.engines.test_slurm_engine import PaperSlurm
+from tests.unit.engines.test_slurm_pieces import GOLDEN, order
+
+LINE = (
+    "PartitionName={name} AllowGroups={groups} AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL "
+    "Default={default} QoS=N/A DefaultTime={default_time} DisableRootJobs=NO ExclusiveUser=NO GraceTime=0 "
+    "Hidden={hidden} MaxNodes={max_nodes} MaxTime={max_time} MinNodes=0 LLN=NO Nodes=n[0-1] "
+    "PriorityJobFactor=1 PriorityTier={tier} RootOnly=NO ReqResv=NO OverSubscribe=NO OverTimeLimit=NONE "
+    "PreemptMode=OFF State={state} TotalCPUs=8 TotalNodes=2 SelectTypeParameters=NONE JobDefaults=(null) "
+    "DefMemPerNode=UNLIMITED MaxMemPerNode=UNLIMITED TRES=cpu=8,mem=16000M,node=2,billing=8"
+)
+PLAIN = {
+    "groups": "ALL",
+    "default": "NO",
+    "default_time": "NONE",
+    "hidden": "NO",
+    "max_nodes": "UNLIMITED",
+    "max_time": "UNLIMITED",
+    "tier": "1",
+    "state": "UP",
+}
+NODES_OF = {"n0": ("main", "all"), "n1": ("main", "all"), "n2": ("gpu", "all"), "n3": ("gpu", "all")}
+ANYBODY = (Rights(),)
+
+
+def told(name: str, **more: str) -> Partition:
+    [found] = parse_partitions(LINE.format(name=name, **(PLAIN | more)))
+    return found
+
+
+def gang(*nodes: str, **more: object) -> tuple[Order, ...]:
+    return tuple(
+        order(node=node, node_rank=rank, nodes=nodes, gpu_ids=(), **more) for rank, node in enumerate(nodes)
+    )
+
+
+def test_a_partition_is_read() -> None:
+    short = told(
+        "short", default="YES", default_time="01:00:00", max_time="1-00:30:00", max_nodes="2", tier="5"
+    )
+    assert (short.is_default, short.has_default_time, short.max_minutes) == (True, True, 1470)
+    assert (short.max_nodes, short.tier, short.is_up, short.groups) == (2, 5, True, ())
+    assert told("long") == Partition(name="long")
+    assert told("ours", groups="staff,vision", hidden="YES", state="DRAIN") == Partition(
+        name="ours", groups=("staff", "vision"), is_hidden=True, state="DRAIN"
+    )
+    assert [parse_minutes(text) for text in ("30:00", "02:00:01", "2-00:00:00", "UNLIMITED", "")] == [
+        30,
+        121,
+        2880,
+        None,
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("partitions", "named", "first"),
+    [
+        ([Partition(name="gpu"), Partition(name="main", is_default=True)], (), "main"),
+        ([Partition(name="gpu", tier=9), Partition(name="main")], (), "gpu"),
+        ([Partition(name="gpu"), Partition(name="all")], (), "all"),  # the largest
+        ([Partition(name="gpu"), Partition(name="main", is_default=True)], ("gpu", "main"), "gpu"),
+    ],
+)
+def test_one_order_decides_which_partition_of_a_node_jobs_go_to_first(
+    partitions: list[Partition], named: tuple[str, ...], first: str
+) -> None:
+    assert divide(partitions, NODES_OF, named, ANYBODY).usable[0].name == first
+
+
+@pytest.mark.parametrize(
+    ("partition", "rights", "why"),
+    [
+        (Partition(name="p", is_hidden=True), Rights(), "hidden"),
+        (Partition(name="p", is_root_only=True), Rights(), "for root alone"),
+        (Partition(name="p", is_root_only=True), Rights(is_root=True), ""),
+        (Partition(name="p", needs_reservation=True), Rights(), "with a reservation alone"),
+        (Partition(name="p", max_nodes=0), Rights(), "MaxNodes=0"),
+        (Partition(name="p", groups=("staff",)), Rights(groups=frozenset({"ana"})), "for groups staff alone"),
+        (Partition(name="p", groups=("staff",)), Rights(groups=frozenset({"ana", "staff"})), ""),
+        (Partition(name="p", groups=("staff",)), Rights(groups=frozenset({"root"}), is_root=True), ""),
+        (Partition(name="p", groups=("staff",)), Rights(), ""),  # nobody knows the groups: Slurm says
+        (
+            Partition(name="p", accounts=("vision",)),
+            Rights(account="nlp"),
+            "not for account `nlp`, but for vision",
+        ),
+        (Partition(name="p", accounts=("vision",)), Rights(), ""),
+        (Partition(name="p", denied_accounts=("nlp",)), Rights(account="nlp"), "not for account `nlp`"),
+        # As in Slurm, who allows some denies none of them.
+        (Partition(name="p", accounts=("nlp",), denied_accounts=("nlp",)), Rights(account="nlp"), ""),
+        (Partition(name="p", qos=("high",)), Rights(qos="normal"), "not for qos `normal`, but for high"),
+        (Partition(name="p", denied_qos=("normal",)), Rights(qos="normal"), "not for qos `normal`"),
+    ],
+)
+def test_a_partition_that_jobs_may_not_go_to_is_left_out_in_words(
+    partition: Partition, rights: Rights, why: str
+) -> None:
+    said = why_not(partition, rights)
+    assert why in said
+    assert bool(said) == bool(why)
+    parts = divide([partition], {"n0": ("p",)}, (), (rights,))
+    assert (parts.usable == ()) == bool(why)
+    assert parts.left_out == ({"p": said} if why else {})
+
+
+def test_a_hidden_partition_is_used_by_who_names_it() -> None:
+    hidden = Partition(name="p", is_hidden=True)
+    assert divide([hidden], {"n0": ("p",)}, ("p",), ANYBODY).usable == (hidden,)
+
+
+def test_what_one_project_may_use_is_there_for_it_alone() -> None:
+    config = SlurmConfig(account="nlp", accounts={"vision": "v"})
+    facts, raw = SlurmFacts(), [RawNode(name="n0", address="n0", states=frozenset(), partitions=("p",))]
+    parts = parts_of(config, facts, [Partition(name="p", accounts=("v",))], raw)
+    nodes_of, orders = {"n0": ("p",)}, gang("n0")
+    assert partition_for(parts, nodes_of, orders, rights_of(config, facts, "vision")).name == "p"
+    with pytest.raises(EngineRefused, match="`p` is not for account `nlp`, but for v"):
+        partition_for(parts, nodes_of, orders, rights_of(config, facts, "default"))
+
+
+MAIN = Partition(name="main", is_default=True, max_minutes=60, max_nodes=2)
+GPU, ALL = Partition(name="gpu"), Partition(name="all", tier=0)
+PARTS = divide([MAIN, GPU, ALL], NODES_OF, (), ANYBODY)
+
+
+@pytest.mark.parametrize(
+    ("orders", "goes_to"),
+    [
+        (gang("n0", "n1", time_limit_s=60.0), "main"),
+        (gang("n2"), "gpu"),
+        (gang("n0", "n2"), "all"),  # the only one that holds both
+        (gang("n0", time_limit_s=7200.0), "all"),  # longer than `main` has
+        (gang("n0", time_limit_s=3600.0), "main"),  # exactly what it has
+        (gang("n0", time_limit_s=60.0, require={"partition.all": "yes"}), "all"),
+        (gang("n0", time_limit_s=60.0, require={"pool": "main"}), "main"),
+        (gang("elsewhere"), ""),  # of which Slurm has not told: it may know
+    ],
+)
+def test_a_job_goes_to_the_first_partition_that_holds_its_nodes_and_takes_it(
+    orders: tuple[Order, ...], goes_to: str
+) -> None:
+    partition = partition_for(PARTS, NODES_OF, orders, Rights())
+    assert partition.name == goes_to
+    asked = request(SlurmConfig(), orders, {}, "o", "", partition)
+    assert asked.partition == goes_to
+
+
+def test_a_job_that_no_partition_takes_is_refused_in_words() -> None:
+    apart = divide([MAIN, GPU], {"n0": ("main",), "n2": ("gpu",)}, (), ANYBODY)
+    with pytest.raises(EngineRefused, match="n0 in main; n2 in gpu") as refused:
+        partition_for(apart, {"n0": ("main",), "n2": ("gpu",)}, gang("n0", "n2"), Rights())
+    assert refused.value.hint == "set `topology: pool` in the job"
+    alone = divide([MAIN], {}, (), ANYBODY)
+    nodes_of = dict.fromkeys(("n0", "n1", "n2"), ("main",))
+    with pytest.raises(
+        EngineRefused, match="`main` takes jobs of up to 60 min, and its `time_limit` is longer"
+    ):
+        partition_for(alone, nodes_of, gang("n0", time_limit_s=3601.0), Rights())
+    with pytest.raises(EngineRefused, match="`main` takes jobs of up to 2 nodes, and it has 3"):
+        partition_for(alone, nodes_of, gang("n0", "n1", "n2"), Rights())
+
+
+def test_a_job_waits_for_a_partition_that_is_down_unless_another_takes_it() -> None:
+    down = msgspec.structs.replace(MAIN, state="DOWN")
+    with pytest.raises(EngineUnreachable, match="partition `main` is DOWN"):
+        partition_for(divide([down], NODES_OF, ("main",), ANYBODY), NODES_OF, gang("n0"), Rights())
+    assert (
+        partition_for(divide([down, ALL], NODES_OF, (), ANYBODY), NODES_OF, gang("n0"), Rights()).name
+        == "all"
+    )
+
+
+def test_a_node_takes_no_work_while_all_its_partitions_are_closed() -> None:
+    raw = [
+        RawNode(name=name, address=name, states=frozenset({"IDLE"}), partitions=partitions)
+        for name, partitions in (*NODES_OF.items(), ("n4", ("closed",)), ("n5", ()), ("n6", ("staff",)))
+    ]
+    there = [
+        MAIN,
+        GPU,
+        ALL,
+        Partition(name="closed", state="INACTIVE"),
+        Partition(name="staff", is_hidden=True),
+    ]
+    found = {node.facts.name: node.facts for node in slurm_nodes(raw, {}, parts_of_all(there, raw))}
+    assert {name: facts.pool for name, facts in found.items()} == {
+        "n0": "main",
+        "n1": "main",
+        "n2": "gpu",
+        "n3": "gpu",
+        "n4": "closed",
+    }
+    assert [name for name, facts in found.items() if not facts.is_alive] == ["n4"]
+    assert found["n4"].remarks == ("Slurm says partition `closed` is INACTIVE",)
+    assert found["n2"].labels == {"partition.gpu": "yes", "partition.all": "yes"}
+
+
+def parts_of_all(there: list[Partition], raw: list[RawNode]) -> Parts:
+    return parts_of(SlurmConfig(), SlurmFacts(), there, raw)
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "partition", "asked"),
+    [
+        (None, Partition(name="p", has_default_time=True, max_minutes=1440), "1440"),
+        (None, Partition(name="p", has_default_time=True), "UNLIMITED"),
+        (None, Partition(name="p", max_minutes=1440), ""),  # Slurm gives the most by itself
+        (3600.0, Partition(name="p", has_default_time=True, max_minutes=1440), "62"),
+        (86400.0, Partition(name="p", max_minutes=1440), "1440"),  # our own margin is not worth a refusal
+    ],
+)
+def test_the_time_of_the_chosen_partition_is_asked_for(
+    limit_s: float | None, partition: Partition, asked: str
+) -> None:
+    assert time_for(order(time_limit_s=limit_s, grace_s=0.0), partition) == asked
+
+
+def test_what_slurm_is_told_of_a_job_in_two_partitions_that_asks_for_more_is_the_golden_file() -> None:
+    config = SlurmConfig(account="shared", accounts={"vision": "v-2026"}, project_qos={"vision": "high"})
+    require = {"partition.all": "yes", "gres.nvme": "yes", "feature.fast": "yes"}
+    orders = gang("n0", "n2", project="vision", require=require, time_limit_s=None)
+    longest = msgspec.structs.replace(ALL, has_default_time=True, max_minutes=2880)
+    partition = partition_for(divide([MAIN, longest], NODES_OF, (), ANYBODY), NODES_OF, orders, Rights())
+    text = (
+        "\n".join(["sbatch", *sbatch_arguments(request(config, orders, {}, "/dev/null", "", partition))])
+        + "\n"
+    )
+    if os.environ.get("SHOAL_GOLDEN") == "write":
+        (GOLDEN / "across-partitions.txt").write_text(text)
+    assert text == (GOLDEN / "across-partitions.txt").read_text()
+
+
+class TwoPartitions(PaperSlurm):
+    states: tuple[str, ...] = ("UP", "UP")
+
+    def nodes(self) -> list[RawNode]:
+        return [
+            RawNode(name=name, address=name, states=frozenset({"IDLE"}), partitions=(partition,))
+            for name, partition in (("n0", "main"), ("n1", "main"), ("n2", "gpu"))
+        ]
+
+    def partitions(self) -> list[Partition]:
+        main, gpu = self.states
+        return [Partition(name="main", is_default=True, state=main), Partition(name="gpu", state=gpu)]
+
+
+@pytest.mark.anyio
+async def test_every_submission_names_the_partition_of_its_nodes(tmp_path: Path) -> None:
+    slurm, reach = TwoPartitions(), Reach(urls=("https://login:1",), ca="ca")
+    engine = SlurmEngine(tmp_path, clock=VirtualClock(), reach=reach, config=SlurmConfig(), door=slurm)
+    assert engine.part_level({}) is None  # nothing is known yet
+    assert {facts.name: facts.pool for facts in await engine.nodes()} == {
+        "n0": "main",
+        "n1": "main",
+        "n2": "gpu",
+    }
+    summons = Summons(attempt_id="att_1", urls=("https://login:1",), ca="ca", ticket="t")
+    for nodes, partition in ((("n0", "n1"), "main"), (("n2",), "gpu")):
+        await engine.start(summons, gang(*nodes))
+        assert slurm.request.partition == partition
+    with pytest.raises(EngineRefused, match="Slurm runs no job in two"):
+        await engine.start(summons, gang("n0", "n2"))
+    assert engine.part_level({}) == "pool"
+    assert engine.part_level({"feature.fast": "yes"}) == "pool"
+    assert engine.part_level({"partition.all": "yes"}) is None
+    assert engine.part_level({"pool": "gpu"}) is None
+
+
+def test_associations_are_read_and_what_the_user_has_not_is_refused_with_the_nearest() -> None:
+    text = "vision|nlp||normal|normal\nvision|vision|gpu||high,normal\n|||\n"
+    known = parse_associations(text)
+    assert known == [
+        Association(account="nlp", default_qos="normal", qos=("normal",)),
+        Association(account="vision", is_default=True, partition="gpu", qos=("high", "normal")),
+    ]
+    refuse_unknown(known, ["nlp", "vision"], ["high"])
+    with pytest.raises(SpecError, match="no account `vison`; there is nlp, vision") as refused:
+        refuse_unknown(known, ["vison"], [])
+    assert refused.value.hint == "did you mean `--account vision`?"
+    with pytest.raises(SpecError, match="no QOS `urgent`; there is high, normal"):
+        refuse_unknown(known, [], ["urgent"])
+    refuse_unknown([], ["anything"], ["at all"])  # no accounting: Slurm alone knows
+
+
+def test_accounts_are_for_all_or_by_project() -> None:
+    assert read_choice("--account", "") == ("", {})
+    assert read_choice("--account", "v") == ("v", {})
+    assert read_choice("--account", "v,nlp=n,vision=w") == ("v", {"nlp": "n", "vision": "w"})
+    for text in ("a,b", "=x", "nlp="):
+        with pytest.raises(SpecError, match="PROJECT=NAME"):
+            read_choice("--account", text)
