@@ -175,6 +175,38 @@ MUTANTS = (
         ("engine",),
     ),
     Mutant(
+        "share_without_its_order_is_over",
+        "runtime/spool.py",
+        "        return not is_there(share)\n",
+        "        return True\n",
+        "P3: who does not know what to look for has no evidence",
+        ("spool",),
+    ),
+    Mutant(
+        "boot_marked_from_an_old_answer",
+        "engines/remote.py",
+        "if asked_at >= share.known_since and not self.is_deaf(share):",
+        "if not self.is_deaf(share):",
+        "P3: a restart before the share began is no evidence",
+        ("engine",),
+    ),
+    Mutant(
+        "refusal_ends_those_that_began",
+        "engines/remote.py",
+        "            if not self.desk.find(submission.attempt_id):\n                raise\n",
+        "            raise\n",
+        "P3: refused is what nobody has begun",
+        ("engine",),
+    ),
+    Mutant(
+        "order_given_of_an_ended_attempt",
+        "control/desk.py",
+        "    await core.store.read(lambda tx: _refuse_ended(tx, share.order))\n",
+        "",
+        "P2: nothing of an attempt begins after its end",
+        ("control",),
+    ),
+    Mutant(
         "forgotten_attempt_starts_again",
         "engines/local/engine.py",
         "        if not views and self._book.is_kept(attempt_id):\n"
