@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
+from shoal.cli.elsewhere import refuse_elsewhere
 from shoal.cli.flags import JsonFlag
 from shoal.cli.home import load_remembered, prepare_home, remember
 from shoal.cli.show import print_json
@@ -53,6 +54,10 @@ SystemAccounts = Annotated[
 AsRoot = Annotated[
     bool, Parameter(negative="", help="Even if all jobs, whoever's they are, would run as root.")
 ]
+SameCluster = Annotated[
+    bool,
+    Parameter(negative="", help="It is the cluster of before, under another name or at another address."),
+]
 
 
 @app.command
@@ -80,6 +85,7 @@ def slurm(
     as_owners: AsOwners = False,
     system_accounts: SystemAccounts = "",
     as_root: AsRoot = False,
+    same_cluster: SameCluster = False,
     json: JsonFlag = False,
 ) -> int:
     """Connect a Slurm cluster: its nodes become Shoal's, and jobs run there under your own account.
@@ -107,7 +113,8 @@ def slurm(
         as_owners=as_owners,
         system_accounts=tuple(name for name in system_accounts.split(",") if name),
     )
-    version, found, has_cgroups = _ask_slurm(config, as_root=as_root)
+    config, version, found, has_cgroups = _ask_slurm(config, as_root=as_root)
+    refuse_elsewhere(home, config.cluster_id, is_same=same_cluster)
     address = nodes_on or f"{_address_towards(found[0].address)}:{NODES_PORT}"
     file = _keep(home, "slurm", FILE, config, address)
     facts = _facts(version, found, address, file)
@@ -151,6 +158,7 @@ def ray(
     spool: SpoolDir = "",
     nodes_on: NodesOn = None,
     as_root: AsRoot = False,
+    same_cluster: SameCluster = False,
     json: JsonFlag = False,
 ) -> int:
     """Connect a Ray: its nodes become Shoal's, and jobs run there as the user who started Ray.
@@ -179,6 +187,7 @@ def ray(
         project=project,
         has_shared_trust=shared_trust,
     )
+    refuse_elsewhere(home, config.cluster_id, is_same=same_cluster)
     version, found = _ask_ray(config, home, as_root=as_root)
     asked_at = nodes_on or f"{_address_towards(found[0].address)}:{NODES_PORT}"
     file = _keep(home, "ray", FILE, config, asked_at)
@@ -217,8 +226,12 @@ def _refuse_several(home: Path) -> None:
         )
 
 
-def _ask_slurm(config: SlurmConfig, *, as_root: bool) -> tuple[str, list[NodeFacts], bool]:
-    """Its version and nodes, and whether its word that a job is over can be evidence."""
+def _ask_slurm(config: SlurmConfig, *, as_root: bool) -> tuple[SlurmConfig, str, list[NodeFacts], bool]:
+    """The config with which one it is, its version and nodes, and whether its word that a job is over can be
+    evidence.
+    """
+    import msgspec
+
     from shoal.engines.slurm.door import open_door
     from shoal.engines.slurm.nodes import slurm_nodes
 
@@ -232,7 +245,9 @@ def _ask_slurm(config: SlurmConfig, *, as_root: bool) -> tuple[str, list[NodeFac
     if not found:
         where = f" in partition `{config.partition}`" if config.partition else ""
         raise SpecError(f"Slurm has no nodes{where}", hint="see its partitions with `sinfo`")
-    return version, found, door.facts().has_cgroups
+    facts = door.facts()
+    config = msgspec.structs.replace(config, cluster=facts.cluster, heads=facts.heads)
+    return config, version, found, facts.has_cgroups
 
 
 def _ask_ray(config: RayConfig, home: Path, *, as_root: bool) -> tuple[str, list[NodeFacts]]:
@@ -268,11 +283,14 @@ def _ask_ray(config: RayConfig, home: Path, *, as_root: bool) -> tuple[str, list
 
 
 @app.command
-def local(*, json: JsonFlag = False) -> int:
+def local(*, same_cluster: SameCluster = False, json: JsonFlag = False) -> int:
     """Run work on this machine again."""
+    from shoal.engines.cluster_id import this_machine
     from shoal.engines.ray.head import Head
 
     home = _free_home()
+    is_shared = load_settings(load_remembered(home)).shared is not None
+    refuse_elsewhere(home, this_machine(is_shared=is_shared), is_same=same_cluster)
     has_stopped = Head(home / "ray", "").stop()
     _remember(home, {"engine": "local", "nodes_on": "none"})
     if json:

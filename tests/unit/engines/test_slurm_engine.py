@@ -14,7 +14,7 @@ from shoal.engines.remote import HEARD_S, LATE_S, Reach
 from shoal.engines.slurm.accounts import Account
 from shoal.engines.slurm.client import CommandDoor
 from shoal.engines.slurm.config import SlurmConfig
-from shoal.engines.slurm.engine import JOBS_S, PAST_S, SlurmEngine
+from shoal.engines.slurm.engine import CONFIG_S, JOBS_S, PAST_S, SlurmEngine
 from shoal.engines.slurm.nodes import RawNode
 from shoal.engines.slurm.parse import SlurmFacts, parse_nodes
 from shoal.engines.slurm.render import Request, job_name
@@ -57,9 +57,37 @@ class PaperSlurm(CommandDoor):
         self.cancelled = sorted(names), user
 
 
-def engine_on(home: Path, clock: VirtualClock, slurm: PaperSlurm) -> SlurmEngine:
+class NamedSlurm(PaperSlurm):
+    cluster = "lab"
+
+    def facts(self) -> SlurmFacts:
+        return SlurmFacts(has_cgroups=True, cluster=self.cluster, heads=("b",))
+
+
+def engine_on(
+    home: Path, clock: VirtualClock, slurm: PaperSlurm, config: SlurmConfig | None = None
+) -> SlurmEngine:
     reach = Reach(urls=("https://login:1",), ca="ca")
-    return SlurmEngine(home, clock=clock, reach=reach, config=SlurmConfig(), door=slurm)
+    return SlurmEngine(home, clock=clock, reach=reach, config=config or SlurmConfig(), door=slurm)
+
+
+async def test_another_slurm_behind_the_same_door_says_nothing_about_our_jobs(tmp_path: Path) -> None:
+    """Equal node names and a younger boot: taken at its word, it would be evidence of the end."""
+    clock, slurm = VirtualClock(BOOTED_AT), NamedSlurm()
+    engine = engine_on(tmp_path, clock, slurm, SlurmConfig(cluster="lab", heads=("a", "b")))
+    engine.desk.add((order(nodes=("n0",)),), None)
+    engine.desk.take(Fetch(attempt_id="att_1", node="n0", process="one"))
+    await engine.list_owned()
+    slurm.cluster, slurm.restarted = "prod", True
+    for _ in range(3):
+        clock.advance(CONFIG_S)
+        [seen] = await engine.list_owned()
+        assert seen.sight is Sight.UNKNOWN
+        assert "the Slurm `prod` (b) answers, and the Slurm `lab` (a, b) was connected" in seen.raw
+    with pytest.raises(EngineUnreachable, match="not about our jobs"):
+        await engine.nodes()
+    slurm.cluster = "lab"  # and one of its controllers is another by now
+    assert [facts.name for facts in await engine.nodes()] == ["n0"]
 
 
 # Dates of two clocks say nothing: what counts is that slurmctld says another one than before.

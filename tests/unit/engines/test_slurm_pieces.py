@@ -174,6 +174,13 @@ def test_what_of_its_configuration_decides_what_slurms_word_is_worth() -> None:
     assert parse_config("ProctrackType = proctrack/pgid\n") == SlurmFacts(kill_wait_s=30.0, has_cgroups=False)
 
 
+def test_which_slurm_it_is_is_read() -> None:
+    told = (
+        "ClusterName             = lab\nSlurmctldHost[0]        = a(10.0.0.1)\nSlurmctldHost[1]        = b\n"
+    )
+    assert parse_config(told) == SlurmFacts(cluster="lab", heads=("a", "b"))
+
+
 def test_a_job_without_a_limit_asks_for_the_longest_where_slurm_would_give_it_less() -> None:
     told = (
         "PartitionName=short Default=YES DefaultTime=01:00:00 MaxTime=1-00:00:00 State=UP\n"

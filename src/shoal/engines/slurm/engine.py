@@ -7,6 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 import anyio
+import msgspec
 import structlog
 
 from shoal.clock import Clock
@@ -256,7 +257,15 @@ class SlurmEngine(RemoteEngine):
     async def _refresh_config(self) -> None:
         if self._clock.monotonic() - self._config_at < CONFIG_S:
             return
-        self._facts = await self.on_thread(self._door.facts)
+        facts = await self.on_thread(self._door.facts)
+        known = self._config.cluster_id
+        found = msgspec.structs.replace(known, name=facts.cluster, heads=facts.heads)
+        if found.is_other(known):  # by another SLURM_CONF, or behind the same name
+            raise EngineUnreachable(
+                f"{found} answers, and {known} was connected: what it says is not about our jobs",
+                hint="if it is the same: `shoal down`, then `shoal connect slurm --same-cluster`",
+            )
+        self._facts = facts
         self._config_at = self._clock.monotonic()
 
     async def _refresh_nodes(self) -> None:

@@ -31,6 +31,10 @@ class SlurmFacts(msgspec.Struct, frozen=True, kw_only=True):
     """By partition: what a job without a limit asks for."""
     racks: dict[str, str] = {}
     """The leaf switch of each node; empty where there is no tree."""
+    cluster: str = ""
+    """Its ClusterName; empty: the door does not show it."""
+    heads: tuple[str, ...] = ()
+    """The machines that its slurmctld may be on."""
 
 
 def parse_jobs(text: str) -> list[Job]:
@@ -78,6 +82,8 @@ def parse_config(text: str) -> SlurmFacts:
     return SlurmFacts(
         kill_wait_s=float(wait[0]) if wait else DEFAULT_KILL_WAIT_S,
         has_cgroups=found.get("ProctrackType") == "proctrack/cgroup",
+        cluster=found.get("ClusterName", ""),
+        heads=tuple(re.findall(r"^SlurmctldHost\[[0-9]+\]\s*=\s*([^\s(]+)", text, flags=re.MULTILINE)),
     )
 
 

@@ -88,7 +88,8 @@ class RestDoor:
 
     def facts(self) -> SlurmFacts:
         """No version tells how Slurm ends what a job has started, nor of switches."""
-        return SlurmFacts()
+        _, reply = self._ask("GET", self._path("slurm", "ping"))
+        return SlurmFacts(cluster=reply.cluster, heads=reply.heads)
 
     def cancel(self, names: Collection[str], user: str = "") -> None:
         """Those of these names, by the ids that they have now."""
