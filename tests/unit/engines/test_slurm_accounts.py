@@ -153,6 +153,19 @@ def test_folders_of_somebody_else_are_not_given_away(shared: Path) -> None:
 
 
 @as_root
+@pytest.mark.parametrize("top", ["slurm", "checkpoints"])
+def test_folders_that_another_user_could_swap_are_not_given(shared: Path, top: str) -> None:
+    """Left by the user under whom everything ran before."""
+    (shared / top).mkdir(mode=0o711)
+    os.chown(shared / top, 1, 1)
+    with pytest.raises(EngineRefused, match=f"{top} must be root's: chown root {shared}/{top}"):
+        give(shared)
+    assert not list((shared / top).iterdir())
+    os.chown(shared / top, 0, 0)
+    give(shared)
+
+
+@as_root
 @pytest.mark.parametrize("case", ["owner", "writable", "above", "closed", "missing"])
 def test_a_shared_directory_that_others_could_replace_or_not_reach_is_refused(
     shared: Path, case: str
