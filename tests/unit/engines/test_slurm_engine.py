@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +20,7 @@ from shoal.engines.slurm.nodes import RawNode
 from shoal.engines.slurm.parse import SlurmFacts, parse_nodes
 from shoal.engines.slurm.render import Request, job_name
 from shoal.engines.slurm.states import SETTLE_S, Job
-from shoal.errors import EngineRefused, EngineUnreachable
+from shoal.errors import EngineRefused, EngineUnreachable, NodeGone
 from shoal.wire import EndKind, Fetch, Summons
 from tests.unit.engines.test_slurm_pieces import NODE, order
 
@@ -138,6 +139,65 @@ async def test_what_a_keeper_says_goes_to_no_place_that_others_can_prepare(
     await engine.start(summons, (order(),))
     wanted = f"{shared}/slurm/shoal-att_1.0.out" if has_shared else "/dev/null"
     assert slurm.request.output == wanted
+
+
+class Refusing(PaperSlurm):
+    """Its nodes are what `changed` makes of them, from the moment on that something is submitted."""
+
+    said = "sbatch said: Batch job submission failed: Requested node configuration is not available"
+
+    def __init__(self, *changed: tuple[str, str]) -> None:
+        super().__init__()
+        self.changed = changed
+        self.is_changed = False
+
+    def nodes(self) -> list[RawNode]:
+        told = NODE.format(state="IDLE", reason="none")
+        for before, after in self.changed if self.is_changed else ():
+            told = told.replace(before, after)
+        return parse_nodes(told)
+
+    def submit(self, request: Request, account: Account | None = None) -> str:
+        self.is_changed = True
+        raise EngineRefused(self.said)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (("RealMemory=8000", "RealMemory=2000"), "`n0` has 4 CPUs and 2000 MiB now"),
+        (("CPUEfctv=4", "CPUEfctv=1"), "`n0` has 1 CPUs"),
+        (("Gres=gpu:h100:2(S:0),gpu:a100:1", "Gres=gpu:h100:1"), "`n0` has 1 GPUs now"),
+        (("Partitions=main,low", "Partitions=low"), "`n0` is not among Slurm's nodes for us any more"),
+        (("Gres=gpu:h100:2", "Gres=gpu:b200:2"), "`n0` was changed at Slurm a moment ago"),
+    ],
+)
+async def test_a_node_that_was_changed_since_it_was_chosen_costs_no_job(
+    tmp_path: Path, change: tuple[str, str], told: str
+) -> None:
+    slurm = Refusing(change)
+    engine = engine_on(tmp_path, VirtualClock(), slurm, SlurmConfig(partition="main"))
+    submission = Submission(attempt_id="att_1", epoch=1, orders=(order(nodes=("n0",)),), ticket="t")
+    with pytest.raises(NodeGone, match=re.escape(told)) as gone:
+        await engine.submit(submission)
+    assert gone.value.facts["node"] == "n0"
+    assert slurm.said in gone.value.message
+    assert engine.desk.find("att_1") == {}
+
+
+async def test_what_nodes_as_they_were_do_not_have_is_refused_for_ever(tmp_path: Path) -> None:
+    slurm = Refusing()
+    engine = engine_on(tmp_path, VirtualClock(), slurm)
+    submission = Submission(attempt_id="att_1", epoch=1, orders=(order(nodes=("n0",)),), ticket="t")
+    with pytest.raises(EngineRefused) as refused:
+        await engine.submit(submission)
+    assert not isinstance(refused.value, NodeGone)
+    slurm.changed, slurm.said = (("RealMemory=8000", "RealMemory=2000"),), "sbatch said: Invalid time limit"
+    engine = engine_on(tmp_path / "2", VirtualClock(), slurm)
+    slurm.is_changed = False
+    with pytest.raises(EngineRefused) as refused:
+        await engine.submit(submission)
+    assert not isinstance(refused.value, NodeGone)
 
 
 class CancelledJob(PaperSlurm):
