@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shoal.engines.remote import Stage
@@ -127,6 +128,33 @@ def test_a_node_that_takes_no_work_says_why(state: str) -> None:
     assert not node.facts.is_alive
     assert "bad cable" in node.facts.remarks[0]
     assert node.facts.pool == "low"
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "bad DIMM RealMemory=half",
+        "was State=IDLE Gres=gpu:h100:8",
+        "x Comment=y Partitions=all NodeName=n9 State=IDLE",
+    ],
+)
+def test_what_people_write_about_a_node_is_no_fact(reason: str) -> None:
+    [plain] = parse_nodes(NODE.format(state="IDLE+DRAIN", reason="none"))
+    [told] = parse_nodes(f"{NODE.format(state='IDLE+DRAIN', reason=reason)} Comment=State=IDLE RealMemory=1")
+    assert msgspec.structs.replace(told, reason=plain.reason) == plain
+    assert told.reason.startswith(reason.partition(" Comment")[0])
+
+
+def test_a_node_that_cannot_be_read_takes_no_work_and_leaves_the_others_alone() -> None:
+    good, bad = (
+        NODE.format(state="IDLE", reason="none"),
+        NODE.replace("n0", "n1").format(state="IDLE", reason=""),
+    )
+    lines = f"{good}\n{bad.replace('RealMemory=8000', 'RealMemory=half')}\nNo such thing\n\n"
+    first, second = slurm_nodes(parse_nodes(lines), {}, "main")
+    assert (first.facts.name, first.facts.is_alive) == ("n0", True)
+    assert (second.facts.name, second.facts.is_alive, second.answers) == ("n1", False, False)
+    assert "half" in second.facts.remarks[0]
 
 
 def test_jobs_and_switches_are_read() -> None:

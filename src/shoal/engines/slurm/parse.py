@@ -16,6 +16,8 @@ SQUEUE_FORMAT = "%i|%T|%u|%S|%j|%r"
 """What a job's user cannot choose stands before what they can."""
 SACCT_FORMAT = "JobIDRaw,State,User,JobName"
 DEFAULT_KILL_WAIT_S = 30.0
+FREE = frozenset({"Reason", "Comment", "Extra"})
+"""What people write as they like, behind all else."""
 _FIELD = re.compile(r"(?:^| )([A-Za-z_]+)=")
 _RANGE = re.compile(r"\[([0-9,-]+)\]")
 
@@ -62,7 +64,7 @@ def parse_past(text: str) -> list[Job]:
 def parse_nodes(text: str) -> list[RawNode]:
     """Lines of `scontrol show node -o`."""
     found = [_fields(line) for line in text.splitlines()]
-    return [_node(fields) for fields in found if "NodeName" in fields]
+    return [_node_if_readable(fields) for fields in found if "NodeName" in fields]
 
 
 def parse_topology(text: str) -> dict[str, str]:
@@ -121,10 +123,32 @@ def _numbers(text: str) -> list[str]:
 
 
 def _fields(line: str) -> dict[str, str]:
-    """`Name=value Name=value`, where a value may hold spaces."""
+    """`Name=value Name=value`, where a value may hold spaces; nothing in a line without any.
+
+    What people write comes last: nothing in it is a field, and nothing takes another's place.
+    """
     places = list(_FIELD.finditer(line))
-    ends = [place.start() for place in places[1:]] + [len(line)]
-    return {p[1]: line[p.end() : end].strip() for p, end in zip(places, ends, strict=True)}
+    first = next((index for index, place in enumerate(places) if place[1] in FREE), len(places))
+    places = [place for index, place in enumerate(places) if index < first or place[1] in FREE]
+    ends = [place.start() for place in places[1:]] + [len(line)] if places else []
+    found: dict[str, str] = {}
+    for place, end in zip(places, ends, strict=True):
+        found.setdefault(place[1], line[place.end() : end].strip())
+    return found
+
+
+def _node_if_readable(fields: dict[str, str]) -> RawNode:
+    """One that nobody can read takes no work, and says why; the others are none the worse."""
+    try:
+        return _node(fields)
+    except ValueError as error:
+        return RawNode(
+            name=fields["NodeName"],
+            address=fields["NodeName"],
+            states=frozenset({"ERROR"}),
+            reason=f"(what cannot be read: {error})",
+            partitions=_listed(fields.get("Partitions", "")),
+        )
 
 
 def _node(fields: dict[str, str]) -> RawNode:
