@@ -69,6 +69,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_an_account_that_was_there_is_not_gone_because_nobody_can_look_it_up(folder: Path) -> None:
+    """`getent` says the same of a name that nobody has and of a directory that is away."""
+    door = CommandDoor()
+    program(folder, "getent", "exit 2")
+    assert door.account("ana") is None
+    program(folder, "getent", "echo ana:x:1000:1000:Ana:/home/ana:/bin/sh")
+    assert door.account("ana") == ANA
+    assert door.account("eve") is None
+    program(folder, "getent", "exit 2")
+    with pytest.raises(EngineUnreachable, match="knows no `ana` now, and did before"):
+        door.account("ana")
+    assert door.account("eve") is None
+
+
 def test_a_name_with_lines_in_it_makes_no_job_of_somebody_else(folder: Path) -> None:
     forged = "2|CANCELLED|ana|N/A|shoal-att_1.0|None"
     program(
