@@ -7,20 +7,29 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shoal.cli.checkup import Level
 from shoal.cli.checkup_server import check_slurm
+from shoal.clock import SystemClock
+from shoal.engines.cluster_id import read_cluster, write_cluster
+from shoal.engines.desk import Desk
+from shoal.engines.local.book import Book
 from shoal.engines.slurm.config import load_config
+from shoal.wire import EndKind, Fetch
 from tests.support.cli import Shell
-from tests.unit.engines.test_slurm_pieces import NODE
+from tests.unit.engines.test_slurm_pieces import NODE, order
 from tests.unit.engines.test_slurm_rest import Paper, on_paper
 from tests.unit.engines.test_slurm_rest_pieces import RECORDED, token
 
 COMMANDS = {
     "sinfo": "echo slurm 22.05.8",
-    "scontrol": 'case "$*" in *partition*) echo "$PARTITIONS"; exit ;; esac\n'
-    f"cat <<'END'\n{NODE.format(state='IDLE', reason='none')}\nEND",
+    "scontrol": f"""case $* in
+*partition*) echo "$PARTITIONS" ;;
+*config*) printf 'ClusterName = %s\\nSlurmctldHost[0] = a(10.0.0.1)\\n' "${{FAKE_CLUSTER:-lab}}" ;;
+*) echo '{NODE.format(state="IDLE", reason="none")}' ;;
+esac""",
     "ssh": 'echo "$@" >>"$SAID"\nfor last; do :; done\nexec sh -c "$last"',
     "id": 'echo "$FAKE_UID"',
     "sacctmgr": 'test -n "$ACCOUNTS" && echo "$ACCOUNTS"',
@@ -189,3 +198,74 @@ def test_what_does_not_belong_together_says_so(shell: Shell, rest: Paper, tmp_pa
     refused = shell("connect", "slurm", "--rest", rest.url, "--jwt-file", readable)
     assert (refused.code, "chmod 600" in refused.err) == (6, True)
     assert rest.asked == []
+
+
+def lay_down(home: Path) -> Desk:
+    """One attempt, whose order somebody has."""
+    desk = Desk(home, SystemClock())
+    desk.add((order(nodes=("n0",)),), None)
+    desk.take(Fetch(attempt_id="att_1", node="n0", process="one"))
+    return desk
+
+
+def test_which_cluster_it_is_is_kept(shell: Shell) -> None:
+    assert shell(*CONNECT).code == 0
+    config = load_config(shell.home)
+    assert (config.cluster, config.heads) == ("lab", ("a",))
+
+
+def test_nothing_is_left_behind_that_may_run_on_another_cluster(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shell(*CONNECT).code == 0
+    desk = lay_down(shell.home)
+    before = (shell.home / "slurm.json").read_text()
+    assert shell(*CONNECT, "--partition", "low", "--shared-trust").code == 0, "the same, otherwise"
+    assert shell(*CONNECT).code == 0
+    refused = shell("connect", "local")
+    assert refused.code == 3
+    told = "1 of this home's attempts may run on the Slurm `lab` (a), which is not this machine"
+    assert told in " ".join(refused.err.split())
+    assert "default/7 on n0" in refused.err
+    assert "shoal down --jobs" in refused.err
+    assert "--same-cluster" not in refused.err
+    monkeypatch.setenv("FAKE_CLUSTER", "prod")
+    refused = shell(*CONNECT)
+    assert (refused.code, "which is not the Slurm `prod` (a)" in " ".join(refused.err.split())) == (3, True)
+    assert "--same-cluster" in refused.err
+    assert (shell.home / "slurm.json").read_text() == before
+    assert json.loads((shell.home / "options.json").read_text())["engine"] == "slurm"
+    [share] = desk.shares()
+    desk.bury(share, EndKind.LOST, "gone")
+    assert shell(*CONNECT).code == 0
+    assert shell("connect", "local").code == 0
+
+
+def test_a_cluster_that_was_renamed_is_the_same_where_somebody_says_so(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shell(*CONNECT).code == 0
+    write_cluster(shell.home, load_config(shell.home).cluster_id)
+    lay_down(shell.home)
+    assert shell("connect", "local", "--same-cluster").code == 3
+    monkeypatch.setenv("FAKE_CLUSTER", "prod")
+    assert shell(*CONNECT, "--same-cluster").code == 0
+    assert read_cluster(shell.home) == load_config(shell.home).cluster_id
+
+
+def test_of_a_home_of_before_the_way_to_its_cluster_is_what_is_known(shell: Shell) -> None:
+    assert shell(*CONNECT).code == 0
+    config = msgspec.structs.replace(load_config(shell.home), cluster="", heads=())
+    (shell.home / "slurm.json").write_bytes(msgspec.json.encode(config))
+    lay_down(shell.home)
+    assert shell("connect", "local").code == 3
+    assert shell(*(word.replace("login", "other") for word in CONNECT)).code == 3
+    assert shell(*CONNECT).code == 0
+
+
+def test_what_runs_on_this_machine_is_not_left_behind_either(shell: Shell) -> None:
+    Book(shell.home).add((order(nodes=("n0",)),), None)
+    refused = shell(*CONNECT)
+    assert (refused.code, "may run on this machine" in " ".join(refused.err.split())) == (3, True)
+    assert not (shell.home / "slurm.json").exists()
+    assert shell("connect", "local").code == 0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
+from shoal.cli.elsewhere import refuse_elsewhere
 from shoal.cli.flags import JsonFlag
 from shoal.cli.home import load_remembered, prepare_home, remember
 from shoal.cli.show import print_json
@@ -52,6 +53,10 @@ SystemAccounts = Annotated[
 AsRoot = Annotated[
     bool, Parameter(negative="", help="Even if all jobs, whoever's they are, would run as root.")
 ]
+SameCluster = Annotated[
+    bool,
+    Parameter(negative="", help="It is the cluster of before, under another name or at another address."),
+]
 
 
 @app.command
@@ -79,6 +84,7 @@ def slurm(
     as_owners: AsOwners = False,
     system_accounts: SystemAccounts = "",
     as_root: AsRoot = False,
+    same_cluster: SameCluster = False,
     json: JsonFlag = False,
 ) -> int:
     """Connect a Slurm cluster: its nodes become Shoal's, and jobs run there under your own account.
@@ -107,6 +113,7 @@ def slurm(
         system_accounts=tuple(name for name in system_accounts.split(",") if name),
     )
     found = ask_slurm(config, as_root=as_root)
+    refuse_elsewhere(home, found.config.cluster_id, is_same=same_cluster)
     address = nodes_on or f"{_address_towards(found.nodes[0].address)}:{NODES_PORT}"
     file = _keep(home, "slurm", FILE, found.config, address)
     facts = _facts(found.version, found.nodes, address, file) | found.as_dict()
@@ -143,6 +150,7 @@ def ray(
     spool: SpoolDir = "",
     nodes_on: NodesOn = None,
     as_root: AsRoot = False,
+    same_cluster: SameCluster = False,
     json: JsonFlag = False,
 ) -> int:
     """Connect a Ray: its nodes become Shoal's, and jobs run there as the user who started Ray.
@@ -171,6 +179,7 @@ def ray(
         project=project,
         has_shared_trust=shared_trust,
     )
+    refuse_elsewhere(home, config.cluster_id, is_same=same_cluster)
     version, found = _ask_ray(config, home, as_root=as_root)
     asked_at = nodes_on or f"{_address_towards(found[0].address)}:{NODES_PORT}"
     file = _keep(home, "ray", FILE, config, asked_at)
@@ -242,11 +251,14 @@ def _ask_ray(config: RayConfig, home: Path, *, as_root: bool) -> tuple[str, list
 
 
 @app.command
-def local(*, json: JsonFlag = False) -> int:
+def local(*, same_cluster: SameCluster = False, json: JsonFlag = False) -> int:
     """Run work on this machine again."""
+    from shoal.engines.cluster_id import this_machine
     from shoal.engines.ray.head import Head
 
     home = _free_home()
+    is_shared = load_settings(load_remembered(home)).shared is not None
+    refuse_elsewhere(home, this_machine(is_shared=is_shared), is_same=same_cluster)
     has_stopped = Head(home / "ray", "").stop()
     _remember(home, {"engine": "local", "nodes_on": "none"})
     if json:

@@ -78,8 +78,10 @@ def ask_slurm(config: SlurmConfig, *, as_root: bool) -> Found:
         [name for name in (config.qos, *config.project_qos.values()) if name],
     )
     default = next((one.account for one in known if one.is_default), "")
-    config = msgspec.structs.replace(config, default_account=default)
     raw, facts, there = door.nodes(), door.facts(), door.partitions()
+    config = msgspec.structs.replace(
+        config, default_account=default, cluster=facts.cluster, heads=facts.heads
+    )
     names = {one.name for one in there}.union(*(node.partitions for node in raw))
     partitions.refuse_unknown(config.partitions, names)
     parts = parts_of(config, facts, there, raw)

@@ -13,8 +13,9 @@ import structlog
 
 from shoal.api.server import make_server, url_of
 from shoal.api.standby import StandbyApp, Waiting
+from shoal.control.elsewhere import cluster_for, refuse_another
 from shoal.control.first import HOME_ID, refuse_strange_home
-from shoal.errors import StoreUnavailable
+from shoal.errors import StateError, StoreUnavailable
 from shoal.settings import Settings
 from shoal.store import Lead, Standby
 
@@ -22,6 +23,8 @@ LEADER, STANDBY = "leader", "standby"
 WAIT_S = 1.0
 AGAIN_S = 1.0
 """After a database that did not answer."""
+LOOKS = 5
+"""A leader that has just begun may not have written down yet where it hands its work to."""
 
 log = structlog.get_logger()
 
@@ -40,11 +43,26 @@ async def stand_by(
     """
     seat = _Seat(settings, Standby(settings.store_url), listener, on_ready)
     try:
-        if not is_patient and await anyio.to_thread.run_sync(seat.is_free, 0.01):
-            return True
+        if not is_patient:
+            if await anyio.to_thread.run_sync(seat.is_free, 0.01):
+                return True
+            await _agree(settings)
         return await seat.wait()
     finally:
         seat.close()
+
+
+async def _agree(settings: Settings) -> None:
+    """`StateError` where whoever leads hands work to another cluster than this one would."""
+    cluster = cluster_for(settings)
+    for left in reversed(range(LOOKS)):
+        try:
+            refuse_another(settings.state_dir, cluster)
+            return
+        except StateError:
+            if not left:
+                raise
+        await anyio.sleep(AGAIN_S)
 
 
 class _Seat:

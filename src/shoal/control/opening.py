@@ -13,6 +13,7 @@ from shoal.clock import Clock, SystemClock
 from shoal.control.anchor import check_anchor, drop_anchor
 from shoal.control.authority import load_authority
 from shoal.control.core import Core
+from shoal.control.elsewhere import cluster_for, find_left, settle_left
 from shoal.control.first import claim, load_key, prepare
 from shoal.control.lead import keeping_lead, urls_for_supervisors
 from shoal.control.policy import declare_policy
@@ -34,6 +35,8 @@ async def open_core(settings: Settings) -> AsyncIterator[Core]:
     store = await anyio.to_thread.run_sync(opening)
     try:
         await claim(store, settings.state_dir)
+        cluster = cluster_for(settings)
+        left = await find_left(store, settings.state_dir, cluster, store.term)
         engine = open_engine(
             settings.engine,
             home=settings.state_dir,
@@ -58,6 +61,7 @@ async def open_core(settings: Settings) -> AsyncIterator[Core]:
         try:
             await check_anchor(core)
             await prepare(core, getpass.getuser())
+            await settle_left(core, left, cluster)
             await declare_policy(core)
             async with keeping_lead(core, store):
                 yield core

@@ -10,6 +10,7 @@ import msgspec
 
 from shoal.clock import Clock
 from shoal.engines.base import Engine
+from shoal.engines.cluster_id import ClusterId, this_machine
 from shoal.engines.remote import Reach
 from shoal.errors import SpecError
 
@@ -34,12 +35,28 @@ def open_engine(
     """
     if name in REMOTE:
         return _open_remote(name, home, clock, reach, term)
-    if name != "local":
-        raise SpecError(f"no engine is called {name!r}; there are {', '.join(NAMES)}", hint="shoal up")
+    _refuse_unknown(name)
     from shoal.engines.local import LocalEngine, SimulatedNodes
 
     simulated = SimulatedNodes.parse(demo) if demo else None
     return LocalEngine(home, clock=clock, server_file=server_file, simulated=simulated, term=term)
+
+
+def cluster_of(name: str, home: Path, *, is_shared: bool) -> ClusterId:
+    """Which cluster that engine would hand work to, by what was written down when it was connected. Asks
+    nobody. `is_shared`: several control planes have this home's directory. `SpecError`: nobody connected one.
+    """
+    if name in REMOTE:
+        load_config, _ = _remote(name)
+        found: ClusterId = load_config(home).cluster_id
+        return found
+    _refuse_unknown(name)
+    return this_machine(is_shared=is_shared)
+
+
+def _refuse_unknown(name: str) -> None:
+    if name not in NAMES:
+        raise SpecError(f"no engine is called {name!r}; there are {', '.join(NAMES)}", hint="shoal up")
 
 
 def _open_remote(name: str, home: Path, clock: Clock, reach: Reach | None, term: int) -> Engine:

@@ -215,6 +215,67 @@ def test_the_burial_of_one_keeper_says_nothing_about_the_next(site: Site) -> Non
     until(lambda: site.look()["state"] == "gone" and site.num_burials() >= 3)
 
 
+def aged(site: Site, name: str) -> None:
+    """As if nobody had written to it for two days."""
+    before = time.time() - 2 * agent_module.KEPT_S
+    os.utime(site.record_file.with_name(name), (before, before))
+
+
+def change(site: Site, **changes: Any) -> None:
+    """Of the record, at once: somebody may be reading it."""
+    draft = site.record_file.with_name("draft")
+    draft.write_text(json.dumps({**json.loads(site.record_file.read_text()), **changes}))
+    draft.rename(site.record_file)
+
+
+def kill(site: Site, pid: int) -> None:
+    """And let a new agent come in place of the one that knew it."""
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not is_alive(pid))
+    site.agent = Agent()
+
+
+def test_a_keeper_that_died_after_a_long_silence_is_judged_before_its_record_goes(site: Site) -> None:
+    told = site.start(bury_code=1)
+    until(lambda: "ready" in site.look()["said"])
+    kill(site, told["pid"])
+    aged(site, "errors")
+    assert site.look()["state"] == "gone"
+    until(lambda: site.num_burials() >= 1)
+    change(site, bury=["/bin/true"])
+    until(lambda: site.look()["state"] == "over")
+    site.agent = Agent()
+    assert site.look()["state"] == "over"  # since a moment
+    aged(site, "over")
+    site.agent = Agent()
+    assert site.look()["state"] == "none"
+    assert not site.record_file.parent.exists()
+
+
+def test_what_nobody_asks_about_is_buried_and_then_forgotten(site: Site) -> None:
+    told = site.start()
+    until(lambda: "ready" in site.look()["said"])
+    kill(site, told["pid"])
+    aged(site, "errors")
+    site.agent.look(str(site.root), [])
+    until(lambda: site.record_file.with_name("over").exists())
+    aged(site, "over")
+    Agent().look(str(site.root), [])
+    assert not site.record_file.parent.exists()
+
+
+def test_what_was_there_before_a_restart_of_the_machine_is_told_for_a_day(site: Site) -> None:
+    told = site.start()
+    until(lambda: "ready" in site.look()["said"])
+    kill(site, told["pid"])
+    change(site, boot="another")
+    aged(site, "errors")
+    assert site.look()["said"] == "the machine was restarted since"
+    aged(site, "over")
+    site.agent = Agent()
+    assert site.look()["state"] == "none"
+
+
 def test_facts_are_those_of_this_machine(site: Site) -> None:
     facts = site.agent.facts(str(site.root))
     assert facts["uid"] == os.getuid()

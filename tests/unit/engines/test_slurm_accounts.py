@@ -69,6 +69,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_an_account_that_was_there_is_not_gone_because_nobody_can_look_it_up(folder: Path) -> None:
+    """`getent` says the same of a name that nobody has and of a directory that is away."""
+    door = CommandDoor()
+    program(folder, "getent", "exit 2")
+    assert door.account("ana") is None
+    program(folder, "getent", "echo ana:x:1000:1000:Ana:/home/ana:/bin/sh")
+    assert door.account("ana") == ANA
+    assert door.account("eve") is None
+    program(folder, "getent", "exit 2")
+    with pytest.raises(EngineUnreachable, match="knows no `ana` now, and did before"):
+        door.account("ana")
+    assert door.account("eve") is None
+
+
 def test_a_name_with_lines_in_it_makes_no_job_of_somebody_else(folder: Path) -> None:
     forged = "2|CANCELLED|ana|N/A|shoal-att_1.0|None"
     program(
@@ -150,6 +164,19 @@ def test_folders_of_somebody_else_are_not_given_away(shared: Path) -> None:
     os.chown(shared / "checkpoints" / "job_1", 1, 1)
     with pytest.raises(EngineRefused, match="belongs to user 1"):
         give(shared)
+
+
+@as_root
+@pytest.mark.parametrize("top", ["slurm", "checkpoints"])
+def test_folders_that_another_user_could_swap_are_not_given(shared: Path, top: str) -> None:
+    """Left by the user under whom everything ran before."""
+    (shared / top).mkdir(mode=0o711)
+    os.chown(shared / top, 1, 1)
+    with pytest.raises(EngineRefused, match=f"{top} must be root's: chown root {shared}/{top}"):
+        give(shared)
+    assert not list((shared / top).iterdir())
+    os.chown(shared / top, 0, 0)
+    give(shared)
 
 
 @as_root

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,13 +15,13 @@ from shoal.engines.remote import HEARD_S, LATE_S, Reach
 from shoal.engines.slurm.accounts import Account
 from shoal.engines.slurm.client import CommandDoor
 from shoal.engines.slurm.config import SlurmConfig
-from shoal.engines.slurm.engine import JOBS_S, NODES_S, PAST_S, SlurmEngine
+from shoal.engines.slurm.engine import CONFIG_S, JOBS_S, NODES_S, PAST_S, SlurmEngine
 from shoal.engines.slurm.nodes import RawNode
 from shoal.engines.slurm.parse import SlurmFacts, parse_nodes
 from shoal.engines.slurm.partitions import Partition
 from shoal.engines.slurm.render import Request, job_name
 from shoal.engines.slurm.states import SETTLE_S, Job
-from shoal.errors import EngineRefused, EngineUnreachable
+from shoal.errors import EngineRefused, EngineUnreachable, NodeGone
 from shoal.wire import EndKind, Fetch, Summons
 from tests.unit.engines.test_slurm_pieces import NODE, order
 
@@ -61,9 +62,37 @@ class PaperSlurm(CommandDoor):
         self.cancelled = sorted(names), user
 
 
-def engine_on(home: Path, clock: VirtualClock, slurm: PaperSlurm) -> SlurmEngine:
+class NamedSlurm(PaperSlurm):
+    cluster = "lab"
+
+    def facts(self) -> SlurmFacts:
+        return SlurmFacts(has_cgroups=True, cluster=self.cluster, heads=("b",))
+
+
+def engine_on(
+    home: Path, clock: VirtualClock, slurm: PaperSlurm, config: SlurmConfig | None = None
+) -> SlurmEngine:
     reach = Reach(urls=("https://login:1",), ca="ca")
-    return SlurmEngine(home, clock=clock, reach=reach, config=SlurmConfig(), door=slurm)
+    return SlurmEngine(home, clock=clock, reach=reach, config=config or SlurmConfig(), door=slurm)
+
+
+async def test_another_slurm_behind_the_same_door_says_nothing_about_our_jobs(tmp_path: Path) -> None:
+    """Equal node names and a younger boot: taken at its word, it would be evidence of the end."""
+    clock, slurm = VirtualClock(BOOTED_AT), NamedSlurm()
+    engine = engine_on(tmp_path, clock, slurm, SlurmConfig(cluster="lab", heads=("a", "b")))
+    engine.desk.add((order(nodes=("n0",)),), None)
+    engine.desk.take(Fetch(attempt_id="att_1", node="n0", process="one"))
+    await engine.list_owned()
+    slurm.cluster, slurm.restarted = "prod", True
+    for _ in range(3):
+        clock.advance(CONFIG_S)
+        [seen] = await engine.list_owned()
+        assert seen.sight is Sight.UNKNOWN
+        assert "the Slurm `prod` (b) answers, and the Slurm `lab` (a, b) was connected" in seen.raw
+    with pytest.raises(EngineUnreachable, match="not about our jobs"):
+        await engine.nodes()
+    slurm.cluster = "lab"  # and one of its controllers is another by now
+    assert [facts.name for facts in await engine.nodes()] == ["n0"]
 
 
 # Dates of two clocks say nothing: what counts is that slurmctld says another one than before.
@@ -136,6 +165,65 @@ async def test_what_a_keeper_says_goes_to_no_place_that_others_can_prepare(
     await engine.start(summons, (order(),))
     wanted = f"{shared}/slurm/shoal-att_1.0.out" if has_shared else "/dev/null"
     assert slurm.request.output == wanted
+
+
+class Refusing(PaperSlurm):
+    """Its nodes are what `changed` makes of them, from the moment on that something is submitted."""
+
+    said = "sbatch said: Batch job submission failed: Requested node configuration is not available"
+
+    def __init__(self, *changed: tuple[str, str]) -> None:
+        super().__init__()
+        self.changed = changed
+        self.is_changed = False
+
+    def nodes(self) -> list[RawNode]:
+        told = NODE.format(state="IDLE", reason="none")
+        for before, after in self.changed if self.is_changed else ():
+            told = told.replace(before, after)
+        return parse_nodes(told)
+
+    def submit(self, request: Request, account: Account | None = None) -> str:
+        self.is_changed = True
+        raise EngineRefused(self.said)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (("RealMemory=8000", "RealMemory=2000"), "`n0` has 4 CPUs and 2000 MiB now"),
+        (("CPUEfctv=4", "CPUEfctv=1"), "`n0` has 1 CPUs"),
+        (("Gres=gpu:h100:2(S:0),gpu:a100:1", "Gres=gpu:h100:1"), "`n0` has 1 GPUs now"),
+        (("Partitions=main,low", "Partitions=low"), "`n0` is not among Slurm's nodes for us any more"),
+        (("Gres=gpu:h100:2", "Gres=gpu:b200:2"), "`n0` was changed at Slurm a moment ago"),
+    ],
+)
+async def test_a_node_that_was_changed_since_it_was_chosen_costs_no_job(
+    tmp_path: Path, change: tuple[str, str], told: str
+) -> None:
+    slurm = Refusing(change)
+    engine = engine_on(tmp_path, VirtualClock(), slurm, SlurmConfig(partition="main"))
+    submission = Submission(attempt_id="att_1", epoch=1, orders=(order(nodes=("n0",)),), ticket="t")
+    with pytest.raises(NodeGone, match=re.escape(told)) as gone:
+        await engine.submit(submission)
+    assert gone.value.facts["node"] == "n0"
+    assert slurm.said in gone.value.message
+    assert engine.desk.find("att_1") == {}
+
+
+async def test_what_nodes_as_they_were_do_not_have_is_refused_for_ever(tmp_path: Path) -> None:
+    slurm = Refusing()
+    engine = engine_on(tmp_path, VirtualClock(), slurm)
+    submission = Submission(attempt_id="att_1", epoch=1, orders=(order(nodes=("n0",)),), ticket="t")
+    with pytest.raises(EngineRefused) as refused:
+        await engine.submit(submission)
+    assert not isinstance(refused.value, NodeGone)
+    slurm.changed, slurm.said = (("RealMemory=8000", "RealMemory=2000"),), "sbatch said: Invalid time limit"
+    engine = engine_on(tmp_path / "2", VirtualClock(), slurm)
+    slurm.is_changed = False
+    with pytest.raises(EngineRefused) as refused:
+        await engine.submit(submission)
+    assert not isinstance(refused.value, NodeGone)
 
 
 class CancelledJob(PaperSlurm):

@@ -6,6 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shoal.engines.remote import Stage
@@ -165,6 +166,33 @@ def test_a_node_that_takes_no_work_says_why(state: str) -> None:
     assert node.facts.pool == "low"
 
 
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "bad DIMM RealMemory=half",
+        "was State=IDLE Gres=gpu:h100:8",
+        "x Comment=y Partitions=all NodeName=n9 State=IDLE",
+    ],
+)
+def test_what_people_write_about_a_node_is_no_fact(reason: str) -> None:
+    [plain] = parse_nodes(NODE.format(state="IDLE+DRAIN", reason="none"))
+    [told] = parse_nodes(f"{NODE.format(state='IDLE+DRAIN', reason=reason)} Comment=State=IDLE RealMemory=1")
+    assert msgspec.structs.replace(told, reason=plain.reason) == plain
+    assert told.reason.startswith(reason.partition(" Comment")[0])
+
+
+def test_a_node_that_cannot_be_read_takes_no_work_and_leaves_the_others_alone() -> None:
+    good, bad = (
+        NODE.format(state="IDLE", reason="none"),
+        NODE.replace("n0", "n1").format(state="IDLE", reason=""),
+    )
+    lines = f"{good}\n{bad.replace('RealMemory=8000', 'RealMemory=half')}\nNo such thing\n\n"
+    first, second = slurm_nodes(parse_nodes(lines), {}, "main")
+    assert (first.facts.name, first.facts.is_alive) == ("n0", True)
+    assert (second.facts.name, second.facts.is_alive, second.answers) == ("n1", False, False)
+    assert "half" in second.facts.remarks[0]
+
+
 def test_jobs_and_switches_are_read() -> None:
     line = "12|PENDING|ana|2026-11-17T01:00:00|shoal-att_1.0|Resources|odd"
     [job] = parse_jobs(f"{line}\nrubbish\n")
@@ -213,6 +241,13 @@ def test_what_of_its_configuration_decides_what_slurms_word_is_worth() -> None:
     told = "Configuration data as of now\nKillWait   = 45 sec\nProctrackType  = proctrack/cgroup\n"
     assert parse_config(told) == SlurmFacts(kill_wait_s=45.0, has_cgroups=True)
     assert parse_config("ProctrackType = proctrack/pgid\n") == SlurmFacts(kill_wait_s=30.0, has_cgroups=False)
+
+
+def test_which_slurm_it_is_is_read() -> None:
+    told = (
+        "ClusterName             = lab\nSlurmctldHost[0]        = a(10.0.0.1)\nSlurmctldHost[1]        = b\n"
+    )
+    assert parse_config(told) == SlurmFacts(cluster="lab", heads=("a", "b"))
 
 
 def test_a_node_that_sleeps_takes_work_and_tells_nothing() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from shoal.engines.slurm.config import SlurmConfig
 from shoal.engines.slurm.door import open_door
+from shoal.engines.slurm.parse import SlurmFacts
 from shoal.engines.slurm.render import Request
 from shoal.engines.slurm.rest import RestDoor
 from shoal.errors import EngineRefused, EngineUnreachable
@@ -115,6 +116,7 @@ def test_a_slurmrestd_that_was_upgraded_is_asked_for_its_version_again(paper: Pa
         asking.nodes()
     asking.nodes()
     assert asking.version() == "slurm 24.11.5, by REST v0.0.42"
+    assert asking.facts() == SlurmFacts(cluster="lab", heads=("vm",))
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,12 @@ def test_the_release_is_read(version: str, release: str) -> None:
     assert reply(version, "ping").release == release
 
 
+@pytest.mark.parametrize(("version", "cluster"), [("v0.0.38", ""), ("v0.0.42", "lab")])
+def test_which_slurm_it_is_is_read(version: str, cluster: str) -> None:
+    said = reply(version, "ping")
+    assert (said.cluster, said.heads) == (cluster, ("vm",))
+
+
 def test_versions_are_found_in_the_description() -> None:
     told = (
         rb'{"paths": {"\/slurm\/v0.0.39\/ping": {}, "/slurm/v0.0.41/ping/": {}, "/slurmdb/v0.0.40/jobs": {}}}'

@@ -152,11 +152,20 @@ class Agent:
 
     def _bury(self, folder: str, record: dict[str, Any]) -> None:
         """The keeper is gone: see that nothing of its share runs. On a thread; asked again, it is one."""
+        if self._begins_burial(folder, record):
+            threading.Thread(target=self._bury_now, args=(folder, record), daemon=True).start()
+
+    def _bury_all(self, gone: list[tuple[str, dict[str, Any]]]) -> None:
+        for folder, record in gone:
+            if self._begins_burial(folder, record):
+                self._bury_now(folder, record)
+
+    def _begins_burial(self, folder: str, record: dict[str, Any]) -> bool:
         with self._guard:
             if folder in self._burying or _record(folder) != record:  # another was started meanwhile
-                return
+                return False
             self._burying.add(folder)
-        threading.Thread(target=self._bury_now, args=(folder, record), daemon=True).start()
+            return True
 
     def _bury_now(self, folder: str, record: dict[str, Any]) -> None:
         try:
@@ -172,8 +181,7 @@ class Agent:
                     check=False,
                 )
             if done.returncode == 0:
-                with open(f"{folder}/over", "w", encoding="ascii") as file:
-                    file.write(_mark(record))
+                _write_over(folder, record)
         except (OSError, subprocess.TimeoutExpired) as error:
             sys.stderr.write(f"shoal agent: {folder} is not over yet: {error}\n")
         finally:
@@ -181,8 +189,10 @@ class Agent:
                 self._burying.discard(folder)
 
     def _sweep(self, root: str) -> None:
-        """Remove records of keepers that have long been gone."""
-        now = time.time()
+        """Remove records of keepers that have been over for long. Who is only gone may have left something:
+        that is looked at first, whether or not anybody asks, one after the other.
+        """
+        now, gone = time.time(), []
         with self._guard:
             if now - self._swept_at < KEPT_S / 24:
                 return
@@ -193,9 +203,18 @@ class Agent:
             record = _record(folder)
             if record is None or _lives(record) is not False:
                 continue
+            is_over = _is_over(folder, record)
+            if not is_over and record["boot"] != _boot_id():
+                _write_over(folder, record)  # seen only now: whoever asks has a day for it
+                continue
             with contextlib.suppress(FileNotFoundError):
-                if now - os.stat(f"{folder}/errors").st_mtime > KEPT_S:
+                is_old = now - os.stat(f"{folder}/{'over' if is_over else 'errors'}").st_mtime > KEPT_S
+                if is_old and is_over:
                     shutil.rmtree(folder, ignore_errors=True)
+                elif is_old:
+                    gone.append((folder, record))
+        if gone:
+            threading.Thread(target=self._bury_all, args=(gone,), daemon=True).start()
 
 
 def launch(
@@ -291,6 +310,11 @@ def _is_over(folder: str, record: dict[str, Any]) -> bool:
             return file.read() == _mark(record)
     except FileNotFoundError:
         return False
+
+
+def _write_over(folder: str, record: dict[str, Any]) -> None:
+    with open(f"{folder}/over", "w", encoding="ascii") as file:
+        file.write(_mark(record))
 
 
 def _lives(record: dict[str, Any]) -> bool | None:

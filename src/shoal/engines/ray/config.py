@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from shoal.engines.cluster_id import ClusterId
 from shoal.errors import SpecError
 
 FILE = "ray.json"
@@ -40,6 +41,13 @@ class RayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The one whose jobs run there."""
     has_shared_trust: bool = False
     """Jobs of all projects may run there, though each could read and stop the others'."""
+
+    @property
+    def cluster_id(self) -> ClusterId:
+        """By its head's address: Ray's own id is another one after each start of a head without a disk, and
+        jobs on its nodes outlive that.
+        """
+        return ClusterId(engine="ray", heads=(self.address or "our own",))
 
 
 def load_config(home: Path) -> RayConfig:

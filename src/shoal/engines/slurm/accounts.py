@@ -38,6 +38,7 @@ for place; do
     top=${place%/*}
     mkdir -p -m 0711 -- "$top"
     [ ! -L "$top" ] || refuse "$shared/$top is a link"
+    [ "$(stat -c %u -- "$top")" = 0 ] || refuse "$shared/$top must be root's: chown root $shared/$top"
     chmod 0711 -- "$top"
     [ -L "$place" ] || mkdir -p -m 0700 -- "$place"
     [ ! -L "$place" ] || refuse "$shared/$place is a link"

@@ -57,6 +57,8 @@ class CommandDoor:
         self._ssh = ssh
         self._ssh_options = ssh_options
         self._as_owners = as_owners
+        self._known: set[str] = set()
+        """Names that were an account's."""
 
     def submit(self, request: Request, account: Account | None = None) -> str:
         """The script goes over standard input. `account`: whose the job is; None: ours."""
@@ -145,9 +147,16 @@ class CommandDoor:
     def account(self, name: str) -> Account | None:
         """The Unix account of that very name; None: there is none."""
         code, told, said = self._run(["getent", "passwd", name])
-        if code not in (0, UNKNOWN_NAME):
+        if code == UNKNOWN_NAME and name in self._known:
+            # So it is where their directory is away. Who was really removed is refused after a `shoal up`.
+            said = f"it knows no `{name}` now, and did before"
+        elif code == UNKNOWN_NAME:
+            return None
+        if code != 0:
             raise EngineUnreachable(f"getent failed: {said.strip()}", hint="shoal doctor", code=code)
-        return parse_account(name, told) if code == 0 else None
+        found = parse_account(name, told)
+        self._known |= {name} if found is not None else set()
+        return found
 
     def give(self, shared: str, folders: Sequence[str], account: Account) -> None:
         """Make these folders below `shared` for that account alone. May be repeated.

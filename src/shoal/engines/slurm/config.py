@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from shoal.engines.cluster_id import ClusterId
 from shoal.errors import SpecError
 
 FILE = "slurm.json"
@@ -50,6 +51,14 @@ class SlurmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Each job under the Unix account of its owner; whoever runs Slurm's commands is root."""
     system_accounts: tuple[str, ...] = ()
     """Those of them that may have a uid of the system's."""
+    cluster: str = ""
+    """What it called itself when it was connected; empty: it did not say."""
+    heads: tuple[str, ...] = ()
+    """The machines of its slurmctld then."""
+
+    @property
+    def cluster_id(self) -> ClusterId:
+        return ClusterId(engine="slurm", name=self.cluster, heads=self.heads, way=self.rest or self.ssh)
 
     @property
     def partitions(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import anyio
+import msgspec
 import structlog
 
 from shoal.clock import Clock
@@ -16,7 +17,7 @@ from shoal.engines.slurm.accounts import fit_account
 from shoal.engines.slurm.client import CommandDoor
 from shoal.engines.slurm.config import SlurmConfig
 from shoal.engines.slurm.door import Door, open_door
-from shoal.engines.slurm.nodes import SlurmNode, slurm_nodes
+from shoal.engines.slurm.nodes import SlurmNode, slurm_nodes, what_changed
 from shoal.engines.slurm.parse import SlurmFacts
 from shoal.engines.slurm.partitions import Parts, is_asked, partition_for
 from shoal.engines.slurm.render import batch_script, job_name, job_prefix, num_cpus, request
@@ -28,9 +29,10 @@ from shoal.engines.slurm.states import (
     SETTLE_S,
     Job,
     glimpse,
+    is_about_nodes,
     stage_of,
 )
-from shoal.errors import EngineUnreachable
+from shoal.errors import EngineRefused, EngineUnreachable, NodeGone
 from shoal.model.node import NodeFacts
 from shoal.wire import Order, Summons
 
@@ -122,10 +124,27 @@ class SlurmEngine(RemoteEngine):
                 self._owners.give(self._config.shared, self._folders(orders[0]), account)
             return self._owners.submit(asked, account)
 
+        before = self._nodes
         try:
             await self.on_thread(submit)
+        except EngineRefused as error:
+            if is_about_nodes(error.message):
+                await self._refuse_changed(orders, before, error.message)
+            raise
         finally:
             self._handed[summons.attempt_id, summons.incarnation] = self._clock.monotonic()
+
+    async def _refuse_changed(
+        self, orders: Collection[Order], before: Mapping[str, SlurmNode], said: str
+    ) -> None:
+        """`NodeGone` where one of their nodes, which we chose, is not what it was: elsewhere they may run."""
+        async with self._asking:
+            self._nodes_at = -math.inf
+            await self._refresh_nodes()
+        for order in orders:
+            changed = what_changed(order, before.get(order.node), self._nodes.get(order.node))
+            if changed is not None:
+                raise NodeGone(f"{changed}; {said}", hint="shoal nodes", node=order.node)
 
     def make_folder(self, path: str) -> None:
         """Over SSH on the login node: this machine need not have the directory. An owner's folders are made
@@ -270,7 +289,15 @@ class SlurmEngine(RemoteEngine):
     async def _refresh_config(self) -> None:
         if self._clock.monotonic() - self._config_at < CONFIG_S:
             return
-        self._facts = await self.on_thread(self._door.facts)
+        facts = await self.on_thread(self._door.facts)
+        known = self._config.cluster_id
+        found = msgspec.structs.replace(known, name=facts.cluster, heads=facts.heads)
+        if found.is_other(known):  # by another SLURM_CONF, or behind the same name
+            raise EngineUnreachable(
+                f"{found} answers, and {known} was connected: what it says is not about our jobs",
+                hint="if it is the same: `shoal down`, then `shoal connect slurm --same-cluster`",
+            )
+        self._facts = facts
         self._config_at = self._clock.monotonic()
 
     async def _refresh_nodes(self) -> None:

@@ -12,6 +12,7 @@ import msgspec
 
 from shoal.engines.slurm.partitions import LABEL, Partition, Parts
 from shoal.model.node import Gpu, NodeFacts
+from shoal.wire import Order
 
 DOWN = frozenset({"DOWN", "FAIL", "FAILING", "FUTURE", "NOT_RESPONDING", "ERROR"})
 ASLEEP = frozenset({"POWERED_DOWN", "POWERING_DOWN", "POWERING_UP"})
@@ -92,6 +93,26 @@ def _node(raw: RawNode, places: Mapping[str, str], through: list[Partition]) -> 
         gpu_kinds=kinds,
         partitions=raw.partitions,
     )
+
+
+def what_changed(order: Order, before: SlurmNode | None, after: SlurmNode | None) -> str | None:
+    """What of the order's node is not as it was when somebody chose it, in words; None: nothing we know."""
+    if after is None:
+        return f"`{order.node}` is not among Slurm's nodes for us any more"
+    has, limits = after.facts, order.limits
+    if limits.cpus > has.cpus or (limits.memory_bytes or 0) > has.memory_bytes:
+        return f"`{order.node}` has {has.cpus:g} CPUs and {has.memory_bytes >> 20} MiB now"
+    if len(order.gpu_ids) > len(has.gpus):
+        return f"`{order.node}` has {len(has.gpus)} GPUs now"
+    if before is not None and _parts(before) != _parts(after):
+        return f"`{order.node}` was changed at Slurm a moment ago"
+    return None
+
+
+def _parts(node: SlurmNode) -> tuple[object, ...]:
+    """What it has and where it belongs, whether or not it takes work now."""
+    facts = node.facts
+    return facts.cpus, facts.memory_bytes, facts.pool, facts.labels, node.gpu_kinds
 
 
 def _gpu_kinds(gres: str) -> tuple[str, ...]:

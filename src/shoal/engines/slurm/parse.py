@@ -26,6 +26,8 @@ ASSOC_FORMAT = "DefaultAccount,Account,Partition,DefaultQOS,QOS"
 LEVELS = ("rack", "fabric", "zone")
 """What the switches of Slurm's tree are to us, from the leaves up; what is above is passed over."""
 DEFAULT_KILL_WAIT_S = 30.0
+FREE = frozenset({"Reason", "Comment", "Extra"})
+"""What people write as they like, behind all else."""
 _FIELD = re.compile(r"(?:^| )([A-Za-z_]+)=")
 _RANGE = re.compile(r"\[([0-9,-]+)\]")
 
@@ -43,6 +45,10 @@ class SlurmFacts(msgspec.Struct, frozen=True, kw_only=True):
     """That is who asks, and whose the jobs are."""
     groups: frozenset[str] = frozenset()
     """Of whoever's the jobs are; empty: it is not known."""
+    cluster: str = ""
+    """Its ClusterName; empty: the door does not show it."""
+    heads: tuple[str, ...] = ()
+    """The machines that its slurmctld may be on."""
 
 
 def parse_jobs(text: str) -> list[Job]:
@@ -70,7 +76,7 @@ def parse_past(text: str) -> list[Job]:
 def parse_nodes(text: str) -> list[RawNode]:
     """Lines of `scontrol show node -o`."""
     found = [_fields(line) for line in text.splitlines()]
-    return [_node(fields) for fields in found if "NodeName" in fields]
+    return [_node_if_readable(fields) for fields in found if "NodeName" in fields]
 
 
 def parse_topology(text: str) -> dict[str, dict[str, str]]:
@@ -92,6 +98,8 @@ def parse_config(text: str) -> SlurmFacts:
     return SlurmFacts(
         kill_wait_s=float(wait[0]) if wait else DEFAULT_KILL_WAIT_S,
         has_cgroups=found.get("ProctrackType") == "proctrack/cgroup",
+        cluster=found.get("ClusterName", ""),
+        heads=tuple(re.findall(r"^SlurmctldHost\[[0-9]+\]\s*=\s*([^\s(]+)", text, flags=re.MULTILINE)),
     )
 
 
@@ -139,10 +147,32 @@ def _numbers(text: str) -> list[str]:
 
 
 def _fields(line: str) -> dict[str, str]:
-    """`Name=value Name=value`, where a value may hold spaces; nothing in an empty line."""
+    """`Name=value Name=value`, where a value may hold spaces; nothing in a line without any.
+
+    What people write comes last: nothing in it is a field, and nothing takes another's place.
+    """
     places = list(_FIELD.finditer(line))
-    ends = [place.start() for place in places[1:]] + [len(line)]
-    return {p[1]: line[p.end() : end].strip() for p, end in zip(places, ends, strict=False)}
+    first = next((index for index, place in enumerate(places) if place[1] in FREE), len(places))
+    places = [place for index, place in enumerate(places) if index < first or place[1] in FREE]
+    ends = [place.start() for place in places[1:]] + [len(line)] if places else []
+    found: dict[str, str] = {}
+    for place, end in zip(places, ends, strict=True):
+        found.setdefault(place[1], line[place.end() : end].strip())
+    return found
+
+
+def _node_if_readable(fields: dict[str, str]) -> RawNode:
+    """One that nobody can read takes no work, and says why; the others are none the worse."""
+    try:
+        return _node(fields)
+    except ValueError as error:
+        return RawNode(
+            name=fields["NodeName"],
+            address=fields["NodeName"],
+            states=frozenset({"ERROR"}),
+            reason=f"(what cannot be read: {error})",
+            partitions=_listed(fields.get("Partitions", "")),
+        )
 
 
 def _node(fields: dict[str, str]) -> RawNode:

@@ -110,7 +110,8 @@ class RestDoor:
 
     def facts(self) -> SlurmFacts:
         """No version tells how Slurm ends what a job has started, of switches, or of a user's groups."""
-        return SlurmFacts(is_root=self.is_root())
+        _, reply = self._ask("GET", self._path("slurm", "ping"))
+        return SlurmFacts(is_root=self.is_root(), cluster=reply.cluster, heads=reply.heads)
 
     def cancel(self, names: Collection[str], user: str = "") -> None:
         """Those of these names, by the ids that they have now."""

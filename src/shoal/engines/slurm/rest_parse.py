@@ -55,6 +55,11 @@ class _Cancelled(msgspec.Struct):
 
 class _Named(msgspec.Struct):
     release: str = ""
+    cluster: str = ""
+
+
+class _Ping(msgspec.Struct):
+    hostname: str = ""
 
 
 class _Meta(msgspec.Struct):
@@ -159,6 +164,7 @@ class Reply(msgspec.Struct):
     partitions: list[_PartitionLine] = []
     associations: list[_AssociationLine] = []
     status: list[_Cancelled] = []
+    pings: list[_Ping] = []
 
     @property
     def said(self) -> str:
@@ -167,8 +173,21 @@ class Reply(msgspec.Struct):
 
     @property
     def release(self) -> str:
-        found = [one.release for one in (self.meta.old, self.meta.new) if one] if self.meta else []
-        return found[0] if found else ""
+        return self._named.release
+
+    @property
+    def cluster(self) -> str:
+        """Older versions do not name it."""
+        return self._named.cluster
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        return tuple(ping.hostname for ping in self.pings if ping.hostname)
+
+    @property
+    def _named(self) -> _Named:
+        found = [one for one in (self.meta.old, self.meta.new) if one] if self.meta else []
+        return found[0] if found else _Named()
 
 
 def parse_reply(text: bytes) -> Reply | None:

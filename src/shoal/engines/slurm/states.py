@@ -45,8 +45,9 @@ AWAY = (
     "unspecified error",
 )
 """In the words of somebody who could not ask slurmctld, or did not hear its answer."""
+ABOUT_NODES = "node configuration is not available"
 FOR_EVER = (
-    "node configuration is not available",
+    ABOUT_NODES,
     "time limit is invalid",
     "memory specification can not be satisfied",
     "invalid generic resource",
@@ -102,6 +103,11 @@ def is_away(said: str) -> bool:
 def is_for_ever(said: str) -> bool:
     """Whether a job that was refused in these words will always be."""
     return any(words in said.lower() for words in FOR_EVER)
+
+
+def is_about_nodes(said: str) -> bool:
+    """Whether it was refused because of nodes that it names: others may have what it asks for."""
+    return ABOUT_NODES in said.lower()
 
 
 def words(job: Job) -> str:

@@ -1,0 +1,137 @@
+"""A job that runs on one cluster, and a control plane that is turned to another: it runs once all the same.
+
+The cluster is a Slurm on paper: programs of its commands' names, whose `sbatch` runs the script at once.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.home import holder
+from tests.support.real_plane import Gate, RealPlane, until
+from tests.support.shares import SOURCE
+
+pytestmark = [pytest.mark.slow]
+NODE = (
+    "NodeName=n0 CPUEfctv=4 CPUTot=4 NodeAddr=127.0.0.1 RealMemory=8000 State=IDLE TmpDisk=100 "
+    "Partitions=main BootTime=2026-11-16T18:11:18"
+)
+COMMANDS = {
+    "sinfo": "echo slurm 22.05.8",
+    "scontrol": f"""case $* in
+*node*) echo '{NODE}' ;;
+*config*) printf 'ClusterName = %s\\nSlurmctldHost[0] = a\\n' "$CLUSTER" ;;
+esac""",
+    "sbatch": """for word; do case $word in --job-name=*) name=${word#*=} ;; esac; done
+cat >"$STATE/$name.sh"
+echo "1|RUNNING|me|N/A|$name|None" >>"$STATE/jobs"
+SLURMD_NODENAME=n0 setsid sh "$STATE/$name.sh" >"$STATE/out" 2>&1 &
+echo 1""",
+    "srun": 'while [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"',
+    "squeue": """while read -r job
+do printf '%s%s\\n' "${SQUEUE_FORMAT%%\\%*}" "$job"
+done <"$STATE/jobs\"""",
+    "scancel": ":",
+    "sacct": ":",
+}
+
+
+class PaperPlane(RealPlane):
+    """Beside a Slurm on paper that is called `lab`."""
+
+    def __init__(self, top: Path) -> None:
+        super().__init__(top / "home", demo="none")
+        self.spool = top / "spool"
+        bin_, state = top / "bin", top / "state"
+        bin_.mkdir()
+        state.mkdir()
+        (state / "jobs").touch()
+        for name, text in COMMANDS.items():
+            (bin_ / name).write_text(f"#!/bin/sh\nSTATE={state}\n{text}\n")
+            (bin_ / name).chmod(0o755)
+        self.env |= {"PATH": f"{bin_}:{os.environ['PATH']}", "CLUSTER": "lab"}
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self._nodes_on = f"127.0.0.1:{free.getsockname()[1]}"
+
+    def connect(self, *words: str, cluster: str = "lab") -> tuple[int, str]:
+        """The exit code, and what was said."""
+        self.env["CLUSTER"] = cluster
+        at = ("--python-path", SOURCE, "--spool", str(self.spool), "--nodes-on", self._nodes_on)
+        done = self.command("connect", "slurm", "--as-root", *at, *words)
+        self.env["CLUSTER"] = "lab"
+        return done.returncode, " ".join(done.stderr.split())
+
+    def failed_up(self, **env: str) -> str:
+        """What `shoal up` says when it does not come up."""
+        kept, self.env = self.env, {**self.env, **env}
+        done = self.command("up", *self._flags)
+        self.env = kept
+        assert done.returncode != 0, done.stdout
+        assert holder(self.home) is None
+        return " ".join(done.stderr.split())
+
+
+@pytest.fixture
+def plane(tmp_path: Path) -> Iterator[PaperPlane]:
+    plane = PaperPlane(tmp_path)
+    try:
+        yield plane
+    finally:
+        plane.down()
+
+
+def test_a_job_on_a_slurm_is_judged_by_no_other_cluster_and_runs_once(plane: PaperPlane, gate: Gate) -> None:
+    assert plane.connect() == (0, "")
+    plane.up()
+    job = plane.submit(gate.run(), resources={"cpus": 1})
+    gate.hold()
+    plane.until_status(job, "running")
+    assert plane.command("down").returncode == 0
+
+    left = f"may run on the Slurm `lab` (a), which is not this machine: {job.ref} on n0"
+    refused = plane.command("connect", "local")
+    assert (refused.returncode, left in " ".join(refused.stderr.split())) == (3, True), refused.stderr
+    code, told = plane.connect(cluster="prod")
+    assert (code, "which is not the Slurm `prod` (a)" in told) == (3, True), told
+    told = plane.failed_up(SHOAL_ENGINE="local")
+    assert "1 attempts may run on the Slurm `lab` (a)" in told
+    assert f"{job.ref} on n0" in told
+    # The same with other flags is no other; and what that `shoal up` was told is remembered no more.
+    assert plane.connect("--partition", "main") == (0, "")
+
+    plane.env["CLUSTER"] = "prod"  # another Slurm behind the same commands
+    plane.up()
+    log = plane.home / "logs" / "control.log"
+    until(lambda: "the Slurm `prod` (a) answers" in log.read_text(), "that is noticed")
+    assert plane.command("down").returncode == 0
+    plane.env["CLUSTER"] = "lab"
+
+    plane.up()
+    assert not gate.is_gone(0)
+    gate.open()
+    plane.until_status(job, "succeeded")
+    assert len(plane.attempts(job)) == 1
+    assert plane.command("down").returncode == 0
+    assert plane.command("connect", "local").returncode == 0
+
+
+def test_a_job_on_this_machine_is_not_handed_to_a_cluster(plane: PaperPlane, gate: Gate) -> None:
+    plane.up()
+    job = plane.submit(gate.run(), resources={"cpus": 1})
+    gate.hold()
+    plane.until_status(job, "running")
+    assert plane.command("down").returncode == 0
+    code, told = plane.connect()
+    assert (code, f"may run on this machine, which is not the Slurm `lab` (a): {job.ref} on" in told) == (
+        3,
+        True,
+    ), told
+    gate.open()
+    plane.up()
+    plane.until_status(job, "succeeded")
+    assert len(plane.attempts(job)) == 1
