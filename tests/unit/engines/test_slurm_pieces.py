@@ -187,7 +187,8 @@ def test_a_node_that_cannot_be_read_takes_no_work_and_leaves_the_others_alone() 
         NODE.replace("n0", "n1").format(state="IDLE", reason=""),
     )
     lines = f"{good}\n{bad.replace('RealMemory=8000', 'RealMemory=half')}\nNo such thing\n\n"
-    first, second = slurm_nodes(parse_nodes(lines), {}, "main")
+    raw = parse_nodes(lines)
+    first, second = slurm_nodes(raw, {}, parts_of(SlurmConfig(), SlurmFacts(), [], raw))
     assert (first.facts.name, first.facts.is_alive) == ("n0", True)
     assert (second.facts.name, second.facts.is_alive, second.answers) == ("n1", False, False)
     assert "half" in second.facts.remarks[0]
