@@ -155,6 +155,7 @@ def wait_for(true: Callable[[], bool], what: str) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.soak
 def test_an_interrupted_demo_leaves_nothing(tmp_path: Path) -> None:
     with running(tmp_path, "=== 3") as demo:
         demo.send_signal(signal.SIGINT)
@@ -165,6 +166,7 @@ def test_an_interrupted_demo_leaves_nothing(tmp_path: Path) -> None:
     wait_for(lambda: processes_with(str(tmp_path)) == [], "nothing runs any more")
 
 
+@pytest.mark.soak
 def test_what_a_killed_demo_left_is_cleared_away_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

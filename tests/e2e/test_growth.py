@@ -24,6 +24,7 @@ def plane(tmp_path: Path) -> Iterator[RealPlane]:
         yield real
 
 
+@pytest.mark.soak
 def test_elastic_job_starts_small_and_goes_on_with_the_nodes_that_fall_idle(
     plane: RealPlane, gate: Gate
 ) -> None:

@@ -79,6 +79,7 @@ def test_rank_that_stands_in_its_own_code_is_named_with_its_line(start: Start) -
     assert "bad_disk" in stacks(share)["1"]
 
 
+@pytest.mark.soak
 def test_stopped_rank_is_named_with_the_line_it_was_stopped_at(start: Start) -> None:
     share = start(order(hangs=False))
     share.spawn()

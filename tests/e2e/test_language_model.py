@@ -52,7 +52,14 @@ def test_every_program_has_a_job_and_a_test() -> None:
     assert {path.stem for path in FOLDER.glob("*.yaml")} == {*RANKS, "deepspeed_zero", "serve"}
 
 
-@pytest.mark.parametrize("name", [name for name in RANKS if name != "ddp"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == "fsdp2" else pytest.param(name, marks=pytest.mark.soak)
+        for name in RANKS
+        if name != "ddp"
+    ],
+)
 def test_sharded_program_learns(shoal: Cluster, name: str) -> None:
     train(shoal, name)
 
@@ -95,6 +102,7 @@ def test_run_that_was_cut_in_two_ends_with_the_weights_of_one_that_was_not(tmp_p
     assert weights(second) == weights(bare(tmp_path / "one", "fsdp2", MORE))
 
 
+@pytest.mark.soak
 def test_checkpoint_of_one_layout_is_read_by_another(tmp_path: Path) -> None:
     first = torchrun(tmp_path, "pp", STEPS)
     second = bare(tmp_path, "tp", MORE)
@@ -118,5 +126,6 @@ def bare(folder: Path, name: str, steps: int) -> str:
     return outside.run([f"{name}.py"], FOLDER, own)
 
 
+@pytest.mark.soak
 def test_deepspeed_learns_with_its_launcher_in_front(shoal: Cluster) -> None:
     train(shoal, "deepspeed_zero")

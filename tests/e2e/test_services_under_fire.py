@@ -12,7 +12,7 @@ from tests.support.real_plane import RealPlane
 from tests.support.service_faults import Fire
 from tests.support.services import Served
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

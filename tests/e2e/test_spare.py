@@ -97,7 +97,7 @@ def unharmed(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     return weights(torchrun(path, str(STEPS), PYTHONPATH=SOURCE).splitlines())
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.soak)])
 def test_lost_and_stopped_ranks_cost_no_step_and_no_bit(
     start: Start, unharmed: set[str], how: signal.Signals
 ) -> None:
@@ -147,6 +147,7 @@ def test_when_every_rank_is_lost_the_last_checkpoint_is_where_they_go_on(
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.soak
 def test_ranks_that_are_lost_while_the_next_group_forms_are_replaced_too(
     start: Start, unharmed: set[str]
 ) -> None:

@@ -140,7 +140,7 @@ def test_standby_has_no_more_rights_than_the_job_and_takes_its_memory_from_the_j
     lost.finish()
 
 
-@pytest.mark.parametrize("harm", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("harm", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.soak)])
 def test_share_begins_without_its_standby_where_that_is_dead_or_hangs(
     plane: RealPlane, gate: Gate, harm: signal.Signals
 ) -> None:

@@ -33,7 +33,7 @@ def shoal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("name", ["ddp", pytest.param("fsdp2", marks=pytest.mark.soak)])
 def test_twenty_faults_change_neither_the_loss_curve_nor_a_bit_of_the_weights(
     shoal: Cluster, tmp_path: Path, name: str
 ) -> None:

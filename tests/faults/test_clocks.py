@@ -14,6 +14,7 @@ from tests.faults.people import Person, is_root, lines, running, until
 LIBRARIES = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.soak,
     pytest.mark.timeout(300),
     pytest.mark.skipif(not is_root(), reason="the cluster's jobs mount a directory, which takes root"),
     pytest.mark.skipif(not LIBRARIES, reason="there is no libfaketime: `apt install faketime`"),

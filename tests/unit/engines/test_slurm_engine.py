@@ -193,7 +193,7 @@ class Refusing(PaperSlurm):
     [
         (("RealMemory=8000", "RealMemory=2000"), "`n0` has 4 CPUs and 2000 MiB now"),
         (("CPUEfctv=4", "CPUEfctv=1"), "`n0` has 1 CPUs"),
-        (("Gres=gpu:h100:2(S:0),gpu:a100:1", "Gres=gpu:h100:1"), "`n0` has 1 GPUs now"),
+        (("gpu:h100:2(S:0,2),gpu:a100:1", "gpu:h100:1"), "`n0` has 1 GPUs now"),
         (("Partitions=main,low", "Partitions=low"), "`n0` is not among Slurm's nodes for us any more"),
         (("Gres=gpu:h100:2", "Gres=gpu:b200:2"), "`n0` was changed at Slurm a moment ago"),
     ],
