@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -61,6 +62,7 @@ if command -v nvidia-smi >/dev/null; then
   ask='timeout 60 nvidia-smi --format=csv,noheader'
   told=$($ask --query-gpu=index,mig.mode.current,name 2>/dev/null) ||
     told=$($ask --query-gpu=index,name 2>/dev/null | sed 's/, */, -, /')
+  timeout 60 nvidia-smi -q 2>/dev/null | sed -n 's/^ *Minor Number *: *\\([0-9][0-9]*\\) *$/minor \\1/p'
   printf '%s\\n' "$told" | sed -n 's/^\\([0-9][0-9]*\\), *\\([^,]*\\), */gpu \\1 \\2 /p'
 fi
 for device in /dev/nvidia[0-9]*; do [ -c "$device" ] && echo device "$device"; done
@@ -95,7 +97,6 @@ class Facts:
     uid: int
     now: int
     init: str
-    cgroup: str
     found: Found
     packages: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
@@ -172,7 +173,6 @@ def _read(lines: list[list[str]], one: Mapping[str, list[str]], host: Host, now:
     for words in lines:
         if words[0] == "own" and len(words) > 2:
             own.setdefault(words[1], []).append(words[2:])
-    cgroups = [words[1] for words in lines if words[0] == "cgroup" and words[1] in {"v1", "v2"}]
     return Facts(
         hostname=one["hostname"][0],
         os=os_id,
@@ -181,7 +181,6 @@ def _read(lines: list[list[str]], one: Mapping[str, list[str]], host: Host, now:
         uid=0,
         now=int(one["now"][0]),
         init="systemd" if one["init"] == ["systemd"] else "direct",
-        cgroup=cgroups[0] if cgroups else "",
         found=_found(lines, one, host),
         packages={words[1]: words[2] for words in lines if words[0] == "package" and words[3:] == ["ii"]},
         files={words[1]: words[2] for words in lines if words[0] == "file"},
@@ -205,6 +204,7 @@ def _found(lines: list[list[str]], one: Mapping[str, list[str]], host: Host) -> 
         [words[1] for words in lines if words[0] == "cpu"], int(one["cpus"][0])
     )
     memory_mib = int(int(one["memory_kib"][0]) / 1024 * SHARE_OF_MEMORY)
+    cgroups: list[Any] = [words[1] for words in lines if words[0] == "cgroup" and words[1] in {"v1", "v2"}]
     return Found(
         hostname=one["hostname"][0],
         address=inside_address(host, one.get("connection", []), [w[1] for w in lines if w[0] == "address"]),
@@ -215,7 +215,9 @@ def _found(lines: list[list[str]], one: Mapping[str, list[str]], host: Host) -> 
         gpus=gpus_of(
             [(int(words[1]), " ".join(words[3:])) for words in lines if words[0] == "gpu"],
             [words[1] for words in lines if words[0] == "device"],
+            [int(words[1]) for words in lines if words[0] == "minor"],
         ),
+        cgroup=cgroups[0] if cgroups else "",
     )
 
 
@@ -239,11 +241,15 @@ def inside_address(host: Host, connection: list[str], addresses: list[str]) -> s
     return addresses[0] if addresses else arrived or host.address
 
 
-def gpus_of(told: list[tuple[int, str]], devices: list[str]) -> tuple[Gpus, ...]:
-    """GPUs by kind: as the driver tells, else as device files that are there, of no kind."""
+def gpus_of(told: list[tuple[int, str]], devices: list[str], minors: list[int]) -> tuple[Gpus, ...]:
+    """GPUs by kind: as the driver tells, else as device files that are there, of no kind.
+
+    The driver counts GPUs along the bus, and names their files by minor numbers: not always the same.
+    """
     by_kind: dict[str, list[str]] = {}
-    for index, name in told:
-        by_kind.setdefault(gpu_kind(name), []).append(f"/dev/nvidia{index}")
+    numbers = minors if len(minors) == len(told) else [index for index, _ in told]
+    for number, (_, name) in sorted(zip(numbers, told, strict=True)):
+        by_kind.setdefault(gpu_kind(name), []).append(f"/dev/nvidia{number}")
     if not by_kind and devices:
         by_kind[""] = sorted(devices, key=lambda path: int(re.sub(r"\D", "", path)))
     return tuple(Gpus(kind=kind, files=tuple(files)) for kind, files in by_kind.items())

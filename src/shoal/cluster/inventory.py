@@ -60,6 +60,8 @@ class Found(Part):
     threads: Annotated[int, Field(strict=True, ge=1)]
     memory_mib: Annotated[int, Field(strict=True, ge=1)]
     gpus: tuple[Gpus, ...] = ()
+    cgroup: Literal["", "v1", "v2"] = ""
+    """What jobs can be confined by; empty: by nothing, or nobody knows."""
 
     @property
     def cpus(self) -> int:

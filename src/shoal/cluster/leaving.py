@@ -56,7 +56,7 @@ def leave(host: Host, fact: Facts, *, has_packages_removed: bool) -> list[Step]:
     for path in WATCHED:
         if fact.is_own(path) or (fact.was_own(path) and path not in fact.files):
             make.step(Stage.CLEAN, f"no {path} of Shoal's", *shell.removal(path))
-    if fact.is_own(MUNGE_KEY):
+    if fact.was_own(MUNGE_KEY):
         make.step(
             Stage.CLEAN,
             "munged runs if it had a key before Shoal",
@@ -76,6 +76,8 @@ def leave(host: Host, fact: Facts, *, has_packages_removed: bool) -> list[Step]:
         Stage.CLEAN,
         f"no record in {STATE_DIR}",
         f"[ ! -e {STATE_DIR} ]",
+        # Whose it is goes last: without it, the rest would be nobody's.
+        f"set -eu\nfind {STATE_DIR} -xdev -mindepth 1 ! -path {STATE_DIR}/cluster -delete\n"
         f"rm -rf --one-file-system {STATE_DIR}",
     )
     return make.steps
@@ -111,25 +113,34 @@ def _serves_others(service: shell.Service, fact: Facts) -> bool:
     return service.package not in fact.own_packages or bool(fact.databases - MARIADB_OWN)
 
 
-def quiet_node(host: Host, inventory: Inventory, *, is_forced: bool) -> list[Step]:
-    """Before a machine leaves: no new job goes there, none runs there. Refused, it takes jobs as before."""
+def quiet_node(host: Host, inventory: Inventory, *, is_forced: bool, is_away: bool) -> list[Step]:
+    """Before a machine leaves: no new job goes there, none runs there. Refused, it takes jobs as before.
+
+    One that does not answer us may be at work all the same: only if Slurm calls it down, its jobs are lost.
+    """
     node = host.label
+    controller = inventory.controller
+    if is_away and is_forced:
+        return []
     is_unknown = f"! scontrol show node {node} >/dev/null 2>&1"
     is_drained = f"scontrol show node {node} | grep -q DRAIN"
+    is_empty = _no_jobs(f"-w {node}")
+    if is_away:
+        is_empty = f"{{ {is_empty} || scontrol show node {node} | grep -q 'State=DOWN'; }}"
     back = "" if is_forced else f'[ "$was" != 0 ] || scontrol update nodename={node} state=resume\n'
     return [
         Step(
-            host=host.address,
-            label=node,
+            host=controller.address if is_away else host.address,
+            label=controller.label if is_away else node,
             stage=Stage.PREPARE,
             title=f"node {node} takes no new jobs, and none runs there",
-            check=f"{is_unknown} || {{ {is_drained} && {_no_jobs(f'-w {node}')}; }}",
+            check=f"{is_unknown} || {{ {is_drained} && {is_empty}; }}",
             apply=f"""\
 was=$(scontrol show node {node} | grep -c DRAIN)
 [ "$was" != 0 ] || scontrol update nodename={node} state=drain reason=leaves || exit 1
-{_no_jobs(f"-w {node}")} && exit 0
+{is_empty} && exit 0
 {back}{_end_jobs(f"-w {node}", is_forced=is_forced)}""",
-            on=inventory.controller.address,
+            on=controller.address,
         )
     ]
 
@@ -154,7 +165,8 @@ def _end_jobs(which: str, *, is_forced: bool) -> str:
     jobs = f"$(squeue -h {which} -o %i | tr '\\n' ' ')"
     if not is_forced:
         return f"""\
-echo "jobs {jobs}run there; wait for them, or say --force: then they are queued again or lost" >&2
+echo "jobs {jobs}of Slurm's run there (squeue tells whose); wait for them, or say --force: then they are" \
+  "queued again or lost" >&2
 exit 1"""
     return f"""\
 for job in {jobs}; do scontrol requeue $job 2>/dev/null || scancel $job; done

@@ -98,19 +98,22 @@ def has_part(sha256: str) -> str:
 
 def unpack_part(sha256: str) -> str:
     """Takes the archive from standard input; this machine's Python must be able to use it."""
-    place = f"{NODE_DIR}.new"
+    place, old = f"{NODE_DIR}.new", f"{NODE_DIR}.old"
     return f"""\
 set -eu
 umask 022
 mine=$(grep -xF 'folder {NODE_DIR}' {STATE_DIR}/made 2>/dev/null || true)
 [ ! -e {NODE_DIR} ] || [ -n "$mine" ] ||
   {{ echo '{NODE_DIR} was there before Shoal; move it away' >&2; exit 1; }}
-rm -rf {place}
+{recorded("made", f"folder {place}")}
+{recorded("made", f"folder {old}")}
+rm -rf {place} {old}
 mkdir -p {place}
 tar -xzf - --no-same-owner -C {place}
 {PYTHON} -m compileall -q {place} >&2
 PYTHONPATH={place} {PYTHON} -P -s -c 'import shoal.runtime.keeper' >&2
 echo {sha256} >{place}/made-from
 {recorded("made", f"folder {NODE_DIR}")}
-rm -rf {NODE_DIR}
-mv {place} {NODE_DIR}"""
+[ ! -e {NODE_DIR} ] || mv {NODE_DIR} {old} # a job that starts now must not wait for long
+mv {place} {NODE_DIR}
+rm -rf {old}"""

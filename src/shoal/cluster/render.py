@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shoal.cluster.facts import (
@@ -61,10 +61,10 @@ def declared(inventory: Inventory) -> list[tuple[Host, Found]]:
     return [(host, host.found) for host in inventory.hosts if host.has(Role.WORKER) and host.found]
 
 
-def slurm_conf(inventory: Inventory, facts: Mapping[str, Facts]) -> File:
-    """`slurm.conf`, the same everywhere; cgroups contain jobs if every machine that answers has them."""
+def slurm_conf(inventory: Inventory) -> File:
+    """`slurm.conf`, the same everywhere; cgroups contain jobs if every node has them, here or away."""
     nodes = declared(inventory)
-    lines = [f"{key}={value}" for key, value in {**_settings(inventory, facts), **inventory.slurm}.items()]
+    lines = [f"{key}={value}" for key, value in {**_settings(inventory), **inventory.slurm}.items()]
     lines += ["", *(_node_line(host, found) for host, found in nodes), ""]
     names = ",".join(host.label for host, _ in nodes)
     lines += [f"PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE State=UP"]
@@ -73,12 +73,12 @@ def slurm_conf(inventory: Inventory, facts: Mapping[str, Facts]) -> File:
     return File(SLURM_CONF, (NOTICE + "\n".join(lines) + "\n").encode())
 
 
-def _settings(inventory: Inventory, facts: Mapping[str, Facts]) -> dict[str, str | int]:
+def _settings(inventory: Inventory) -> dict[str, str | int]:
     controller, database = inventory.controller, inventory.database
     assert controller.found is not None
     assert database.found is not None
     nodes = declared(inventory)
-    has_cgroups = all(fact.cgroup for fact in facts.values())
+    has_cgroups = all(found.cgroup for _, found in nodes)
     settings: dict[str, str | int] = {
         "ClusterName": inventory.cluster,
         "SlurmctldHost": f"{controller.found.hostname}({controller.found.address})",
@@ -170,16 +170,17 @@ def topology_conf(inventory: Inventory) -> File:
 
 def cgroup_conf(fact: Facts) -> File:
     """`cgroup.conf` for one machine: its own version of cgroups, and no systemd where there is none."""
+    cgroup = fact.found.cgroup
     lines = [
-        f"CgroupPlugin=cgroup/{fact.cgroup}" if fact.cgroup else "CgroupPlugin=disabled",
+        f"CgroupPlugin=cgroup/{cgroup}",
         "ConstrainCores=yes",
         "ConstrainRAMSpace=yes",
         "ConstrainSwapSpace=no",
         "ConstrainDevices=yes",
     ]
-    if fact.cgroup == "v2" and fact.init != "systemd":
+    if cgroup == "v2" and fact.init != "systemd":
         lines.append("IgnoreSystemd=yes")
-    if not fact.cgroup:
+    if not cgroup:
         lines = []  # proctrack/linuxproc reads none of it
     return File(f"{SLURM_DIR}/cgroup.conf", (NOTICE + "".join(line + "\n" for line in lines)).encode())
 

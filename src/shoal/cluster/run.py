@@ -72,13 +72,23 @@ class Crew:
     facts: dict[str, Facts] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
     silent: set[str] = field(default_factory=set)
-    """Addresses that did not answer: these may be given up. One that answers and refuses is not dead."""
+    """Addresses that did not answer."""
 
     @property
     def failed(self) -> dict[str, Outcome]:
         """By address, the first thing that went wrong there."""
         wrong = [outcome for outcome in self.outcomes if outcome.state is State.FAILED]
         return {outcome.host: outcome for outcome in reversed(wrong)}
+
+    def away(self, hosts: Iterable[Host], *, is_forced: bool) -> set[str]:
+        """Addresses of those that may be given up: who did not answer. Who answers and does not let us in
+        (another host key, another key of ours) is not dead, and is given up only by force.
+        """
+        return {
+            host.address
+            for host in hosts
+            if host.address in self.silent or (is_forced and host.address not in self.machines)
+        }
 
     @property
     def num_changed(self) -> int:
@@ -118,7 +128,8 @@ class Crew:
             if not self.is_dry and (who := await machine.hold()):
                 raise StateError(
                     f"{host.label} is being changed by {who} right now",
-                    hint="wait for that to end, then run the same command again",
+                    hint="wait for that to end, then run the same command again; if nobody is at it, a dead"
+                    f" connection is: ssh {host.address} sudo kill that process",
                 )
         asked_at = int(self.now())
         answer = await machine.run(SCRIPT)

@@ -19,7 +19,7 @@ import asyncssh
 
 from shoal.cluster.inventory import Host
 from shoal.cluster.machine import Answer
-from shoal.errors import EngineUnreachable
+from shoal.errors import EngineRefused, EngineUnreachable
 
 CONNECT_S = 15.0
 KEEPALIVE_S = 15.0
@@ -94,12 +94,12 @@ class SshMachine:
 
     async def hold(self) -> str:
         """The lock is a process there that reads from us: it ends, and with it the lock, when we are gone."""
-        who = shlex.quote(f"{getpass.getuser()}@{socket.gethostname()}")
+        who = shlex.quote(f"{getpass.getuser()}@{socket.gethostname()}, as its process")
         script = f"""\
 umask 077
 exec 9>>{LOCK}
 flock -n 9 || {{ echo "busy $(cat {LOCK})"; exit 1; }}
-echo {who} >{LOCK}
+echo {who} $$ >{LOCK}
 echo held
 exec cat >/dev/null"""
         command = f"{self._prefix}sh -c {shlex.quote(script)}"
@@ -131,7 +131,9 @@ class Ssh:
         self._jumps: dict[str, asyncio.Task[asyncssh.SSHClientConnection]] = {}
 
     async def connect(self, host: Host) -> SshMachine:
-        """A machine to run scripts on. Raises `EngineUnreachable` with what to type."""
+        """A machine to run scripts on. Raises `EngineRefused` where it answers and is not to be had, and
+        `EngineUnreachable` where it does not answer; with what to type.
+        """
         tunnel = await self._jump(host.jump) if host.jump else None
         connection = await self._open(host.address, host.user, host.port, tunnel)
         try:
@@ -175,12 +177,12 @@ class Ssh:
         except asyncssh.HostKeyNotVerifiable:
             raise _unknown_key(address, client, file) from None
         except asyncssh.PermissionDenied:
-            raise EngineUnreachable(
+            raise EngineRefused(
                 f"{address} takes none of our keys for user `{user or 'of ~/.ssh/config'}`",
                 hint=f"ssh-copy-id {user + '@' if user else ''}{address}, or name a key with `--identity`",
             ) from None
         except asyncssh.KeyImportError as wrong:
-            raise EngineUnreachable(
+            raise EngineRefused(
                 f"the key {self._access.identity or 'in ~/.ssh'} cannot be read: {wrong}", hint="ssh-add"
             ) from None
         except (OSError, asyncssh.Error, TimeoutError) as wrong:
@@ -199,14 +201,15 @@ def _known(file: Path) -> asyncssh.SSHKnownHosts:
     return asyncssh.read_known_hosts(str(file)) if file.exists() else asyncssh.import_known_hosts("")
 
 
-def _unknown_key(address: str, client: _Client, file: Path) -> EngineUnreachable:
+def _unknown_key(address: str, client: _Client, file: Path) -> EngineRefused:
     if client.is_changed:
-        return EngineUnreachable(
+        return EngineRefused(
             f"{address} shows another host key ({client.seen}) than {file} knows: it was reinstalled,"
             " or somebody stands in between",
             hint=f"if it was reinstalled: ssh-keygen -R {address}",
         )
-    return EngineUnreachable(
+    return EngineRefused(
         f"{address} shows the host key {client.seen}, and {file} knows none for it",
-        hint="compare it with the machine's own, then add `--accept-new-host-keys`",
+        hint="compare it with what `cat /etc/ssh/ssh_host_*.pub | ssh-keygen -lf -` says on the machine's own"
+        " console, then add `--accept-new-host-keys`",
     )

@@ -77,7 +77,7 @@ def plan(
     steps: list[Step] = []
     for host in inventory.hosts:
         if (fact := facts.get(host.address)) is not None:
-            steps += _machine_steps(host, fact, inventory, facts, secrets)
+            steps += _machine_steps(host, fact, inventory, secrets)
             if host.found and host.has(Role.WORKER):
                 steps.append(_node_part(host, fact, parts.get(host.address, b"")))
             if host.found and inventory.shared:
@@ -100,9 +100,7 @@ def plan(
     return sorted(steps, key=lambda step: step.stage)
 
 
-def _machine_steps(
-    host: Host, fact: Facts, inventory: Inventory, facts: Mapping[str, Facts], secrets: Secrets
-) -> list[Step]:
+def _machine_steps(host: Host, fact: Facts, inventory: Inventory, secrets: Secrets) -> list[Step]:
     make = Maker(host, fact)
     key = render.munge_key(secrets)
     make.step(
@@ -127,7 +125,7 @@ def _machine_steps(
     make.step(Stage.FILES, "names in /etc/hosts", shell.has_names(names), shell.write_names(names))
     make.folder(Stage.FILES, "/var/log/slurm", "slurm:slurm", "0755")
     files = [
-        render.slurm_conf(inventory, facts),
+        render.slurm_conf(inventory),
         render.gres_conf(inventory),
         render.topology_conf(inventory),
         render.cgroup_conf(fact),

@@ -49,7 +49,7 @@ def files() -> dict[str, str]:
     first = inventory.hosts[0]
     assert first.found is not None
     rendered = [
-        render.slurm_conf(inventory, facts),
+        render.slurm_conf(inventory),
         render.gres_conf(inventory),
         render.topology_conf(inventory),
         render.cgroup_conf(facts[first.address]),

@@ -18,7 +18,7 @@ from tests.support.bare_machines import NOW, PART, PaperMachine, facts_of, found
 
 def never(_: str) -> int:
     """Nothing is so already, and every change works."""
-    return 0 if _.startswith("set -eu") or "exit 0; sleep 1" in _ or "sacctmgr -i" in _ else 1
+    return 0 if _.startswith(("set -eu", "was=")) or "exit 0; sleep 1" in _ or "sacctmgr -i" in _ else 1
 
 
 class Paper:
@@ -167,7 +167,69 @@ async def test_a_dead_machine_may_be_removed_and_is_no_failure() -> None:
     assert report.inventory is not None
     assert [item.label for item in report.inventory.hosts] == ["a", "b"]
     assert set(crew.failed) - report.gone == set()
-    assert "c did not answer" in report.remarks[-1]
+    assert "c was not reached" in report.remarks[-1]
+
+
+async def test_a_machine_that_is_out_and_could_not_be_cleaned_can_be_removed_again() -> None:
+    inventory = found(three(), facts_of(three().hosts))
+    paper = Paper(inventory)
+    own = told("c", "10.0.0.3", "own cluster lab", "own started slurmd")
+    paper.machines["10.0.0.3"] = PaperMachine(own, lambda _: 1)
+    crew, report = await removed(paper, inventory, "c")
+    assert wrong(crew) == {"c": "slurmd does not run"}
+    assert set(crew.failed) - report.gone == {"10.0.0.3"}
+    assert report.inventory is not None
+    assert [(item.address, item.found is None) for item in report.inventory.hosts][-1] == ("10.0.0.3", True)
+    paper.machines["10.0.0.3"].judge = lambda _: 0
+    again = await remove(paper.crew(), report.inventory, ["10.0.0.3"], Wishes())
+    assert again.inventory is not None
+    assert [item.label for item in again.inventory.hosts] == ["a", "b"]
+
+
+@pytest.mark.parametrize(("state", "is_out"), [("IDLE", False), ("DOWN*", True)])
+async def test_a_machine_that_does_not_answer_us_may_still_be_at_work(state: str, is_out: bool) -> None:
+    """Only Slurm can tell: what SSH does not reach, and runs jobs, is not taken out unless that is forced."""
+    inventory = found(three(), facts_of(three().hosts))
+    paper = Paper(inventory)
+    del paper.machines["10.0.0.3"]
+
+    def judge(script: str) -> int:
+        is_quiet = "grep -q 'State=DOWN'" in script and "DOWN" in state
+        return 1 if "squeue -h -w c" in script and not is_quiet else 0
+
+    paper.machines["10.0.0.1"].judge = judge
+    crew = paper.crew()
+    if is_out:
+        report = await remove(crew, inventory, ["c"], Wishes())
+        assert report.inventory is not None
+        assert len(report.inventory.hosts) == 2
+        return
+    with pytest.raises(EngineRefused, match="node c takes no new jobs, and none runs there"):
+        await remove(crew, inventory, ["c"], Wishes())
+    forced = await remove(paper.crew(), inventory, ["c"], Wishes(is_forced=True))
+    assert forced.inventory is not None
+    assert len(forced.inventory.hosts) == 2
+
+
+async def test_a_machine_that_does_not_let_us_in_is_given_up_by_force_alone() -> None:
+    inventory = found(three(), facts_of(three().hosts))
+    paper = Paper(inventory)
+
+    async def connect(item: Host) -> PaperMachine:
+        if item.label == "c":
+            raise EngineRefused("10.0.0.3 shows another host key", hint="ssh-keygen -R 10.0.0.3")
+        return await paper.connect(item)
+
+    crew = Crew(connect, lambda _: None, lambda: NOW, lambda _, __: PART)
+    with pytest.raises(EngineRefused, match="another host key"):
+        await remove(crew, inventory, ["c"], Wishes())
+    crew = Crew(connect, lambda _: None, lambda: NOW, lambda _, __: PART)
+    report = await remove(crew, inventory, ["c"], Wishes(is_forced=True))
+    assert "c was not reached" in report.remarks[-1]
+    crew = Crew(connect, lambda _: None, lambda: NOW, lambda _, __: PART)
+    assert (await destroy(crew, inventory, Wishes())).inventory == inventory
+    crew = Crew(connect, lambda _: None, lambda: NOW, lambda _, __: PART)
+    assert (await destroy(crew, inventory, Wishes(is_forced=True))).inventory is None
 
 
 async def test_a_machine_with_jobs_stays() -> None:
@@ -239,7 +301,7 @@ async def test_a_machine_that_never_comes_back_may_be_given_up() -> None:
     del paper.machines["10.0.0.2"]
     report = await destroy(paper.crew(), inventory, Wishes(is_forced=True))
     assert (report.inventory, report.gone) == (None, frozenset({"10.0.0.2"}))
-    assert report.remarks == ["b did not answer: what Shoal put there stays there"]
+    assert report.remarks == ["b was not reached: what Shoal put there stays there"]
 
 
 async def test_what_takes_long_is_told_while_it_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:

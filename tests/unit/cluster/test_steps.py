@@ -179,14 +179,14 @@ def test_a_machine_that_is_away_stays_declared_and_gets_no_step() -> None:
     assert away is not None
     steps = plan(inventory, facts, SECRETS, parts_of(inventory.hosts))
     assert {step.label for step in steps} == {"a", "c"}
-    assert b"NodeName=b " in render.slurm_conf(inventory, facts).content
+    assert b"NodeName=b " in render.slurm_conf(inventory).content
 
 
 def test_a_machine_that_never_joined_is_not_declared() -> None:
     inventory = three()
     facts = facts_of(inventory.hosts)
     inventory = inventory.with_found({a: f.found for a, f in facts.items() if a != "10.0.0.2"})
-    assert b"NodeName=b " not in render.slurm_conf(inventory, facts).content
+    assert b"NodeName=b " not in render.slurm_conf(inventory).content
     steps = [step for step in plan(inventory, facts, SECRETS, parts_of(inventory.hosts)) if step.label == "b"]
     assert {step.stage for step in steps} == {Stage.PREPARE}
 
@@ -194,18 +194,24 @@ def test_a_machine_that_never_joined_is_not_declared() -> None:
 def test_without_cgroups_somewhere_slurm_is_not_told_to_use_them_anywhere() -> None:
     inventory = three()
     facts = facts_of(inventory.hosts)
-    whole = found(inventory, facts)
-    assert b"ProctrackType=proctrack/cgroup" in render.slurm_conf(whole, facts).content
+    assert b"ProctrackType=proctrack/cgroup" in render.slurm_conf(found(inventory, facts)).content
     from_text = told("b", "10.0.0.2", without="cgroup")
-    facts["10.0.0.2"] = read_facts(from_text, host("b", 2))
-    assert b"ProctrackType=proctrack/linuxproc" in render.slurm_conf(whole, facts).content
-    assert b"Constrain" not in render.cgroup_conf(facts["10.0.0.2"]).content
+    bare = facts["10.0.0.2"] = read_facts(from_text, host("b", 2))
+    mixed = found(inventory, facts)
+    assert b"Constrain" not in render.cgroup_conf(bare).content
+    del facts["10.0.0.2"]  # away: what it has not is known all the same
+    (conf,) = {
+        step.file.content
+        for step in plan(mixed, facts, SECRETS, parts_of(mixed.hosts))
+        if step.file and step.file.path == "/etc/slurm/slurm.conf"
+    }
+    assert b"ProctrackType=proctrack/linuxproc" in conf
 
 
 def test_settings_of_the_inventory_are_put_over_ours() -> None:
     inventory = three(slurm={"SlurmdTimeout": 7})
     facts = facts_of(inventory.hosts)
-    text = render.slurm_conf(found(inventory, facts), facts).content.decode()
+    text = render.slurm_conf(found(inventory, facts)).content.decode()
     assert text.count("SlurmdTimeout=") == 1
     assert "SlurmdTimeout=7\n" in text
 
@@ -268,4 +274,4 @@ def test_a_firewall_is_advised_about_on_machines_that_run_one() -> None:
     )
     told_ = firewall(found(inventory, facts), facts)
     assert "on b: ufw allow proto tcp from 10.0.0.1 to any port 60001:63000,6818" in told_
-    assert [line.split()[1] for line in told_[1:]] == ["b:"] * 2 + ["c:"] * 3
+    assert [line.split()[1] for line in told_[2:]] == ["b:"] * 2 + ["c:"] * 3
