@@ -138,6 +138,7 @@ def quiet_node(host: Host, inventory: Inventory, *, is_forced: bool, is_away: bo
             apply=f"""\
 was=$(scontrol show node {node} | grep -c DRAIN)
 [ "$was" != 0 ] || scontrol update nodename={node} state=drain reason=leaves || exit 1
+{_await_ends(f"-w {node}")}
 {is_empty} && exit 0
 {back}{_end_jobs(f"-w {node}", is_forced=is_forced)}""",
             on=controller.address,
@@ -152,17 +153,27 @@ def quiet_cluster(inventory: Inventory, *, is_forced: bool) -> Step:
         label=inventory.controller.label,
         stage=Stage.PREPARE,
         title="no job runs",
-        check=f"! scontrol ping >/dev/null 2>&1 || {_no_jobs('-t running,completing,suspended')}",
-        apply=_end_jobs("-t running,completing,suspended", is_forced=is_forced),
+        check=f"! scontrol ping >/dev/null 2>&1 || {_no_jobs('')}",
+        apply=f"{_await_ends('')}\n{_no_jobs('')} && exit 0\n{_end_jobs('', is_forced=is_forced)}",
     )
 
 
+def _jobs(which: str, states: str = "running,completing,suspended") -> str:
+    return f"squeue -h {which} -t {states} -o %i".replace("  ", " ")
+
+
 def _no_jobs(which: str) -> str:
-    return f'[ -z "$(squeue -h {which} -o %i)" ]'
+    return f'[ -z "$({_jobs(which)})" ]'
+
+
+def _await_ends(which: str) -> str:
+    """Wait for jobs that are ending already: those that somebody has just cancelled, say."""
+    goes_on = _jobs(which, "running,suspended")
+    return f'for i in $(seq 60); do {_no_jobs(which)} || [ -n "$({goes_on})" ] && break; sleep 1; done'
 
 
 def _end_jobs(which: str, *, is_forced: bool) -> str:
-    jobs = f"$(squeue -h {which} -o %i | tr '\\n' ' ')"
+    jobs = f"$({_jobs(which)} | tr '\\n' ' ')"
     if not is_forced:
         return f"""\
 echo "jobs {jobs}of Slurm's run there (squeue tells whose); wait for them, or say --force: then they are" \
