@@ -94,12 +94,12 @@ class SshMachine:
 
     async def hold(self) -> str:
         """The lock is a process there that reads from us: it ends, and with it the lock, when we are gone."""
-        who = shlex.quote(f"{getpass.getuser()}@{socket.gethostname()}, as its process")
+        who = shlex.quote(f"{getpass.getuser()}@{socket.gethostname()}")
         script = f"""\
 umask 077
 exec 9>>{LOCK}
 flock -n 9 || {{ echo "busy $(cat {LOCK})"; exit 1; }}
-echo {who} $$ >{LOCK}
+echo {who} "(process $$ there)" >{LOCK}
 echo held
 exec cat >/dev/null"""
         command = f"{self._prefix}sh -c {shlex.quote(script)}"

@@ -238,6 +238,13 @@ def test_shoal_is_connected_by_the_command_a_person_would_type(
     assert typed == [["connect", "slurm", "--ssh", "ana@10.0.0.1", *NODE_PART]]
 
 
+def test_a_shoal_that_is_up_is_not_connected_under_its_feet(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = typed_by(monkeypatch)
+    monkeypatch.setattr("shoal.cli.cluster_connect.holder", lambda _: 4711)
+    assert "after `shoal down`, `shoal cluster create`, `shoal up`" in connect_shoal(made("ana"), {})
+    assert typed == []
+
+
 def test_shoal_is_not_connected_as_root_and_it_is_said_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
     typed = typed_by(monkeypatch)
     said = connect_shoal(made("root", port=2222), {})
