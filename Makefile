@@ -87,6 +87,7 @@ soak: setup ## all that takes long: kills, cuts, simulated and drawn lives, faul
 
 long: ## tests too long for make test, over real engines too (root)
 	@scripts/setup engines
+	-@scripts/setup bare-debian
 	@echo "== long tests"
 	@$(BIN)/python -m pytest tests -m "soak and (engines or not engines)" --ignore tests/style --no-header
 

@@ -1,7 +1,7 @@
 """Machines on one machine: each with a network, mounts, processes and a hostname of its own, and a real sshd.
 
-A machine's file system is this one's with a layer of memory over it (overlayfs), so that what is written
-there is nobody else's; a bridge joins them. Needs root. Everything ends with the `with` block.
+A machine's file system is this one's, or one below a folder, with a layer of memory over it (overlayfs), so
+that what is written there is nobody else's; a bridge joins them. Needs root. All ends with the `with` block.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ BOOT_S = 60.0
 
 BOOT = """\
 set -eu
-dir=$1 name=$2
+dir=$1 name=$2 base=$3
 mount --make-rprivate /
 mount -t tmpfs tmpfs "$dir"
 mkdir "$dir/upper" "$dir/work" "$dir/root"
-mount -t overlay overlay -o "lowerdir=/,upperdir=$dir/upper,workdir=$dir/work" "$dir/root"
+mount -t overlay overlay -o "lowerdir=$base,upperdir=$dir/upper,workdir=$dir/work" "$dir/root"
 root=$dir/root
 mount -t proc proc "$root/proc"
 mount --rbind /sys "$root/sys"
@@ -123,11 +123,18 @@ class Lab:
         """Below `/srv/shared` on every machine; anybody may write there."""
         return self.folder / "shared"
 
+    @property
+    def gateway(self) -> str:
+        """This machine's own address there."""
+        return f"10.217.{self.number}.1"
+
     def address(self, name: str) -> str:
         return f"10.217.{self.number}.{10 + ord(name[-1]) - ord('a')}"
 
-    def start(self, name: str, before: str = "true") -> None:
-        """Start a machine. `before` is shell that runs inside, just before its sshd."""
+    def start(self, name: str, before: str = "true", base: Path = Path("/")) -> None:
+        """Start a machine. `before` is shell that runs inside, just before its sshd; `base` is what is
+        installed there, if not what is installed here.
+        """
         keys = self.folder / f"{name}.keys"
         keys.mkdir()
         (self.folder / f"{name}.shared").symlink_to(self.shared)
@@ -143,7 +150,7 @@ class Lab:
         with (self.folder / f"{name}.log").open("wb") as log:
             command = ["nsenter", f"--net=/run/netns/{self._netns(name)}"]
             command += ["unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child"]
-            command += ["sh", "-c", BOOT, "boot", str(self.folder / name), name]
+            command += ["sh", "-c", BOOT, "boot", str(self.folder / name), name, str(base)]
             self.machines[name] = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         self._wait(name)
 
@@ -220,7 +227,7 @@ def machines(folder: Path, *names: str) -> Iterator[Lab]:
     lab.known_hosts.touch()
     _call("ip", "link", "add", lab.bridge, "type", "bridge")
     try:
-        _call("ip", "addr", "add", f"10.217.{lab.number}.1/24", "dev", lab.bridge)
+        _call("ip", "addr", "add", f"{lab.gateway}/24", "dev", lab.bridge)
         _call("ip", "link", "set", lab.bridge, "up")
         for name in names:
             lab.start(name)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from shoal.cli.cluster_connect import connect_shoal, is_connected
-from shoal.cli.cluster_inventory import alone, reached, save_or_drop, saved, wanted
-from shoal.cli.cluster_words import as_json, closing, planned, told
+from shoal.cli.cluster_inventory import alone, apart, reached, save_or_drop, saved, wanted
+from shoal.cli.cluster_words import as_json, closing, counted, planned, told
 from shoal.cli.flags import JsonFlag
 from shoal.cli.show import note, print_json, print_table
 from shoal.errors import EngineRefused, StateError
@@ -166,16 +166,17 @@ def add(
         new = typed_hosts(hosts, user=user or first.user, port=port or first.port, jump=jump or first.jump)
         if switch:
             new = tuple(host.model_copy(update={"switch": switch}) for host in new)
-        known = {host.address for host in inventory.hosts}
-        new = tuple(host for host in new if host.address not in known)
+        inventory, new = apart(inventory, new)
         wider = {**inventory.model_dump(), "hosts": [host.model_dump() for host in (*inventory.hosts, *new)]}
-        make(wider, "shoal cluster add")
+        asked = make(wider, "shoal cluster add")
+        if not dry_run:
+            save_or_drop(asked, path)  # cut off from here on, what was begun is known
 
         async def work(crew: Crew, wishes: Wishes) -> Report:
             return await take_in(crew, inventory, new, wishes)
 
         order = Order(existing=existing, accepts=accept_new_host_keys, dry=dry_run, json=json)
-        return order.carry_out(inventory, path, work)
+        return order.carry_out(asked, path, work)
 
 
 @app.command
@@ -285,7 +286,14 @@ class Order:
         import anyio
 
         begun = time.monotonic()
-        crew, report, refusal = anyio.run(self._work, inventory, work)
+        if not self.is_json:
+            note(f"-- cluster {inventory.cluster}: {counted(len(inventory.hosts), 'machine')}")
+        try:
+            crew, report, refusal = anyio.run(self._work, inventory, work)
+        except KeyboardInterrupt:
+            if not self.is_dry:
+                note("-- machines may finish what they began; the same command goes on where this one was")
+            raise
         if report is not None and not self.is_dry:
             save_or_drop(report.inventory, path)
         after = report.inventory if report else inventory
@@ -298,12 +306,10 @@ class Order:
                 print(line)
         if refusal is not None:
             raise refusal
-        gone = report.gone if report else frozenset()
-        if set(crew.failed) - gone:
-            return EngineRefused.exit_code
         if connects and after is not None and not self.is_dry and (said := connect_shoal(after, crew.facts)):
             note(said)
-        return 0
+        gone = report.gone if report else frozenset()
+        return EngineRefused.exit_code if set(crew.failed) - gone else 0
 
     async def _work(
         self, inventory: Inventory, work: Callable[[Crew, Wishes], Awaitable[Report]]

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from contextlib import redirect_stdout
 from typing import TYPE_CHECKING
 
+from shoal.cli.show import note
 from shoal.errors import SpecError
-from shoal.home import home_from_env
+from shoal.home import holder, home_from_env
 
 if TYPE_CHECKING:
     from shoal.cluster.facts import Facts
@@ -35,6 +36,11 @@ def connect_shoal(inventory: Inventory, facts: Mapping[str, Facts]) -> str:
         return f"-- Shoal was not connected to it, {why}; then `shoal {typed}`"
     if is_connected(inventory):
         return ""
+    if holder(home_from_env()) is not None:
+        return (
+            "-- Shoal runs here, and takes note of it after `shoal down`, `shoal cluster create`, `shoal up`"
+        )
+    note("-- connecting Shoal to it")
     with redirect_stdout(sys.stderr):
         code = run_command(words)
     if not code:

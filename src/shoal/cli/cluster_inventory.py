@@ -12,7 +12,7 @@ from shoal.errors import SpecError, StateError
 from shoal.home import home_from_env
 
 if TYPE_CHECKING:
-    from shoal.cluster.inventory import Inventory
+    from shoal.cluster.inventory import Host, Inventory
 
 
 @contextmanager
@@ -91,12 +91,55 @@ def wanted(
             f"cluster `{asked.cluster}` is there already, with {', '.join(sorted(old))}",
             hint=f"shoal cluster add {','.join(more)}" if more else f"shoal cluster remove {','.join(fewer)}",
         )
-    found = {host.address: host.found for host in kept.hosts if host.found}
-    same = asked.with_found(found)
+    if file is None:
+        _must_stay(kept, controller, is_worker=controller_works)
+        return _with_ways(kept, asked), path
+    _must_stay(kept, asked.controller.address, asked.database.address)
+    same = asked.with_found({host.address: host.found for host in kept.hosts if host.found})
     told = {
         name: getattr(same, name) or getattr(kept, name) for name in ("identity", "known_hosts", "shared")
     }
     return same.model_copy(update={"keeps_munge_key": kept.keeps_munge_key, **told}), path
+
+
+def _must_stay(
+    kept: Inventory, controller: str | None, database: str | None = None, *, is_worker: bool = True
+) -> None:
+    """A cluster's queue and accounting are where they are: asked for elsewhere, they would begin anew."""
+    hint = f"leave that out; to begin anew: shoal cluster destroy --cluster {kept.cluster}"
+    for role, now, asked in (
+        ("controller", kept.controller, controller),
+        ("database", kept.database, database),
+    ):
+        if asked not in {None, now.address}:
+            raise StateError(
+                f"the {role} of cluster `{kept.cluster}` is {now.address}, and cannot move to {asked}",
+                hint=hint,
+            )
+    if not is_worker and "worker" in kept.controller.roles:
+        raise StateError(
+            f"jobs run on the controller of cluster `{kept.cluster}`, too, since it was made",
+            hint=hint,
+        )
+
+
+def _with_ways(kept: Inventory, asked: Inventory) -> Inventory:
+    """The cluster as it is kept, whatever the order typed: only the ways to its machines may be new."""
+    typed = {host.address: host.model_dump(include={"user", "port", "jump"}) for host in asked.hosts}
+    return kept.with_hosts(
+        host.model_copy(update={key: way for key, way in typed[host.address].items() if way})
+        for host in kept.hosts
+    )
+
+
+def apart(inventory: Inventory, typed: tuple[Host, ...]) -> tuple[Inventory, tuple[Host, ...]]:
+    """The cluster without those that are to join it, and those: one that never joined is new again."""
+    from shoal.cluster.inventory import Role
+
+    members = {host.address for host in inventory.hosts if host.found or host.roles != (Role.WORKER,)}
+    new = tuple(host for host in typed if host.address not in members)
+    again = {host.address for host in new}
+    return inventory.with_hosts(host for host in inventory.hosts if host.address not in again), new
 
 
 def reached(

@@ -54,10 +54,10 @@ def closing(cluster: str, crew: Crew, report: Report | None, seconds: float, *, 
     lines: list[str] = []
     gone = report.gone if report else frozenset()
     if report is not None:
-        if crew.num_changed:
-            lines += [f"firewall: {line}" for line in report.advice]
+        if report.has_new:
+            lines += [f"firewall: {one_line(line)}" for line in report.advice]
         if crew.num_changed or crew.failed:
-            lines += [f"note: {line}" for line in report.remarks]
+            lines += [f"note: {one_line(line)}" for line in report.remarks]
     for address, outcome in crew.failed.items():
         if address in gone or report is None:
             continue
@@ -66,25 +66,29 @@ def closing(cluster: str, crew: Crew, report: Report | None, seconds: float, *, 
         if outcome.hint:
             lines.append(f"  hint: {one_line(outcome.hint)}")
     num_machines = len({outcome.host for outcome in crew.outcomes})
+    machines, things = counted(num_machines, "machine"), counted(crew.num_changed, "thing")
     failed = len(set(crew.failed) - gone)
+    where = f"on {machines} in {seconds:.0f} s"
     if report is None:
-        changed = (
-            f"{crew.num_changed} things were changed before" if crew.num_changed else "nothing was changed"
-        )
+        changed = f"{things} changed before" if crew.num_changed else "nothing was changed"
         lines.append(f"cluster {cluster}: stopped; {changed}")
     elif failed:
-        how = f"{failed} of {num_machines} machines failed; the other {num_machines - failed} work"
-        lines.append(f"cluster {cluster}: {how}")
+        rest = f", the other {num_machines - failed} did well" if num_machines > failed else ""
+        lines.append(f"cluster {cluster}: {failed} of {machines} failed{rest}")
+        lines.append(f"next  mend {'it' if failed == 1 else 'them'}, then the same command again")
     elif not crew.num_changed:
-        lines.append(
-            f"cluster {cluster}: nothing to change; {len(crew.outcomes)} things looked at on"
-            f" {num_machines} machines in {seconds:.0f} s"
-        )
+        looked = counted(len(crew.outcomes), "thing")
+        lines.append(f"cluster {cluster}: nothing to change; {looked} looked at {where}")
+    elif is_dry:
+        lines.append(f"cluster {cluster}: {things} would be changed {where}")
+        lines.append("next  the same command without `--dry-run`")
     else:
-        verb = "would be changed" if is_dry else "changed"
-        where = f"on {num_machines} machines in {seconds:.0f} s"
-        lines.append(f"cluster {cluster}: {crew.num_changed} things {verb} {where}")
+        lines.append(f"cluster {cluster}: {things} changed {where}")
     return lines
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def as_json(cluster: str, crew: Crew, report: Report | None, *, is_dry: bool) -> dict[str, Any]:
@@ -111,7 +115,7 @@ def _step_json(outcome: Outcome) -> dict[str, Any]:
         "detail": outcome.detail,
         "hint": outcome.hint,
     }
-    if outcome.state == "would change" and outcome.step is not None:
+    if outcome.state != "unchanged" and outcome.step is not None:
         found["command"] = outcome.step.apply
         found["runs_on"] = outcome.step.where
         if (file := outcome.step.file) is not None:

@@ -13,11 +13,11 @@ def firewall(inventory: Inventory, facts: Mapping[str, Facts]) -> list[str]:
     """The openings, then what to type on each machine that has a firewall: inside the cluster only."""
     told = [
         (
-            f"between the machines: tcp {CONTROLLER_PORT} to {inventory.controller.label} (slurmctld),"
-            f" tcp {WORKER_PORT} to every worker (slurmd), tcp {DATABASE_PORT} to {inventory.database.label}"
-            f" (slurmdbd), tcp {SRUN_PORTS} everywhere (srun); nothing from outside: all of it is signed with"
-            " munge, none of it is encrypted"
-        )
+            f"between the machines, open tcp {CONTROLLER_PORT} to {inventory.controller.label} (slurmctld),"
+            f" {DATABASE_PORT} to {inventory.database.label} (slurmdbd), {WORKER_PORT} to every worker"
+            f" (slurmd), {SRUN_PORTS} everywhere (srun)"
+        ),
+        "to nobody else: all of that is signed with munge, none of it is encrypted",
     ]
     peers = [host.found.address for host in inventory.hosts if host.found]
     for host in inventory.hosts:

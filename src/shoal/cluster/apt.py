@@ -14,6 +14,20 @@ def are_installed(packages: Sequence[str]) -> str:
     )
 
 
+_LOG = f"{STATE_DIR}/apt.log"
+_APT = f"""\
+export DEBIAN_FRONTEND=noninteractive LC_ALL=C
+apt='apt-get -q -y -o DPkg::Lock::Timeout=300 -o Dpkg::Options::=--force-confold'
+update() {{
+  for i in $(seq 30); do
+    $apt "$@" update </dev/null >{_LOG} 2>&1 && return 0
+    grep -q 'Could not get lock' {_LOG} || return 1
+    sleep 10 # a machine that was just made asks for news by itself, and apt does not wait for that lock
+  done
+  return 1
+}}"""
+
+
 def install(packages: Sequence[str]) -> str:
     names = " ".join(packages)
     return f"""\
@@ -22,13 +36,11 @@ for name in {names}; do
   dpkg-query -W -f='${{db:Status-Abbrev}}' $name 2>/dev/null | grep -q ^ii ||
     grep -qxF $name {STATE_DIR}/packages 2>/dev/null || echo $name >>{STATE_DIR}/packages
 done
-export DEBIAN_FRONTEND=noninteractive
-apt='apt-get -q -y -o DPkg::Lock::Timeout=300 -o Dpkg::Options::=--force-confold'
-$apt install --no-install-recommends {names} </dev/null >{STATE_DIR}/apt.log 2>&1 || {{
-  dpkg --configure -a </dev/null >{STATE_DIR}/apt.log 2>&1 || true # an earlier install may have been cut off
-  $apt update </dev/null >{STATE_DIR}/apt.log 2>&1 || {{ tail -n 5 {STATE_DIR}/apt.log >&2; exit 1; }}
-  $apt install --no-install-recommends {names} </dev/null >{STATE_DIR}/apt.log 2>&1 ||
-    {{ tail -n 5 {STATE_DIR}/apt.log >&2; exit 1; }}
+{_APT}
+$apt install --no-install-recommends {names} </dev/null >{_LOG} 2>&1 || {{
+  dpkg --configure -a </dev/null >{_LOG} 2>&1 || true # an earlier install may have been cut off
+  update || {{ tail -n 5 {_LOG} >&2; exit 1; }}
+  $apt install --no-install-recommends {names} </dev/null >{_LOG} 2>&1 || {{ tail -n 5 {_LOG} >&2; exit 1; }}
 }}"""
 
 
@@ -46,11 +58,10 @@ def upgrade(packages: Sequence[str]) -> str:
     names = " ".join(packages)
     return f"""\
 set -eu
-export DEBIAN_FRONTEND=noninteractive
-apt='apt-get -q -y -o DPkg::Lock::Timeout=300 -o Dpkg::Options::=--force-confold'
-{{ $apt -o APT::Update::Error-Mode=any update &&
-  $apt install --only-upgrade --no-install-recommends {names}; }} </dev/null >{STATE_DIR}/apt.log 2>&1 ||
-  {{ tail -n 5 {STATE_DIR}/apt.log >&2; exit 1; }}"""
+{_APT}
+update -o APT::Update::Error-Mode=any || {{ tail -n 5 {_LOG} >&2; exit 1; }}
+$apt install --only-upgrade --no-install-recommends {names} </dev/null >{_LOG} 2>&1 ||
+  {{ tail -n 5 {_LOG} >&2; exit 1; }}"""
 
 
 def remove_packages(names: Sequence[str]) -> str:
@@ -65,4 +76,4 @@ for name in {" ".join(names)}; do
   [ -n "$others" ] || gone="$gone $name"
 done
 [ -z "$gone" ] || DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=300 remove $gone \\
-  </dev/null >{STATE_DIR}/apt.log 2>&1 || {{ tail -n 5 {STATE_DIR}/apt.log >&2; exit 1; }}"""
+  </dev/null >{_LOG} 2>&1 || {{ tail -n 5 {_LOG} >&2; exit 1; }}"""

@@ -63,6 +63,7 @@ if command -v nvidia-smi >/dev/null; then
   ask='timeout 60 nvidia-smi --format=csv,noheader'
   told=$($ask --query-gpu=index,mig.mode.current,name 2>/dev/null) ||
     told=$($ask --query-gpu=index,name 2>/dev/null | sed 's/, */, -, /')
+  timeout 60 nvidia-smi -q 2>/dev/null | sed -n 's/^ *Minor Number *: *\\([0-9][0-9]*\\) *$/minor \\1/p'
   printf '%s\\n' "$told" | sed -n 's/^\\([0-9][0-9]*\\), *\\([^,]*\\), */gpu \\1 \\2 /p'
 fi
 for device in /dev/nvidia[0-9]*; do [ -c "$device" ] && echo device "$device"; done
@@ -219,6 +220,7 @@ def _found(lines: list[list[str]], one: Mapping[str, list[str]], host: Host) -> 
         gpus=gpus_of(
             [(int(words[1]), " ".join(words[3:])) for words in lines if words[0] == "gpu"],
             [words[1] for words in lines if words[0] == "device"],
+            [int(words[1]) for words in lines if words[0] == "minor"],
         ),
         cgroup="v2" if "v2" in cgroups else "v1" if "v1" in cgroups else "",
     )
@@ -244,11 +246,15 @@ def inside_address(host: Host, connection: list[str], addresses: list[str]) -> s
     return addresses[0] if addresses else arrived or host.address
 
 
-def gpus_of(told: list[tuple[int, str]], devices: list[str]) -> tuple[Gpus, ...]:
-    """GPUs by kind: as the driver tells, else as device files that are there, of no kind."""
+def gpus_of(told: list[tuple[int, str]], devices: list[str], minors: list[int]) -> tuple[Gpus, ...]:
+    """GPUs by kind: as the driver tells, else as device files that are there, of no kind.
+
+    The driver counts GPUs along the bus, and names their files by minor numbers: not always the same.
+    """
     by_kind: dict[str, list[str]] = {}
-    for index, name in told:
-        by_kind.setdefault(gpu_kind(name), []).append(f"/dev/nvidia{index}")
+    numbers = minors if len(minors) == len(told) else [index for index, _ in told]
+    for number, (_, name) in sorted(zip(numbers, told, strict=True)):
+        by_kind.setdefault(gpu_kind(name), []).append(f"/dev/nvidia{number}")
     if not by_kind and devices:
         by_kind[""] = sorted(devices, key=lambda path: int(re.sub(r"\D", "", path)))
     return tuple(Gpus(kind=kind, files=tuple(files)) for kind, files in by_kind.items())

@@ -20,6 +20,8 @@ STOPPING = {
     "slurmdbd": Stage.STOP_CONTROL,
 }
 """slurmd first, everywhere: a controller that went first would have nobody to tell of jobs that end."""
+GOING_ON = "configuring,running,resizing,signaling,stopped,suspended,stage_out"
+"""Slurm's states of a job that has nodes and is not ending: it finds each by its own name alone."""
 
 
 def leave(host: Host, fact: Facts, *, has_packages_removed: bool) -> list[Step]:
@@ -56,7 +58,7 @@ def leave(host: Host, fact: Facts, *, has_packages_removed: bool) -> list[Step]:
     for path in WATCHED:
         if fact.is_own(path) or (fact.was_own(path) and path not in fact.files):
             make.step(Stage.CLEAN, f"no {path} of Shoal's", *shell.removal(path))
-    if fact.is_own(MUNGE_KEY):
+    if fact.was_own(MUNGE_KEY):
         make.step(
             Stage.CLEAN,
             "munged runs if it had a key before Shoal",
@@ -79,6 +81,8 @@ def leave(host: Host, fact: Facts, *, has_packages_removed: bool) -> list[Step]:
         Stage.CLEAN,
         f"no record in {STATE_DIR}",
         f"[ ! -e {STATE_DIR} ]",
+        # Whose it is goes last: without it, the rest would be nobody's.
+        f"set -eu\nfind {STATE_DIR} -xdev -mindepth 1 ! -path {STATE_DIR}/cluster -delete\n"
         f"rm -rf --one-file-system {STATE_DIR}",
     )
     return make.steps
@@ -140,7 +144,7 @@ def quiet_node(host: Host, inventory: Inventory, *, is_forced: bool, is_away: bo
         apply=f"""\
 was=$(scontrol show node {node} | grep -c DRAIN)
 [ "$was" != 0 ] || scontrol update nodename={node} state=drain reason=leaves || exit 1
-{is_quiet} && exit 0
+{_await_ends(f"-w {node}", is_quiet)}
 {back}{end}""",
         on=inventory.controller.address,
     )
@@ -153,21 +157,32 @@ def quiet_cluster(inventory: Inventory, *, is_forced: bool) -> Step:
         label=inventory.controller.label,
         stage=Stage.PREPARE,
         title="no job runs",
-        check=f"! scontrol ping >/dev/null 2>&1 || {_no_jobs('-t running,completing,suspended')}",
-        apply=_end_jobs("-t running,completing,suspended", is_forced=is_forced),
+        check=f"! scontrol ping >/dev/null 2>&1 || {_no_jobs('')}",
+        apply=f"{_await_ends('', _no_jobs(''))}\n{_end_jobs('', is_forced=is_forced)}",
     )
 
 
-def _no_jobs(which: str) -> str:
+def _jobs(which: str, states: str = f"{GOING_ON},completing") -> str:
+    return f"squeue -h {which} -t {states} -o %i".replace("  ", " ")
+
+
+def _no_jobs(which: str, states: str = f"{GOING_ON},completing") -> str:
     """A Slurm that does not answer is none that has no jobs."""
-    return f'{{ jobs=$(squeue -h {which} -o %i) && [ -z "$jobs" ]; }}'
+    return f'{{ jobs=$({_jobs(which, states)}) && [ -z "$jobs" ]; }}'
+
+
+def _await_ends(which: str, is_quiet: str) -> str:
+    """End well once all is quiet. Jobs that are ending already are waited for: just cancelled, say."""
+    none_goes_on = _no_jobs(which, GOING_ON)
+    return f"for i in $(seq 60); do {is_quiet} && exit 0; {none_goes_on} || break; sleep 1; done"
 
 
 def _end_jobs(which: str, *, is_forced: bool) -> str:
-    jobs = f"$(squeue -h {which} -o %i | tr '\\n' ' ')"
+    jobs = f"$({_jobs(which)} | tr '\\n' ' ')"
     if not is_forced:
         return f"""\
-echo "jobs {jobs}run there; wait for them, or say --force: then they are queued again or lost" >&2
+echo "jobs {jobs}of Slurm's run there (squeue tells whose); wait for them, or say --force: then they are" \
+  "queued again or lost" >&2
 exit 1"""
     return f"""\
 for job in {jobs}; do scontrol requeue $job 2>/dev/null || scancel $job; done

@@ -181,7 +181,7 @@ def remarks(inventory: Inventory, facts: Mapping[str, Facts], *, is_contained: b
     told = unlike_users(inventory, facts)
     if direct := [host.label for host in present if facts[host.address].init != "systemd"]:
         told.append(
-            f"no systemd on {', '.join(direct)}: daemons were started directly, and after a restart of the"
+            f"no systemd on {', '.join(direct)}: Shoal starts the daemons itself, and after a restart of the"
             " machine `shoal cluster create` starts them again"
         )
     if bare := [host.label for host in present if not facts[host.address].found.cgroup]:

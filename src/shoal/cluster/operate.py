@@ -7,7 +7,7 @@ may be run again after any end, and goes on where it was.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shoal.cluster import leaving
 from shoal.cluster.advice import firewall
@@ -35,6 +35,9 @@ class Report:
 
     inventory: Inventory | None
     advice: list[str] = field(default_factory=list)
+    """What a firewall must let through."""
+    has_new: bool = False
+    """Whether a machine is in that was not before."""
     remarks: list[str] = field(default_factory=list)
     gone: frozenset[str] = frozenset()
     """Addresses of machines that are out: that one of them did not answer is no failure."""
@@ -76,8 +79,12 @@ async def _bring_to(crew: Crew, inventory: Inventory, wishes: Wishes) -> Report:
         await crew.carry_out([step for step in rest if step.stage is stage])
         if stage is not Stage.VERIFY:
             must_have(crew, vital)
-    good_to_know = remarks(wanted, crew.facts, is_contained=is_contained(wanted, present))
-    return Report(wanted, advice=firewall(wanted, crew.facts), remarks=good_to_know)
+    return Report(
+        wanted,
+        advice=firewall(wanted, crew.facts),
+        has_new=any(host.found and not joined[host.address] for host in wanted.hosts),
+        remarks=remarks(wanted, crew.facts, is_contained=is_contained(wanted, present)),
+    )
 
 
 def _vital(inventory: Inventory) -> dict[str, str]:
@@ -115,7 +122,7 @@ async def add(crew: Crew, inventory: Inventory, hosts: Iterable[Host], wishes: W
     assert report.inventory is not None
     known = {host.address for host in inventory.hosts}
     kept = [host for host in report.inventory.hosts if host.address in known or host.found]
-    return Report(report.inventory.with_hosts(kept), report.advice, report.remarks)
+    return replace(report, inventory=report.inventory.with_hosts(kept))
 
 
 async def remove(crew: Crew, inventory: Inventory, refs: Iterable[str], wishes: Wishes) -> Report:
@@ -127,7 +134,7 @@ async def remove(crew: Crew, inventory: Inventory, refs: Iterable[str], wishes: 
     for host in going:
         if host.has(Role.CONTROLLER) or host.has(Role.DATABASE):
             raise StateError(
-                f"{host.label} is the cluster's {' and '.join(host.roles)}: without it there is no cluster",
+                f"{host.label} is the controller or keeps the accounting: without it there is no cluster",
                 hint="shoal cluster destroy",
             )
     await crew.meet(inventory.hosts)
@@ -152,11 +159,18 @@ async def remove(crew: Crew, inventory: Inventory, refs: Iterable[str], wishes: 
     smaller = inventory.with_hosts([host for host in inventory.hosts if host.address not in gone])
     facts = {address: crew.facts.pop(address) for address in gone & set(crew.facts)}
     report = await _bring_to(crew, smaller, wishes)
-    report.gone = frozenset(gone)
+    report.gone = frozenset(away)
     for host in going:
         if host.address in facts:
             crew.facts[host.address] = facts[host.address]
             await _clean(crew, [host], wishes, report)
+            if host.address in crew.failed and report.inventory is not None:
+                # Out of every file, and not clean: it stays on the list, so that it can be removed again.
+                unclean = host.model_copy(update={"found": None})
+                report.inventory = report.inventory.with_hosts([*report.inventory.hosts, unclean])
+                report.remarks.append(
+                    f"{host.label} is no node any more, and was not cleaned: remove it again"
+                )
         elif host.address in away:
             report.remarks.append(f"{crew.absence(host)}: it is out, and what Shoal put there stays there")
     return report
@@ -204,7 +218,7 @@ async def destroy(crew: Crew, inventory: Inventory, wishes: Wishes) -> Report:
     away = crew.silent | crew.shut
     if crew.is_dry or set(crew.failed) - (away if wishes.is_forced else set()):
         report.inventory = inventory
-        then = "destroy it again when it does, or say `--force` to give it up"
+        then = "destroy the cluster again when it can be, or say `--force` to give it up"
     else:
         report.gone = frozenset(away)
         then = "what Shoal put there stays there"

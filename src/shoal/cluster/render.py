@@ -182,16 +182,17 @@ def topology_conf(inventory: Inventory) -> File:
 
 def cgroup_conf(fact: Facts) -> File:
     """`cgroup.conf` for one machine: its own version of cgroups, and no systemd where there is none."""
+    cgroup = fact.found.cgroup
     lines = [
-        f"CgroupPlugin=cgroup/{fact.found.cgroup}" if fact.found.cgroup else "CgroupPlugin=disabled",
+        f"CgroupPlugin=cgroup/{cgroup}",
         "ConstrainCores=yes",
         "ConstrainRAMSpace=yes",
         "ConstrainSwapSpace=no",
         "ConstrainDevices=yes",
     ]
-    if fact.found.cgroup == "v2" and fact.init != "systemd":
+    if cgroup == "v2" and fact.init != "systemd":
         lines.append("IgnoreSystemd=yes")
-    if not fact.found.cgroup:
+    if not cgroup:
         lines = []  # proctrack/linuxproc reads none of it
     return File(f"{SLURM_DIR}/cgroup.conf", (NOTICE + "".join(line + "\n" for line in lines)).encode())
 

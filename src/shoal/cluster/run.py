@@ -126,7 +126,8 @@ class Crew:
             if not self.is_dry and (who := await machine.hold()):
                 raise StateError(
                     f"{host.label} is being changed by {who} right now",
-                    hint="wait for that to end, then run the same command again",
+                    hint="wait for that to end, then run the same command again; if nobody is at it, a dead"
+                    f" connection is: ssh {host.address} sudo kill that process",
                 )
         asked_at = int(self.now())
         answer = await machine.run(SCRIPT)

@@ -198,9 +198,7 @@ def start(service: Service, init: str, digest: str) -> str:
         return f"""\
 set -eu
 systemctl enable --quiet {service.name}
-systemctl restart {service.name}
-sleep 1
-systemctl is-active --quiet {service.name} ||
+systemctl restart {service.name} && sleep 1 && systemctl is-active --quiet {service.name} ||
   {{ journalctl -u {service.name} -n 10 --no-pager -o cat >&2; exit 1; }}
 echo {_stamp(service, digest)} >{stamp}"""
     return f"""\

@@ -99,7 +99,7 @@ class SshMachine:
 umask 077
 exec 9>>{LOCK}
 flock -n 9 || {{ echo "busy $(cat {LOCK})"; exit 1; }}
-echo {who} >{LOCK}
+echo {who} "(process $$ there)" >{LOCK}
 echo held
 exec cat >/dev/null"""
         command = f"{self._prefix}sh -c {shlex.quote(script)}"
@@ -211,5 +211,6 @@ def _unknown_key(address: str, client: _Client, file: Path) -> EngineRefused:
         )
     return EngineRefused(
         f"{address} shows the host key {client.seen}, and {file} knows none for it",
-        hint="compare it with the machine's own, then add `--accept-new-host-keys`",
+        hint="compare it with what `cat /etc/ssh/ssh_host_*.pub | ssh-keygen -lf -` says on the machine's own"
+        " console, then add `--accept-new-host-keys`",
     )

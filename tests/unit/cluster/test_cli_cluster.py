@@ -57,8 +57,10 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 def test_a_cluster_is_made_kept_and_shown(shell: Shell, drawer: dict[str, PaperMachine]) -> None:
     assert "no cluster yet" in shell("cluster").out
     made = shell(*CREATE)
-    assert (made.code, made.err) == (0, "")
-    assert made.out.startswith("cluster lab: nothing to change; ")
+    assert (made.code, made.err) == (0, "-- cluster lab: 2 machines\n")
+    assert made.out.startswith("firewall: between the machines, open tcp 6817 to a (slurmctld)")
+    assert "\ncluster lab: nothing to change; " in made.out
+    assert "firewall" not in shell(*CREATE).out
     assert " things looked at on 2 machines in " in made.out
     kept = load(shell.home / "clusters" / "lab.yaml")
     assert [host.label for host in kept.hosts] == ["a", "b"]
@@ -86,7 +88,10 @@ def test_a_worker_that_fails_is_told_and_the_rest_works(
     made = shell(*CREATE)
     assert made.code == 5
     assert "10.0.0.2: REFUSED: 10.0.0.2 cannot be reached: no route" in made.out
-    assert made.out.splitlines()[-1] == "cluster lab: 1 of 2 machines failed; the other 1 work"
+    assert made.out.splitlines()[-2:] == [
+        "cluster lab: 1 of 2 machines failed, the other 1 did well",
+        "next  mend it, then the same command again",
+    ]
     assert [host.label for host in load(shell.home / "clusters" / "lab.yaml").hosts] == ["a", "10.0.0.2"]
 
 
@@ -119,6 +124,38 @@ def test_other_machines_under_the_same_name_are_refused(
     assert shell("cluster", "create", "--hosts", "a", "--file", "x.yaml").code == 2
 
 
+def test_the_order_in_which_machines_are_typed_again_moves_nothing(
+    shell: Shell, drawer: dict[str, PaperMachine]
+) -> None:
+    """The first one typed becomes the controller only when the cluster is made: a queue does not move."""
+    assert shell(*CREATE).code == 0
+    assert shell("cluster", "add", "10.0.0.3", "--switch", "rack2").code == 0
+    kept = load(shell.home / "clusters" / "lab.yaml")
+    again = ("cluster", "create", "--name", "lab", "--no-connect", "--hosts")
+    assert shell(*again, "10.0.0.3,ana@10.0.0.2:2222,10.0.0.1").code == 0
+    other = load(shell.home / "clusters" / "lab.yaml")
+    assert [(host.address, host.roles, host.switch) for host in other.hosts] == [
+        (host.address, host.roles, host.switch) for host in kept.hosts
+    ]
+    assert [(host.user, host.port) for host in other.hosts] == [("root", None), ("ana", 2222), ("root", None)]
+    for words in (("--controller", "10.0.0.2"), ("--no-controller-works",)):
+        moved = shell(*again, "10.0.0.1,10.0.0.2,10.0.0.3", *words)
+        assert (moved.code, moved.err.splitlines()[-1].split(":")[0]) == (3, "hint")
+
+
+def test_an_inventory_of_ones_own_cannot_move_the_controller(
+    shell: Shell, drawer: dict[str, PaperMachine], tmp_path: Path
+) -> None:
+    assert shell(*CREATE).code == 0
+    file = tmp_path / "cluster.yaml"
+    file.write_text(
+        "cluster: lab\nhosts:\n- {address: 10.0.0.1}\n- {address: 10.0.0.2, roles: [controller, database]}\n"
+    )
+    moved = shell("cluster", "create", "--file", str(file), "--no-connect")
+    assert moved.code == 3
+    assert "is 10.0.0.1, and cannot move to 10.0.0.2" in moved.err
+
+
 def test_machines_come_and_go(shell: Shell, drawer: dict[str, PaperMachine]) -> None:
     assert shell(*CREATE).code == 0
     assert shell("cluster", "add", "10.0.0.3", "--switch", "rack2").code == 0
@@ -127,6 +164,29 @@ def test_machines_come_and_go(shell: Shell, drawer: dict[str, PaperMachine]) -> 
     assert shell("cluster", "remove", "c").code == 0
     assert len(load(shell.home / "clusters" / "lab.yaml").hosts) == 2
     assert shell("cluster", "upgrade").code == 0
+
+
+def test_an_add_that_was_cut_off_is_known_and_goes_on(
+    shell: Shell, drawer: dict[str, PaperMachine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shell(*CREATE).code == 0
+
+    def cut(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as off:
+        off.setattr("anyio.run", cut)
+        told = shell("cluster", "add", "10.0.0.3")
+        assert told.code == 130
+        assert "the same command goes on where this one was" in told.err
+    states = [row.split()[2:4] for row in shell("cluster", "show").out.splitlines()[1:]]
+    assert states[-1] == ["not", "joined"]
+    drawer["10.0.0.3"].judge = lambda _: 1
+    assert shell("cluster", "add", "10.0.0.3").code == 5
+    assert len(load(shell.home / "clusters" / "lab.yaml").hosts) == 2
+    drawer["10.0.0.3"].judge = lambda _: 0
+    assert shell("cluster", "add", "10.0.0.3").code == 0
+    assert [host.label for host in load(shell.home / "clusters" / "lab.yaml").hosts] == ["a", "b", "c"]
 
 
 def test_a_cluster_is_taken_down_only_by_who_says_yes(shell: Shell, drawer: dict[str, PaperMachine]) -> None:
@@ -176,6 +236,13 @@ def test_shoal_is_connected_by_the_command_a_person_would_type(
     typed = typed_by(monkeypatch, code)
     assert connect_shoal(made("ana"), {}).startswith(said)
     assert typed == [["connect", "slurm", "--ssh", "ana@10.0.0.1", *NODE_PART]]
+
+
+def test_a_shoal_that_is_up_is_not_connected_under_its_feet(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = typed_by(monkeypatch)
+    monkeypatch.setattr("shoal.cli.cluster_connect.holder", lambda _: 4711)
+    assert "after `shoal down`, `shoal cluster create`, `shoal up`" in connect_shoal(made("ana"), {})
+    assert typed == []
 
 
 def test_shoal_is_not_connected_as_root_and_it_is_said_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:

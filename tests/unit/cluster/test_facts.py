@@ -94,13 +94,21 @@ def test_a_gpu_is_called_what_people_ask_for(name: str, kind: str) -> None:
 
 def test_gpus_are_as_the_driver_tells_or_as_device_files_stand_there() -> None:
     devices = ["/dev/nvidia10", "/dev/nvidia2"]
-    assert gpus_of([], devices) == (Gpus(files=("/dev/nvidia2", "/dev/nvidia10")),)
-    told_by_driver = gpus_of([(0, "NVIDIA H200"), (1, "NVIDIA L4"), (2, "NVIDIA H200")], devices)
+    assert gpus_of([], devices, []) == (Gpus(files=("/dev/nvidia2", "/dev/nvidia10")),)
+    told_by_driver = gpus_of([(0, "NVIDIA H200"), (1, "NVIDIA L4"), (2, "NVIDIA H200")], devices, [])
     assert told_by_driver == (
         Gpus(kind="h200", files=("/dev/nvidia0", "/dev/nvidia2")),
         Gpus(kind="l4", files=("/dev/nvidia1",)),
     )
-    assert gpus_of([], []) == ()
+    assert gpus_of([], [], []) == ()
+
+
+def test_a_gpu_has_the_file_of_its_minor_number_not_of_its_place_on_the_bus() -> None:
+    lines = ("minor 3", "minor 1", "gpu 0 Disabled NVIDIA H200", "gpu 1 Disabled NVIDIA L4")
+    assert read_facts(told("a", "10.0.0.1", *lines), HOST).found.gpus == (
+        Gpus(kind="l4", files=("/dev/nvidia1",)),
+        Gpus(kind="h200", files=("/dev/nvidia3",)),
+    )
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,22 @@ async def test_a_dead_machine_may_be_removed_and_is_no_failure() -> None:
     assert "c did not answer" in report.remarks[-1]
 
 
+async def test_a_machine_that_is_out_and_could_not_be_cleaned_can_be_removed_again() -> None:
+    inventory = found(three(), facts_of(three().hosts))
+    paper = Paper(inventory)
+    own = told("c", "10.0.0.3", "own cluster lab", "own started slurmd")
+    paper.machines["10.0.0.3"] = PaperMachine(own, lambda _: 1)
+    crew, report = await removed(paper, inventory, "c")
+    assert wrong(crew) == {"c": "slurmd does not run"}
+    assert set(crew.failed) - report.gone == {"10.0.0.3"}
+    assert report.inventory is not None
+    assert [(item.address, item.found is None) for item in report.inventory.hosts][-1] == ("10.0.0.3", True)
+    paper.machines["10.0.0.3"].judge = lambda _: 0
+    again = await remove(paper.crew(), report.inventory, ["10.0.0.3"], Wishes())
+    assert again.inventory is not None
+    assert [item.label for item in again.inventory.hosts] == ["a", "b"]
+
+
 def changes(paper: Paper) -> list[str]:
     scripts = [script for machine in paper.machines.values() for script, _ in machine.seen]
     return [script for script in scripts if "&& echo yes || echo no" not in script]
@@ -234,6 +250,8 @@ async def test_a_machine_that_does_not_let_us_in_is_not_dead() -> None:
     assert [item.label for item in report.inventory.hosts] == ["a", "b"]
     assert report.remarks[-1] == "c did not let us in: it is out, and what Shoal put there stays there"
     assert set(crew.failed) - report.gone == set()
+    assert (await destroy(paper.crew(), inventory, Wishes())).inventory == inventory
+    assert (await destroy(paper.crew(), inventory, Wishes(is_forced=True))).inventory is None
 
 
 async def test_a_cluster_is_not_taken_down_while_nobody_can_say_whether_jobs_run() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cluster.leaving import quiet_node
+from shoal.cluster.leaving import quiet_cluster, quiet_node
 from tests.support.bare_machines import three
 
 SCONTROL = """\
@@ -27,7 +27,8 @@ esac
 SQUEUE = """\
 #!/bin/sh
 [ -e {folder}/is_up ] || {{ echo 'Unable to contact slurm controller' >&2; exit 1; }}
-cat {folder}/jobs
+cat {folder}/jobs || exit 1
+case $* in *completing*) if [ -e {folder}/ending ]; then cat {folder}/ending; rm {folder}/ending; fi ;; esac
 """
 
 
@@ -91,7 +92,19 @@ def test_a_node_with_jobs_takes_jobs_as_before(slurm: Slurm, *, is_away: bool) -
     assert not looked(slurm, is_away=is_away)
     code, words = changed(slurm, is_away=is_away)
     assert (code, slurm.told) == (1, ["drain reason=leaves", "resume"])
-    assert words.startswith("jobs 7 8 run there; wait for them, or say --force")
+    assert words.startswith(
+        "jobs 7 8 of Slurm's run there (squeue tells whose); wait for them, or say --force"
+    )
+
+
+def test_jobs_that_are_ending_already_are_waited_for(slurm: Slurm) -> None:
+    slurm.says("IDLE+COMPLETING")
+    ending = slurm.folder / "ending"  # seen once, and then over
+    ending.write_text("7\n")
+    assert changed(slurm, is_away=False) == (0, "")
+    assert slurm.told == ["drain reason=leaves"]
+    ending.write_text("7\n")
+    assert slurm.ends(quiet_cluster(three(), is_forced=False).apply) == (0, "")
 
 
 def test_one_that_is_away_and_that_slurm_calls_down_may_leave(slurm: Slurm) -> None:
@@ -121,8 +134,9 @@ def test_a_slurm_that_does_not_answer_has_not_said_that_there_are_no_jobs(
 def test_a_list_of_jobs_that_did_not_come_is_not_empty(slurm: Slurm) -> None:
     slurm.says("IDLE+DRAIN")
     (slurm.folder / "jobs").unlink()
-    assert not looked(slurm, is_away=False)
-    assert not looked(slurm, is_away=True)
+    for is_away in (False, True):
+        assert not looked(slurm, is_away=is_away)
+        assert changed(slurm, is_away=is_away)[0] == 1  # at once: it is not waited for
 
 
 def test_what_slurm_does_not_know_may_leave(slurm: Slurm) -> None:

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cluster import shell
+from shoal.cluster import leaving, shell
+from shoal.cluster.facts import read_facts
+from shoal.cluster.inventory import Host
 from shoal.cluster.render import File
+from tests.support.bare_machines import told
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +87,24 @@ def test_a_file_of_which_a_part_arrived_changes_nothing(tmp_path: Path) -> None:
         run(shell.write(file, is_foreign=True), b"ours")
     assert path.read_bytes() == b"theirs"
     assert sorted(found.name for found in tmp_path.rglob("*")) == ["slurm.conf", "state"]
+
+
+def test_whose_the_record_is_is_the_last_thing_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut off before it, the machine is still known as a member, and is cleaned when asked again."""
+    place = tmp_path / "state"
+    monkeypatch.setattr(leaving, "STATE_DIR", str(place))
+    (place / "started").mkdir()
+    for name in ("cluster", "files", "started/slurmd"):
+        (place / name).write_text("lab\n")
+    fact = read_facts(told("a", "10.0.0.1", "own cluster lab"), Host(address="10.0.0.1"))
+    last = leaving.leave(Host(address="10.0.0.1"), fact, has_packages_removed=False)[-1].apply
+    head, _, tail = last.rpartition("\n")
+    run(head)
+    assert [path.name for path in place.rglob("*")] == ["cluster"]
+    run(tail)
+    assert not place.exists()
 
 
 def test_what_was_there_before_is_back_in_one_move(tmp_path: Path) -> None:
