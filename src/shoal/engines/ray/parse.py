@@ -13,8 +13,8 @@ from shoal.engines.refusal import is_name
 from shoal.errors import EngineUnreachable, ShoalError, SpecError
 from shoal.model.node import Gpu, NodeFacts
 
-UNREACHED = "is it up? One with `RAY_USE_TLS=1` wants `--tls-cert`, `--tls-key` and `--tls-ca`"
-"""It tells nobody why it did not answer: without its certificates that looks as if it were away."""
+UNREACHED = "is this machine one of its nodes? `ray start --address HOST:PORT --num-cpus=0` makes it one"
+"""Of a Ray whose head has answered a knock."""
 ACCELERATOR = "accelerator_type:"
 _NOT_NAME = re.compile(r"[^A-Za-z0-9._-]")
 _TOKEN = re.compile(r"(?:InvalidAuthToken|AuthenticationError).*")
