@@ -92,10 +92,15 @@ class Doorbell:
         self._thread.join()
         self._socket.close()
 
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it hears datagrams."""
+        return self._host, self._socket.getsockname()[1]
+
     def script(self, label: str) -> str:
         """The job's one line. bash opens the socket itself: no program is started before it rings."""
-        port = self._socket.getsockname()[1]
-        return f"exec bash -c 'echo {label} > /dev/udp/{self._host}/{port}'"
+        host, port = self.address
+        return f"exec bash -c 'echo {label} > /dev/udp/{host}/{port}'"
 
     def wait(self, label: str, timeout_s: float) -> float:
         """When it rang, in seconds since 1970. `TimeoutError` if it did not."""

@@ -11,6 +11,8 @@ import hypothesis
 import pytest
 import structlog
 
+from tests.support.ray_lab import RayLab, ray_lab, what_is_missing
+
 # A shell without job control starts what it puts in the background with SIGINT ignored, and programs that
 # the tests interrupt would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -64,6 +66,16 @@ def _put_last(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def ray_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayLab]:
+    """One Ray for all files: a head and three nodes. Who is cut off for less than two minutes stays in it."""
+    missing = what_is_missing()
+    if missing is not None:
+        pytest.skip(missing)
+    with ray_lab(tmp_path_factory.mktemp("ray"), 3, lost_after_s=120.0) as lab:
+        yield lab
 
 
 @pytest.fixture(autouse=True)

@@ -9,12 +9,12 @@ import tempfile
 from pathlib import Path
 
 from benchmarks import private_network
-from benchmarks.engines import drills, overhead, queued
+from benchmarks.engines import drills, launch, overhead, queued
 from benchmarks.engines.say import say
 from benchmarks.processes import BenchmarkError
 from tests.support.networks import PATH
 
-SECTIONS = ("overhead", "queue", "drills")
+SECTIONS = ("overhead", "launch", "queue", "drills")
 
 
 def main() -> int:
@@ -22,6 +22,7 @@ def main() -> int:
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)} (all)")
     parser.add_argument("--only", default="slurm,ray", help="engines of `overhead`, by comma")
     parser.add_argument("--starts", type=int, default=20, help="interleaved rounds of `overhead`")
+    parser.add_argument("--launches", type=int, default=5, help="interleaved rounds of `launch`")
     parser.add_argument("--jobs", type=int, default=1000, help="jobs of `queue`")
     parser.add_argument("--trials", type=int, default=3, help="losses for each row of `drills`")
     parser.add_argument("--rows", default="", help="words of the rows of `drills` to measure, by comma (all)")
@@ -40,6 +41,8 @@ def main() -> int:
             say(f"section {section}")
             if section == "overhead":
                 overhead.measure(Path(folder) / section, asked.only.split(","), asked.starts)
+            elif section == "launch":
+                launch.measure(Path(folder) / section, asked.launches)
             elif section == "queue":
                 queued.measure(Path(folder) / section, asked.nodes, asked.jobs)
             else:

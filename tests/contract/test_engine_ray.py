@@ -16,6 +16,7 @@ import pytest
 from shoal.engines.base import Sight
 from shoal.engines.ray import RayConfig, RayEngine
 from shoal.engines.ray.client import RayClient
+from shoal.engines.ray.head import finder
 from shoal.engines.ray.parse import parse_nodes
 from shoal.engines.ray.render import key_of
 from shoal.errors import EngineRefused, EngineUnreachable, SpecError
@@ -24,12 +25,14 @@ from shoal.wire import EndKind
 from tests.contract.desk_world import DeskWorld
 from tests.contract.engine_contract import EngineContract, Program
 from tests.contract.test_engine_local import SkewedClock
-from tests.support.ray_lab import RAY_PYTHON, RayLab, ray_lab, what_is_missing
+from tests.support.ray_lab import RAY_PYTHON, RayLab
 
 pytestmark = [
     pytest.mark.engines,
     pytest.mark.timeout(600),
 ]  # with the start of a Ray, which may take its time
+SOAK = pytest.mark.soak
+"""Killed or cut off beside a control plane, too, in tests/e2e/test_ray.py."""
 CODE = str(Path(__file__).parents[2] / "src")
 
 
@@ -46,10 +49,7 @@ def config_for(lab: RayLab, spool_root: Path) -> RayConfig:
 
 def client_for(lab: RayLab, config: RayConfig) -> RayClient:
     return RayClient(
-        config,
-        namespace="tests",
-        log_file=lab.root / "bridge.log",
-        find=lambda: (config.address, Path(config.token_file)),
+        config, namespace="tests", log_file=lab.root / "bridge.log", find=finder(config, lab.root)
     )
 
 
@@ -99,19 +99,17 @@ class RayWorld(DeskWorld):
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayLab]:
-    missing = what_is_missing()
-    if missing is not None:
-        pytest.skip(missing)
-    with ray_lab(tmp_path_factory.mktemp("ray")) as lab:
-        yield lab
+def lab(ray_site: RayLab) -> RayLab:
+    return ray_site
 
 
 @pytest.fixture(scope="module")
 def client(lab: RayLab) -> Iterator[RayClient]:
     client = client_for(lab, config_for(lab, lab.root / "spool"))
-    lab.until(lambda: len(usable(client)) == len(lab.names), "an agent answers on every node")
+    with lab.minded():  # a cut of the file before may have ended a raylet
+        lab.until(lambda: len(usable(client)) == len(lab.names), "an agent answers on every node")
     yield client
+    client.dismiss()
     client.close()
 
 
@@ -171,6 +169,7 @@ class TestRay:
         finally:
             client.close()
 
+    @SOAK
     async def test_a_killed_agent_is_replaced_by_one_that_finds_what_runs(self, world: RayWorld) -> None:
         submission = world.submission()
         await world.started(submission)
@@ -184,6 +183,7 @@ class TestRay:
         assert seen.sight is Sight.ALIVE
         await world.ended(world.submission(Program()))
 
+    @SOAK
     async def test_a_killed_keeper_takes_its_share_with_it_and_that_is_evidence(
         self, world: RayWorld
     ) -> None:
@@ -196,22 +196,24 @@ class TestRay:
         assert seen.outcome.kind is EndKind.LOST
         assert world.num_running(submission.attempt_id) == 0
 
+    @SOAK
     async def test_jobs_outlive_a_killed_raylet_and_are_found_by_the_next(self, world: RayWorld) -> None:
         submission = world.submission()
         await world.started(submission)
         await anyio.to_thread.run_sync(world.lab.kill_daemon, "n0")
-        await world.until_nodes("n1")
+        await world.until_nodes(*world.lab.others("n0"))
         await world.until_running(submission.attempt_id)
         [seen] = (await world.look(submission.attempt_id)).values()
         assert (seen.sight, seen.outcome) == (Sight.ALIVE, None)
         await anyio.to_thread.run_sync(world.lab.start_node, "n0")
-        await world.until_nodes("n0", "n1")
+        await world.until_nodes(*world.node_names)
         assert "its keeper is process" in await world.said(submission.attempt_id)
         await world.engine.cancel(submission.attempt_id, 1.0)
         [ended] = await world.until(submission.attempt_id, Sight.ENDED)
         assert ended.outcome is not None
         assert ended.outcome.kind is EndKind.STOPPED
 
+    @SOAK
     async def test_jobs_outlive_a_killed_head_and_the_next_one_knows_its_nodes(self, world: RayWorld) -> None:
         submission = world.submission(num_nodes=2)
         await world.started(submission)
@@ -219,7 +221,7 @@ class TestRay:
         for seen in (await world.look(submission.attempt_id)).values():
             assert (seen.sight, seen.outcome) == (Sight.ALIVE, None)
         await anyio.to_thread.run_sync(world.lab.start_head)
-        await world.until_nodes("n0", "n1")
+        await world.until_nodes(*world.node_names)
         for seen in (await world.look(submission.attempt_id)).values():
             assert seen.sight is Sight.ALIVE
         assert world.num_starts(submission.attempt_id) == 2
@@ -229,7 +231,7 @@ class TestRay:
         submission = world.submission()
         await world.started(submission)
         await anyio.to_thread.run_sync(world.lab.crash_node, "n0")
-        await world.until_nodes("n1")
+        await world.until_nodes(*world.lab.others("n0"))
         world.clock.ahead += 120.0
         [seen] = (await world.look(submission.attempt_id)).values()
         assert (seen.sight, seen.outcome) == (Sight.UNKNOWN, None)
@@ -238,8 +240,9 @@ class TestRay:
         [ended] = await world.until(submission.attempt_id, Sight.ENDED)
         assert ended.outcome is not None
         assert ended.outcome.kind is EndKind.LOST
-        await world.until_nodes("n0", "n1")  # a silent one takes no work until then
+        await world.until_nodes(*world.node_names)  # a silent one takes no work until then
 
+    @SOAK
     async def test_a_node_cut_off_from_us_works_on_and_hands_in_everything_later(
         self, world: RayWorld
     ) -> None:
@@ -259,4 +262,4 @@ class TestRay:
         assert [line.split(b" ", 3)[3] for line in log.splitlines()] == [
             f"line {i}".encode() for i in range(1, 7)
         ]
-        await world.until_nodes("n0", "n1")
+        await world.until_nodes(*world.node_names)

@@ -40,13 +40,3 @@ def cleared(plane: ClusterPlane, cut_off: CutOff) -> Iterator[None]:
     for name in plane.lab.others(cut_off.node):
         plane.lab.heal(name)
     plane.end_all_but(before)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that are to come last in their file do, at the places that the file has."""
-    for path in {item.path for item in items if item.get_closest_marker("last") is not None}:
-        places = [number for number, item in enumerate(items) if item.path == path]
-        own = sorted((items[n] for n in places), key=lambda item: item.get_closest_marker("last") is not None)
-        for number, item in zip(places, own, strict=True):
-            items[number] = item

@@ -1,16 +1,16 @@
-"""Shoal on a real Ray whose processes speak TLS with each other: it is one of them, and strangers are not."""
+"""Shoal on a real Ray whose processes speak TLS with each other: it is one of them, and strangers are not.
+And in front of one that lets everybody in: it does not enter.
+"""
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.support.cluster_plane import CONNECT_S, ClusterPlane, cluster_plane
-from tests.support.ray_lab import RAY_PYTHON, RayLab, ray_lab, what_is_missing
+from tests.support.cluster_plane import ONE, ClusterPlane, cluster_plane
+from tests.support.ray_lab import RayLab, ray_lab, what_is_missing
 from tests.support.ray_tls import RayTls
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -21,32 +21,46 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayLab]:
     missing = what_is_missing()
     if missing is not None:
         pytest.skip(missing)
-    with ray_lab(tmp_path_factory.mktemp("ray"), 2, has_tls=True) as lab:
+    with ray_lab(tmp_path_factory.mktemp("ray"), 1, has_tls=True) as lab:
         yield lab
 
 
-def test_a_gang_runs_on_two_nodes(lab: RayLab, tmp_path: Path) -> None:
+def test_a_job_runs_on_a_node(lab: RayLab, tmp_path: Path) -> None:
     with cluster_plane(tmp_path / "home", lab) as plane:
-        job = plane.begun({"nodes": 2, "cpus": 1})
+        job = plane.begun(ONE)
         plane.ends_well(job)
 
 
 def test_who_shows_no_certificate_or_one_of_another_authority_is_refused(lab: RayLab, tmp_path: Path) -> None:
-    """At once: Ray answers nobody, and each of them gives up after two minutes."""
-    strange = RayTls(tmp_path / "tls")
+    """At once, and in words: Ray itself answers nobody, and gives up after two minutes."""
+    strange, own = RayTls(tmp_path / "tls"), lab.tls
     strange.make({lab.address})
-    planes = {name: ClusterPlane(tmp_path / name / "home", lab) for name in ("none", "strange")}
-    shown = {"none": (), "strange": strange.words()}
+    assert own is not None
+    halves = RayTls(tmp_path / "tls")
+    halves.ca = own.ca
+    shown = {
+        "speaks TLS, and no certificate of this machine's is named": (),
+        "stands for: ": strange.words(),
+        f"does not take {strange.cert}": halves.words(),
+    }
+    plane = ClusterPlane(tmp_path / "home", lab)
     words = ("--as-root", "--address", lab.head_address, "--token-file", str(lab.token_file))
+    for said, certificates in shown.items():
+        done = plane.command("connect", "ray", *words, *certificates, "--ray-python", "/nowhere/python")
+        assert done.returncode == 2, done.stderr
+        assert said in done.stderr, done.stderr
+        assert "--tls-" in done.stderr
+    assert not (plane.home / "ray.json").exists()
 
-    def connect(name: str) -> subprocess.CompletedProcess[str]:
-        planes[name].home.parent.mkdir(exist_ok=True)
-        asked = (*words, *shown[name], "--ray-python", str(RAY_PYTHON))
-        return planes[name].command("connect", "ray", *asked, timeout_s=CONNECT_S)
 
-    with ThreadPoolExecutor() as threads:
-        told = dict(zip(planes, threads.map(connect, planes), strict=True))
-    for name, done in told.items():
-        assert done.returncode != 0, name
-        assert "--tls-cert" in done.stderr, done.stderr
-        assert not (planes[name].home / "ray.json").exists()
+def test_a_ray_that_wants_no_token_is_refused(tmp_path: Path) -> None:
+    missing = what_is_missing()
+    if missing is not None:
+        pytest.skip(missing)
+    (tmp_path / "ray").mkdir()
+    with ray_lab(tmp_path / "ray", 0, has_tokens=False) as lab:
+        plane = ClusterPlane(tmp_path / "home", lab)
+        done = plane.command("connect", "ray", "--as-root", *lab.connect_words())
+    assert done.returncode == 2, done.stderr
+    assert "answers who shows no token" in done.stderr
+    assert "RAY_AUTH_MODE=token" in done.stderr

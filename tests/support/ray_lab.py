@@ -14,8 +14,10 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from shoal.engines.ray.client import BRIDGE
 from shoal.engines.ray.head import free_ports
@@ -33,16 +35,18 @@ FIRST = ("nice", "-n", "-10")
 """Before others: on a busy machine what has not begun within 30 s gives itself up, and nothing sets that."""
 TRIES = 5
 QUIET = ("--disable-usage-stats", "--include-log-monitor=false")
+CHECKS, PERIOD_S = 3, 2.0
 TUNED = {
     "RAY_health_check_initial_delay_ms": "1000",
-    "RAY_health_check_period_ms": "2000",
-    "RAY_health_check_timeout_ms": "10000",
-    "RAY_health_check_failure_threshold": "3",
+    "RAY_health_check_period_ms": f"{PERIOD_S * 1000:.0f}",
+    "RAY_health_check_failure_threshold": str(CHECKS),
     "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
     "RAY_gcs_storage": "rocksdb",
     "RAY_raylet_start_wait_time_s": "120",
 }
-"""A node that is gone is called dead within seconds; what the head knows is on disk."""
+"""A node that refuses is called dead within seconds; what the head knows is on disk."""
+LOST_AFTER_S = 36.0
+"""How long a node may be cut off until Ray calls it dead."""
 
 
 def what_is_missing() -> str | None:
@@ -65,6 +69,8 @@ class RayLab(ClusterLab):
         *,
         has_job_server: bool = False,
         has_tls: bool = False,
+        has_tokens: bool = True,
+        lost_after_s: float = LOST_AFTER_S,
         python: Path = RAY_PYTHON,
     ) -> None:
         super().__init__(tuple(f"n{number}" for number in range(num_nodes)), kind=1)
@@ -76,6 +82,8 @@ class RayLab(ClusterLab):
         self.head_address = f"{self.address}:{self._port}"
         self.has_job_server = has_job_server
         self.python = python
+        self._has_tokens = has_tokens
+        self._check_s = lost_after_s / CHECKS - PERIOD_S
         self.jobs_url = f"http://{self.address}:{self._dashboard_port}"
         self.started: dict[str, subprocess.Popen[bytes]] = {}
         self.variables = {}
@@ -88,8 +96,7 @@ class RayLab(ClusterLab):
             self.tls.make({"127.0.0.1", "localhost", self.address, *map(self.address_of, self.names)})
         self.make_network()
         self.start_head()
-        for name in self.names:
-            self.start_node(name)
+        self._start_nodes(self.names)
 
     def down(self) -> None:
         for name in self.names:
@@ -112,6 +119,7 @@ class RayLab(ClusterLab):
         self.stop_ray_on(name)
         words = [f"--address={self.head_address}", f"--node-ip-address={self.address_of(name)}"]
         words += [f"--node-name={name}", "--num-cpus=4", "--num-gpus=2", "--labels=rack=leaf"]
+        words += [f"--temp-dir={self.temp / name}"]  # two that begin at once would take the same sockets
         before = [*self.entering(name), "unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', name]
         self._start(name, before, [*words, *self._agent_ports()])
 
@@ -140,9 +148,15 @@ class RayLab(ClusterLab):
         """As a service manager does: a raylet that has ended is started again. One that Ray called dead while
         it was cut off ends itself when it hears of that.
         """
-        for name in self.names:
-            if not self.is_cut(name) and (name not in self.started or self.started[name].poll() is not None):
-                self.start_node(name)
+        self._start_nodes([name for name in self.names if not self.is_cut(name) and not self._has_ray(name)])
+
+    def _has_ray(self, name: str) -> bool:
+        return name in self.started and self.started[name].poll() is None
+
+    def _start_nodes(self, names: Iterable[str]) -> None:
+        """Beside each other: each mostly waits."""
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(self.start_node, names))
 
     def is_own(self, pid: int) -> bool:
         """What Ray started, and the bridge, which is a driver of Ray's."""
@@ -182,6 +196,8 @@ class RayLab(ClusterLab):
         """Again and again: on a busy machine Ray gives itself up too soon."""
         env = ray_environment(os.environ, self.token_file, is_own=False) | TUNED
         env |= self.tls.environment() if self.tls is not None else {}
+        env |= {} if self._has_tokens else {"RAY_AUTH_MODE": "disabled"}
+        env |= {"RAY_health_check_timeout_ms": f"{self._check_s * 1000:.0f}"}
         env |= {"RAY_gcs_storage_path": str(self.root / "gcs"), "PATH": PATH}
         start = self.ray_command("start", "--block")
         words = [*FIRST, *before, *start, *words, "--object-store-memory=80000000", *QUIET]
@@ -231,16 +247,9 @@ def command_of(pid: int) -> str:
 
 
 @contextlib.contextmanager
-def ray_lab(
-    root: Path,
-    num_nodes: int = 2,
-    *,
-    has_job_server: bool = False,
-    has_tls: bool = False,
-    python: Path = RAY_PYTHON,
-) -> Iterator[RayLab]:
+def ray_lab(root: Path, num_nodes: int = 2, **more: Any) -> Iterator[RayLab]:
     """One that is up, and wholly gone afterwards."""
-    lab = RayLab(root, num_nodes, has_job_server=has_job_server, has_tls=has_tls, python=python)
+    lab = RayLab(root, num_nodes, **more)
     try:
         lab.up()
         yield lab

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal.engines.ray import client as client_module
+from shoal.engines.ray import head as head_module
 from shoal.engines.ray.config import load_config
 from tests.support.cli import Shell
 from tests.unit.engines.test_ray_pieces import MISMATCH, answer, facts, row
@@ -46,6 +47,7 @@ class Ray:
 @pytest.fixture
 def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ray:
     monkeypatch.setattr(client_module, "BRIDGE", tmp_path / "bridge.py")
+    monkeypatch.setattr(head_module, "knock", lambda _: None)  # nobody is there but the bridge
     return Ray(tmp_path / "bridge.py")
 
 

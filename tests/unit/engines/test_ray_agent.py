@@ -64,8 +64,8 @@ def site(tmp_path: Path) -> Iterator[Site]:
     tmp_path.chmod(0o700)
     site = Site(tmp_path)
     yield site
-    if site.record_file.exists():
-        pid = json.loads(site.record_file.read_text())["pid"]
+    for file in site.root.rglob("keeper.json"):
+        pid = json.loads(file.read_text())["pid"]
         if is_alive(pid) and os.getsid(pid) == pid:
             os.kill(pid, signal.SIGKILL)
 
@@ -184,6 +184,26 @@ def test_a_place_that_others_can_change_is_refused(site: Site) -> None:
         with pytest.raises(PermissionError):
             ask()
     site.root.chmod(0o700)
+
+
+def test_where_everybody_may_add_names_it_has_a_place_of_its_own(site: Site) -> None:
+    site.root.chmod(0o1777)
+    told = site.start()
+    assert site.look()["pid"] == told["pid"]
+    own = site.root / f"shoal-{os.getuid()}"
+    assert (own.stat().st_mode & 0o777, (own / "ray" / KEY / "keeper.json").exists()) == (0o700, True)
+
+
+def test_a_place_that_somebody_has_taken_is_not_used_and_another_is_found_again(site: Site) -> None:
+    site.root.chmod(0o1777)
+    taken = site.root / f"shoal-{os.getuid()}"
+    taken.symlink_to("/nowhere")
+    with pytest.raises(PermissionError):
+        site.look()
+    told = site.start()
+    assert site.look()["pid"] == told["pid"]
+    assert Agent().start(str(site.root), KEY, site.task()) == {"pid": told["pid"], "is_new": False}
+    assert len(list(site.root.glob(f"{taken.name}-*"))) == 1
 
 
 def test_no_keeper_is_started_while_what_is_left_of_another_is_ended(site: Site) -> None:

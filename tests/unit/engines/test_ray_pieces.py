@@ -82,7 +82,13 @@ def test_devices_by_other_names_are_not_offered(devices: str) -> None:
 
 def test_devices_have_the_drivers_numbers() -> None:
     [node] = parse_nodes(answer(row(), **{"a" * 8: facts(devices="2,5")}))
-    assert [gpu.index for gpu in node.facts.gpus] == [2, 5]
+    assert [(gpu.index, gpu.minor) for gpu in node.facts.gpus] == [(2, None), (5, None)]
+
+
+def test_devices_have_the_files_that_the_driver_says() -> None:
+    told = facts(devices="2,1", minors=[3, 2, 1, 0])
+    [node] = parse_nodes(answer(row(), **{"a" * 8: told}))
+    assert [(gpu.index, gpu.minor) for gpu in node.facts.gpus] == [(2, 1), (1, 2)]
 
 
 def test_dead_nodes_and_heads_without_cpus_are_left_out() -> None:

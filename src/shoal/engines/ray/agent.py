@@ -86,6 +86,7 @@ class Agent:
             "memory_bytes": _memory_bytes(),
             "disk_bytes": shutil.disk_usage(place).total,
             "devices": _variable_of(os.getppid(), "CUDA_VISIBLE_DEVICES"),
+            "minors": _gpu_minors(),
         }
 
     def start(self, root: str, key: str, task: dict[str, Any]) -> dict[str, Any]:
@@ -93,10 +94,9 @@ class Agent:
         input. `task`: `command`, `bury` (what to run when it is gone without a word), `env`, `summons`.
         """
         with self._guard:
-            folder = _folder(root, key)
+            folder = _folder(root, key, is_to_be=True)
             if folder in self._burying:
                 raise OSError("what is left of the keeper before it is being ended; ask again")
-            _make(folder)
             with _launching(folder) as lock:
                 record = _record(folder)
                 if record is not None and _lives(record) is True:
@@ -265,28 +265,57 @@ def _launching(folder: str) -> Iterator[int]:
         os.close(lock)
 
 
-def _place(root: str) -> str:
-    """`PermissionError` for one that is somebody else's: what lies there would be believed."""
-    root = root or f"/tmp/shoal-{os.getuid()}"  # noqa: S108 - its owner and mode are looked at
-    with contextlib.suppress(FileNotFoundError):
-        facts = os.lstat(root)
-        if facts.st_uid != os.getuid() or facts.st_mode & 0o022 or not stat.S_ISDIR(facts.st_mode):
-            raise PermissionError(f"{root} is not a directory that only user {os.getuid()} can change")
-    return f"{root}/ray"
+def _place(root: str, *, is_to_be: bool = False) -> str:
+    """Where records lie; with `is_to_be` it is there afterwards. `PermissionError` for one that is somebody
+    else's: what lies there would be believed.
+
+    As for shares (`shoal.runtime.places`): where everybody may add names, as in /tmp, that is one of this
+    user's own, and another where somebody had taken its name.
+    """
+    base = root or "/tmp"  # noqa: S108 - owner and mode of what is used below it are looked at
+    own, others = base, list[str]()
+    if not root or _is_for_all(base):
+        name = f"shoal-{os.getuid()}"
+        own, others = f"{base}/{name}", sorted(one for one in os.listdir(base) if one.startswith(f"{name}-"))
+    found = next((one for one in (own, *(f"{base}/{one}" for one in others)) if _is_own(one)), None)
+    if found is None and os.path.lexists(own):
+        if own == base or not is_to_be:
+            raise PermissionError(f"{own} is not a directory that only user {os.getuid()} can change")
+        own = f"{own}-{os.urandom(8).hex()}"
+    found = found or own
+    if is_to_be:
+        os.makedirs(found, mode=0o700, exist_ok=True)
+        if not _is_own(found):  # whoever made it meanwhile
+            raise PermissionError(f"{found} is not a directory that only user {os.getuid()} can change")
+    return f"{found}/ray"
 
 
-def _folder(root: str, key: str) -> str:
+def _is_own(path: str) -> bool:
+    """Whether it is a directory that nobody but this user can change."""
+    try:
+        facts = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o022
+
+
+def _is_for_all(path: str) -> bool:
+    """Whether everybody may add names and nobody take another's away, but root, and we."""
+    try:
+        facts = os.stat(path)
+    except FileNotFoundError:
+        return False
+    is_open = facts.st_mode & stat.S_ISVTX and facts.st_mode & stat.S_IWOTH
+    return bool(is_open and facts.st_uid in (0, os.getuid()))
+
+
+def _folder(root: str, key: str, *, is_to_be: bool = False) -> str:
     if not KEY.fullmatch(key):
         raise ValueError(f"{key!r} is no name for a keeper")
-    return f"{_place(root)}/{key}"
-
-
-def _make(folder: str) -> None:
-    """For this user alone; `PermissionError` for a place that is somebody else's."""
-    root = os.path.dirname(os.path.dirname(folder))
-    os.makedirs(root, mode=0o700, exist_ok=True)
-    _place(root)  # whoever made it
-    os.makedirs(folder, mode=0o700, exist_ok=True)
+    folder = f"{_place(root, is_to_be=is_to_be)}/{key}"
+    if is_to_be:
+        os.makedirs(folder, mode=0o700, exist_ok=True)  # those above it are for nobody else already
+    return folder
 
 
 def _record(folder: str) -> dict[str, Any] | None:
@@ -363,6 +392,15 @@ def _variable_of(pid: int, name: str) -> str | None:
             if line.startswith(name.encode() + b"="):
                 return line.partition(b"=")[2].decode("utf-8", "replace")
     return None
+
+
+def _gpu_minors() -> list[int]:
+    """Of the device files of NVIDIA's GPUs, in the order in which its driver counts them: by their bus."""
+    top, found = "/proc/driver/nvidia/gpus", list[int]()
+    for bus in sorted(os.listdir(top)) if os.path.isdir(top) else ():
+        with contextlib.suppress(OSError), open(f"{top}/{bus}/information", encoding="utf-8") as file:
+            found += [int(line.split()[-1]) for line in file if line.startswith("Device Minor:")]
+    return found
 
 
 def _last_words(folder: str) -> str:

@@ -23,6 +23,7 @@ import msgspec
 
 from shoal.engines.ray.agent import launch
 from shoal.engines.ray.config import RayConfig, check_files, check_token_file
+from shoal.engines.ray.knock import knock
 from shoal.engines.ray.render import HEAD_PORTS, head_command, head_environment
 from shoal.engines.refusal import is_name
 from shoal.errors import EngineUnreachable
@@ -44,11 +45,14 @@ class HeadRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def finder(config: RayConfig, home: Path) -> Callable[[], tuple[str, Path]]:
-    """Where Ray is and what proves that we belong to it. For our own Ray: once it runs."""
+    """Where Ray is and what proves that we belong to it. For our own Ray: once it runs; for another: once it
+    has answered a knock.
+    """
 
     def find() -> tuple[str, Path]:
         if config.address:
             check_files(config)
+            knock(config)
             return config.address, Path(config.token_file)
         head = Head(home / "ray", config.ray_python)
         return head.ensure(), head.token_file

@@ -13,8 +13,8 @@ from shoal.engines.refusal import is_name
 from shoal.errors import EngineUnreachable, ShoalError, SpecError
 from shoal.model.node import Gpu, NodeFacts
 
-UNREACHED = "is it up? One with `RAY_USE_TLS=1` wants `--tls-cert`, `--tls-key` and `--tls-ca`"
-"""It tells nobody why it did not answer: without its certificates that looks as if it were away."""
+UNREACHED = "is this machine one of its nodes? `ray start --address HOST:PORT --num-cpus=0` makes it one"
+"""Of a Ray whose head has answered a knock."""
 ACCELERATOR = "accelerator_type:"
 _NOT_NAME = re.compile(r"[^A-Za-z0-9._-]")
 _TOKEN = re.compile(r"(?:InvalidAuthToken|AuthenticationError).*")
@@ -79,7 +79,7 @@ def _node(row: Mapping[str, Any], facts: Mapping[str, Any] | None, failed: str) 
             cpus=float(resources["CPU"]),
             memory_bytes=int(told.get("memory_bytes") or resources.get("memory") or 1),
             disk_bytes=int(told.get("disk_bytes") or 0),
-            gpus=_gpus(resources, told.get("devices")),
+            gpus=_gpus(resources, told.get("devices"), told.get("minors") or ()),
             is_alive=facts is not None,
             confinement="unknown",
             labels=labels,
@@ -88,9 +88,10 @@ def _node(row: Mapping[str, Any], facts: Mapping[str, Any] | None, failed: str) 
     )
 
 
-def _gpus(resources: Mapping[str, float], devices: str | None) -> tuple[Gpu, ...]:
+def _gpus(resources: Mapping[str, float], devices: str | None, minors: Sequence[int]) -> tuple[Gpu, ...]:
     """As many as Ray counts, numbered as the driver does: a raylet may have been given some of them. None of
-    those that it was given by other names, or in another number: they could be somebody else's.
+    those that it was given by other names, or in another number: they could be somebody else's. `minors`: of
+    all device files of the machine, in the driver's order.
     """
     count = int(resources.get("GPU", 0))
     kinds = [name.removeprefix(ACCELERATOR) for name in resources if name.startswith(ACCELERATOR)]
@@ -99,7 +100,14 @@ def _gpus(resources: Mapping[str, float], devices: str | None) -> tuple[Gpu, ...
     if given and not is_numbered:
         return ()
     numbers = [int(part) for part in given] if given else list(range(count))
-    return tuple(Gpu(index=number, kind=kinds[0] if kinds else "GPU") for number in numbers)
+    return tuple(
+        Gpu(
+            index=number,
+            kind=kinds[0] if kinds else "GPU",
+            minor=minors[number] if number < len(minors) else None,
+        )
+        for number in numbers
+    )
 
 
 def refusal(said: str, address: str, log: str = "") -> ShoalError:

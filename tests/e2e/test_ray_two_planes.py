@@ -1,0 +1,46 @@
+"""Two control planes over one Ray."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.client import Shoal
+from shoal.client.handles import JobHandle
+from tests.contract.cluster_takeover import Crowd, TakeoverContract
+from tests.support.postgres import postgres
+from tests.support.ray_lab import RayLab
+from tests.support.real_plane import until
+from tests.support.two_planes import TAKEOVER_S
+
+__all__ = ["postgres"]  # pytest finds the fixture by its name
+
+pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+class Busy(Crowd):
+    """A job of Shoal's own, as Ray has no queue: what waits does so in Shoal's."""
+
+    def come(self, shoal: Shoal) -> None:
+        wide = {"nodes": 3, "cpus": 2}
+        self._job = shoal.submit(run="sleep 600", workdir=None, resources=wide, ranks_per_node=1, grace="1s")
+        until(lambda: self._job.refresh().status == "running", "it has come", TAKEOVER_S)
+
+    def keeps_waiting(self, job: JobHandle) -> bool:
+        return job.refresh().status == "queued"
+
+    def go(self) -> None:
+        self._job.stop()
+
+
+@pytest.fixture
+def crowd() -> Crowd:
+    return Busy()
+
+
+@pytest.fixture
+def lab(ray_site: RayLab) -> RayLab:
+    return ray_site
+
+
+class TestTakeover(TakeoverContract):
+    pass
