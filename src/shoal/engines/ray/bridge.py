@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 PREFIX = "agent-"
 THREADS = 16
+STALE_S = 10.0
+"""How long an agent may refuse before we are taken for who is wrong: one that was replaced while the head was
+away is asked at its old port for ever."""
 NODE_FIELDS = (
     "NodeID",
     "Alive",
@@ -51,6 +55,8 @@ class Bridge:
         self._agents: dict[str, Any] = {}
         self._asked: dict[str, Any] = {}
         """By node: a question about its facts that is not answered yet. A node that hangs gets one."""
+        self._refused_at: dict[str, float] = {}
+        """By node: when its agent first refused, of those that do so still."""
 
     def connect(self) -> dict[str, Any]:
         ray.init(
@@ -164,14 +170,27 @@ class Bridge:
             if ref not in ready:
                 failed[key] = _LATE
                 continue
+            node = (nodes or {}).get(key, key)
             try:
                 answers[key] = ray.get(ref)
+                self._refused_at.pop(node, None)
             except RayActorError as error:
                 failed[key] = _words(error)
-                self._drop((nodes or {}).get(key, key))
+                self._drop(node)
+                self._end_if_stale(node, str(error))
             except Exception as error:  # noqa: BLE001 - whatever the agent raised is the answer
                 failed[key] = _words(error)
         return answers, failed
+
+    def _end_if_stale(self, node: str, said: str) -> None:
+        """With this process; the next question starts another, which learns anew where agents are."""
+        if "Connection refused" not in said:
+            return
+        since = self._refused_at.setdefault(node, time.monotonic())
+        if time.monotonic() - since > STALE_S:
+            sys.stderr.write(f"the agent on {node} is asked where it is no more: ended, to learn anew\n")
+            sys.stderr.flush()
+            os._exit(1)
 
     def _drop(self, node: str) -> None:
         """An agent that is not there is made anew by the next question."""
