@@ -24,14 +24,14 @@ hypothesis.settings.load_profile("shoal")
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Long tests first, some to each worker: one that is begun last keeps all others waiting.
 
-    Tests of engines take root, daemons and minutes: they run when they are asked for (`-m engines`).
+    Tests of engines take root, daemons and minutes: they run when they are asked for (`-m engines`), and the
+    longest of them and of the others by `-m soak` alone.
 
     A worker begins with its part of the list, and takes from the end of another's when it is through.
     """
-    if "engines" not in config.option.markexpr:
-        left_out = [item for item in items if item.get_closest_marker("engines") is not None]
-        items[:] = [item for item in items if item.get_closest_marker("engines") is None]
-        config.hook.pytest_deselected(items=left_out)
+    wanted = [item for item in items if _is_asked_for(item, config.option.markexpr)]
+    config.hook.pytest_deselected(items=sorted(set(items) - set(wanted), key=lambda item: item.nodeid))
+    items[:] = wanted
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     quick = [item for item in items if item.get_closest_marker("slow") is None]
     slow = [item for item in items if item.get_closest_marker("slow") is not None]
@@ -43,6 +43,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         ordered += [*own, *quick[:room]]
         del quick[:room]
     items[:] = [*ordered, *quick]
+    _put_last(items)
+
+
+def _is_asked_for(item: pytest.Item, markexpr: str) -> bool:
+    if item.get_closest_marker("soak") is not None:
+        return "soak" in markexpr
+    return item.get_closest_marker("engines") is None or "engines" in markexpr
+
+
+def _put_last(items: list[pytest.Item]) -> None:
+    """Those that are to come last in their file do, at the places that the file has."""
+    for path in {item.path for item in items if item.get_closest_marker("last") is not None}:
+        places = [number for number, item in enumerate(items) if item.path == path]
+        own = sorted((items[n] for n in places), key=lambda item: item.get_closest_marker("last") is not None)
+        for number, item in zip(places, own, strict=True):
+            items[number] = item
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ A cut loses packets: nobody is told, and who connects waits. Both ends send to a
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from pathlib import Path
 PATH = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 HERE = ""
 """This machine, where the control plane is, among the names of nodes."""
+NUMBERS = 250
 NOWHERE = "02:00:00:00:00:fe"
 """A station that no bridge has."""
 
@@ -27,9 +29,10 @@ class Networks:
 
     def __init__(self, names: tuple[str, ...], kind: int = 0) -> None:
         self.names = names
-        number = os.getpid() % 250
-        self._tag = f"s{'hr'[kind]}{os.getpid() % 100000}"
-        self._net = f"10.{200 + 10 * kind + number // 50}.{number}"
+        self.number, self._lock = _take_number(kind)
+        """Nobody else's on this machine, below `NUMBERS`, until the network is removed."""
+        self._tag = f"s{'hr'[kind]}{self.number}"
+        self._net = _net(kind, self.number)
         self.address = f"{self._net}.1"
         """Of this machine, as the nodes see it."""
         self._drops: dict[str, set[tuple[str, str]]] = {}
@@ -71,6 +74,9 @@ class Networks:
         for name in self.names:
             self._ip("netns", "del", self.space_of(name), check=False)
         self._ip("link", "del", self._bridge, check=False)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def pids_on(self, name: str) -> list[int]:
         told = self._ip("netns", "pids", self.space_of(name), check=False)
@@ -123,6 +129,25 @@ class Networks:
         done = subprocess.run(["ip", *words], env={"PATH": PATH}, capture_output=True, text=True, check=False)
         assert done.returncode == 0 or not check, (words, done.stderr)
         return done.stdout
+
+
+def _net(kind: int, number: int) -> str:
+    return f"10.{200 + 10 * kind + number // 50}.{number}"
+
+
+def _take_number(kind: int) -> tuple[int, int | None]:
+    """A number and the lock that makes it ours. What others left behind unfinished is passed over."""
+    words = ["ip", "-o", "-4", "addr", "show"]
+    taken = subprocess.run(words, env={"PATH": PATH}, capture_output=True, text=True, check=False).stdout
+    first = os.getpid() % NUMBERS
+    for number in (*range(first, NUMBERS), *range(first)):
+        lock = os.open(f"/tmp/shoal-lab-{kind}-{number}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if f" {_net(kind, number)}." not in taken:
+                return number, lock
+        os.close(lock)
+    raise AssertionError(f"{NUMBERS} networks of tests are on this machine: `ip netns` shows them")
 
 
 def is_alive(pid: int) -> bool:
