@@ -58,7 +58,7 @@ class PartitionContract:
         gang, other = plane.begun(TWO, "--talk"), plane.begun(ONE)
         cut = plane.attempt(gang)["nodes"][1]
         plane.lab.cut(cut)
-        until(lambda: plane.is_called_silent(gang), f"{cut} is called unreachable")
+        plane.until_said(gang, f"no sign of life from {cut}")
         assert plane.attempt(gang)["state"] == "running"
         plane.goes_on(gang, 1)
         plane.goes_on(gang, 1, "heard")

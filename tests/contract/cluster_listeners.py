@@ -28,7 +28,7 @@ from shoal.wire import Dispatch, Fetch, Papers, Phase, Renewal
 from tests.style.tree import ROOT
 from tests.support.cluster_lab import ClusterLab
 from tests.support.cluster_plane import ONE, TWO, ClusterPlane
-from tests.support.knock import CLOSED, NO_TLS, request
+from tests.support.knock import CLOSED, NO_TLS, TIMEOUT_S, request
 from tests.support.listeners import Listener, descendants, listeners
 from tests.support.real_plane import until
 from tests.support.services import Served
@@ -65,7 +65,7 @@ class ListenerContract:
         assert plane.command("stop", "hello").returncode == 0
         until(lambda: (told := served.table()) is not None and not told.services, "it is gone")
 
-    def test_no_listener_answers_who_has_no_token_a_wrong_one_or_another_attempts(
+    def test_no_listener_answers_who_has_no_token_a_wrong_one_or_another_attempts_or_nodes(
         self, plane: ClusterPlane, jobs: tuple[JobHandle, JobHandle], service: dict[str, Any]
     ) -> None:
         found = ours(plane, service)
@@ -187,11 +187,12 @@ def is_of_a_job(pid: int) -> bool:
 
 
 def tries(plane: ClusterPlane, victim: dict[str, Any], other: dict[str, Any], host: str) -> Tries:
-    """Requests that nobody may make: about everything with no token and a wrong one, and about one attempt
-    with what another was given.
+    """Requests that nobody may make: about everything with no token and a wrong one, and about one node's
+    share of an attempt with what another attempt was given, or another node for the same.
     """
-    key, node = load_key(plane.home), victim["nodes"][1]
+    key, (peer, node) = load_key(plane.home), victim["nodes"]
     own = other["attempt_id"], other["nodes"][0]
+    beside = victim["attempt_id"], peer
     fetch, renewal, dispatch = _bodies(victim, node)
     sent = [("GET", path, b"", "") for path in PATHS]
     sent += [("POST", "/v1/desk/fetch", fetch, "application/json")]
@@ -207,6 +208,10 @@ def tries(plane: ClusterPlane, victim: dict[str, Any], other: dict[str, Any], ho
             forged = sign_for(proof_key(key, *own), victim["attempt_id"], node, body)
             tokens["this one's name, signed by another"] = forged
             tokens["another attempt's job"] = job_token(key, own[0])
+            tokens["its other node's signature"] = sign_for(proof_key(key, *beside), *beside, body)
+            forged = sign_for(proof_key(key, *beside), victim["attempt_id"], node, body)
+            tokens["this node's name, signed by its other"] = forged
+            tokens["its own job's"] = job_token(key, victim["attempt_id"])
         for what, token in tokens.items():
             raw = request(method, path, host, token, body, kind)
             made += [(f"{method} {path}, {what}", is_tls, raw.decode("latin-1")) for is_tls in (False, True)]
@@ -223,13 +228,19 @@ def _bodies(attempt: dict[str, Any], node: str) -> tuple[bytes, bytes, bytes]:
     return msgspec.json.encode(fetch), msgspec.json.encode(renewal), msgspec.json.encode(dispatch) + b"\n"
 
 
-def knock(lab: ClusterLab, place: str, listener: Listener, made: Sequence[tuple[Any, ...]]) -> dict[str, str]:
+def knock(
+    lab: ClusterLab,
+    place: str,
+    listener: Listener,
+    made: Sequence[tuple[Any, ...]],
+    timeout_s: float = TIMEOUT_S,
+) -> dict[str, str]:
     """In the listener's own network: what is for loopback there is tried there."""
     hosts = {"0.0.0.0": "127.0.0.1", "::": "::1"}
     host = hosts.get(listener.host, listener.host)
     inside = ["nsenter", f"--net=/run/netns/{lab.space_of(place)}"] if place else []
     done = subprocess.run(
-        [*inside, sys.executable, "-m", "tests.support.knock", host, str(listener.port)],
+        [*inside, sys.executable, "-m", "tests.support.knock", host, str(listener.port), str(timeout_s)],
         input=json.dumps(made),
         capture_output=True,
         text=True,

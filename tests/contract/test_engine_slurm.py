@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Protocol
 
 import anyio
 import anyio.to_thread
@@ -21,14 +20,14 @@ from shoal.wire import EndKind, Limits
 from tests.contract.desk_world import DeskWorld
 from tests.contract.engine_contract import EngineContract, Program
 from tests.contract.test_engine_local import SkewedClock
-from tests.support.slurm_lab import SlurmLab, slurm_lab, what_is_missing
+from tests.support.slurm_lab import SlurmLab
 
 pytestmark = pytest.mark.engines
 CODE = str(Path(__file__).parents[2] / "src")
 
 
-class SlurmWorld(DeskWorld):
-    engine: SlurmEngine
+class OnSlurm(DeskWorld):
+    """A world whose engine speaks to a laboratory's Slurm, through whichever door."""
 
     def __init__(self, root: Path, lab: SlurmLab) -> None:
         super().__init__(root, lab.address)
@@ -36,6 +35,16 @@ class SlurmWorld(DeskWorld):
         self.node_names = lab.names[:2]
         self.shared = root / "shared"
         self.clock = SkewedClock()
+
+    async def slurm(self, *command: str) -> str:
+        return await anyio.to_thread.run_sync(lambda: self.lab.run(*command))
+
+
+class SlurmWorld(OnSlurm):
+    engine: SlurmEngine
+
+    def __init__(self, root: Path, lab: SlurmLab) -> None:
+        super().__init__(root, lab)
         self.engine = self.open()
 
     def open(self) -> SlurmEngine:
@@ -45,27 +54,14 @@ class SlurmWorld(DeskWorld):
         reach = self.server.reach(spool=str(self.spool), shared=str(self.shared))
         return SlurmEngine(self.home, clock=self.clock, reach=reach, config=config)
 
-    async def slurm(self, *command: str) -> str:
-        return await anyio.to_thread.run_sync(lambda: self.lab.run(*command))
-
-    def said(self, attempt_id: str, incarnation: int = 0) -> str:
-        return (self.shared / "slurm" / f"{job_name(attempt_id, incarnation)}.out").read_text()
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
-    missing = what_is_missing()
-    if missing is not None:
-        pytest.skip(missing)
-    with slurm_lab(tmp_path_factory.mktemp("slurm")) as lab:
-        yield lab
-
 
 @pytest.fixture
-async def world(tmp_path: Path, lab: SlurmLab, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SlurmWorld]:
+async def world(
+    tmp_path: Path, slurm: SlurmLab, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[SlurmWorld]:
     for name in ("SLURM_CONF", "PATH"):
-        monkeypatch.setenv(name, lab.environment[name])
-    world = SlurmWorld(tmp_path, lab)
+        monkeypatch.setenv(name, slurm.environment[name])
+    world = SlurmWorld(tmp_path, slurm)
     with world.server.serving(world.engine):
         yield world
         left = {o.attempt_id for o in await world.engine.list_owned() if o.sight is not Sight.ENDED}
@@ -73,7 +69,7 @@ async def world(tmp_path: Path, lab: SlurmLab, monkeypatch: pytest.MonkeyPatch) 
             await world.engine.cancel(attempt_id, 0.0)
         for attempt_id in left:
             await world.until(attempt_id, Sight.ENDED)
-        await anyio.to_thread.run_sync(until_empty, lab)
+        await anyio.to_thread.run_sync(until_empty, slurm)
 
 
 def until_empty(lab: SlurmLab) -> None:
@@ -122,26 +118,7 @@ class TestSlurm:
     async def test_a_controller_killed_right_after_a_submission_loses_nothing(
         self, world: SlurmWorld
     ) -> None:
-        await fill(world, "n0")
-        submission = world.submission(Program(lines=("once",)))
-        await world.engine.submit(submission)
-        await anyio.to_thread.run_sync(world.lab.kill_controller)
-        try:
-            [seen] = (await world.look(submission.attempt_id)).values()
-        finally:
-            await anyio.to_thread.run_sync(world.lab.start_controller)
-        assert (seen.sight, seen.is_queued) == (Sight.PENDING, True)
-        assert "the cluster cannot be asked" in seen.raw
-        await world.slurm("scancel", "--quiet", "--name=filler")
-        with anyio.fail_after(90):
-            while seen.sight is not Sight.ENDED:
-                # A list that failed counts for a second, as for the control plane, which comes again.
-                with contextlib.suppress(EngineUnreachable):
-                    await world.engine.submit(submission)
-                await world.pass_time()
-                [seen] = (await world.look(submission.attempt_id)).values()
-        assert seen.outcome is not None
-        assert (seen.outcome.kind, world.num_starts(submission.attempt_id)) == (EndKind.SUCCEEDED, 1)
+        await lose_a_submission(world)
 
     async def test_cancelled_in_the_queue_it_leaves_it(self, world: SlurmWorld) -> None:
         await fill(world, "n0")
@@ -237,10 +214,42 @@ def _filler(node: str, *more: str) -> list[str]:
     return ["sbatch", *words, *(more or ("--exclusive",))]
 
 
-class OnSlurm(Protocol):
-    lab: SlurmLab
-
-    async def slurm(self, *command: str) -> str: ...
+async def lose_a_submission(world: OnSlurm) -> None:
+    """slurmctld is killed before it has written a job down: it is gone, its id is somebody else's, and it is
+    submitted again, under another, and begins once.
+    """
+    await fill(world, "n0")
+    await anyio.to_thread.run_sync(world.lab.until_saved)
+    submission = world.submission(Program(lines=("once",)))
+    await world.engine.submit(submission)
+    name = job_name(submission.attempt_id, 0)
+    listed = ("squeue", "-h", "-t", "all", "-n", name, "-o", "%i")
+    number = (await world.slurm(*listed)).strip()
+    await anyio.to_thread.run_sync(lambda: world.lab.kill_controller(is_forgetful=True))
+    try:
+        [seen] = (await world.look(submission.attempt_id)).values()
+    finally:
+        await anyio.to_thread.run_sync(world.lab.start_controller)
+    assert (seen.sight, seen.is_queued) == (Sight.PENDING, True)
+    assert "the cluster cannot be asked" in seen.raw
+    assert await world.slurm(*listed) == "", "Slurm has lost it"
+    held = ("sbatch", "--parsable", "--hold", "--job-name=stranger", "-o/dev/null", "--wrap=true")
+    assert (await world.slurm(*held)).strip() == number, "its id is given away"
+    await world.slurm("scancel", "--quiet", "--name=filler")
+    with anyio.fail_after(90):
+        while seen.sight is not Sight.ENDED:
+            # A list that failed counts for a second, as for the control plane, which comes again.
+            with contextlib.suppress(EngineUnreachable):
+                await world.engine.submit(submission)
+            await world.pass_time()
+            [seen] = (await world.look(submission.attempt_id)).values()
+    assert seen.outcome is not None
+    assert (seen.outcome.kind, world.num_starts(submission.attempt_id)) == (EndKind.SUCCEEDED, 1)
+    again = (await world.slurm(*listed)).split()
+    assert len(again) == 1
+    assert again != [number]
+    assert await world.slurm("squeue", "-h", "-n", "stranger", "-o", "%i %T") == f"{number} PENDING\n"
+    await anyio.to_thread.run_sync(world.lab.cancel, "stranger", "news")
 
 
 async def fill(world: OnSlurm, node: str) -> None:

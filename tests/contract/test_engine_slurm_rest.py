@@ -1,13 +1,12 @@
-"""The engine through a real slurmrestd, with tokens. Commands are its other door, under the whole contract.
+"""The engine through a real slurmrestd, with tokens. Commands are its other door.
 
 Over the Slurm of this machine, or of another version (`tests/support/slurm_root.py`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import stat
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
@@ -22,30 +21,23 @@ from shoal.engines.slurm.rest import RestDoor
 from shoal.engines.slurm.rest_place import claims_of
 from shoal.errors import EngineRefused, EngineUnreachable
 from shoal.wire import EndKind, Limits
-from tests.contract.desk_world import DeskWorld
-from tests.contract.engine_contract import Program
-from tests.contract.test_engine_local import SkewedClock
-from tests.contract.test_engine_slurm import CODE, fill, until_empty
-from tests.support import slurm_rest
-from tests.support.networks import PATH
-from tests.support.slurm_lab import Shape, SlurmLab, slurm_lab, what_is_missing
+from tests.contract.engine_contract import EngineContract, Program
+from tests.contract.test_engine_slurm import CODE, OnSlurm, fill, lose_a_submission, until_empty
+from tests.support.slurm_lab import SlurmLab
 from tests.support.slurm_rest import Rest
 
 pytestmark = [pytest.mark.engines, pytest.mark.anyio]
 
 
-class RestWorld(DeskWorld):
+class RestWorld(OnSlurm):
     """Speaks to Slurm by REST alone; there are no commands in its PATH."""
 
     engine: SlurmEngine
 
     def __init__(self, root: Path, lab: SlurmLab) -> None:
-        super().__init__(root, lab.address)
+        super().__init__(root, lab)
         assert lab.rest is not None
-        self.lab, self.rest = lab, lab.rest
-        self.node_names = lab.names[:2]
-        self.shared = root / "shared"
-        self.clock = SkewedClock()
+        self.rest = lab.rest
         self.token = self.rest.token_file(root / "token")
         self.engine = self.open()
 
@@ -61,25 +53,13 @@ class RestWorld(DeskWorld):
         reach = self.server.reach(spool=str(self.spool), shared=str(self.shared))
         return SlurmEngine(self.home, clock=self.clock, reach=reach, config=config)
 
-    async def slurm(self, *command: str) -> str:
-        return await anyio.to_thread.run_sync(lambda: self.lab.run(*command))
-
     def door(self, **more: object) -> RestDoor:
         return RestDoor(self.rest.url, str(self.token), **more)  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
-    missing = what_is_missing() or slurm_rest.what_is_missing(PATH)
-    if missing is not None:
-        pytest.skip(missing)
-    with slurm_lab(tmp_path_factory.mktemp("slurm"), Shape(has_rest=True)) as lab:
-        yield lab
-
-
 @pytest.fixture
-async def world(tmp_path: Path, lab: SlurmLab) -> AsyncIterator[RestWorld]:
-    world = RestWorld(tmp_path, lab)
+async def world(tmp_path: Path, slurm: SlurmLab) -> AsyncIterator[RestWorld]:
+    world = RestWorld(tmp_path, slurm)
     with world.server.serving(world.engine):
         yield world
         world.rest.token_file(world.token)
@@ -88,7 +68,12 @@ async def world(tmp_path: Path, lab: SlurmLab) -> AsyncIterator[RestWorld]:
             await world.engine.cancel(attempt_id, 0.0)
         for attempt_id in left:
             await world.until(attempt_id, Sight.ENDED)
-        await anyio.to_thread.run_sync(until_empty, lab)
+        await anyio.to_thread.run_sync(until_empty, slurm)
+
+
+@pytest.mark.soak
+class TestRestEngine(EngineContract):
+    """Commands are under the same contract in `make test`."""
 
 
 async def test_a_gang_runs_on_the_nodes_that_were_named(world: RestWorld) -> None:
@@ -169,25 +154,7 @@ async def test_cancelled_in_the_queue_it_leaves_it_and_nobody_elses_does(world: 
 
 
 async def test_a_submission_that_slurmctld_lost_is_made_again_and_runs_once(world: RestWorld) -> None:
-    await fill(world, "n0")
-    submission = world.submission(Program(lines=("once",)))
-    await world.engine.submit(submission)
-    await anyio.to_thread.run_sync(world.lab.kill_controller)
-    try:
-        [seen] = (await world.look(submission.attempt_id)).values()
-    finally:
-        await anyio.to_thread.run_sync(world.lab.start_controller)
-    assert (seen.sight, seen.is_queued) == (Sight.PENDING, True)
-    assert "the cluster cannot be asked" in seen.raw
-    await world.slurm("scancel", "--quiet", "--name=filler")
-    with anyio.fail_after(90):
-        while seen.sight is not Sight.ENDED:
-            with contextlib.suppress(EngineUnreachable):  # what failed a moment ago is not asked at once
-                await world.engine.submit(submission)
-            await world.pass_time()
-            [seen] = (await world.look(submission.attempt_id)).values()
-    assert seen.outcome is not None
-    assert (seen.outcome.kind, world.num_starts(submission.attempt_id)) == (EndKind.SUCCEEDED, 1)
+    await lose_a_submission(world)
 
 
 async def test_slurmrestd_killed_and_back_ends_nothing(world: RestWorld) -> None:

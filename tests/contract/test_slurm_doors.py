@@ -62,10 +62,18 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
             lab.run("sbatch", name, said, "--output=/dev/null", f"--wrap={run}")
         for words in ACCOUNTS:
             lab.run("sacctmgr", "-i", *words.split())
-        lab.until(
-            lambda: not lab.run("squeue", "-h", "-t", "all"), "Slurm has forgotten its jobs", FORGOTTEN_S
-        )
         yield lab
+
+
+@pytest.fixture
+def forgetful(lab: SlurmLab) -> None:
+    """The first jobs are over, and Slurm knows nothing of them."""
+    names = {job_name(attempt_id, 0) for attempt_id in ("att_well", "att_ill")}
+
+    def listed() -> set[str]:
+        return set(lab.run("squeue", "-h", "-t", "all", "-o", "%j").split())
+
+    lab.until(lambda: not names & listed(), "Slurm has forgotten its jobs", FORGOTTEN_S)
 
 
 @pytest.fixture(params=["commands", "rest"])
@@ -151,6 +159,8 @@ async def test_a_job_gets_the_partition_and_the_gres_that_it_asks_for(
     assert re.search(r"nvme:1\b", told)
 
 
+@pytest.mark.last
+@pytest.mark.usefixtures("forgetful")
 async def test_a_job_that_slurm_has_forgotten_has_an_end(config: SlurmConfig) -> None:
     door = open_door(config)
     names = [job_name("att_well", 0), job_name("att_ill", 0), job_name("att_none", 0)]
@@ -159,6 +169,8 @@ async def test_a_job_that_slurm_has_forgotten_has_an_end(config: SlurmConfig) ->
     assert door.past(names[2:]) == []
 
 
+@pytest.mark.last
+@pytest.mark.usefixtures("forgetful")
 async def test_a_share_whose_job_is_forgotten_says_how_it_ended_and_is_over_where_that_is_evidence(
     config: SlurmConfig, tmp_path: Path
 ) -> None:

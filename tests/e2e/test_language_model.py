@@ -49,7 +49,7 @@ def train(shoal: Cluster, name: str) -> str:
 
 
 def test_every_program_has_a_job_and_a_test() -> None:
-    assert {path.stem for path in FOLDER.glob("*.yaml")} == {*RANKS, "deepspeed_zero", "serve"}
+    assert {path.stem for path in FOLDER.glob("*.yaml")} == {*RANKS, "deepspeed_zero", "serve", "two_nodes"}
 
 
 @pytest.mark.parametrize(

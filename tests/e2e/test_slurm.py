@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
+from shoal.client.handles import JobHandle
+from shoal.engines.slurm.render import job_name
+from shoal.home import holder
 from tests.contract.cluster_cuts import PartitionContract
 from tests.contract.cluster_drills import DrillContract
-from tests.contract.cluster_listeners import ListenerContract
+from tests.contract.cluster_listeners import ListenerContract, knock
 from tests.contract.cluster_survival import SurvivalContract
-from tests.support import slurm_accounting
 from tests.support.cluster_plane import ONE, TWO, ClusterPlane
-from tests.support.networks import PATH
+from tests.support.knock import CLOSED, NO_TLS, SILENT
 from tests.support.real_plane import until
-from tests.support.slurm_lab import Shape, SlurmLab, slurm_lab, what_is_missing
+from tests.support.slurm_lab import SlurmLab
+from tests.support.slurm_ports import (
+    FOREIGN,
+    NOISE,
+    NOTHING,
+    OWN,
+    QUESTIONS,
+    REFUSED,
+    SAFE,
+    Intruder,
+    an_intruder,
+    asked_of_rest,
+    role_of,
+    slurms_ports,
+)
+from tests.support.witness import since_boot
 
 pytestmark = [
     pytest.mark.engines,
@@ -25,20 +45,10 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
-    missing = what_is_missing() or slurm_accounting.what_is_missing(PATH)
-    if missing is not None:
-        pytest.skip(missing)
-    shape = Shape(slurmd_timeout_s=300, has_accounting=True)
-    with slurm_lab(tmp_path_factory.mktemp("slurm"), shape) as lab:
-        yield lab
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory, lab: SlurmLab) -> Iterator[ClusterPlane]:
-    real = ClusterPlane(tmp_path_factory.mktemp("slurm-plane") / "home", lab, "--serve-on", "127.0.0.1:0")
+def plane(tmp_path_factory: pytest.TempPathFactory, slurm: SlurmLab) -> Iterator[ClusterPlane]:
+    real = ClusterPlane(tmp_path_factory.mktemp("slurm-plane") / "home", slurm, "--serve-on", "127.0.0.1:0")
     told = real.connect()
-    assert (told["nodes"], told["alive"], told["nodes_on"]) == (3, 3, f"{lab.address}:7464")
+    assert (told["nodes"], told["alive"], told["nodes_on"]) == (3, 3, f"{slurm.address}:7464")
     real.up()
     try:
         yield real
@@ -50,8 +60,62 @@ class TestDrills(DrillContract):
     pass
 
 
+@pytest.fixture(scope="module")
+def intruder(slurm: SlurmLab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Intruder]:
+    with an_intruder(slurm, tmp_path_factory.mktemp("intruder")) as somebody:
+        yield somebody
+
+
+def is_told(said: str) -> bool:
+    """Whether it is more than a refusal; slurmdbd says in words that it did not understand."""
+    return said not in (CLOSED, NO_TLS, SILENT) and "Failed to unpack" not in said
+
+
 class TestListeners(ListenerContract):
-    pass
+    def test_slurms_daemons_do_nothing_for_who_has_not_its_munge_key(
+        self, plane: ClusterPlane, slurm: SlurmLab, jobs: tuple[JobHandle, JobHandle], intruder: Intruder
+    ) -> None:
+        before = [plane.attempt(job) for job in jobs]
+        told = {
+            (shown, *words): intruder.asks(shown, *words)
+            for shown in (FOREIGN, NOTHING)
+            for questions in QUESTIONS.values()
+            for words in questions
+        }
+        assert {asked: said for asked, said in told.items() if not said.startswith(REFUSED)} == {}
+        assert "intruder" not in slurm.run("squeue", "-h", "-t", "all", "-o", "%j")
+        assert "intruder" not in slurm.run("scontrol", "show", "node")
+        assert "intruder" not in slurm.run("sacctmgr", "-n", "-P", "show", "account")
+        assert [plane.attempt(job) for job in jobs] == before
+        assert {intruder.asks(OWN, *words)[0] for words in SAFE} == {"0"}, "with its key each is answered"
+
+    def test_slurms_ports_say_nothing_to_who_does_not_speak_its_language(
+        self, plane: ClusterPlane, slurm: SlurmLab, jobs: tuple[JobHandle, JobHandle]
+    ) -> None:
+        """All of them, also those of `srun`, which changes with every job."""
+        roles, answered = set(), {}
+        for place, found in slurms_ports(slurm).items():
+            for listener in found:
+                roles.add(role_of(listener))
+                told = knock(slurm, place, listener, NOISE, timeout_s=3.0)
+                if role_of(listener) != "slurmrestd":  # which speaks HTTP, and is tried in it
+                    answered |= {(listener, name): said for name, said in told.items() if is_told(said)}
+        assert {"slurmctld", "slurmdbd", "slurmrestd", "slurmd", "srun"} <= roles
+        assert answered == {}
+        plane.goes_on(jobs[0], 1)
+
+    def test_slurmrestd_tells_nobody_anything_without_a_token(
+        self, slurm: SlurmLab, jobs: tuple[JobHandle, JobHandle]
+    ) -> None:
+        assert slurm.rest is not None
+        token = slurm.rest.token()
+        right = asked_of_rest(slurm, token)
+        assert {said.status for said in right.values()} == {200}
+        for wrong in (None, f"{token[:-4]}AAAA"):
+            for path, said in asked_of_rest(slurm, wrong).items():
+                # v0.0.38 has an error inside of a 200, with nothing beside it.
+                assert said.status in (401, 403, 500) or "authentication error" in said.body, (path, said)
+                assert "shoal-" not in said.body, (path, said)
 
 
 class TestSurvival(SurvivalContract):
@@ -63,10 +127,10 @@ class TestCuts(PartitionContract):
 
 
 @pytest.fixture
-def full(lab: SlurmLab) -> Iterator[None]:
+def full(slurm: SlurmLab) -> Iterator[None]:
     """All that is free of the cluster is somebody else's: what is submitted waits in Slurm's queue."""
-    for node in lab.names:
-        lab.run(
+    for node in slurm.names:
+        slurm.run(
             "sbatch",
             "--job-name=filler",
             f"--nodelist={node}",
@@ -75,46 +139,99 @@ def full(lab: SlurmLab) -> Iterator[None]:
             "--wrap=sleep 600",
         )
     yield
-    lab.run("scancel", "--quiet", "--name=filler")
+    slurm.cancel("filler")
+
+
+@contextmanager
+def frozen(plane: ClusterPlane) -> Iterator[None]:
+    """Its control plane does nothing meanwhile."""
+    pid = holder(plane.home)
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def held(slurm: SlurmLab, name: str) -> str:
+    """The id of somebody's job, which does not begin."""
+    words = ("--parsable", "--hold", f"--job-name={name}", "--output=/dev/null", "--wrap=true")
+    return slurm.run("sbatch", *words).strip()
 
 
 class TestSlurm:
     def test_what_waits_in_slurms_queue_is_explained_in_its_words(
-        self, plane: ClusterPlane, lab: SlurmLab, full: None
+        self, plane: ClusterPlane, slurm: SlurmLab, full: None
     ) -> None:
         job = plane.submit("true", resources={"cpus": 2})
-        until(lambda: "is PENDING (" in plane.command("why", job.ref).stdout, "why quotes Slurm")
-        lab.run("scancel", "--name=filler")
+        plane.until_said(job, "is PENDING (")
+        slurm.cancel("filler")
         plane.until_status(job, "succeeded")
 
     def test_slurmctld_killed_right_after_a_submission(
-        self, plane: ClusterPlane, lab: SlurmLab, request: pytest.FixtureRequest
+        self, plane: ClusterPlane, slurm: SlurmLab, request: pytest.FixtureRequest
     ) -> None:
         running = plane.begun(TWO)
-        # Slurm itself ends what it began and had not yet written down: it begins that again, beside itself.
-        lab.until_saved()
         request.getfixturevalue("full")
+        slurm.until_saved()
         waits = plane.submitted({"cpus": 2})
-        mine = plane.until_status(waits, "starting")
-        name = f"shoal-{plane.attempt(mine)['attempt_id']}"
-        until(lambda: name in lab.run("squeue", "-h", "-o", "%j"), "Slurm has accepted it")
-        lab.kill_controller()
+        name = job_name(plane.attempt(plane.until_status(waits, "starting"))["attempt_id"], 0)
+        listed = ("squeue", "-h", "-t", "all", "-n", name, "-o", "%i")
+        number = until(lambda: slurm.run(*listed).strip(), "Slurm has accepted it")
+        slurm.kill_controller(is_forgetful=True)
         plane.goes_on(running, 1)
-        lab.start_controller()
-        lab.run("scancel", "--quiet", "--name=filler")
+        with frozen(plane):  # so that nobody submits it again before we have looked
+            slurm.start_controller()
+            assert slurm.run(*listed) == "", "Slurm has lost it"
+            assert held(slurm, "stranger") == number, "its id is given away"
+        killed_at = since_boot()
+        slurm.cancel("filler")
         plane.until_starts(waits, 1)
+        begun_s = plane.witness.lines(waits.job_id, "start")[0].at - killed_at
+        print(f"a lost submission began {begun_s:.1f} s after slurmctld was back")
+        assert slurm.run(*listed).split() not in ([], [number])
+        assert slurm.run("squeue", "-h", "-n", "stranger", "-o", "%i %T") == f"{number} PENDING\n"
+        slurm.cancel("stranger", "news")
         plane.ends_well(waits)
         plane.ends_well(running)
 
-    def test_slurmdbd_killed_and_started_again(self, plane: ClusterPlane, lab: SlurmLab) -> None:
-        assert lab.accounting is not None
+    def test_slurmctld_killed_right_after_a_job_began(
+        self, plane: ClusterPlane, slurm: SlurmLab, request: pytest.FixtureRequest
+    ) -> None:
+        """Slurm has only written down that it waits: it ends what runs, and drains the node for it."""
+        request.getfixturevalue("full")
+        job = plane.submitted({"cpus": 2})
+        name = job_name(plane.attempt(plane.until_status(job, "starting"))["attempt_id"], 0)
+        listed = ("squeue", "-h", "-n", name, "-o", "%T")
+        until(lambda: slurm.run(*listed) == "PENDING\n", "it waits in Slurm's queue")
+        slurm.until_saved()
+        slurm.cancel("filler")
+        plane.until_starts(job, 1)
+        plane.goes_on(job)
+        slurm.kill_controller(is_forgetful=True)
+        killed_at = since_boot()
+        plane.goes_on(job)
+        slurm.start_controller()
+        assert slurm.run(*listed) == "PENDING\n", "it knows nothing of what runs"
+        slurm.cancel("filler", "news")
+        [node] = plane.attempt(job)["nodes"]
+        until(lambda: "Duplicate" in slurm.run("scontrol", "show", "node", node), "Slurm drains its node")
+        slurm.run("scontrol", "update", f"NodeName={node}", "State=RESUME")  # as its administrator does
+        plane.until_starts(job, 2)
+        again_s = plane.witness.lines(job.job_id, "start")[1].at - killed_at
+        print(f"a job that Slurm had begun twice began {again_s:.1f} s after slurmctld was killed")
+        plane.ends_well(job, attempts=2)
+
+    def test_slurmdbd_killed_and_started_again(self, plane: ClusterPlane, slurm: SlurmLab) -> None:
+        assert slurm.accounting is not None
         before = plane.begun(ONE)
-        lab.accounting.kill()
+        slurm.accounting.kill()
         try:
             during = plane.begun(ONE)
             plane.ends_well(during)
         finally:
-            lab.accounting.start()
+            slurm.accounting.start()
         name = f"shoal-{plane.attempt(during)['attempt_id']}"
-        until(lambda: name in lab.accounting.jobs(), "slurmdbd learns of what ran without it")  # type: ignore[union-attr]
+        until(lambda: name in slurm.accounting.jobs(), "slurmdbd learns of what ran without it")  # type: ignore[union-attr]
         plane.ends_well(before)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import pwd
 from collections.abc import Iterator
@@ -14,11 +13,10 @@ import pytest
 from shoal.client import Shoal
 from shoal.client.handles import JobHandle
 from shoal.engines.slurm.render import comment, job_name
-from tests.e2e.test_drills import PROGRAM
 from tests.support import owners_plane
-from tests.support.owners_plane import PYTHON_PATH, OwnersPlane, accounts, as_user, name_of, reachable_folder
+from tests.support.owners_plane import OwnersPlane, accounts, as_user, name_of, reachable_folder
 from tests.support.real_plane import until
-from tests.support.slurm_lab import slurm_lab, what_is_missing
+from tests.support.slurm_lab import SlurmLab
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -33,12 +31,12 @@ class Person(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def plane() -> Iterator[OwnersPlane]:
-    missing = what_is_missing() or owners_plane.what_is_missing()
+def plane(slurm: SlurmLab) -> Iterator[OwnersPlane]:
+    missing = owners_plane.what_is_missing()
     if missing is not None:
         pytest.skip(missing)
-    with reachable_folder() as folder, slurm_lab(folder / "slurm") as lab:
-        real = OwnersPlane(folder / "home", lab)
+    with reachable_folder() as folder:
+        real = OwnersPlane(folder / "home", slurm)
         real.connect()
         real.up()
         with accounts(*NAMES):
@@ -63,8 +61,9 @@ def test_jobs_of_two_people_run_under_two_accounts(plane: OwnersPlane, people: t
     for one, job in zip(people, jobs, strict=True):
         plane.until_status(job, "succeeded")
         until(lambda one=one, job=job: log_of(one, job) == [f"uid={one.uid} groups={one.uid}"], "its log")  # type: ignore[misc]
-    users = set(plane.lab.run("squeue", "-h", "--states=all", "-o", "%u").split())
-    assert users == {one.name for one in people}
+    whose = dict(line.split() for line in plane.lab.run("squeue", "-h", "-ta", "-o", "%j %u").splitlines())
+    names = [job_name(plane.attempt(job)["attempt_id"], 0) for job in jobs]
+    assert [whose[name] for name in names] == [one.name for one in people]
 
 
 def test_nobody_reads_what_is_another_persons(plane: OwnersPlane, people: tuple[Person, Person]) -> None:
@@ -116,7 +115,7 @@ def test_jobs_of_another_user_named_like_ours_are_neither_believed_nor_cancelled
     fillers = ("squeue", "-h", "-t", "R", "-n", "filler")
     plane.lab.until(lambda: len(plane.lab.run(*fillers).splitlines()) == 3, "the fillers run")
     job = plane.run_as(ana.shoal, "true")
-    until(lambda: "is PENDING (" in plane.command("why", job.ref).stdout, "why quotes Slurm")
+    plane.until_said(job, "is PENDING (")
     attempt_id = plane.attempts(job)[-1]["attempt_id"]
     name = job_name(attempt_id, 0)
     forged = f"mine\n99999|RUNNING|{ana.name}|N/A|{name}|Forged"
@@ -124,7 +123,7 @@ def test_jobs_of_another_user_named_like_ours_are_neither_believed_nor_cancelled
     number = _job_id(plane, ana, name)
     plane.lab.run("scontrol", "hold", number)  # so that what is told afterwards was seen after the twins came
     held = f"Slurm job {number} is PENDING (JobHeldAdmin)"
-    until(lambda: held in plane.command("why", job.ref).stdout, "why quotes what became of hers")
+    plane.until_said(job, held)
     job.stop()
     plane.until_status(job, "cancelled")
     hers = ("squeue", "-h", "-t", "PD", "-u", ana.name)
@@ -167,35 +166,21 @@ def test_a_place_that_another_user_took_first_is_not_used(
         assert list(taken.iterdir()) == []
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None, reason="torch is not installed: pip install 'shoal[train]'"
-)
-def test_training_goes_on_after_a_lost_node_under_its_owners_account(
+def test_a_lost_node_is_begun_anew_under_its_owners_account(
     plane: OwnersPlane, people: tuple[Person, Person]
 ) -> None:
     ana, _ = people
-    job = ana.shoal.submit(
-        name="train",
-        setup=f"cat > train.py <<'END'\n{PROGRAM}\nEND",
-        run=f"{owners_plane.readable_python()} train.py",
-        workdir=None,
-        resources={"nodes": 2, "gpus": 1},
-        ranks_per_node=1,
-        checkpoint={},
-        retry={"max": 30},
-        env={"OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHON_PATH, "CUDA_VISIBLE_DEVICES": ""},
-    )
-    plane.until_status(job, "running")
+    saves = "id -u > $SHOAL_CHECKPOINT_DIR/$RANK.$SHOAL_GENERATION; exec sleep 600"
+    job = plane.run_as(ana.shoal, saves, resources={"nodes": 2, "cpus": 1}, checkpoint={}, retry={"max": 3})
     kept = plane.shared / "checkpoints" / job.job_id
-    until(lambda: len(list(kept.glob("step-*"))) >= 2, "two checkpoints are there", within_s=120.0)
-    done = plane.command("drill", "kill-node", job.ref, "--window", "2s", "--json")
+    until(lambda: {"0.0", "1.0"} <= {path.name for path in kept.glob("*")}, "both ranks have saved")
+    done = plane.command("drill", "kill-node", job.ref, "--window", "0s", "--json")
     assert done.returncode == 0, (done.stdout, done.stderr)
     told = json.loads(done.stdout)["result"]
     assert (told["outcome"], told["new_attempts"]) == ("recovered", 0)
-    print(
-        f"kill-node as {ana.name}: next step after {told['stepped_s']:.1f} s, {told['steps_lost']} steps lost"
-    )
+    until(lambda: {"0.1", "1.1"} <= {path.name for path in kept.glob("*")}, "both have saved again")
     assert {path.stat().st_uid for path in kept.rglob("*")} == {ana.uid}
+    assert {path.read_text() for path in kept.rglob("*") if path.is_file()} == {f"{ana.uid}\n"}
     job.stop()
     plane.until_status(job, "cancelled")
 

@@ -14,7 +14,7 @@ from tests.support.real_plane import until
 from tests.support.service_faults import PATH, address_of, token_of
 from tests.support.services import Caller, Served
 from tests.support.shares import processes_with
-from tests.support.slurm_lab import SlurmLab, slurm_lab, what_is_missing
+from tests.support.slurm_lab import SlurmLab
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 WITHIN_S = 150.0
@@ -23,18 +23,9 @@ TWO = {"replicas": 2, "resources": {"cpus": 3}}
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
-    missing = what_is_missing()
-    if missing is not None:
-        pytest.skip(missing)
-    with slurm_lab(tmp_path_factory.mktemp("slurm")) as lab:
-        yield lab
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory, lab: SlurmLab) -> Iterator[ClusterPlane]:
+def plane(tmp_path_factory: pytest.TempPathFactory, slurm: SlurmLab) -> Iterator[ClusterPlane]:
     home = tmp_path_factory.mktemp("slurm-services") / "home"
-    with cluster_plane(home, lab, "--serve-on", "127.0.0.1:0") as plane:
+    with cluster_plane(home, slurm, "--serve-on", "127.0.0.1:0") as plane:
         yield plane
 
 
@@ -59,12 +50,12 @@ def ready(served: Served, count: int) -> dict[str, str]:
 
 
 def test_replicas_of_two_nodes_are_called_through_their_porches(
-    plane: ClusterPlane, lab: SlurmLab, served: Served, called: tuple[str, str]
+    plane: ClusterPlane, slurm: SlurmLab, served: Served, called: tuple[str, str]
 ) -> None:
     replicas = ready(served, 2)
     hosts = {address.removeprefix("tls:").rpartition(":")[0] for address in replicas.values()}
     assert len(hosts) == 2
-    assert hosts <= {lab.address_of(name) for name in lab.names}
+    assert hosts <= {slurm.address_of(name) for name in slurm.names}
     with Caller(called[0], PATH, called[1]) as caller:
         until(lambda: sum(caller.statuses.values()) >= 100, "it answers")
     assert set(caller.statuses) == {200}
@@ -85,15 +76,16 @@ def nodes_of(plane: ClusterPlane) -> set[str]:
     return {one["nodes"][0] for one in servers(plane)}
 
 
+@pytest.mark.soak
 def test_no_request_fails_while_a_replica_dies_a_release_rolls_and_it_is_scaled(
-    plane: ClusterPlane, lab: SlurmLab, served: Served, called: tuple[str, str]
+    plane: ClusterPlane, slurm: SlurmLab, served: Served, called: tuple[str, str]
 ) -> None:
     ready(served, 2)
     get, post = Caller(called[0], PATH, called[1]), Caller(*_posts(called))
     with get, post:
         until(lambda: get.answers["1"] > 20 and post.answers["1"] > 20, "it is answered")
         victim = servers(plane)[0]
-        os.kill(server_on(lab, victim), signal.SIGTERM)  # it ends by itself, and has nothing under way
+        os.kill(server_on(slurm, victim), signal.SIGTERM)  # it ends by itself, and has nothing under way
         until(lambda: victim["job_id"] not in served.replicas(), "it is known to be gone")
         ready(served, 2)
         served.serve(**TWO, env={"VERSION": "2"})
@@ -122,17 +114,17 @@ def _versions(served: Served, called: tuple[str, str]) -> list[str]:
 
 
 def test_a_node_that_is_cut_off_is_passed_over_and_another_replica_takes_its_place(
-    plane: ClusterPlane, lab: SlurmLab, served: Served, called: tuple[str, str]
+    plane: ClusterPlane, slurm: SlurmLab, served: Served, called: tuple[str, str]
 ) -> None:
     ready(served, 2)
     node = servers(plane)[0]["nodes"][0]
     with Caller(called[0], PATH, called[1]) as caller:
         until(lambda: sum(caller.statuses.values()) > 50, "both are asked")
-        lab.cut(node)
+        slurm.cut(node)
         try:
             seen = sum(caller.statuses.values())
             until(lambda: sum(caller.statuses.values()) > seen + 200, "the other one answers", 40.0)
             until(lambda: len(nodes_of(plane) - {node}) == 2, "another is ready elsewhere", WITHIN_S)
         finally:
-            lab.heal(node)
+            slurm.heal(node)
     assert set(caller.statuses) == {200}, "a GET is asked again of another one"

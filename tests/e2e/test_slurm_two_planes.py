@@ -9,10 +9,11 @@ import pytest
 
 from shoal.client import Shoal
 from shoal.client.handles import JobHandle
+from tests.support.cluster_plane import SOME
 from tests.support.postgres import PostgresServer, postgres
 from tests.support.real_plane import until
 from tests.support.shares import SOURCE
-from tests.support.slurm_lab import SlurmLab, slurm_lab, what_is_missing
+from tests.support.slurm_lab import SlurmLab
 from tests.support.two_planes import TAKEOVER_S, TwoPlanes, two_planes
 from tests.support.witness import Witness
 
@@ -20,28 +21,17 @@ __all__ = ["postgres"]  # pytest finds the fixture by its name
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(400)]
 NODES_PORTS = (7474, 7475)
-SOME = 10
-"""Beats of a rank, two seconds."""
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
-    missing = what_is_missing()
-    if missing is not None:
-        pytest.skip(missing)
-    with slurm_lab(tmp_path_factory.mktemp("slurm")) as lab:
-        yield lab
 
 
 @pytest.fixture
-def planes(lab: SlurmLab, postgres: PostgresServer, tmp_path: Path) -> Iterator[TwoPlanes]:
+def planes(slurm: SlurmLab, postgres: PostgresServer, tmp_path: Path) -> Iterator[TwoPlanes]:
     url = postgres.url(postgres.new_database())
     made = TwoPlanes(tmp_path, url, "--mount-roots", str(tmp_path), demo="none")
     for port, one in zip(NODES_PORTS, (made.first, made.second), strict=True):
-        one.env |= {name: lab.environment[name] for name in ("SLURM_CONF", "PATH")}
+        one.env |= {name: slurm.environment[name] for name in ("SLURM_CONF", "PATH")}
         one.env |= {"SHOAL_DATABASE_URL": url, "SHOAL_SHARED": str(made.shared)}
         words = ("--python-path", SOURCE, "--spool", str(tmp_path / "spool"))
-        at = ("--nodes-on", f"{lab.address}:{port}")
+        at = ("--nodes-on", f"{slurm.address}:{port}")
         done = one.command("connect", "slurm", "--as-root", *words, *at)
         assert done.returncode == 0, done.stderr
     with two_planes(made):
@@ -49,24 +39,24 @@ def planes(lab: SlurmLab, postgres: PostgresServer, tmp_path: Path) -> Iterator[
 
 
 def test_leader_killed_with_one_job_running_one_in_slurms_queue_and_one_just_submitted(
-    planes: TwoPlanes, lab: SlurmLab, tmp_path: Path
+    planes: TwoPlanes, slurm: SlurmLab, tmp_path: Path
 ) -> None:
     witness = Witness(tmp_path / "witness")
     with planes.client() as shoal:
         until(lambda: knows_both(shoal), "the leader has met the other", TAKEOVER_S)
         runs = submit(shoal, witness, nodes=2, cpus=1)
         until(lambda: len(witness.lines(runs.job_id, "start")) == 2, "both of its ranks run", TAKEOVER_S)
-        for node in lab.names:
-            lab.run(
+        for node in slurm.names:
+            slurm.run(
                 "sbatch", "--job-name=filler", f"--nodelist={node}", "-c3", "--wrap=sleep 600", "-o/dev/null"
             )
         waits = submit(shoal, witness, cpus=4)
-        until(lambda: waits.refresh().data["attempts"][-1]["attempt_id"] in queued(lab), "Slurm has it")
+        until(lambda: waits.refresh().data["attempts"][-1]["attempt_id"] in queued(slurm), "Slurm has it")
         fresh = submit(shoal, witness, cpus=1)
         planes.first.kill()
         planes.second.until_role("leader")
         seen = witness.count(runs.job_id, "beat", 1)
-        lab.run("scancel", "--quiet", "--name=filler")
+        slurm.run("scancel", "--quiet", "--name=filler")
         for job in (waits, fresh):
             until(lambda job=job: witness.lines(job.job_id, "start"), f"{job.ref} begins", TAKEOVER_S)  # type: ignore[misc]
         until(lambda: witness.count(runs.job_id, "beat", 1) > seen + SOME, "what ran runs on")

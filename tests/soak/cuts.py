@@ -25,7 +25,7 @@ from shoal.errors import ShoalError
 from tests.support import ray_lab, slurm_lab
 from tests.support.cluster_lab import ClusterLab
 from tests.support.cluster_plane import ClusterPlane, cluster_plane
-from tests.support.witness import Witness
+from tests.support.witness import Witness, since_boot
 
 FENCE_S = 60
 MAX_OPEN = 5
@@ -59,10 +59,6 @@ class Cut(NamedTuple):
     def __str__(self) -> str:
         way = ", one way" if self.is_one_way else ""
         return f"{self.node} from {self.kind}{way} for {self.end - self.begin:.1f} s"
-
-
-def since_boot() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Cutter:

@@ -19,8 +19,8 @@ from tests.support.shares import SOURCE
 from tests.support.witness import Witness
 
 ONE, TWO = {"cpus": 1}, {"nodes": 2, "cpus": 1}
-SOME = 10
-"""Beats of a rank, two seconds: it goes on."""
+SOME = 5
+"""Beats of a rank, half a second: it goes on."""
 LONG_S = 150.0
 CONNECT_S = 240.0
 
@@ -33,6 +33,7 @@ class ClusterPlane(RealPlane):
         self._flags = ("--listen", "127.0.0.1:0", "--mount-roots", str(home.parent), *flags)
         self.env |= lab.variables
         self.lab = lab
+        self.engine_name = lab.engine
         self.shared = home.parent / "shared"
         self.spool = home.parent / "spool"
         self.submissions: list[JobHandle] = []
@@ -64,8 +65,7 @@ class ClusterPlane(RealPlane):
         return [line["text"] for line in self.shoal.logs(job.job_id)]
 
     def nodes_alive(self) -> set[str]:
-        told = json.loads(self.command("nodes", "--json").stdout)
-        return {node["name"] for node in told if node["is_alive"]}
+        return {node["name"] for node in self.shoal.nodes() if node["is_alive"]}
 
     def until_alive(self, node: str) -> None:
         until(lambda: node in self.nodes_alive(), f"{node} is alive", within_s=LONG_S)
@@ -116,8 +116,17 @@ class ClusterPlane(RealPlane):
         assert len(told) == attempts, told
         assert self.witness.overlaps(job.job_id) == []
 
+    def is_said(self, job: JobHandle, words: str) -> bool:
+        return words in json.dumps(self.shoal.why(job.job_id))
+
+    def until_said(self, job: JobHandle, words: str) -> None:
+        """Until the API knows it; `shoal why`, which is a program to start, then says it too."""
+        until(lambda: self.is_said(job, words), f"why says `{words}` of {job.ref}")
+        shown = self.command("why", job.ref).stdout
+        assert words in shown, shown
+
     def is_called_silent(self, job: JobHandle) -> bool:
-        return "no sign of life" in self.command("why", job.ref).stdout
+        return self.is_said(job, "no sign of life")
 
 
 def parent_of(pid: int) -> int:

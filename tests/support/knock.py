@@ -1,9 +1,9 @@
-"""Try a listener with requests from standard input: `python -m tests.support.knock HOST PORT < TRIES`.
+"""Try a listener with requests from standard input: `python -m tests.support.knock HOST PORT [S] < TRIES`.
 
 A program of its own, so that it can be run in another network. A try is a name, whether to speak TLS (to
 whoever is there, whatever its certificate), the bytes to send, and papers to show, or nothing. Prints what
-became of each by its name: a status, `closed` without a word, `no TLS`, or the first bytes of what is none of
-these.
+became of each by its name: a status, `closed` without a word, `no TLS`, `silent` for S seconds, or the
+first bytes of what is none of these.
 """
 
 from __future__ import annotations
@@ -17,11 +17,23 @@ from shoal.porch import visitor
 from shoal.wire import Papers
 
 TIMEOUT_S = 30.0
-CLOSED, NO_TLS = "closed", "no TLS"
+CLOSED, NO_TLS, SILENT = "closed", "no TLS", "silent"
 
 
-def knock(host: str, port: int, raw: bytes, *, is_tls: bool, papers: Papers | None = None) -> str:
-    with socket.create_connection((host, port), timeout=TIMEOUT_S) as plain:
+def knock(
+    host: str,
+    port: int,
+    raw: bytes,
+    *,
+    is_tls: bool,
+    papers: Papers | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> str:
+    try:
+        plain = socket.create_connection((host, port), timeout=timeout_s)
+    except TimeoutError:
+        return SILENT
+    with plain:
         link = plain
         if is_tls:
             trust = ssl.create_default_context() if papers is None else visitor(papers)
@@ -31,11 +43,15 @@ def knock(host: str, port: int, raw: bytes, *, is_tls: bool, papers: Papers | No
                 link = trust.wrap_socket(plain)
             except (ssl.SSLError, ConnectionError):
                 return NO_TLS
+            except TimeoutError:
+                return SILENT
         try:
             link.sendall(raw)
             told = link.recv(4096)
         except (ssl.SSLError, ConnectionError):
             return CLOSED
+        except TimeoutError:
+            return SILENT
     if not told:
         return CLOSED
     words = told.split(None, 2)
@@ -52,12 +68,13 @@ def request(method: str, path: str, host: str, token: str | None, body: bytes, k
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
-def main(host: str, port: str) -> int:
+def main(host: str, port: str, timeout_s: str = str(TIMEOUT_S)) -> int:
     tries = json.load(sys.stdin)
     told = {}
     for name, is_tls, raw, *shown in tries:
         papers = Papers(**shown[0]) if shown else None
-        told[name] = knock(host, int(port), raw.encode("latin-1"), is_tls=is_tls, papers=papers)
+        given = {"is_tls": is_tls, "papers": papers, "timeout_s": float(timeout_s)}
+        told[name] = knock(host, int(port), raw.encode("latin-1"), **given)
     print(json.dumps(told))
     return 0
 

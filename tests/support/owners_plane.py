@@ -87,10 +87,9 @@ class OwnersPlane(ClusterPlane):
 
     def person(self, name: str) -> Shoal:
         """A user of Shoal's, a member of the first project, with a token of their own."""
-        for words in (("user", "create", name), ("project", "add", "default", name, "--role", "member")):
-            done = self.command(*words)
-            assert done.returncode == 0, done.stderr
-        token = json.loads(self.command("token", "create", "--user", name, "--json").stdout)["text"]
+        self.shoal.users.create(name)
+        self.shoal.projects.set_member("default", name, "member")
+        token = self.shoal.tokens.create(user=name)["text"]
         self._people.append(Shoal(env={**self.env, "SHOAL_TOKEN": token}))
         return self._people[-1]
 

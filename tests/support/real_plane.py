@@ -84,6 +84,8 @@ def open_gate() -> Iterator[Gate]:
 
 
 class RealPlane:
+    engine_name = "local"
+
     def __init__(self, home: Path, *flags: str, demo: str = "2x2") -> None:
         self.home = home
         self._flags = ("--listen", "127.0.0.1:0", "--demo", demo, *flags)

@@ -76,6 +76,12 @@ class Accounting:
         self._daemon = self._spawn(["slurmdbd", "-D"])
         self._until(self._answers, "slurmdbd answers")
 
+    @property
+    def pid(self) -> int:
+        """Of slurmdbd."""
+        assert self._daemon is not None
+        return self._daemon.pid
+
     def kill(self) -> None:
         """slurmdbd, as by `kill -9`."""
         assert self._daemon is not None

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,6 +70,8 @@ class SlurmLab(ClusterLab):
 
     def __init__(self, root: Path, shape: Shape = Shape()) -> None:  # noqa: B008
         self.root = root
+        self._saved = root / "saved"
+        """What slurmctld had on disk at `until_saved`."""
         self.shape = shape
         super().__init__(tuple(f"n{number}" for number in range(shape.nodes)))
         other = chosen_root()
@@ -79,8 +82,8 @@ class SlurmLab(ClusterLab):
             "SLURM_CONF": str(root / "etc" / "slurm.conf"),
         }
         self.variables = {name: self.environment[name] for name in ("SLURM_CONF", "PATH")}
-        # slurmctld and slurmdbd listen at every address: two labs need three ports each.
-        self._port = 26000 + os.getpid() % 270 * 3
+        # slurmctld and slurmdbd listen at every address: each lab needs three ports of its own.
+        self._port = 26000 + self.number * 3
         self.rest = (
             Rest(
                 root,
@@ -112,9 +115,17 @@ class SlurmLab(ClusterLab):
         self.start_controller()
         if self.rest is not None:
             self.rest.up()
-        for name in self.names:
-            self.start_node(name)
+        with ThreadPoolExecutor() as starters:
+            list(starters.map(self.start_node, self.names))
         self.until(lambda: len(self.usable()) == len(self.names), "every node is idle")
+
+    def clear(self) -> None:
+        """No job is left, no node is cut off, and each takes work."""
+        self.run("scancel", "--quiet", "--partition=main")
+        for name in self.names:
+            self.heal(name)
+        self.until(lambda: not self.run("squeue", "-h").strip(), "no job is left")
+        self.until(lambda: len(self.usable()) == len(self.names), "every node takes work")
 
     def down(self) -> None:
         for name in self.names:
@@ -141,6 +152,11 @@ class SlurmLab(ClusterLab):
         assert done.returncode == 0, (command, done.stdout, done.stderr)
         return done.stdout
 
+    def cancel(self, *names: str) -> None:
+        """Jobs of these names, if there are any."""
+        for name in names:
+            self.run("scancel", "--quiet", f"--name={name}")
+
     def told(self) -> str:
         files = sorted((self.root / "log").glob("*.log"))
         return "\n".join(f"== {f.name}\n{f.read_text(errors='replace')[-1500:]}" for f in files)
@@ -154,11 +170,16 @@ class SlurmLab(ClusterLab):
         file, asked_at = self.root / "state" / "job_state", time.time()
         self.run("sbatch", "--job-name=news", "--hold", "--output=/dev/null", "--wrap=true")
         self.until(lambda: file.exists() and file.stat().st_mtime > asked_at, "slurmctld saves its state")
-        self.run("scancel", "--name=news")
+        self.cancel("news")
+        shutil.rmtree(self._saved, ignore_errors=True)
+        shutil.copytree(self.root / "state", self._saved)
 
-    def kill_controller(self) -> None:
-        """As by `kill -9`."""
+    def kill_controller(self, *, is_forgetful: bool = False) -> None:
+        """As by `kill -9`. `is_forgetful`: within five seconds of `until_saved`, however long it took."""
         self._end("slurmctld", signal.SIGKILL)
+        if is_forgetful:
+            shutil.rmtree(self.root / "state")
+            shutil.copytree(self._saved, self.root / "state")
 
     def start_node(self, name: str) -> None:
         """Its slurmd, in the node's network and with the node's own name."""
@@ -237,6 +258,9 @@ class SlurmLab(ClusterLab):
                 host=host,
                 address=self.address,
                 port=self._port,
+                slurmd_port=SLURMD_PORT,
+                # Control groups are named after node and job: no two labs may have the same.
+                first_job_id=(self.number + 1) * 100_000,
                 slurmd_timeout_s=self.shape.slurmd_timeout_s,
                 min_job_age_s=self.shape.min_job_age_s,
                 gres_types=",".join(("gpu", *self.shape.others)),
@@ -290,6 +314,7 @@ MUNGE_FILES = {
 CONF = """ClusterName=lab
 SlurmctldHost={host}({address})
 SlurmctldPort={port}
+SlurmdPort={slurmd_port}
 SlurmUser=root
 AuthType=auth/munge
 AuthInfo=socket={root}/run/munge.sock,cred_expire=5
@@ -320,6 +345,7 @@ SelectTypeParameters=CR_CPU_Memory
 DefMemPerCPU=100
 GresTypes={gres_types}
 MaxJobCount=100000
+FirstJobId={first_job_id}
 MailProg=/bin/true"""
 
 

@@ -85,6 +85,11 @@ class Rest:
             assert time.monotonic() < deadline, f"slurmrestd does not listen within {START_S:g} s"
             time.sleep(POLL_S)
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def kill(self) -> None:
         """As by `kill -9`."""
         if self._process is not None:

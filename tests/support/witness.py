@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +13,11 @@ from shoal.client.handles import JobHandle
 
 TARGET = "/witness"
 PROGRAM = Path(__file__).with_name("witness_rank.py")
+
+
+def since_boot() -> float:
+    """As ranks write it down."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Line(NamedTuple):

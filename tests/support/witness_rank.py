@@ -18,7 +18,7 @@ import threading
 import time
 from pathlib import Path
 
-BEAT_S = 0.2
+BEAT_S = 0.1
 
 
 class Rank:

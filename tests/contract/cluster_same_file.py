@@ -1,0 +1,218 @@
+"""One job file on every engine: the same commands, the same words, the same weights in the end, and the same
+recovery from a lost node and a lost rank.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import pytest
+
+from shoal.client.handles import JobHandle
+from tests.style.tree import ROOT
+from tests.support.real_plane import RealPlane, until
+from tests.support.shares import SOURCE
+from tests.support.torchrun import torchrun
+
+FILE = "examples/language_model/two_nodes.yaml"
+GOLDEN = ROOT / "tests" / "golden" / "engines" / "two_nodes.txt"
+STEPS, SAVE_EVERY, WARM_STEPS = 120, 5, 12
+PACE = ("-e", f"STEPS={STEPS}", "-e", "PACE_S=0.2", "-e", f"SAVE_EVERY={SAVE_EVERY}")
+HERE = ("-e", f"PYTHONPATH={SOURCE}", "-e", "CUDA_VISIBLE_DEVICES=")
+"""The tests' own Shoal, and no GPU, though nodes may claim some."""
+DRILL_S = 240.0
+ASK = """
+import json, os, ssl, sys, urllib.error, urllib.request
+trust = ssl._create_unverified_context()
+for path in sys.argv[1:]:
+    url = os.environ["SHOAL_URL"].split(",")[0] + path
+    asked = urllib.request.Request(url, headers={"Authorization": "Bearer " + os.environ["SHOAL_TOKEN"]})
+    try:
+        with urllib.request.urlopen(asked, context=trust) as answer:
+            print(answer.status, path, json.load(answer)["job"]["job_id"], flush=True)
+    except urllib.error.HTTPError as error:
+        print(error.code, path, flush=True)
+"""
+"""What a rank may do at the API with what it was given, printed."""
+_STEP = re.compile(r"\[0\] step +(\d+) of \d+  loss ([0-9.]+)")
+_BEGIN = re.compile(r"\[(\d)\] rank \d of 2 begins after step (\d+)")
+_WEIGHTS = re.compile(r"weights ([0-9a-f]{16})")
+
+
+class Run:
+    """`shoal run`, followed by somebody who reads it as it comes."""
+
+    def __init__(self, plane: RealPlane) -> None:
+        words = [sys.executable, "-m", "shoal.cli.main", "run", *PACE, *HERE, FILE]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self._process = subprocess.Popen(words, env=plane.env, cwd=ROOT, text=True, **pipes)  # type: ignore[call-overload]
+        self.lines: list[str] = []
+        self.remarks: list[str] = []
+        kept = ((self._process.stdout, self.lines), (self._process.stderr, self.remarks))
+        self._readers = [threading.Thread(target=self._read, args=one) for one in kept]
+        for reader in self._readers:
+            reader.start()
+
+    @staticmethod
+    def _read(pipe: Any, into: list[str]) -> None:
+        into.extend(pipe)  # each as it comes
+
+    def step(self) -> int:
+        """The last that was told of."""
+        return max((int(step) for step, _ in _STEP.findall("".join(self.lines))), default=0)
+
+    def until_step(self, step: int) -> None:
+        told = f"step {step} is made"
+        until(lambda: self.step() >= step or self._process.poll() is not None, told, within_s=150.0)
+        assert self.step() >= step, (self.lines, self.remarks)
+
+    def end(self, within_s: float = 150.0) -> int:
+        code = self._process.wait(within_s)
+        for reader in self._readers:
+            reader.join()
+        return code
+
+    def close(self) -> None:
+        self._process.kill()
+        self.end()
+        for pipe in (self._process.stdout, self._process.stderr):
+            pipe.close()
+
+
+@contextmanager
+def following(plane: RealPlane) -> Iterator[Run]:
+    run = Run(plane)
+    try:
+        yield run
+    finally:
+        run.close()
+
+
+class Story(NamedTuple):
+    job: JobHandle
+    said: str
+    """By `shoal run`."""
+    drills: str
+    """By `shoal drill`, each."""
+    attempts: list[dict[str, Any]]
+    undisturbed: str
+    """What the same program says under torchrun."""
+
+
+class SameFileContract:
+    """Give it a `plane` fixture, up, with two nodes free that have two GPUs each."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def story(cls, plane: RealPlane, tmp_path_factory: pytest.TempPathFactory) -> Story:
+        if importlib.util.find_spec("torch") is None:
+            pytest.skip("torch is not installed: pip install 'shoal[train]'")
+        said = []
+        with following(plane) as run:
+            run.until_step(WARM_STEPS)
+            for drill in ("kill-node", "kill-rank"):
+                words = ("drill", drill, "lm-two-nodes", "--window", "2s")
+                done = plane.command(*words, timeout_s=DRILL_S)
+                assert done.returncode == 0, (done.stdout, done.stderr)
+                said.append(done.stdout)
+            undisturbed = torchrun(
+                ROOT / "examples" / "language_model" / "ddp.py",
+                STEPS=str(STEPS),
+                PYTHONPATH=SOURCE,
+                SHOAL_CHECKPOINT_DIR=str(tmp_path_factory.mktemp("undisturbed")),
+            )
+            code = run.end()
+            assert code == 0, (run.lines[-20:], run.remarks)
+        job = plane.shoal.job("lm-two-nodes")
+        return Story(job, "".join(run.lines), "\n".join(said), plane.attempts(job), undisturbed)
+
+    def test_its_words_and_those_of_drills_are_the_same_everywhere(self, story: Story) -> None:
+        text = f"{_normal_run(story.said)}\n{_normal_drills(story.drills)}"
+        if os.environ.get("SHOAL_GOLDEN") == "write":
+            GOLDEN.parent.mkdir(exist_ok=True)
+            GOLDEN.write_text(text)
+        told = difflib.unified_diff(GOLDEN.read_text().splitlines(), text.splitlines(), lineterm="", n=0)
+        assert text == GOLDEN.read_text(), "\n".join(told)
+
+    def test_no_step_is_left_out_and_its_weights_are_those_of_a_run_that_lost_nothing(
+        self, story: Story
+    ) -> None:
+        assert sorted({int(step) for step, _ in _STEP.findall(story.said)}) == list(range(1, STEPS + 1))
+        assert set(_WEIGHTS.findall(story.said)) == set(_WEIGHTS.findall(story.undisturbed))
+        assert len(set(_WEIGHTS.findall(story.said))) == 1
+
+    def test_a_lost_node_and_a_lost_rank_cost_few_steps_and_no_attempt(
+        self, plane: RealPlane, story: Story
+    ) -> None:
+        told = plane.shoal.drills.history(story.job.job_id)
+        assert [one["kind"] for one in told] == ["kill-node", "kill-rank"]
+        for drill in told:
+            result = drill["result"]
+            assert (result["outcome"], result["new_attempts"]) == ("recovered", 0), drill
+            assert 0 <= result["steps_lost"] <= SAVE_EVERY, drill
+            step, lost = result["stepped_s"], result["steps_lost"]
+            print(f"{drill['kind']} on {plane.engine_name}: next step after {step:.1f} s, {lost} steps lost")
+        assert len(story.attempts) == 1
+        assert [attempt["generation"] for attempt in story.attempts] == [2]
+
+    def test_training_on_two_nodes_goes_on_after_a_lost_node(self, story: Story) -> None:
+        """From where it was, not from its beginning."""
+        reached, later = 0, []
+        for line in story.said.splitlines():
+            if step := _STEP.match(line):
+                reached = int(step[1])
+            elif (begin := _BEGIN.match(line)) and reached:
+                later.append((int(begin[2]), reached))
+        assert len(later) >= 4, "both ranks begin again, twice"
+        assert all(reached - SAVE_EVERY <= begin <= reached + 1 for begin, reached in later), later
+
+    def test_what_a_rank_measured_is_seen_by_the_api(self, plane: RealPlane, story: Story) -> None:
+        [curve] = plane.shoal.metrics(story.job.job_id, names=["loss"])["items"]
+        shown = {int(step): last for step, last, *_ in curve["points"]}
+        losses = {int(step): float(loss) for step, loss in _STEP.findall(story.said)}
+        assert max(shown) == STEPS - 1, "its steps count from 0"
+        assert shown[STEPS - 1] == pytest.approx(losses[STEPS], abs=1e-3)
+
+    def test_a_rank_reads_its_own_job_with_its_token_and_nothing_else(
+        self, plane: RealPlane, story: Story
+    ) -> None:
+        asked = [f"/v1/jobs/{story.job.job_id}", "/v1/jobs", "/v1/nodes", "/v1/users", "/v1/self"]
+        job = plane.submit(shlex.join(["exec", "python", "-c", ASK, *asked]), resources={"cpus": 1})
+        plane.until_status(job, "succeeded", "failed")
+        own = f"200 /v1/self {job.job_id}"
+        until(lambda: own in _log_of(plane, job), "it read its own job")
+        others = [line for line in _log_of(plane, job) if line != own]
+        assert [line.split()[1] for line in others] == asked[:-1]
+        assert {line.split()[0] for line in others} <= {"401", "403", "404"}, others
+
+
+def _log_of(plane: RealPlane, job: JobHandle) -> list[str]:
+    return [line["text"] for line in plane.shoal.logs(job.job_id)]
+
+
+def _normal_run(said: str) -> str:
+    """Its program's words, each once, without what depends on the machine and on when ranks were lost; not
+    those of supervisors, who name their nodes, nor warnings of PyTorch about its network.
+    """
+    own = [line for line in said.splitlines() if re.match(r"\[\d+\] (rank|step|weights|shoal:) ", line)]
+    told = {_WEIGHTS.sub("weights #", re.sub(r"loss .*", "loss #", line)) for line in own}
+    told = {re.sub(r"begins after step [1-9]\d*", "begins after step #", line) for line in told}
+    told = {re.sub(r"step \d+ from rank \d", "step # from rank #", line) for line in told}
+    # Ranks speak in an order that is nobody's.
+    return "\n".join(sorted(told)) + "\n"
+
+
+def _normal_drills(said: str) -> str:
+    found = re.sub(r"drl_\w+", "ID", said)
+    found = re.sub(r"of \S+/\d+ on \S+", "of JOB on NODE", found)
+    return re.sub(r"\d+(\.\d+)?", "#", found)
