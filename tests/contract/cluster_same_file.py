@@ -77,7 +77,7 @@ class Run:
         assert self.step() >= step, (self.lines, self.remarks)
 
     def end(self, within_s: float = 150.0) -> int:
-        code = self._process.wait(within_s)
+        code: int = self._process.wait(within_s)
         for reader in self._readers:
             reader.join()
         return code

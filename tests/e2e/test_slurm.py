@@ -93,7 +93,7 @@ class TestListeners(ListenerContract):
         self, plane: ClusterPlane, slurm: SlurmLab, jobs: tuple[JobHandle, JobHandle]
     ) -> None:
         """All of them, also those of `srun`, which changes with every job."""
-        roles, answered = set(), {}
+        roles, answered = set[str](), dict[object, object]()
         for place, found in slurms_ports(slurm).items():
             for listener in found:
                 roles.add(role_of(listener))
