@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from shoal.cli.elsewhere import refuse_elsewhere
+from shoal.cli.elsewhere import refuse_elsewhere, remember_same
 from shoal.cli.flags import JsonFlag
 from shoal.cli.home import load_remembered, prepare_home, remember
 from shoal.cli.show import print_json
@@ -116,6 +116,8 @@ def slurm(
     refuse_elsewhere(home, found.config.cluster_id, is_same=same_cluster)
     address = nodes_on or f"{_address_towards(found.nodes[0].address)}:{NODES_PORT}"
     file = _keep(home, "slurm", FILE, found.config, address)
+    if same_cluster:
+        remember_same(home, found.config.cluster_id)
     facts = _facts(found.version, found.nodes, address, file) | found.as_dict()
     if json:
         print_json(facts)
@@ -183,6 +185,8 @@ def ray(
     version, found = _ask_ray(config, home, as_root=as_root)
     asked_at = nodes_on or f"{_address_towards(found[0].address)}:{NODES_PORT}"
     file = _keep(home, "ray", FILE, config, asked_at)
+    if same_cluster:
+        remember_same(home, config.cluster_id)
     facts = _facts(version, found, asked_at, file)
     if json:
         print_json(facts)
@@ -258,9 +262,12 @@ def local(*, same_cluster: SameCluster = False, json: JsonFlag = False) -> int:
 
     home = _free_home()
     is_shared = load_settings(load_remembered(home)).shared is not None
-    refuse_elsewhere(home, this_machine(is_shared=is_shared), is_same=same_cluster)
+    machine = this_machine(is_shared=is_shared)
+    refuse_elsewhere(home, machine, is_same=same_cluster)
     has_stopped = Head(home / "ray", "").stop()
     _remember(home, {"engine": "local", "nodes_on": "none"})
+    if same_cluster:
+        remember_same(home, machine)
     if json:
         print_json({"engine": "local"})
     else:

@@ -19,7 +19,7 @@ def refuse_elsewhere(home: Path, cluster: ClusterId, *, is_same: bool) -> None:
     """`StateError` while something of this home's may run on another cluster than this one, which knows
     nothing of it and would say that it is lost. `is_same`: somebody says that it is not another.
     """
-    from shoal.engines.cluster_id import all_left, write_cluster
+    from shoal.engines.cluster_id import all_left
 
     settings = load_settings(load_remembered(home))
     before = _cluster_before(settings)
@@ -27,7 +27,6 @@ def refuse_elsewhere(home: Path, cluster: ClusterId, *, is_same: bool) -> None:
         return
     is_alike = before.engine == cluster.engine
     if is_same and is_alike:
-        write_cluster(settings.state_dir, cluster)
         return
     running = [one for one in all_left(settings.state_dir, before.place) if one.open_nodes]
     if running:
@@ -38,6 +37,15 @@ def refuse_elsewhere(home: Path, cluster: ClusterId, *, is_same: bool) -> None:
             hint="`shoal up`, and let them end or `shoal down --jobs`, which waits for what is silent until "
             f"its fence has passed{same}",
         )
+
+
+def remember_same(home: Path, cluster: ClusterId) -> None:
+    """What was handed to it under another name is its own. For once it is connected."""
+    from shoal.engines.cluster_id import write_cluster
+
+    settings = load_settings(load_remembered(home))
+    if _cluster_before(settings).engine == cluster.engine:
+        write_cluster(settings.state_dir, cluster)
 
 
 def _cluster_before(settings: Settings) -> ClusterId:

@@ -32,6 +32,10 @@ class KnownNodes:
         self._possible.clear()
         return True
 
+    @property
+    def pools(self) -> frozenset[str]:
+        return frozenset(node.facts.pool for node in self._nodes)
+
     def views(self) -> tuple[NodeView, ...]:
         """By name."""
         return tuple(node_view(node) for node in sorted(self._nodes, key=lambda node: node.name))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
@@ -225,9 +225,9 @@ class SupportsNotice(Protocol):
 class SupportsParts(Protocol):
     """An engine whose nodes are in parts, where no attempt may have nodes of two."""
 
-    def part_level(self, require: Mapping[str, str]) -> str | None:
-        """The label whose value all nodes have to share of a gang that requires these labels; None: as far
-        as is known, any may be together. Does not block.
+    def part_level(self, require: Mapping[str, str], pools: Collection[str]) -> str | None:
+        """The label whose value all nodes have to share of a gang that requires these labels; None: any may
+        be together. `pools`: those of all nodes that are known. Does not block.
         """
         ...
 

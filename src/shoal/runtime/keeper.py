@@ -209,7 +209,8 @@ class Keeper:
         os.makedirs(os.path.dirname(share.directory), mode=0o700, exist_ok=True)
         os.mkdir(share.directory, 0o700)
         spool.write_order(share, order)
-        self._shelter = spool.shelter(share)
+        with contextlib.suppress(OSError):  # NFS locks no directory: then whoever sweeps has to be told
+            self._shelter = spool.shelter(share)
         if assignment.has_archive:
             self._fetch_archive(share)
         authority = f"{share.directory}/ca.pem"

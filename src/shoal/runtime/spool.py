@@ -299,7 +299,8 @@ def kill_supervisors(share: Share) -> None:
 def kill_leftovers(
     directory: str | os.PathLike[str], order: Order | None = None, *, timeout_s: float = 10.0
 ) -> bool:
-    """Kill everything of this share that still runs and remove its cgroups. Call it with the lock held.
+    """Kill everything of this share that still runs and remove its cgroups. Call it with the lock held, or
+    as the parent of its supervisor, which has ended.
 
     `order`: for who has it; else it is the one on disk. True: nothing of it runs. False: something did not
     die within `timeout_s` (a process stuck in the kernel, or not ours to kill), or the order is gone from

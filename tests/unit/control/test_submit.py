@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 import pytest
@@ -390,7 +390,7 @@ def test_the_spec_of_an_array_is_in_the_log_once() -> None:
 class InParts(StagedEngine):
     """Whose nodes are in two pools."""
 
-    def part_level(self, require: Mapping[str, str]) -> str | None:
+    def part_level(self, require: Mapping[str, str], pools: Collection[str]) -> str | None:
         return None if "pool" in require else "pool"
 
 

@@ -276,7 +276,6 @@ class TwoPartitions(PaperSlurm):
 async def test_every_submission_names_the_partition_of_its_nodes(tmp_path: Path) -> None:
     slurm, reach = TwoPartitions(), Reach(urls=("https://login:1",), ca="ca")
     engine = SlurmEngine(tmp_path, clock=VirtualClock(), reach=reach, config=SlurmConfig(), door=slurm)
-    assert engine.part_level({}) is None  # nothing is known yet
     assert {facts.name: facts.pool for facts in await engine.nodes()} == {
         "n0": "main",
         "n1": "main",
@@ -288,10 +287,12 @@ async def test_every_submission_names_the_partition_of_its_nodes(tmp_path: Path)
         assert slurm.request.partition == partition
     with pytest.raises(EngineRefused, match="Slurm runs no job in two"):
         await engine.start(summons, gang("n0", "n2"))
-    assert engine.part_level({}) == "pool"
-    assert engine.part_level({"feature.fast": "yes"}) == "pool"
-    assert engine.part_level({"partition.all": "yes"}) is None
-    assert engine.part_level({"pool": "gpu"}) is None
+    pools = {"main", "gpu"}
+    assert engine.part_level({}, {"main"}) is None
+    assert engine.part_level({}, pools) == "pool"
+    assert engine.part_level({"feature.fast": "yes"}, pools) == "pool"
+    assert engine.part_level({"partition.all": "yes"}, pools) is None
+    assert engine.part_level({"pool": "gpu"}, pools) is None
 
 
 def test_associations_are_read_and_what_the_user_has_not_is_refused_with_the_nearest() -> None:

@@ -235,9 +235,8 @@ class SlurmEngine(RemoteEngine):
         kept = [Path(order.checkpoint_dir).relative_to(self._config.shared)] if order.checkpoint_dir else []
         return [f"slurm/{order.owner}", *map(str, kept)]
 
-    def part_level(self, require: Mapping[str, str]) -> str | None:
+    def part_level(self, require: Mapping[str, str], pools: Collection[str]) -> str | None:
         """A job is in one partition: its nodes share a pool, unless it names a partition, or there is one."""
-        pools = {node.facts.pool for node in self._nodes.values()}
         return "pool" if len(pools) > 1 and not is_asked(require) else None
 
     async def nodes(self) -> list[NodeFacts]:
@@ -292,7 +291,8 @@ class SlurmEngine(RemoteEngine):
         facts = await self.on_thread(self._door.facts)
         known = self._config.cluster_id
         found = msgspec.structs.replace(known, name=facts.cluster, heads=facts.heads)
-        if found.is_other(known):  # by another SLURM_CONF, or behind the same name
+        is_told = facts.cluster or facts.heads or not (known.name or known.heads)
+        if found.is_other(known) or not is_told:  # by another SLURM_CONF, or behind the same name
             raise EngineUnreachable(
                 f"{found} answers, and {known} was connected: what it says is not about our jobs",
                 hint="if it is the same: `shoal down`, then `shoal connect slurm --same-cluster`",

@@ -191,14 +191,18 @@ def _node(fields: dict[str, str]) -> RawNode:
     )
 
 
+def _number(text: str, otherwise: int) -> int:
+    return int(text) if text.isdigit() else otherwise
+
+
 def _partition(fields: dict[str, str]) -> Partition:
     most = fields.get("MaxNodes", "")
     return Partition(
         name=fields["PartitionName"],
         state=fields.get("State", "UP"),
         is_default=fields.get("Default") == "YES",
-        tier=int(fields.get("PriorityTier", "1")),
-        min_nodes=int(fields.get("MinNodes", "0")),
+        tier=_number(fields.get("PriorityTier", ""), 1),
+        min_nodes=_number(fields.get("MinNodes", ""), 0),
         max_nodes=int(most) if most.isdigit() else None,
         max_minutes=parse_minutes(fields.get("MaxTime", "")),
         has_default_time=fields.get("DefaultTime", "NONE") != "NONE",
