@@ -49,7 +49,8 @@ def _train(plane: ClusterPlane) -> JobHandle:
         setup=f"cat > train.py <<'END'\n{PROGRAM}\nEND",
         run="python train.py",
         workdir=None,
-        resources={"nodes": 2, "gpus": 2},  # all that a node has: another job of Slurm's would wait for it
+        # All GPUs that a node has: another job of Slurm's would wait for it.
+        resources={"nodes": 2, "gpus": 2, "cpus": 2},
         ranks_per_node=1,
         checkpoint={},
         retry={"max": 30},
