@@ -153,7 +153,7 @@ class TestRay:
         self, plane: ClusterPlane, lab: RayLab, cut_off: CutOff, tmp_path: Path
     ) -> None:
         served = Served(plane, tmp_path)
-        served.serve(replicas=2, resources={"gpus": 2})  # as many as a node has
+        served.serve(replicas=2, resources={"gpus": 2, "cpus": 1})  # as many GPUs as a node has
         until(lambda: len(served.replicas()) == 2, "two replicas are ready", within_s=150.0)
         hosts = {address.rpartition(":")[0] for address in served.addresses()}
         assert hosts == {f"tls:{lab.address_of(name)}" for name in lab.others(cut_off.node)}
