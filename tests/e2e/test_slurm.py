@@ -18,6 +18,7 @@ from tests.contract.cluster_listeners import ListenerContract, knock
 from tests.contract.cluster_survival import SurvivalContract
 from tests.support.cluster_plane import ONE, TWO, ClusterPlane
 from tests.support.knock import CLOSED, NO_TLS, SILENT
+from tests.support.listeners import Listener
 from tests.support.real_plane import until
 from tests.support.slurm_lab import SlurmLab
 from tests.support.slurm_ports import (
@@ -93,7 +94,8 @@ class TestListeners(ListenerContract):
         self, plane: ClusterPlane, slurm: SlurmLab, jobs: tuple[JobHandle, JobHandle]
     ) -> None:
         """All of them, also those of `srun`, which changes with every job."""
-        roles, answered = set(), {}
+        roles: set[str] = set()
+        answered: dict[tuple[Listener, str], str] = {}
         for place, found in slurms_ports(slurm).items():
             for listener in found:
                 roles.add(role_of(listener))
