@@ -99,7 +99,7 @@ class TestListeners(ListenerContract):
         for place, found in slurms_ports(slurm).items():
             for listener in found:
                 roles.add(role_of(listener))
-                told = knock(slurm, place, listener, NOISE, timeout_s=3.0)
+                told = knock(slurm, place, listener, NOISE, timeout_s=1.0)
                 if role_of(listener) != "slurmrestd":  # which speaks HTTP, and is tried in it
                     answered |= {(listener, name): said for name, said in told.items() if is_told(said)}
         assert {"slurmctld", "slurmdbd", "slurmrestd", "slurmd", "srun"} <= roles
