@@ -214,5 +214,6 @@ def _normal_run(said: str) -> str:
 
 def _normal_drills(said: str) -> str:
     found = re.sub(r"drl_\w+", "ID", said)
+    found = re.sub(r"(goodput +)\S.*", r"\1#", found)  # may be that too few steps had been told of
     found = re.sub(r"of \S+/\d+ on \S+", "of JOB on NODE", found)
     return re.sub(r"\d+(\.\d+)?", "#", found)

@@ -18,6 +18,7 @@ from tests.contract.cluster_listeners import ListenerContract, knock
 from tests.contract.cluster_survival import SurvivalContract
 from tests.support.cluster_plane import ONE, TWO, ClusterPlane
 from tests.support.knock import CLOSED, NO_TLS, SILENT
+from tests.support.listeners import Listener
 from tests.support.real_plane import until
 from tests.support.slurm_lab import SlurmLab
 from tests.support.slurm_ports import (
@@ -93,11 +94,12 @@ class TestListeners(ListenerContract):
         self, plane: ClusterPlane, slurm: SlurmLab, jobs: tuple[JobHandle, JobHandle]
     ) -> None:
         """All of them, also those of `srun`, which changes with every job."""
-        roles, answered = set[str](), dict[object, object]()
+        roles: set[str] = set()
+        answered: dict[tuple[Listener, str], str] = {}
         for place, found in slurms_ports(slurm).items():
             for listener in found:
                 roles.add(role_of(listener))
-                told = knock(slurm, place, listener, NOISE, timeout_s=3.0)
+                told = knock(slurm, place, listener, NOISE, timeout_s=1.0)
                 if role_of(listener) != "slurmrestd":  # which speaks HTTP, and is tried in it
                     answered |= {(listener, name): said for name, said in told.items() if is_told(said)}
         assert {"slurmctld", "slurmdbd", "slurmrestd", "slurmd", "srun"} <= roles

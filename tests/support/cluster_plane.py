@@ -122,8 +122,7 @@ class ClusterPlane(RealPlane):
     def until_said(self, job: JobHandle, words: str) -> None:
         """Until the API knows it; `shoal why`, which is a program to start, then says it too."""
         until(lambda: self.is_said(job, words), f"why says `{words}` of {job.ref}")
-        shown = self.command("why", job.ref).stdout
-        assert words in shown, shown
+        until(lambda: words in self.command("why", job.ref).stdout, f"`shoal why` says `{words}`")
 
     def is_called_silent(self, job: JobHandle) -> bool:
         return self.is_said(job, "no sign of life")

@@ -1,9 +1,9 @@
-"""A rank that bears witness: `python witness_rank.py FOLDER [SECONDS] [--talk]`, alone, on any node.
+"""A rank that bears witness: `python witness_rank.py FOLDER [SECONDS] [--talk] [--brief]`.
 
 What it writes down lies on a disk that all nodes share. Two locks tell what no clock could: one of this rank
 of the job, whoever runs it, and one of this rank of the attempt, at which every other attempt looks. They are
 held for as long as the process lives, however it ends. Runs for so many seconds, or until it is let go
-(`Witness.let_go`).
+(`Witness.let_go`); with `--brief`, in an attempt that is not the job's first, not at all.
 """
 
 from __future__ import annotations
@@ -50,6 +50,11 @@ class Rank:
                 if not is_free:
                     return False
         return True
+
+    def is_first(self) -> bool:
+        """Whether no other attempt has begun before."""
+        told = (self._folder / f"{self._job}.{self._rank}.told").read_text().splitlines()
+        return {line.split()[1] for line in told} <= {self._attempt}
 
     def is_let_go(self) -> bool:
         return (self._folder / f"{self._job}.open").exists()
@@ -115,7 +120,8 @@ def main(folder: str, seconds: str = "inf", *options: str) -> int:
         is_first = os.environ["RANK"] == "0"
         work = answer_peers if is_first else lambda: talk_to_first(rank)
         threading.Thread(target=work, daemon=True).start()
-    deadline = time.monotonic() + float(seconds)
+    is_over = "--brief" in options and not rank.is_first()
+    deadline = time.monotonic() + (0.0 if is_over else float(seconds))
     while time.monotonic() < deadline and not rank.is_let_go():
         rank.say("beat")
         time.sleep(BEAT_S)
