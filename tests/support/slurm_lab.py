@@ -29,6 +29,8 @@ from tests.support.slurm_root import SlurmRoot, chosen_root
 NEEDED = ("slurmctld", "slurmd", "sbatch", "munged", "ip")
 OWN = ("slurmd", "slurmstepd", "srun")
 SLURMD_PORT = 26818
+CLEAR_S = 20.0
+"""How long jobs that were cancelled may take to be over."""
 
 
 class Shape(NamedTuple):
@@ -124,6 +126,14 @@ class SlurmLab(ClusterLab):
         self.run("scancel", "--quiet", "--partition=main")
         for name in self.names:
             self.heal(name)
+        deadline = time.monotonic() + CLEAR_S
+        while self.run("squeue", "-h").strip() and time.monotonic() < deadline:
+            time.sleep(0.5)
+        for state in ("DOWN", "RESUME") if self.run("squeue", "-h").strip() else ():
+            # Slurm asks a node that was away for minutes whether a job is over there, unless that is down.
+            self.run(
+                "scontrol", "update", f"NodeName={','.join(self.names)}", f"State={state}", "Reason=cleared"
+            )
         self.until(lambda: not self.run("squeue", "-h").strip(), "no job is left")
         self.until(lambda: len(self.usable()) == len(self.names), "every node takes work")
 
