@@ -172,6 +172,10 @@ def test_a_keeper_that_lost_its_share_beside_others_asks_for_the_next(
     desk = LosingDesk(order, has_archive=True)
     monkeypatch.setattr(keeper, "DeskClient", lambda *_: desk)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
+    # What a keeper makes of its process would be for all later tests of this one.
+    monkeypatch.setattr(os, "umask", lambda _: 0)
+    for name in ("hide_memory", "become_subreaper"):
+        monkeypatch.setattr(f"shoal.runtime.kernel.{name}", lambda: None)
     summons = Summons(
         attempt_id="att_1",
         urls=("https://a:1",),
