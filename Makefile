@@ -1,5 +1,7 @@
 # Shoal's commands. Everything runs from a fresh clone with Python 3.11 or later and make.
 BIN := .venv/bin
+# Hundreds of processes are started by the tests, and compile all of Shoal each, where this says so.
+unexport PYTHONDONTWRITEBYTECODE
 KILLS ?= 1000
 FAULTS ?= 60
 SEEDS ?= 20000

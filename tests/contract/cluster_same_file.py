@@ -205,6 +205,8 @@ def _normal_run(said: str) -> str:
     those of supervisors, who name their nodes, nor warnings of PyTorch about its network.
     """
     own = [line for line in said.splitlines() if re.match(r"\[\d+\] (rank|step|weights|shoal:) ", line)]
+    # Whether a save was under way, to which the lost node had a part to give, is chance.
+    own = [line for line in own if "was not saved" not in line]
     told = {_WEIGHTS.sub("weights #", re.sub(r"loss .*", "loss #", line)) for line in own}
     told = {re.sub(r"begins after step [1-9]\d*", "begins after step #", line) for line in told}
     told = {re.sub(r"step \d+ from rank \d", "step # from rank #", line) for line in told}

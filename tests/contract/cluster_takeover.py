@@ -60,11 +60,12 @@ class TakeoverContract:
             yield planes
 
     def test_leader_killed_with_one_job_running_one_waiting_and_one_just_submitted(
-        self, planes: TwoPlanes, crowd: Crowd, tmp_path: Path
+        self, planes: TwoPlanes, lab: ClusterLab, crowd: Crowd, tmp_path: Path
     ) -> None:
         witness = Witness(tmp_path / "witness")
         with planes.client() as shoal:
             until(lambda: knows_both(shoal), "the leader has met the other", TAKEOVER_S)
+            until(lambda: len(list(shoal.nodes())) == len(lab.names), "it has seen every node", TAKEOVER_S)
             runs = submit(shoal, witness, nodes=2, cpus=1)
             until(lambda: len(witness.lines(runs.job_id, "start")) == 2, "both of its ranks run", TAKEOVER_S)
             crowd.come(shoal)

@@ -61,11 +61,9 @@ def test_jobs_of_two_people_run_under_two_accounts(plane: OwnersPlane, people: t
     for one, job in zip(people, jobs, strict=True):
         plane.until_status(job, "succeeded")
         until(lambda one=one, job=job: log_of(one, job) == [f"uid={one.uid} groups={one.uid}"], "its log")  # type: ignore[misc]
-    whose = dict(
-        line.split() for line in plane.lab.run("squeue", "-h", "--states=all", "-o", "%j %u").splitlines()
-    )
-    names = [job_name(plane.attempt(job)["attempt_id"], 0) for job in jobs]
-    assert [whose[name] for name in names] == [one.name for one in people]
+    for one, job in zip(people, jobs, strict=True):
+        named = ("-n", job_name(plane.attempt(job)["attempt_id"], 0))
+        assert plane.lab.run("squeue", "-h", "--states=all", *named, "-o", "%u").split() == [one.name]
 
 
 def test_nobody_reads_what_is_another_persons(plane: OwnersPlane, people: tuple[Person, Person]) -> None:

@@ -17,6 +17,7 @@ from shoal.porch import visitor
 from shoal.wire import Papers
 
 TIMEOUT_S = 30.0
+REST_S = 0.3
 CLOSED, NO_TLS, SILENT = "closed", "no TLS", "silent"
 
 
@@ -52,12 +53,25 @@ def knock(
             return CLOSED
         except TimeoutError:
             return SILENT
+        told += _rest(link) if told else b""
     if not told:
         return CLOSED
     words = told.split(None, 2)
     if words[0].startswith(b"HTTP/1.") and len(words) > 1:
         return words[1].decode("ascii", "replace")
     return repr(told[:80])
+
+
+def _rest(link: socket.socket) -> bytes:
+    """What follows a first piece at once: an answer may come in several."""
+    link.settimeout(REST_S)
+    rest = b""
+    try:
+        while len(rest) < 4096 and (piece := link.recv(4096)):
+            rest += piece
+    except OSError:
+        pass  # that was all, or it hung up on us
+    return rest
 
 
 def request(method: str, path: str, host: str, token: str | None, body: bytes, kind: str) -> bytes:

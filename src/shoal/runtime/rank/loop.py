@@ -136,7 +136,7 @@ def train(
         except Exception as error:
             farewell.give_up(error)
             leave()
-            if not member.is_group_over():
+            if not member.is_group_over(error):
                 raise
         else:
             _end(farewell)

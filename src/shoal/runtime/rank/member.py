@@ -10,8 +10,9 @@ from shoal.runtime.environment import numbers
 from shoal.runtime.rank.own_stacks import answer
 
 POLL_S, SPARE_POLL_S = 0.002, 0.005
-PEERS_S = 2.0
-"""How long after an error of ours the supervisor may take to tell that it was a peer's end."""
+PEERS_S, FAR_PEERS_S = 2.0, 10.0
+"""How long after an error of ours the supervisor may take to tell that it was a peer's end. Of a peer on
+another node the control plane tells it first, over two networks, and may be busy."""
 
 
 class Member:
@@ -67,12 +68,16 @@ class Member:
         place = self._told()
         return place.generation if place is not None else -1
 
-    def is_group_over(self) -> bool:
-        """After an error: whether there is another group to join. Waits a little for the word."""
+    def is_group_over(self, error: Exception) -> bool:
+        """After an error: whether there is another group to join. Waits a little for the word, longer where
+        the error may be that a peer on another node is gone: collectives say that in no words of their own.
+        """
         if self._board is None:
             return False
         self._say(Standing.WAITING)
-        until = time.monotonic() + PEERS_S
+        has_far_peers = int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1
+        may_be_far = has_far_peers and isinstance(error, RuntimeError | OSError)
+        until = time.monotonic() + (FAR_PEERS_S if may_be_far else PEERS_S)
         while time.monotonic() < until:
             if self.is_overtaken:
                 return True
