@@ -44,6 +44,7 @@ class TestEmbeddedThroughPorches(DataPlaneContract):
 
 
 @needs_haproxy
+@pytest.mark.soak
 class TestHaproxyThroughPorches(DataPlaneContract):
     @pytest.fixture
     async def lab(self, tmp_path: Path, porches: ThreadPorches) -> AsyncIterator[AnyLab]:

@@ -72,12 +72,14 @@ def test_sharded_program_shows_its_curve_and_its_checkpoints(shoal: Cluster) -> 
     assert [(one["step"], one["state"]) for one in saved["items"]] == [(STEPS, "verified"), (10, "verified")]
 
 
+@pytest.mark.soak
 def test_ddp_under_shoal_ends_with_the_very_weights_of_torchrun(shoal: Cluster, tmp_path: Path) -> None:
     said = train(shoal, "ddp")
     assert len(weights(said)) == 1
     assert weights(said) == weights(torchrun(tmp_path, "ddp", STEPS))
 
 
+@pytest.mark.soak
 def test_ddp_that_lost_a_rank_ends_with_the_very_weights_of_one_that_did_not(
     shoal: Cluster, tmp_path: Path
 ) -> None:

@@ -30,6 +30,7 @@ def curves(shoal: Cluster) -> dict[str, list[list[Any]]]:
     return {one["name"]: one["points"] for one in told["items"]}
 
 
+@pytest.mark.soak
 def test_training_that_lost_the_rank_that_logs_has_one_curve(shoal: Cluster) -> None:
     shoal("run", "-d", "--name", JOB, "-e", f"STEPS={STEPS}", "examples/language_model/ddp.yaml")
     shoal.until(lambda: len(curves(shoal).get("loss", ())) > 20)

@@ -20,9 +20,10 @@ from tests.support.services import Caller, Served, pid_at
 pytestmark = pytest.mark.slow
 
 
-KINDS = ["embedded", pytest.param("haproxy", marks=needs_haproxy)]
-by_each = pytest.mark.parametrize("served", KINDS, indirect=True)
-by_haproxy = pytest.mark.parametrize("served", KINDS[1:], indirect=True)
+HAPROXY = pytest.param("haproxy", marks=needs_haproxy)
+SOAKED = pytest.param("haproxy", marks=[needs_haproxy, pytest.mark.soak])
+by_each = pytest.mark.parametrize("served", ["embedded", SOAKED], indirect=True)
+by_haproxy = pytest.mark.parametrize("served", [HAPROXY], indirect=True)
 """The embedded one is put under heavier fire in `test_services_under_fire`."""
 
 
@@ -114,7 +115,7 @@ def status(address: str, token: str) -> int:
         link.close()
 
 
-@pytest.mark.parametrize("served", KINDS[1:], indirect=True)
+@by_haproxy
 def test_what_haproxy_cannot_do_is_said_by_serve(served: Served) -> None:
     served.serve(replicas=1)
     served.file.write_text(served.file.read_text().replace('"replicas":1', '"replicas":"0..2"'))

@@ -117,6 +117,7 @@ def test_lost_and_stopped_ranks_cost_no_step_and_no_bit(
     assert "from rank" in told, "the state came from a surviving rank"
 
 
+@pytest.mark.soak
 def test_ranks_that_do_not_wait_for_the_lost_one_notice_and_live_on(start: Start) -> None:
     share = start(order(ranks_per_node=4))
     share.spawn()
