@@ -18,7 +18,7 @@ from tests.sim.story import be_quiet, fingerprint, live
 
 pytestmark = pytest.mark.usefixtures("_log_as_before")
 REPO = Path(__file__).resolve().parents[2]
-NUM_SEEDS = 240
+NUM_SEEDS = 120
 CHUNK = 20
 MUST_HAPPEN = (
     "answers repeated",
