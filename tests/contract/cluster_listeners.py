@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from shoal.cli import data_plane
+from shoal.cli import data_plane_facts
 from shoal.client.handles import JobHandle
 from shoal.clock import SystemClock
 from shoal.control.authority import load_authority
@@ -61,7 +61,7 @@ class ListenerContract:
     ) -> Iterator[dict[str, Any]]:
         served = Served(plane, tmp_path_factory.mktemp("hello"))
         served.serve()
-        yield until(lambda: data_plane.running(plane.home) or {}, "a data plane runs")
+        yield until(lambda: data_plane_facts.running(plane.home) or {}, "a data plane runs")
         assert plane.command("stop", "hello").returncode == 0
         until(lambda: (told := served.table()) is not None and not told.services, "it is gone")
 

@@ -97,6 +97,7 @@ def test_ddp_that_lost_a_rank_ends_with_the_very_weights_of_one_that_did_not(
     assert weights(said) == weights(torchrun(tmp_path, "ddp", LONG))
 
 
+@pytest.mark.soak
 def test_run_that_was_cut_in_two_ends_with_the_weights_of_one_that_was_not(tmp_path: Path) -> None:
     bare(tmp_path / "two", "fsdp2", STEPS)
     second = bare(tmp_path / "two", "fsdp2", MORE)

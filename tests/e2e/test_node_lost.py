@@ -118,7 +118,8 @@ def test_control_plane_that_is_killed_with_a_supervisor_replaces_its_share_when_
     assert len(plane.attempts(job)) == 1
 
 
-@pytest.mark.parametrize("place", [1, pytest.param(0, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("place", [1, 0])
 def test_training_goes_on_without_losing_a_step_or_its_surviving_process(
     plane: RealPlane, place: int
 ) -> None:

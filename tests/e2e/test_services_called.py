@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli.data_plane import running
+from shoal.cli.data_plane_facts import running
 from tests.support.haproxy import needs_haproxy
 from tests.support.real_plane import RealPlane, until
 from tests.support.service_faults import PATH, address_of, token_of

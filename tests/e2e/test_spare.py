@@ -97,7 +97,8 @@ def unharmed(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     return weights(torchrun(path, str(STEPS), PYTHONPATH=SOURCE).splitlines())
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_lost_and_stopped_ranks_cost_no_step_and_no_bit(
     start: Start, unharmed: set[str], how: signal.Signals
 ) -> None:

@@ -10,7 +10,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from shoal.cli.data_plane import running
+from shoal.cli.data_plane_facts import running
 from shoal.client.credentials import LOCAL, Credentials
 from shoal.home import holder
 from tests.support.callers import Crowd

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli import data_plane, serve, up
+from shoal.cli import data_plane, data_plane_facts, serve, up
 from shoal.cli import home as homes
 from shoal.cli.daemon import Running, environment, start
 from shoal.client.credentials import LOCAL, Credentials, find_endpoint
@@ -217,9 +217,9 @@ def test_data_plane_that_ended_unasked_does_not_run(tmp_path: Path) -> None:
     child = subprocess.Popen(["sleep", "300"])
     facts = {"pid": child.pid, "ticks": start_ticks(child.pid), "url": "http://127.0.0.1:3"}
     (tmp_path / "serving.json").write_text(json.dumps(facts))
-    assert data_plane.running(tmp_path) == facts
+    assert data_plane_facts.running(tmp_path) == facts
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert start_ticks(child.pid) == facts["ticks"]
-    assert data_plane.running(tmp_path) is None
+    assert data_plane_facts.running(tmp_path) is None
     child.wait()

@@ -6,23 +6,20 @@ home: requests to services do not notice. Only one that died, or was told other 
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 import urllib.parse
-from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.to_thread
 import structlog
 
+from shoal.cli.data_plane_facts import FACTS, running, terminate
 from shoal.client.credentials import write_private
 from shoal.control import ControlPlane
 from shoal.errors import StateError
@@ -36,7 +33,6 @@ AGAIN_S = 5.0
 """After one that would not start."""
 LEAVING_S = 3.0
 """For one that `shoal down --jobs` has just told to end: it lets go of its port first."""
-FACTS = "serving.json"
 
 log = structlog.get_logger()
 
@@ -56,17 +52,8 @@ async def keep(settings: Settings, plane: ControlPlane) -> None:
             if child is None:
                 await anyio.sleep(AGAIN_S)
             elif found is not None:
-                _terminate(found)  # who takes its place accepts connections already
+                terminate(found)  # who takes its place accepts connections already
         await anyio.sleep(LOOK_EVERY_S)
-
-
-def running(home: Path) -> dict[str, Any] | None:
-    """The data plane of this home; None if there is none, or another process has its number by now."""
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        facts: dict[str, Any] = json.loads((home / FACTS).read_text(encoding="utf-8"))
-        if start_ticks(int(facts["pid"])) == facts["ticks"] and not _is_dead(int(facts["pid"])):
-            return facts
-    return None
 
 
 def taken_port(settings: Settings, *, is_fixed: bool) -> int | None:
@@ -103,25 +90,6 @@ def _refusal(settings: Settings) -> str | None:
         except OSError as error:
             return error.strerror or str(error)
     return None
-
-
-def _is_dead(pid: int) -> bool:
-    """Ended, and nobody has asked how: as one whose parent became another program meanwhile."""
-    state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
-    return state in (b"Z", b"X")
-
-
-def stop(home: Path) -> int | None:
-    """Have it finish what it has and end; None if there is none."""
-    found = running(home)
-    (home / FACTS).unlink(missing_ok=True)
-    return _terminate(found) if found is not None else None
-
-
-def _terminate(found: dict[str, Any]) -> int:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(int(found["pid"]), signal.SIGTERM)
-    return int(found["pid"])
 
 
 def _start(settings: Settings, token: str, before: dict[str, Any] | None) -> subprocess.Popen[bytes] | None:

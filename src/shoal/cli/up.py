@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from cyclopts import Parameter
 
-from shoal.cli import daemon
+from shoal.cli import daemon, data_plane_facts
 from shoal.cli.checkup_server import racks_without_nodes
 from shoal.cli.flags import JsonFlag
 from shoal.cli.home import prepare_home
@@ -192,9 +192,7 @@ def down(
     stopped = _stop_jobs() if jobs and holder(home) is not None else []
     pid = daemon.stop(home)
     if jobs:
-        from shoal.cli import data_plane
-
-        data_plane.stop(home)  # nothing is left that it could serve
+        data_plane_facts.stop(home)  # nothing is left that it could serve
     if json:
         print_json({"was_running": pid is not None, "pid": pid, "stopped_jobs": stopped})
     elif pid is None:
