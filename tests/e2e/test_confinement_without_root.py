@@ -115,8 +115,9 @@ def test_killed_supervisor_takes_everything_with_it(home: Path) -> None:
 
 def test_network_of_its_own_has_a_door_without_root_too(home: Path) -> None:
     server = 'import os, socket; at = socket.create_server(("127.0.0.1", int(os.environ["PORT"]))); '
-    server += 'print("listens", flush=True); link = at.accept()[0]; link.sendall(b"hello")'
-    order = an_order(run=f"exec python3 -c '{server}; input()'", probe=Probe(has_own_network=True))
+    server += 'print("listens", flush=True); link = at.accept()[0]; link.sendall(b"hello"); '
+    server += "link.recv(1)"  # until who asked is gone
+    order = an_order(run=f"exec python3 -c '{server}'", probe=Probe(has_own_network=True))
     share = run(home, order)
     until(lambda: "listens" in share.texts(), describe=share.describe)
     directory = listening.folder(order, str(home))
