@@ -41,6 +41,7 @@ lives is. Who speaks contradicts it."""
 SILENT_S = 3 * HEARD_S
 """A node that nobody was heard from for so long takes no work. Less than the shortest fence: what is replaced
 because its node is silent goes elsewhere."""
+UNHEARD = f"what runs there was not heard from for {SILENT_S:.0f} s"
 BOOT_MARGIN_S = 600.0
 """That clock may be set meanwhile: munge alone lets Slurm's be five minutes off."""
 BEHIND_S = KEEPER_PATIENCE_S + 60.0
@@ -86,6 +87,8 @@ class Glimpse(msgspec.Struct, frozen=True, kw_only=True):
     raw: str = ""
     is_over: bool = False
     """It is certain that nothing of it runs: who answers has looked, or the machine was restarted."""
+    stranded: str = ""
+    """Why what it waits for does not come, and elsewhere might, in words; empty: it may."""
 
 
 THERE = (Stage.QUEUED, Stage.RUNNING, Stage.SUSPENDED)
@@ -212,6 +215,7 @@ class RemoteEngine(ABC):
         await self.on_thread(lambda: self._end_replaced(shares))
         open_shares = [share for share in shares if share.outcome is None]
         seen, unseen = await self._glimpses(open_shares)
+        await self.on_thread(lambda: self._take_back_stranded(open_shares, seen, unseen))
         # On a thread, as what ends is written down; on one for all, as there may be hundreds.
         return await self.on_thread(
             lambda: [self._seen(share, seen.get(_place(share), unseen)) for share in shares]
@@ -229,6 +233,21 @@ class RemoteEngine(ABC):
                 is_closed = self.desk.close(share, EndKind.LOST, REPLACED)
                 if not is_closed and self.is_deaf(share):
                     self.desk.bury(share, EndKind.LOST, REPLACED)
+
+    def _take_back_stranded(self, shares: Collection[DeskShare], seen: Glimpses, unseen: Glimpse) -> None:
+        """What waits for a node that takes no work, or was to begin where nobody is heard from, is lost
+        before it began, and may be placed elsewhere. Whom the cluster starts at this very moment either has
+        an order by then, and nothing is taken back, or gets none.
+        """
+        silent = self._silent_nodes()
+        for share in (share for share in shares if share.is_waiting):
+            glimpse, node = seen.get(_place(share), unseen), share.order.node
+            # One that is still in the cluster's queue may be there for longer than the node is silent.
+            is_cut_off = node in silent and glimpse.stage not in (Stage.QUEUED, Stage.AWAY)
+            if glimpse.stranded or is_cut_off:
+                told = f"{glimpse.stranded or f'`{node}`: {UNHEARD}'}; {glimpse.raw}"
+                told = f"taken back before it began: {told}"
+                self.desk.close_unbegun(share.order.attempt_id, share.launch, EndKind.LOST, told)
 
     async def _glimpses(self, shares: Collection[DeskShare]) -> tuple[Glimpses, Glimpse]:
         """What the cluster says of these, and what goes for the others. While it cannot be asked the desk
@@ -278,13 +297,17 @@ class RemoteEngine(ABC):
         """As the cluster lists them; those that cannot be reached from here are not alive. A cluster may take
         minutes to notice a cut, and may not be cut off itself. What is suspended is silent, and says nothing.
         """
+        silent = self._silent_nodes()
+        return [_unreached(facts) if facts.name in silent else facts for facts in nodes]
+
+    def _silent_nodes(self) -> set[str]:
         now, silences = self._clock.monotonic(), dict[str, float]()
         for share in self.desk.shares():
             if share.outcome is None and share.taken is not None and _place(share) not in self._suspended:
                 heard_at = self._opened_at if share.heard_at is None else share.heard_at
                 node = share.order.node
                 silences[node] = min(silences.get(node, now - heard_at), now - heard_at)
-        return [_unreached(facts) if silences.get(facts.name, 0.0) >= SILENT_S else facts for facts in nodes]
+        return {node for node, silence_s in silences.items() if silence_s >= SILENT_S}
 
     async def has_rebooted(self, share: DeskShare, booted_at: float | None, asked_at: float) -> bool:
         """Whether the node was started anew since the share was first seen there: nothing outlives that.
@@ -515,8 +538,7 @@ class RemoteEngine(ABC):
 
 
 def _unreached(facts: NodeFacts) -> NodeFacts:
-    told = f"what runs there was not heard from for {SILENT_S:.0f} s"
-    return msgspec.structs.replace(facts, is_alive=False, remarks=(*facts.remarks, told))
+    return msgspec.structs.replace(facts, is_alive=False, remarks=(*facts.remarks, UNHEARD))
 
 
 def _place(share: DeskShare) -> tuple[str, str]:
