@@ -128,7 +128,9 @@ class RemoteEngine(ABC):
         self._clock = clock
         self._opened_at = clock.monotonic()
         self._reach = reach
-        self._saves = CheckpointFolder(Path(reach.shared) / "checkpoints", clock) if reach.shared else None
+        self._folder = Path(reach.shared) / "checkpoints" if reach.shared else None
+        """Of all jobs' checkpoints, as the nodes have it."""
+        self._saves = CheckpointFolder(self._folder, clock) if self._folder is not None else None
         self._starting: dict[tuple[str, int], Starts] = {}
         """By attempt and incarnation."""
         self._suspended: set[tuple[str, str]] = set()
@@ -289,6 +291,9 @@ class RemoteEngine(ABC):
     async def saved(self, job_id: str, verify_s: float) -> SavedCheckpoints:
         return SavedCheckpoints() if self._saves is None else await self._saves.saved(job_id, verify_s)
 
+    def checkpoint_dir(self, job_id: str) -> str | None:
+        return str(self._folder / job_id) if self._folder is not None else None
+
     async def drop_checkpoint(self, job_id: str) -> None:
         if self._saves is not None:
             await self._saves.drop(job_id)
@@ -402,13 +407,12 @@ class RemoteEngine(ABC):
         """A path below the home's checkpoints, where all nodes have it."""
         if path is None:
             return None
-        if not self._reach.shared:
+        if self._folder is None:
             raise EngineRefused(
                 f"job {job_id} keeps checkpoints, and this cluster has no directory that all nodes share",
                 hint="connect again with `--shared DIR`, or leave out `checkpoint`",
             )
-        place = Path(self._reach.shared) / "checkpoints" / Path(path).relative_to(self._home / "checkpoints")
-        return str(place)
+        return str(self._folder / Path(path).relative_to(self._home / "checkpoints"))
 
     async def _start(self, submission: Submission, *, is_new: bool) -> None:
         """Start keepers for orders that nobody has taken, unless the cluster still has what was started."""
