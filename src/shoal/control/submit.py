@@ -163,8 +163,7 @@ def check_checkpoint(core: Core, spec: JobSpec) -> None:
     if core.engine.checkpoint_dir("") is None:
         raise SpecError(
             f"{_who(spec)} keeps checkpoints, and this cluster has no directory that all nodes share",
-            hint=f"leave out `checkpoint`, or let an operator type `shoal connect {core.engine.name} "
-            "--shared DIR`",
+            hint=f"leave out `checkpoint`, or let an operator type {core.engine.to_share}",
         )
 
 

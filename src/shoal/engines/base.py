@@ -214,7 +214,8 @@ class SupportsCheckpoints(Protocol):
 class SupportsCheckpointDir(Protocol):
     """An engine whose nodes have checkpoint directories elsewhere than in this machine's home."""
 
-    name: str
+    to_share: str
+    """What an operator types so that nodes have a directory in common."""
 
     def checkpoint_dir(self, job_id: str) -> str | None:
         """Where a job's is, or would be; None: nodes have no directory in common, and jobs that keep

@@ -115,6 +115,7 @@ class RemoteEngine(ABC):
     name: str
     can_replace_shares = True
     devices_from = ""
+    to_share = "`shoal connect --help`"
     can_follow = False
     """Whether a keeper may take the order in place of a lost one: see `Summons`."""
 
@@ -410,7 +411,7 @@ class RemoteEngine(ABC):
         if self._folder is None:
             raise EngineRefused(
                 f"job {job_id} keeps checkpoints, and this cluster has no directory that all nodes share",
-                hint="connect again with `--shared DIR`, or leave out `checkpoint`",
+                hint=f"leave out `checkpoint`, or let an operator type {self.to_share}",
             )
         return str(self._folder / Path(path).relative_to(self._home / "checkpoints"))
 

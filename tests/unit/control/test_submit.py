@@ -423,6 +423,7 @@ class OnOtherDisks(StagedEngine):
     """Whose nodes have checkpoints below `shared`; None: they have no directory in common."""
 
     shared: str | None = None
+    to_share = "`shoal connect slurm --shared DIR`"
 
     def checkpoint_dir(self, job_id: str) -> str | None:
         return f"{self.shared}/{job_id}" if self.shared else None
@@ -436,7 +437,7 @@ def test_checkpoints_that_the_next_attempt_would_not_find_are_refused_at_submit(
     ) as refused:
         lab.submit(name="big", checkpoint={})
     assert refused.value.hint is not None
-    assert refused.value.hint.endswith("let an operator type `shoal connect fake --shared DIR`")
+    assert refused.value.hint.endswith("let an operator type `shoal connect slurm --shared DIR`")
     assert lab.events("job.") == []
     lab.submit()
     engine.shared = "/scratch"

@@ -33,6 +33,7 @@ class RayEngine(RemoteEngine):
     """One per home. Its agents are in a namespace of the home's: several homes may use one Ray."""
 
     name = "ray"
+    to_share = "`shoal connect ray --shared DIR`"
 
     def __init__(
         self,

@@ -59,6 +59,7 @@ class SlurmEngine(RemoteEngine):
 
     name = "slurm"
     devices_from = "CUDA_VISIBLE_DEVICES"
+    to_share = "`shoal connect slurm --shared DIR`"
     can_follow = True
     """A new job on the same node would wait for the one that the lost share has its place in."""
 
