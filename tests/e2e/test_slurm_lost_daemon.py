@@ -67,7 +67,9 @@ def test_what_runs_there_runs_on_until_the_slurmd_is_back_and_what_waits_goes_el
     back_at = since_boot()
     plane.until_starts(runs, 2)
     again_s = plane.witness.lines(runs.job_id, "start")[1].at - back_at
-    print(f"a new attempt began {again_s:.1f} s after the slurmd was back: {plane.attempts(runs)[0]}")
+    print(f"a new attempt began {again_s:.1f} s after the slurmd was back")
+    ended = plane.attempts(runs)[0]
+    assert (ended["reason"], "SIGTERM came to its keeper" in ended["message"]) == ("lost", True)
     plane.ends_well(runs, attempts=2)
     plane.ends_well(waits, attempts=2)
 
