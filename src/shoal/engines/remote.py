@@ -218,11 +218,20 @@ class RemoteEngine(ABC):
         await self.on_thread(lambda: self._end_replaced(shares))
         open_shares = [share for share in shares if share.outcome is None]
         seen, unseen = await self._glimpses(open_shares)
-        await self.on_thread(lambda: self._take_back_stranded(open_shares, seen, unseen))
         # On a thread, as what ends is written down; on one for all, as there may be hundreds.
-        return await self.on_thread(
-            lambda: [self._seen(share, seen.get(_place(share), unseen)) for share in shares]
-        )
+        return await self.on_thread(lambda: self._observe(shares, seen, unseen))
+
+    def _observe(self, shares: Collection[DeskShare], seen: Glimpses, unseen: Glimpse) -> list[Observation]:
+        """Those that somebody has first: a node is not silent whose silent share is known to be over."""
+        begun = {
+            _place(share): self._seen(share, seen.get(_place(share), unseen))
+            for share in shares
+            if not share.is_waiting
+        }
+        self._take_back_stranded(shares, seen, unseen)
+        return [
+            begun.get(_place(share)) or self._seen(share, seen.get(_place(share), unseen)) for share in shares
+        ]
 
     def _end_replaced(self, shares: Collection[DeskShare]) -> None:
         """A share whose place another node has got was replaced on evidence, or after its fence. Nobody will
