@@ -101,6 +101,8 @@ async def test_of_a_gang_of_which_one_has_an_order_nothing_is_taken_back(tmp_pat
     [
         ("DOWN*", "PENDING", UNAVAILABLE, True),
         ("IDLE+DRAIN", "PENDING", "Nodes required for job are DOWN, DRAINED or reserved for others", True),
+        # So 24.11 says it of a drained node.
+        ("IDLE+DRAIN", "PENDING", "ReqNodeNotAvail, May be reserved for other job", True),
         ("IDLE+DRAIN", "PENDING", "Priority", True),
         ("IDLE+DRAIN", "PENDING", "None", True),
         # A slurmd that is silent for a moment is awaited, for as long as Slurm itself does.
