@@ -16,6 +16,7 @@ import pytest
 from shoal.client.handles import JobHandle
 from tests.support.cluster_plane import ONE, TWO, ClusterPlane
 from tests.support.real_plane import until
+from tests.support.witness import since_boot
 
 FENCE_S = 60
 """The shortest that a job may have; the control plane waits as long again before it replaces anything."""
@@ -88,6 +89,42 @@ class PartitionContract:
         assert witness.lines(gang.job_id, "deserted") == []  # at the end one of them is the first to go
         plane.ends_well(gang)
         assert plane.attempt(gang)["generation"] == 0
+
+    def test_what_is_given_to_a_node_that_is_cut_off_for_a_moment_begins_there(
+        self, plane: ClusterPlane
+    ) -> None:
+        runs = plane.begun(ONE)
+        [cut] = plane.attempt(runs)["nodes"]
+        with plane.only(cut):
+            plane.lab.cut(cut)
+            waits = plane.until_status(plane.submitted(ONE), "starting")
+            assert plane.attempt(waits)["nodes"] == [cut]
+            plane.goes_on(runs)
+            plane.lab.heal(cut)
+            plane.until_starts(waits, 1)
+        plane.ends_well(waits)
+        plane.ends_well(runs)
+
+    @pytest.mark.soak
+    def test_what_is_given_to_a_node_that_stays_cut_off_goes_elsewhere(self, plane: ClusterPlane) -> None:
+        runs = plane.begun(ONE)
+        [cut] = plane.attempt(runs)["nodes"]
+        with plane.only(cut):
+            plane.lab.cut(cut)
+            waits = plane.until_status(plane.submitted(ONE), "starting")
+            assert plane.attempt(waits)["nodes"] == [cut]
+        cut_at = since_boot()
+        plane.until_starts(waits, 1)
+        elsewhere_s = plane.witness.lines(waits.job_id, "start")[0].at - cut_at
+        print(f"what was given to a node that is cut off began elsewhere after {elsewhere_s:.1f} s")
+        assert plane.attempts(waits)[0]["reason"] == "lost"
+        fresh = plane.begun(ONE)
+        assert cut not in (*plane.attempt(waits)["nodes"], *plane.attempt(fresh)["nodes"])
+        plane.goes_on(runs)
+        plane.lab.heal(cut)
+        until(lambda: not plane.is_called_silent(runs), f"{cut} is heard again")
+        for job, attempts in ((runs, 1), (waits, 2), (fresh, 1)):
+            plane.ends_well(job, attempts)
 
     @pytest.mark.last
     def test_cut_from_both_past_its_fence_a_node_has_stopped_before_its_successor_begins(

@@ -16,3 +16,10 @@ class DrillContract(SameFileContract):
         until(lambda: any(line.startswith("from n") for line in plane.log_of(job)), "its log comes back")
         assert plane.attempts(job)[-1]["exit_code"] == 3
         assert plane.log_of(job)[0].endswith(", 0 of Ray"), "nothing that Ray set reaches a job"
+
+    def test_a_jobs_checkpoints_are_where_why_says_that_they_are(self, plane: ClusterPlane) -> None:
+        job = plane.submit("echo 7 > $SHOAL_CHECKPOINT_DIR/step", resources={"cpus": 1}, checkpoint={})
+        plane.until_status(job, "succeeded")
+        kept = plane.shared / "checkpoints" / job.job_id
+        assert (kept / "step").read_text() == "7\n"
+        assert f"checkpoint: {kept}\n" in plane.command("why", job.ref).stdout

@@ -16,6 +16,9 @@ from tests.support.cluster_plane import ONE, TWO, ClusterPlane, is_running, pare
 from tests.support.real_plane import until
 from tests.support.witness import since_boot
 
+FENCE_S = 60
+"""The shortest that a job may have."""
+
 
 class Bereft(NamedTuple):
     job: JobHandle
@@ -38,6 +41,9 @@ def bereaving(plane: ClusterPlane) -> Bereft:
 
 
 class SurvivalContract:
+    is_keepers_end_seen = True
+    """Whether the cluster sees that one keeper of several is gone; else it is the fence that counts."""
+
     def test_daemon_of_a_node_killed_and_started_again(self, plane: ClusterPlane) -> None:
         job = plane.begun(TWO)
         node = plane.attempt(job)["nodes"][1]
@@ -79,6 +85,24 @@ class SurvivalContract:
         plane.until_starts(job, 4)
         plane.ends_well(job)
         assert plane.attempt(job)["generation"] == 1
+
+    @pytest.mark.soak
+    def test_keeper_of_one_node_of_two_killed(self, plane: ClusterPlane) -> None:
+        job = plane.begun(TWO, fence=f"{FENCE_S}s")
+        first = plane.attempt(job)
+        supervisor, at = plane.supervisor(first, first["nodes"][1]), since_boot()
+        os.kill(parent_of(supervisor), signal.SIGKILL)
+        until(lambda: not is_running(supervisor), "its supervisor does not outlive it")
+        plane.until_starts(job, 4, within_s=2 * FENCE_S + 120.0)
+        again_s = plane.witness.lines(job.job_id, "start")[2].at - at
+        print(f"keeper of one node of two killed on {plane.lab.engine}: begun anew after {again_s:.1f} s")
+        # Until a fence its node is silent, and takes no work; and no third one is free here.
+        plane.ends_well(job, attempts=1 if self.is_keepers_end_seen else 2)
+        if self.is_keepers_end_seen:
+            assert plane.attempt(job)["generation"] == 1
+        else:
+            assert plane.attempts(job)[0]["reason"] == "fenced"
+            assert again_s > FENCE_S
 
     @pytest.mark.last
     def test_keeper_killed_alone(self, plane: ClusterPlane, bereft: Bereft) -> None:

@@ -120,6 +120,11 @@ class TestSlurm:
     ) -> None:
         await lose_a_submission(world)
 
+    async def test_what_waits_for_a_node_that_is_drained_is_lost_before_it_began(
+        self, world: SlurmWorld
+    ) -> None:
+        await drain_under_who_waits(world)
+
     async def test_cancelled_in_the_queue_it_leaves_it(self, world: SlurmWorld) -> None:
         await fill(world, "n0")
         submission = world.submission()
@@ -250,6 +255,27 @@ async def lose_a_submission(world: OnSlurm) -> None:
     assert again != [number]
     assert await world.slurm("squeue", "-h", "-n", "stranger", "-o", "%i %T") == f"{number} PENDING\n"
     await anyio.to_thread.run_sync(world.lab.cancel, "stranger", "news")
+
+
+async def drain_under_who_waits(world: OnSlurm) -> None:
+    """Slurm says the reason in other words by each door, and in each version."""
+    await fill(world, "n0")
+    submission = world.submission()
+    await world.engine.submit(submission)
+    [seen] = (await world.look(submission.attempt_id)).values()
+    assert (seen.sight, seen.is_queued) == (Sight.PENDING, True)
+    await world.slurm("scontrol", "update", "nodename=n0", "state=drain", "reason=a fan")
+    try:
+        [lost] = await world.until(submission.attempt_id, Sight.ENDED)
+    finally:
+        await world.slurm("scontrol", "update", "nodename=n0", "state=resume")
+    assert lost.outcome is not None
+    assert lost.outcome.kind is EndKind.LOST
+    assert "`n0` takes no work: Slurm says DRAIN a fan" in lost.outcome.message
+    await world.engine.forget(submission.attempt_id)
+    await world.slurm("scancel", "--name=filler")
+    await anyio.to_thread.run_sync(until_empty, world.lab)
+    assert world.num_starts(submission.attempt_id) == 0
 
 
 async def fill(world: OnSlurm, node: str) -> None:

@@ -70,6 +70,23 @@ class ClusterPlane(RealPlane):
     def until_alive(self, node: str) -> None:
         until(lambda: node in self.nodes_alive(), f"{node} is alive", within_s=LONG_S)
 
+    @contextlib.contextmanager
+    def only(self, node: str) -> Iterator[None]:
+        """What is submitted meanwhile goes there."""
+        others = [
+            one["name"] for one in self.shoal.nodes() if one["state"] == "ready" and one["name"] != node
+        ]
+        self._each("cordon", others)
+        try:
+            yield
+        finally:
+            self._each("resume", others)
+
+    def _each(self, verb: str, nodes: Collection[str]) -> None:
+        for name in nodes:
+            done = self.command("nodes", verb, name)
+            assert done.returncode == 0, done.stderr
+
     def submit(self, run: str, **fields: Any) -> JobHandle:
         self.submissions.append(super().submit(run, **fields))
         return self.submissions[-1]

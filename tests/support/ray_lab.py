@@ -77,6 +77,8 @@ class RayLab(ClusterLab):
         self.root = root
         self.temp = Path(tempfile.mkdtemp(prefix="shr-", dir="/tmp"))  # short: Ray has sockets below it
         self.token_file = root / "token"
+        self._storage = root / "gcs"
+        """What the head knows."""
         # Others may have a Ray here.
         self._port, self._dashboard_port, *self._head_ports = free_ports(2 + len(HEAD_PORTS))
         self.head_address = f"{self.address}:{self._port}"
@@ -123,9 +125,13 @@ class RayLab(ClusterLab):
         before = [*self.entering(name), "unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', name]
         self._start(name, before, [*words, *self._agent_ports()])
 
-    def kill_head(self) -> None:
-        """As by `kill -9` of all its processes; agents that ran beside it among them."""
+    def kill_head(self, *, is_forgetful: bool = False) -> None:
+        """As by `kill -9` of all its processes; agents that ran beside it among them. `is_forgetful`: as one
+        that has what it knows in memory.
+        """
         self._kill_session("head")
+        if is_forgetful:
+            shutil.rmtree(self._storage)
 
     def kill_daemon(self, name: str) -> None:
         """The raylet."""
@@ -148,9 +154,10 @@ class RayLab(ClusterLab):
         """As a service manager does: a raylet that has ended is started again. One that Ray called dead while
         it was cut off ends itself when it hears of that.
         """
-        self._start_nodes([name for name in self.names if not self.is_cut(name) and not self._has_ray(name)])
+        self._start_nodes([name for name in self.names if not self.is_cut(name) and not self.has_ray(name)])
 
-    def _has_ray(self, name: str) -> bool:
+    def has_ray(self, name: str) -> bool:
+        """Whether its raylet has not ended."""
         return name in self.started and self.started[name].poll() is None
 
     def _start_nodes(self, names: Iterable[str]) -> None:
@@ -198,7 +205,7 @@ class RayLab(ClusterLab):
         env |= self.tls.environment() if self.tls is not None else {}
         env |= {} if self._has_tokens else {"RAY_AUTH_MODE": "disabled"}
         env |= {"RAY_health_check_timeout_ms": f"{self._check_s * 1000:.0f}"}
-        env |= {"RAY_gcs_storage_path": str(self.root / "gcs"), "PATH": PATH}
+        env |= {"RAY_gcs_storage_path": str(self._storage), "PATH": PATH}
         start = self.ray_command("start", "--block")
         words = [*FIRST, *before, *start, *words, "--object-store-memory=80000000", *QUIET]
         for _ in range(TRIES):

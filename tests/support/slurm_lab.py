@@ -167,6 +167,12 @@ class SlurmLab(ClusterLab):
         for name in names:
             self.run("scancel", "--quiet", f"--name={name}")
 
+    def fill(self, *nodes: str) -> None:
+        """Somebody else's job on each of them, `filler`, which leaves at most one CPU."""
+        for node in nodes:
+            words = ("--job-name=filler", f"--nodelist={node}", f"--cpus-per-task={self.shape.cpus - 1}")
+            self.run("sbatch", *words, "--output=/dev/null", "--wrap=sleep 600")
+
     def told(self) -> str:
         files = sorted((self.root / "log").glob("*.log"))
         return "\n".join(f"== {f.name}\n{f.read_text(errors='replace')[-1500:]}" for f in files)

@@ -12,7 +12,7 @@ from shoal.control.core import Core
 from shoal.control.frozen import spec_of
 from shoal.control.once import fingerprint, once
 from shoal.control.record import note
-from shoal.control.submit import check_priority, check_queue, check_quota
+from shoal.control.submit import check_checkpoint, check_priority, check_queue, check_quota
 from shoal.control.watch import cancel
 from shoal.errors import NotFound, StateError
 from shoal.model.attempt import Attempt, AttemptState, EndReason
@@ -117,6 +117,7 @@ def _retry(core: Core, tx: Tx, actor: Actor, job_id: str, now: float, refusal: S
     project = tx.people.get_project(job.project)
     assert project is not None
     check_queue(core, spec)
+    check_checkpoint(core, spec)
     priority = check_priority(core, project, spec)
     check_quota(project, tx.jobs.count_open(project.name), 1)
     again = msgspec.structs.replace(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shoal.control.frozen import spec_of
+from shoal.engines.base import Engine, SupportsCheckpointDir
 from shoal.model.attempt import Attempt, EndReason
 from shoal.model.from_spec import log_rules_of, mounts_of
 from shoal.model.job import Job
@@ -16,6 +17,14 @@ from shoal.wire import GpuHandle, Limits, Order
 def checkpoint_dir(job: Job, home: Path) -> str | None:
     """Where the job keeps its checkpoints, if it asked to keep any."""
     return str(home / "checkpoints" / job.job_id) if spec_of(job).checkpoint is not None else None
+
+
+def checkpoint_dir_on(engine: Engine, job: Job, home: Path) -> str | None:
+    """Where the nodes of that engine have it."""
+    kept = checkpoint_dir(job, home)
+    if kept is None or not isinstance(engine, SupportsCheckpointDir):
+        return kept
+    return engine.checkpoint_dir(job.job_id)
 
 
 def _model_dir(job: Job, home: Path) -> str | None:

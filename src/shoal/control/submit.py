@@ -17,7 +17,7 @@ from shoal.control.once import fingerprint, once
 from shoal.control.record import note
 from shoal.control.snapshot import label
 from shoal.control.tree import check_share
-from shoal.engines.base import SupportsParts
+from shoal.engines.base import SupportsCheckpointDir, SupportsParts
 from shoal.errors import Denied, LimitReached, NotFound, ShoalError, SpecError, TooLarge
 from shoal.identity import seal_secrets
 from shoal.model.job import ArrayPlace, Dependency, DependencyKind, Job
@@ -111,6 +111,7 @@ def _refusal(core: Core, frozen: Frozen) -> ShoalError | None:
     try:
         check_queue(core, frozen.spec)
         check_mounts(core, frozen.spec)
+        check_checkpoint(core, frozen.spec)
         check_fit(core, frozen)
     except ShoalError as error:
         return error
@@ -153,6 +154,17 @@ def check_mounts(core: Core, spec: JobSpec) -> None:
                 f"mounting `{mount.source}` is not allowed here; allowed: {allowed}",
                 hint="an operator can allow it with `shoal up --mount-roots DIR`",
             )
+
+
+def check_checkpoint(core: Core, spec: JobSpec) -> None:
+    """Refuse to keep checkpoints where the next attempt, on another node, would not find them."""
+    if spec.checkpoint is None or not isinstance(core.engine, SupportsCheckpointDir):
+        return
+    if core.engine.checkpoint_dir("") is None:
+        raise SpecError(
+            f"{_who(spec)} keeps checkpoints, and this cluster has no directory that all nodes share",
+            hint=f"leave out `checkpoint`, or let an operator type {core.engine.to_share}",
+        )
 
 
 def check_fit(core: Core, frozen: Frozen) -> None:

@@ -96,8 +96,9 @@ async def _compare(core: Core, job: Job, attempt: Attempt, seen: Seen | None) ->
     events = [] if observed is None else _events(core, job, attempt, observed)
     known, num_ended = attempt, sum(isinstance(event, NodeEnded) for event in events)
     has_survivors = num_ended < len(attempt.nodes_left)
-    if num_ended and has_survivors and attempt.state is AttemptState.RUNNING and len(attempt.allocation) > 1:
-        await refresh_nodes(core)  # one that is gone is no place for another share
+    is_mended = has_survivors and attempt.state is AttemptState.RUNNING and len(attempt.allocation) > 1
+    if num_ended and (is_mended or _is_lost_unbegun(attempt, events)):
+        await refresh_nodes(core)  # one that is gone is no place for another share, or for the next attempt
     for event in events:
         attempt = await _advance(core, attempt, event, has_survivors=has_survivors)
     attempt = await _fence(core, job, attempt, observed or {})
@@ -105,6 +106,12 @@ async def _compare(core: Core, job: Job, attempt: Attempt, seen: Seen | None) ->
         await _replace_lost(core, attempt)
     if attempt.state is AttemptState.STOPPING:
         await cancel(core, job, attempt)
+
+
+def _is_lost_unbegun(attempt: Attempt, events: list[AttemptEvent]) -> bool:
+    return attempt.state is AttemptState.STARTING and any(
+        isinstance(event, NodeEnded) and event.outcome.kind is EndKind.LOST for event in events
+    )
 
 
 def _should_submit(attempt: Attempt, observed: dict[str, Observation]) -> bool:

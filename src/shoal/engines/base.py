@@ -211,6 +211,20 @@ class SupportsCheckpoints(Protocol):
 
 
 @runtime_checkable
+class SupportsCheckpointDir(Protocol):
+    """An engine whose nodes have checkpoint directories elsewhere than in this machine's home."""
+
+    to_share: str
+    """What an operator types so that nodes have a directory in common."""
+
+    def checkpoint_dir(self, job_id: str) -> str | None:
+        """Where a job's is, or would be; None: nodes have no directory in common, and jobs that keep
+        checkpoints are refused. Does not block.
+        """
+        ...
+
+
+@runtime_checkable
 class SupportsNotice(Protocol):
     """An engine that notices when a supervisor is gone, without being asked."""
 

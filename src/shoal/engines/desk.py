@@ -271,6 +271,17 @@ class Desk:
             self._end(share, self.end_of(share, kind, message))
             return True
 
+    def close_unbegun(self, attempt_id: str, launch: int, kind: EndKind, message: str) -> bool:
+        """Close all shares that a cluster was to start at once. False: somebody has one, or one has ended,
+        and nothing was changed.
+        """
+        with self._guard:
+            shares = [share for share in self.find(attempt_id).values() if share.launch == launch]
+            is_unbegun = all(share.is_waiting for share in shares)
+            for share in shares if is_unbegun else ():
+                self.close(share, kind, message)
+            return is_unbegun
+
     def mark_boot(self, share: DeskShare, booted_at: float) -> None:
         """Remember it: a later one means that the machine was restarted since."""
         with self._guard:

@@ -41,6 +41,7 @@ lives is. Who speaks contradicts it."""
 SILENT_S = 3 * HEARD_S
 """A node that nobody was heard from for so long takes no work. Less than the shortest fence: what is replaced
 because its node is silent goes elsewhere."""
+UNHEARD = f"what runs there was not heard from for {SILENT_S:.0f} s"
 BOOT_MARGIN_S = 600.0
 """That clock may be set meanwhile: munge alone lets Slurm's be five minutes off."""
 BEHIND_S = KEEPER_PATIENCE_S + 60.0
@@ -86,6 +87,8 @@ class Glimpse(msgspec.Struct, frozen=True, kw_only=True):
     raw: str = ""
     is_over: bool = False
     """It is certain that nothing of it runs: who answers has looked, or the machine was restarted."""
+    stranded: str = ""
+    """Why what it waits for does not come, and elsewhere might, in words; empty: it may."""
 
 
 THERE = (Stage.QUEUED, Stage.RUNNING, Stage.SUSPENDED)
@@ -112,6 +115,7 @@ class RemoteEngine(ABC):
     name: str
     can_replace_shares = True
     devices_from = ""
+    to_share = "`shoal connect --help`"
     can_follow = False
     """Whether a keeper may take the order in place of a lost one: see `Summons`."""
 
@@ -125,7 +129,9 @@ class RemoteEngine(ABC):
         self._clock = clock
         self._opened_at = clock.monotonic()
         self._reach = reach
-        self._saves = CheckpointFolder(Path(reach.shared) / "checkpoints", clock) if reach.shared else None
+        self._folder = Path(reach.shared) / "checkpoints" if reach.shared else None
+        """Of all jobs' checkpoints, as the nodes have it."""
+        self._saves = CheckpointFolder(self._folder, clock) if self._folder is not None else None
         self._starting: dict[tuple[str, int], Starts] = {}
         """By attempt and incarnation."""
         self._suspended: set[tuple[str, str]] = set()
@@ -213,9 +219,19 @@ class RemoteEngine(ABC):
         open_shares = [share for share in shares if share.outcome is None]
         seen, unseen = await self._glimpses(open_shares)
         # On a thread, as what ends is written down; on one for all, as there may be hundreds.
-        return await self.on_thread(
-            lambda: [self._seen(share, seen.get(_place(share), unseen)) for share in shares]
-        )
+        return await self.on_thread(lambda: self._observe(shares, seen, unseen))
+
+    def _observe(self, shares: Collection[DeskShare], seen: Glimpses, unseen: Glimpse) -> list[Observation]:
+        """Those that somebody has first: a node is not silent whose silent share is known to be over."""
+        begun = {
+            _place(share): self._seen(share, seen.get(_place(share), unseen))
+            for share in shares
+            if not share.is_waiting
+        }
+        self._take_back_stranded(shares, seen, unseen)
+        return [
+            begun.get(_place(share)) or self._seen(share, seen.get(_place(share), unseen)) for share in shares
+        ]
 
     def _end_replaced(self, shares: Collection[DeskShare]) -> None:
         """A share whose place another node has got was replaced on evidence, or after its fence. Nobody will
@@ -229,6 +245,21 @@ class RemoteEngine(ABC):
                 is_closed = self.desk.close(share, EndKind.LOST, REPLACED)
                 if not is_closed and self.is_deaf(share):
                     self.desk.bury(share, EndKind.LOST, REPLACED)
+
+    def _take_back_stranded(self, shares: Collection[DeskShare], seen: Glimpses, unseen: Glimpse) -> None:
+        """What waits for a node that takes no work, or was to begin where nobody is heard from, is lost
+        before it began, and may be placed elsewhere. Whom the cluster starts at this very moment either has
+        an order by then, and nothing is taken back, or gets none.
+        """
+        silent = self._silent_nodes()
+        for share in (share for share in shares if share.is_waiting):
+            glimpse, node = seen.get(_place(share), unseen), share.order.node
+            # One that is still in the cluster's queue may be there for longer than the node is silent.
+            is_cut_off = node in silent and glimpse.stage not in (Stage.QUEUED, Stage.AWAY)
+            if glimpse.stranded or is_cut_off:
+                told = f"{glimpse.stranded or f'`{node}`: {UNHEARD}'}; {glimpse.raw}"
+                told = f"taken back before it began: {told}"
+                self.desk.close_unbegun(share.order.attempt_id, share.launch, EndKind.LOST, told)
 
     async def _glimpses(self, shares: Collection[DeskShare]) -> tuple[Glimpses, Glimpse]:
         """What the cluster says of these, and what goes for the others. While it cannot be asked the desk
@@ -270,6 +301,9 @@ class RemoteEngine(ABC):
     async def saved(self, job_id: str, verify_s: float) -> SavedCheckpoints:
         return SavedCheckpoints() if self._saves is None else await self._saves.saved(job_id, verify_s)
 
+    def checkpoint_dir(self, job_id: str) -> str | None:
+        return str(self._folder / job_id) if self._folder is not None else None
+
     async def drop_checkpoint(self, job_id: str) -> None:
         if self._saves is not None:
             await self._saves.drop(job_id)
@@ -278,13 +312,17 @@ class RemoteEngine(ABC):
         """As the cluster lists them; those that cannot be reached from here are not alive. A cluster may take
         minutes to notice a cut, and may not be cut off itself. What is suspended is silent, and says nothing.
         """
+        silent = self._silent_nodes()
+        return [_unreached(facts) if facts.name in silent else facts for facts in nodes]
+
+    def _silent_nodes(self) -> set[str]:
         now, silences = self._clock.monotonic(), dict[str, float]()
         for share in self.desk.shares():
             if share.outcome is None and share.taken is not None and _place(share) not in self._suspended:
                 heard_at = self._opened_at if share.heard_at is None else share.heard_at
                 node = share.order.node
                 silences[node] = min(silences.get(node, now - heard_at), now - heard_at)
-        return [_unreached(facts) if silences.get(facts.name, 0.0) >= SILENT_S else facts for facts in nodes]
+        return {node for node, silence_s in silences.items() if silence_s >= SILENT_S}
 
     async def has_rebooted(self, share: DeskShare, booted_at: float | None, asked_at: float) -> bool:
         """Whether the node was started anew since the share was first seen there: nothing outlives that.
@@ -379,13 +417,12 @@ class RemoteEngine(ABC):
         """A path below the home's checkpoints, where all nodes have it."""
         if path is None:
             return None
-        if not self._reach.shared:
+        if self._folder is None:
             raise EngineRefused(
                 f"job {job_id} keeps checkpoints, and this cluster has no directory that all nodes share",
-                hint="connect again with `--shared DIR`, or leave out `checkpoint`",
+                hint=f"leave out `checkpoint`, or let an operator type {self.to_share}",
             )
-        place = Path(self._reach.shared) / "checkpoints" / Path(path).relative_to(self._home / "checkpoints")
-        return str(place)
+        return str(self._folder / Path(path).relative_to(self._home / "checkpoints"))
 
     async def _start(self, submission: Submission, *, is_new: bool) -> None:
         """Start keepers for orders that nobody has taken, unless the cluster still has what was started."""
@@ -515,8 +552,7 @@ class RemoteEngine(ABC):
 
 
 def _unreached(facts: NodeFacts) -> NodeFacts:
-    told = f"what runs there was not heard from for {SILENT_S:.0f} s"
-    return msgspec.structs.replace(facts, is_alive=False, remarks=(*facts.remarks, told))
+    return msgspec.structs.replace(facts, is_alive=False, remarks=(*facts.remarks, UNHEARD))
 
 
 def _place(share: DeskShare) -> tuple[str, str]:

@@ -51,6 +51,7 @@ DELIVER_S = 120.0
 before it takes the share for fenced. Until then an end that comes late is as good as any."""
 KILL_AFTER_S = 10.0
 """A supervisor that has not ended so long after its grace is killed."""
+SIGNALLED = "SIGTERM came to its keeper, from the cluster or from somebody on the node"
 WORDS = 4000
 UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]+")
 """How CUDA names a whole GPU, or a slice of one."""
@@ -247,7 +248,7 @@ class Keeper:
         """Hand in what there is until the supervisor has ended; how it did."""
         while os.waitpid(pid, os.WNOHANG)[0] == 0:
             if self.is_asked_to_stop and self._grace_s is None:
-                self._stop(share, order.grace_s)
+                self._stop(share, order.grace_s, SIGNALLED)
             if self._kill_at is not None and self._clock.monotonic() >= self._kill_at:
                 os.kill(pid, signal.SIGKILL)
             self._hand_in(share, order, credentials)
@@ -307,14 +308,14 @@ class Keeper:
         may_stay = self._summons.can_follow and not self.is_asked_to_stop and self._grace_s is None
         return is_lost and may_stay and len(order.nodes) > 1 and order.max_restarts > 0
 
-    def _stop(self, share: spool.Share, grace_s: float) -> None:
+    def _stop(self, share: spool.Share, grace_s: float, because: str = "") -> None:
         """Ask the supervisor to end, as an engine on its own machine would. The shortest grace counts."""
         if self._grace_s is not None and self._grace_s <= grace_s:
             return
         self._grace_s = grace_s
         self._kill_at = self._clock.monotonic() + grace_s + KILL_AFTER_S
         try:
-            spool.write_stop(share, spool.Stop(grace_s=grace_s, at=self._clock.now()))
+            spool.write_stop(share, spool.Stop(grace_s=grace_s, at=self._clock.now(), because=because))
         except OSError as error:
             _say(f"the disk does not take the stop, a signal has to do: {error}")
         spool.signal_supervisor(share)

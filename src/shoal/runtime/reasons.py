@@ -54,7 +54,8 @@ class Reasons:
             with contextlib.suppress(OSError, msgspec.DecodeError):
                 stop = spool.read_stop(self._share)
         if stop is not None:
-            return Ending(kind=EndKind.STOPPED, message="stopped as asked", grace_s=stop.grace_s)
+            told = f": {stop.because}" if stop.because else ""
+            return Ending(kind=EndKind.STOPPED, message=f"stopped as asked{told}", grace_s=stop.grace_s)
         if self._has_sigterm:
             return Ending(kind=EndKind.STOPPED, message="stopped by SIGTERM", grace_s=self._order.grace_s)
         answer = self._renewer.order_to_stop if self._renewer is not None else None

@@ -44,6 +44,8 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True):
 
     grace_s: float
     at: float
+    because: str = ""
+    """Who else than the control plane wants it, in words."""
 
 
 # Made here, once and by one thread. What msgspec knows of a type it finds out at the first use, and a second

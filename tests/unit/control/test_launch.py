@@ -7,7 +7,7 @@ import pytest
 from shoal.control.launch import take
 from shoal.control.place import place
 from shoal.engines.base import Submission
-from shoal.engines.fake import Verb
+from shoal.engines.fake import Act, Verb, always
 from shoal.errors import EngineRefused, StoreUnavailable
 from shoal.identity import job_token, proof_key
 from shoal.model.attempt import EndReason
@@ -214,3 +214,15 @@ def test_what_cannot_be_read_is_launched_later_and_says_so() -> None:
     lab.core.store.read = read  # type: ignore[method-assign]
     assert lab.core.submitting == set()
     assert lab.core.leases.troubles(lab.attempt(job).attempt_id) == ("the disk is full",)
+
+
+def test_the_next_attempt_of_what_was_lost_before_it_began_is_given_no_node_that_has_just_gone() -> None:
+    lab = Lab(script=always(Act(claim_s=600.0)))
+    job = lab.submit()
+    lab.turn()
+    assert (lab.status(job), lab.attempt(job).node_names) == ("starting", ("n1",))
+    lab.cluster.power_off("n1")  # and nobody has looked at the nodes since
+    lab.watch()
+    assert lab.attempts(job)[0].reason is EndReason.LOST
+    lab.place()
+    assert lab.attempt(job).node_names == ("n2",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -10,6 +11,7 @@ from sqlalchemy import select
 
 from shoal.control.find import Named, find_named
 from shoal.control.frozen import spec_of
+from shoal.control.orders import checkpoint_dir_on
 from shoal.errors import Denied, LimitReached, NotFound, SpecError, TooLarge
 from shoal.identity import open_secrets
 from shoal.model.attempt import AttemptState
@@ -415,3 +417,38 @@ def test_a_gang_stays_in_one_part_of_the_cluster_unless_it_requires_something_el
     job = lab.submit(**fields)
     assert (job.request.topology.within if job.request.topology else None) == within
     assert request_of(spec_of(job)) == job.request  # so that decisions can be made again from the log
+
+
+class OnOtherDisks(StagedEngine):
+    """Whose nodes have checkpoints below `shared`; None: they have no directory in common."""
+
+    shared: str | None = None
+    to_share = "`shoal connect slurm --shared DIR`"
+
+    def checkpoint_dir(self, job_id: str) -> str | None:
+        return f"{self.shared}/{job_id}" if self.shared else None
+
+
+def test_checkpoints_that_the_next_attempt_would_not_find_are_refused_at_submit() -> None:
+    lab = Lab()
+    lab.core.engine = engine = OnOtherDisks(lab.cluster)
+    with pytest.raises(
+        SpecError, match="job `big` keeps checkpoints, and this cluster has no dir"
+    ) as refused:
+        lab.submit(name="big", checkpoint={})
+    assert refused.value.hint is not None
+    assert refused.value.hint.endswith("let an operator type `shoal connect slurm --shared DIR`")
+    assert lab.events("job.") == []
+    lab.submit()
+    engine.shared = "/scratch"
+    kept = lab.submit(checkpoint={})
+    assert checkpoint_dir_on(engine, kept, Path("/home")) == f"/scratch/{kept.job_id}"
+    assert checkpoint_dir_on(engine, lab.submit(), Path("/home")) is None
+    assert (
+        checkpoint_dir_on(StagedEngine(lab.cluster), kept, Path("/home"))
+        == f"/home/checkpoints/{kept.job_id}"
+    )
+    lab.stop(kept)
+    engine.shared = None  # connected again without it
+    with pytest.raises(SpecError, match="keeps checkpoints, and this cluster has no directory"):
+        lab.retry(kept)

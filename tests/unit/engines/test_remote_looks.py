@@ -193,6 +193,30 @@ async def test_a_node_that_nobody_was_heard_from_for_long_takes_no_work_whatever
     assert [node.is_alive for node in await engine.nodes()] == [True, True]
 
 
+@pytest.mark.parametrize(
+    ("stage", "is_lost"),
+    [(Stage.RUNNING, True), (Stage.UNKNOWN, True), (Stage.ENDED, True), (Stage.QUEUED, False)],
+)
+async def test_what_was_to_begin_on_a_node_that_nobody_is_heard_from_is_lost_there_before_it_began(
+    engine: Lent, clock: VirtualClock, stage: Stage, is_lost: bool
+) -> None:
+    second = msgspec.structs.replace(ORDER, attempt_id="att_2")
+    await engine.submit(Submission(attempt_id="att_2", epoch=1, orders=(second,), ticket="t"))
+    engine.seen = {("att_2", "n1"): Glimpse(stage=stage, raw="Slurm's word")}
+    engine.desk.take(fetch("one"))
+    clock.advance(SILENT_S - 1)
+    assert [seen.outcome for seen in await engine.list_owned()] == [None, None]
+    clock.advance(1)
+    silent, waits = await engine.list_owned()
+    assert silent.sight is Sight.UNKNOWN
+    assert waits.sight is (Sight.ENDED if is_lost else Sight.PENDING)
+    if waits.outcome is not None:
+        assert waits.outcome.kind is EndKind.LOST
+        assert "`n1`: what runs there was not heard from for 45 s; Slurm's word" in waits.outcome.message
+        with pytest.raises(StateError):  # one that the cluster started, and that hears us again
+            engine.desk.take(msgspec.structs.replace(fetch("two"), attempt_id="att_2"))
+
+
 async def test_a_node_whose_work_is_suspended_is_not_called_silent_for_that(
     engine: Lent, clock: VirtualClock
 ) -> None:

@@ -46,3 +46,17 @@ def test_a_shorter_grace_of_the_jobs_own_counts(tmp_path: Path) -> None:
 
 def test_no_grace_reaches_into_the_time_of_a_successor() -> None:
     assert FENCED_GRACE_S < FENCE_MARGIN_S
+
+
+@pytest.mark.parametrize(
+    ("because", "told"),
+    [("", "stopped as asked"), ("SIGTERM came", "stopped as asked: SIGTERM came")],
+)
+def test_who_else_than_the_control_plane_asked_for_the_end_is_told(
+    because: str, told: str, tmp_path: Path
+) -> None:
+    clock, share = VirtualClock(1_800_000_000.0), spool.Share(tmp_path)
+    spool.write_stop(share, spool.Stop(grace_s=3.0, at=clock.now(), because=because))
+    end = Reasons(share, an_order(fence_s=FENCE_S), clock, None).now()
+    assert end is not None
+    assert (end.kind, end.message, end.grace_s) == (EndKind.STOPPED, told, 3.0)

@@ -23,7 +23,7 @@ from shoal.api.requests import NoBody, SubmitBody
 from shoal.api.routes.archives import archives_of
 from shoal.api.routing import Routes
 from shoal.control.find import Named, find_named
-from shoal.control.orders import checkpoint_dir
+from shoal.control.orders import checkpoint_dir_on
 from shoal.errors import ArchiveMissing, NotFound, SpecError
 from shoal.identity import Permission
 from shoal.model.attempt import Attempt, AttemptState
@@ -172,7 +172,7 @@ async def explain_job(request: Request, job_id: str, query: Annotated[WhyQuery, 
         "sentence": explanation.sentence if explanation else _sentence(job, newest, status),
         "attempts": [render_attempt(attempt) for attempt in attempts],
         "max_failures": job.retry.max_retries + 1,
-        "checkpoint_dir": checkpoint_dir(job, call.plane.settings.state_dir)
+        "checkpoint_dir": checkpoint_dir_on(call.plane.core.engine, job, call.plane.settings.state_dir)
         if attempts[0].allocation
         else None,
     }

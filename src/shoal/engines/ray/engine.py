@@ -17,7 +17,7 @@ from shoal.engines.ray.head import finder
 from shoal.engines.ray.parse import RayNode, parse_nodes
 from shoal.engines.ray.render import keeper_task, key_of
 from shoal.engines.ray.states import glimpse, restarted, unseen
-from shoal.engines.remote import Glimpses, Reach, RemoteEngine
+from shoal.engines.remote import SILENT_S, Glimpse, Glimpses, Reach, RemoteEngine
 from shoal.errors import EngineUnreachable, SpecError
 from shoal.model.node import NodeFacts
 from shoal.wire import Order, Summons
@@ -33,6 +33,7 @@ class RayEngine(RemoteEngine):
     """One per home. Its agents are in a namespace of the home's: several homes may use one Ray."""
 
     name = "ray"
+    to_share = "`shoal connect ray --shared DIR`"
 
     def __init__(
         self,
@@ -59,6 +60,8 @@ class RayEngine(RemoteEngine):
         )
         self._nodes: dict[str, RayNode] = {}
         self._nodes_at = self._nodes_asked_at = -NODES_S
+        self._away_since: dict[str, float] = {}
+        """By node: since when Ray has no such node, or no agent answers there."""
         self._asking = anyio.Lock()
 
     async def start(self, summons: Summons, orders: tuple[Order, ...]) -> None:
@@ -92,17 +95,26 @@ class RayEngine(RemoteEngine):
             order = share.order
             node = nodes.get(order.node)
             if node is None:
-                found[order.attempt_id, order.node] = unseen(f"Ray has no node {order.node} now")
-            elif node.node_id in answers["failed"]:
-                found[order.attempt_id, order.node] = unseen(
-                    f"{order.node}: {answers['failed'][node.node_id]}"
+                found[order.attempt_id, order.node] = self._away(
+                    order.node, f"Ray has no node {order.node} now"
                 )
-            elif await self.has_rebooted(share, node.booted_at, nodes_asked_at):
+                continue
+            if node.node_id in answers["failed"]:
+                told = f"{order.node}: {answers['failed'][node.node_id]}"
+                found[order.attempt_id, order.node] = self._away(order.node, told)
+                continue
+            if await self.has_rebooted(share, node.booted_at, nodes_asked_at):
                 found[order.attempt_id, order.node] = restarted(order.node)
             elif _key(order) in answers["seen"][node.node_id]:
                 told = answers["seen"][node.node_id][_key(order)]
                 found[order.attempt_id, order.node] = glimpse(order.node, told)
         return found
+
+    def _away(self, node: str, told: str) -> Glimpse:
+        """Of a share on a node that cannot be asked: after a while it is better off elsewhere."""
+        now = self._clock.monotonic()
+        away_s = now - self._away_since.setdefault(node, now)
+        return unseen(told, f"`{node}` did not answer for {away_s:.0f} s" if away_s >= SILENT_S else "")
 
     async def end(self, attempt_id: str) -> None:
         await self._refresh()
@@ -130,6 +142,8 @@ class RayEngine(RemoteEngine):
                 told: dict[str, Any] = await self._ask(self._client.nodes)
                 self._nodes = {node.facts.name: node for node in parse_nodes(told)}
                 self._nodes_at, self._nodes_asked_at = self._clock.monotonic(), asked_at
+                answering = {name for name, node in self._nodes.items() if node.facts.is_alive}
+                self._away_since = {n: at for n, at in self._away_since.items() if n not in answering}
 
     async def _ask(self, work: Callable[[], T]) -> T:
         """What keeps us from asking now was right once: whatever it is, nothing is known of what runs."""

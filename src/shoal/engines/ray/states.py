@@ -32,5 +32,5 @@ def restarted(node: str) -> Glimpse:
     return Glimpse(stage=Stage.ENDED, raw=f"{node} was restarted since", is_over=True)
 
 
-def unseen(because: str) -> Glimpse:
-    return Glimpse(stage=Stage.UNKNOWN, raw=because)
+def unseen(because: str, stranded: str = "") -> Glimpse:
+    return Glimpse(stage=Stage.UNKNOWN, raw=because, stranded=stranded)

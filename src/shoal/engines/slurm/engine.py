@@ -17,7 +17,7 @@ from shoal.engines.slurm.accounts import fit_account
 from shoal.engines.slurm.client import CommandDoor
 from shoal.engines.slurm.config import SlurmConfig
 from shoal.engines.slurm.door import Door, open_door
-from shoal.engines.slurm.nodes import SlurmNode, slurm_nodes, what_changed
+from shoal.engines.slurm.nodes import SlurmNode, slurm_nodes, what_changed, what_shuts
 from shoal.engines.slurm.parse import SlurmFacts
 from shoal.engines.slurm.partitions import Parts, is_asked, partition_for
 from shoal.engines.slurm.render import batch_script, job_name, job_prefix, num_cpus, request
@@ -30,6 +30,7 @@ from shoal.engines.slurm.states import (
     Job,
     glimpse,
     is_about_nodes,
+    is_barred,
     stage_of,
 )
 from shoal.errors import EngineRefused, EngineUnreachable, NodeGone
@@ -58,6 +59,7 @@ class SlurmEngine(RemoteEngine):
 
     name = "slurm"
     devices_from = "CUDA_VISIBLE_DEVICES"
+    to_share = "`shoal connect slurm --shared DIR`"
     can_follow = True
     """A new job on the same node would wait for the one that the lost share has its place in."""
 
@@ -92,6 +94,8 @@ class SlurmEngine(RemoteEngine):
         self._facts = SlurmFacts()
         self._past: dict[Key, Job] = {}
         """By name: what accounting said of jobs that are forgotten otherwise."""
+        self._barred: set[tuple[str, str]] = set()
+        """Ids and reasons of jobs that wait, Slurm says, for nodes that take no work."""
         self._cancelled_at: dict[str, float] = {}
         """By name, monotonic."""
         self._answers_since: dict[tuple[str, int, str], float] = {}
@@ -182,7 +186,9 @@ class SlurmEngine(RemoteEngine):
                 watched.add(spot)
             since = self._answers_since.setdefault(spot, now) if spot in watched else now
             is_settled = now - since >= SETTLE_S + self._facts.kill_wait_s
-            seen[order.attempt_id, order.node] = glimpse(job, is_settled=is_settled, rebooted=rebooted)
+            seen[order.attempt_id, order.node] = glimpse(
+                job, is_settled=is_settled, rebooted=rebooted, shut=what_shuts(order.node, node)
+            )
         # Of shares that nobody asked about now, it stays: others have asked, and will.
         asked = {(s.order.attempt_id, s.order.incarnation, s.order.node) for s in shares} - watched
         self._answers_since = {
@@ -264,6 +270,10 @@ class SlurmEngine(RemoteEngine):
         self._jobs_failed = None
         self._handed = {key: at for key, at in self._handed.items() if at >= asked_at}
         self._jobs = {self._key_of(job): job for job in sorted(found, key=_weight)}
+        barred = {(job.job_id, job.reason) for job in self._jobs.values() if is_barred(job)}
+        if barred - self._barred:  # what is known of its node may be older than what Slurm says of the job
+            self._nodes_at = -math.inf
+        self._barred = barred
 
     async def _remember(self, taken: list[DeskShare]) -> None:
         """Ask accounting about shares that began and that nobody has a trace of: seldom, and for all at once.

@@ -54,6 +54,9 @@ class SlurmNode(msgspec.Struct, frozen=True, kw_only=True):
     """Of each GPU, by its index, as Slurm spells it; empty where it names none."""
     partitions: tuple[str, ...] = ()
     """All that it is in."""
+    shut: str = ""
+    """Why it begins nothing until somebody does something about it, in Slurm's words. Empty: it does, or has
+    been silent for a moment."""
 
 
 def slurm_nodes(found: Iterable[RawNode], places: Places, parts: Parts) -> list[SlurmNode]:
@@ -65,7 +68,8 @@ def slurm_nodes(found: Iterable[RawNode], places: Places, parts: Parts) -> list[
 def _node(raw: RawNode, places: Mapping[str, str], through: list[Partition]) -> SlurmNode:
     states = raw.states - {"NOT_RESPONDING"} if raw.states & ASLEEP else raw.states
     closed = sorted(states & (DOWN | CLOSED))
-    remarks = [f"Slurm says {' '.join([*closed, raw.reason]).strip()}"] if closed else []
+    said = f"Slurm says {' '.join([*closed, raw.reason]).strip()}"
+    remarks = [said] if closed else []
     if not any(one.is_up for one in through):
         remarks += [f"Slurm says partition `{one.name}` is {one.state}" for one in through]
     labels = {f"feature.{feature}": "yes" for feature in raw.features}
@@ -92,13 +96,21 @@ def _node(raw: RawNode, places: Mapping[str, str], through: list[Partition]) -> 
         answers=not states & (DOWN | ASLEEP),
         gpu_kinds=kinds,
         partitions=raw.partitions,
+        shut=said if closed not in ([], ["NOT_RESPONDING"]) else "",
     )
+
+
+def what_shuts(name: str, node: SlurmNode | None) -> str:
+    """Why what waits at Slurm for this node waits in vain, in words; empty: it does not."""
+    if node is None:
+        return _absent(name)
+    return f"`{name}` takes no work: {node.shut}" if node.shut else ""
 
 
 def what_changed(order: Order, before: SlurmNode | None, after: SlurmNode | None) -> str | None:
     """What of the order's node is not as it was when somebody chose it, in words; None: nothing we know."""
     if after is None:
-        return f"`{order.node}` is not among Slurm's nodes for us any more"
+        return _absent(order.node)
     has, limits = after.facts, order.limits
     if limits.cpus > has.cpus or (limits.memory_bytes or 0) > has.memory_bytes:
         return f"`{order.node}` has {has.cpus:g} CPUs and {has.memory_bytes >> 20} MiB now"
@@ -107,6 +119,10 @@ def what_changed(order: Order, before: SlurmNode | None, after: SlurmNode | None
     if before is not None and _parts(before) != _parts(after):
         return f"`{order.node}` was changed at Slurm a moment ago"
     return None
+
+
+def _absent(name: str) -> str:
+    return f"`{name}` is not among Slurm's nodes for us any more"
 
 
 def _parts(node: SlurmNode) -> tuple[object, ...]:

@@ -45,6 +45,11 @@ AWAY = (
     "unspecified error",
 )
 """In the words of somebody who could not ask slurmctld, or did not hear its answer."""
+BARRED = ("reqnodenotavail", "nodes required for job are down", "nodedown", "badconstraints")
+"""In Slurm's reasons why a job waits: for nodes that it names, and that may take no work."""
+IN_TURN = ("", "none", "resources", "priority")
+"""Its reasons for one that waits as others do: whether its nodes take work Slurm has not looked, or does not
+say. What was held, or waits for a limit, waits for that wherever it is to run."""
 ABOUT_NODES = "node configuration is not available"
 FOR_EVER = (
     ABOUT_NODES,
@@ -110,6 +115,16 @@ def is_about_nodes(said: str) -> bool:
     return ABOUT_NODES in said.lower()
 
 
+def is_barred(job: Job) -> bool:
+    """Whether it waits, in Slurm's words, for nodes that it names and that may take no work."""
+    return job.state == "PENDING" and any(words in job.reason.lower() for words in BARRED)
+
+
+def is_in_turn(job: Job) -> bool:
+    """Whether it waits for nothing that it would not wait for elsewhere, too."""
+    return job.state == "PENDING" and (job.reason.lower() in IN_TURN or is_barred(job))
+
+
 def words(job: Job) -> str:
     """Slurm's own reason and estimate, as `squeue` says them."""
     if job.is_past:
@@ -121,11 +136,12 @@ def words(job: Job) -> str:
     )
 
 
-def glimpse(job: Job, *, is_settled: bool, rebooted: bool) -> Glimpse:
+def glimpse(job: Job, *, is_settled: bool, rebooted: bool, shut: str = "") -> Glimpse:
     """`is_settled`: the share's node has answered for long enough since the job was over.
 
-    `rebooted`: the node was started anew after the share had begun.
+    `rebooted`: the node was started anew after the share had begun. `shut`: why it takes no work, in words.
     """
     is_over = rebooted or (job.state in OVER and is_settled)
     told = f"{words(job)}; the node was restarted since" if rebooted else words(job)
-    return Glimpse(stage=stage_of(job.state), raw=told, is_over=is_over)
+    stranded = shut if is_in_turn(job) else ""
+    return Glimpse(stage=stage_of(job.state), raw=told, is_over=is_over, stranded=stranded)

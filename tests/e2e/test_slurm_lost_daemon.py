@@ -1,0 +1,83 @@
+"""A slurmd that is away for longer than its SlurmdTimeout, which is five seconds here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from shoal.client.handles import JobHandle
+from shoal.engines.slurm.render import job_name
+from tests.support.cluster_plane import ONE, ClusterPlane, cluster_plane
+from tests.support.owners_plane import reachable_folder
+from tests.support.real_plane import until
+from tests.support.slurm_lab import Shape, SlurmLab, slurm_lab, what_is_missing
+from tests.support.witness import since_boot
+
+pytestmark = [pytest.mark.engines, pytest.mark.soak, pytest.mark.timeout(400)]
+
+
+@pytest.fixture
+def lab() -> Iterator[SlurmLab]:
+    missing = what_is_missing()
+    if missing is not None:
+        pytest.skip(missing)
+    with reachable_folder() as folder, slurm_lab(folder / "slurm", Shape(nodes=2)) as lab:
+        yield lab
+
+
+@pytest.fixture
+def plane(lab: SlurmLab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterPlane]:
+    with cluster_plane(tmp_path_factory.mktemp("plane") / "home", lab) as plane:
+        yield plane
+
+
+def waiting_for(plane: ClusterPlane, lab: SlurmLab, node: str) -> JobHandle:
+    """A job that waits in Slurm's queue for that node."""
+    lab.fill(node)
+    with plane.only(node):
+        waits = plane.until_status(plane.submitted({"cpus": 2}), "starting")
+    plane.until_said(waits, "is PENDING (")
+    return waits
+
+
+def went_elsewhere(plane: ClusterPlane, job: JobHandle) -> None:
+    lost, ran = plane.attempts(job)
+    assert (lost["reason"], lost["nodes"] == ran["nodes"]) == ("lost", False)
+
+
+def test_what_runs_there_runs_on_until_the_slurmd_is_back_and_what_waits_goes_elsewhere(
+    plane: ClusterPlane, lab: SlurmLab
+) -> None:
+    runs = plane.begun(ONE)
+    [node] = plane.attempt(runs)["nodes"]
+    waits = waiting_for(plane, lab, node)
+    lab.kill_daemon(node)
+    killed_at = since_boot()
+    plane.until_starts(waits, 1)
+    elsewhere_s = plane.witness.lines(waits.job_id, "start")[0].at - killed_at
+    print(f"what waited for a node whose slurmd is dead began elsewhere after {elsewhere_s:.1f} s")
+    went_elsewhere(plane, waits)
+    name = job_name(plane.attempt(runs)["attempt_id"], 0)
+    listed = ("squeue", "-h", "-t", "all", "-n", name, "-o", "%T")
+    until(lambda: lab.run(*listed) == "NODE_FAIL\n", "Slurm believes that it failed")
+    plane.goes_on(runs)
+    assert len(plane.attempts(runs)) == 1, "which ends nothing"
+    lab.start_node(node)
+    back_at = since_boot()
+    plane.until_starts(runs, 2)
+    again_s = plane.witness.lines(runs.job_id, "start")[1].at - back_at
+    print(f"a new attempt began {again_s:.1f} s after the slurmd was back")
+    ended = plane.attempts(runs)[0]
+    assert (ended["reason"], "SIGTERM came to its keeper" in ended["message"]) == ("lost", True)
+    plane.ends_well(runs, attempts=2)
+    plane.ends_well(waits, attempts=2)
+
+
+def test_what_waits_for_a_node_that_has_crashed_goes_elsewhere(plane: ClusterPlane, lab: SlurmLab) -> None:
+    waits = waiting_for(plane, lab, "n0")
+    lab.crash_node("n0")
+    plane.until_starts(waits, 1)
+    went_elsewhere(plane, waits)
+    lab.start_node("n0")
+    plane.ends_well(waits, attempts=2)

@@ -1,0 +1,85 @@
+"""The Ray engine over a Ray on paper: what it makes of agents that do not answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.engines.base import Sight
+from shoal.engines.fake import VirtualClock
+from shoal.engines.ray.client import RayClient
+from shoal.engines.ray.config import RayConfig
+from shoal.engines.ray.engine import NODES_S, RayEngine
+from shoal.engines.remote import SILENT_S, Reach
+from shoal.wire import EndKind, Fetch
+from tests.unit.engines.test_desk_terms import ORDER
+from tests.unit.engines.test_ray_pieces import answer, facts, row
+
+pytestmark = pytest.mark.anyio
+NODE_ID = "a" * 8
+
+
+class PaperRay(RayClient):
+    """One node; its agent answers, and has started nobody, until it `is_cut`."""
+
+    is_cut = False
+    is_known = True
+
+    def __init__(self) -> None:
+        """No bridge."""
+
+    def nodes(self) -> dict[str, Any]:
+        told = {} if self.is_cut else {NODE_ID: facts()}
+        return answer(row(NODE_ID, NodeName="n1"), **told) if self.is_known else answer()
+
+    def look(self, asked: dict[str, list[str]]) -> dict[str, Any]:
+        return {"failed": {NODE_ID: "no answer"}, "seen": {}} if self.is_cut else _told(asked)
+
+    def start(self, starts: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"failed": {}}
+
+
+def _told(asked: dict[str, list[str]]) -> dict[str, Any]:
+    return {"failed": {}, "seen": {node_id: {} for node_id in asked}}
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_what_nobody_has_begun_is_not_left_to_a_node_that_does_not_answer(
+    tmp_path: Path, is_known: bool
+) -> None:
+    clock, ray = VirtualClock(1_800_000_000.0), PaperRay()
+    reach = Reach(urls=("https://login:1",), ca="ca")
+    engine = RayEngine(tmp_path, clock=clock, reach=reach, config=RayConfig(), client=ray)
+    engine.desk.add((ORDER,), None)
+    for _ in range(2):
+        ray.is_cut, ray.is_known = False, True
+        clock.advance(NODES_S)
+        await engine.list_owned()
+        ray.is_cut, ray.is_known = True, is_known
+        clock.advance(NODES_S)
+        await engine.list_owned()
+        clock.advance(SILENT_S - 1)
+        [seen] = await engine.list_owned()
+        assert seen.sight is Sight.PENDING
+    clock.advance(1)
+    [seen] = await engine.list_owned()
+    assert seen.outcome is not None
+    assert (seen.outcome.kind, "`n1` did not answer for" in seen.outcome.message) == (EndKind.LOST, True)
+
+
+async def test_what_somebody_has_begun_is_left_alone_however_long_its_node_does_not_answer(
+    tmp_path: Path,
+) -> None:
+    clock, ray = VirtualClock(1_800_000_000.0), PaperRay()
+    reach = Reach(urls=("https://login:1",), ca="ca")
+    engine = RayEngine(tmp_path, clock=clock, reach=reach, config=RayConfig(), client=ray)
+    engine.desk.add((ORDER,), None)
+    engine.desk.take(Fetch(attempt_id="att_1", node="n1", process="one"))
+    ray.is_cut = True
+    for _ in range(5):
+        await engine.list_owned()
+        clock.advance(SILENT_S)
+    [seen] = await engine.list_owned()
+    assert (seen.sight, seen.outcome) == (Sight.UNKNOWN, None)
