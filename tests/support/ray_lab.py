@@ -70,6 +70,7 @@ class RayLab(ClusterLab):
         has_job_server: bool = False,
         has_tls: bool = False,
         has_tokens: bool = True,
+        has_storage: bool = True,
         lost_after_s: float = LOST_AFTER_S,
         python: Path = RAY_PYTHON,
     ) -> None:
@@ -83,6 +84,7 @@ class RayLab(ClusterLab):
         self.has_job_server = has_job_server
         self.python = python
         self._has_tokens = has_tokens
+        self._has_storage = has_storage
         self._check_s = lost_after_s / CHECKS - PERIOD_S
         self.jobs_url = f"http://{self.address}:{self._dashboard_port}"
         self.started: dict[str, subprocess.Popen[bytes]] = {}
@@ -148,9 +150,9 @@ class RayLab(ClusterLab):
         """As a service manager does: a raylet that has ended is started again. One that Ray called dead while
         it was cut off ends itself when it hears of that.
         """
-        self._start_nodes([name for name in self.names if not self.is_cut(name) and not self._has_ray(name)])
+        self._start_nodes([name for name in self.names if not self.is_cut(name) and not self.has_ray(name)])
 
-    def _has_ray(self, name: str) -> bool:
+    def has_ray(self, name: str) -> bool:
         return name in self.started and self.started[name].poll() is None
 
     def _start_nodes(self, names: Iterable[str]) -> None:
@@ -199,6 +201,7 @@ class RayLab(ClusterLab):
         env |= {} if self._has_tokens else {"RAY_AUTH_MODE": "disabled"}
         env |= {"RAY_health_check_timeout_ms": f"{self._check_s * 1000:.0f}"}
         env |= {"RAY_gcs_storage_path": str(self.root / "gcs"), "PATH": PATH}
+        env |= {} if self._has_storage else {"RAY_gcs_storage": "memory"}
         start = self.ray_command("start", "--block")
         words = [*FIRST, *before, *start, *words, "--object-store-memory=80000000", *QUIET]
         for _ in range(TRIES):
