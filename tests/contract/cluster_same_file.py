@@ -1,5 +1,5 @@
 """One job file on every engine: the same commands, the same words, the same weights in the end, and the same
-recovery from a lost node and a lost rank.
+recovery from every fault that `shoal drill` knows, one after the other.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -24,12 +24,31 @@ from tests.support.real_plane import RealPlane, until
 from tests.support.shares import SOURCE
 from tests.support.torchrun import torchrun
 
-FILE = "examples/language_model/two_nodes.yaml"
+FILE, JOB = "examples/language_model/two_nodes.yaml", "lm-two-nodes"
 GOLDEN = ROOT / "tests" / "golden" / "engines" / "two_nodes.txt"
-STEPS, SAVE_EVERY, WARM_STEPS = 120, 5, 12
+STEPS, SAVE_EVERY, WARM_STEPS = 160, 5, 12
 PACE = ("-e", f"STEPS={STEPS}", "-e", "PACE_S=0.2", "-e", f"SAVE_EVERY={SAVE_EVERY}")
 HERE = ("-e", f"PYTHONPATH={SOURCE}", "-e", "CUDA_VISIBLE_DEVICES=")
 """The tests' own Shoal, and no GPU, though nodes may claim some."""
+DRILLS = {
+    "kill-node": (JOB,),
+    "kill-rank": (JOB,),
+    "hang": (JOB,),
+    "partition": (JOB, "--for", "2s"),
+    "corrupt-checkpoint": (JOB,),
+    "kill-control": (),
+}
+"""Each once, in this order, with its own words. Three of them use up a retry, and the file has three."""
+REGROUPED = ("kill-node", "kill-rank", "hang", "corrupt-checkpoint")
+FEW = range(SAVE_EVERY + 1)
+COSTS = {
+    **dict.fromkeys(("kill-node", "kill-rank", "hang"), (FEW, "recovered")),
+    "partition": (range(1), "unharmed"),
+    # All since the one before the newest; one that was under way may have come too late.
+    "corrupt-checkpoint": (range(SAVE_EVERY, 3 * SAVE_EVERY), "recovered"),
+    "kill-control": (range(1), "recovered"),
+}
+"""The steps that may have to be made again, and what is said of it."""
 DRILL_S = 240.0
 ASK = """
 import json, os, ssl, sys, urllib.error, urllib.request
@@ -114,15 +133,23 @@ class SameFileContract:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def story(cls, plane: RealPlane, tmp_path_factory: pytest.TempPathFactory) -> Story:
+    def is_calm(cls) -> Callable[[], bool]:
+        """Whether nobody was lost so lately that the control plane still counts on them."""
+        return lambda: True
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def story(
+        cls, plane: RealPlane, is_calm: Callable[[], bool], tmp_path_factory: pytest.TempPathFactory
+    ) -> Story:
         if importlib.util.find_spec("torch") is None:
             pytest.skip("torch is not installed: pip install 'shoal[train]'")
         said = []
         with following(plane) as run:
             run.until_step(WARM_STEPS)
-            for drill in ("kill-node", "kill-rank"):
-                words = ("drill", drill, "lm-two-nodes", "--window", "2s")
-                done = plane.command(*words, timeout_s=DRILL_S)
+            for drill, words in DRILLS.items():
+                until(lambda drill=drill: drill != "kill-control" or is_calm(), "all who run are heard from")  # type: ignore[misc]
+                done = plane.command("drill", drill, *words, "--window", "2s", timeout_s=DRILL_S)
                 assert done.returncode == 0, (done.stdout, done.stderr)
                 said.append(done.stdout)
             undisturbed = torchrun(
@@ -133,7 +160,7 @@ class SameFileContract:
             )
             code = run.end()
             assert code == 0, (run.lines[-20:], run.remarks)
-        job = plane.shoal.job("lm-two-nodes")
+        job = plane.shoal.job(JOB)
         return Story(job, "".join(run.lines), "\n".join(said), plane.attempts(job), undisturbed)
 
     def test_its_words_and_those_of_drills_are_the_same_everywhere(self, story: Story) -> None:
@@ -151,30 +178,30 @@ class SameFileContract:
         assert set(_WEIGHTS.findall(story.said)) == set(_WEIGHTS.findall(story.undisturbed))
         assert len(set(_WEIGHTS.findall(story.said))) == 1
 
-    def test_a_lost_node_and_a_lost_rank_cost_few_steps_and_no_attempt(
-        self, plane: RealPlane, story: Story
-    ) -> None:
-        told = plane.shoal.drills.history(story.job.job_id)
-        assert [one["kind"] for one in told] == ["kill-node", "kill-rank"]
-        for drill in told:
-            result = drill["result"]
-            assert (result["outcome"], result["new_attempts"]) == ("recovered", 0), drill
-            assert 0 <= result["steps_lost"] <= SAVE_EVERY, drill
-            step, lost = result["stepped_s"], result["steps_lost"]
-            print(f"{drill['kind']} on {plane.engine_name}: next step after {step:.1f} s, {lost} steps lost")
-        assert len(story.attempts) == 1
-        assert [attempt["generation"] for attempt in story.attempts] == [2]
+    @pytest.mark.parametrize("kind", DRILLS)
+    def test_what_a_fault_costs(self, plane: RealPlane, story: Story, kind: str) -> None:
+        """Few steps, and no attempt."""
+        [drill] = [one for one in plane.shoal.drills.history(None, 20) if one["kind"] == kind]
+        result = drill["result"]
+        steps, outcome = COSTS[kind]
+        assert (result["outcome"], result["new_attempts"]) == (outcome, 0), drill
+        assert result["steps_lost"] in steps, drill
+        told = [f"{name} {result[name]}" for name in ("noticed_s", "stepped_s", "steps_lost", "goodput")]
+        print(f"{kind} on {plane.engine_name}: {', '.join(told)}")
+
+    def test_every_fault_of_its_ranks_is_mended_in_the_one_attempt(self, story: Story) -> None:
+        assert [attempt["generation"] for attempt in story.attempts] == [len(REGROUPED)]
 
     def test_training_on_two_nodes_goes_on_after_a_lost_node(self, story: Story) -> None:
         """From where it was, not from its beginning."""
-        reached, later = 0, []
+        reached, later, most = 0, [], COSTS["corrupt-checkpoint"][0]
         for line in story.said.splitlines():
             if step := _STEP.match(line):
                 reached = int(step[1])
             elif (begin := _BEGIN.match(line)) and reached:
                 later.append((int(begin[2]), reached))
-        assert len(later) >= 4, "both ranks begin again, twice"
-        assert all(reached - SAVE_EVERY <= begin <= reached + 1 for begin, reached in later), later
+        assert len(later) >= 2 * len(REGROUPED), "both ranks begin again"
+        assert all(reached - max(most) <= begin <= reached + 1 for begin, reached in later), later
 
     def test_what_a_rank_measured_is_seen_by_the_api(self, plane: RealPlane, story: Story) -> None:
         [curve] = plane.shoal.metrics(story.job.job_id, names=["loss"])["items"]
@@ -204,18 +231,29 @@ def _normal_run(said: str) -> str:
     """Its program's words, each once, without what depends on the machine and on when ranks were lost; not
     those of supervisors, who name their nodes, nor warnings of PyTorch about its network.
     """
-    own = [line for line in said.splitlines() if re.match(r"\[\d+\] (rank|step|weights|shoal:) ", line)]
-    # Whether a save was under way, to which the lost node had a part to give, is chance.
-    own = [line for line in own if "was not saved" not in line]
-    told = {_WEIGHTS.sub("weights #", re.sub(r"loss .*", "loss #", line)) for line in own}
-    told = {re.sub(r"begins after step [1-9]\d*", "begins after step #", line) for line in told}
-    told = {re.sub(r"step \d+ from rank \d", "step # from rank #", line) for line in told}
+    own = {line for line in said.splitlines() if re.match(r"\[\d+\] (rank|step|weights|shoal:) ", line)}
+    own = {line for line in own if "was not saved" not in line}  # by who was at it when a peer was lost
+    for pattern, instead in _PASSING:
+        own = {re.sub(pattern, instead, line) for line in own}
     # Ranks speak in an order that is nobody's.
-    return "\n".join(sorted(told)) + "\n"
+    return "\n".join(sorted(own)) + "\n"
+
+
+_PASSING = (
+    (r"step +\d+ of (\d+)  loss .*", r"step # of \1  loss #"),
+    (r"weights [0-9a-f]{16}", "weights #"),
+    (r"begins after step [1-9]\d*", "begins after step #"),
+    (r"step \d+ from", "step # from"),
+    (r"from rank \d", "from rank #"),
+    (r"passing over step-[\d-]+ at \S+: __\d_\d", "passing over step-# at FOLDER: __#"),
+)
 
 
 def _normal_drills(said: str) -> str:
     found = re.sub(r"drl_\w+", "ID", said)
     found = re.sub(r"(goodput +)\S.*", r"\1#", found)  # may be that too few steps had been told of
     found = re.sub(r"of \S+/\d+ on \S+", "of JOB on NODE", found)
-    return re.sub(r"\d+(\.\d+)?", "#", found)
+    found = re.sub(r"of \S+/\d+ and", "of JOB and", found)
+    found = re.sub(r"cutting \S+ off", "cutting NODE off", found)
+    found = re.sub(r"# attempts? w(as|ere) found", "# found", re.sub(r"\d+(\.\d+)?", "#", found))
+    return re.sub(r"step-[#-]+", "step-#", found)

@@ -76,6 +76,12 @@ class RayWorld(DeskWorld):
             while {n.name: n.is_alive for n in await self._nodes()} != dict.fromkeys(names, True):  # noqa: ASYNC110
                 await anyio.sleep(0.2)
 
+    async def until_alive(self, *names: str) -> None:
+        """Until these, and no other that Ray has, are alive."""
+        with anyio.fail_after(180):
+            while {n.name for n in await self._nodes() if n.is_alive} != set(names):  # noqa: ASYNC110
+                await anyio.sleep(0.2)
+
     async def agent_pid(self, node: str) -> int:
         told = await anyio.to_thread.run_sync(self.client.nodes)
         [found] = [n.node_id for n in parse_nodes(told) if n.facts.name == node]
@@ -168,6 +174,29 @@ class TestRay:
                 await anyio.to_thread.run_sync(client.nodes)
         finally:
             client.close()
+
+    async def test_an_agent_that_does_not_answer_keeps_nobody_waiting_for_the_others(
+        self, world: RayWorld, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else one node that hangs would hold up every look, and with it the recovery of all that runs."""
+        submission = world.submission(num_nodes=2)
+        await world.started(submission)
+        shares = list(world.engine.desk.find(submission.attempt_id).values())
+        agent = await world.agent_pid("n0")
+        os.kill(agent, signal.SIGSTOP)
+        try:
+            await world.until_alive(*world.lab.others("n0"))
+            monkeypatch.setattr("shoal.engines.ray.client.WITHIN_S", 100.0)
+            with anyio.fail_after(50):
+                seen = await world.engine.look(shares)
+        finally:
+            os.kill(agent, signal.SIGCONT)
+        said = {node: glimpse.raw for (_, node), glimpse in seen.items()}
+        assert said["n0"] == "n0: its agent has not answered in time"
+        assert "its keeper is process" in said["n1"]
+        await world.until_alive(*world.node_names)
+        said = {node: glimpse.raw for (_, node), glimpse in (await world.engine.look(shares)).items()}
+        assert "its keeper is process" in said["n0"], "who has answered is asked again"
 
     @SOAK
     async def test_a_killed_agent_is_replaced_by_one_that_finds_what_runs(self, world: RayWorld) -> None:

@@ -18,7 +18,7 @@ from tests.contract.cluster_survival import SurvivalContract
 from tests.support.cluster_plane import ONE, TWO, ClusterPlane, is_running
 from tests.support.listeners import descendants
 from tests.support.ray_lab import RayLab, command_of, session
-from tests.support.ray_ports import SAFE, TRIES, WRONG, rays_ports, role_of, tried
+from tests.support.ray_ports import SAFE, TRIES, WRONG, rays_ports, tried
 from tests.support.real_plane import until
 from tests.support.service_faults import PATH, address_of, token_of
 from tests.support.services import Caller, Served
@@ -74,10 +74,8 @@ class TestListeners(ListenerContract):
         here = [*session(lab.started["head"].pid), *bridges(plane)]
         answered: dict[str, set[str]] = {}
         for place, found in rays_ports(lab, here).items():
-            for listener in found:
-                for token in (None, WRONG):
-                    told = tried(lab, place, listener, token, TRIES)
-                    answered.setdefault(role_of(listener), set()).update(told)
+            for role, told in tried(lab, place, found, (None, WRONG), TRIES).items():
+                answered.setdefault(role, set()).update(told)
         assert {"gcs_server", "raylet", "bridge.py", "ray::Agent"} <= set(answered)
         metrics = {"ray::DashboardAgent", "dashboard.py"}
         strange = {
@@ -92,7 +90,7 @@ class TestListeners(ListenerContract):
         """Else the other test would pass for questions that Ray does not know."""
         token = lab.token_file.read_text()
         found = rays_ports(lab, [*session(lab.started["head"].pid), *bridges(plane)])[""]
-        told = set[str]().union(*(tried(lab, "", one, token, SAFE) for one in found))
+        told = set[str]().union(*tried(lab, "", found, (token,), SAFE).values())
         asked = [one for one in SAFE if one.startswith("/ray.rpc.") and "RayletDriver" not in one]
         assert {f"OK {one}" for one in asked} <= told
 

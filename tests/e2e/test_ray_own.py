@@ -7,6 +7,7 @@ import ipaddress
 import json
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,29 +36,43 @@ def is_loopback(host: str) -> bool:
     return (mapped or address).is_loopback
 
 
-def test_a_ray_of_our_own_is_started_kept_to_this_machine_and_started_again(tmp_path: Path) -> None:
+@pytest.fixture
+def plane(tmp_path: Path) -> Iterator[RealPlane]:
+    """Up, over a Ray of its own, which is stopped by who goes back to this machine alone."""
     missing = what_is_missing()
     if missing is not None:
         pytest.skip(missing)
     plane = connected(tmp_path / "home")
     try:
-        head = json.loads((plane.home / "ray" / "head.json").read_text())["pid"]
-        assert (plane.home / "ray" / "token").stat().st_mode & 0o777 == 0o600
-        opened = listeners(session(head))
-        assert opened
-        assert [one for one in opened if not is_loopback(one.host)] == []
         plane.up()
-        job = plane.submit("echo begun; sleep 20; echo done", resources={"cpus": 1})
-        plane.until_status(job, "running")
-        for pid in session(head):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        plane.until_status(job, "succeeded")
-        assert len(plane.attempts(job)) == 1
-        after = plane.submit("true", resources={"cpus": 1})
-        until(lambda: after.refresh().status == "succeeded", "the next head takes work", within_s=240.0)
+        yield plane
     finally:
         plane.down()
         done = plane.command("connect", "local")
     assert "stopped the Ray of our own" in done.stdout
-    assert session(json.loads((plane.home / "ray" / "head.json").read_text())["pid"]) == []
+    assert session(head_of(plane)) == []
+
+
+def head_of(plane: RealPlane) -> int:
+    return int(json.loads((plane.home / "ray" / "head.json").read_text())["pid"])
+
+
+def test_a_ray_of_our_own_is_started_and_kept_to_this_machine(plane: RealPlane) -> None:
+    assert (plane.home / "ray" / "token").stat().st_mode & 0o777 == 0o600
+    opened = listeners(session(head_of(plane)))
+    assert opened
+    assert [one for one in opened if not is_loopback(one.host)] == []
+    plane.until_status(plane.submit("true", resources={"cpus": 1}), "succeeded")
+
+
+@pytest.mark.soak
+def test_a_ray_of_our_own_that_was_killed_is_started_again_under_what_runs(plane: RealPlane) -> None:
+    job = plane.submit("echo begun; sleep 20; echo done", resources={"cpus": 1})
+    plane.until_status(job, "running")
+    for pid in session(head_of(plane)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    after = plane.submit("true", resources={"cpus": 1})
+    until(lambda: after.refresh().status == "succeeded", "the next head takes work", within_s=240.0)
+    plane.until_status(job, "succeeded")
+    assert len(plane.attempts(job)) == 1

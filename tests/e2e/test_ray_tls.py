@@ -53,7 +53,9 @@ def test_who_shows_no_certificate_or_one_of_another_authority_is_refused(lab: Ra
     assert not (plane.home / "ray.json").exists()
 
 
+@pytest.mark.soak
 def test_a_ray_that_wants_no_token_is_refused(tmp_path: Path) -> None:
+    """By its answers alone in `tests/unit/engines/test_ray_knock.py`."""
     missing = what_is_missing()
     if missing is not None:
         pytest.skip(missing)

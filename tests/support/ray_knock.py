@@ -1,7 +1,7 @@
-"""Try a listener of Ray's: `RAY_PYTHON ray_knock.py HOST PORT < TRIES`, alone, in whichever network.
+"""Try listeners of Ray's: `RAY_PYTHON ray_knock.py < TRIES`, alone, in whichever network.
 
-A try is a name, what to say (`POST /path` of gRPC as `/service/method`, or `GET /path` of HTTP), and a token
-or null. Prints by name what became of it: gRPC's word, or HTTP's number, or that it is neither.
+A try is a host, a port, what to say (`POST /path` of gRPC as `/service/method`, or `GET /path` of HTTP), and
+a token or null. Prints in their order what became of them: gRPC's word, HTTP's number, or that it is neither.
 """
 
 from __future__ import annotations
@@ -37,16 +37,11 @@ def get(host: str, port: int, path: str, token: str | None) -> str:
         link.close()
 
 
-def main(host: str, port: str) -> int:
-    told = {}
-    for name, said, token in json.load(sys.stdin):
-        if said.startswith("GET "):
-            told[name] = get(host, int(port), said.removeprefix("GET "), token)
-        else:
-            told[name] = call(host, int(port), said, token)
-    print(json.dumps(told))
-    return 0
+def tried(host: str, port: int, said: str, token: str | None) -> str:
+    if said.startswith("GET "):
+        return get(host, port, said.removeprefix("GET "), token)
+    return call(host, port, said, token)
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    print(json.dumps([tried(*one) for one in json.load(sys.stdin)]))

@@ -70,6 +70,7 @@ class RayLab(ClusterLab):
         has_job_server: bool = False,
         has_tls: bool = False,
         has_tokens: bool = True,
+        has_storage: bool = True,
         lost_after_s: float = LOST_AFTER_S,
         python: Path = RAY_PYTHON,
     ) -> None:
@@ -77,14 +78,13 @@ class RayLab(ClusterLab):
         self.root = root
         self.temp = Path(tempfile.mkdtemp(prefix="shr-", dir="/tmp"))  # short: Ray has sockets below it
         self.token_file = root / "token"
-        self._storage = root / "gcs"
-        """What the head knows."""
         # Others may have a Ray here.
         self._port, self._dashboard_port, *self._head_ports = free_ports(2 + len(HEAD_PORTS))
         self.head_address = f"{self.address}:{self._port}"
         self.has_job_server = has_job_server
         self.python = python
         self._has_tokens = has_tokens
+        self._has_storage = has_storage
         self._check_s = lost_after_s / CHECKS - PERIOD_S
         self.jobs_url = f"http://{self.address}:{self._dashboard_port}"
         self.started: dict[str, subprocess.Popen[bytes]] = {}
@@ -125,13 +125,9 @@ class RayLab(ClusterLab):
         before = [*self.entering(name), "unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', name]
         self._start(name, before, [*words, *self._agent_ports()])
 
-    def kill_head(self, *, is_forgetful: bool = False) -> None:
-        """As by `kill -9` of all its processes; agents that ran beside it among them. `is_forgetful`: as one
-        that has what it knows in memory.
-        """
+    def kill_head(self) -> None:
+        """As by `kill -9` of all its processes; agents that ran beside it among them."""
         self._kill_session("head")
-        if is_forgetful:
-            shutil.rmtree(self._storage)
 
     def kill_daemon(self, name: str) -> None:
         """The raylet."""
@@ -205,7 +201,8 @@ class RayLab(ClusterLab):
         env |= self.tls.environment() if self.tls is not None else {}
         env |= {} if self._has_tokens else {"RAY_AUTH_MODE": "disabled"}
         env |= {"RAY_health_check_timeout_ms": f"{self._check_s * 1000:.0f}"}
-        env |= {"RAY_gcs_storage_path": str(self._storage), "PATH": PATH}
+        env |= {"RAY_gcs_storage_path": str(self.root / "gcs"), "PATH": PATH}
+        env |= {} if self._has_storage else {"RAY_gcs_storage": "memory"}
         start = self.ray_command("start", "--block")
         words = [*FIRST, *before, *start, *words, "--object-store-memory=80000000", *QUIET]
         for _ in range(TRIES):

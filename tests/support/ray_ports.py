@@ -48,25 +48,28 @@ def role_of(listener: Listener) -> str:
     return next((role for role in ROLES if role in program), program.split(" ")[0])
 
 
-def tried(lab: RayLab, place: str, listener: Listener, token: str | None, asked: tuple[str, ...]) -> set[str]:
-    """What was answered, with a status in front of it where that is neither a refusal nor nothing."""
+def tried(
+    lab: RayLab, place: str, found: list[Listener], tokens: tuple[str | None, ...], asked: tuple[str, ...]
+) -> dict[str, set[str]]:
+    """By role, what was answered, with a status in front of it where that is neither a refusal nor nothing.
+    All listeners of one network by one process: its start takes longer than its questions.
+    """
     inside = lab.entering(place) if place else []
-    program = [str(RAY_PYTHON), "-P", "-s", str(KNOCK), _host(listener.host), str(listener.port)]
+    made = [(listener, one, token) for listener in found for token in tokens for one in asked]
     done = subprocess.run(
-        [*inside, *program],
-        input=json.dumps([(one, one, token) for one in asked]),
+        [*inside, str(RAY_PYTHON), "-P", "-s", str(KNOCK)],
+        input=json.dumps([(_host(one.host), one.port, said, token) for one, said, token in made]),
         capture_output=True,
         text=True,
         check=False,
         cwd=Path("/"),
     )
-    assert done.returncode == 0, (listener, done.stderr)
-    told: dict[str, str] = json.loads(done.stdout)
-    return {
-        f"{said} {one}"
-        for one, said in told.items()
-        if said not in REFUSALS | NO_SUCH and not said.startswith("no HTTP")
-    }
+    assert done.returncode == 0, (place, done.stderr)
+    answered: dict[str, set[str]] = {role_of(listener): set() for listener in found}
+    for (listener, one, _), said in zip(made, json.loads(done.stdout), strict=True):
+        if said not in REFUSALS | NO_SUCH and not said.startswith("no HTTP"):
+            answered[role_of(listener)].add(f"{said} {one}")
+    return answered
 
 
 def _host(host: str) -> str:

@@ -11,6 +11,7 @@ from shoal.control.actor import Actor
 from shoal.control.core import Core
 from shoal.control.drill_book import Open, facts_of
 from shoal.control.frozen import spec_of
+from shoal.control.leases import QUIET_S
 from shoal.control.once import fingerprint, once
 from shoal.control.record import note
 from shoal.errors import NotFound, SpecError, StateError
@@ -164,8 +165,11 @@ def _start(core: Core, tx: Tx, actor: Actor, asked: AskedDrill, now: float) -> D
 
 
 def _running(core: Core, holding: Sequence[tuple[Job, Attempt]]) -> dict[str, Progress | None]:
-    """How far each attempt is that runs; of many, the oldest."""
+    """How far each attempt is that runs and was heard from; of many, the oldest. Who was silent before is not
+    to be found again by anybody.
+    """
     running = [own for _, own in holding if own.state is AttemptState.RUNNING]
+    running = [own for own in running if not core.leases.silent_nodes(own, QUIET_S)]
     return {
         own.attempt_id: next(iter(core.drills.progress(own.attempt_id, own.node_names)), None)
         for own in running[:MAX_RUNNING]

@@ -10,6 +10,7 @@ import pytest
 from shoal.control import drill_watch, drills
 from shoal.control.drill_watch import watch_drills
 from shoal.control.drills import AskedDrill, history
+from shoal.control.leases import QUIET_S
 from shoal.engines.fake import Act, always
 from shoal.errors import SpecError, StateError
 from shoal.model.attempt import Replacement
@@ -383,6 +384,24 @@ def test_a_killed_control_plane_is_judged_by_the_one_that_follows_it(lab: Lab) -
     assert result is not None
     assert (result.outcome, result.steps_lost, result.goodput) == ("recovered", 0, 1.0)
     assert result.noticed_s == 6.0
+
+
+def test_who_was_silent_before_the_control_plane_was_killed_is_not_waited_for(lab: Lab) -> None:
+    silent, heard = a_job(lab), a_job(lab)
+    lab.clock.advance(QUIET_S + 1.0)
+    say(lab, silent, "n1")
+    for node in ("n1", "n2"):
+        say(lab, heard, node)
+    drill = ask(lab, None, DrillKind.KILL_CONTROL)
+    assert set(drill.running) == {lab.attempt(heard).attempt_id}, "nothing is heard from the other's n2"
+    lab.clock.advance(2.0)
+    lab.restart()
+    for node in ("n1", "n2"):
+        say(lab, heard, node)
+    result = look(lab, 6.0) or look(lab, drill_watch.LATE_S)
+    assert result is not None
+    assert result.outcome == "recovered"
+    assert result.told.startswith("1 attempt was found again")
 
 
 def test_a_job_that_stood_still_since_the_control_plane_was_killed_counts_as_standing_still(lab: Lab) -> None:

@@ -57,6 +57,10 @@ class Bridge:
         """By node: a question about its facts that is not answered yet. A node that hangs gets one."""
         self._refused_at: dict[str, float] = {}
         """By node: when its agent first refused, of those that do so still."""
+        self._late: dict[str, Any] = {}
+        """By node: a question that was not answered in time. Until it is, nobody is kept waiting for that
+        node: all others, and the recovery of what runs there, would wait with them at every look.
+        """
 
     def connect(self) -> dict[str, Any]:
         ray.init(
@@ -75,8 +79,9 @@ class Bridge:
         with self._guard:
             self._agents = {node: agent for node, agent in self._agents.items() if node in alive}
             self._asked = {node: ref for node, ref in self._asked.items() if node in alive}
+            self._late = {node: ref for node, ref in self._late.items() if node in alive}
         asked = {node: partial(self._ask_facts, node) for node in alive}
-        facts, failed = self._gather(asked, within_s)
+        facts, failed = self._gather_from_prompt(asked, within_s)
         with self._guard:
             for node in (*facts, *failed):
                 if node in facts or failed[node] != _LATE:
@@ -95,7 +100,7 @@ class Bridge:
     def look(self, within_s: float, keys: dict[str, list[str]]) -> dict[str, Any]:
         """By node: what its agent says of these keys."""
         calls = {node: partial(self._call, node, "look", own) for node, own in keys.items()}
-        seen, failed = self._gather(calls, within_s)
+        seen, failed = self._gather_from_prompt(calls, within_s)
         return {"seen": seen, "failed": failed}
 
     def end(self, within_s: float, keys: dict[str, list[str]]) -> dict[str, Any]:
@@ -148,6 +153,24 @@ class Bridge:
             if other.startswith(PREFIX) and other.endswith(f"-{node}") and other != name:
                 ray.kill(ray.get_actor(other))
 
+    def _gather_from_prompt(
+        self, calls: Mapping[str, Callable[[], Any]], within_s: float
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """By node; those that still owe an answer are not asked."""
+        late = {node: _LATE for node in calls if self._is_late(node)}
+        prompt = {node: call for node, call in calls.items() if node not in late}
+        answers, failed = self._gather(prompt, within_s)
+        return answers, failed | late
+
+    def _is_late(self, node: str) -> bool:
+        with self._guard:
+            owed = self._late.get(node)
+        if owed is None or not ray.wait([owed], timeout=0)[0]:
+            return owed is not None
+        with self._guard:
+            self._late.pop(node, None)
+        return False
+
     def _gather(
         self,
         calls: Mapping[str, Callable[[], Any]],
@@ -167,10 +190,12 @@ class Bridge:
         )
         answers = {}
         for key, ref in refs.items():
+            node = (nodes or {}).get(key, key)
             if ref not in ready:
                 failed[key] = _LATE
+                with self._guard:
+                    self._late.setdefault(node, ref)
                 continue
-            node = (nodes or {}).get(key, key)
             try:
                 answers[key] = ray.get(ref)
                 self._refused_at.pop(node, None)
@@ -197,6 +222,7 @@ class Bridge:
         with self._guard:
             self._agents.pop(node, None)
             self._asked.pop(node, None)
+            self._late.pop(node, None)
 
 
 _LATE = "its agent has not answered in time"

@@ -141,7 +141,8 @@ class Head:
         """All of its session: what it started is in it."""
         if record.boot != spool.boot_id():
             return
-        for number, patience_s in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
+        # Some of Ray's never heed the first (2.60: ten seconds passed in vain); what it knows is on disk.
+        for number, patience_s in ((signal.SIGTERM, 3.0), (signal.SIGKILL, 5.0)):
             pids = _session(record.pid, record.ticks)
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):

@@ -1,0 +1,51 @@
+"""Shoal on a real Ray whose head keeps what it knows in memory: the next head knows nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.cluster_plane import ONE, TWO, ClusterPlane, cluster_plane
+from tests.support.ray_lab import RayLab, ray_lab, what_is_missing
+from tests.support.real_plane import until
+
+pytestmark = [pytest.mark.engines, pytest.mark.soak, pytest.mark.timeout(600)]
+NOTICE_S = 240.0
+"""How long a raylet may take to hear that its head is another, and to end itself."""
+
+
+@pytest.fixture
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayLab]:
+    missing = what_is_missing()
+    if missing is not None:
+        pytest.skip(missing)
+    with ray_lab(tmp_path_factory.mktemp("ray"), 2, has_storage=False) as lab:
+        yield lab
+
+
+@pytest.fixture
+def plane(tmp_path_factory: pytest.TempPathFactory, lab: RayLab) -> Iterator[ClusterPlane]:
+    with cluster_plane(tmp_path_factory.mktemp("ray-plane") / "home", lab) as plane:
+        yield plane
+
+
+def test_head_without_storage_killed_with_jobs_running_and_just_submitted(
+    plane: ClusterPlane, lab: RayLab
+) -> None:
+    running = plane.begun(TWO)
+    lab.kill_head()
+    late = plane.submitted(ONE)
+    plane.goes_on(running, 1)
+    lab.start_head()
+    until(lambda: not any(map(lab.has_ray, lab.names)), "raylets end themselves", within_s=NOTICE_S)
+    for rank in (0, 1):
+        plane.goes_on(running, rank)
+    with lab.minded():
+        plane.until_starts(late, 1)
+        # Placed while no head knew a node, it may have been given back, and placed again, before it began.
+        plane.ends_well(late, attempts=None)
+    assert len(plane.witness.lines(late.job_id, "start")) == 1
+    for rank in (0, 1):
+        plane.goes_on(running, rank)
+    plane.ends_well(running)
