@@ -196,7 +196,7 @@ class TestSlurm:
             slurm.cancel("filler")
             plane.until_starts(job, 1)
         finally:
-            slurm.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+            slurm.resume(node)
         lost, ran = plane.attempts(job)
         assert (lost["reason"], lost["nodes"], ran["nodes"] == [node]) == ("lost", [node], False)
         plane.ends_well(job, attempts=2)
@@ -272,10 +272,10 @@ class TestSlurm:
             again_s = plane.witness.lines(job.job_id, "start")[1].at - killed_at
             print(f"a job that Slurm had begun twice began {again_s:.1f} s after slurmctld was killed")
             assert plane.attempt(job)["nodes"] != [node]
+            # One in between was given the node before anybody knew that it is drained, and never began.
+            plane.ends_well(job, attempts=2 if plane.attempts(job)[1]["nodes"] != [node] else 3)
         finally:
-            slurm.run("scontrol", "update", f"NodeName={node}", "State=RESUME")  # as its administrator does
-        # One in between was given the node before anybody knew that it is drained, and never began.
-        plane.ends_well(job, attempts=2 if plane.attempts(job)[1]["nodes"] != [node] else 3)
+            slurm.resume(node)
 
     def test_slurmdbd_killed_and_started_again(self, plane: ClusterPlane, slurm: SlurmLab) -> None:
         assert slurm.accounting is not None
