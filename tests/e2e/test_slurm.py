@@ -15,7 +15,7 @@ from shoal.home import holder
 from tests.contract.cluster_cuts import CutOff, PartitionContract
 from tests.contract.cluster_drills import DrillContract
 from tests.contract.cluster_listeners import ListenerContract, knock
-from tests.contract.cluster_survival import SurvivalContract
+from tests.contract.cluster_survival import Bereft, SurvivalContract
 from tests.support.cluster_plane import ONE, TWO, ClusterPlane
 from tests.support.knock import CLOSED, NO_TLS, SILENT
 from tests.support.listeners import Listener
@@ -130,8 +130,11 @@ class TestCuts(PartitionContract):
 
 
 @pytest.fixture
-def full(slurm: SlurmLab, cut_off: CutOff) -> Iterator[None]:
+def full(plane: ClusterPlane, slurm: SlurmLab, cut_off: CutOff, bereft: Bereft) -> Iterator[None]:
     """All that is free of the cluster is somebody else's: what is submitted waits in Slurm's queue."""
+    lost = job_name(plane.attempts(bereft.job)[0]["attempt_id"], 0)
+    # A slurmctld that forgets its end would have it run for ever, and there would be no room.
+    until(lambda: not slurm.run("squeue", "-h", "-n", lost), "what lost its keeper is over for Slurm")
     slurm.fill(*slurm.names)
     begun = ("squeue", "-h", "-n", "filler", "-t", "R", "-o", "%N")
     others = set(slurm.others(cut_off.node))
