@@ -15,7 +15,7 @@ from shoal.home import holder
 from tests.contract.cluster_cuts import CutOff, PartitionContract
 from tests.contract.cluster_drills import DrillContract
 from tests.contract.cluster_listeners import ListenerContract, knock
-from tests.contract.cluster_survival import SurvivalContract
+from tests.contract.cluster_survival import Bereft, SurvivalContract
 from tests.support.cluster_plane import ONE, TWO, ClusterPlane
 from tests.support.knock import CLOSED, NO_TLS, SILENT
 from tests.support.listeners import Listener
@@ -130,8 +130,11 @@ class TestCuts(PartitionContract):
 
 
 @pytest.fixture
-def full(slurm: SlurmLab, cut_off: CutOff) -> Iterator[None]:
+def full(plane: ClusterPlane, slurm: SlurmLab, cut_off: CutOff, bereft: Bereft) -> Iterator[None]:
     """All that is free of the cluster is somebody else's: what is submitted waits in Slurm's queue."""
+    lost = job_name(plane.attempts(bereft.job)[0]["attempt_id"], 0)
+    # A slurmctld that forgets its end would have it run for ever, and there would be no room.
+    until(lambda: not slurm.run("squeue", "-h", "-n", lost), "what lost its keeper is over for Slurm")
     slurm.fill(*slurm.names)
     begun = ("squeue", "-h", "-n", "filler", "-t", "R", "-o", "%N")
     others = set(slurm.others(cut_off.node))
@@ -196,7 +199,7 @@ class TestSlurm:
             slurm.cancel("filler")
             plane.until_starts(job, 1)
         finally:
-            slurm.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+            slurm.resume(node)
         lost, ran = plane.attempts(job)
         assert (lost["reason"], lost["nodes"], ran["nodes"] == [node]) == ("lost", [node], False)
         plane.ends_well(job, attempts=2)
@@ -272,10 +275,10 @@ class TestSlurm:
             again_s = plane.witness.lines(job.job_id, "start")[1].at - killed_at
             print(f"a job that Slurm had begun twice began {again_s:.1f} s after slurmctld was killed")
             assert plane.attempt(job)["nodes"] != [node]
+            # One in between was given the node before anybody knew that it is drained, and never began.
+            plane.ends_well(job, attempts=2 if plane.attempts(job)[1]["nodes"] != [node] else 3)
         finally:
-            slurm.run("scontrol", "update", f"NodeName={node}", "State=RESUME")  # as its administrator does
-        # One in between was given the node before anybody knew that it is drained, and never began.
-        plane.ends_well(job, attempts=2 if plane.attempts(job)[1]["nodes"] != [node] else 3)
+            slurm.resume(node)
 
     def test_slurmdbd_killed_and_started_again(self, plane: ClusterPlane, slurm: SlurmLab) -> None:
         assert slurm.accounting is not None

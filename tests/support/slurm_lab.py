@@ -173,6 +173,16 @@ class SlurmLab(ClusterLab):
             words = ("--job-name=filler", f"--nodelist={node}", f"--cpus-per-task={self.shape.cpus - 1}")
             self.run("sbatch", *words, "--output=/dev/null", "--wrap=sleep 600")
 
+    def resume(self, name: str) -> None:
+        """As an administrator does, until it takes work: Slurm may drain it once more meanwhile."""
+
+        def is_resumed() -> bool:
+            if "drain" in self.run("sinfo", "-h", "-N", "-n", name, "-o", "%T"):
+                self.run("scontrol", "update", f"NodeName={name}", "State=RESUME")
+            return name in self.usable()
+
+        self.until(is_resumed, f"{name} takes work")
+
     def told(self) -> str:
         files = sorted((self.root / "log").glob("*.log"))
         return "\n".join(f"== {f.name}\n{f.read_text(errors='replace')[-1500:]}" for f in files)
