@@ -185,9 +185,25 @@ MUTANTS = (
     Mutant(
         "boot_marked_from_an_old_answer",
         "engines/remote.py",
-        "if asked_at >= share.known_since and not self.is_deaf(share):",
-        "if not self.is_deaf(share):",
+        "if asked.at >= share.known_since and not boot.is_like(share.boot):",
+        "if not boot.is_like(share.boot):",
         "P3: a restart before the share began is no evidence",
+        ("engine",),
+    ),
+    Mutant(
+        "boot_marked_once_for_ever",
+        "engines/remote.py",
+        "and not boot.is_like(share.boot):",
+        "and share.boot is None:",
+        "P3: a clock that is set is no restart",
+        ("engine",),
+    ),
+    Mutant(
+        "boot_of_any_machine_of_that_name",
+        "engines/boots.py",
+        "if not self.machine or self.machine != before.machine:",
+        "if not self.machine:",
+        "P3: the start of another machine is no evidence",
         ("engine",),
     ),
     Mutant(

@@ -24,6 +24,7 @@ import msgspec
 
 from shoal.clock import Clock
 from shoal.engines.base import LogChunk
+from shoal.engines.boots import Boot
 from shoal.engines.drafts import begin_term, throw_away
 from shoal.engines.log_pages import read_page
 from shoal.engines.refusal import is_name
@@ -65,8 +66,8 @@ class DeskShare:
         self.outcome: NodeOutcome | None = None
         self.heard_at: float | None = None
         """Monotonic: when its keeper last said something, to this process."""
-        self.booted_at: float | None = None
-        """When its machine was started, by the cluster's own clock, as `mark_boot` was told."""
+        self.boot: Boot | None = None
+        """Of its machine, as the cluster told it while its keeper lived: see `mark_boot`."""
         self.will_be_followed = False
         """Its keeper asks for the order of the share in its place."""
         self.heir_until: float | None = None
@@ -282,11 +283,11 @@ class Desk:
                 self.close(share, kind, message)
             return is_unbegun
 
-    def mark_boot(self, share: DeskShare, booted_at: float) -> None:
-        """Remember it: a later one means that the machine was restarted since."""
+    def mark_boot(self, share: DeskShare, boot: Boot) -> None:
+        """Remember the start of the machine that its keeper lives on: one that follows means its end."""
         with self._guard:
-            spool.durable_write(_boot_file(share.files), repr(booted_at).encode())
-            share.booted_at = booted_at
+            spool.durable_write(_boot_file(share.files), msgspec.json.encode(boot))
+            share.boot = boot
 
     def bury(self, share: DeskShare, kind: EndKind, message: str) -> None:
         """End a share on evidence that nothing of it runs. What its keeper says later changes nothing."""
@@ -448,13 +449,14 @@ def _found(attempt: Path) -> Iterator[DeskShare]:
         share.stop, outcome = spool.read_stop(files), spool.read_outcome(files)
         # One of another incarnation was written late, by a control plane that was deposed.
         share.outcome = outcome if outcome is None or outcome.incarnation == order.incarnation else None
-        with contextlib.suppress(FileNotFoundError):
-            share.booted_at = float(Path(_boot_file(files)).read_bytes())
+        with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
+            share.boot = msgspec.json.decode(Path(_boot_file(files)).read_bytes(), type=Boot)
         yield share
 
 
 def _boot_file(files: spool.Share) -> str:
-    return f"{files.directory}/booted"
+    """Not `booted`, where older versions kept a date that nobody renewed when a clock was set."""
+    return f"{files.directory}/boot"
 
 
 def _taken(files: spool.Share) -> Taken | None:

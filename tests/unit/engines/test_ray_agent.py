@@ -300,8 +300,33 @@ def test_facts_are_those_of_this_machine(site: Site) -> None:
     facts = site.agent.facts(str(site.root))
     assert facts["uid"] == os.getuid()
     assert facts["memory_bytes"] > 1 << 20
-    assert facts["booted_at"] < time.time()
+    assert facts["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert sys.executable  # the launcher runs with it
+
+
+@pytest.mark.parametrize(
+    ("machine_id", "cards", "machine"),
+    [
+        ("5f2c\n", {"eth0": "02:42", "veth1": None}, "5f2c 02:42"),
+        ("5f2c\n", {"eth1": "b", "eth0": "a"}, "5f2c a b"),
+        ("5f2c\n", {"veth1": None}, ""),  # a container: its image may run anywhere
+        ("", {"eth0": "02:42"}, ""),
+        (None, {"eth0": "02:42"}, ""),
+    ],
+)
+def test_a_machine_is_told_from_others_by_its_id_and_its_cards(
+    tmp_path: Path, machine_id: str | None, cards: dict[str, str | None], machine: str
+) -> None:
+    (tmp_path / "etc").mkdir()
+    if machine_id is not None:
+        (tmp_path / "etc" / "machine-id").write_text(machine_id)
+    for name, address in cards.items():
+        card = tmp_path / "sys" / "class" / "net" / name
+        card.mkdir(parents=True)
+        (card / "address").write_text(address or "c")
+        if address is not None:
+            (card / "device").mkdir()
+    assert agent_module._machine(str(tmp_path)) == machine
 
 
 def test_a_launch_that_was_given_up_is_waited_for_and_not_repeated(

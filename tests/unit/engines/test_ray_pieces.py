@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from shoal.engines.boots import Boot
 from shoal.engines.ray.config import RayConfig, check_token_file, load_config
 from shoal.engines.ray.parse import check_version, node_name, parse_nodes, refusal
 from shoal.engines.ray.render import (
@@ -54,7 +55,8 @@ def facts(**changes: Any) -> dict[str, Any]:
     return {
         "uid": 1000,
         "hostname": "box",
-        "booted_at": 100.0,
+        "machine": "m",
+        "boot_id": "1",
         "memory_bytes": 16 << 30,
         "disk_bytes": 1 << 40,
         "devices": None,
@@ -67,7 +69,9 @@ def answer(*rows: dict[str, Any], **told: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_node_is_what_ray_and_its_agent_say() -> None:
     [node] = parse_nodes(answer(row(), **{"a" * 8: facts()}))
-    assert (node.node_id, node.uid, node.booted_at) == ("a" * 8, 1000, 100.0)
+    assert (node.node_id, node.uid, node.boot) == ("a" * 8, 1000, Boot(machine="m", boot_id="1"))
+    [unknown] = parse_nodes(answer(row(), **{"a" * 8: facts(machine="")}))
+    assert unknown.boot is None
     assert (node.facts.name, node.facts.address, node.facts.cpus) == ("n0", "10.0.0.10", 4.0)
     assert (node.facts.memory_bytes, node.facts.disk_bytes) == (16 << 30, 1 << 40)
     assert [(gpu.index, gpu.kind) for gpu in node.facts.gpus] == [(0, "H100"), (1, "H100")]

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from shoal.engines.base import Sight, Submission
+from shoal.engines.boots import Boot
 from shoal.engines.desk import DeskShare
 from shoal.engines.fake import VirtualClock
 from shoal.engines.remote import (
@@ -18,6 +19,7 @@ from shoal.engines.remote import (
     MAX_PAUSE_S,
     SILENT_S,
     STARTS_AT_ONCE,
+    Asked,
     Glimpse,
     Glimpses,
     Reach,
@@ -26,6 +28,7 @@ from shoal.engines.remote import (
 )
 from shoal.errors import EngineRefused, EngineUnreachable, StateError
 from shoal.model.node import NodeFacts
+from shoal.runtime import spool
 from shoal.wire import EndKind, Order, Summons
 from tests.unit.engines.test_desk_terms import ORDER, fetch, told
 
@@ -277,16 +280,57 @@ async def test_a_silent_share_is_replaced_on_its_own_node_and_one_that_speaks_is
         pair.desk.hear(msgspec.structs.replace(told("n2"), node="n2"), b"")
 
 
+def asked(clock: VirtualClock) -> Asked:
+    return Asked(clock.monotonic(), clock.monotonic())
+
+
+def booted(at: float) -> Boot:
+    return Boot(machine="m", at=at)
+
+
 async def test_an_answer_from_before_the_share_says_nothing_about_when_its_node_was_started(
     engine: Lent, clock: VirtualClock
 ) -> None:
-    asked_at = clock.monotonic()
+    before = asked(clock)
     clock.advance(1.0)
     share = engine.desk.take(fetch("one"))
-    assert not await engine.has_rebooted(share, 1000.0, asked_at)
+    assert not await engine.has_rebooted(share, booted(1000.0), before)
+    clock.advance(1.0)
     for _ in range(2):
-        assert not await engine.has_rebooted(share, 5000.0, clock.monotonic())
-    assert await engine.has_rebooted(share, 9000.0, clock.monotonic())
+        assert not await engine.has_rebooted(share, booted(5000.0), asked(clock))
+    engine.desk.take(fetch("one"))
+    assert not await engine.has_rebooted(share, booted(5000.0), asked(clock))
+    clock.advance(1.0)
+    assert not await engine.has_rebooted(share, booted(5000.0), asked(clock))
+    assert await engine.has_rebooted(share, booted(9000.0), asked(clock))
+
+
+async def test_who_speaks_after_a_boot_was_told_lives_in_it_whatever_its_date(
+    engine: Lent, clock: VirtualClock, tmp_path: Path
+) -> None:
+    share = engine.desk.take(fetch("one"))
+    for at in (1000.0, 9000.0, 5000.0):  # that machine's clock is set, there and back
+        told_at = asked(clock)
+        clock.advance(1.0)
+        engine.desk.take(fetch("one"))
+        assert not await engine.has_rebooted(share, booted(at), told_at)
+    clock.advance(1.0)
+    assert not await engine.has_rebooted(share, booted(5000.0), asked(clock))
+    assert await engine.has_rebooted(share, booted(9000.0), asked(clock))
+    share = Lent(tmp_path, clock).desk.find("att_1")["n1"]
+    assert await engine.has_rebooted(share, booted(9000.0), asked(clock))
+
+
+async def test_a_date_that_an_older_version_left_is_no_evidence(
+    engine: Lent, clock: VirtualClock, tmp_path: Path
+) -> None:
+    share = engine.desk.take(fetch("one"))
+    for name in ("booted", "boot"):
+        spool.durable_write(f"{share.files.directory}/{name}", b"1000.0")
+    clock.advance(HEARD_S)
+    again = Lent(tmp_path, clock)
+    share = again.desk.find("att_1")["n1"]
+    assert not await again.has_rebooted(share, booted(9000.0), asked(clock))
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])

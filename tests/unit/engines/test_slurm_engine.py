@@ -34,6 +34,8 @@ class PaperSlurm(CommandDoor):
 
     has_cgroups = True
     restarted = False
+    is_clock_set = False
+    """Forward by an hour: what its slurmd says of the boot moves, and when that itself began does not."""
     state = "IDLE"
 
     def jobs(self) -> list[Job]:
@@ -44,9 +46,9 @@ class PaperSlurm(CommandDoor):
 
     def nodes(self) -> list[RawNode]:
         told = NODE.format(state=self.state, reason="none")
-        return parse_nodes(
-            told.replace("2026-11-16T18:11:18", "2026-11-16T19:11:18") if self.restarted else told
-        )
+        if self.restarted or self.is_clock_set:
+            told = told.replace("2026-11-16T18:11:18", "2026-11-16T19:11:18")
+        return parse_nodes(told.replace("T18:56:36", "T19:56:36") if self.restarted else told)
 
     def partitions(self) -> list[Partition]:
         return []
@@ -152,6 +154,29 @@ async def test_who_speaks_is_not_buried_whatever_slurm_says_of_its_node(tmp_path
         [seen] = await engine.list_owned()
         assert seen.sight is Sight.ALIVE
         engine.desk.take(asked)
+
+
+@pytest.mark.parametrize("is_slurmd_older", [True, False])
+async def test_a_clock_that_is_set_is_no_restart_whoever_is_silent_after_it(
+    tmp_path: Path, is_slurmd_older: bool
+) -> None:
+    clock, slurm = VirtualClock(BOOTED_AT + 7200.0), PaperSlurm()
+    engine = engine_on(tmp_path, clock, slurm)
+    engine.desk.add((order(nodes=("n0",)),), None)
+    asked = Fetch(attempt_id="att_1", node="n0", process="one")
+    engine.desk.take(asked)
+    await engine.list_owned()
+    slurm.is_clock_set, slurm.restarted = is_slurmd_older, not is_slurmd_older
+    for _ in range(2):
+        clock.advance(NODES_S / 2)
+        await engine.list_owned()
+        engine.desk.take(asked)
+    if not is_slurmd_older:  # who speaks now lives in that boot, whatever its date
+        await engine.list_owned()
+    for _ in range(3):
+        clock.advance(LATE_S + HEARD_S)
+        [seen] = await engine.list_owned()
+        assert (seen.sight, seen.outcome) == (Sight.UNKNOWN, None)
 
 
 @pytest.mark.parametrize("has_shared", [True, False])

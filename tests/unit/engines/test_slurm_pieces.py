@@ -154,7 +154,8 @@ def test_a_node_becomes_facts() -> None:
         "fabric": "top",
     }
     assert facts.is_alive
-    assert node.booted_at is not None
+    assert node.boot is not None
+    assert nodes("DOWN")[0].boot is None
     assert nodes("IDLE", partition="gpu") == []
 
 

@@ -82,7 +82,8 @@ class Agent:
             "pid": os.getpid(),
             "uid": os.getuid(),
             "hostname": socket.gethostname(),
-            "booted_at": _booted_at(),
+            "machine": _machine(),
+            "boot_id": _boot_id(),
             "memory_bytes": _memory_bytes(),
             "disk_bytes": shutil.disk_usage(place).total,
             "devices": _variable_of(os.getppid(), "CUDA_VISIBLE_DEVICES"),
@@ -369,12 +370,20 @@ def _pid_space() -> str:
     return os.readlink("/proc/self/ns/pid")
 
 
-def _booted_at() -> float | None:
-    with open("/proc/stat", encoding="ascii") as file:
-        for line in file:
-            if line.startswith("btime "):
-                return float(line.split()[1])
-    return None
+def _machine(root: str = "") -> str:
+    """What tells this machine from others of its name: its id, and its network cards, as images of machines
+    may have an id in them. Empty in a container, or where there is none: it may be started anywhere.
+    """
+    try:
+        with open(f"{root}/etc/machine-id", encoding="ascii") as file:
+            parts = [file.read().strip()]
+        for card in sorted(os.listdir(f"{root}/sys/class/net")):
+            if os.path.exists(f"{root}/sys/class/net/{card}/device"):
+                with open(f"{root}/sys/class/net/{card}/address", encoding="ascii") as file:
+                    parts.append(file.read().strip())
+    except (OSError, ValueError):
+        return ""
+    return " ".join(parts) if parts[0] and len(parts) > 1 else ""
 
 
 def _memory_bytes() -> int:

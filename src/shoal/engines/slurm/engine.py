@@ -12,7 +12,7 @@ import structlog
 
 from shoal.clock import Clock
 from shoal.engines.desk import DeskShare
-from shoal.engines.remote import Glimpses, Reach, RemoteEngine, Stage
+from shoal.engines.remote import Asked, Glimpses, Reach, RemoteEngine, Stage
 from shoal.engines.slurm.accounts import fit_account
 from shoal.engines.slurm.client import CommandDoor
 from shoal.engines.slurm.config import SlurmConfig
@@ -83,8 +83,8 @@ class SlurmEngine(RemoteEngine):
         self._jobs: dict[Key, Job] = {}
         """The newest that is not over, or else the newest."""
         self._jobs_at = self._nodes_at = self._config_at = self._past_at = -math.inf
-        self._nodes_asked_at = -math.inf
-        """When the question began whose answer `_nodes` is."""
+        self._nodes_asked = Asked(-math.inf, -math.inf)
+        """The question whose answer `_nodes` is."""
         self._jobs_took = 0.0
         self._jobs_failed: EngineUnreachable | None = None
         self._handed: dict[tuple[str, int], float] = {}
@@ -165,7 +165,7 @@ class SlurmEngine(RemoteEngine):
             await self._refresh_config()
             await self._refresh_nodes()
             await self._remember([share for share in shares if share.taken is not None])
-        nodes, nodes_asked_at = self._nodes, self._nodes_asked_at
+        nodes, nodes_asked = self._nodes, self._nodes_asked
         now, seen, watched = self._clock.monotonic(), {}, set()
         for share in shares:
             order = share.order
@@ -175,8 +175,7 @@ class SlurmEngine(RemoteEngine):
             key = self._key(order, share.launch)
             job = self._jobs.get(key) or self._past.get(key)
             node = nodes.get(order.node)
-            booted_at = node.booted_at if node and node.answers else None
-            rebooted = await self.has_rebooted(share, booted_at, nodes_asked_at)
+            rebooted = await self.has_rebooted(share, node.boot if node else None, nodes_asked)
             if job is None:
                 if rebooted:
                     seen[order.attempt_id, order.node] = RESTARTED
@@ -318,7 +317,8 @@ class SlurmEngine(RemoteEngine):
         self._parts = parts_of(self._config, self._facts, partitions, raw)
         found = slurm_nodes(raw, self._facts.places, self._parts)
         self._nodes = {node.facts.name: node for node in found}
-        self._nodes_at, self._nodes_asked_at = self._clock.monotonic(), asked_at
+        self._nodes_at = self._clock.monotonic()
+        self._nodes_asked = Asked(asked_at, self._nodes_at)
 
 
 def _weight(job: Job) -> tuple[bool, int]:

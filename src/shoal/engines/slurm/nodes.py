@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from shoal.engines.boots import JITTER_S, Boot
 from shoal.engines.slurm.partitions import LABEL, Partition, Parts
 from shoal.model.node import Gpu, NodeFacts
 from shoal.wire import Order
@@ -42,12 +43,14 @@ class RawNode(msgspec.Struct, frozen=True, kw_only=True):
     gres: str = ""
     booted_at: float | None = None
     """Wall clock."""
+    slurmd_at: float | None = None
+    """When its slurmd was started. Wall clock, as that was then."""
 
 
 class SlurmNode(msgspec.Struct, frozen=True, kw_only=True):
     facts: NodeFacts
-    booted_at: float | None
-    """Wall clock."""
+    boot: Boot | None
+    """None: nobody tells it now. By its address, as Slurm knows nothing else to tell machines apart by."""
     answers: bool
     """Its slurmd does, whether or not the node takes work: one that is drained tells what runs there."""
     gpu_kinds: tuple[str, ...] = ()
@@ -76,7 +79,7 @@ def _node(raw: RawNode, places: Mapping[str, str], through: list[Partition]) -> 
     labels |= {f"{LABEL}{one.name}": "yes" for one in through}
     labels |= {f"{GRES}{name}": "yes" for name in _OTHERS.findall(raw.gres)}
     labels |= places
-    kinds = _gpu_kinds(raw.gres)
+    kinds, answers = _gpu_kinds(raw.gres), not states & (DOWN | ASLEEP)
     facts = NodeFacts(
         name=raw.name,
         pool=through[0].name,
@@ -92,12 +95,21 @@ def _node(raw: RawNode, places: Mapping[str, str], through: list[Partition]) -> 
     )
     return SlurmNode(
         facts=facts,
-        booted_at=raw.booted_at,
-        answers=not states & (DOWN | ASLEEP),
+        boot=_boot(raw) if answers else None,
+        answers=answers,
         gpu_kinds=kinds,
         partitions=raw.partitions,
         shut=said if closed not in ([], ["NOT_RESPONDING"]) else "",
     )
+
+
+def _boot(raw: RawNode) -> Boot | None:
+    """None also where its slurmd says that it is older than the machine: then its clock has been set since,
+    and by how much the date of the boot has moved nobody knows.
+    """
+    if raw.booted_at is None or raw.slurmd_at is None or raw.slurmd_at < raw.booted_at - JITTER_S:
+        return None
+    return Boot(machine=raw.address, at=raw.booted_at)
 
 
 def what_shuts(name: str, node: SlurmNode | None) -> str:
