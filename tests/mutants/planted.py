@@ -207,6 +207,14 @@ MUTANTS = (
         ("engine",),
     ),
     Mutant(
+        "what_does_not_die_is_only_silent",
+        "engines/remote.py",
+        "        if glimpse.is_left:\n",
+        "        if glimpse.is_over:\n",
+        "P3: no fence passes over what is known to live",
+        ("engine",),
+    ),
+    Mutant(
         "refusal_ends_those_that_began",
         "engines/remote.py",
         "            if not self.desk.find(submission.attempt_id):\n                raise\n",

@@ -68,6 +68,8 @@ class DeskShare:
         """Monotonic: when its keeper last said something, to this process."""
         self.boot: Boot | None = None
         """Of its machine, as the cluster told it while its keeper lived: see `mark_boot`."""
+        self.left = ""
+        """What its supervisor left that does not die, as its keeper last said it; empty: nothing."""
         self.will_be_followed = False
         """Its keeper asks for the order of the share in its place."""
         self.heir_until: float | None = None
@@ -232,7 +234,8 @@ class Desk:
             is_first = share.heard_at is None
             share.heard_at = now
             size = self._append(share, taken.log_base + told.offset, piece) - taken.log_base
-            is_news = is_first
+            is_news = is_first or told.left != share.left
+            share.left = told.left
             if told.started_at is not None and share.started_at is None:
                 spool.write_started(share.files, spool.Started(at=told.started_at))
                 share.started_at, is_news = told.started_at, True

@@ -87,6 +87,8 @@ class Glimpse(msgspec.Struct, frozen=True, kw_only=True):
     raw: str = ""
     is_over: bool = False
     """It is certain that nothing of it runs: who answers has looked, or the machine was restarted."""
+    is_left: bool = False
+    """Who has looked saw that something of it does not die, and that nobody keeps it any more."""
     stranded: str = ""
     """Why what it waits for does not come, and elsewhere might, in words; empty: it may."""
 
@@ -521,8 +523,12 @@ class RemoteEngine(ABC):
             self._suspended.add(_place(share))
         else:
             self._suspended.discard(_place(share))
+        if share.left:
+            return self._observation(share, Sight.ORPHANED, share.left)
         if is_heard or glimpse.stage is Stage.SUSPENDED:
             return self._observation(share, Sight.ALIVE, "its keeper speaks" if is_heard else glimpse.raw)
+        if glimpse.is_left:
+            return self._observation(share, Sight.ORPHANED, glimpse.raw)
         return self._observation(share, Sight.UNKNOWN, f"its keeper is silent; {glimpse.raw}")
 
     def _behind_s(self, share: DeskShare, glimpse: Glimpse) -> float:

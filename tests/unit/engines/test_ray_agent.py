@@ -130,6 +130,19 @@ def test_a_keeper_that_is_gone_is_over_only_when_nothing_of_its_share_runs(site:
     assert "ready" in site.look()["said"]
 
 
+def test_what_a_dead_keeper_left_and_does_not_die_is_told_until_it_is_gone(site: Site) -> None:
+    told = site.start(bury_code=agent_module.LEFT)
+    until(lambda: "ready" in site.look()["said"])
+    os.kill(told["pid"], signal.SIGKILL)
+    until(lambda: site.look()["state"] == "left")
+    site.agent = Agent()
+    assert site.look()["state"] == "left"
+    change(site, bury=["/bin/false"])  # by now nobody can say
+    until(lambda: site.look()["state"] == "gone")
+    change(site, bury=["/bin/true"])
+    until(lambda: site.look()["state"] == "over")
+
+
 def test_after_a_restart_of_the_machine_everything_is_over(site: Site) -> None:
     site.start()
     pid = json.loads(site.record_file.read_text())["pid"]

@@ -223,15 +223,18 @@ def test_the_head_of_our_own_is_on_loopback_with_a_token_and_a_disk() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "stage", "is_over"),
+    ("state", "stage", "is_over", "is_left"),
     [
-        ("running", Stage.RUNNING, False),
-        ("over", Stage.ENDED, True),
-        ("gone", Stage.UNKNOWN, False),
-        ("hidden", Stage.UNKNOWN, False),
+        ("running", Stage.RUNNING, False, False),
+        ("over", Stage.ENDED, True, False),
+        ("gone", Stage.UNKNOWN, False, False),
+        ("left", Stage.UNKNOWN, False, True),
+        ("hidden", Stage.UNKNOWN, False, False),
     ],
 )
-def test_only_who_looked_for_what_is_left_gives_evidence(state: str, stage: Stage, is_over: bool) -> None:
+def test_only_who_looked_for_what_is_left_gives_evidence(
+    state: str, stage: Stage, is_over: bool, is_left: bool
+) -> None:
     seen = glimpse("n0", {"state": state, "pid": 7, "said": "no order"})
-    assert (seen.stage, seen.is_over) == (stage, is_over)
+    assert (seen.stage, seen.is_over, seen.is_left) == (stage, is_over, is_left)
     assert "no order" in seen.raw

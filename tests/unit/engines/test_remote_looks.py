@@ -114,6 +114,39 @@ async def test_who_speaks_is_alive_while_the_cluster_cannot_be_asked(
     assert (seen.sight, seen.is_queued) == (Sight.UNKNOWN, False)
 
 
+async def test_what_does_not_die_without_its_supervisor_is_an_orphan_who_ever_is_heard_from(
+    engine: Lent, clock: VirtualClock
+) -> None:
+    news: list[int] = []
+    engine.notice(lambda: news.append(1))
+    process = "a" * 32
+    engine.desk.take(fetch(process))
+    engine.desk.hear(told(process), b"")
+    news.clear()
+    engine.desk.hear(msgspec.structs.replace(told(process), left="it does not die"), b"")
+    assert news == [1]
+    for _ in range(3):
+        [seen] = await engine.list_owned()
+        assert (seen.sight, seen.raw, seen.outcome) == (Sight.ORPHANED, "it does not die", None)
+        clock.advance(HEARD_S)
+    outcome = engine.desk.end_of(engine.desk.find("att_1")["n1"], EndKind.LOST, "gone")
+    engine.desk.hear(msgspec.structs.replace(told(process), outcome=outcome), b"")
+    [seen] = await engine.list_owned()
+    assert seen.sight is Sight.ENDED
+
+
+async def test_what_the_cluster_saw_not_die_is_an_orphan_once_its_keeper_is_silent(
+    engine: Lent, clock: VirtualClock
+) -> None:
+    engine.desk.take(fetch("one"))
+    engine.seen = {("att_1", "n1"): Glimpse(raw="it does not die", is_left=True)}
+    [seen] = await engine.list_owned()
+    assert seen.sight is Sight.ALIVE
+    clock.advance(HEARD_S)
+    [seen] = await engine.list_owned()
+    assert (seen.sight, seen.raw) == (Sight.ORPHANED, "it does not die")
+
+
 async def test_what_is_to_end_at_once_and_hears_nobody_is_ended_by_the_cluster(
     engine: Lent, clock: VirtualClock
 ) -> None:
