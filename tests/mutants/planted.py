@@ -215,6 +215,14 @@ MUTANTS = (
         ("engine",),
     ),
     Mutant(
+        "slurm_that_could_not_kill_is_believed",
+        "engines/slurm/engine.py",
+        "node.answers and not unkilled and",
+        "node.answers and",
+        "P3: a job whose processes did not die is not over",
+        ("engine",),
+    ),
+    Mutant(
         "refusal_ends_those_that_began",
         "engines/remote.py",
         "            if not self.desk.find(submission.attempt_id):\n                raise\n",

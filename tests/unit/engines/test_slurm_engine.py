@@ -37,6 +37,7 @@ class PaperSlurm(CommandDoor):
     is_clock_set = False
     """Forward by an hour: what its slurmd says of the boot moves, and when that itself began does not."""
     state = "IDLE"
+    reason = "none"
 
     def jobs(self) -> list[Job]:
         return []
@@ -45,7 +46,7 @@ class PaperSlurm(CommandDoor):
         return []
 
     def nodes(self) -> list[RawNode]:
-        told = NODE.format(state=self.state, reason="none")
+        told = NODE.format(state=self.state, reason=self.reason)
         if self.restarted or self.is_clock_set:
             told = told.replace("2026-11-16T18:11:18", "2026-11-16T19:11:18")
         return parse_nodes(told.replace("T18:56:36", "T19:56:36") if self.restarted else told)
@@ -288,6 +289,46 @@ async def test_the_end_of_a_job_is_evidence_where_its_node_answers_whether_or_no
     clock.advance(30.0)
     [seen] = await engine.list_owned()
     assert seen.sight is (Sight.ENDED if is_over else Sight.UNKNOWN)
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True])
+async def test_the_end_of_a_job_is_no_evidence_where_slurm_could_not_kill_all_of_one(
+    tmp_path: Path, is_forgotten: bool
+) -> None:
+    clock = VirtualClock(BOOTED_AT + 3600.0)
+    slurm = PaperSlurm() if is_forgotten else CancelledJob()
+    slurm.state, slurm.reason = "IDLE+DRAIN", "Kill task failed"
+    engine = engine_on(tmp_path, clock, slurm)
+    engine.desk.add((order(nodes=("n0",)),), None)
+    engine.desk.take(Fetch(attempt_id="att_1", node="n0", process="one"))
+    [seen] = await engine.list_owned()
+    assert seen.sight is Sight.ALIVE
+    for _ in range(5):
+        clock.advance(SETTLE_S + 30.0)
+        [seen] = await engine.list_owned()
+        assert (seen.sight, seen.outcome) == (Sight.ORPHANED, None)
+        assert "Slurm says of `n0`: Kill task failed" in seen.raw
+    slurm.restarted = True
+    clock.advance(NODES_S)
+    [seen] = await engine.list_owned()
+    assert seen.sight is Sight.ENDED, "nothing outlives a restart"
+
+
+async def test_what_slurm_says_once_somebody_resumed_the_node_counts_from_then(tmp_path: Path) -> None:
+    clock, slurm = VirtualClock(BOOTED_AT + 3600.0), CancelledJob()
+    slurm.state, slurm.reason = "IDLE+DRAIN", "Kill task failed"
+    engine = engine_on(tmp_path, clock, slurm)
+    engine.desk.add((order(nodes=("n0",)),), None)
+    engine.desk.take(Fetch(attempt_id="att_1", node="n0", process="one"))
+    clock.advance(SETTLE_S + 30.0)
+    await engine.list_owned()
+    slurm.state, slurm.reason = "IDLE", "none"
+    clock.advance(SETTLE_S + 30.0)
+    [seen] = await engine.list_owned()
+    assert seen.sight is Sight.UNKNOWN
+    clock.advance(SETTLE_S + 30.0)
+    [seen] = await engine.list_owned()
+    assert seen.sight is Sight.ENDED
 
 
 class CountingSlurm(PaperSlurm):

@@ -28,6 +28,7 @@ from shoal.engines.slurm.states import (
     RESTARTED,
     SETTLE_S,
     Job,
+    forgotten,
     glimpse,
     is_about_nodes,
     is_barred,
@@ -175,18 +176,26 @@ class SlurmEngine(RemoteEngine):
             key = self._key(order, share.launch)
             job = self._jobs.get(key) or self._past.get(key)
             node = nodes.get(order.node)
+            unkilled = node.unkilled if node is not None else ""
             rebooted = await self.has_rebooted(share, node.boot if node else None, nodes_asked)
             if job is None:
                 if rebooted:
                     seen[order.attempt_id, order.node] = RESTARTED
+                elif unkilled:
+                    seen[order.attempt_id, order.node] = forgotten(unkilled)
                 continue
             spot = order.attempt_id, order.incarnation, order.node
-            if job.state in OVER and node is not None and node.answers and self._facts.has_cgroups:
+            can_tell = node is not None and node.answers and not unkilled and self._facts.has_cgroups
+            if job.state in OVER and can_tell:
                 watched.add(spot)
             since = self._answers_since.setdefault(spot, now) if spot in watched else now
             is_settled = now - since >= SETTLE_S + self._facts.kill_wait_s
             seen[order.attempt_id, order.node] = glimpse(
-                job, is_settled=is_settled, rebooted=rebooted, shut=what_shuts(order.node, node)
+                job,
+                is_settled=is_settled,
+                rebooted=rebooted,
+                shut=what_shuts(order.node, node),
+                unkilled=unkilled,
             )
         # Of shares that nobody asked about now, it stays: others have asked, and will.
         asked = {(s.order.attempt_id, s.order.incarnation, s.order.node) for s in shares} - watched

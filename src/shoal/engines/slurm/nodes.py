@@ -21,6 +21,8 @@ ASLEEP = frozenset({"POWERED_DOWN", "POWERING_DOWN", "POWERING_UP"})
 CLOSED = frozenset({"DRAIN", "DRAINED", "DRAINING", "MAINT", "RESERVED", "PLANNED_MAINT"})
 _GPUS = re.compile(r"gpu(?::(?P<kind>[A-Za-z0-9_.-]+))?:(?P<count>[0-9]+)")
 _OTHERS = re.compile(r"(?:^|,)(?!gpu\b)([A-Za-z][A-Za-z0-9_.-]*)(?=[:,(]|$)")
+UNKILLED = "kill task failed"
+"""In the reason for which slurmd drains a node: it has given a job up whose processes do not die."""
 GRES = "gres."
 """What the label begins with that says what else than GPUs Slurm counts there."""
 Places = Mapping[str, Mapping[str, str]]
@@ -60,6 +62,9 @@ class SlurmNode(msgspec.Struct, frozen=True, kw_only=True):
     shut: str = ""
     """Why it begins nothing until somebody does something about it, in Slurm's words. Empty: it does, or has
     been silent for a moment."""
+    unkilled: str = ""
+    """That processes of a job which Slurm calls over did not die there, in Slurm's words. Whose, it does not
+    say. Empty: it knows of none."""
 
 
 def slurm_nodes(found: Iterable[RawNode], places: Places, parts: Parts) -> list[SlurmNode]:
@@ -99,6 +104,7 @@ def _node(raw: RawNode, places: Mapping[str, str], through: list[Partition]) -> 
         answers=answers,
         gpu_kinds=kinds,
         partitions=raw.partitions,
+        unkilled=f"Slurm says of `{raw.name}`: {raw.reason}" if UNKILLED in raw.reason.lower() else "",
         shut=said if closed not in ([], ["NOT_RESPONDING"]) else "",
     )
 

@@ -136,12 +136,20 @@ def words(job: Job) -> str:
     )
 
 
-def glimpse(job: Job, *, is_settled: bool, rebooted: bool, shut: str = "") -> Glimpse:
+def glimpse(job: Job, *, is_settled: bool, rebooted: bool, shut: str = "", unkilled: str = "") -> Glimpse:
     """`is_settled`: the share's node has answered for long enough since the job was over.
 
     `rebooted`: the node was started anew after the share had begun. `shut`: why it takes no work, in words.
+    `unkilled`: that something did not die there, in words: it may be of this job, if that is over.
     """
-    is_over = rebooted or (job.state in OVER and is_settled)
+    is_left = bool(unkilled) and not job.is_active and not rebooted
+    is_over = rebooted or (job.state in OVER and is_settled and not unkilled)
     told = f"{words(job)}; the node was restarted since" if rebooted else words(job)
+    told = f"{told}; {unkilled}" if is_left else told
     stranded = shut if is_in_turn(job) else ""
-    return Glimpse(stage=stage_of(job.state), raw=told, is_over=is_over, stranded=stranded)
+    return Glimpse(stage=stage_of(job.state), raw=told, is_over=is_over, is_left=is_left, stranded=stranded)
+
+
+def forgotten(unkilled: str) -> Glimpse:
+    """Of a share whose job Slurm has no trace of, where something did not die."""
+    return Glimpse(raw=f"Slurm has no trace of it; {unkilled}", is_left=True)
