@@ -223,6 +223,14 @@ MUTANTS = (
         ("engine",),
     ),
     Mutant(
+        "what_another_cluster_runs_is_over",
+        "engines/slurm/states.py",
+        "    is_over = rebooted or (job.state in OVER and",
+        "    is_over = rebooted or (job.state in OVER | BELIEFS and",
+        "P3: what a Slurm has not looked at is no evidence",
+        ("engine",),
+    ),
+    Mutant(
         "refusal_ends_those_that_began",
         "engines/remote.py",
         "            if not self.desk.find(submission.attempt_id):\n                raise\n",

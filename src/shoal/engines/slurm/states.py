@@ -15,11 +15,10 @@ from shoal.engines.remote import Glimpse, Stage
 QUEUED = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
 RUNNING = frozenset({"RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT"})
 SUSPENDED = frozenset({"SUSPENDED", "STOPPED"})
-OVER = frozenset(
-    {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED"}
-)
-BELIEFS = frozenset({"NODE_FAIL", "BOOT_FAIL"})
-"""Over for Slurm, which has not looked."""
+OVER = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "OUT_OF_MEMORY", "PREEMPTED"})
+BELIEFS = frozenset({"NODE_FAIL", "BOOT_FAIL", "REVOKED"})
+"""Over for this Slurm, which has not looked. REVOKED: another cluster of a federation has the job, whose
+nodes it knows nothing of."""
 SETTLE_S = 30.0
 """How long a node must have answered since its job was over, beyond Slurm's KillWait, before that is
 evidence."""
