@@ -231,6 +231,14 @@ MUTANTS = (
         ("engine",),
     ),
     Mutant(
+        "stranded_beside_others_waits_for_ever",
+        "engines/remote.py",
+        "glimpse.stage is Stage.RUNNING or bool(glimpse.stranded)",
+        "glimpse.stage is Stage.RUNNING",
+        "P1: what waits in vain is placed elsewhere",
+        ("engine",),
+    ),
+    Mutant(
         "refusal_ends_those_that_began",
         "engines/remote.py",
         "            if not self.desk.find(submission.attempt_id):\n                raise\n",

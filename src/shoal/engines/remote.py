@@ -532,11 +532,13 @@ class RemoteEngine(ABC):
         return self._observation(share, Sight.UNKNOWN, f"its keeper is silent; {glimpse.raw}")
 
     def _behind_s(self, share: DeskShare, glimpse: Glimpse) -> float:
-        """For how long it has been left behind by others that the cluster started with it. It has one word
-        for all of them: what it runs for one hides that another's keeper is gone.
+        """For how long it has been left behind by others that the cluster started with it. It may have one
+        word for all of them: what it runs for one hides that another's keeper is gone. Or what one waits for
+        does not come, and those that began cannot be taken back with it.
         """
         key = (*_place(share), share.order.incarnation)
-        if not share.is_waiting or glimpse.stage is not Stage.RUNNING or not self._have_others_begun(share):
+        is_due = glimpse.stage is Stage.RUNNING or bool(glimpse.stranded)
+        if not share.is_waiting or not is_due or not self._have_others_begun(share):
             self._behind.pop(key, None)
             return 0.0
         now = self._clock.monotonic()

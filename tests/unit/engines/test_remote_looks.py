@@ -421,6 +421,24 @@ async def test_a_share_whose_keeper_gave_up_beside_others_that_began_is_lost(
         engine.desk.take(msgspec.structs.replace(fetch("two"), node="n2"))
 
 
+async def test_a_share_that_is_stranded_beside_others_that_began_is_lost(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    engine = Lent(tmp_path, clock)
+    await engine.submit(GANG)
+    engine.desk.take(fetch("one"))
+    stranded = Glimpse(raw="no answer", stranded="`n2` did not answer for 45 s")
+    engine.seen = running("n1") | {("att_1", "n2"): stranded}
+    await engine.list_owned()
+    clock.advance(BEHIND_S - 1.0)
+    _, late = await engine.list_owned()
+    assert late.sight is Sight.PENDING
+    clock.advance(1.0)
+    _, late = await engine.list_owned()
+    assert late.outcome is not None
+    assert (late.outcome.kind, "no answer" in late.outcome.message) == (EndKind.LOST, True)
+
+
 @pytest.mark.parametrize("stage", [Stage.QUEUED, Stage.SUSPENDED, Stage.UNKNOWN])
 async def test_a_share_that_the_cluster_does_not_run_is_not_left_behind(
     tmp_path: Path, clock: VirtualClock, stage: Stage
