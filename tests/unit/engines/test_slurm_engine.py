@@ -331,6 +331,43 @@ async def test_what_slurm_says_once_somebody_resumed_the_node_counts_from_then(t
     assert seen.sight is Sight.ENDED
 
 
+class TwinJobs(PaperSlurm):
+    """Two of the first attempt, as `sbatch` was run twice; the later found no order."""
+
+    states = ("NODE_FAIL", "COMPLETED")
+
+    def jobs(self) -> list[Job]:
+        return [
+            Job(job_id=str(number), state=state, name=job_name("att_1", 0))
+            for number, state in enumerate(self.states, 9)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("states", "told", "is_over"),
+    [
+        (("NODE_FAIL", "COMPLETED"), "9 is NODE_FAIL", False),
+        (("COMPLETED", "NODE_FAIL"), "10 is NODE_FAIL", False),
+        (("RUNNING", "NODE_FAIL"), "9 is RUNNING", False),
+        (("FAILED", "COMPLETED"), "10 is COMPLETED", True),
+    ],
+)
+async def test_a_twin_that_is_over_hides_none_that_slurm_only_believes_to_be(
+    tmp_path: Path, states: tuple[str, str], told: str, is_over: bool
+) -> None:
+    clock, slurm = VirtualClock(BOOTED_AT + 3600.0), TwinJobs()
+    slurm.states = states
+    engine = engine_on(tmp_path, clock, slurm)
+    engine.desk.add((order(nodes=("n0",)),), None)
+    engine.desk.take(Fetch(attempt_id="att_1", node="n0", process="one"))
+    clock.advance(HEARD_S)
+    [seen] = await engine.list_owned()
+    assert told in seen.raw
+    clock.advance(SETTLE_S + 30.0)
+    [seen] = await engine.list_owned()
+    assert (seen.sight is Sight.ENDED) is is_over
+
+
 class CountingSlurm(PaperSlurm):
     """How often it was asked for its jobs; those that `sbatch` gave it wait."""
 

@@ -23,6 +23,7 @@ from shoal.engines.slurm.partitions import Parts, is_asked, partition_for
 from shoal.engines.slurm.render import batch_script, job_name, job_prefix, num_cpus, request
 from shoal.engines.slurm.rights import parts_of, rights_of
 from shoal.engines.slurm.states import (
+    BELIEFS,
     HANDED,
     OVER,
     RESTARTED,
@@ -82,7 +83,7 @@ class SlurmEngine(RemoteEngine):
         self._owners = self._door if config.as_owners and isinstance(self._door, CommandDoor) else None
         """The same door, where each job is its owner's."""
         self._jobs: dict[Key, Job] = {}
-        """The newest that is not over, or else the newest."""
+        """Of several with one name that which counts most: see `_weight`."""
         self._jobs_at = self._nodes_at = self._config_at = self._past_at = -math.inf
         self._nodes_asked = Asked(-math.inf, -math.inf)
         """The question whose answer `_nodes` is."""
@@ -330,6 +331,9 @@ class SlurmEngine(RemoteEngine):
         self._nodes_asked = Asked(asked_at, self._nodes_at)
 
 
-def _weight(job: Job) -> tuple[bool, int]:
-    """Of several with one name: the newest that is not over, or else the newest, counts most."""
-    return job.is_active, int(job.job_id) if job.job_id.isdigit() else 0
+def _weight(job: Job) -> tuple[int, int]:
+    """Of several with one name one that is not over counts most, then one that Slurm only believes to be: a
+    share may have begun in it, whatever became of its twins. Of equals the newest.
+    """
+    rank = 2 if job.is_active else 1 if job.state in BELIEFS else 0
+    return rank, int(job.job_id) if job.job_id.isdigit() else 0
