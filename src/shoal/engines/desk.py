@@ -63,6 +63,8 @@ class DeskShare:
         """Monotonic: since when this process knows who has the order; never sooner than it was given."""
         self.started_at: float | None = None
         self.stop: spool.Stop | None = None
+        self.stop_seen_at: float | None = None
+        """Monotonic: since when this process knows of `stop`. Its own date may lie."""
         self.outcome: NodeOutcome | None = None
         self.heard_at: float | None = None
         """Monotonic: when its keeper last said something, to this process."""
@@ -121,6 +123,7 @@ class Desk:
                 self._attempts[entry.name] = {s.order.node: s for s in _found(entry)}
         for share in self.shares():
             share.known_since = None if share.taken is None else self._clock.monotonic()
+            share.stop_seen_at = None if share.stop is None else self._clock.monotonic()
             self._end_if_closed(share)
         self.on_news: Callable[[], None] | None = None
         """Called, from any thread, when a share began or ended."""
@@ -263,6 +266,7 @@ class Desk:
                 is_sooner = share.stop is None or grace_s < share.stop.grace_s
                 if not self.close(share, EndKind.STOPPED, "stopped before it began") and is_sooner:
                     share.stop = spool.Stop(grace_s=max(grace_s, 0.0), at=self._clock.now())
+                    share.stop_seen_at = self._clock.monotonic()
                     spool.write_stop(share.files, share.stop)
 
     def close(self, share: DeskShare, kind: EndKind, message: str) -> bool:

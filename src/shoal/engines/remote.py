@@ -217,7 +217,9 @@ class RemoteEngine(ABC):
                 await self.on_thread(lambda share=share: self.desk.bury(share, EndKind.FENCED, told))  # type: ignore[misc]
 
     def _is_grace_over(self, share: DeskShare) -> bool:
-        return share.stop is not None and self._clock.now() >= share.stop.at + share.stop.grace_s
+        if share.stop is None or share.stop_seen_at is None:
+            return False
+        return self._clock.monotonic() >= share.stop_seen_at + share.stop.grace_s
 
     def is_deaf(self, share: DeskShare) -> bool:
         """Nobody was heard from it for longer than one that lives is quiet."""

@@ -158,17 +158,31 @@ async def test_what_is_to_end_at_once_and_hears_nobody_is_ended_by_the_cluster(
     assert engine.ended == ["att_1"]
 
 
+@pytest.mark.parametrize("jump_s", [0.0, 3600.0, -3600.0])
 async def test_what_has_its_grace_and_hears_nobody_is_ended_by_the_cluster_afterwards(
-    engine: Lent, clock: VirtualClock
+    engine: Lent, clock: VirtualClock, jump_s: float
 ) -> None:
     engine.desk.take(fetch("one"))
     await engine.cancel("att_1", 60.0)
+    clock.jump(jump_s)
     clock.advance(HEARD_S)
     await engine.cancel("att_1", 60.0)
     assert engine.ended == []
     clock.advance(60.0)
     await engine.cancel("att_1", 60.0)
     assert engine.ended == ["att_1"]
+
+
+async def test_a_stop_that_an_earlier_control_plane_wrote_has_its_grace_from_the_next_ones_start(
+    engine: Lent, clock: VirtualClock, tmp_path: Path
+) -> None:
+    engine.desk.take(fetch("one"))
+    await engine.cancel("att_1", 60.0)
+    clock.jump(-3600.0)
+    later = Lent(tmp_path, clock)
+    clock.advance(60.0)
+    await later.cancel("att_1", 60.0)
+    assert later.ended == ["att_1"]
 
 
 async def test_what_is_recorded_as_over_and_silent_holds_its_node_no_longer(
