@@ -239,6 +239,14 @@ MUTANTS = (
         ("engine",),
     ),
     Mutant(
+        "end_written_over_an_end",
+        "engines/desk.py",
+        "if found is None or found.incarnation != share.order.incarnation:",
+        "if True:",
+        "P4: the end that was recorded first stands",
+        ("engine",),
+    ),
+    Mutant(
         "refusal_ends_those_that_began",
         "engines/remote.py",
         "            if not self.desk.find(submission.attempt_id):\n                raise\n",

@@ -411,13 +411,20 @@ class Desk:
             os.close(fd)
 
     def _end(self, share: DeskShare, outcome: NodeOutcome) -> None:
+        """Once, for ever: where another control plane has written how this share ended, its word stands."""
         with contextlib.suppress(FileNotFoundError):
             fd = os.open(share.files.log, os.O_RDONLY | os.O_NOFOLLOW)
             try:
                 os.fsync(fd)
             finally:
                 os.close(fd)
-        spool.write_outcome(share.files, outcome)
+        data = msgspec.json.encode(outcome)
+        if not spool.write_once(share.files.outcome, data):
+            found = spool.read_outcome(share.files)
+            if found is None or found.incarnation != share.order.incarnation:
+                spool.write_outcome(share.files, outcome)  # of the share before this: see `_found`
+            else:
+                outcome = found
         share.outcome = outcome
 
 
