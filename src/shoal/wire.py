@@ -496,6 +496,8 @@ class Dispatch(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float | None = None
     outcome: NodeOutcome | None = None
     """Sent once the desk has the whole log."""
+    left: str = ""
+    """The supervisor is dead, and what it left does not die: how that looks, in words."""
     will_follow: bool = False
     """With an outcome: this keeper asks for the order of the share in place of the lost one."""
 

@@ -24,6 +24,7 @@ import msgspec
 
 from shoal.clock import Clock
 from shoal.engines.base import LogChunk
+from shoal.engines.boots import Boot
 from shoal.engines.drafts import begin_term, throw_away
 from shoal.engines.log_pages import read_page
 from shoal.engines.refusal import is_name
@@ -62,11 +63,15 @@ class DeskShare:
         """Monotonic: since when this process knows who has the order; never sooner than it was given."""
         self.started_at: float | None = None
         self.stop: spool.Stop | None = None
+        self.stop_seen_at: float | None = None
+        """Monotonic: since when this process knows of `stop`. Its own date may lie."""
         self.outcome: NodeOutcome | None = None
         self.heard_at: float | None = None
         """Monotonic: when its keeper last said something, to this process."""
-        self.booted_at: float | None = None
-        """When its machine was started, by the cluster's own clock, as `mark_boot` was told."""
+        self.boot: Boot | None = None
+        """Of its machine, as the cluster told it while its keeper lived: see `mark_boot`."""
+        self.left = ""
+        """What its supervisor left that does not die, as its keeper last said it; empty: nothing."""
         self.will_be_followed = False
         """Its keeper asks for the order of the share in its place."""
         self.heir_until: float | None = None
@@ -118,6 +123,7 @@ class Desk:
                 self._attempts[entry.name] = {s.order.node: s for s in _found(entry)}
         for share in self.shares():
             share.known_since = None if share.taken is None else self._clock.monotonic()
+            share.stop_seen_at = None if share.stop is None else self._clock.monotonic()
             self._end_if_closed(share)
         self.on_news: Callable[[], None] | None = None
         """Called, from any thread, when a share began or ended."""
@@ -231,7 +237,8 @@ class Desk:
             is_first = share.heard_at is None
             share.heard_at = now
             size = self._append(share, taken.log_base + told.offset, piece) - taken.log_base
-            is_news = is_first
+            is_news = is_first or told.left != share.left
+            share.left = told.left
             if told.started_at is not None and share.started_at is None:
                 spool.write_started(share.files, spool.Started(at=told.started_at))
                 share.started_at, is_news = told.started_at, True
@@ -259,6 +266,7 @@ class Desk:
                 is_sooner = share.stop is None or grace_s < share.stop.grace_s
                 if not self.close(share, EndKind.STOPPED, "stopped before it began") and is_sooner:
                     share.stop = spool.Stop(grace_s=max(grace_s, 0.0), at=self._clock.now())
+                    share.stop_seen_at = self._clock.monotonic()
                     spool.write_stop(share.files, share.stop)
 
     def close(self, share: DeskShare, kind: EndKind, message: str) -> bool:
@@ -282,11 +290,11 @@ class Desk:
                 self.close(share, kind, message)
             return is_unbegun
 
-    def mark_boot(self, share: DeskShare, booted_at: float) -> None:
-        """Remember it: a later one means that the machine was restarted since."""
+    def mark_boot(self, share: DeskShare, boot: Boot) -> None:
+        """Remember the start of the machine that its keeper lives on: one that follows means its end."""
         with self._guard:
-            spool.durable_write(_boot_file(share.files), repr(booted_at).encode())
-            share.booted_at = booted_at
+            spool.durable_write(_boot_file(share.files), msgspec.json.encode(boot))
+            share.boot = boot
 
     def bury(self, share: DeskShare, kind: EndKind, message: str) -> None:
         """End a share on evidence that nothing of it runs. What its keeper says later changes nothing."""
@@ -403,13 +411,20 @@ class Desk:
             os.close(fd)
 
     def _end(self, share: DeskShare, outcome: NodeOutcome) -> None:
+        """Once, for ever: where another control plane has written how this share ended, its word stands."""
         with contextlib.suppress(FileNotFoundError):
             fd = os.open(share.files.log, os.O_RDONLY | os.O_NOFOLLOW)
             try:
                 os.fsync(fd)
             finally:
                 os.close(fd)
-        spool.write_outcome(share.files, outcome)
+        data = msgspec.json.encode(outcome)
+        if not spool.write_once(share.files.outcome, data):
+            found = spool.read_outcome(share.files)
+            if found is None or found.incarnation != share.order.incarnation:
+                spool.write_outcome(share.files, outcome)  # of the share before this: see `_found`
+            else:
+                outcome = found
         share.outcome = outcome
 
 
@@ -448,13 +463,14 @@ def _found(attempt: Path) -> Iterator[DeskShare]:
         share.stop, outcome = spool.read_stop(files), spool.read_outcome(files)
         # One of another incarnation was written late, by a control plane that was deposed.
         share.outcome = outcome if outcome is None or outcome.incarnation == order.incarnation else None
-        with contextlib.suppress(FileNotFoundError):
-            share.booted_at = float(Path(_boot_file(files)).read_bytes())
+        with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
+            share.boot = msgspec.json.decode(Path(_boot_file(files)).read_bytes(), type=Boot)
         yield share
 
 
 def _boot_file(files: spool.Share) -> str:
-    return f"{files.directory}/booted"
+    """Not `booted`, where older versions kept a date that nobody renewed when a clock was set."""
+    return f"{files.directory}/boot"
 
 
 def _taken(files: spool.Share) -> Taken | None:

@@ -8,6 +8,7 @@ is safe is the desk's doing, which gives every order to one process.
 
 from __future__ import annotations
 
+import math
 import zlib
 from abc import ABC, abstractmethod
 from collections import defaultdict
@@ -23,6 +24,7 @@ import structlog
 
 from shoal.clock import Clock
 from shoal.engines.base import LogChunk, Observation, SavedCheckpoints, Sight, Submission
+from shoal.engines.boots import Boot
 from shoal.engines.checkpoint_folder import CheckpointFolder
 from shoal.engines.desk import Desk, DeskShare
 from shoal.engines.refusal import is_name, refuse_malformed, refuse_strangers, what_is_gone
@@ -42,8 +44,6 @@ SILENT_S = 3 * HEARD_S
 """A node that nobody was heard from for so long takes no work. Less than the shortest fence: what is replaced
 because its node is silent goes elsewhere."""
 UNHEARD = f"what runs there was not heard from for {SILENT_S:.0f} s"
-BOOT_MARGIN_S = 600.0
-"""That clock may be set meanwhile: munge alone lets Slurm's be five minutes off."""
 BEHIND_S = KEEPER_PATIENCE_S + 60.0
 """How long a share may wait for its keeper while the cluster runs what it was started with, and others of it
 have their orders. By then its keeper has given up; one that comes yet is late, and gets no order."""
@@ -87,6 +87,8 @@ class Glimpse(msgspec.Struct, frozen=True, kw_only=True):
     raw: str = ""
     is_over: bool = False
     """It is certain that nothing of it runs: who answers has looked, or the machine was restarted."""
+    is_left: bool = False
+    """Who has looked saw that something of it does not die, and that nobody keeps it any more."""
     stranded: str = ""
     """Why what it waits for does not come, and elsewhere might, in words; empty: it may."""
 
@@ -97,6 +99,13 @@ REPLACED = "nothing was heard from it, and another share has its place"
 NO_TRACE = Glimpse(raw="the cluster has no trace of it")
 Glimpses = dict[tuple[str, str], Glimpse]
 """By attempt and node."""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """When a question began, and its answer had come. Monotonic."""
+
+    at: float
+    answered_at: float
 
 
 class Starts(msgspec.Struct):
@@ -128,6 +137,8 @@ class RemoteEngine(ABC):
         self._home = home
         self._clock = clock
         self._opened_at = clock.monotonic()
+        self._looked_at = math.inf
+        """Monotonic: when this process first looked at what runs. Who lived before may speak yet."""
         self._reach = reach
         self._folder = Path(reach.shared) / "checkpoints" if reach.shared else None
         """Of all jobs' checkpoints, as the nodes have it."""
@@ -206,7 +217,9 @@ class RemoteEngine(ABC):
                 await self.on_thread(lambda share=share: self.desk.bury(share, EndKind.FENCED, told))  # type: ignore[misc]
 
     def _is_grace_over(self, share: DeskShare) -> bool:
-        return share.stop is not None and self._clock.now() >= share.stop.at + share.stop.grace_s
+        if share.stop is None or share.stop_seen_at is None:
+            return False
+        return self._clock.monotonic() >= share.stop_seen_at + share.stop.grace_s
 
     def is_deaf(self, share: DeskShare) -> bool:
         """Nobody was heard from it for longer than one that lives is quiet."""
@@ -223,6 +236,7 @@ class RemoteEngine(ABC):
 
     def _observe(self, shares: Collection[DeskShare], seen: Glimpses, unseen: Glimpse) -> list[Observation]:
         """Those that somebody has first: a node is not silent whose silent share is known to be over."""
+        self._looked_at = min(self._looked_at, self._clock.monotonic())
         begun = {
             _place(share): self._seen(share, seen.get(_place(share), unseen))
             for share in shares
@@ -324,19 +338,20 @@ class RemoteEngine(ABC):
                 silences[node] = min(silences.get(node, now - heard_at), now - heard_at)
         return {node for node, silence_s in silences.items() if silence_s >= SILENT_S}
 
-    async def has_rebooted(self, share: DeskShare, booted_at: float | None, asked_at: float) -> bool:
-        """Whether the node was started anew since the share was first seen there: nothing outlives that.
+    async def has_rebooted(self, share: DeskShare, boot: Boot | None, asked: Asked) -> bool:
+        """Whether the node was started anew since the share's keeper was last heard from.
 
-        `booted_at`: by the clock that tells it each time, and by no other; None: nobody tells it now.
-        `asked_at`: monotonic; the answer to a question from before the share may be of an earlier start.
+        `boot`: as it was told when it was `asked` for; None: nobody tells it now. A keeper that speaks later
+        than that lives in that very boot, whatever its date was before: only what changes while it is silent
+        is evidence. The answer to a question from before the share may be of an earlier start.
         """
-        if share.taken is None or share.known_since is None or booted_at is None:
+        if share.taken is None or share.known_since is None or boot is None:
             return False
-        if share.booted_at is None:
-            if asked_at >= share.known_since and not self.is_deaf(share):
-                await self.on_thread(lambda: self.desk.mark_boot(share, booted_at))
+        if share.heard_at is not None and share.heard_at >= asked.answered_at:
+            if asked.at >= share.known_since and not boot.is_like(share.boot):
+                await self.on_thread(lambda: self.desk.mark_boot(share, boot))
             return False
-        return booted_at > share.booted_at + BOOT_MARGIN_S
+        return share.boot is not None and boot.follows(share.boot)
 
     def native_id(self, attempt_id: str) -> str:
         return f"{self.name}:{attempt_id}"
@@ -491,12 +506,10 @@ class RemoteEngine(ABC):
 
     def _seen(self, share: DeskShare, glimpse: Glimpse) -> Observation:
         """One share, by what its keeper said, and else by what the cluster says."""
-        silence_s = self._clock.monotonic() - share.heard_at if share.heard_at is not None else None
-        if share.outcome is None and share.taken is not None and glimpse.is_over:
-            if silence_s is None:
-                share.heard_at = self._clock.monotonic()  # since our start: it may speak yet
-            elif silence_s >= LATE_S:
-                self.desk.bury(share, EndKind.LOST, f"its supervisor is gone: {glimpse.raw}")
+        now = self._clock.monotonic()
+        silence_s = now - (min(self._looked_at, now) if share.heard_at is None else share.heard_at)
+        if share.outcome is None and share.taken is not None and glimpse.is_over and silence_s >= LATE_S:
+            self.desk.bury(share, EndKind.LOST, f"its supervisor is gone: {glimpse.raw}")
         behind_s = self._behind_s(share, glimpse)
         raw = f"{glimpse.raw}; others of it have begun, and nobody has come for this order"
         if behind_s >= BEHIND_S:
@@ -507,21 +520,27 @@ class RemoteEngine(ABC):
             is_queued = glimpse.stage in (Stage.QUEUED, Stage.AWAY)
             raw = raw if behind_s >= HEARD_S else glimpse.raw
             return self._observation(share, Sight.PENDING, raw, is_queued=is_queued)
-        is_heard = silence_s is not None and silence_s < HEARD_S
+        is_heard = share.heard_at is not None and silence_s < HEARD_S
         if glimpse.stage is Stage.SUSPENDED:
             self._suspended.add(_place(share))
         else:
             self._suspended.discard(_place(share))
+        if share.left:
+            return self._observation(share, Sight.ORPHANED, share.left)
         if is_heard or glimpse.stage is Stage.SUSPENDED:
             return self._observation(share, Sight.ALIVE, "its keeper speaks" if is_heard else glimpse.raw)
+        if glimpse.is_left:
+            return self._observation(share, Sight.ORPHANED, glimpse.raw)
         return self._observation(share, Sight.UNKNOWN, f"its keeper is silent; {glimpse.raw}")
 
     def _behind_s(self, share: DeskShare, glimpse: Glimpse) -> float:
-        """For how long it has been left behind by others that the cluster started with it. It has one word
-        for all of them: what it runs for one hides that another's keeper is gone.
+        """For how long it has been left behind by others that the cluster started with it. It may have one
+        word for all of them: what it runs for one hides that another's keeper is gone. Or what one waits for
+        does not come, and those that began cannot be taken back with it.
         """
         key = (*_place(share), share.order.incarnation)
-        if not share.is_waiting or glimpse.stage is not Stage.RUNNING or not self._have_others_begun(share):
+        is_due = glimpse.stage is Stage.RUNNING or bool(glimpse.stranded)
+        if not share.is_waiting or not is_due or not self._have_others_begun(share):
             self._behind.pop(key, None)
             return 0.0
         now = self._clock.monotonic()

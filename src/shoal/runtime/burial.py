@@ -19,11 +19,11 @@ from shoal.wire import Fetch
 
 TIMEOUT_S = 40.0
 TURN_S = 0.1
-OVER, NOT_YET, USAGE = 0, 1, 64
+OVER, NOT_YET, LEFT, USAGE = 0, 1, 2, 64
 
 
 def main(arguments: list[str]) -> int:
-    """0: nothing of it runs. 1: something did not die; ask again."""
+    """0: nothing of it runs. 1: nobody can say. 2: something did not die. Ask again."""
     if len(arguments) != 4 or not arguments[3].isdigit():
         sys.stderr.write("usage: python -m shoal.runtime.burial SPOOL ATTEMPT NODE INCARNATION\n")
         return USAGE
@@ -37,8 +37,9 @@ def bury(share: spool.Share, timeout_s: float = TIMEOUT_S) -> int:
     whose files were taken away nobody can say so.
     """
     clock = BootClock()
-    deadline, told = clock.monotonic() + timeout_s, "something does not die, or its order is gone"
+    deadline, told = clock.monotonic() + timeout_s, "its order is gone"
     while spool.is_there(share):
+        is_left = True
         lock = spool.take_lock(share)
         if lock is None:
             # By its claim: one that a keeper forked has no room for its name on its command line.
@@ -50,14 +51,17 @@ def bury(share: spool.Share, timeout_s: float = TIMEOUT_S) -> int:
                 # A supervisor that is still on its way finds it claimed, and ends.
                 spool.claim(share, clock.now())
                 if spool.kill_leftovers(share.directory):
-                    told = _doubts(share, claimed)
+                    told, is_left = _doubts(share, claimed), False
                     if not told:
                         return OVER
+                else:
+                    is_left = spool.read_order(share) is not None  # else nobody knows what to look for
             finally:
                 os.close(lock)
         if clock.monotonic() >= deadline:
+            told = "something of it does not die" if is_left else told
             sys.stderr.write(f"shoal burial: {share.directory}: {told}\n")
-            return NOT_YET
+            return LEFT if is_left else NOT_YET
         time.sleep(TURN_S)
     return OVER
 

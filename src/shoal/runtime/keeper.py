@@ -51,6 +51,8 @@ DELIVER_S = 120.0
 before it takes the share for fenced. Until then an end that comes late is as good as any."""
 KILL_AFTER_S = 10.0
 """A supervisor that has not ended so long after its grace is killed."""
+ROUND_S = 2.0
+"""How long what is left is killed before somebody hears of us again."""
 SIGNALLED = "SIGTERM came to its keeper, from the cluster or from somebody on the node"
 WORDS = 4000
 UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]+")
@@ -101,6 +103,8 @@ class Keeper:
         self._is_heard = True
         self._has_told_start = False
         self._is_stale = False
+        self._left = ""
+        """What the supervisor left that does not die, in words."""
         self._kill_at: float | None = None
         self._grace_s: float | None = None
         self._shelter: int | None = None
@@ -253,7 +257,7 @@ class Keeper:
                 os.kill(pid, signal.SIGKILL)
             self._hand_in(share, order, credentials)
             time.sleep(TURN_S)
-        return self._bury(share, order)
+        return self._bury(share, order, credentials)
 
     def _hand_in(self, share: spool.Share, order: Order, credentials: Credentials) -> None:
         """A piece of the log, if there is one, or a sign of life, if it is time."""
@@ -281,6 +285,7 @@ class Keeper:
             offset=offset,
             started_at=None if started is None else started.at,
             outcome=outcome,
+            left=self._left if outcome is None else "",
             will_follow=self._will_follow(order, outcome),
         )
         now = self._clock.monotonic()
@@ -320,13 +325,15 @@ class Keeper:
             _say(f"the disk does not take the stop, a signal has to do: {error}")
         spool.signal_supervisor(share)
 
-    def _bury(self, share: spool.Share, order: Order) -> NodeOutcome:
+    def _bury(self, share: spool.Share, order: Order, credentials: Credentials) -> NodeOutcome:
         """The supervisor has ended: how, by its own word. If it left none, see that nothing of the share runs
-        and say so, also where the disk does not take it.
+        and say so, also where the disk does not take it. Until then say that something does not die: nobody
+        is left to keep a fence.
         """
+        patience_ends_at = self._clock.monotonic() + KILL_AFTER_S
         while (outcome := spool.read_outcome(share)) is None:
             # Without the lock: who had it was our child and is dead, and nobody else comes for it.
-            if _kill_children() and spool.kill_leftovers(share.directory, order):
+            if _kill_children() and spool.kill_leftovers(share.directory, order, timeout_s=ROUND_S):
                 words = _last_words(share.errors)
                 _say(f"the supervisor died without an outcome: {words or 'it said nothing'}")
                 last = f"; it last said: {words}" if words else ""
@@ -336,6 +343,11 @@ class Keeper:
                 except OSError as error:
                     _say(f"the disk does not take that, it is told all the same: {error}")
                 return lost
+            if not self._left and self._clock.monotonic() >= patience_ends_at:
+                self._left = f"the supervisor on {self._node} is dead, and something of it does not die"
+                self._quiet_until = 0.0
+                _say(self._left)
+            self._hand_in(share, order, credentials)
             time.sleep(TURN_S)
         return outcome
 
@@ -398,7 +410,7 @@ def _kill_children() -> bool:
     """All that the supervisor had started and left is below this process, whatever became of its marks: see
     `become_subreaper`. False: something does not die.
     """
-    return tree.kill_until_gone(lambda: tree.descendants(os.getpid()), timeout_s=KILL_AFTER_S, between=_reap)
+    return tree.kill_until_gone(lambda: tree.descendants(os.getpid()), timeout_s=ROUND_S, between=_reap)
 
 
 def _reap() -> None:

@@ -102,6 +102,19 @@ def test_end_of_a_share_that_was_begun_anew_since_is_not_the_new_ones(old: Desk,
     assert (share.order.incarnation, share.outcome) == (1, None)
 
 
+def test_end_that_the_successor_recorded_stands_whatever_the_deposed_one_buries(
+    old: Desk, tmp_path: Path
+) -> None:
+    new = desk(tmp_path, 5)
+    share = old.take(fetch("one"))
+    ended = new.end_of(new.find("att_1")["n1"], EndKind.SUCCEEDED, "")
+    assert new.hear(msgspec.structs.replace(told("one"), outcome=ended), b"").is_recorded
+    old.bury(share, EndKind.LOST, "its supervisor is gone")
+    for found in (share, desk(tmp_path, 6).find("att_1")["n1"]):
+        assert found.outcome is not None
+        assert found.outcome.kind is EndKind.SUCCEEDED
+
+
 def test_deposed_desk_withdraws_nothing_that_its_successor_gave_out(old: Desk, tmp_path: Path) -> None:
     new = desk(tmp_path, 5)
     new.take(fetch("two"))

@@ -130,6 +130,19 @@ def test_a_keeper_that_is_gone_is_over_only_when_nothing_of_its_share_runs(site:
     assert "ready" in site.look()["said"]
 
 
+def test_what_a_dead_keeper_left_and_does_not_die_is_told_until_it_is_gone(site: Site) -> None:
+    told = site.start(bury_code=agent_module.LEFT)
+    until(lambda: "ready" in site.look()["said"])
+    os.kill(told["pid"], signal.SIGKILL)
+    until(lambda: site.look()["state"] == "left")
+    site.agent = Agent()
+    assert site.look()["state"] == "left"
+    change(site, bury=["/bin/false"])  # by now nobody can say
+    until(lambda: site.look()["state"] == "gone")
+    change(site, bury=["/bin/true"])
+    until(lambda: site.look()["state"] == "over")
+
+
 def test_after_a_restart_of_the_machine_everything_is_over(site: Site) -> None:
     site.start()
     pid = json.loads(site.record_file.read_text())["pid"]
@@ -300,8 +313,33 @@ def test_facts_are_those_of_this_machine(site: Site) -> None:
     facts = site.agent.facts(str(site.root))
     assert facts["uid"] == os.getuid()
     assert facts["memory_bytes"] > 1 << 20
-    assert facts["booted_at"] < time.time()
+    assert facts["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert sys.executable  # the launcher runs with it
+
+
+@pytest.mark.parametrize(
+    ("machine_id", "cards", "machine"),
+    [
+        ("5f2c\n", {"eth0": "02:42", "veth1": None}, "5f2c 02:42"),
+        ("5f2c\n", {"eth1": "b", "eth0": "a"}, "5f2c a b"),
+        ("5f2c\n", {"veth1": None}, ""),  # a container: its image may run anywhere
+        ("", {"eth0": "02:42"}, ""),
+        (None, {"eth0": "02:42"}, ""),
+    ],
+)
+def test_a_machine_is_told_from_others_by_its_id_and_its_cards(
+    tmp_path: Path, machine_id: str | None, cards: dict[str, str | None], machine: str
+) -> None:
+    (tmp_path / "etc").mkdir()
+    if machine_id is not None:
+        (tmp_path / "etc" / "machine-id").write_text(machine_id)
+    for name, address in cards.items():
+        card = tmp_path / "sys" / "class" / "net" / name
+        card.mkdir(parents=True)
+        (card / "address").write_text(address or "c")
+        if address is not None:
+            (card / "device").mkdir()
+    assert agent_module._machine(str(tmp_path)) == machine
 
 
 def test_a_launch_that_was_given_up_is_waited_for_and_not_repeated(

@@ -12,7 +12,7 @@ from shoal.engines.fake import VirtualClock
 from shoal.engines.ray.client import RayClient
 from shoal.engines.ray.config import RayConfig
 from shoal.engines.ray.engine import NODES_S, RayEngine
-from shoal.engines.remote import SILENT_S, Reach
+from shoal.engines.remote import LATE_S, SILENT_S, Reach
 from shoal.wire import EndKind, Fetch
 from tests.unit.engines.test_desk_terms import ORDER
 from tests.unit.engines.test_ray_pieces import answer, facts, row
@@ -26,23 +26,28 @@ class PaperRay(RayClient):
 
     is_cut = False
     is_known = True
+    state = ""
+    """What the agent says of every keeper; empty: it has no record."""
+    machine, boot_id = "m", "1"
 
     def __init__(self) -> None:
         """No bridge."""
 
     def nodes(self) -> dict[str, Any]:
-        told = {} if self.is_cut else {NODE_ID: facts()}
+        told = {} if self.is_cut else {NODE_ID: facts(machine=self.machine, boot_id=self.boot_id)}
         return answer(row(NODE_ID, NodeName="n1"), **told) if self.is_known else answer()
 
     def look(self, asked: dict[str, list[str]]) -> dict[str, Any]:
-        return {"failed": {NODE_ID: "no answer"}, "seen": {}} if self.is_cut else _told(asked)
+        return {"failed": {NODE_ID: "no answer"}, "seen": {}} if self.is_cut else _told(asked, self.state)
 
     def start(self, starts: list[dict[str, Any]]) -> dict[str, Any]:
         return {"failed": {}}
 
 
-def _told(asked: dict[str, list[str]]) -> dict[str, Any]:
-    return {"failed": {}, "seen": {node_id: {} for node_id in asked}}
+def _told(asked: dict[str, list[str]], state: str) -> dict[str, Any]:
+    told = {"state": state, "pid": 7, "said": ""}
+    seen = {node_id: dict.fromkeys(keys, told) if state else {} for node_id, keys in asked.items()}
+    return {"failed": {}, "seen": seen}
 
 
 @pytest.mark.parametrize("is_known", [True, False])
@@ -83,3 +88,31 @@ async def test_what_somebody_has_begun_is_left_alone_however_long_its_node_does_
         clock.advance(SILENT_S)
     [seen] = await engine.list_owned()
     assert (seen.sight, seen.outcome) == (Sight.UNKNOWN, None)
+
+
+@pytest.mark.parametrize(
+    ("machine", "boot_id", "state", "is_over"),
+    [
+        ("m", "2", "", True),
+        ("m", "2", "running", False),  # who has looked knows better
+        ("m", "1", "", False),
+        ("", "2", "", False),
+        ("another of the same name", "2", "", False),
+    ],
+)
+async def test_only_another_boot_of_the_same_machine_is_a_restart(
+    tmp_path: Path, machine: str, boot_id: str, state: str, is_over: bool
+) -> None:
+    clock, ray = VirtualClock(1_800_000_000.0), PaperRay()
+    reach = Reach(urls=("https://login:1",), ca="ca")
+    engine = RayEngine(tmp_path, clock=clock, reach=reach, config=RayConfig(), client=ray)
+    engine.desk.add((ORDER,), None)
+    clock.advance(NODES_S)
+    engine.desk.take(Fetch(attempt_id="att_1", node="n1", process="one"))
+    await engine.list_owned()
+    ray.machine, ray.boot_id, ray.state = machine, boot_id, state
+    clock.advance(LATE_S + 0.5)
+    await engine.list_owned()
+    clock.advance(LATE_S + 0.5)
+    [seen] = await engine.list_owned()
+    assert (seen.sight is Sight.ENDED) is is_over

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from shoal.engines.boots import Boot
 from shoal.engines.ray.config import RayConfig, check_token_file, load_config
 from shoal.engines.ray.parse import check_version, node_name, parse_nodes, refusal
 from shoal.engines.ray.render import (
@@ -54,7 +55,8 @@ def facts(**changes: Any) -> dict[str, Any]:
     return {
         "uid": 1000,
         "hostname": "box",
-        "booted_at": 100.0,
+        "machine": "m",
+        "boot_id": "1",
         "memory_bytes": 16 << 30,
         "disk_bytes": 1 << 40,
         "devices": None,
@@ -67,7 +69,9 @@ def answer(*rows: dict[str, Any], **told: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_node_is_what_ray_and_its_agent_say() -> None:
     [node] = parse_nodes(answer(row(), **{"a" * 8: facts()}))
-    assert (node.node_id, node.uid, node.booted_at) == ("a" * 8, 1000, 100.0)
+    assert (node.node_id, node.uid, node.boot) == ("a" * 8, 1000, Boot(machine="m", boot_id="1"))
+    [unknown] = parse_nodes(answer(row(), **{"a" * 8: facts(machine="")}))
+    assert unknown.boot is None
     assert (node.facts.name, node.facts.address, node.facts.cpus) == ("n0", "10.0.0.10", 4.0)
     assert (node.facts.memory_bytes, node.facts.disk_bytes) == (16 << 30, 1 << 40)
     assert [(gpu.index, gpu.kind) for gpu in node.facts.gpus] == [(0, "H100"), (1, "H100")]
@@ -219,15 +223,18 @@ def test_the_head_of_our_own_is_on_loopback_with_a_token_and_a_disk() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "stage", "is_over"),
+    ("state", "stage", "is_over", "is_left"),
     [
-        ("running", Stage.RUNNING, False),
-        ("over", Stage.ENDED, True),
-        ("gone", Stage.UNKNOWN, False),
-        ("hidden", Stage.UNKNOWN, False),
+        ("running", Stage.RUNNING, False, False),
+        ("over", Stage.ENDED, True, False),
+        ("gone", Stage.UNKNOWN, False, False),
+        ("left", Stage.UNKNOWN, False, True),
+        ("hidden", Stage.UNKNOWN, False, False),
     ],
 )
-def test_only_who_looked_for_what_is_left_gives_evidence(state: str, stage: Stage, is_over: bool) -> None:
+def test_only_who_looked_for_what_is_left_gives_evidence(
+    state: str, stage: Stage, is_over: bool, is_left: bool
+) -> None:
     seen = glimpse("n0", {"state": state, "pid": 7, "said": "no order"})
-    assert (seen.stage, seen.is_over) == (stage, is_over)
+    assert (seen.stage, seen.is_over, seen.is_left) == (stage, is_over, is_left)
     assert "no order" in seen.raw

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from shoal.engines.base import Sight, Submission
+from shoal.engines.boots import Boot
 from shoal.engines.desk import DeskShare
 from shoal.engines.fake import VirtualClock
 from shoal.engines.remote import (
@@ -18,6 +19,7 @@ from shoal.engines.remote import (
     MAX_PAUSE_S,
     SILENT_S,
     STARTS_AT_ONCE,
+    Asked,
     Glimpse,
     Glimpses,
     Reach,
@@ -26,6 +28,7 @@ from shoal.engines.remote import (
 )
 from shoal.errors import EngineRefused, EngineUnreachable, StateError
 from shoal.model.node import NodeFacts
+from shoal.runtime import spool
 from shoal.wire import EndKind, Order, Summons
 from tests.unit.engines.test_desk_terms import ORDER, fetch, told
 
@@ -111,6 +114,39 @@ async def test_who_speaks_is_alive_while_the_cluster_cannot_be_asked(
     assert (seen.sight, seen.is_queued) == (Sight.UNKNOWN, False)
 
 
+async def test_what_does_not_die_without_its_supervisor_is_an_orphan_who_ever_is_heard_from(
+    engine: Lent, clock: VirtualClock
+) -> None:
+    news: list[int] = []
+    engine.notice(lambda: news.append(1))
+    process = "a" * 32
+    engine.desk.take(fetch(process))
+    engine.desk.hear(told(process), b"")
+    news.clear()
+    engine.desk.hear(msgspec.structs.replace(told(process), left="it does not die"), b"")
+    assert news == [1]
+    for _ in range(3):
+        [seen] = await engine.list_owned()
+        assert (seen.sight, seen.raw, seen.outcome) == (Sight.ORPHANED, "it does not die", None)
+        clock.advance(HEARD_S)
+    outcome = engine.desk.end_of(engine.desk.find("att_1")["n1"], EndKind.LOST, "gone")
+    engine.desk.hear(msgspec.structs.replace(told(process), outcome=outcome), b"")
+    [seen] = await engine.list_owned()
+    assert seen.sight is Sight.ENDED
+
+
+async def test_what_the_cluster_saw_not_die_is_an_orphan_once_its_keeper_is_silent(
+    engine: Lent, clock: VirtualClock
+) -> None:
+    engine.desk.take(fetch("one"))
+    engine.seen = {("att_1", "n1"): Glimpse(raw="it does not die", is_left=True)}
+    [seen] = await engine.list_owned()
+    assert seen.sight is Sight.ALIVE
+    clock.advance(HEARD_S)
+    [seen] = await engine.list_owned()
+    assert (seen.sight, seen.raw) == (Sight.ORPHANED, "it does not die")
+
+
 async def test_what_is_to_end_at_once_and_hears_nobody_is_ended_by_the_cluster(
     engine: Lent, clock: VirtualClock
 ) -> None:
@@ -122,17 +158,31 @@ async def test_what_is_to_end_at_once_and_hears_nobody_is_ended_by_the_cluster(
     assert engine.ended == ["att_1"]
 
 
+@pytest.mark.parametrize("jump_s", [0.0, 3600.0, -3600.0])
 async def test_what_has_its_grace_and_hears_nobody_is_ended_by_the_cluster_afterwards(
-    engine: Lent, clock: VirtualClock
+    engine: Lent, clock: VirtualClock, jump_s: float
 ) -> None:
     engine.desk.take(fetch("one"))
     await engine.cancel("att_1", 60.0)
+    clock.jump(jump_s)
     clock.advance(HEARD_S)
     await engine.cancel("att_1", 60.0)
     assert engine.ended == []
     clock.advance(60.0)
     await engine.cancel("att_1", 60.0)
     assert engine.ended == ["att_1"]
+
+
+async def test_a_stop_that_an_earlier_control_plane_wrote_has_its_grace_from_the_next_ones_start(
+    engine: Lent, clock: VirtualClock, tmp_path: Path
+) -> None:
+    engine.desk.take(fetch("one"))
+    await engine.cancel("att_1", 60.0)
+    clock.jump(-3600.0)
+    later = Lent(tmp_path, clock)
+    clock.advance(60.0)
+    await later.cancel("att_1", 60.0)
+    assert later.ended == ["att_1"]
 
 
 async def test_what_is_recorded_as_over_and_silent_holds_its_node_no_longer(
@@ -277,16 +327,57 @@ async def test_a_silent_share_is_replaced_on_its_own_node_and_one_that_speaks_is
         pair.desk.hear(msgspec.structs.replace(told("n2"), node="n2"), b"")
 
 
+def asked(clock: VirtualClock) -> Asked:
+    return Asked(clock.monotonic(), clock.monotonic())
+
+
+def booted(at: float) -> Boot:
+    return Boot(machine="m", at=at)
+
+
 async def test_an_answer_from_before_the_share_says_nothing_about_when_its_node_was_started(
     engine: Lent, clock: VirtualClock
 ) -> None:
-    asked_at = clock.monotonic()
+    before = asked(clock)
     clock.advance(1.0)
     share = engine.desk.take(fetch("one"))
-    assert not await engine.has_rebooted(share, 1000.0, asked_at)
+    assert not await engine.has_rebooted(share, booted(1000.0), before)
+    clock.advance(1.0)
     for _ in range(2):
-        assert not await engine.has_rebooted(share, 5000.0, clock.monotonic())
-    assert await engine.has_rebooted(share, 9000.0, clock.monotonic())
+        assert not await engine.has_rebooted(share, booted(5000.0), asked(clock))
+    engine.desk.take(fetch("one"))
+    assert not await engine.has_rebooted(share, booted(5000.0), asked(clock))
+    clock.advance(1.0)
+    assert not await engine.has_rebooted(share, booted(5000.0), asked(clock))
+    assert await engine.has_rebooted(share, booted(9000.0), asked(clock))
+
+
+async def test_who_speaks_after_a_boot_was_told_lives_in_it_whatever_its_date(
+    engine: Lent, clock: VirtualClock, tmp_path: Path
+) -> None:
+    share = engine.desk.take(fetch("one"))
+    for at in (1000.0, 9000.0, 5000.0):  # that machine's clock is set, there and back
+        told_at = asked(clock)
+        clock.advance(1.0)
+        engine.desk.take(fetch("one"))
+        assert not await engine.has_rebooted(share, booted(at), told_at)
+    clock.advance(1.0)
+    assert not await engine.has_rebooted(share, booted(5000.0), asked(clock))
+    assert await engine.has_rebooted(share, booted(9000.0), asked(clock))
+    share = Lent(tmp_path, clock).desk.find("att_1")["n1"]
+    assert await engine.has_rebooted(share, booted(9000.0), asked(clock))
+
+
+async def test_a_date_that_an_older_version_left_is_no_evidence(
+    engine: Lent, clock: VirtualClock, tmp_path: Path
+) -> None:
+    share = engine.desk.take(fetch("one"))
+    for name in ("booted", "boot"):
+        spool.durable_write(f"{share.files.directory}/{name}", b"1000.0")
+    clock.advance(HEARD_S)
+    again = Lent(tmp_path, clock)
+    share = again.desk.find("att_1")["n1"]
+    assert not await again.has_rebooted(share, booted(9000.0), asked(clock))
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
@@ -342,6 +433,24 @@ async def test_a_share_whose_keeper_gave_up_beside_others_that_began_is_lost(
     assert (late.outcome.kind, late.outcome.message) == (EndKind.LOST, f"{told} in 360 s")
     with pytest.raises(StateError):  # one that comes yet
         engine.desk.take(msgspec.structs.replace(fetch("two"), node="n2"))
+
+
+async def test_a_share_that_is_stranded_beside_others_that_began_is_lost(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    engine = Lent(tmp_path, clock)
+    await engine.submit(GANG)
+    engine.desk.take(fetch("one"))
+    stranded = Glimpse(raw="no answer", stranded="`n2` did not answer for 45 s")
+    engine.seen = running("n1") | {("att_1", "n2"): stranded}
+    await engine.list_owned()
+    clock.advance(BEHIND_S - 1.0)
+    _, late = await engine.list_owned()
+    assert late.sight is Sight.PENDING
+    clock.advance(1.0)
+    _, late = await engine.list_owned()
+    assert late.outcome is not None
+    assert (late.outcome.kind, "no answer" in late.outcome.message) == (EndKind.LOST, True)
 
 
 @pytest.mark.parametrize("stage", [Stage.QUEUED, Stage.SUSPENDED, Stage.UNKNOWN])

@@ -34,7 +34,10 @@ class PaperSlurm(CommandDoor):
 
     has_cgroups = True
     restarted = False
+    is_clock_set = False
+    """Forward by an hour: what its slurmd says of the boot moves, and when that itself began does not."""
     state = "IDLE"
+    reason = "none"
 
     def jobs(self) -> list[Job]:
         return []
@@ -43,10 +46,10 @@ class PaperSlurm(CommandDoor):
         return []
 
     def nodes(self) -> list[RawNode]:
-        told = NODE.format(state=self.state, reason="none")
-        return parse_nodes(
-            told.replace("2026-11-16T18:11:18", "2026-11-16T19:11:18") if self.restarted else told
-        )
+        told = NODE.format(state=self.state, reason=self.reason)
+        if self.restarted or self.is_clock_set:
+            told = told.replace("2026-11-16T18:11:18", "2026-11-16T19:11:18")
+        return parse_nodes(told.replace("T18:56:36", "T19:56:36") if self.restarted else told)
 
     def partitions(self) -> list[Partition]:
         return []
@@ -152,6 +155,29 @@ async def test_who_speaks_is_not_buried_whatever_slurm_says_of_its_node(tmp_path
         [seen] = await engine.list_owned()
         assert seen.sight is Sight.ALIVE
         engine.desk.take(asked)
+
+
+@pytest.mark.parametrize("is_slurmd_older", [True, False])
+async def test_a_clock_that_is_set_is_no_restart_whoever_is_silent_after_it(
+    tmp_path: Path, is_slurmd_older: bool
+) -> None:
+    clock, slurm = VirtualClock(BOOTED_AT + 7200.0), PaperSlurm()
+    engine = engine_on(tmp_path, clock, slurm)
+    engine.desk.add((order(nodes=("n0",)),), None)
+    asked = Fetch(attempt_id="att_1", node="n0", process="one")
+    engine.desk.take(asked)
+    await engine.list_owned()
+    slurm.is_clock_set, slurm.restarted = is_slurmd_older, not is_slurmd_older
+    for _ in range(2):
+        clock.advance(NODES_S / 2)
+        await engine.list_owned()
+        engine.desk.take(asked)
+    if not is_slurmd_older:  # who speaks now lives in that boot, whatever its date
+        await engine.list_owned()
+    for _ in range(3):
+        clock.advance(LATE_S + HEARD_S)
+        [seen] = await engine.list_owned()
+        assert (seen.sight, seen.outcome) == (Sight.UNKNOWN, None)
 
 
 @pytest.mark.parametrize("has_shared", [True, False])
@@ -263,6 +289,83 @@ async def test_the_end_of_a_job_is_evidence_where_its_node_answers_whether_or_no
     clock.advance(30.0)
     [seen] = await engine.list_owned()
     assert seen.sight is (Sight.ENDED if is_over else Sight.UNKNOWN)
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True])
+async def test_the_end_of_a_job_is_no_evidence_where_slurm_could_not_kill_all_of_one(
+    tmp_path: Path, is_forgotten: bool
+) -> None:
+    clock = VirtualClock(BOOTED_AT + 3600.0)
+    slurm = PaperSlurm() if is_forgotten else CancelledJob()
+    slurm.state, slurm.reason = "IDLE+DRAIN", "Kill task failed"
+    engine = engine_on(tmp_path, clock, slurm)
+    engine.desk.add((order(nodes=("n0",)),), None)
+    engine.desk.take(Fetch(attempt_id="att_1", node="n0", process="one"))
+    [seen] = await engine.list_owned()
+    assert seen.sight is Sight.ALIVE
+    for _ in range(5):
+        clock.advance(SETTLE_S + 30.0)
+        [seen] = await engine.list_owned()
+        assert (seen.sight, seen.outcome) == (Sight.ORPHANED, None)
+        assert "Slurm says of `n0`: Kill task failed" in seen.raw
+    slurm.restarted = True
+    clock.advance(NODES_S)
+    [seen] = await engine.list_owned()
+    assert seen.sight is Sight.ENDED, "nothing outlives a restart"
+
+
+async def test_what_slurm_says_once_somebody_resumed_the_node_counts_from_then(tmp_path: Path) -> None:
+    clock, slurm = VirtualClock(BOOTED_AT + 3600.0), CancelledJob()
+    slurm.state, slurm.reason = "IDLE+DRAIN", "Kill task failed"
+    engine = engine_on(tmp_path, clock, slurm)
+    engine.desk.add((order(nodes=("n0",)),), None)
+    engine.desk.take(Fetch(attempt_id="att_1", node="n0", process="one"))
+    clock.advance(SETTLE_S + 30.0)
+    await engine.list_owned()
+    slurm.state, slurm.reason = "IDLE", "none"
+    clock.advance(SETTLE_S + 30.0)
+    [seen] = await engine.list_owned()
+    assert seen.sight is Sight.UNKNOWN
+    clock.advance(SETTLE_S + 30.0)
+    [seen] = await engine.list_owned()
+    assert seen.sight is Sight.ENDED
+
+
+class TwinJobs(PaperSlurm):
+    """Two of the first attempt, as `sbatch` was run twice; the later found no order."""
+
+    states = ("NODE_FAIL", "COMPLETED")
+
+    def jobs(self) -> list[Job]:
+        return [
+            Job(job_id=str(number), state=state, name=job_name("att_1", 0))
+            for number, state in enumerate(self.states, 9)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("states", "told", "is_over"),
+    [
+        (("NODE_FAIL", "COMPLETED"), "9 is NODE_FAIL", False),
+        (("COMPLETED", "NODE_FAIL"), "10 is NODE_FAIL", False),
+        (("RUNNING", "NODE_FAIL"), "9 is RUNNING", False),
+        (("FAILED", "COMPLETED"), "10 is COMPLETED", True),
+    ],
+)
+async def test_a_twin_that_is_over_hides_none_that_slurm_only_believes_to_be(
+    tmp_path: Path, states: tuple[str, str], told: str, is_over: bool
+) -> None:
+    clock, slurm = VirtualClock(BOOTED_AT + 3600.0), TwinJobs()
+    slurm.states = states
+    engine = engine_on(tmp_path, clock, slurm)
+    engine.desk.add((order(nodes=("n0",)),), None)
+    engine.desk.take(Fetch(attempt_id="att_1", node="n0", process="one"))
+    clock.advance(HEARD_S)
+    [seen] = await engine.list_owned()
+    assert told in seen.raw
+    clock.advance(SETTLE_S + 30.0)
+    [seen] = await engine.list_owned()
+    assert (seen.sight is Sight.ENDED) is is_over
 
 
 class CountingSlurm(PaperSlurm):

@@ -154,7 +154,8 @@ def test_a_node_becomes_facts() -> None:
         "fabric": "top",
     }
     assert facts.is_alive
-    assert node.booted_at is not None
+    assert node.boot is not None
+    assert nodes("DOWN")[0].boot is None
     assert nodes("IDLE", partition="gpu") == []
 
 
@@ -213,7 +214,7 @@ def test_jobs_and_switches_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "state", ["NODE_FAIL", "BOOT_FAIL", "RUNNING", "SUSPENDED", "PENDING", "SOMETHING_NEW"]
+    "state", ["NODE_FAIL", "BOOT_FAIL", "REVOKED", "RUNNING", "SUSPENDED", "PENDING", "SOMETHING_NEW"]
 )
 def test_what_slurm_merely_believes_is_never_evidence(state: str) -> None:
     job = Job(job_id="1", state=state, name="x")

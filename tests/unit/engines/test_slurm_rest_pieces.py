@@ -97,7 +97,7 @@ def test_nodes_are_read_alike(version: str) -> None:
     assert first.gpu_kinds == ("h100", "h100")
     assert facts.labels == {"feature.fast": "yes", "partition.main": "yes"}
     assert facts.address.startswith("10.")
-    assert first.booted_at is not None
+    assert first.boot is not None
     assert facts.is_alive
     assert second.facts.remarks == ("Slurm says DRAIN bad cable",)
     assert second.answers

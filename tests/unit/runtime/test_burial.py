@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from shoal.runtime import spool, tree
-from shoal.runtime.burial import NOT_YET, OVER, USAGE, bury, main
+from shoal.runtime.burial import LEFT, NOT_YET, OVER, USAGE, bury, main
 from tests.support.shares import an_order, processes_with, shares_in, until
 
 
@@ -57,8 +57,21 @@ def test_somebody_who_holds_on_is_not_said_to_be_gone(tmp_path: Path) -> None:
         running = make(an_order())
         lock = spool.take_lock(running.share)
         assert lock is not None
-        assert bury(running.share, timeout_s=0.3) == NOT_YET
+        assert bury(running.share, timeout_s=0.3) == LEFT
         os.close(lock)
+
+
+def test_what_does_not_die_is_told_from_what_nobody_can_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with shares_in(tmp_path) as make, monkeypatch.context() as patch:
+        patch.setattr(spool, "kill_leftovers", lambda *_: False)
+        running = make(an_order())
+        assert bury(running.share, timeout_s=0.3) == LEFT
+        assert "something of it does not die" in capfd.readouterr().err
+        (running.directory / "order.json").unlink()
+        assert bury(running.share, timeout_s=0.3) == NOT_YET
+        assert "its order is gone" in capfd.readouterr().err
 
 
 def test_of_a_share_whose_files_were_swept_away_nobody_says_that_it_is_over(tmp_path: Path) -> None:

@@ -212,6 +212,32 @@ def test_the_end_of_a_share_is_told_also_where_the_disk_does_not_take_it(
     assert the_end(desk) == "its supervisor died without an outcome"
 
 
+def test_a_keeper_says_what_does_not_die_until_it_is_gone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Witness(PaperDesk):
+        def tell(self, key: str, told: Dispatch, piece: bytes) -> DispatchAnswer:
+            self.told.append((key, told))
+            return DispatchAnswer(is_recorded=told.outcome is not None)
+
+    desk = Witness()
+    monkeypatch.setattr(keeper, "_kill_children", lambda: sum(1 for _, told in desk.told if told.left) >= 2)
+    monkeypatch.setattr(Keeper, "_fork", lambda *_: -1)
+    monkeypatch.setattr(os, "waitpid", lambda *_: (1, 9))
+    monkeypatch.setattr(keeper, "KILL_AFTER_S", 0.3)
+    for name in ("PING_S", "LONE_PING_S"):
+        monkeypatch.setattr(keeper, name, 0.01)
+    assert run(monkeypatch, desk, tmp_path / "spool") == DONE
+    first, *_, last = [told for _, told in desk.told]
+    assert (first.left, first.outcome) == ("", None)  # it has a moment to die first
+    assert last.outcome is not None
+    assert (last.left, last.outcome.kind) == ("", EndKind.LOST)
+    assert {told.left for _, told in desk.told} == {
+        "",
+        "the supervisor on n1 is dead, and something of it does not die",
+    }
+
+
 def test_nobody_dies_for_words_that_nobody_takes(tmp_path: Path) -> None:
     code = (
         "import os; os.close(2); from shoal.runtime.keeper import _say; _say('a\\udcff word'); print('lives')"

@@ -25,6 +25,8 @@ from typing import IO, Any
 
 KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,300}")
 LAUNCH_S, BURY_S = 30.0, 60.0
+LEFT = 2
+"""What a burial exits with that found something which does not die: see `shoal.runtime.burial`."""
 WORDS = 1000
 PASSED_ON = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ")
 """Of a worker's variables: nothing that Ray put there reaches a job."""
@@ -82,7 +84,8 @@ class Agent:
             "pid": os.getpid(),
             "uid": os.getuid(),
             "hostname": socket.gethostname(),
-            "booted_at": _booted_at(),
+            "machine": _machine(),
+            "boot_id": _boot_id(),
             "memory_bytes": _memory_bytes(),
             "disk_bytes": shutil.disk_usage(place).total,
             "devices": _variable_of(os.getppid(), "CUDA_VISIBLE_DEVICES"),
@@ -106,8 +109,9 @@ class Agent:
             return {"pid": started["pid"] if started else None, "is_new": True}
 
     def look(self, root: str, keys: list[str]) -> dict[str, dict[str, Any]]:
-        """By key: `running`, `over` (nothing of it runs: looked for and ended here), `gone` (nobody knows yet
-        whether all of it is), or `hidden` (it is not ours to see). Keys without a record are left out.
+        """By key: `running`, `over` (nothing of it runs: looked for and ended here), `left` (something of it
+        does not die), `gone` (nobody knows yet whether all of it is), or `hidden` (it is not ours to see).
+        Keys without a record are left out.
         """
         self._sweep(root)
         found = {}
@@ -148,7 +152,9 @@ class Agent:
             return {**told, "state": "over", "said": "the machine was restarted since"}
         if not _is_over(folder, record):
             self._bury(folder, record)
-        return {**told, "state": "over" if _is_over(folder, record) else "gone"}
+        if _is_over(folder, record):
+            return {**told, "state": "over"}
+        return {**told, "state": "left" if _is_marked(folder, "left", record) else "gone"}
 
     def _bury(self, folder: str, record: dict[str, Any]) -> None:
         """The keeper is gone: see that nothing of its share runs. On a thread; asked again, it is one."""
@@ -182,6 +188,11 @@ class Agent:
                 )
             if done.returncode == 0:
                 _write_over(folder, record)
+            elif done.returncode == LEFT:
+                _write_mark(folder, "left", record)
+            else:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(f"{folder}/left")
         except (OSError, subprocess.TimeoutExpired) as error:
             sys.stderr.write(f"shoal agent: {folder} is not over yet: {error}\n")
         finally:
@@ -333,16 +344,25 @@ def _mark(record: dict[str, Any]) -> str:
 
 
 def _is_over(folder: str, record: dict[str, Any]) -> bool:
-    """Whether nothing of this keeper's share runs; what was written of one before it says nothing."""
+    """Whether nothing of this keeper's share runs."""
+    return _is_marked(folder, "over", record)
+
+
+def _is_marked(folder: str, name: str, record: dict[str, Any]) -> bool:
+    """Whether that was written of this very keeper; what was written of one before it says nothing."""
     try:
-        with open(f"{folder}/over", encoding="ascii") as file:
+        with open(f"{folder}/{name}", encoding="ascii") as file:
             return file.read() == _mark(record)
     except FileNotFoundError:
         return False
 
 
 def _write_over(folder: str, record: dict[str, Any]) -> None:
-    with open(f"{folder}/over", "w", encoding="ascii") as file:
+    _write_mark(folder, "over", record)
+
+
+def _write_mark(folder: str, name: str, record: dict[str, Any]) -> None:
+    with open(f"{folder}/{name}", "w", encoding="ascii") as file:
         file.write(_mark(record))
 
 
@@ -369,12 +389,20 @@ def _pid_space() -> str:
     return os.readlink("/proc/self/ns/pid")
 
 
-def _booted_at() -> float | None:
-    with open("/proc/stat", encoding="ascii") as file:
-        for line in file:
-            if line.startswith("btime "):
-                return float(line.split()[1])
-    return None
+def _machine(root: str = "") -> str:
+    """What tells this machine from others of its name: its id, and its network cards, as images of machines
+    may have an id in them. Empty in a container, or where there is none: it may be started anywhere.
+    """
+    try:
+        with open(f"{root}/etc/machine-id", encoding="ascii") as file:
+            parts = [file.read().strip()]
+        for card in sorted(os.listdir(f"{root}/sys/class/net")):
+            if os.path.exists(f"{root}/sys/class/net/{card}/device"):
+                with open(f"{root}/sys/class/net/{card}/address", encoding="ascii") as file:
+                    parts.append(file.read().strip())
+    except (OSError, ValueError):
+        return ""
+    return " ".join(parts) if parts[0] and len(parts) > 1 else ""
 
 
 def _memory_bytes() -> int:

@@ -17,7 +17,7 @@ from shoal.engines.ray.head import finder
 from shoal.engines.ray.parse import RayNode, parse_nodes
 from shoal.engines.ray.render import keeper_task, key_of
 from shoal.engines.ray.states import glimpse, restarted, unseen
-from shoal.engines.remote import SILENT_S, Glimpse, Glimpses, Reach, RemoteEngine
+from shoal.engines.remote import SILENT_S, Asked, Glimpse, Glimpses, Reach, RemoteEngine
 from shoal.errors import EngineUnreachable, SpecError
 from shoal.model.node import NodeFacts
 from shoal.wire import Order, Summons
@@ -59,7 +59,8 @@ class RayEngine(RemoteEngine):
             patience_s=PATIENCE_S,
         )
         self._nodes: dict[str, RayNode] = {}
-        self._nodes_at = self._nodes_asked_at = -NODES_S
+        self._nodes_at = -NODES_S
+        self._nodes_asked = Asked(-NODES_S, -NODES_S)
         self._away_since: dict[str, float] = {}
         """By node: since when Ray has no such node, or no agent answers there."""
         self._asking = anyio.Lock()
@@ -83,7 +84,7 @@ class RayEngine(RemoteEngine):
 
     async def look(self, shares: Collection[DeskShare]) -> Glimpses:
         await self._refresh()
-        nodes, nodes_asked_at = self._nodes, self._nodes_asked_at  # another may ask anew while we wait
+        nodes, nodes_asked = self._nodes, self._nodes_asked  # another may ask anew while we wait
         asked: dict[str, list[str]] = {}
         for share in shares:
             node = nodes.get(share.order.node)
@@ -103,11 +104,13 @@ class RayEngine(RemoteEngine):
                 told = f"{order.node}: {answers['failed'][node.node_id]}"
                 found[order.attempt_id, order.node] = self._away(order.node, told)
                 continue
-            if await self.has_rebooted(share, node.booted_at, nodes_asked_at):
-                found[order.attempt_id, order.node] = restarted(order.node)
-            elif _key(order) in answers["seen"][node.node_id]:
+            rebooted = await self.has_rebooted(share, node.boot, nodes_asked)
+            # An agent that has the keeper's record has looked, and knows by it in which boot that began.
+            if _key(order) in answers["seen"][node.node_id]:
                 told = answers["seen"][node.node_id][_key(order)]
                 found[order.attempt_id, order.node] = glimpse(order.node, told)
+            elif rebooted:
+                found[order.attempt_id, order.node] = restarted(order.node)
         return found
 
     def _away(self, node: str, told: str) -> Glimpse:
@@ -141,7 +144,8 @@ class RayEngine(RemoteEngine):
                 asked_at = self._clock.monotonic()
                 told: dict[str, Any] = await self._ask(self._client.nodes)
                 self._nodes = {node.facts.name: node for node in parse_nodes(told)}
-                self._nodes_at, self._nodes_asked_at = self._clock.monotonic(), asked_at
+                self._nodes_at = self._clock.monotonic()
+                self._nodes_asked = Asked(asked_at, self._nodes_at)
                 answering = {name for name, node in self._nodes.items() if node.facts.is_alive}
                 self._away_since = {n: at for n, at in self._away_since.items() if n not in answering}
 

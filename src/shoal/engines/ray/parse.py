@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from shoal.engines.boots import Boot
 from shoal.engines.ray.config import TOKENS_SINCE
 from shoal.engines.refusal import is_name
 from shoal.errors import EngineUnreachable, ShoalError, SpecError
@@ -26,7 +27,8 @@ class RayNode(msgspec.Struct, frozen=True, kw_only=True):
 
     node_id: str
     facts: NodeFacts
-    booted_at: float | None = None
+    boot: Boot | None = None
+    """None: its agent does not answer, or nothing tells the machine from others."""
     uid: int | None = None
 
 
@@ -71,7 +73,7 @@ def _node(row: Mapping[str, Any], facts: Mapping[str, Any] | None, failed: str) 
         labels["hostname"] = str(told["hostname"])
     return RayNode(
         node_id=row["NodeID"],
-        booted_at=told.get("booted_at"),
+        boot=_boot(told),
         uid=told.get("uid"),
         facts=NodeFacts(
             name=node_name(row),
@@ -86,6 +88,11 @@ def _node(row: Mapping[str, Any], facts: Mapping[str, Any] | None, failed: str) 
             remarks=remarks,
         ),
     )
+
+
+def _boot(told: Mapping[str, Any]) -> Boot | None:
+    machine, boot_id = told.get("machine"), told.get("boot_id")
+    return Boot(machine=str(machine), boot_id=str(boot_id)) if machine and boot_id else None
 
 
 def _gpus(resources: Mapping[str, float], devices: str | None, minors: Sequence[int]) -> tuple[Gpu, ...]:

@@ -24,7 +24,11 @@ def glimpse(node: str, told: dict[str, Any]) -> Glimpse:
         return Glimpse(
             stage=Stage.UNKNOWN, raw=f"its keeper was started on {node} in a container that is gone{said}"
         )
-    return Glimpse(stage=Stage.UNKNOWN, raw=f"its keeper, process {pid} on {node}, is gone{said}")
+    is_left = told["state"] == "left"
+    what = "is gone, and something of its share does not die" if is_left else "is gone"
+    return Glimpse(
+        stage=Stage.UNKNOWN, raw=f"its keeper, process {pid} on {node}, {what}{said}", is_left=is_left
+    )
 
 
 def restarted(node: str) -> Glimpse:

@@ -12,7 +12,7 @@ import structlog
 
 from shoal.clock import Clock
 from shoal.engines.desk import DeskShare
-from shoal.engines.remote import Glimpses, Reach, RemoteEngine, Stage
+from shoal.engines.remote import Asked, Glimpses, Reach, RemoteEngine, Stage
 from shoal.engines.slurm.accounts import fit_account
 from shoal.engines.slurm.client import CommandDoor
 from shoal.engines.slurm.config import SlurmConfig
@@ -23,11 +23,13 @@ from shoal.engines.slurm.partitions import Parts, is_asked, partition_for
 from shoal.engines.slurm.render import batch_script, job_name, job_prefix, num_cpus, request
 from shoal.engines.slurm.rights import parts_of, rights_of
 from shoal.engines.slurm.states import (
+    BELIEFS,
     HANDED,
     OVER,
     RESTARTED,
     SETTLE_S,
     Job,
+    forgotten,
     glimpse,
     is_about_nodes,
     is_barred,
@@ -81,10 +83,10 @@ class SlurmEngine(RemoteEngine):
         self._owners = self._door if config.as_owners and isinstance(self._door, CommandDoor) else None
         """The same door, where each job is its owner's."""
         self._jobs: dict[Key, Job] = {}
-        """The newest that is not over, or else the newest."""
+        """Of several with one name that which counts most: see `_weight`."""
         self._jobs_at = self._nodes_at = self._config_at = self._past_at = -math.inf
-        self._nodes_asked_at = -math.inf
-        """When the question began whose answer `_nodes` is."""
+        self._nodes_asked = Asked(-math.inf, -math.inf)
+        """The question whose answer `_nodes` is."""
         self._jobs_took = 0.0
         self._jobs_failed: EngineUnreachable | None = None
         self._handed: dict[tuple[str, int], float] = {}
@@ -165,7 +167,7 @@ class SlurmEngine(RemoteEngine):
             await self._refresh_config()
             await self._refresh_nodes()
             await self._remember([share for share in shares if share.taken is not None])
-        nodes, nodes_asked_at = self._nodes, self._nodes_asked_at
+        nodes, nodes_asked = self._nodes, self._nodes_asked
         now, seen, watched = self._clock.monotonic(), {}, set()
         for share in shares:
             order = share.order
@@ -175,19 +177,26 @@ class SlurmEngine(RemoteEngine):
             key = self._key(order, share.launch)
             job = self._jobs.get(key) or self._past.get(key)
             node = nodes.get(order.node)
-            booted_at = node.booted_at if node and node.answers else None
-            rebooted = await self.has_rebooted(share, booted_at, nodes_asked_at)
+            unkilled = node.unkilled if node is not None else ""
+            rebooted = await self.has_rebooted(share, node.boot if node else None, nodes_asked)
             if job is None:
                 if rebooted:
                     seen[order.attempt_id, order.node] = RESTARTED
+                elif unkilled:
+                    seen[order.attempt_id, order.node] = forgotten(unkilled)
                 continue
             spot = order.attempt_id, order.incarnation, order.node
-            if job.state in OVER and node is not None and node.answers and self._facts.has_cgroups:
+            can_tell = node is not None and node.answers and not unkilled and self._facts.has_cgroups
+            if job.state in OVER and can_tell:
                 watched.add(spot)
             since = self._answers_since.setdefault(spot, now) if spot in watched else now
             is_settled = now - since >= SETTLE_S + self._facts.kill_wait_s
             seen[order.attempt_id, order.node] = glimpse(
-                job, is_settled=is_settled, rebooted=rebooted, shut=what_shuts(order.node, node)
+                job,
+                is_settled=is_settled,
+                rebooted=rebooted,
+                shut=what_shuts(order.node, node),
+                unkilled=unkilled,
             )
         # Of shares that nobody asked about now, it stays: others have asked, and will.
         asked = {(s.order.attempt_id, s.order.incarnation, s.order.node) for s in shares} - watched
@@ -318,9 +327,13 @@ class SlurmEngine(RemoteEngine):
         self._parts = parts_of(self._config, self._facts, partitions, raw)
         found = slurm_nodes(raw, self._facts.places, self._parts)
         self._nodes = {node.facts.name: node for node in found}
-        self._nodes_at, self._nodes_asked_at = self._clock.monotonic(), asked_at
+        self._nodes_at = self._clock.monotonic()
+        self._nodes_asked = Asked(asked_at, self._nodes_at)
 
 
-def _weight(job: Job) -> tuple[bool, int]:
-    """Of several with one name: the newest that is not over, or else the newest, counts most."""
-    return job.is_active, int(job.job_id) if job.job_id.isdigit() else 0
+def _weight(job: Job) -> tuple[int, int]:
+    """Of several with one name one that is not over counts most, then one that Slurm only believes to be: a
+    share may have begun in it, whatever became of its twins. Of equals the newest.
+    """
+    rank = 2 if job.is_active else 1 if job.state in BELIEFS else 0
+    return rank, int(job.job_id) if job.job_id.isdigit() else 0

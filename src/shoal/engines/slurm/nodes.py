@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from shoal.engines.boots import JITTER_S, Boot
 from shoal.engines.slurm.partitions import LABEL, Partition, Parts
 from shoal.model.node import Gpu, NodeFacts
 from shoal.wire import Order
@@ -20,6 +21,8 @@ ASLEEP = frozenset({"POWERED_DOWN", "POWERING_DOWN", "POWERING_UP"})
 CLOSED = frozenset({"DRAIN", "DRAINED", "DRAINING", "MAINT", "RESERVED", "PLANNED_MAINT"})
 _GPUS = re.compile(r"gpu(?::(?P<kind>[A-Za-z0-9_.-]+))?:(?P<count>[0-9]+)")
 _OTHERS = re.compile(r"(?:^|,)(?!gpu\b)([A-Za-z][A-Za-z0-9_.-]*)(?=[:,(]|$)")
+UNKILLED = "kill task failed"
+"""In the reason for which slurmd drains a node: it has given a job up whose processes do not die."""
 GRES = "gres."
 """What the label begins with that says what else than GPUs Slurm counts there."""
 Places = Mapping[str, Mapping[str, str]]
@@ -42,12 +45,14 @@ class RawNode(msgspec.Struct, frozen=True, kw_only=True):
     gres: str = ""
     booted_at: float | None = None
     """Wall clock."""
+    slurmd_at: float | None = None
+    """When its slurmd was started. Wall clock, as that was then."""
 
 
 class SlurmNode(msgspec.Struct, frozen=True, kw_only=True):
     facts: NodeFacts
-    booted_at: float | None
-    """Wall clock."""
+    boot: Boot | None
+    """None: nobody tells it now. By its address, as Slurm knows nothing else to tell machines apart by."""
     answers: bool
     """Its slurmd does, whether or not the node takes work: one that is drained tells what runs there."""
     gpu_kinds: tuple[str, ...] = ()
@@ -57,6 +62,9 @@ class SlurmNode(msgspec.Struct, frozen=True, kw_only=True):
     shut: str = ""
     """Why it begins nothing until somebody does something about it, in Slurm's words. Empty: it does, or has
     been silent for a moment."""
+    unkilled: str = ""
+    """That processes of a job which Slurm calls over did not die there, in Slurm's words. Whose, it does not
+    say. Empty: it knows of none."""
 
 
 def slurm_nodes(found: Iterable[RawNode], places: Places, parts: Parts) -> list[SlurmNode]:
@@ -76,7 +84,7 @@ def _node(raw: RawNode, places: Mapping[str, str], through: list[Partition]) -> 
     labels |= {f"{LABEL}{one.name}": "yes" for one in through}
     labels |= {f"{GRES}{name}": "yes" for name in _OTHERS.findall(raw.gres)}
     labels |= places
-    kinds = _gpu_kinds(raw.gres)
+    kinds, answers = _gpu_kinds(raw.gres), not states & (DOWN | ASLEEP)
     facts = NodeFacts(
         name=raw.name,
         pool=through[0].name,
@@ -92,12 +100,22 @@ def _node(raw: RawNode, places: Mapping[str, str], through: list[Partition]) -> 
     )
     return SlurmNode(
         facts=facts,
-        booted_at=raw.booted_at,
-        answers=not states & (DOWN | ASLEEP),
+        boot=_boot(raw) if answers else None,
+        answers=answers,
         gpu_kinds=kinds,
         partitions=raw.partitions,
+        unkilled=f"Slurm says of `{raw.name}`: {raw.reason}" if UNKILLED in raw.reason.lower() else "",
         shut=said if closed not in ([], ["NOT_RESPONDING"]) else "",
     )
+
+
+def _boot(raw: RawNode) -> Boot | None:
+    """None also where its slurmd says that it is older than the machine: then its clock has been set since,
+    and by how much the date of the boot has moved nobody knows.
+    """
+    if raw.booted_at is None or raw.slurmd_at is None or raw.slurmd_at < raw.booted_at - JITTER_S:
+        return None
+    return Boot(machine=raw.address, at=raw.booted_at)
 
 
 def what_shuts(name: str, node: SlurmNode | None) -> str:

@@ -188,6 +188,7 @@ def _node(fields: dict[str, str]) -> RawNode:
         disk_mb=int(fields.get("TmpDisk", "0")),
         gres=_unless_null(fields.get("Gres", "")),
         booted_at=_moment(fields.get("BootTime", "")),
+        slurmd_at=_moment(fields.get("SlurmdStartTime", "")),
     )
 
 

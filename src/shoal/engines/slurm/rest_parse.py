@@ -92,6 +92,7 @@ class _NodeLine(msgspec.Struct):
     temporary_disk: int = 0
     gres: str | None = None
     boot_time: Number = None
+    slurmd_start_time: Number = None
 
 
 class _List(msgspec.Struct):
@@ -237,6 +238,7 @@ def nodes_in(reply: Reply) -> list[RawNode]:
             disk_mb=line.temporary_disk,
             gres=line.gres or "",
             booted_at=_value(line.boot_time),
+            slurmd_at=_value(line.slurmd_start_time),
         )
         for line in reply.nodes
     ]

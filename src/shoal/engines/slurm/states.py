@@ -15,11 +15,10 @@ from shoal.engines.remote import Glimpse, Stage
 QUEUED = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
 RUNNING = frozenset({"RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT"})
 SUSPENDED = frozenset({"SUSPENDED", "STOPPED"})
-OVER = frozenset(
-    {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED"}
-)
-BELIEFS = frozenset({"NODE_FAIL", "BOOT_FAIL"})
-"""Over for Slurm, which has not looked."""
+OVER = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "OUT_OF_MEMORY", "PREEMPTED"})
+BELIEFS = frozenset({"NODE_FAIL", "BOOT_FAIL", "REVOKED"})
+"""Over for this Slurm, which has not looked. REVOKED: another cluster of a federation has the job, whose
+nodes it knows nothing of."""
 SETTLE_S = 30.0
 """How long a node must have answered since its job was over, beyond Slurm's KillWait, before that is
 evidence."""
@@ -136,12 +135,20 @@ def words(job: Job) -> str:
     )
 
 
-def glimpse(job: Job, *, is_settled: bool, rebooted: bool, shut: str = "") -> Glimpse:
+def glimpse(job: Job, *, is_settled: bool, rebooted: bool, shut: str = "", unkilled: str = "") -> Glimpse:
     """`is_settled`: the share's node has answered for long enough since the job was over.
 
     `rebooted`: the node was started anew after the share had begun. `shut`: why it takes no work, in words.
+    `unkilled`: that something did not die there, in words: it may be of this job, if that is over.
     """
-    is_over = rebooted or (job.state in OVER and is_settled)
+    is_left = bool(unkilled) and not job.is_active and not rebooted
+    is_over = rebooted or (job.state in OVER and is_settled and not unkilled)
     told = f"{words(job)}; the node was restarted since" if rebooted else words(job)
+    told = f"{told}; {unkilled}" if is_left else told
     stranded = shut if is_in_turn(job) else ""
-    return Glimpse(stage=stage_of(job.state), raw=told, is_over=is_over, stranded=stranded)
+    return Glimpse(stage=stage_of(job.state), raw=told, is_over=is_over, is_left=is_left, stranded=stranded)
+
+
+def forgotten(unkilled: str) -> Glimpse:
+    """Of a share whose job Slurm has no trace of, where something did not die."""
+    return Glimpse(raw=f"Slurm has no trace of it; {unkilled}", is_left=True)
