@@ -29,7 +29,7 @@ from shoal.engines.slurm.parse import (
     parse_topology,
 )
 from shoal.engines.slurm.partitions import Partition
-from shoal.engines.slurm.render import Request, sbatch_arguments, sbatch_environment
+from shoal.engines.slurm.render import EXPORTED, Request, sbatch_arguments, sbatch_environment
 from shoal.engines.slurm.states import Job, is_away, is_for_ever
 from shoal.errors import EngineRefused, EngineUnreachable
 
@@ -62,9 +62,10 @@ class CommandDoor:
 
     def submit(self, request: Request, account: Account | None = None) -> str:
         """The script goes over standard input. `account`: whose the job is; None: ours."""
-        # What an SSH server gives to a command is the login node's own, and little.
+        # What an SSH server gives to a command is the login node's own, and little; of root's an owner gets
+        # as much as here.
         env = own_environment(os.environ) if self._ssh else sbatch_environment(os.environ)
-        command = [*becoming(account), "sbatch", *sbatch_arguments(request)]
+        command = [*becoming(account, is_far=bool(self._ssh)), "sbatch", *sbatch_arguments(request)]
         code, told, said = self._run(command, request.script, env)
         if code == 0:
             return told.strip().partition(";")[0]
@@ -221,17 +222,18 @@ def own_environment(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name in OURS or not OTHERS.match(name)}
 
 
-def becoming(account: Account | None) -> list[str]:
+def becoming(account: Account | None, *, is_far: bool = False) -> list[str]:
     """Words before a command that is to run as that user; none: as ourselves. That user can read all that its
-    environment holds.
+    environment holds. `is_far`: it is not ours but a session's on another machine, most of which is left out.
     """
     if account is None:
         return []
-    home = [f"HOME={account.home}", f"USER={account.name}", f"LOGNAME={account.name}"]
+    home = {"HOME": account.home, "USER": account.name, "LOGNAME": account.name}
+    kept = " ".join(f'${{{name}+"{name}=${name}"}}' for name in (*EXPORTED, *OURS) if name not in home)
+    env = ["sh", "-c", f'exec env -i --chdir=/ {kept} "$@"', "sh"] if is_far else ["env", "--chdir=/"]
     return [
-        "env",
-        "--chdir=/",
-        *home,
+        *env,
+        *(f"{name}={value}" for name, value in home.items()),
         "setpriv",
         f"--reuid={account.uid}",
         f"--regid={account.gid}",
