@@ -77,7 +77,7 @@ class SlurmEngine(RemoteEngine):
         only_project = None if config.has_shared_trust or config.as_owners else config.project
         super().__init__(home, clock=clock, reach=reach, term=term, only_project=only_project)
         self._config = config
-        self._door = door or open_door(config)
+        self._door = door or open_door(config, home / "ssh")
         self._owners = self._door if config.as_owners and isinstance(self._door, CommandDoor) else None
         """The same door, where each job is its owner's."""
         self._jobs: dict[Key, Job] = {}
