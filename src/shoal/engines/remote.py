@@ -165,6 +165,10 @@ class RemoteEngine(ABC):
         """
         return
 
+    async def as_given(self, order: Order) -> Order:
+        """As it was laid down, where the cluster's nodes keep their addresses."""
+        return order
+
     @abstractmethod
     async def nodes(self) -> list[NodeFacts]: ...
 

@@ -203,6 +203,20 @@ class SlurmEngine(RemoteEngine):
         names = {job_name(attempt_id, number) for s in shares for number in (s.order.incarnation, s.launch)}
         await self._cancel(names, attempt_id)
 
+    async def as_given(self, order: Order) -> Order:
+        """With the address that its first node has now: one that Slurm woke for it had another, or none."""
+        first = self._nodes.get(order.nodes[0])
+        if len(order.nodes) > 1 and (first is None or not first.answers):
+            async with self._asking:
+                await self._refresh_config()
+                if self._clock.monotonic() - self._nodes_at >= JOBS_S:
+                    self._nodes_at = -math.inf
+                await self._refresh_nodes()
+            first = self._nodes.get(order.nodes[0])
+        if first is None or len(order.nodes) == 1:
+            return order
+        return msgspec.structs.replace(order, master_addr=first.facts.address)
+
     async def take_back(self, attempt_id: str) -> None:
         async with self._asking:
             await self._refresh_jobs(QUIET_S)
