@@ -432,6 +432,11 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
 
 
 KEEPER_PATIENCE_S = 300.0
+KEEPER_PING_S = 5.0
+"""How often a keeper says something, at the least."""
+KEEPER_ASK_S = 4.0
+"""For how long one control plane may keep a keeper from asking the next: to connect, and to answer where no
+piece of a log is on its way. How long one that lives may be quiet follows from both."""
 
 
 class Summons(msgspec.Struct, frozen=True, kw_only=True):

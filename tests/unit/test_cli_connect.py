@@ -76,8 +76,16 @@ def test_only_root_connects_for_the_owners_of_jobs(shell: Shell, monkeypatch: py
 def test_words_for_ssh_are_used_and_kept(shell: Shell, tmp_path: Path) -> None:
     assert shell(*CONNECT, "--ssh-options=-p 2222 -i '/my key'").code == 0
     said = (tmp_path / "said").read_text()
-    assert all("-p 2222 -i /my key ana@login" in line for line in said.splitlines())
+    assert all(line.startswith("-p 2222 -i /my key -o ") for line in said.splitlines())
+    assert all(" -- ana@login " in line for line in said.splitlines())
     assert load_config(shell.home).ssh_options == ("-p", "2222", "-i", "/my key")
+
+
+@pytest.mark.parametrize("host", ["-oProxyCommand=touch x", "ana@-oProxyCommand=touch x"])
+def test_a_host_that_would_be_an_option_is_refused(shell: Shell, tmp_path: Path, host: str) -> None:
+    refused = shell("connect", "slurm", f"--ssh={host}", "--nodes-on", "127.0.0.1:7464")
+    assert (refused.code, "begins as an option does" in refused.err) == (2, True)
+    assert not (tmp_path / "said").exists()
 
 
 def test_it_is_written_where_a_control_plane_of_several_reads_it(

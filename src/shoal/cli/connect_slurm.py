@@ -65,6 +65,11 @@ def choices(account: str, qos: str) -> dict[str, Any]:
 
 def ask_slurm(config: SlurmConfig, *, as_root: bool) -> Found:
     """`SpecError`: it cannot be used so. The config comes back with what is to be remembered."""
+    if config.ssh.rpartition("@")[2].startswith("-") or config.ssh.startswith("-"):
+        raise SpecError(
+            f"`--ssh {config.ssh}` is no machine: it begins as an option does",
+            hint="say `--ssh USER@HOST`, and `--ssh-options='...'` for words to `ssh` itself",
+        )
     door = open_door(config)
     version = door.version()
     if config.as_owners:

@@ -124,7 +124,8 @@ def _settings(inventory: Inventory, facts: Mapping[str, Facts]) -> dict[str, str
         "HealthCheckInterval": HEALTH_EVERY_S,
         "HealthCheckNodeState": "ANY",
         "ReturnToService": 2,
-        "SlurmdTimeout": 60,
+        # When a node is back that was away for longer, Slurm ends what ran there: a fence's default, no less.
+        "SlurmdTimeout": 1800,
         "KillWait": 30,
     }
     if nodes:

@@ -19,11 +19,15 @@ def has_mark(folder: str, mark: str) -> str:
 
 
 def leave_mark(folder: str, mark: str) -> str:
+    """Others may write to the folder: what they laid there under that name is replaced, never written to."""
     return f"""\
 {_AS_LOGIN}
 [ -d {folder} ] || {{ echo 'there is no directory {folder}; make or mount it on every machine' >&2; exit 1; }}
 {recorded("made", f"mark {folder}/{SHARED_MARK}")}
-$as sh -c 'echo "{mark}" >{folder}/{SHARED_MARK}'"""
+$as sh -c 'set -eC
+new=$(mktemp -u {folder}/{SHARED_MARK}.XXXXXXXXXX)
+echo "{mark}" >"$new"
+mv -fT "$new" {folder}/{SHARED_MARK} || {{ rm -f "$new"; exit 1; }}'"""
 
 
 def drop_mark(path: str) -> str:

@@ -25,15 +25,16 @@ async def fetch(core: Core, asked: Fetch) -> Assignment:
     again; `StateError` for any other, and for a share whose time is over. One that ended while its order was
     taken stays so at the desk, and nobody begins it.
     """
-    desk = _desk(core)
+    engine = _engine(core)
     starting = await core.store.read(lambda tx: _current(tx, asked))
     submission = submission_of(core, starting)
-    share = await _led(core, partial(desk.take, asked))
+    share = await _led(core, partial(engine.desk.take, asked))
+    order = await engine.as_given(share.order)
     # An end that was recorded since the question is of a share that nobody had; nobody is to have it.
     await core.store.read(lambda tx: _refuse_ended(tx, share.order))
     core.leases.heard(asked.attempt_id, asked.node, share.order.incarnation)
     return Assignment(
-        order=msgspec.structs.replace(share.order, control_urls=core.urls_to_tell),
+        order=msgspec.structs.replace(order, control_urls=core.urls_to_tell),
         credentials=_with_porch(core, share.order, submission.credentials[asked.node]),
         has_archive=share.order.archive_digest is not None,
     )
@@ -80,11 +81,15 @@ async def _lead(core: Core) -> None:
 
 
 def _desk(core: Core) -> Desk:
+    return _engine(core).desk
+
+
+def _engine(core: Core) -> SupportsDesk:
     if not isinstance(core.engine, SupportsDesk):
         raise NotFound(
             f"no order waits here: the engine is `{core.engine.name}`, whose nodes are this machine"
         )
-    return core.engine.desk
+    return core.engine
 
 
 def _refuse_ended(tx: Tx, order: Order) -> None:

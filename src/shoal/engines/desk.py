@@ -98,6 +98,9 @@ class SupportsDesk(Protocol):
 
     desk: Desk
 
+    async def as_given(self, order: Order) -> Order:
+        """The order, with what is known only when somebody comes for it. `EngineUnreachable`: not now."""
+
 
 class Desk:
     """One per home. Made anew it knows everything again but when somebody was last heard from."""

@@ -30,16 +30,16 @@ from shoal.engines.desk import Desk, DeskShare
 from shoal.engines.refusal import is_name, refuse_malformed, refuse_strangers, what_is_gone
 from shoal.errors import EngineRefused, EngineUnreachable, NodeGone
 from shoal.model.node import NodeFacts
-from shoal.wire import KEEPER_PATIENCE_S, EndKind, Order, Summons
+from shoal.wire import KEEPER_ASK_S, KEEPER_PATIENCE_S, KEEPER_PING_S, EndKind, Order, Summons
 
 T = TypeVar("T")
 log = structlog.get_logger()
 
-HEARD_S = 15.0
-"""Who has said something so lately lives: three times as long as a keeper may be quiet."""
-LATE_S = 10.0
-"""How long a keeper may be quiet before the cluster's evidence of its end counts: twice as long as one that
-lives is. Who speaks contradicts it."""
+LATE_S = KEEPER_PING_S + 2 * KEEPER_ASK_S
+"""How long a keeper may be quiet before the cluster's evidence of its end counts: one that lives may ask two
+control planes in vain before it comes to us. Who speaks contradicts it."""
+HEARD_S = LATE_S + 2.0
+"""Who has said something so lately lives."""
 SILENT_S = 3 * HEARD_S
 """A node that nobody was heard from for so long takes no work. Less than the shortest fence: what is replaced
 because its node is silent goes elsewhere."""
@@ -175,6 +175,10 @@ class RemoteEngine(ABC):
         `EngineUnreachable`: we do not know. Nothing to do where there is no queue.
         """
         return
+
+    async def as_given(self, order: Order) -> Order:
+        """As it was laid down, where the cluster's nodes keep their addresses."""
+        return order
 
     @abstractmethod
     async def nodes(self) -> list[NodeFacts]: ...

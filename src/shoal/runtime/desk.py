@@ -16,9 +16,10 @@ import msgspec
 
 from shoal.proof import sign_for
 from shoal.runtime.addresses import MAX_KNOWN
-from shoal.wire import Assignment, Dispatch, DispatchAnswer, Fetch
+from shoal.wire import KEEPER_ASK_S, Assignment, Dispatch, DispatchAnswer, Fetch
 
-TIMEOUT_S = 20.0
+ASK_S, LONG_S = KEEPER_ASK_S, 20.0
+"""Until a living process has let us in, or has answered a few words; and for all that is longer."""
 PIECE = 1 << 20
 MAX_ANSWER = 8 << 20
 REFUSALS = (http.client.FORBIDDEN, http.client.CONFLICT, http.client.UNAUTHORIZED)
@@ -55,10 +56,11 @@ class DeskClient:
         self._post("/v1/desk/archive", ticket, msgspec.json.encode(asked), "application/json", path)
 
     def tell(self, key: str, told: Dispatch, piece: bytes) -> DispatchAnswer:
-        """Hand in a piece of the log and what else there is to say."""
+        """Hand in a piece of the log, if there is one, and what else there is to say."""
         body = msgspec.json.encode(told) + b"\n" + piece
         token = sign_for(key, told.attempt_id, told.node, body)
-        answer = self._post("/v1/desk/dispatch", token, body, "application/octet-stream")
+        answer_s = LONG_S if piece else ASK_S
+        answer = self._post("/v1/desk/dispatch", token, body, "application/octet-stream", answer_s=answer_s)
         heard = msgspec.json.decode(answer, type=DispatchAnswer)
         self.learn(heard.control_urls)
         return heard
@@ -67,12 +69,20 @@ class DeskClient:
         """Of further control planes of the same cluster, to be asked when the others are silent."""
         self._urls += [url for url in urls if url not in self._urls][: MAX_KNOWN - len(self._urls)]
 
-    def _post(self, path: str, token: str, body: bytes, kind: str, save_as: str | None = None) -> bytes:
+    def _post(
+        self,
+        path: str,
+        token: str,
+        body: bytes,
+        kind: str,
+        save_as: str | None = None,
+        answer_s: float = LONG_S,
+    ) -> bytes:
         """The answer of the first control plane that gives one; it is asked first the next time."""
         reasons = []
         for url in tuple(self._urls):
             try:
-                answer = self._post_to(url, path, token, body, kind, save_as)
+                answer = self._post_to(url, path, token, body, kind, save_as, answer_s)
             except (OSError, ValueError, http.client.HTTPException, Silent) as error:
                 reasons.append(f"{url}: {type(error).__name__}: {error}")
                 continue
@@ -81,12 +91,17 @@ class DeskClient:
             return answer
         raise Silent("; ".join(reasons) or "no address of a control plane is known")
 
-    def _post_to(self, url: str, path: str, token: str, body: bytes, kind: str, save_as: str | None) -> bytes:
+    def _post_to(
+        self, url: str, path: str, token: str, body: bytes, kind: str, save_as: str | None, answer_s: float
+    ) -> bytes:
         parts = urllib.parse.urlsplit(url)
         connection = http.client.HTTPSConnection(
-            parts.hostname or "", parts.port, timeout=TIMEOUT_S, context=self._trust
+            parts.hostname or "", parts.port, timeout=ASK_S, context=self._trust
         )
         with contextlib.closing(connection):
+            # The kernel of a process that is frozen connects, and no certificate comes.
+            connection.connect()
+            connection.sock.settimeout(answer_s)
             headers = {"Authorization": f"Bearer {token}", "Content-Type": kind}
             connection.request("POST", path, body=body, headers=headers)
             answer = connection.getresponse()

@@ -24,6 +24,7 @@ from shoal.clock import BootClock
 from shoal.runtime import entry, kernel, places, removal, spool, tree
 from shoal.runtime.desk import DeskClient, Refused, Silent
 from shoal.wire import (
+    KEEPER_PING_S,
     MAX_OUTCOME_MESSAGE,
     Assignment,
     Credentials,
@@ -40,7 +41,7 @@ from shoal.wire import (
 DONE, NO_ORDER, STOPPED, UNDELIVERED, USAGE = 0, 3, 143, 75, 64
 TURN_S = 0.1
 PIECE = 512 << 10
-PING_S, LONE_PING_S = 5.0, 1.0
+PING_S, LONE_PING_S = KEEPER_PING_S, 1.0
 """How often to say something where there is nothing to say. Who renews a lease hears of a stop there; who
 does not, here alone."""
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.3, 5.0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cluster import leaving, shell
+from shoal.cluster import leaving, shared, shell
 from shoal.cluster.facts import read_facts
 from shoal.cluster.inventory import Host
 from shoal.cluster.render import File
@@ -115,3 +115,31 @@ def test_what_was_there_before_is_back_in_one_move(tmp_path: Path) -> None:
     assert "rm -f" not in change.partition("else")[0]
     run(change)
     assert (path.read_bytes(), kept.exists()) == (b"theirs", False)
+
+
+def test_a_mark_is_never_written_through_a_link_that_somebody_laid_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    folder, precious = tmp_path / "scratch", tmp_path / "precious"
+    folder.mkdir()
+    precious.write_text("theirs")
+    mark = folder / shared.SHARED_MARK
+    mark.symlink_to(precious)
+    for _ in range(2):
+        run(shared.leave_mark(str(folder), "lab of a"))
+        run(shared.has_mark(str(folder), "lab of a"))
+        assert (mark.is_symlink(), precious.read_text()) == (False, "theirs")
+    assert list(folder.iterdir()) == [mark]
+
+
+def test_a_mark_that_cannot_be_left_leaves_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    mark = tmp_path / shared.SHARED_MARK
+    mark.mkdir()
+    with pytest.raises(subprocess.CalledProcessError):
+        run(shared.leave_mark(str(tmp_path), "lab of a"))
+    assert list(mark.iterdir()) == []
+    assert {path.name for path in tmp_path.iterdir()} == {"state", mark.name}

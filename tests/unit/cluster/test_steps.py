@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from shoal.cluster.inventory import Inventory, make
 from shoal.cluster.leaving import leave, left_behind
 from shoal.cluster.objections import MAX_SKEW_S, Takeover, misfits, objections, unlike_users
 from shoal.cluster.steps import Stage, plan
+from shoal.spec.job import JobSpec
 from tests.support.bare_machines import SECRETS, facts_of, found, host, parts_of, three, told
 
 KEY = "file /etc/munge/munge.key 11"
@@ -242,6 +244,14 @@ def test_settings_of_the_inventory_are_put_over_ours() -> None:
     text = render.slurm_conf(found(inventory, facts), facts).content.decode()
     assert text.count("SlurmdTimeout=") == 1
     assert "SlurmdTimeout=7\n" in text
+
+
+def test_slurm_ends_nothing_on_a_node_that_is_back_before_a_fence_is_over() -> None:
+    inventory = three()
+    facts = facts_of(inventory.hosts)
+    text = render.slurm_conf(found(inventory, facts), facts).content.decode()
+    [timeout] = re.findall(r"^SlurmdTimeout=([0-9]+)$", text, flags=re.MULTILINE)
+    assert int(timeout) >= JobSpec.model_fields["fence"].default
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from shoal.control.core import Core
 from shoal.control.first import DEFAULT_PROJECT, prepare
 from shoal.engines.desk import DeskShare
 from shoal.engines.remote import Glimpses, Reach, RemoteEngine
-from shoal.errors import Deposed, NotFound, StateError
+from shoal.errors import Deposed, EngineUnreachable, NotFound, StateError
 from shoal.identity import proof_key
 from shoal.ids import id_factory
 from shoal.model.moves import NodeEnded
@@ -95,6 +95,23 @@ async def test_an_order_comes_with_credentials_that_were_on_no_disk(
     files = [path for path in tmp_path.rglob("*") if path.is_file()]  # noqa: ASYNC240
     assert any("desk" in path.parts for path in files)
     assert not any(b"swordfish" in path.read_bytes() for path in files)
+
+
+async def test_an_order_is_given_with_what_the_engine_knows_only_then(
+    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(order: Order) -> Order:
+        raise EngineUnreachable("nobody knows where its first node is")
+
+    async def as_given(order: Order) -> Order:
+        return msgspec.structs.replace(order, master_addr="10.0.0.9")
+
+    asked = await waiting(plane)
+    monkeypatch.setattr(plane.core.engine, "as_given", away)
+    with pytest.raises(EngineUnreachable):
+        await plane.fetch_order(asked)
+    monkeypatch.setattr(plane.core.engine, "as_given", as_given)
+    assert (await plane.fetch_order(asked)).order.master_addr == "10.0.0.9"
 
 
 async def test_no_order_for_a_second_process_another_node_or_another_incarnation(plane: ControlPlane) -> None:

@@ -114,6 +114,28 @@ def test_what_runs_as_another_user_has_nothing_of_ours_in_its_environment(
     assert told.endswith("\n/\n")
 
 
+def test_over_ssh_an_owner_gets_no_more_of_roots_session_than_here(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session's environment is the login node's: `ssh` on paper passes ours on as that."""
+    given = {"SSH_AUTH_SOCK": "/tmp/agent", "SUDO_COMMAND": "x", "KRB5CCNAME": "FILE:/tmp/krb5cc_0"}
+    given |= {"SLURM_CONF": "/etc/slurm/a conf", "LANG": "C.UTF-8", "HOME": "/root"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    for name in ("LC_ALL", "TZ"):
+        monkeypatch.delenv(name, raising=False)
+    program(folder, "ssh", 'for last; do :; done; exec sh -c "$last"')
+    program(folder, "setpriv", f'echo "$@" > {folder}/words; env > {folder}/env; pwd >> {folder}/env; echo 7')
+    asked = Request(name="x", comment="", nodes=("n0",), cpus=1, output="/dev/null", script="script")
+    assert CommandDoor("root@login", as_owners=True).submit(asked, ANA) == "7"
+    assert (folder / "words").read_text().startswith("--reuid=1000 --regid=1000 --init-groups sbatch ")
+    told = (folder / "env").read_text().splitlines()
+    assert told[-1] == "/"
+    assert {"HOME=/home/ana", "USER=ana", "LOGNAME=ana", "SLURM_CONF=/etc/slurm/a conf"} <= set(told)
+    names = {line.partition("=")[0] for line in told[:-1]} - {"PWD", "OLDPWD", "SHLVL", "_"}  # of that `sh`
+    assert names == {"PATH", "HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF"}
+
+
 @pytest.fixture
 def shared() -> Iterator[Path]:
     """Reachable for everybody, which a test's own folder is not."""

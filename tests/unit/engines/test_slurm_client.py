@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -80,3 +83,67 @@ def test_commands_are_asked_in_utc_and_without_what_people_have_set_for_theirs(
     told = set(CommandDoor().version().splitlines())
     assert {"TZ=UTC", "SLURM_CONF=x"} <= told
     assert not [line for line in told if line.startswith(("SBATCH_", "SQUEUE_", "SLURM_MEM"))]
+
+
+def ssh_on_paper(folder: Path, code: str = 'for last; do :; done; exec sh -c "$last"') -> Path:
+    """Its words, one on each line, are in the file."""
+    (folder / "ssh").write_text(f"#!/bin/sh\nprintf '%s\\n' \"$@\" >{folder}/words\n{code}\n")
+    (folder / "ssh").chmod(0o755)
+    return folder / "words"
+
+
+def test_over_ssh_nothing_of_ours_is_offered_to_the_login_node(folder: Path, tmp_path: Path) -> None:
+    words = ssh_on_paper(folder, "echo slurm 22.05.8")
+    assert CommandDoor("ana@login", ("-o", "ForwardAgent=yes", "-p", "22")).version() == "slurm 22.05.8"
+    said = words.read_text().splitlines()
+    assert said[:4] == ["-o", "ForwardAgent=yes", "-p", "22"]  # of two `ssh` takes the first
+    assert {"BatchMode=yes", "ForwardAgent=no", "ForwardX11=no", "ClearAllForwardings=yes"} <= set(said)
+    assert "RequestTTY=no" in said
+    assert not [word for word in said if word.startswith("Control")]
+    assert said[-3:] == ["--", "ana@login", "env TZ=UTC LC_ALL=C sinfo --version"]
+
+
+def test_a_connection_is_kept_in_a_folder_that_nobody_else_has(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ssh_on_paper(folder, "echo slurm 22.05.8")
+    with tempfile.TemporaryDirectory(prefix="s", dir="/tmp") as home:
+        sockets = Path(home) / "ssh"
+
+        def kept() -> bool:
+            CommandDoor("ana@login", sockets=sockets).version()
+            return f"ControlPath={sockets}/%C" in words.read_text().splitlines()
+
+        assert kept()
+        assert (sockets.stat().st_mode & 0o777, list(sockets.iterdir())) == (0o700, [])
+        sockets.chmod(0o755)
+        assert not kept()
+        sockets.chmod(0o700)
+        sockets = sockets / ("deep" * 20)
+        assert not kept()  # the path would be too long for a socket
+        sockets = Path(home) / "a b"
+        assert not kept()
+
+
+def test_what_a_command_says_is_understood_whatever_language_people_have(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    ssh_on_paper(folder)
+    (folder / "mkdir").write_text(
+        '#!/bin/sh\n[ "$LC_ALL" = C ] && echo Permission denied >&2 || echo Keine Berechtigung >&2; exit 1\n'
+    )
+    (folder / "mkdir").chmod(0o755)
+    with pytest.raises(EngineRefused, match="Permission denied"):
+        CommandDoor("ana@login").make_folder("/scratch/x")
+
+
+def test_an_ssh_that_stays_behind_for_the_next_question_is_not_waited_for(folder: Path) -> None:
+    """As those do that keep a connection: some versions hold their standard error meanwhile."""
+    ssh_on_paper(folder, "sleep 20 >/dev/null </dev/null & echo $! >" + f"{folder}/pid; echo slurm 22.05.8")
+    began = time.monotonic()
+    try:
+        assert CommandDoor("ana@login").version() == "slurm 22.05.8"
+        assert time.monotonic() - began < 10
+    finally:
+        os.kill(int((folder / "pid").read_text()), signal.SIGKILL)

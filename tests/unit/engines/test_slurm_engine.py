@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shoal.engines.base import Sight, Submission
@@ -616,3 +617,41 @@ async def test_a_job_of_another_user_that_is_named_like_ours_is_not_believed(
     clock.advance(SETTLE_S + 30.0)
     [seen] = await engine.list_owned()
     assert seen.sight is (Sight.ENDED if is_over else Sight.UNKNOWN)
+
+
+class SleepingSlurm(PaperSlurm):
+    """Its node has an address once it is awake."""
+
+    asked = 0
+
+    def nodes(self) -> list[RawNode]:
+        self.asked += 1
+        [raw] = super().nodes()
+        is_awake = self.state == "IDLE+CLOUD"
+        return [msgspec.structs.replace(raw, address="10.9.9.9" if is_awake else "n0")]
+
+
+async def test_ranks_meet_where_a_node_is_that_slurm_woke_for_them(tmp_path: Path) -> None:
+    clock, slurm = VirtualClock(BOOTED_AT), SleepingSlurm()
+    slurm.state = "IDLE+CLOUD+POWERED_DOWN"
+    engine = engine_on(tmp_path, clock, slurm)
+    [facts] = await engine.nodes()
+    laid = order(nodes=("n0", "n1"), master_addr=facts.address)
+    clock.advance(JOBS_S)  # much less than the list of nodes is believed for
+    slurm.state = "IDLE+CLOUD"
+    given = [await engine.as_given(laid) for _ in range(9)]
+    assert {one.master_addr for one in given} == {"10.9.9.9"}
+    assert slurm.asked == 2
+    alone = order(nodes=("n0",), master_addr="127.0.0.1")
+    assert await engine.as_given(alone) == alone
+
+
+async def test_a_first_node_that_does_not_respond_is_not_asked_about_by_each_of_its_peers(
+    tmp_path: Path,
+) -> None:
+    clock, slurm = VirtualClock(BOOTED_AT), SleepingSlurm()
+    slurm.state = "IDLE*"
+    engine = engine_on(tmp_path, clock, slurm)
+    for _ in range(9):
+        assert (await engine.as_given(order(nodes=("n0", "n1")))).master_addr == "n0"
+    assert slurm.asked == 1

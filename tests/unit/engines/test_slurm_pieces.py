@@ -182,6 +182,14 @@ def test_what_people_write_about_a_node_is_no_fact(reason: str) -> None:
     assert told.reason.startswith(reason.partition(" Comment")[0])
 
 
+@pytest.mark.parametrize(("aside", "left"), [("512", 7488), ("9000", 1), ("(null)", 8000)])
+def test_memory_that_is_set_aside_for_the_system_is_not_offered(aside: str, left: int) -> None:
+    line = NODE.format(state="IDLE", reason="none")
+    aside = f"Boards=1 CoreSpecCount=1 CPUSpecList=3 MemSpecLimit={aside} "
+    [raw] = parse_nodes(line.replace("Boards=1 ", aside))
+    assert raw.memory_mb == left
+
+
 def test_a_node_that_cannot_be_read_takes_no_work_and_leaves_the_others_alone() -> None:
     good, bad = (
         NODE.format(state="IDLE", reason="none"),

@@ -103,6 +103,13 @@ def test_nodes_are_read_alike(version: str) -> None:
     assert second.answers
 
 
+def test_memory_that_is_set_aside_is_not_offered() -> None:
+    told = (RECORDED / "v0.0.42" / "nodes.json").read_text()
+    found = parse_reply(told.replace('"specialized_memory": 0', '"specialized_memory": 512').encode())
+    assert found is not None
+    assert {raw.memory_mb for raw in nodes_in(found)} == {8000 - 512}
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_partitions_are_read_alike(version: str) -> None:
     """Of v0.0.42 by hand, from what its writer writes: src/plugins/data_parser/v0.0.42 of Slurm 24.11.5."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import socket
+import stat
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -29,13 +31,30 @@ from shoal.engines.slurm.parse import (
     parse_topology,
 )
 from shoal.engines.slurm.partitions import Partition
-from shoal.engines.slurm.render import Request, sbatch_arguments, sbatch_environment
+from shoal.engines.slurm.render import EXPORTED, Request, sbatch_arguments, sbatch_environment
 from shoal.engines.slurm.states import Job, is_away, is_for_ever
 from shoal.errors import EngineRefused, EngineUnreachable
 
 TIMEOUT_S = 30.0
-SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5")
+SSH = {
+    "BatchMode": "yes",
+    "ConnectTimeout": "10",
+    "ServerAliveInterval": "5",
+    # Whatever the user's own configuration offers: an agent is root's of the login node while we are there.
+    "ForwardAgent": "no",
+    "ForwardX11": "no",
+    "ClearAllForwardings": "yes",
+    "RequestTTY": "no",
+}
+"""Of several words for one option `ssh` takes the first: those of the user stand before."""
 SSH_FAILED = 255
+SOCKET_BYTES = 40 + 17
+"""The name of a connection (`%C`: a digest of both machines, user and port), with what `ssh` puts behind it
+until the connection is there."""
+PLAIN_PATH = re.compile(r"[\w/.+,@-]+", re.ASCII)
+"""All else means something in a word for `ssh`."""
+STAYS_S = 60
+"""How long a connection stays that nobody uses: twice as long as `squeue` is left in peace."""
 OTHERS = re.compile(r"(SLURM|SBATCH|SQUEUE|SCANCEL|SINFO|SCONTROL|SRUN)_")
 """Variables of people, or of a job that we are in, which would change what we ask for and what we see."""
 OURS = frozenset({"SLURM_CONF"})
@@ -52,19 +71,30 @@ log = structlog.get_logger()
 class CommandDoor:
     """`shoal.engines.slurm.door.Door` by `sbatch`, `squeue`, `scontrol`, `scancel` and `sacct`."""
 
-    def __init__(self, ssh: str = "", ssh_options: Sequence[str] = (), *, as_owners: bool = False) -> None:
-        """`as_owners`: jobs are of many users, and whoever runs the commands is root."""
+    def __init__(
+        self,
+        ssh: str = "",
+        ssh_options: Sequence[str] = (),
+        *,
+        as_owners: bool = False,
+        sockets: Path | None = None,
+    ) -> None:
+        """`as_owners`: jobs are of many users, and whoever runs the commands is root. `sockets`: a folder of
+        ours alone, where `ssh` keeps its connection for the next question; None: each is a login of its own.
+        """
         self._ssh = ssh
         self._ssh_options = ssh_options
+        self._sockets = sockets if ssh and sockets is not None and _can_listen_in(sockets) else None
         self._as_owners = as_owners
         self._known: set[str] = set()
         """Names that were an account's."""
 
     def submit(self, request: Request, account: Account | None = None) -> str:
         """The script goes over standard input. `account`: whose the job is; None: ours."""
-        # What an SSH server gives to a command is the login node's own, and little.
+        # What an SSH server gives to a command is the login node's own, and little; of root's an owner gets
+        # as much as here.
         env = own_environment(os.environ) if self._ssh else sbatch_environment(os.environ)
-        command = [*becoming(account), "sbatch", *sbatch_arguments(request)]
+        command = [*becoming(account, is_far=bool(self._ssh)), "sbatch", *sbatch_arguments(request)]
         code, told, said = self._run(command, request.script, env)
         if code == 0:
             return told.strip().partition(";")[0]
@@ -185,25 +215,29 @@ class CommandDoor:
     def _run(
         self, command: list[str], given: str = "", env: Mapping[str, str] | None = None
     ) -> tuple[int, str, str]:
-        """`env`: of the process here, with its zone as it is. Else dates are in UTC: those of the zone of who
-        asks are an hour off once a year, and all day over SSH.
+        """`env`: of the process here, with its zone and language as they are. Else dates are in UTC: those of
+        the zone of who asks are an hour off once a year, and all day over SSH; and errors are in English.
         """
-        zone = ["env", "TZ=UTC"] if env is None else []
-        there = [*SSH, *self._ssh_options, self._ssh, shlex.join([*zone, *command])]
-        words = there if self._ssh else command
-        env = own_environment(os.environ) | {"TZ": "UTC"} if env is None else env
+        plain = {"TZ": "UTC", "LC_ALL": "C"} if env is None else {}
+        words = self._words_over_ssh(plain, command) if self._ssh else command
+        env = own_environment(os.environ) | plain if env is None else env
         try:
-            done = subprocess.run(
-                words,
-                input=given,
-                capture_output=True,
-                text=True,
-                errors="replace",  # of names that others gave
-                timeout=TIMEOUT_S,
-                check=False,
-                env=env,
-                start_new_session=self._as_owners,  # who can trace it must not reach our terminal
-            )
+            # Some versions of `ssh` would hold a pipe for as long as the connection stays.
+            with os.fdopen(os.memfd_create("said"), "w+", errors="replace") as errors:
+                done = subprocess.run(
+                    words,
+                    input=given,
+                    stdout=subprocess.PIPE,
+                    stderr=errors if self._ssh else subprocess.PIPE,
+                    text=True,
+                    errors="replace",  # of names that others gave
+                    timeout=TIMEOUT_S,
+                    check=False,
+                    env=env,
+                    start_new_session=self._as_owners,  # who can trace it must not reach our terminal
+                )
+                errors.seek(0)
+                said = errors.read() if self._ssh else str(done.stderr)
         except FileNotFoundError:
             raise EngineUnreachable(
                 f"there is no `{words[0]}` on this machine",
@@ -211,9 +245,35 @@ class CommandDoor:
             ) from None
         except (OSError, subprocess.TimeoutExpired) as error:
             raise EngineUnreachable(f"{command[0]} did not answer: {error}", hint="shoal doctor") from error
-        if (done.returncode != 0 and is_away(done.stderr)) or (self._ssh and done.returncode == SSH_FAILED):
-            raise EngineUnreachable(f"{command[0]}: {done.stderr.strip()}", hint="shoal doctor")
-        return done.returncode, done.stdout, done.stderr
+        if (done.returncode != 0 and is_away(said)) or (self._ssh and done.returncode == SSH_FAILED):
+            raise EngineUnreachable(f"{command[0]}: {said.strip()}", hint="shoal doctor")
+        return done.returncode, done.stdout, said
+
+    def _words_over_ssh(self, plain: Mapping[str, str], command: list[str]) -> list[str]:
+        options = dict(SSH)
+        if self._sockets is not None:
+            options |= {"ControlMaster": "auto", "ControlPath": f"{self._sockets}/%C"}
+            options["ControlPersist"] = str(STAYS_S)
+        ours = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+        there = [*(["env"] if plain else []), *(f"{name}={value}" for name, value in plain.items()), *command]
+        return ["ssh", *self._ssh_options, *ours, "--", self._ssh, shlex.join(there)]
+
+
+def _can_listen_in(folder: Path) -> bool:
+    """Whether connections can be kept there, out of others' reach. The path of a socket has 107 bytes, and
+    some file systems have none.
+    """
+    probe = folder / os.urandom(SOCKET_BYTES).hex()[:SOCKET_BYTES]
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        facts = folder.lstat()
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(str(probe))
+        probe.unlink()
+    except OSError:
+        return False
+    is_ours = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o077
+    return is_ours and PLAIN_PATH.fullmatch(str(folder)) is not None
 
 
 def own_environment(env: Mapping[str, str]) -> dict[str, str]:
@@ -221,17 +281,18 @@ def own_environment(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name in OURS or not OTHERS.match(name)}
 
 
-def becoming(account: Account | None) -> list[str]:
+def becoming(account: Account | None, *, is_far: bool = False) -> list[str]:
     """Words before a command that is to run as that user; none: as ourselves. That user can read all that its
-    environment holds.
+    environment holds. `is_far`: it is not ours but a session's on another machine, most of which is left out.
     """
     if account is None:
         return []
-    home = [f"HOME={account.home}", f"USER={account.name}", f"LOGNAME={account.name}"]
+    home = {"HOME": account.home, "USER": account.name, "LOGNAME": account.name}
+    kept = " ".join(f'${{{name}+"{name}=${name}"}}' for name in (*EXPORTED, *OURS) if name not in home)
+    env = ["sh", "-c", f'exec env -i --chdir=/ {kept} "$@"', "sh"] if is_far else ["env", "--chdir=/"]
     return [
-        "env",
-        "--chdir=/",
-        *home,
+        *env,
+        *(f"{name}={value}" for name, value in home.items()),
         "setpriv",
         f"--reuid={account.uid}",
         f"--regid={account.gid}",

@@ -6,6 +6,7 @@ Slurm's commands, here or over SSH (`client`), and slurmrestd (`rest`). Nobody b
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 from typing import Protocol
 
 from shoal.engines.slurm.associations import Association
@@ -62,8 +63,8 @@ class Door(Protocol):
         """Whether jobs run as root."""
 
 
-def open_door(config: SlurmConfig) -> Door:
-    """Asks nothing yet. `SpecError`: a token would go where it must not."""
+def open_door(config: SlurmConfig, sockets: Path | None = None) -> Door:
+    """Asks nothing yet. `SpecError`: a token would go where it must not. `sockets`: see `CommandDoor`."""
     if config.rest:
         return RestDoor(config.rest, config.jwt_file, user=config.rest_user, served_by=config.rest_uid)
-    return CommandDoor(config.ssh, config.ssh_options, as_owners=config.as_owners)
+    return CommandDoor(config.ssh, config.ssh_options, as_owners=config.as_owners, sockets=sockets)

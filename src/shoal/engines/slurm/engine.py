@@ -79,7 +79,7 @@ class SlurmEngine(RemoteEngine):
         only_project = None if config.has_shared_trust or config.as_owners else config.project
         super().__init__(home, clock=clock, reach=reach, term=term, only_project=only_project)
         self._config = config
-        self._door = door or open_door(config)
+        self._door = door or open_door(config, home / "ssh")
         self._owners = self._door if config.as_owners and isinstance(self._door, CommandDoor) else None
         """The same door, where each job is its owner's."""
         self._jobs: dict[Key, Job] = {}
@@ -211,6 +211,20 @@ class SlurmEngine(RemoteEngine):
         shares = self.desk.find(attempt_id).values()
         names = {job_name(attempt_id, number) for s in shares for number in (s.order.incarnation, s.launch)}
         await self._cancel(names, attempt_id)
+
+    async def as_given(self, order: Order) -> Order:
+        """With the address that its first node has now: one that Slurm woke for it had another, or none."""
+        first = self._nodes.get(order.nodes[0])
+        if len(order.nodes) > 1 and (first is None or not first.answers):
+            async with self._asking:
+                await self._refresh_config()
+                if self._clock.monotonic() - self._nodes_at >= JOBS_S:
+                    self._nodes_at = -math.inf
+                await self._refresh_nodes()
+            first = self._nodes.get(order.nodes[0])
+        if first is None or len(order.nodes) == 1:
+            return order
+        return msgspec.structs.replace(order, master_addr=first.facts.address)
 
     async def take_back(self, attempt_id: str) -> None:
         async with self._asking:

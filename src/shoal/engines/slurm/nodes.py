@@ -41,6 +41,7 @@ class RawNode(msgspec.Struct, frozen=True, kw_only=True):
     partitions: tuple[str, ...] = ()
     cpus: float = 1.0
     memory_mb: int = 1
+    """That jobs may have: without what is set aside for the system (MemSpecLimit)."""
     disk_mb: int = 0
     gres: str = ""
     booted_at: float | None = None

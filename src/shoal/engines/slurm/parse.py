@@ -184,7 +184,7 @@ def _node(fields: dict[str, str]) -> RawNode:
         features=_listed(fields.get("ActiveFeatures", "")),
         partitions=_listed(fields.get("Partitions", "")),
         cpus=float(fields.get("CPUEfctv") or fields.get("CPUTot") or 1),
-        memory_mb=int(fields.get("RealMemory", "1")),
+        memory_mb=max(int(fields.get("RealMemory", "1")) - _number(fields.get("MemSpecLimit", ""), 0), 1),
         disk_mb=int(fields.get("TmpDisk", "0")),
         gres=_unless_null(fields.get("Gres", "")),
         booted_at=_moment(fields.get("BootTime", "")),

@@ -89,6 +89,8 @@ class _NodeLine(msgspec.Struct):
     cpus: int = 1
     effective_cpus: int = 0
     real_memory: int = 1
+    specialized_memory: int = 0
+    """v0.0.38 does not say it."""
     temporary_disk: int = 0
     gres: str | None = None
     boot_time: Number = None
@@ -234,7 +236,7 @@ def nodes_in(reply: Reply) -> list[RawNode]:
             features=tuple(_words(line.active_features)),
             partitions=tuple(_words(line.partitions)),
             cpus=float(line.effective_cpus or line.cpus),
-            memory_mb=line.real_memory,
+            memory_mb=max(line.real_memory - line.specialized_memory, 1),
             disk_mb=line.temporary_disk,
             gres=line.gres or "",
             booted_at=_value(line.boot_time),
