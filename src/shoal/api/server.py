@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import FrameType
 
 import anyio
 import structlog
@@ -153,6 +154,12 @@ class Server(uvicorn.Server):
     """uvicorn that returns after a signal, so that whoever opened the control plane can close it."""
 
     on_ready: Callable[[], None] | None = None
+    is_asked_to_stop = False
+    """By a signal."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.is_asked_to_stop = True
+        super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

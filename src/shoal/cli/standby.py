@@ -89,7 +89,8 @@ class _Seat:
             tasks.start_soon(self._watch)
             await self._server.serve(sockets=[self._listener])
             tasks.cancel_scope.cancel()
-        return self._is_free
+        # Who was asked to stop does not lead, though the lead got free meanwhile: both are being ended.
+        return self._is_free and not self._server.is_asked_to_stop
 
     def is_free(self, wait_s: float) -> bool:
         """Whether the lead could be had now. Blocks for at most `wait_s`."""
