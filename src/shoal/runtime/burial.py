@@ -33,8 +33,9 @@ def main(arguments: list[str]) -> int:
 
 
 def bury(share: spool.Share, timeout_s: float = TIMEOUT_S) -> int:
-    """Kill its supervisor and what that left. A share that was never prepared, or is removed, is over; of one
-    whose files were taken away nobody can say so.
+    """Kill its supervisor and what that left. A share that was never prepared, or is removed, is over, and
+    nobody can tell these from one whose whole directory was taken away; of one that has lost files nobody can
+    say so.
     """
     clock = BootClock()
     deadline, told = clock.monotonic() + timeout_s, "its order is gone"

@@ -114,7 +114,7 @@ async def test_who_speaks_is_alive_while_the_cluster_cannot_be_asked(
     assert (seen.sight, seen.is_queued) == (Sight.UNKNOWN, False)
 
 
-async def test_what_does_not_die_without_its_supervisor_is_an_orphan_who_ever_is_heard_from(
+async def test_what_does_not_die_without_its_supervisor_is_an_orphan_whoever_is_heard_from(
     engine: Lent, clock: VirtualClock
 ) -> None:
     news: list[int] = []

@@ -23,7 +23,7 @@ from shoal.engines.slurm.parse import (
 from shoal.engines.slurm.partitions import Partition
 from shoal.engines.slurm.render import batch_script, request, sbatch_arguments, sbatch_environment
 from shoal.engines.slurm.rights import parts_of
-from shoal.engines.slurm.states import OVER, Job, glimpse
+from shoal.engines.slurm.states import OVER, Job, glimpse, stage_of
 from shoal.errors import EngineRefused, SpecError
 from shoal.wire import Limits, Order, Summons
 
@@ -159,7 +159,18 @@ def test_a_node_becomes_facts() -> None:
     assert nodes("IDLE", partition="gpu") == []
 
 
-@pytest.mark.parametrize("state", ["DOWN", "IDLE+DRAIN", "MIXED*", "DOWN*+DRAIN", "IDLE+NOT_RESPONDING"])
+@pytest.mark.parametrize(
+    "state",
+    [
+        "DOWN",
+        "IDLE+DRAIN",
+        "MIXED*",
+        "DOWN*+DRAIN",
+        "IDLE+NOT_RESPONDING",
+        "IDLE+MAINTENANCE",
+        "MIXED+MAINTENANCE+RESERVED",
+    ],
+)
 def test_a_node_that_takes_no_work_says_why(state: str) -> None:
     [node] = nodes(state, "bad cable", "low")
     assert not node.facts.is_alive
@@ -227,6 +238,11 @@ def test_jobs_and_switches_are_read() -> None:
 def test_what_slurm_merely_believes_is_never_evidence(state: str) -> None:
     job = Job(job_id="1", state=state, name="x")
     assert not glimpse(job, is_settled=True, rebooted=False).is_over
+
+
+@pytest.mark.parametrize("state", ["PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD"])
+def test_what_slurm_is_to_run_again_waits_in_its_queue(state: str) -> None:
+    assert stage_of(state) is Stage.QUEUED
 
 
 def test_an_end_is_evidence_once_the_node_has_answered_for_a_while_or_was_restarted() -> None:
