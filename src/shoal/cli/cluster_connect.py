@@ -27,9 +27,10 @@ def connect_shoal(inventory: Inventory, facts: Mapping[str, Facts]) -> str:
     from shoal.cluster.objections import unlike_users
 
     words = _connecting(inventory)
-    if inventory.controller.user == "root":
-        typed = shlex.join(words).replace("root@", "USER@", 1)
-        return f"-- connect Shoal as a user with an account on every machine: `shoal {typed}`"
+    if is_root_login(inventory, facts):
+        words[words.index("--ssh") + 1] = f"USER@{inventory.controller.address}"
+        typed = shlex.join(words)
+        return f"-- to connect, as a user who has an account on every machine: `shoal {typed}`"
     typed = shlex.join(words)
     if unlike_users(inventory, facts):
         why = "as jobs would run as somebody else: see the notes above"
@@ -45,7 +46,16 @@ def connect_shoal(inventory: Inventory, facts: Mapping[str, Facts]) -> str:
         code = run_command(words)
     if not code:
         return ""
-    return f"-- Shoal was not connected to it (exit code {code}); the cluster itself works. `shoal {typed}`"
+    why = f"(exit code {code}); the cluster itself works"
+    return f"-- Shoal was not connected to it {why}. To try again: `shoal {typed}`"
+
+
+def is_root_login(inventory: Inventory, facts: Mapping[str, Facts]) -> bool:
+    """Whether it is root who logs in to the controller: by name, or because nobody else was named."""
+    if inventory.controller.user is not None:
+        return inventory.controller.user == "root"
+    fact = facts.get(inventory.controller.address)
+    return fact is not None and fact.login[1] == 0
 
 
 def _connecting(inventory: Inventory) -> list[str]:

@@ -250,6 +250,11 @@ def test_shoal_is_not_connected_as_root_and_it_is_said_what_to_type(monkeypatch:
     said = connect_shoal(made("root", port=2222), {})
     words = "`shoal connect slurm --ssh USER@10.0.0.1 '--ssh-options=-p 2222' --python /usr/bin/python3"
     assert words in said
+    facts = facts_of(three().hosts)
+    for user in ("root", None):  # nobody was named, and it was root who got in
+        said = connect_shoal(made(user), facts)
+        assert said.startswith("-- to connect, as a user who has an account on every machine: `shoal connect")
+        assert "--ssh USER@10.0.0.1 " in said
     assert typed == []
 
 
