@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from shoal.cli.cluster_connect import connect_shoal, is_connected
+from shoal.cli.cluster_connect import connect_shoal, goodbye, refuse_fight
 from shoal.cli.cluster_inventory import alone, apart, reached, save_or_drop, saved, wanted
 from shoal.cli.cluster_words import as_json, closing, counted, planned, told
 from shoal.cli.flags import JsonFlag
@@ -243,14 +243,16 @@ def destroy(
                 " the accounting of its jobs would be gone",
                 hint=f"shoal cluster destroy --cluster {inventory.cluster} --yes",
             )
+        if force and not dry_run:
+            refuse_fight(inventory)
 
         async def work(crew: Crew, wishes: Wishes) -> Report:
             return await take_down(crew, inventory, wishes)
 
         order = Order(dry=dry_run, json=json, forced=force, packages=packages)
         code = order.carry_out(inventory, path, work)
-    if not (code or dry_run or json) and is_connected(inventory):
-        note("-- Shoal here is still connected to it; back to this machine: `shoal connect local`")
+    if not (code or dry_run or json) and (said := goodbye(inventory)):
+        note(said)
     return code
 
 

@@ -136,7 +136,7 @@ class Ssh:
         `EngineUnreachable`: it did not answer. `EngineRefused`: it, or we, would not have the other.
         """
         tunnel = await self._jump(host.jump) if host.jump else None
-        connection = await self._open(host.address, host.user, host.port, tunnel)
+        connection = await self._open(host.address, host.user, host.port, tunnel, host.jump)
         try:
             who = await connection.run("id -u", timeout=CONNECT_S)
         except (OSError, asyncssh.Error) as lost:
@@ -155,10 +155,16 @@ class Ssh:
         return await asyncio.shield(self._jumps[where])
 
     async def _open(
-        self, address: str, user: str | None, port: int | None, tunnel: asyncssh.SSHClientConnection | None
+        self,
+        address: str,
+        user: str | None,
+        port: int | None,
+        tunnel: asyncssh.SSHClientConnection | None,
+        jump: str | None = None,
     ) -> asyncssh.SSHClientConnection:
         file = self._access.known_hosts_file
         known = _known(file)
+        typed = ssh_words(address, user, port, jump, self._access.identity)
         client = _Client(self._access, known)
         options: dict[str, Any] = {
             "known_hosts": known,
@@ -178,10 +184,7 @@ class Ssh:
         except asyncssh.HostKeyNotVerifiable:
             raise _unknown_key(address, client, file) from None
         except asyncssh.PermissionDenied:
-            raise EngineRefused(
-                f"{address} takes none of our keys for user `{user or 'of ~/.ssh/config'}`",
-                hint=f"ssh-copy-id {user + '@' if user else ''}{address}, or name a key with `--identity`",
-            ) from None
+            raise _no_key(address, user, port, self._access.identity) from None
         except asyncssh.KeyImportError as wrong:
             raise EngineRefused(
                 f"the key {self._access.identity or 'in ~/.ssh'} cannot be read: {wrong}", hint="ssh-add"
@@ -189,13 +192,30 @@ class Ssh:
         except (OSError, asyncssh.Error, TimeoutError) as wrong:
             told = str(wrong) or f"no answer within {CONNECT_S:g} s"
             raise EngineUnreachable(
-                f"{address} cannot be reached: {told}", hint=f"ssh {address} true"
+                f"{address} cannot be reached: {told}", hint=f"{typed} true"
             ) from None
 
     async def close(self) -> None:
         for task in self._jumps.values():
             if task.done() and not task.cancelled() and task.exception() is None:
                 task.result().close()
+
+
+def ssh_words(
+    address: str, user: str | None, port: int | None, jump: str | None, identity: str | None
+) -> str:
+    """What a person types to log in there as we do."""
+    ways = {"-i": identity, "-p": port, "-J": jump}
+    words = [word for flag, way in ways.items() if way for word in (flag, str(way))]
+    return shlex.join(["ssh", *words, f"{user}@{address}" if user else address])
+
+
+def _no_key(address: str, user: str | None, port: int | None, identity: str | None) -> EngineRefused:
+    tried = f"does not take the key {identity}" if identity else "takes none of our keys"
+    whose = f"user `{user}`" if user else "the user that ~/.ssh/config or your own login names"
+    copied = ssh_words(address, user, port, None, identity).replace("ssh", "ssh-copy-id", 1)
+    other = "another key" if identity else "a key"
+    return EngineRefused(f"{address} {tried} for {whose}", hint=f"{copied}, or name {other} with `--identity`")
 
 
 def _known(file: Path) -> asyncssh.SSHKnownHosts:

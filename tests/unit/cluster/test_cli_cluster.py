@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shoal.cli import main
@@ -14,6 +15,7 @@ from shoal.cli.cluster_inventory import alone
 from shoal.cluster import ssh
 from shoal.cluster.inventory import Host, Inventory, load
 from shoal.cluster.run import Crew
+from shoal.engines.slurm.config import SlurmConfig
 from shoal.errors import EngineUnreachable
 from tests.support.bare_machines import PART, PaperMachine, facts_of, found, three, told
 from tests.support.cli import Shell
@@ -88,11 +90,28 @@ def test_a_worker_that_fails_is_told_and_the_rest_works(
     made = shell(*CREATE)
     assert made.code == 5
     assert "10.0.0.2: REFUSED: 10.0.0.2 cannot be reached: no route" in made.out
-    assert made.out.splitlines()[-2:] == [
+    assert made.out.splitlines()[-3:] == [
         "cluster lab: 1 of 2 machines failed, the other 1 did well",
         "next  mend it, then the same command again",
+        "next  or leave it out: `shoal cluster remove 10.0.0.2`",
     ]
     assert [host.label for host in load(shell.home / "clusters" / "lab.yaml").hosts] == ["a", "10.0.0.2"]
+
+
+def test_a_machine_that_was_mistyped_is_left_out_as_it_is_said(
+    shell: Shell, drawer: dict[str, PaperMachine]
+) -> None:
+    del drawer["10.0.0.2"]
+    assert shell(*CREATE).code == 5
+    assert shell("cluster", "add", "10.0.0.3").out.splitlines()[-1].endswith("remove 10.0.0.2`")
+    assert shell("cluster", "remove", "10.0.0.2").code == 0
+    assert shell("cluster", "create", "--no-connect").code == 0
+
+
+def test_a_machine_that_is_named_twice_is_called_so(shell: Shell, drawer: dict[str, PaperMachine]) -> None:
+    for words in (("--hosts", "10.0.0.1,10.0.0.1"), ("--hosts", "10.0.0.1,10.0.0.2,10.0.0.2")):
+        twice = shell("cluster", "create", *words, "--no-connect")
+        assert (twice.code, f"names {words[1][-8:]} twice" in twice.err) == (2, True)
 
 
 def test_a_dry_run_prints_commands_and_files_but_no_secret(
@@ -195,6 +214,31 @@ def test_a_cluster_is_taken_down_only_by_who_says_yes(shell: Shell, drawer: dict
     assert (asked.code, asked.err.splitlines()[-1]) == (3, "hint: shoal cluster destroy --cluster lab --yes")
     assert shell("cluster", "destroy", "--yes").code == 0
     assert "no cluster yet" in shell("cluster").out
+
+
+def test_a_shoal_that_would_start_jobs_again_is_not_fought(
+    shell: Shell, drawer: dict[str, PaperMachine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shell(*CREATE).code == 0
+    monkeypatch.setattr("shoal.cli.cluster_connect.holder", lambda _: 4711)
+    (shell.home / "options.json").write_text('{"engine": "slurm"}')
+    config = SlurmConfig(python="python3", ssh="ana@login", cluster="lab", heads=("a",))
+    (shell.home / "slurm.json").write_bytes(msgspec.json.encode(config))
+    refused = shell("cluster", "destroy", "--yes", "--force")
+    assert (refused.code, refused.err.splitlines()[-1]) == (3, "hint: `shoal down --jobs` first")
+    assert "Shoal here is up (process 4711) and would start them again" in " ".join(refused.err.split())
+    gone = shell("cluster", "destroy", "--yes")
+    assert gone.code == 0
+    assert "back to this machine: `shoal down`, then `shoal connect local`" in gone.err
+
+
+def test_a_shoal_that_works_elsewhere_hinders_nothing(
+    shell: Shell, drawer: dict[str, PaperMachine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shell(*CREATE).code == 0
+    monkeypatch.setattr("shoal.cli.cluster_connect.holder", lambda _: 4711)
+    gone = shell("cluster", "destroy", "--yes", "--force")
+    assert (gone.code, "shoal connect local" in gone.err) == (0, False)
 
 
 def test_an_inventory_of_ones_own_is_taken(
