@@ -28,7 +28,8 @@ COMMANDS = {
     "sinfo": "echo slurm 22.05.8",
     "scontrol": f"""case $* in
 *partition*) echo "$PARTITIONS" ;;
-*config*) printf 'ClusterName = %s\\nSlurmctldHost[0] = a(10.0.0.1)\\n' "${{FAKE_CLUSTER:-lab}}"; echo "$MORE" ;;
+*config*) printf 'ClusterName = %s\\nSlurmctldHost[0] = a(10.0.0.1)\\n' "${{FAKE_CLUSTER:-lab}}"
+  echo "$MORE" ;;
 *) echo '{NODE.format(state="IDLE", reason="none")}' ;;
 esac""",
     "ssh": 'echo "$@" >>"$SAID"\nfor last; do :; done\nexec sh -c "$last"',

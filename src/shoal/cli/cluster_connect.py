@@ -95,8 +95,8 @@ def refuse_fight(inventory: Inventory) -> None:
     """Raise if this home's Shoal is up and works there: what is ended by force it starts again."""
     if (pid := holder(home_from_env())) is not None and works_there(inventory):
         raise StateError(
-            f"jobs of cluster `{inventory.cluster}` cannot be ended by force: Shoal here is up (process {pid})"
-            " and would start them again",
+            f"jobs of cluster `{inventory.cluster}` cannot be ended by force: Shoal here is up (process"
+            f" {pid}) and would start them again",
             hint="`shoal down --jobs` first",
         )
 

@@ -19,6 +19,8 @@ def told(outcome: Outcome) -> list[str]:
     if outcome.state == "under way":
         detail = f" ({one_line(outcome.detail)})" if outcome.detail else ""
         return [f"{one_line(outcome.label)}: ... {one_line(outcome.title)}{detail}"]
+    if outcome.state == "failed" and outcome.step is not None and outcome.step.is_asking:
+        return []
     if outcome.state == "failed" and outcome.step is None:
         return [f"{one_line(outcome.label)}: REFUSED: {one_line(outcome.detail)}"]
     if outcome.state == "failed":

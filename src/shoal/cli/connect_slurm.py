@@ -122,7 +122,8 @@ def say_slurm(found: Found, facts: dict[str, Any]) -> None:
     print(f"nodes will ask at {facts['nodes_on']}, over TLS; jobs of {whose} run under {account}")
     if not found.has_cgroups:
         print(
-            "ProctrackType is not known to be proctrack/cgroup: what falls silent is replaced after its `fence`"
+            "ProctrackType is not known to be proctrack/cgroup: what falls silent is replaced after its"
+            " `fence`"
         )
 
 

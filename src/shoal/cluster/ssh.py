@@ -191,9 +191,7 @@ class Ssh:
             ) from None
         except (OSError, asyncssh.Error, TimeoutError) as wrong:
             told = str(wrong) or f"no answer within {CONNECT_S:g} s"
-            raise EngineUnreachable(
-                f"{address} cannot be reached: {told}", hint=f"{typed} true"
-            ) from None
+            raise EngineUnreachable(f"{address} cannot be reached: {told}", hint=f"{typed} true") from None
 
     async def close(self) -> None:
         for task in self._jumps.values():
@@ -215,7 +213,9 @@ def _no_key(address: str, user: str | None, port: int | None, identity: str | No
     whose = f"user `{user}`" if user else "the user that ~/.ssh/config or your own login names"
     copied = ssh_words(address, user, port, None, identity).replace("ssh", "ssh-copy-id", 1)
     other = "another key" if identity else "a key"
-    return EngineRefused(f"{address} {tried} for {whose}", hint=f"{copied}, or name {other} with `--identity`")
+    return EngineRefused(
+        f"{address} {tried} for {whose}", hint=f"{copied}, or name {other} with `--identity`"
+    )
 
 
 def _known(file: Path) -> asyncssh.SSHKnownHosts:

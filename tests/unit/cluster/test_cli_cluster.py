@@ -80,6 +80,7 @@ def test_progress_tells_what_changed_and_who_failed(shell: Shell, drawer: dict[s
     assert made.code == 5
     assert "a: FAILED: file /etc/slurm/gres.conf: it broke" in made.out.splitlines()
     assert made.out.splitlines()[-1] == "cluster lab: stopped; nothing was changed"
+    assert "`shoal cluster create` has not ended well yet" in shell("cluster", "show").err
     assert "error: the controller, a, failed at `file /etc/slurm/gres.conf`: it broke" in made.err
 
 
@@ -106,6 +107,17 @@ def test_a_machine_that_was_mistyped_is_left_out_as_it_is_said(
     assert shell("cluster", "add", "10.0.0.3").out.splitlines()[-1].endswith("remove 10.0.0.2`")
     assert shell("cluster", "remove", "10.0.0.2").code == 0
     assert shell("cluster", "create", "--no-connect").code == 0
+
+
+def test_a_shared_directory_that_was_mistyped_is_not_kept(
+    shell: Shell, drawer: dict[str, PaperMachine]
+) -> None:
+    assert shell(*CREATE, "--shared", "/srv/shared").code == 0
+    drawer["10.0.0.1"].judge = lambda script: int("/srv/sharde" in script)
+    refused = shell(*CREATE, "--shared", "/srv/sharde")
+    assert (refused.code, refused.out.splitlines()[-1]) == (5, "cluster lab: stopped; nothing was changed")
+    assert "there is no directory /srv/sharde on a" in " ".join(refused.err.split())
+    assert load(shell.home / "clusters" / "lab.yaml").shared == "/srv/shared"
 
 
 def test_a_machine_that_is_named_twice_is_called_so(shell: Shell, drawer: dict[str, PaperMachine]) -> None:
