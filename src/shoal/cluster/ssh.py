@@ -66,8 +66,12 @@ class _Client(asyncssh.SSHClient):
 class SshMachine:
     """A machine behind an open connection."""
 
-    def __init__(self, host: Host, connection: asyncssh.SSHClientConnection, *, is_root: bool) -> None:
+    def __init__(
+        self, host: Host, connection: asyncssh.SSHClientConnection, typed: str, *, is_root: bool
+    ) -> None:
+        """`typed`: by which words a person would log in as we did."""
         self._host = host
+        self._typed = typed
         self._connection = connection
         self._prefix = "" if is_root else 'sudo -n env SSH_CONNECTION="$SSH_CONNECTION" '
 
@@ -83,11 +87,11 @@ class SshMachine:
         except TimeoutError:
             raise EngineUnreachable(
                 f"{self._host.label} did not finish within {timeout_s:g} s",
-                hint=f"ssh {self._host.address} ps aux",
+                hint=f"{self._typed} ps aux",
             ) from None
         except (OSError, asyncssh.Error) as lost:
             raise EngineUnreachable(
-                f"{self._host.label}: the connection was lost ({lost})", hint=f"ssh {self._host.address} true"
+                f"{self._host.label}: the connection was lost ({lost})", hint=f"{self._typed} true"
             ) from None
         code = 255 if done.returncode is None else done.returncode
         return Answer(code, _text(done.stdout), _text(done.stderr))
@@ -109,7 +113,7 @@ exec cat >/dev/null"""
                 told = str(await process.stdout.readline()).strip()
         except (OSError, asyncssh.Error, TimeoutError) as lost:
             raise EngineUnreachable(
-                f"{self._host.label}: the connection was lost ({lost})", hint=f"ssh {self._host.address} true"
+                f"{self._host.label}: the connection was lost ({lost})", hint=f"{self._typed} true"
             ) from None
         # Where not even this could be run, what is asked next says why.
         return told.removeprefix("busy").strip() or "somebody" if told.startswith("busy") else ""
@@ -135,6 +139,7 @@ class Ssh:
 
         `EngineUnreachable`: it did not answer. `EngineRefused`: it, or we, would not have the other.
         """
+        typed = ssh_words(host.address, host.user, host.port, host.jump, self._access.identity)
         tunnel = await self._jump(host.jump) if host.jump else None
         connection = await self._open(host.address, host.user, host.port, tunnel, host.jump)
         try:
@@ -142,9 +147,9 @@ class Ssh:
         except (OSError, asyncssh.Error) as lost:
             connection.close()
             raise EngineUnreachable(
-                f"{host.label} let us in and ran nothing: {lost}", hint=f"ssh {host.address} id"
+                f"{host.label} let us in and ran nothing: {lost}", hint=f"{typed} id"
             ) from None
-        return SshMachine(host, connection, is_root=str(who.stdout).strip() == "0")
+        return SshMachine(host, connection, typed, is_root=str(who.stdout).strip() == "0")
 
     async def _jump(self, where: str) -> asyncssh.SSHClientConnection:
         if where not in self._jumps:
