@@ -100,7 +100,7 @@ def ask_slurm(config: SlurmConfig, *, as_root: bool) -> Found:
             f"Slurm has no nodes{where} that jobs could use{f': {told}' if told else ''}",
             hint="see its partitions with `sinfo`",
         )
-    account = "" if config.as_owners else door.user()
+    account = "" if config.as_owners else door.asker()
     return Found(config, version, nodes, parts, known, facts.has_cgroups, account)
 
 

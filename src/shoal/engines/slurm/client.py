@@ -132,7 +132,7 @@ class CommandDoor:
         if self._as_owners:
             return []
         words = ["sacctmgr", "--noheader", "--parsable2", "show", "user", "withassoc"]
-        name = self.user()
+        name = self.asker()
         try:
             code, told, _ = self._run([*words, f"format={ASSOC_FORMAT}", "where", f"name={name}"])
         except EngineUnreachable:  # slurmdbd is away, or nobody has installed `sacctmgr`
@@ -173,7 +173,7 @@ class CommandDoor:
     def is_root(self) -> bool:
         return self._uid() == 0
 
-    def user(self) -> str:
+    def asker(self) -> str:
         return self._ask(["id", "-un"]).strip()
 
     def _uid(self) -> int:

@@ -62,7 +62,7 @@ class Door(Protocol):
     def is_root(self) -> bool:
         """Whether jobs run as root."""
 
-    def user(self) -> str:
+    def asker(self) -> str:
         """The name of the account under which jobs run, where they are not their owners'."""
 
 
