@@ -134,12 +134,12 @@ def newer_packages_are_installed_under_a_running_job(desk: Desk) -> None:
 def machines_leave_dead_or_alive(desk: Desk, theirs: str) -> None:
     lab = desk.lab
     busy = desk.ask("remove", "node-b", code=5)
-    assert "run there" in next(step["detail"] for step in busy["steps"] if step["state"] == "failed")
+    assert "runs there" in next(step["detail"] for step in busy["steps"] if step["state"] == "failed")
     assert desk.states()["node-b"] == "mix"  # refused, it takes jobs as before
     lab.ssh("node-a", "scancel -n keep")
     desk.as_user("salloc -w node-c --no-shell")
     lab.stop("node-c")
-    assert "run there" in desk.type("remove", "node-c", code=5)  # it may live, for all that SSH can tell
+    assert "runs there" in desk.type("remove", "node-c", code=5)  # it may live, for all that SSH can tell
     gone = desk.ask("remove", "node-c,node-d", "--force")
     assert [line for line in gone["remarks"] if line.startswith(("node-c", lab.address("node-c")))] != []
     desk.await_states({"node-a": "idle", "node-b": "idle"})

@@ -12,6 +12,7 @@ import pytest
 
 from shoal.cli.checkup import Level
 from shoal.cli.checkup_server import check_slurm
+from shoal.cli.connect_slurm import told_partition
 from shoal.clock import SystemClock
 from shoal.engines.cluster_id import read_cluster, write_cluster
 from shoal.engines.desk import Desk
@@ -27,11 +28,12 @@ COMMANDS = {
     "sinfo": "echo slurm 22.05.8",
     "scontrol": f"""case $* in
 *partition*) echo "$PARTITIONS" ;;
-*config*) printf 'ClusterName = %s\\nSlurmctldHost[0] = a(10.0.0.1)\\n' "${{FAKE_CLUSTER:-lab}}" ;;
+*config*) printf 'ClusterName = %s\\nSlurmctldHost[0] = a(10.0.0.1)\\n' "${{FAKE_CLUSTER:-lab}}"
+  echo "$MORE" ;;
 *) echo '{NODE.format(state="IDLE", reason="none")}' ;;
 esac""",
     "ssh": 'echo "$@" >>"$SAID"\nfor last; do :; done\nexec sh -c "$last"',
-    "id": 'echo "$FAKE_UID"',
+    "id": 'case $* in -un) echo "${FAKE_NAME:-ana}" ;; *) echo "$FAKE_UID" ;; esac',
     "sacctmgr": 'test -n "$ACCOUNTS" && echo "$ACCOUNTS"',
 }
 CONNECT = ("connect", "slurm", "--ssh", "ana@login", "--nodes-on", "127.0.0.1:7464")
@@ -57,6 +59,38 @@ def test_root_is_refused_unless_it_is_said(shell: Shell, monkeypatch: pytest.Mon
     assert not (shell.home / "slurm.json").exists()
     assert shell(*CONNECT, "--as-root").code == 0
     assert shell(*CONNECT, "--json").code == 2
+
+
+def test_where_no_job_of_roots_runs_root_is_refused_whatever_is_said(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_UID", "0")
+    monkeypatch.setenv("MORE", "DisableRootJobs         = Yes")
+    for words in ((), ("--as-root",)):
+        refused = shell(*CONNECT, *words)
+        assert refused.code == 2
+        assert "this Slurm runs no job of root's (DisableRootJobs=YES)" in " ".join(refused.err.split())
+        assert "--as-root" not in refused.err
+    assert not (shell.home / "slurm.json").exists()
+    assert shell(*CONNECT, "--as-owners").code == 0
+    monkeypatch.setenv("FAKE_UID", "1000")
+    assert shell(*CONNECT).code == 0
+
+
+def test_whose_the_jobs_are_is_said_by_name(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_UID", "0")
+    monkeypatch.setenv("FAKE_NAME", "root")
+    told = shell(*CONNECT, "--as-root").out
+    assert "run under the account `root`\n" in told
+    assert "ProctrackType is not known to be proctrack/cgroup" in told
+
+
+@pytest.mark.parametrize(
+    ("pool", "told"), [(3, ""), (1, ", 1 of them in this pool"), (0, ", all of them in other pools")]
+)
+def test_a_partition_whose_nodes_are_in_other_pools_says_so(pool: int, told: str) -> None:
+    one = {"name": "high", "is_default": False, "nodes": 3, "pool": pool, "max_minutes": None, "state": "UP"}
+    assert told_partition(one) == f"high: 3 nodes{told}"
 
 
 def test_only_root_connects_for_the_owners_of_jobs(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +134,7 @@ def test_it_is_written_where_a_control_plane_of_several_reads_it(
 
 
 def test_it_is_for_one_project_unless_all_trust_each_other(shell: Shell) -> None:
-    assert "jobs of project default run under your own account" in shell(*CONNECT).out
+    assert "jobs of project default run under the account `ana`\n" in shell(*CONNECT).out
     assert (load_config(shell.home).project, load_config(shell.home).has_shared_trust) == ("default", False)
     assert "jobs of project vision run" in shell(*CONNECT, "--project", "vision").out
     assert load_config(shell.home).project == "vision"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from shoal.cli.cluster_connect import connect_shoal, is_connected
-from shoal.cli.cluster_inventory import alone, apart, reached, save_or_drop, saved, wanted
+from shoal.cli.cluster_connect import connect_shoal, goodbye, refuse_fight
+from shoal.cli.cluster_inventory import alone, apart, made_before, reached, save_or_drop, saved, wanted
 from shoal.cli.cluster_words import as_json, closing, counted, planned, told
 from shoal.cli.flags import JsonFlag
 from shoal.cli.show import note, print_json, print_table
@@ -87,6 +87,8 @@ def show(*, cluster: Cluster = None, json: JsonFlag = False) -> int:
         rows.append((host.label, host.address, state, *shape, host.switch, " ".join(host.roles)))
     heads = ("NAME", "ADDRESS", "STATE", "CPUS", "MEMORY", "GPUS", "SWITCH", "ROLES")
     print_table(heads, rows, elastic="ROLES", spare=("SWITCH",))
+    if not any(host.found for host in inventory.hosts):
+        note("-- `shoal cluster create` has not ended well yet: typed again, it goes on where it was")
     note(f"-- {path}")
     return 0
 
@@ -132,6 +134,7 @@ def create(
     with alone(is_dry=dry_run):
         inventory, path = wanted(hosts, file, name, controller, controller_works, user, port, jump)
         inventory = reached(inventory, identity, known_hosts, shared)
+        before = made_before(path)
         if not dry_run:
             save_or_drop(inventory, path)
 
@@ -139,7 +142,7 @@ def create(
             return await make(crew, inventory, wishes)
 
         order = Order(existing=existing, accepts=accept_new_host_keys, dry=dry_run, json=json)
-        return order.carry_out(inventory, path, work, connects=connect)
+        return order.carry_out(inventory, path, work, connects=connect, before=before)
 
 
 @app.command
@@ -243,14 +246,16 @@ def destroy(
                 " the accounting of its jobs would be gone",
                 hint=f"shoal cluster destroy --cluster {inventory.cluster} --yes",
             )
+        if force and not dry_run:
+            refuse_fight(inventory)
 
         async def work(crew: Crew, wishes: Wishes) -> Report:
             return await take_down(crew, inventory, wishes)
 
         order = Order(dry=dry_run, json=json, forced=force, packages=packages)
         code = order.carry_out(inventory, path, work)
-    if not (code or dry_run or json) and is_connected(inventory):
-        note("-- Shoal here is still connected to it; back to this machine: `shoal connect local`")
+    if not (code or dry_run or json) and (said := goodbye(inventory)):
+        note(said)
     return code
 
 
@@ -281,8 +286,12 @@ class Order:
         work: Callable[[Crew, Wishes], Awaitable[Report]],
         *,
         connects: bool = False,
+        before: Inventory | None = None,
     ) -> int:
-        """Do it, print it, keep the inventory it left; the exit code."""
+        """Do it, print it, keep the inventory it left; the exit code.
+
+        `before`: what is kept again where all was refused and nothing changed.
+        """
         import anyio
 
         begun = time.monotonic()
@@ -305,6 +314,8 @@ class Order:
             ):
                 print(line)
         if refusal is not None:
+            if before is not None and not (self.is_dry or crew.num_changed):
+                save_or_drop(before, path)
             raise refusal
         if connects and after is not None and not self.is_dry and (said := connect_shoal(after, crew.facts)):
             note(said)

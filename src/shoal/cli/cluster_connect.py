@@ -9,12 +9,13 @@ from contextlib import redirect_stdout
 from typing import TYPE_CHECKING
 
 from shoal.cli.show import note
-from shoal.errors import SpecError
+from shoal.errors import SpecError, StateError
 from shoal.home import holder, home_from_env
 
 if TYPE_CHECKING:
     from shoal.cluster.facts import Facts
     from shoal.cluster.inventory import Inventory
+    from shoal.engines.slurm.config import SlurmConfig
 
 
 def connect_shoal(inventory: Inventory, facts: Mapping[str, Facts]) -> str:
@@ -27,9 +28,10 @@ def connect_shoal(inventory: Inventory, facts: Mapping[str, Facts]) -> str:
     from shoal.cluster.objections import unlike_users
 
     words = _connecting(inventory)
-    if inventory.controller.user == "root":
-        typed = shlex.join(words).replace("root@", "USER@", 1)
-        return f"-- connect Shoal as a user with an account on every machine: `shoal {typed}`"
+    if is_root_login(inventory, facts):
+        words[words.index("--ssh") + 1] = f"USER@{inventory.controller.address}"
+        typed = shlex.join(words)
+        return f"-- to connect, as a user who has an account on every machine: `shoal {typed}`"
     typed = shlex.join(words)
     if unlike_users(inventory, facts):
         why = "as jobs would run as somebody else: see the notes above"
@@ -45,7 +47,16 @@ def connect_shoal(inventory: Inventory, facts: Mapping[str, Facts]) -> str:
         code = run_command(words)
     if not code:
         return ""
-    return f"-- Shoal was not connected to it (exit code {code}); the cluster itself works. `shoal {typed}`"
+    why = f"(exit code {code}); the cluster itself works"
+    return f"-- Shoal was not connected to it {why}. To try again: `shoal {typed}`"
+
+
+def is_root_login(inventory: Inventory, facts: Mapping[str, Facts]) -> bool:
+    """Whether it is root who logs in to the controller: by name, or because nobody else was named."""
+    if inventory.controller.user is not None:
+        return inventory.controller.user == "root"
+    fact = facts.get(inventory.controller.address)
+    return fact is not None and fact.login[1] == 0
 
 
 def _connecting(inventory: Inventory) -> list[str]:
@@ -71,17 +82,49 @@ def _ssh_options(inventory: Inventory) -> list[str]:
     return options
 
 
-def is_connected(inventory: Inventory) -> bool:
-    """Whether this home's Shoal has this very cluster, reached this way, for its work."""
+def works_there(inventory: Inventory) -> bool:
+    """Whether this home's Shoal has this very cluster for its work, whoever it is there."""
+    if (config := _connected()) is None:
+        return False
+    host = inventory.controller
+    is_same = config.cluster == inventory.cluster and host.label in config.heads
+    return is_same or config.ssh.rpartition("@")[2] == host.address
+
+
+def refuse_fight(inventory: Inventory) -> None:
+    """Raise if this home's Shoal is up and works there: what is ended by force it starts again."""
+    if (pid := holder(home_from_env())) is not None and works_there(inventory):
+        raise StateError(
+            f"jobs of cluster `{inventory.cluster}` cannot be ended by force: Shoal here is up (process"
+            f" {pid}) and would start them again",
+            hint="`shoal down --jobs` first",
+        )
+
+
+def goodbye(inventory: Inventory) -> str:
+    """What to say once the cluster is gone; nothing where this home's Shoal worked elsewhere."""
+    if not works_there(inventory):
+        return ""
+    first = "`shoal down`, then " if holder(home_from_env()) is not None else ""
+    return f"-- Shoal here is still connected to it; back to this machine: {first}`shoal connect local`"
+
+
+def _connected() -> SlurmConfig | None:
     from shoal.cli.home import load_remembered
     from shoal.engines.slurm.config import load_config
 
     home = home_from_env()
     if load_remembered(home).get("engine") != "slurm":
-        return False
+        return None
     try:
-        config = load_config(home)
+        return load_config(home)
     except SpecError:
+        return None
+
+
+def is_connected(inventory: Inventory) -> bool:
+    """Whether this home's Shoal has this very cluster, reached this way, for its work."""
+    if (config := _connected()) is None:
         return False
     host = inventory.controller
     ssh = f"{host.user}@{host.address}" if host.user else host.address

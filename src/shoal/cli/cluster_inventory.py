@@ -42,6 +42,14 @@ def saved(cluster: str | None) -> tuple[Inventory, Path]:
     return load(path), path
 
 
+def made_before(path: Path) -> Inventory | None:
+    """The cluster that is kept there, if it was ever made."""
+    from shoal.cluster.inventory import load
+
+    kept = load(path) if path.exists() else None
+    return kept if kept and any(host.found for host in kept.hosts) else None
+
+
 def save_or_drop(inventory: Inventory | None, path: Path) -> None:
     from shoal.cluster.inventory import save
 

@@ -19,6 +19,8 @@ def told(outcome: Outcome) -> list[str]:
     if outcome.state == "under way":
         detail = f" ({one_line(outcome.detail)})" if outcome.detail else ""
         return [f"{one_line(outcome.label)}: ... {one_line(outcome.title)}{detail}"]
+    if outcome.state == "failed" and outcome.step is not None and outcome.step.is_asking:
+        return []
     if outcome.state == "failed" and outcome.step is None:
         return [f"{one_line(outcome.label)}: REFUSED: {one_line(outcome.detail)}"]
     if outcome.state == "failed":
@@ -76,6 +78,8 @@ def closing(cluster: str, crew: Crew, report: Report | None, seconds: float, *, 
         rest = f", the other {num_machines - failed} did well" if num_machines > failed else ""
         lines.append(f"cluster {cluster}: {failed} of {machines} failed{rest}")
         lines.append(f"next  mend {'it' if failed == 1 else 'them'}, then the same command again")
+        if (out := _ways_out(crew, report)) and not is_dry:
+            lines.append(f"next  or leave {'it' if failed == 1 else 'those that never joined'} out: {out}")
     elif not crew.num_changed:
         looked = counted(len(crew.outcomes), "thing")
         lines.append(f"cluster {cluster}: nothing to change; {looked} looked at {where}")
@@ -85,6 +89,17 @@ def closing(cluster: str, crew: Crew, report: Report | None, seconds: float, *, 
     else:
         lines.append(f"cluster {cluster}: {things} changed {where}")
     return lines
+
+
+def _ways_out(crew: Crew, report: Report) -> str:
+    """The command that drops those that failed and never joined: a mistyped one would fail for ever."""
+    hosts = report.inventory.hosts if report.inventory else ()
+    stuck = [host for host in hosts if host.address in crew.failed and not host.found]
+    if not stuck:
+        return ""
+    # One that does not let us in may be a machine of ours: Slurm cannot tell, so it goes by force only.
+    force = " --force" if {host.address for host in stuck} & crew.shut else ""
+    return f"`shoal cluster remove {','.join(host.label for host in stuck)}{force}`"
 
 
 def counted(number: int, noun: str) -> str:

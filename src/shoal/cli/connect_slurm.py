@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgspec
 
@@ -36,6 +36,8 @@ class Found(NamedTuple):
     associations: list[Association]
     has_cgroups: bool
     """Whether its word that a job is over can be evidence."""
+    account: str
+    """The Unix account of all jobs; empty: each job's owner's."""
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -71,11 +73,11 @@ def ask_slurm(config: SlurmConfig, *, as_root: bool) -> Found:
             hint="say `--ssh USER@HOST`, and `--ssh-options='...'` for words to `ssh` itself",
         )
     door = open_door(config)
-    version = door.version()
+    version, facts = door.version(), door.facts()
     if config.as_owners:
         _refuse_all_but_root(door, config, as_root=as_root)
-    elif not as_root:
-        _refuse_root(door, config)
+    elif facts.is_root and (facts.refuses_root or not as_root):
+        _refuse_root(config, can_be_root=not facts.refuses_root)
     known = door.associations()
     associations.refuse_unknown(
         known,
@@ -83,7 +85,7 @@ def ask_slurm(config: SlurmConfig, *, as_root: bool) -> Found:
         [name for name in (config.qos, *config.project_qos.values()) if name],
     )
     default = next((one.account for one in known if one.is_default), "")
-    raw, facts, there = door.nodes(), door.facts(), door.partitions()
+    raw, there = door.nodes(), door.partitions()
     config = msgspec.structs.replace(
         config, default_account=default, cluster=facts.cluster, heads=facts.heads
     )
@@ -98,7 +100,8 @@ def ask_slurm(config: SlurmConfig, *, as_root: bool) -> Found:
             f"Slurm has no nodes{where} that jobs could use{f': {told}' if told else ''}",
             hint="see its partitions with `sinfo`",
         )
-    return Found(config, version, nodes, parts, known, facts.has_cgroups)
+    account = "" if config.as_owners else door.asker()
+    return Found(config, version, nodes, parts, known, facts.has_cgroups, account)
 
 
 def say_slurm(found: Found, facts: dict[str, Any]) -> None:
@@ -115,16 +118,20 @@ def say_slurm(found: Found, facts: dict[str, Any]) -> None:
     if found.associations:
         print(f"accounts you may use: {', '.join(told_account(one) for one in found.associations)}")
     whose = "all projects" if config.has_shared_trust or config.as_owners else f"project {config.project}"
-    account = "the Unix accounts of their owners" if config.as_owners else "your own account"
+    account = f"the account `{found.account}`" if found.account else "the Unix accounts of their owners"
     print(f"nodes will ask at {facts['nodes_on']}, over TLS; jobs of {whose} run under {account}")
     if not found.has_cgroups:
-        print("ProctrackType may not be proctrack/cgroup: what falls silent is replaced after its `fence`")
+        print(
+            "ProctrackType is not known to be proctrack/cgroup: what falls silent is replaced after its"
+            " `fence`"
+        )
 
 
 def told_partition(one: dict[str, Any]) -> str:
-    """`main (default): 4 nodes, pool of 3, up to 1440 min`."""
+    """`main (default): 4 nodes, 3 of them in this pool, up to 1440 min`. A node is in one pool alone."""
     most = one["max_minutes"]
-    pool = f", pool of {one['pool']}" if one["pool"] != one["nodes"] else ""
+    pool = f", {one['pool']} of them in this pool" if one["pool"] else ", all of them in other pools"
+    pool = pool if one["pool"] != one["nodes"] else ""
     limit = f", up to {most} min" if most is not None else ""
     state = f", now {one['state']}" if one["state"] != "UP" else ""
     return (
@@ -155,14 +162,14 @@ def rest_options(rest: str, jwt_file: Path | None, user: str, ssh: str) -> dict[
     return {"rest": rest, "jwt_file": file, "rest_user": user, "rest_uid": uid}
 
 
-def _refuse_root(door: Door, config: SlurmConfig) -> None:
-    if door.is_root():
-        whose = f"as {config.ssh}" if config.ssh else "by that token" if config.rest else "here"
-        raise SpecError(
-            f"all jobs would run as root: that is who asks Slurm {whose}",
-            hint="be a user with an account on every node (`--ssh USER@HOST`); or, for people with accounts "
-            "there, `--as-owners`; or say `--as-root`",
-        )
+def _refuse_root(config: SlurmConfig, *, can_be_root: bool) -> NoReturn:
+    whose = f"as {config.ssh}" if config.ssh else "by that token" if config.rest else "here"
+    never = "" if can_be_root else ", and this Slurm runs no job of root's (DisableRootJobs=YES)"
+    raise SpecError(
+        f"all jobs would run as root: that is who asks Slurm {whose}{never}",
+        hint="be a user with an account on every node (`--ssh USER@HOST`); or, for people with accounts "
+        f"there, `--as-owners`{'; or say `--as-root`' if can_be_root else ''}",
+    )
 
 
 def _refuse_all_but_root(door: Door, config: SlurmConfig, *, as_root: bool) -> None:

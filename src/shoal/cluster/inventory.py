@@ -107,13 +107,14 @@ class Inventory(Part):
     def _is_whole(self) -> Self:
         if not self.hosts:
             raise ValueError("needs at least one host")
-        for role in (Role.CONTROLLER, Role.DATABASE):
-            if (count := sum(host.has(role) for host in self.hosts)) != 1:
-                raise ValueError(f"needs exactly one host with the role `{role}`, not {count}")
+        # Before the roles: a controller that is named twice would be two of them.
         labels = [host.label for host in self.hosts]
         for known in (labels, [host.address for host in self.hosts]):
             if twice := sorted({item for item in known if known.count(item) > 1}):
                 raise ValueError(f"names {', '.join(twice)} twice; every machine stands there once")
+        for role in (Role.CONTROLLER, Role.DATABASE):
+            if (count := sum(host.has(role) for host in self.hosts)) != 1:
+                raise ValueError(f"needs exactly one host with the role `{role}`, not {count}")
         if wrong := [key for key, value in self.slurm.items() if len(str(value).splitlines()) > 1]:
             raise ValueError(f"`slurm.{wrong[0]}` has more than one line")
         return self

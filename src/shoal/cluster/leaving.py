@@ -131,7 +131,7 @@ def quiet_node(host: Host, inventory: Inventory, *, is_forced: bool, is_away: bo
     if is_forced:
         is_out += " || ! scontrol show config >/dev/null 2>&1"
     back = "" if is_forced else f'[ "$was" != 0 ] || scontrol update nodename={node} state=resume\n'
-    end = _end_jobs(f"-w {node}", is_forced=is_forced)
+    end = _end_jobs(f"-w {node}", inventory, is_forced=is_forced)
     if is_away and is_forced:
         # Slurm then ends or requeues what it has there, and waits for nobody.
         end = f"scontrol update nodename={node} state=down reason=leaves"
@@ -147,6 +147,7 @@ was=$(scontrol show node {node} | grep -c DRAIN)
 {_await_ends(f"-w {node}", is_quiet)}
 {back}{end}""",
         on=inventory.controller.address,
+        is_asking=True,
     )
 
 
@@ -158,7 +159,8 @@ def quiet_cluster(inventory: Inventory, *, is_forced: bool) -> Step:
         stage=Stage.PREPARE,
         title="no job runs",
         check=f"! scontrol ping >/dev/null 2>&1 || {_no_jobs('')}",
-        apply=f"{_await_ends('', _no_jobs(''))}\n{_end_jobs('', is_forced=is_forced)}",
+        apply=f"{_await_ends('', _no_jobs(''))}\n{_end_jobs('', inventory, is_forced=is_forced)}",
+        is_asking=True,
     )
 
 
@@ -177,18 +179,39 @@ def _await_ends(which: str, is_quiet: str) -> str:
     return f"for i in $(seq 60); do {is_quiet} && exit 0; {none_goes_on} || break; sleep 1; done"
 
 
-def _end_jobs(which: str, *, is_forced: bool) -> str:
-    jobs = f"$({_jobs(which)} | tr '\\n' ' ')"
+def _end_jobs(which: str, inventory: Inventory, *, is_forced: bool) -> str:
     if not is_forced:
-        return f"""\
-echo "jobs {jobs}of Slurm's run there (squeue tells whose); wait for them, or say --force: then they are" \
-  "queued again or lost" >&2
-exit 1"""
+        wait = (
+            '"; wait for " (n == 1 ? "it" : "them") ", or say --force: then " (n == 1 ? "it is" : "they are")'
+        )
+        words = f'(n == 1 ? " runs" : " run") " there" {wait} " queued again or lost"'
+        return f"{_name_jobs(which, words, inventory)}\nexit 1"
+    words = '(n == 1 ? " does" : " do") " not end"'
     return f"""\
-for job in {jobs}; do scontrol requeue $job 2>/dev/null || scancel $job; done
+for job in $({_jobs(which)}); do scontrol requeue $job 2>/dev/null || scancel $job; done
 for i in $(seq 60); do {_no_jobs(which)} && exit 0; sleep 1; done
-echo "jobs {jobs}do not end" >&2
+{_name_jobs(which, words, inventory)}
 exit 1"""
+
+
+def _name_jobs(which: str, words: str, inventory: Inventory) -> str:
+    """Say which jobs there are, with these words of awk's behind, and what ends them: Shoal's by Shoal.
+
+    Names may hold newlines, and what looks like another job: what every line begins with nobody can know.
+    """
+    return f"""\
+export mark=$(od -An -N16 -tx8 /dev/urandom | tr -d ' ')
+SQUEUE_FORMAT="$mark %i %j" {_jobs(which).removesuffix(" -o %i")} | awk '
+$1 == ENVIRON["mark"] {{
+  ids = ids (n++ ? ", " : "") $2
+  if ($3 ~ /^shoal-/) own = 1; else others = others " " $2
+}}
+END {{
+  if (!n) {{ print "Slurm does not say which jobs run there"; print "hint: squeue"; exit }}
+  print "Slurm\\047s job" (n == 1 ? " " : "s ") ids {words}
+  print "hint: " (own ? "`shoal stop JOB` (`shoal queue` lists them)" : "") (own && others ? ", and " : "") \\
+    (others ? "`scancel" others "` on {inventory.controller.label}" : "")
+}}' >&2"""
 
 
 def upgrades(inventory: Inventory, facts: Mapping[str, Facts]) -> list[list[Step]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+HINT = "hint: "
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -15,8 +17,17 @@ class Answer:
     @property
     def last_words(self) -> str:
         """What the machine said about its failure, on one line."""
-        lines = [line.strip() for line in (self.err or self.out).splitlines() if line.strip()]
+        lines = [line for line in self._lines if not line.startswith(HINT)]
         return "; ".join(lines[-3:]) or f"exit code {self.code}, and no word about it"
+
+    @property
+    def hint(self) -> str:
+        """What the script itself says is to be typed; mostly nothing."""
+        return next((line.removeprefix(HINT) for line in self._lines if line.startswith(HINT)), "")
+
+    @property
+    def _lines(self) -> list[str]:
+        return [line.strip() for line in (self.err or self.out).splitlines() if line.strip()]
 
 
 class Machine(Protocol):

@@ -16,7 +16,7 @@ from shoal.cluster.inventory import Found, Host, Inventory, Role
 from shoal.cluster.objections import Takeover, misfits, objections, remarks
 from shoal.cluster.render import is_contained
 from shoal.cluster.run import Crew, State, known_secrets, must_have
-from shoal.cluster.steps import Stage, plan
+from shoal.cluster.steps import Stage, plan, shared_looks
 from shoal.errors import EngineRefused, StateError
 
 
@@ -49,6 +49,12 @@ async def create(crew: Crew, inventory: Inventory, wishes: Wishes) -> Report:
     Raises `EngineRefused` if the controller or the database cannot be had: without them there is no cluster.
     """
     await crew.meet(inventory.hosts)
+    for step in await crew.lacking(shared_looks(inventory, _present(crew))):
+        crew.refuse(
+            inventory.host(step.host),
+            f"there is no directory {inventory.shared} on {step.label}",
+            hint="make or mount it on every machine, or name another: `shoal cluster create --shared DIR`",
+        )
     return await _bring_to(crew, inventory, wishes)
 
 

@@ -176,6 +176,25 @@ class Crew:
             raise failure
         return done[0]
 
+    async def lacking(self, steps: Iterable[Step]) -> list[Step]:
+        """Those of these steps that are not so already, looked at on all machines at once. Changes nothing.
+
+        A machine that is lost meanwhile is reported, and lacks nothing.
+        """
+        found: list[Step] = []
+
+        async def one(step: Step) -> None:
+            try:
+                found.extend([] if all(await self._look([step])) else [step])
+            except ShoalError as wrong:
+                self.note(_became(step, State.FAILED, wrong.message, wrong.hint or ""))
+
+        async with anyio.create_task_group() as group:
+            for step in steps:
+                if step.where not in self.failed:
+                    group.start_soon(one, step)
+        return found
+
     async def carry_out(self, steps: Sequence[Step]) -> None:
         """Every step in its stage. A machine that has failed, here or before, takes no further one."""
         for _, stage in groupby(steps, key=lambda step: step.stage):
@@ -228,7 +247,7 @@ class Crew:
         if answer.code == 0:
             return _became(step, State.CHANGED)
         hint = f"see for yourself with `ssh {step.where}`; afterwards run the same command again"
-        return _became(step, State.FAILED, answer.last_words, hint)
+        return _became(step, State.FAILED, answer.last_words, answer.hint or hint)
 
     async def close(self) -> None:
         for machine in self.machines.values():

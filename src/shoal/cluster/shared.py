@@ -12,6 +12,10 @@ _AS_LOGIN = 'as=; [ -z "${SUDO_UID:-}" ] || as="setpriv --reuid $SUDO_UID --regi
 """Who works there later must be able to: root may be nobody on a file system of another machine."""
 
 
+def is_there(folder: str) -> str:
+    return f"{_AS_LOGIN}\n$as test -d {folder}"
+
+
 def has_mark(folder: str, mark: str) -> str:
     return f"""\
 {_AS_LOGIN}

@@ -66,8 +66,12 @@ class _Client(asyncssh.SSHClient):
 class SshMachine:
     """A machine behind an open connection."""
 
-    def __init__(self, host: Host, connection: asyncssh.SSHClientConnection, *, is_root: bool) -> None:
+    def __init__(
+        self, host: Host, connection: asyncssh.SSHClientConnection, typed: str, *, is_root: bool
+    ) -> None:
+        """`typed`: by which words a person would log in as we did."""
         self._host = host
+        self._typed = typed
         self._connection = connection
         self._prefix = "" if is_root else 'sudo -n env SSH_CONNECTION="$SSH_CONNECTION" '
 
@@ -83,11 +87,11 @@ class SshMachine:
         except TimeoutError:
             raise EngineUnreachable(
                 f"{self._host.label} did not finish within {timeout_s:g} s",
-                hint=f"ssh {self._host.address} ps aux",
+                hint=f"{self._typed} ps aux",
             ) from None
         except (OSError, asyncssh.Error) as lost:
             raise EngineUnreachable(
-                f"{self._host.label}: the connection was lost ({lost})", hint=f"ssh {self._host.address} true"
+                f"{self._host.label}: the connection was lost ({lost})", hint=f"{self._typed} true"
             ) from None
         code = 255 if done.returncode is None else done.returncode
         return Answer(code, _text(done.stdout), _text(done.stderr))
@@ -109,7 +113,7 @@ exec cat >/dev/null"""
                 told = str(await process.stdout.readline()).strip()
         except (OSError, asyncssh.Error, TimeoutError) as lost:
             raise EngineUnreachable(
-                f"{self._host.label}: the connection was lost ({lost})", hint=f"ssh {self._host.address} true"
+                f"{self._host.label}: the connection was lost ({lost})", hint=f"{self._typed} true"
             ) from None
         # Where not even this could be run, what is asked next says why.
         return told.removeprefix("busy").strip() or "somebody" if told.startswith("busy") else ""
@@ -135,16 +139,17 @@ class Ssh:
 
         `EngineUnreachable`: it did not answer. `EngineRefused`: it, or we, would not have the other.
         """
+        typed = ssh_words(host.address, host.user, host.port, host.jump, self._access.identity)
         tunnel = await self._jump(host.jump) if host.jump else None
-        connection = await self._open(host.address, host.user, host.port, tunnel)
+        connection = await self._open(host.address, host.user, host.port, tunnel, host.jump)
         try:
             who = await connection.run("id -u", timeout=CONNECT_S)
         except (OSError, asyncssh.Error) as lost:
             connection.close()
             raise EngineUnreachable(
-                f"{host.label} let us in and ran nothing: {lost}", hint=f"ssh {host.address} id"
+                f"{host.label} let us in and ran nothing: {lost}", hint=f"{typed} id"
             ) from None
-        return SshMachine(host, connection, is_root=str(who.stdout).strip() == "0")
+        return SshMachine(host, connection, typed, is_root=str(who.stdout).strip() == "0")
 
     async def _jump(self, where: str) -> asyncssh.SSHClientConnection:
         if where not in self._jumps:
@@ -155,10 +160,16 @@ class Ssh:
         return await asyncio.shield(self._jumps[where])
 
     async def _open(
-        self, address: str, user: str | None, port: int | None, tunnel: asyncssh.SSHClientConnection | None
+        self,
+        address: str,
+        user: str | None,
+        port: int | None,
+        tunnel: asyncssh.SSHClientConnection | None,
+        jump: str | None = None,
     ) -> asyncssh.SSHClientConnection:
         file = self._access.known_hosts_file
         known = _known(file)
+        typed = ssh_words(address, user, port, jump, self._access.identity)
         client = _Client(self._access, known)
         options: dict[str, Any] = {
             "known_hosts": known,
@@ -178,24 +189,38 @@ class Ssh:
         except asyncssh.HostKeyNotVerifiable:
             raise _unknown_key(address, client, file) from None
         except asyncssh.PermissionDenied:
-            raise EngineRefused(
-                f"{address} takes none of our keys for user `{user or 'of ~/.ssh/config'}`",
-                hint=f"ssh-copy-id {user + '@' if user else ''}{address}, or name a key with `--identity`",
-            ) from None
+            raise _no_key(address, user, port, self._access.identity) from None
         except asyncssh.KeyImportError as wrong:
             raise EngineRefused(
                 f"the key {self._access.identity or 'in ~/.ssh'} cannot be read: {wrong}", hint="ssh-add"
             ) from None
         except (OSError, asyncssh.Error, TimeoutError) as wrong:
             told = str(wrong) or f"no answer within {CONNECT_S:g} s"
-            raise EngineUnreachable(
-                f"{address} cannot be reached: {told}", hint=f"ssh {address} true"
-            ) from None
+            raise EngineUnreachable(f"{address} cannot be reached: {told}", hint=f"{typed} true") from None
 
     async def close(self) -> None:
         for task in self._jumps.values():
             if task.done() and not task.cancelled() and task.exception() is None:
                 task.result().close()
+
+
+def ssh_words(
+    address: str, user: str | None, port: int | None, jump: str | None, identity: str | None
+) -> str:
+    """What a person types to log in there as we do."""
+    ways = {"-i": identity, "-p": port, "-J": jump}
+    words = [word for flag, way in ways.items() if way for word in (flag, str(way))]
+    return shlex.join(["ssh", *words, f"{user}@{address}" if user else address])
+
+
+def _no_key(address: str, user: str | None, port: int | None, identity: str | None) -> EngineRefused:
+    tried = f"does not take the key {identity}" if identity else "takes none of our keys"
+    whose = f"user `{user}`" if user else "the user that ~/.ssh/config or your own login names"
+    copied = ssh_words(address, user, port, None, identity).replace("ssh", "ssh-copy-id", 1)
+    other = "another key" if identity else "a key"
+    return EngineRefused(
+        f"{address} {tried} for {whose}", hint=f"{copied}, or name {other} with `--identity`"
+    )
 
 
 def _known(file: Path) -> asyncssh.SSHKnownHosts:

@@ -49,6 +49,8 @@ class Step:
     stdin: bytes = b""
     timeout_s: float = STEP_S
     on: str = ""
+    is_asking: bool = False
+    """A no to it is for somebody to decide: said once, in the end, and not while others go on."""
 
     @property
     def where(self) -> str:
@@ -159,6 +161,24 @@ def _node_part(host: Host, fact: Facts, part: bytes) -> Step:
     check, apply = node_part.has_part(archive.sha256), node_part.unpack_part(archive.sha256)
     make.step(Stage.FILES, f"Shoal's part for jobs in {node_part.NODE_DIR}", check, apply, file=archive)
     return make.steps[0]
+
+
+def shared_looks(inventory: Inventory, facts: Mapping[str, Facts]) -> list[Step]:
+    """Whether the directory is there at all: to be looked at, on machines that answered, before any change.
+
+    Members are not: of one whose file system is away the rest is brought up to date.
+    """
+    looks: list[Step] = []
+    for host in inventory.hosts:
+        if (fact := facts.get(host.address)) is None or inventory.shared is None:
+            continue
+        if host.has(Role.CONTROLLER) or not host.found:
+            make = Maker(host, fact)
+            make.step(
+                Stage.PREPARE, f"{inventory.shared} is there", shared.is_there(inventory.shared), "false"
+            )
+            looks += make.steps
+    return looks
 
 
 def _shared(host: Host, fact: Facts, inventory: Inventory) -> Step:

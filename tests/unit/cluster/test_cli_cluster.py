@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shoal.cli import main
@@ -14,6 +15,7 @@ from shoal.cli.cluster_inventory import alone
 from shoal.cluster import ssh
 from shoal.cluster.inventory import Host, Inventory, load
 from shoal.cluster.run import Crew
+from shoal.engines.slurm.config import SlurmConfig
 from shoal.errors import EngineUnreachable
 from tests.support.bare_machines import PART, PaperMachine, facts_of, found, three, told
 from tests.support.cli import Shell
@@ -78,6 +80,7 @@ def test_progress_tells_what_changed_and_who_failed(shell: Shell, drawer: dict[s
     assert made.code == 5
     assert "a: FAILED: file /etc/slurm/gres.conf: it broke" in made.out.splitlines()
     assert made.out.splitlines()[-1] == "cluster lab: stopped; nothing was changed"
+    assert "`shoal cluster create` has not ended well yet" in shell("cluster", "show").err
     assert "error: the controller, a, failed at `file /etc/slurm/gres.conf`: it broke" in made.err
 
 
@@ -88,11 +91,39 @@ def test_a_worker_that_fails_is_told_and_the_rest_works(
     made = shell(*CREATE)
     assert made.code == 5
     assert "10.0.0.2: REFUSED: 10.0.0.2 cannot be reached: no route" in made.out
-    assert made.out.splitlines()[-2:] == [
+    assert made.out.splitlines()[-3:] == [
         "cluster lab: 1 of 2 machines failed, the other 1 did well",
         "next  mend it, then the same command again",
+        "next  or leave it out: `shoal cluster remove 10.0.0.2`",
     ]
     assert [host.label for host in load(shell.home / "clusters" / "lab.yaml").hosts] == ["a", "10.0.0.2"]
+
+
+def test_a_machine_that_was_mistyped_is_left_out_as_it_is_said(
+    shell: Shell, drawer: dict[str, PaperMachine]
+) -> None:
+    del drawer["10.0.0.2"]
+    assert shell(*CREATE).code == 5
+    assert shell("cluster", "add", "10.0.0.3").out.splitlines()[-1].endswith("remove 10.0.0.2`")
+    assert shell("cluster", "remove", "10.0.0.2").code == 0
+    assert shell("cluster", "create", "--no-connect").code == 0
+
+
+def test_a_shared_directory_that_was_mistyped_is_not_kept(
+    shell: Shell, drawer: dict[str, PaperMachine]
+) -> None:
+    assert shell(*CREATE, "--shared", "/srv/shared").code == 0
+    drawer["10.0.0.1"].judge = lambda script: int("/srv/sharde" in script)
+    refused = shell(*CREATE, "--shared", "/srv/sharde")
+    assert (refused.code, refused.out.splitlines()[-1]) == (5, "cluster lab: stopped; nothing was changed")
+    assert "there is no directory /srv/sharde on a" in " ".join(refused.err.split())
+    assert load(shell.home / "clusters" / "lab.yaml").shared == "/srv/shared"
+
+
+def test_a_machine_that_is_named_twice_is_called_so(shell: Shell, drawer: dict[str, PaperMachine]) -> None:
+    for words in (("--hosts", "10.0.0.1,10.0.0.1"), ("--hosts", "10.0.0.1,10.0.0.2,10.0.0.2")):
+        twice = shell("cluster", "create", *words, "--no-connect")
+        assert (twice.code, f"names {words[1][-8:]} twice" in twice.err) == (2, True)
 
 
 def test_a_dry_run_prints_commands_and_files_but_no_secret(
@@ -197,6 +228,31 @@ def test_a_cluster_is_taken_down_only_by_who_says_yes(shell: Shell, drawer: dict
     assert "no cluster yet" in shell("cluster").out
 
 
+def test_a_shoal_that_would_start_jobs_again_is_not_fought(
+    shell: Shell, drawer: dict[str, PaperMachine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shell(*CREATE).code == 0
+    monkeypatch.setattr("shoal.cli.cluster_connect.holder", lambda _: 4711)
+    (shell.home / "options.json").write_text('{"engine": "slurm"}')
+    config = SlurmConfig(python="python3", ssh="ana@login", cluster="lab", heads=("a",))
+    (shell.home / "slurm.json").write_bytes(msgspec.json.encode(config))
+    refused = shell("cluster", "destroy", "--yes", "--force")
+    assert (refused.code, refused.err.splitlines()[-1]) == (3, "hint: `shoal down --jobs` first")
+    assert "Shoal here is up (process 4711) and would start them again" in " ".join(refused.err.split())
+    gone = shell("cluster", "destroy", "--yes")
+    assert gone.code == 0
+    assert "back to this machine: `shoal down`, then `shoal connect local`" in gone.err
+
+
+def test_a_shoal_that_works_elsewhere_hinders_nothing(
+    shell: Shell, drawer: dict[str, PaperMachine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shell(*CREATE).code == 0
+    monkeypatch.setattr("shoal.cli.cluster_connect.holder", lambda _: 4711)
+    gone = shell("cluster", "destroy", "--yes", "--force")
+    assert (gone.code, "shoal connect local" in gone.err) == (0, False)
+
+
 def test_an_inventory_of_ones_own_is_taken(
     shell: Shell, drawer: dict[str, PaperMachine], tmp_path: Path
 ) -> None:
@@ -250,6 +306,11 @@ def test_shoal_is_not_connected_as_root_and_it_is_said_what_to_type(monkeypatch:
     said = connect_shoal(made("root", port=2222), {})
     words = "`shoal connect slurm --ssh USER@10.0.0.1 '--ssh-options=-p 2222' --python /usr/bin/python3"
     assert words in said
+    facts = facts_of(three().hosts)
+    for user in ("root", None):  # nobody was named, and it was root who got in
+        said = connect_shoal(made(user), facts)
+        assert said.startswith("-- to connect, as a user who has an account on every machine: `shoal connect")
+        assert "--ssh USER@10.0.0.1 " in said
     assert typed == []
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import anyio
 import pytest
 
+from shoal.cli.cluster_words import closing
+from shoal.cli.cluster_words import told as told_by
 from shoal.cluster.facts import read_facts
 from shoal.cluster.inventory import Host, Inventory
 from shoal.cluster.machine import Answer
@@ -356,3 +358,37 @@ async def test_what_takes_long_is_told_while_it_is_under_way(monkeypatch: pytest
     told_ = [outcome.title for outcome in heard if outcome.state is State.UNDER_WAY and outcome.label == "b"]
     assert told_[0].startswith("packages munge")
     assert State.UNDER_WAY not in {outcome.state for outcome in crew.outcomes}
+
+
+@pytest.mark.parametrize("is_dry", [False, True])
+async def test_a_shared_directory_that_is_not_there_is_told_before_anything_is_changed(
+    *, is_dry: bool
+) -> None:
+    inventory = three().model_copy(update={"shared": "/srv/sharde"})
+    paper = Paper(inventory, never)
+    crew = paper.crew(is_dry=is_dry)
+    with pytest.raises(
+        EngineRefused, match=r"the controller, .*: there is no directory /srv/sharde on a"
+    ) as no:
+        await create(crew, inventory, Wishes())
+    assert "--shared DIR" in (no.value.hint or "")
+    assert (crew.num_changed, len(crew.failed)) == (0, 3)
+
+
+async def test_of_a_member_whose_shared_directory_is_away_the_rest_is_brought_up_to_date() -> None:
+    inventory = found(three(), facts_of(three().hosts)).model_copy(update={"shared": "/srv/shared"})
+    paper = Paper(inventory)
+    paper.machines["10.0.0.3"].judge = lambda script: int("/srv/shared" in script)
+    crew = paper.crew()
+    await create(crew, inventory, Wishes())
+    assert wrong(crew) == {"c": "/srv/shared is the controller's"}
+
+
+async def test_jobs_that_are_in_the_way_are_told_once() -> None:
+    inventory = found(three(), facts_of(three().hosts))
+    paper = Paper(inventory)
+    paper.machines["10.0.0.1"].judge = lambda script: int("squeue" in script)
+    crew = paper.crew()
+    report = await remove(crew, inventory, ["c"], Wishes())
+    assert [line for outcome in crew.outcomes for line in told_by(outcome)] == []
+    assert sum("it broke" in line for line in closing("lab", crew, report, 1.0, is_dry=False)) == 1

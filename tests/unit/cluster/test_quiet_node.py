@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from shoal.cluster.leaving import quiet_cluster, quiet_node
+from shoal.cluster.machine import Answer
 from tests.support.bare_machines import three
 
 SCONTROL = """\
@@ -27,6 +28,7 @@ esac
 SQUEUE = """\
 #!/bin/sh
 [ -e {folder}/is_up ] || {{ echo 'Unable to contact slurm controller' >&2; exit 1; }}
+[ -z "$SQUEUE_FORMAT" ] || {{ sed "s/^\\([0-9]\\)/${{SQUEUE_FORMAT%% *}} \\1/" {folder}/jobs; exit; }}
 cat {folder}/jobs || exit 1
 case $* in *completing*) if [ -e {folder}/ending ]; then cat {folder}/ending; rm {folder}/ending; fi ;; esac
 """
@@ -92,9 +94,30 @@ def test_a_node_with_jobs_takes_jobs_as_before(slurm: Slurm, *, is_away: bool) -
     assert not looked(slurm, is_away=is_away)
     code, words = changed(slurm, is_away=is_away)
     assert (code, slurm.told) == (1, ["drain reason=leaves", "resume"])
-    assert words.startswith(
-        "jobs 7 8 of Slurm's run there (squeue tells whose); wait for them, or say --force"
-    )
+    assert words.splitlines() == [
+        "Slurm's jobs 7, 8 run there; wait for them, or say --force: then they are queued again or lost",
+        "hint: `scancel 7 8` on a",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "told", "hint"),
+    [
+        (
+            "3 shoal-att_1.0\n",
+            "Slurm's job 3 runs there; wait for it",
+            "`shoal stop JOB` (`shoal queue` lists",
+        ),
+        ("3 shoal-att_1.0\n5 my job\n", "Slurm's jobs 3, 5 run there", "them), and `scancel 5` on a"),
+        ("5 my job\n>9 not mine\n", "Slurm's job 5 runs there", "`scancel 5` on a"),
+    ],
+)
+def test_who_has_jobs_there_is_told_how_to_end_them(slurm: Slurm, jobs: str, told: str, hint: str) -> None:
+    slurm.says("MIXED", jobs)
+    answer = Answer(1, "", changed(slurm, is_away=False)[1])
+    assert answer.last_words.startswith(told)
+    assert "hint" not in answer.last_words
+    assert hint in answer.hint
 
 
 def test_jobs_that_are_ending_already_are_waited_for(slurm: Slurm) -> None:

@@ -34,3 +34,28 @@ async def test_who_does_not_let_us_in_is_not_silent(
         await Ssh(Access(known_hosts=tmp_path / "known")).connect(Host(address="10.0.0.3"))
     assert type(refused.value) is error
     assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told", "hint"),
+    [
+        (
+            asyncssh.PermissionDenied("no more methods"),
+            "10.0.0.3 does not take the key /keys/one for user `ana`",
+            "ssh-copy-id -i /keys/one -p 2222 ana@10.0.0.3, or name another key with `--identity`",
+        ),
+        (TimeoutError(), "10.0.0.3 cannot be reached", "ssh -i /keys/one -p 2222 ana@10.0.0.3 true"),
+    ],
+)
+async def test_what_is_told_names_the_user_and_the_key_that_were_tried(
+    wrong: Exception, told: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def connect(*_: object, **__: object) -> None:
+        raise wrong
+
+    monkeypatch.setattr(asyncssh, "connect", connect)
+    access = Access(identity="/keys/one", known_hosts=tmp_path / "known")
+    with pytest.raises(ShoalError) as refused:
+        await Ssh(access).connect(Host(address="10.0.0.3", user="ana", port=2222))
+    assert refused.value.message.startswith(told)
+    assert refused.value.hint == hint

@@ -132,7 +132,7 @@ class CommandDoor:
         if self._as_owners:
             return []
         words = ["sacctmgr", "--noheader", "--parsable2", "show", "user", "withassoc"]
-        name = self._ask(["id", "-un"]).strip()
+        name = self.asker()
         try:
             code, told, _ = self._run([*words, f"format={ASSOC_FORMAT}", "where", f"name={name}"])
         except EngineUnreachable:  # slurmdbd is away, or nobody has installed `sacctmgr`
@@ -172,6 +172,9 @@ class CommandDoor:
 
     def is_root(self) -> bool:
         return self._uid() == 0
+
+    def asker(self) -> str:
+        return self._ask(["id", "-un"]).strip()
 
     def _uid(self) -> int:
         return int(self._ask(["id", "-u"])) if self._ssh else os.getuid()

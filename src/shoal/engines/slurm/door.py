@@ -62,6 +62,9 @@ class Door(Protocol):
     def is_root(self) -> bool:
         """Whether jobs run as root."""
 
+    def asker(self) -> str:
+        """The name of the account under which jobs run, where they are not their owners'."""
+
 
 def open_door(config: SlurmConfig, sockets: Path | None = None) -> Door:
     """Asks nothing yet. `SpecError`: a token would go where it must not. `sockets`: see `CommandDoor`."""

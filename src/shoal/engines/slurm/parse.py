@@ -45,6 +45,8 @@ class SlurmFacts(msgspec.Struct, frozen=True, kw_only=True):
     """That is who asks, and whose the jobs are."""
     groups: frozenset[str] = frozenset()
     """Of whoever's the jobs are; empty: it is not known."""
+    refuses_root: bool = False
+    """Whether it runs no job of root's (DisableRootJobs)."""
     cluster: str = ""
     """Its ClusterName; empty: the door does not show it."""
     heads: tuple[str, ...] = ()
@@ -98,6 +100,7 @@ def parse_config(text: str) -> SlurmFacts:
     return SlurmFacts(
         kill_wait_s=float(wait[0]) if wait else DEFAULT_KILL_WAIT_S,
         has_cgroups=found.get("ProctrackType") == "proctrack/cgroup",
+        refuses_root=found.get("DisableRootJobs", "").lower() == "yes",
         cluster=found.get("ClusterName", ""),
         heads=tuple(re.findall(r"^SlurmctldHost\[[0-9]+\]\s*=\s*([^\s(]+)", text, flags=re.MULTILINE)),
     )

@@ -82,7 +82,7 @@ class RestDoor:
         raise EngineUnreachable(told, hint="shoal doctor", status=status)
 
     def jobs(self) -> list[Job]:
-        return jobs_in(self._get("slurm", "jobs"), self._asker())
+        return jobs_in(self._get("slurm", "jobs"), self.asker())
 
     def past(self, names: Collection[str]) -> list[Job]:
         since = time.strftime("%Y-%m-%d", time.localtime(time.time() - PAST_S))
@@ -91,7 +91,7 @@ class RestDoor:
         if status != OK or reply.errors:
             log.debug("slurm.no_accounting", status=status, said=reply.said)
             return []
-        return [job for job in jobs_in(reply, self._asker(), is_past=True) if job.name in names]
+        return [job for job in jobs_in(reply, self.asker(), is_past=True) if job.name in names]
 
     def nodes(self) -> list[RawNode]:
         return nodes_in(self._get("slurm", "nodes"))
@@ -101,12 +101,12 @@ class RestDoor:
         return partitions_in(self._get("slurm", "partitions"))
 
     def associations(self) -> list[Association]:
-        asked = urlencode({"user": self._asker()})
+        asked = urlencode({"user": self.asker()})
         try:
             status, reply = self._ask("GET", f"{self._path('slurmdb', 'associations')}?{asked}")
         except EngineUnreachable:  # the same words for a database that is away, and for none
             return []
-        return associations_in(reply, self._asker()) if status == OK and not reply.errors else []
+        return associations_in(reply, self.asker()) if status == OK and not reply.errors else []
 
     def facts(self) -> SlurmFacts:
         """No version tells how Slurm ends what a job has started, of switches, or of a user's groups."""
@@ -116,7 +116,7 @@ class RestDoor:
     def cancel(self, names: Collection[str], user: str = "") -> None:
         """Those of these names, by the ids that they have now."""
         for job in self.jobs():
-            if job.name in names and job.is_active and user in ("", self._asker()):
+            if job.name in names and job.is_active and user in ("", self.asker()):
                 status, reply = self._ask("DELETE", self._path("slurm", f"job/{job.job_id}"))
                 if status != OK or reply.said:
                     log.warning("slurm.cancel_failed", name=job.name, status=status, said=reply.said)
@@ -129,14 +129,14 @@ class RestDoor:
         return f"slurm {self._release}, by REST {spoken}"
 
     def is_root(self) -> bool:
-        return self._asker() == "root"
+        return self.asker() == "root"
 
     def served_by(self) -> int | None:
         """Who listens there, where the system tells: within this machine."""
         with contextlib.closing(self._connect()) as link:
             return None if self._place.is_tls else _reader(link)
 
-    def _asker(self) -> str:
+    def asker(self) -> str:
         return self._user or self._token().claims.sun
 
     def _token(self) -> Token:
