@@ -93,6 +93,7 @@ def slurm(
     an account of their own. Asks Slurm for its nodes and starts nothing. The
     next `shoal up` uses it.
     """
+    from shoal.cli.connect_places import whole, whole_python, whole_search_path
     from shoal.cli.connect_slurm import ask_slurm, choices, rest_options, say_slurm
     from shoal.engines.slurm.config import FILE, SlurmConfig
 
@@ -100,10 +101,10 @@ def slurm(
     config = SlurmConfig(
         partition=partition,
         **choices(account, qos),
-        python=python or sys.executable,
-        python_path=python_path,
-        spool=spool,
-        shared=shared,
+        python=whole_python(python or sys.executable, ssh=ssh),
+        python_path=whole_search_path(python_path, ssh=ssh),
+        spool=whole("--spool", spool, ssh=ssh),
+        shared=whole("--shared", shared, ssh=ssh),
         project=project,
         has_shared_trust=shared_trust,
         ssh=ssh,
@@ -159,9 +160,12 @@ def ray(
 
     This machine must be one of its nodes. The next `shoal up` uses it.
     """
+    from shoal.cli.connect_places import refuse_missing, whole, whole_python, whole_search_path
     from shoal.engines.ray.config import FILE, RayConfig
 
     home = _free_home()
+    shared = whole("--shared", shared)
+    refuse_missing(shared)
     if address and token_file is None:
         raise SpecError(
             f"no token for the Ray at {address}: anybody may rule a Ray without one, so Shoal uses none",
@@ -173,10 +177,10 @@ def ray(
         address=address,
         token_file=str(token_file.absolute()) if token_file is not None and address else "",
         **_tls_files(address, {"tls_cert": tls_cert, "tls_key": tls_key, "tls_ca": tls_ca}),
-        ray_python=ray_python or sys.executable,
-        python=python or sys.executable,
-        python_path=python_path,
-        spool=spool,
+        ray_python=whole_python(ray_python or sys.executable),
+        python=whole_python(python or sys.executable),
+        python_path=whole_search_path(python_path),
+        spool=whole("--spool", spool),
         shared=shared or ("" if address else str(home / "ray" / "shared")),
         project=project,
         has_shared_trust=shared_trust,

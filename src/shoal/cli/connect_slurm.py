@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from shoal.cli.connect_places import refuse_missing_at
 from shoal.engines.slurm import associations, partitions
 from shoal.engines.slurm.associations import Association
 from shoal.engines.slurm.config import SlurmConfig
@@ -76,6 +77,7 @@ def ask_slurm(config: SlurmConfig, *, as_root: bool) -> Found:
         _refuse_all_but_root(door, config, as_root=as_root)
     elif not as_root:
         _refuse_root(door, config)
+    refuse_missing_at(door, config.shared, ssh=config.ssh, rest=config.rest)
     known = door.associations()
     associations.refuse_unknown(
         known,

@@ -167,6 +167,11 @@ class CommandDoor:
         if code != 0:
             raise EngineUnreachable(f"no folder {path} yet: {said.strip()}", hint="shoal doctor")
 
+    def has_folder(self, path: str) -> bool:
+        if not self._ssh:
+            return os.path.isdir(path)  # noqa: PTH112 - what may not be looked at is not there, either
+        return self._run(["test", "-d", path])[0] == 0
+
     def version(self) -> str:
         return self._ask(["sinfo", "--version"]).strip()
 

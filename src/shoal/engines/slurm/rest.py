@@ -124,6 +124,9 @@ class RestDoor:
     def make_folder(self, path: str) -> None:
         Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
 
+    def has_folder(self, path: str) -> bool:
+        return os.path.isdir(path)  # noqa: PTH112 - what may not be looked at is not there, either
+
     def version(self) -> str:
         spoken = self._spoken()
         return f"slurm {self._release}, by REST {spoken}"
