@@ -147,8 +147,8 @@ def without_ray(said: str, python: str = "that Python") -> SpecError | None:
         return None
     return SpecError(
         f"there is no Ray in {python}",
-        hint="`pip install 'shoal[ray]'` (from a clone: `pip install -c constraints.txt -e '.[ray]'`), or name "
-        "a Python with Ray in it: `shoal connect ray --ray-python PATH`",
+        hint="`pip install 'shoal[ray]'` (from a clone: `pip install -c constraints.txt -e '.[ray]'`), or "
+        "name a Python with Ray in it: `shoal connect ray --ray-python PATH`",
     )
 
 
