@@ -15,6 +15,7 @@ import pytest
 from shoal.cli import data_plane, data_plane_facts, serve, up
 from shoal.cli import home as homes
 from shoal.cli.daemon import Running, environment, start
+from shoal.client.connection import Connection
 from shoal.client.credentials import LOCAL, Credentials, find_endpoint
 from shoal.errors import SpecError, StateError
 from shoal.home import holder, last_port
@@ -225,7 +226,7 @@ def test_up_says_over_what_it_is(
     (tmp_path / "slurm.json").write_text(json.dumps({"cluster": "lab", "heads": ["a"]}))
     assert up.over_what() == "over the Slurm `lab` (a): `shoal nodes` shows its nodes", "nobody answers"
     answer = [{"is_alive": number < nodes} for number in range(3)]
-    monkeypatch.setattr(up.Connection, "nodes", lambda _: answer)
+    monkeypatch.setattr(Connection, "nodes", lambda _: answer)
     assert up.over_what() == f"over the Slurm `lab` (a): {told}"
 
 

@@ -93,7 +93,7 @@ def slurm(
     an account of their own. Asks Slurm for its nodes and starts nothing. The
     next `shoal up` uses it.
     """
-    from shoal.cli.connect_places import whole, whole_python, whole_search_path
+    from shoal.cli.connect_places import places
     from shoal.cli.connect_slurm import ask_slurm, choices, rest_options, say_slurm
     from shoal.engines.slurm.config import FILE, SlurmConfig
 
@@ -101,10 +101,7 @@ def slurm(
     config = SlurmConfig(
         partition=partition,
         **choices(account, qos),
-        python=whole_python(python or sys.executable, ssh=ssh),
-        python_path=whole_search_path(python_path, ssh=ssh),
-        spool=whole("--spool", spool, ssh=ssh),
-        shared=whole("--shared", shared, ssh=ssh),
+        **places(python, python_path, spool, shared, ssh=ssh),
         project=project,
         has_shared_trust=shared_trust,
         ssh=ssh,
@@ -160,12 +157,10 @@ def ray(
 
     This machine must be one of its nodes. The next `shoal up` uses it.
     """
-    from shoal.cli.connect_places import refuse_missing, whole, whole_python, whole_search_path
+    from shoal.cli.connect_places import places, refuse_missing, whole_python
     from shoal.engines.ray.config import FILE, RayConfig
 
     home = _free_home()
-    shared = whole("--shared", shared)
-    refuse_missing(shared)
     if address and token_file is None:
         raise SpecError(
             f"no token for the Ray at {address}: anybody may rule a Ray without one, so Shoal uses none",
@@ -173,15 +168,15 @@ def ray(
         )
     if not address:
         _refuse_several(home)
+    there = places(python, python_path, spool, shared)
+    refuse_missing(there["shared"])
+    there["shared"] = there["shared"] or ("" if address else str(home / "ray" / "shared"))
     config = RayConfig(
         address=address,
         token_file=str(token_file.absolute()) if token_file is not None and address else "",
         **_tls_files(address, {"tls_cert": tls_cert, "tls_key": tls_key, "tls_ca": tls_ca}),
         ray_python=whole_python(ray_python or sys.executable),
-        python=whole_python(python or sys.executable),
-        python_path=whole_search_path(python_path),
-        spool=whole("--spool", spool),
-        shared=shared or ("" if address else str(home / "ray" / "shared")),
+        **there,
         project=project,
         has_shared_trust=shared_trust,
     )

@@ -7,14 +7,25 @@ be another one there, and a directory that nobody mounted would be made on each 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shoal.cli.show import note
 from shoal.errors import SpecError
 
 if TYPE_CHECKING:
     from shoal.engines.slurm.door import Door
+
+
+def places(python: str | None, python_path: str, spool: str, shared: str, *, ssh: str = "") -> dict[str, Any]:
+    """For the config, as nodes have them. `ssh`: they are those of other machines."""
+    return {
+        "python": whole_python(python or sys.executable, ssh=ssh),
+        "python_path": ":".join(whole("--python-path", one, ssh=ssh) for one in python_path.split(":")),
+        "spool": whole("--spool", spool, ssh=ssh),
+        "shared": whole("--shared", shared, ssh=ssh),
+    }
 
 
 def whole(option: str, path: str, *, ssh: str = "") -> str:
@@ -32,10 +43,6 @@ def whole(option: str, path: str, *, ssh: str = "") -> str:
 def whole_python(python: str, *, ssh: str = "") -> str:
     """A bare name is looked for on each node, in its PATH."""
     return whole("--python", python, ssh=ssh) if "/" in python else python
-
-
-def whole_search_path(python_path: str, *, ssh: str = "") -> str:
-    return ":".join(whole("--python-path", one, ssh=ssh) for one in python_path.split(":"))
 
 
 def refuse_missing(shared: str) -> None:
