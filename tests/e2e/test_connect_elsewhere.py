@@ -116,8 +116,12 @@ def test_a_job_on_a_slurm_is_judged_by_no_other_cluster_and_runs_once(plane: Pap
     gate.open()
     plane.until_status(job, "succeeded")
     assert len(plane.attempts(job)) == 1
+    assert [node["name"] for node in plane.shoal.nodes()] == ["n0"]
+    assert "over the Slurm `lab` (a): 1 node" in plane.command("up").stdout
     assert plane.command("down").returncode == 0
     assert plane.command("connect", "local").returncode == 0
+    plane.up()
+    until(lambda: "n0" not in [node["name"] for node in plane.shoal.nodes()], "that node is forgotten")
 
 
 def test_a_job_on_this_machine_is_not_handed_to_a_cluster(plane: PaperPlane, gate: Gate) -> None:

@@ -40,6 +40,7 @@ class ClusterPlane(RealPlane):
         """Everything that was ever submitted here."""
 
     def connect(self, *more: str, python: str = "") -> dict[str, object]:
+        self.shared.mkdir(exist_ok=True)
         places = ("--shared", str(self.shared), "--spool", str(self.spool))
         pythons = ("--python", python or self.lab.nodes_python, "--python-path", SOURCE)
         fixed = ("--as-root", *pythons, *places, *more, "--json")

@@ -133,6 +133,49 @@ def test_it_is_written_where_a_control_plane_of_several_reads_it(
     assert load_config(tmp_path / "shared").ssh == "ana@login"
 
 
+HERE = ("connect", "slurm", "--as-root", "--nodes-on", "127.0.0.1:7464")
+
+
+def test_paths_that_nodes_use_are_whole_wherever_the_job_is(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "ana"))
+    (tmp_path / "scratch").mkdir()
+    paths = ("--spool=~/spool", "--python", "venv/bin/python", "--python-path", "src:/opt/shoal")
+    told = shell(*HERE, "--shared", "scratch", *paths)
+    assert told.code == 0, told.err
+    kept = load_config(shell.home)
+    assert (kept.shared, kept.spool) == (f"{tmp_path}/scratch", f"{tmp_path}/ana/spool")
+    assert (kept.python, kept.python_path) == (f"{tmp_path}/venv/bin/python", f"{tmp_path}/src:/opt/shoal")
+    assert shell(*HERE, "--python", "python3").code == 0
+    assert load_config(shell.home).python == "python3", "found on each node"
+
+
+@pytest.mark.parametrize("option", ["--shared", "--spool", "--python", "--python-path"])
+def test_a_relative_path_of_other_machines_is_refused(shell: Shell, option: str) -> None:
+    refused = shell(*CONNECT, option, "some/where")
+    assert refused.code == 2
+    assert f"`{option} some/where` is relative, and ana@login is another machine" in refused.err
+    assert "name it as the nodes have it, an absolute path" in refused.err
+    assert not (shell.home / "slurm.json").exists()
+
+
+@pytest.mark.parametrize(("words", "where"), [(HERE, ""), (CONNECT, " on ana@login")], ids=["here", "ssh"])
+def test_a_shared_directory_that_is_not_there_is_refused(
+    shell: Shell, tmp_path: Path, words: tuple[str, ...], where: str
+) -> None:
+    shared = tmp_path / "scrach"
+    refused = shell(*words, "--shared", str(shared))
+    assert refused.code == 2
+    assert f"there is no directory {shared}{where}; make or mount it on every machine" in refused.err
+    assert not shared.exists()
+    assert not (shell.home / "slurm.json").exists()
+    shared.mkdir()
+    assert shell(*words, "--shared", str(shared)).code == 0
+    assert load_config(shell.home).shared == str(shared)
+
+
 def test_it_is_for_one_project_unless_all_trust_each_other(shell: Shell) -> None:
     assert "jobs of project default run under the account `ana`\n" in shell(*CONNECT).out
     assert (load_config(shell.home).project, load_config(shell.home).has_shared_trust) == ("default", False)
@@ -216,6 +259,15 @@ def test_slurmrestd_is_asked_and_who_listens_there_is_kept(shell: Shell, rest: P
     kept = load_config(shell.home)
     assert (kept.rest, kept.jwt_file, kept.rest_uid) == (rest.url, file, os.getuid())
     assert token(sun="ana") not in (shell.home / "slurm.json").read_text()
+
+
+def test_by_rest_a_shared_directory_that_this_machine_lacks_is_noted(
+    shell: Shell, rest: Paper, tmp_path: Path
+) -> None:
+    words = ("connect", "slurm", "--rest", rest.url, "--jwt-file", jwt_file(tmp_path, "ana"))
+    told = shell(*words, "--nodes-on", "127.0.0.1:7464", "--shared", str(tmp_path / "scratch"))
+    assert told.code == 0, told.err
+    assert f"note: there is no directory {tmp_path}/scratch on this machine" in told.err
 
 
 def test_a_token_of_roots_is_refused_unless_it_is_said(shell: Shell, rest: Paper, tmp_path: Path) -> None:

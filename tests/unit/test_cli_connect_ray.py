@@ -69,6 +69,18 @@ def test_it_is_written_down_with_the_path_of_the_token_and_not_the_token(shell: 
     assert json.loads((shell.home / "options.json").read_text())["engine"] == "ray"
 
 
+def test_a_shared_directory_is_whole_and_is_there(
+    shell: Shell, ray: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused = shell(*ray.words, "--shared", "scratch")
+    assert (refused.code, f"there is no directory {tmp_path}/scratch; make or" in refused.err) == (2, True)
+    (tmp_path / "scratch").mkdir()
+    assert shell(*ray.words, "--shared", "scratch", "--spool", "spool").code == 0
+    config = load_config(shell.home)
+    assert (config.shared, config.spool) == (f"{tmp_path}/scratch", f"{tmp_path}/spool")
+
+
 def test_a_ray_without_a_token_is_not_used(shell: Shell, ray: Ray) -> None:
     refused = shell("connect", "ray", "--address", "10.0.0.1:6379")
     assert (refused.code, "no token for the Ray at 10.0.0.1:6379" in refused.err) == (2, True)

@@ -15,6 +15,7 @@ import pytest
 from shoal.cli import data_plane, data_plane_facts, serve, up
 from shoal.cli import home as homes
 from shoal.cli.daemon import Running, environment, start
+from shoal.client.connection import Connection
 from shoal.client.credentials import LOCAL, Credentials, find_endpoint
 from shoal.errors import SpecError, StateError
 from shoal.home import holder, last_port
@@ -210,6 +211,23 @@ def test_up_says_that_it_stands_by_and_who_leads(capsys: pytest.CaptureFixture[s
     told = capsys.readouterr().out
     assert f"Shoal is up at {second} (process 7) and stands by: {first} leads" in told
     assert f"`shoal login {first},{second}`" in told
+
+
+@pytest.mark.parametrize(
+    ("nodes", "told"), [(2, "2 nodes"), (1, "1 node"), (0, "`shoal nodes` shows its nodes")]
+)
+def test_up_says_over_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: int, told: str
+) -> None:
+    monkeypatch.setenv("SHOAL_HOME", str(tmp_path))
+    assert up.over_what() == "", "this machine"
+    homes.remember(tmp_path, {"engine": "slurm", "nodes_on": "127.0.0.1:7464"})
+    assert up.over_what() == "", "nothing is connected"
+    (tmp_path / "slurm.json").write_text(json.dumps({"cluster": "lab", "heads": ["a"]}))
+    assert up.over_what() == "over the Slurm `lab` (a): `shoal nodes` shows its nodes", "nobody answers"
+    answer = [{"is_alive": number < nodes} for number in range(3)]
+    monkeypatch.setattr(Connection, "nodes", lambda _: answer)
+    assert up.over_what() == f"over the Slurm `lab` (a): {told}"
 
 
 def test_data_plane_that_ended_unasked_does_not_run(tmp_path: Path) -> None:

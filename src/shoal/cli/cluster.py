@@ -203,7 +203,12 @@ def remove(
             return await take_out(crew, inventory, refs, wishes)
 
         order = Order(dry=dry_run, json=json, forced=force, packages=packages)
-        return order.carry_out(inventory, path, work)
+        code = order.carry_out(inventory, path, work)
+        if not (code or dry_run or json):
+            names = [inventory.host(ref.strip()).label for ref in hosts.split(",")]
+            typed = "; ".join(f"`shoal nodes remove {name}`" for name in names)
+            note(f"-- a Shoal that is connected to it counts on what is gone until it is told: {typed}")
+        return code
 
 
 @app.command

@@ -93,6 +93,7 @@ def slurm(
     an account of their own. Asks Slurm for its nodes and starts nothing. The
     next `shoal up` uses it.
     """
+    from shoal.cli.connect_places import places
     from shoal.cli.connect_slurm import ask_slurm, choices, rest_options, say_slurm
     from shoal.engines.slurm.config import FILE, SlurmConfig
 
@@ -100,10 +101,7 @@ def slurm(
     config = SlurmConfig(
         partition=partition,
         **choices(account, qos),
-        python=python or sys.executable,
-        python_path=python_path,
-        spool=spool,
-        shared=shared,
+        **places(python, python_path, spool, shared, ssh=ssh),
         project=project,
         has_shared_trust=shared_trust,
         ssh=ssh,
@@ -159,6 +157,7 @@ def ray(
 
     This machine must be one of its nodes. The next `shoal up` uses it.
     """
+    from shoal.cli.connect_places import places, refuse_missing, whole_python
     from shoal.engines.ray.config import FILE, RayConfig
 
     home = _free_home()
@@ -169,15 +168,15 @@ def ray(
         )
     if not address:
         _refuse_several(home)
+    there = places(python, python_path, spool, shared)
+    refuse_missing(there["shared"])
+    there["shared"] = there["shared"] or ("" if address else str(home / "ray" / "shared"))
     config = RayConfig(
         address=address,
         token_file=str(token_file.absolute()) if token_file is not None and address else "",
         **_tls_files(address, {"tls_cert": tls_cert, "tls_key": tls_key, "tls_ca": tls_ca}),
-        ray_python=ray_python or sys.executable,
-        python=python or sys.executable,
-        python_path=python_path,
-        spool=spool,
-        shared=shared or ("" if address else str(home / "ray" / "shared")),
+        ray_python=whole_python(ray_python or sys.executable),
+        **there,
         project=project,
         has_shared_trust=shared_trust,
     )

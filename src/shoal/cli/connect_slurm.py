@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgspec
 
+from shoal.cli.connect_places import refuse_missing_at
 from shoal.engines.slurm import associations, partitions
 from shoal.engines.slurm.associations import Association
 from shoal.engines.slurm.config import SlurmConfig
@@ -78,6 +79,7 @@ def ask_slurm(config: SlurmConfig, *, as_root: bool) -> Found:
         _refuse_all_but_root(door, config, as_root=as_root)
     elif facts.is_root and (facts.refuses_root or not as_root):
         _refuse_root(config, can_be_root=not facts.refuses_root)
+    refuse_missing_at(door, config.shared, ssh=config.ssh, rest=config.rest)
     known = door.associations()
     associations.refuse_unknown(
         known,

@@ -19,7 +19,7 @@ from shoal.cli.text import one_line, told_failing
 from shoal.client.connection import Connection
 from shoal.client.credentials import env_for_home, find_endpoint
 from shoal.client.handles import JobHandle
-from shoal.errors import ShoalError, StateError
+from shoal.errors import ShoalError, SpecError, StateError
 from shoal.home import holder, home_from_env
 
 OPEN = ("queued", "starting", "running", "stopping")
@@ -99,6 +99,8 @@ def _start(flags: dict[str, str | None], *, json: bool) -> int:
         print_json(facts_of(running))
         return 0
     announce(running)
+    if line := over_what():
+        print(f"      {line}")
     _go_on(running)
     return 0
 
@@ -138,6 +140,24 @@ def announce(running: daemon.Running) -> None:
     if running.first_token:
         print(f"admin token, shown this once: {running.first_token}")
         print(f"      saved for you in {home_from_env() / 'credentials.json'}")
+
+
+def over_what() -> str:
+    """Whose nodes do the work, and how many answer if that is known by now; empty: this machine."""
+    settings, _ = daemon.settings_for({})
+    if settings.engine == "local":
+        return ""
+    from shoal.control.elsewhere import cluster_for
+
+    try:
+        cluster = one_line(str(cluster_for(settings)))
+    except SpecError:  # it is not connected any more
+        return ""
+    nodes = 0
+    with suppress(ShoalError), Connection(env=env_for_home(), patience_s=0.0) as shoal:
+        nodes = sum(bool(node["is_alive"]) for node in shoal.nodes())
+    counted = f"{nodes} node{'' if nodes == 1 else 's'}" if nodes else "`shoal nodes` shows its nodes"
+    return f"over {cluster}: {counted}"
 
 
 def remarks(running: daemon.Running) -> Iterator[str]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from shoal.control.core import Core
 from shoal.engines.cluster_id import DESK, SPOOL, ClusterId, Left, left_of, read_cluster, write_cluster
 from shoal.engines.drafts import begin_term
@@ -19,6 +21,8 @@ from shoal.settings import Settings
 from shoal.store import Store, Tx
 
 SHOWN = 5
+NOBODYS = ""
+"""For an engine's name at a node: it was another cluster's. See `refresh_nodes`."""
 UNNAMED = {SPOOL: "this machine", DESK: "a Slurm or Ray that was connected before"}
 
 
@@ -45,17 +49,23 @@ async def find_left(store: Store, home: Path, cluster: ClusterId, term: int) -> 
 
 
 async def settle_left(core: Core, left: list[Left], cluster: ClusterId) -> None:
-    """Record how those ended, which the engine that is open now would not know; then its work is here."""
+    """Record how those ended, which the engine that is open now would not know; then its work is here. Nodes
+    of another cluster are nobody's from then on, and forgotten unless this one has them, too.
+    """
+    home = core.settings.state_dir
+    recorded = read_cluster(home)
+    is_moved = recorded is not None and recorded.is_other(cluster)
     ended = [outcome for one in left for outcome in one.shares.values() if outcome is not None]
 
     def record(tx: Tx) -> None:
         for outcome in ended:
             core.recorder.advance(tx, outcome.attempt_id, NodeEnded(outcome))
+        for node in tx.nodes.all() if is_moved else ():
+            tx.nodes.put(msgspec.structs.replace(node, engine=NOBODYS, version=node.version + 1))
 
-    if ended:
+    if ended or is_moved:
         await core.store.write(record)
-    home = core.settings.state_dir
-    if read_cluster(home) != cluster:
+    if recorded != cluster:
         write_cluster(home, cluster)
 
 

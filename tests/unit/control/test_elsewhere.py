@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shoal.control.elsewhere import find_left, refuse_another, settle_left
@@ -15,8 +16,9 @@ from shoal.engines.slurm.config import SlurmConfig
 from shoal.errors import Deposed, StateError
 from shoal.model.attempt import EndReason
 from shoal.model.job import Job
+from shoal.model.node import NodeState
 from shoal.wire import EndKind, Fetch
-from tests.support.lab import Lab, now
+from tests.support.lab import ANA, Lab, now
 from tests.unit.control.test_launch import taken_by
 
 HERE = ClusterId(engine="local")
@@ -137,3 +139,57 @@ def test_an_order_that_waits_in_a_clusters_queue_may_run_there(site: Site) -> No
     desk.take(Fetch(attempt_id=order.attempt_id, node=order.node, process="one"))
     with pytest.raises(StateError):
         site.open(PROD)
+
+
+def make_real(lab: Lab) -> None:
+    facts = lab.cluster.facts
+    facts |= {name: msgspec.structs.replace(one, is_simulated=False) for name, one in facts.items()}
+    lab.heal()
+
+
+def moved(site: Site, cluster: ClusterId) -> Lab:
+    """Its work has ended, and the cluster that is open now has but the second of its nodes."""
+    lab = site.lab
+    make_real(lab)
+    site.open(LAB)
+    lab.stop(site.job)
+    lab.clock.advance(3600)
+    lab.turn()
+    now(lab.plane.set_node_state(ANA, "n2", NodeState.CORDONED, "bad fan"))
+    site.open(cluster)
+    del lab.cluster.facts["n1"]
+    return lab
+
+
+@pytest.mark.parametrize("cluster", [PROD, HERE], ids=str)
+def test_nodes_of_the_cluster_before_are_forgotten_unless_this_one_has_them(
+    site: Site, cluster: ClusterId
+) -> None:
+    lab = moved(site, cluster)
+    lab.heal()
+    [kept] = lab.read(lambda tx: tx.nodes.all())
+    assert (kept.name, kept.state, kept.engine) == ("n2", NodeState.CORDONED, "fake")
+    assert [event.node for event in lab.events("node.removed")] == ["n1"]
+    del lab.cluster.facts["n2"]
+    lab.heal()
+    assert [node.name for node in lab.read(lambda tx: tx.nodes.all())] == ["n2"], "silent, and this cluster's"
+
+
+def test_nodes_of_the_same_cluster_stay(site: Site) -> None:
+    lab = moved(site, SlurmConfig(cluster="lab", heads=("a",), ssh="ana@b").cluster_id)
+    lab.heal()
+    assert [node.name for node in lab.read(lambda tx: tx.nodes.all())] == ["n1", "n2"]
+
+
+def test_a_node_that_something_holds_is_not_forgotten(site: Site) -> None:
+    make_real(site.lab)
+    site.open(LAB)
+    site.open(PROD)  # it was placed and never laid down
+    del site.lab.cluster.facts["n1"]
+    site.lab.heal()
+    assert "n1" in [node.name for node in site.lab.read(lambda tx: tx.nodes.all())]
+    site.lab.stop(site.job)
+    site.lab.clock.advance(3600)
+    site.lab.turn()
+    site.lab.heal()
+    assert [node.name for node in site.lab.read(lambda tx: tx.nodes.all())] == ["n2"]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from shoal.engines.ray.head import Head
-from shoal.errors import EngineUnreachable
+from shoal.errors import EngineUnreachable, SpecError
 from tests.support.networks import is_alive
 
 PAPER = f"""#!{sys.executable}
@@ -113,3 +113,13 @@ def test_a_python_that_is_not_there_is_said_with_what_to_type(tmp_path: Path) ->
     with pytest.raises(EngineUnreachable, match="No such file") as told:
         Head(tmp_path / "ray", str(tmp_path / "none")).ensure()
     assert "--ray-python" in (told.value.hint or "")
+
+
+def test_a_python_without_ray_is_said_at_once_and_what_to_install(site: Site) -> None:
+    said = "Error while finding module specification for 'ray.scripts.scripts' (ModuleNotFoundError: "
+    script = f"#!/bin/sh\necho begun >>{site.home}/tries\necho \"{said}No module named 'ray')\"\nexit 1\n"
+    site.python.write_text(script)
+    with pytest.raises(SpecError, match=f"there is no Ray in {site.python}") as refused:
+        site.head.ensure()
+    assert "`pip install -c constraints.txt -e '.[ray]'`" in str(refused.value.hint)
+    assert (site.home / "tries").read_text() == "begun\n"

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from shoal.engines.slurm import client as client_module
 from shoal.engines.slurm.client import CommandDoor
 from shoal.engines.slurm.render import Request
 from shoal.errors import EngineRefused, EngineUnreachable
@@ -147,3 +148,46 @@ def test_an_ssh_that_stays_behind_for_the_next_question_is_not_waited_for(folder
         assert time.monotonic() - began < 10
     finally:
         os.kill(int((folder / "pid").read_text()), signal.SIGKILL)
+
+
+SOURCELESS = (
+    "sinfo: error: fetch_config: DNS SRV lookup failed\n"
+    "sinfo: fatal: Could not establish a configuration source"
+)
+AWAY = "slurm_load_partitions: Unable to contact slurm controller (connect failure)"
+
+
+def hint_of(door: CommandDoor) -> str:
+    with pytest.raises(EngineUnreachable) as away:
+        door.version()
+    return str(away.value.hint)
+
+
+def test_what_to_type_next_depends_on_what_is_wrong(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    command(folder, "sinfo", SOURCELESS, 1)
+    assert hint_of(CommandDoor()).startswith(
+        "set SLURM_CONF, or go to a login node, or name one: `shoal connect"
+    )
+    command(folder, "sinfo", AWAY, 1)
+    assert hint_of(CommandDoor()).startswith("`scontrol ping`")
+    command(folder, "ssh", AWAY, 1)
+    assert hint_of(CommandDoor("ana@login", ["-p", "22"])).startswith("`ssh -p 22 ana@login scontrol ping`")
+    command(folder, "ssh", "ssh: Could not resolve hostname login: Name or service not known", 255)
+    assert hint_of(CommandDoor("ana@login")) == "`ssh ana@login sinfo`"
+    monkeypatch.setenv("PATH", str(folder / "empty"))
+    assert hint_of(CommandDoor()).startswith("go to a login node")
+
+
+def test_a_command_that_does_not_end_says_by_whose_configuration(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "TIMEOUT_S", 0.5)
+    monkeypatch.setenv("SLURM_CONF", "/nope/slurm.conf")
+    (folder / "sinfo").write_text("#!/bin/sh\necho 'sinfo: error: cannot stat file' >&2\nexec sleep 20\n")
+    (folder / "sinfo").chmod(0o755)
+    with pytest.raises(EngineUnreachable) as late:
+        CommandDoor().version()
+    told = "sinfo did not answer within 0.5 s by SLURM_CONF=/nope/slurm.conf: sinfo: error: cannot stat file"
+    assert late.value.message == told
+    assert str(late.value.hint).startswith("`ls -l /nope/slurm.conf`, or set SLURM_CONF")

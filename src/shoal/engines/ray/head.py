@@ -24,6 +24,7 @@ import msgspec
 from shoal.engines.ray.agent import launch
 from shoal.engines.ray.config import RayConfig, check_files, check_token_file
 from shoal.engines.ray.knock import knock
+from shoal.engines.ray.parse import without_ray
 from shoal.engines.ray.render import HEAD_PORTS, head_command, head_environment
 from shoal.engines.refusal import is_name
 from shoal.errors import EngineUnreachable
@@ -69,7 +70,9 @@ class Head:
         self.token_file = folder / "token"
 
     def ensure(self) -> str:
-        """Its address. `EngineUnreachable`: it could not be started, in its own words."""
+        """Its address. `EngineUnreachable`: it could not be started, in its own words. `SpecError`: there
+        is no Ray.
+        """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (self._folder / "lock").open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -96,6 +99,8 @@ class Head:
             record = self._start_once(lock)
             if record is not None:
                 return record
+            if missing := without_ray(self._said(), self._ray_python):
+                raise missing
             said = self._last_words()
         raise EngineUnreachable(
             f"Ray's head did not start in {TRIES} tries; it last said: {said}",

@@ -136,12 +136,20 @@ def refusal(said: str, address: str, log: str = "") -> ShoalError:
             f"the Ray at {address} does not take the token: {token[0].strip()}",
             hint="`ray get-auth-token` on its head prints it: write that to the token file",
         )
-    if "ModuleNotFoundError" in said and "ray" in said:
-        return SpecError(
-            f"there is no Ray in that Python: {_first_line(said)}",
-            hint="`pip install 'shoal[ray]'`, or name one: `shoal connect ray --ray-python PATH`",
-        )
-    return EngineUnreachable(f"the Ray at {address} cannot be reached: {_first_line(said)}", hint=UNREACHED)
+    return without_ray(said) or EngineUnreachable(
+        f"the Ray at {address} cannot be reached: {_first_line(said)}", hint=UNREACHED
+    )
+
+
+def without_ray(said: str, python: str = "that Python") -> SpecError | None:
+    """Where it said so: no second try helps."""
+    if "No module named 'ray'" not in said:
+        return None
+    return SpecError(
+        f"there is no Ray in {python}",
+        hint="`pip install 'shoal[ray]'` (from a clone: `pip install -c constraints.txt -e '.[ray]'`), or "
+        "name a Python with Ray in it: `shoal connect ray --ray-python PATH`",
+    )
 
 
 def check_version(version: str) -> None:

@@ -62,6 +62,10 @@ PAST = "now-30days"
 """How far back the accounting is asked: by itself it would look at today alone."""
 NOT_RUN = (126, 127)
 """A shell's exit codes for a command that it could not find or start."""
+SOURCELESS = "configuration source"
+"""Of the words of a command that found no `slurm.conf`, and nobody who would give it one."""
+ELSEWHERE = "go to a login node, or name one: `shoal connect slurm --ssh USER@HOST`"
+NO_CONFIG = f"set SLURM_CONF, or {ELSEWHERE}"
 UNKNOWN_NAME = 2
 """An exit code of `getent`."""
 
@@ -101,7 +105,7 @@ class CommandDoor:
         told = f"sbatch said: {said.strip()}"
         if code not in NOT_RUN and is_for_ever(said):
             raise EngineRefused(told, hint="shoal nodes", code=code)
-        raise EngineUnreachable(told, hint="shoal doctor", code=code)
+        raise EngineUnreachable(told, hint=self._next(said), code=code)
 
     def jobs(self) -> list[Job]:
         """Of ours; as owners, everybody's."""
@@ -165,7 +169,12 @@ class CommandDoor:
         if code != 0 and "permission denied" in said.lower():
             raise EngineRefused(said.strip(), hint="connect again with a `--shared DIR` that you may write")
         if code != 0:
-            raise EngineUnreachable(f"no folder {path} yet: {said.strip()}", hint="shoal doctor")
+            raise EngineUnreachable(f"no folder {path} yet: {said.strip()}", hint=self._typed("mkdir", path))
+
+    def has_folder(self, path: str) -> bool:
+        if not self._ssh:
+            return os.path.isdir(path)  # noqa: PTH112 - what may not be looked at is not there, either
+        return self._run(["test", "-d", path])[0] == 0
 
     def version(self) -> str:
         return self._ask(["sinfo", "--version"]).strip()
@@ -188,7 +197,8 @@ class CommandDoor:
         elif code == UNKNOWN_NAME:
             return None
         if code != 0:
-            raise EngineUnreachable(f"getent failed: {said.strip()}", hint="shoal doctor", code=code)
+            typed = self._typed("getent", "passwd", name)
+            raise EngineUnreachable(f"getent failed: {said.strip()}", hint=typed, code=code)
         found = parse_account(name, told)
         self._known |= {name} if found is not None else set()
         return found
@@ -205,13 +215,14 @@ class CommandDoor:
                 f"no place for {account.name}: {said.strip()}", hint="shoal connect slurm --help"
             )
         if code != 0:
-            raise EngineUnreachable(f"no place for {account.name} yet: {said.strip()}", hint="shoal doctor")
+            typed = self._typed("ls", "-la", shared)
+            raise EngineUnreachable(f"no place for {account.name} yet: {said.strip()}", hint=typed)
 
     def _ask(self, command: list[str], given: str = "", name: str = "") -> str:
         code, told, said = self._run(command, given)
         if code != 0:
             raise EngineUnreachable(
-                f"{name or command[0]} failed: {said.strip() or told.strip()}", hint="shoal doctor"
+                f"{name or command[0]} failed: {said.strip() or told.strip()}", hint=self._next(said)
             )
         return told
 
@@ -242,15 +253,40 @@ class CommandDoor:
                 errors.seek(0)
                 said = errors.read() if self._ssh else str(done.stderr)
         except FileNotFoundError:
-            raise EngineUnreachable(
-                f"there is no `{words[0]}` on this machine",
-                hint="go to a login node, or name one with `--ssh`",
-            ) from None
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise EngineUnreachable(f"{command[0]} did not answer: {error}", hint="shoal doctor") from error
-        if (done.returncode != 0 and is_away(said)) or (self._ssh and done.returncode == SSH_FAILED):
-            raise EngineUnreachable(f"{command[0]}: {said.strip()}", hint="shoal doctor")
+            raise EngineUnreachable(f"there is no `{words[0]}` on this machine", hint=ELSEWHERE) from None
+        except subprocess.TimeoutExpired as error:
+            raise self._late(command[0], error) from None
+        except OSError as error:
+            told = f"{words[0]} cannot be run: {error.strerror or error}"
+            raise EngineUnreachable(told, hint=f"`{words[0]} --version`") from error
+        if self._ssh and done.returncode == SSH_FAILED:
+            raise EngineUnreachable(f"ssh to {self._ssh}: {said.strip()}", hint=self._typed("sinfo"))
+        if done.returncode != 0 and is_away(said):
+            raise EngineUnreachable(f"{command[0]}: {said.strip()}", hint=self._next(said))
         return done.returncode, done.stdout, said
+
+    def _late(self, name: str, error: subprocess.TimeoutExpired) -> EngineUnreachable:
+        lines = (
+            (error.stderr or b"").decode(errors="replace").strip().splitlines()
+        )  # bytes, whatever was asked
+        said = f": {lines[-1].strip()}" if lines else ""
+        config = "" if self._ssh else os.environ.get("SLURM_CONF", "")
+        where = f" by SLURM_CONF={config}" if config else ""
+        told = f"{name} did not answer within {error.timeout:g} s{where}{said}"
+        if config and not os.access(config, os.R_OK):
+            return EngineUnreachable(told, hint=f"`ls -l {shlex.quote(config)}`, or {NO_CONFIG}")
+        return EngineUnreachable(told, hint=self._next(said))
+
+    def _next(self, said: str) -> str:
+        """What to type after these words of Slurm's."""
+        if not self._ssh and SOURCELESS in said.lower():
+            return NO_CONFIG
+        return f"{self._typed('scontrol', 'ping')} says whether slurmctld answers"
+
+    def _typed(self, *command: str) -> str:
+        """That command, as a person types it where it is to run."""
+        there = ["ssh", *self._ssh_options, self._ssh] if self._ssh else []
+        return f"`{shlex.join([*there, *command])}`"
 
     def _words_over_ssh(self, plain: Mapping[str, str], command: list[str]) -> list[str]:
         options = dict(SSH)

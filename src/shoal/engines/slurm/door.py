@@ -57,6 +57,9 @@ class Door(Protocol):
     def make_folder(self, path: str) -> None:
         """With its parents, of a directory that all nodes share. `EngineRefused`: it cannot be made."""
 
+    def has_folder(self, path: str) -> bool:
+        """Whether there is such a directory where `make_folder` would make it."""
+
     def version(self) -> str: ...
 
     def is_root(self) -> bool:

@@ -175,7 +175,7 @@ def partition_for(parts: Parts, nodes_of: NodesOf, orders: tuple[Order, ...], ri
     is_up = next((one for one in fitting if one.is_up), None)
     if is_up is None:
         told = "; ".join(f"partition `{one.name}` is {one.state}" for one in fitting)
-        raise EngineUnreachable(f"Slurm takes no jobs there now: {told}", hint="shoal doctor")
+        raise EngineUnreachable(f"Slurm takes no jobs there now: {told}", hint="`sinfo` shows them")
     return is_up
 
 

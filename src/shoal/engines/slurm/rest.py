@@ -45,6 +45,10 @@ CARRIED = ("PATH", "LANG", "LC_ALL", "TZ")
 """Of the control plane's environment to a job, whose user may be none of this machine's."""
 FOUND_ANYWHERE = "/usr/local/bin:/usr/bin:/bin"
 """Where `srun` may be on a node, after where it would be here."""
+CHECK_URL = (
+    "check the URL with whoever runs slurmrestd, then `shoal connect slurm --rest URL --jwt-file FILE`"
+)
+PING = "`scontrol ping` on a machine of that Slurm says whether slurmctld answers"
 
 log = structlog.get_logger()
 
@@ -79,7 +83,7 @@ class RestDoor:
         told = f"slurmrestd said: {reply.said or status}"
         if is_for_ever(reply.said):
             raise EngineRefused(told, hint="shoal nodes", status=status)
-        raise EngineUnreachable(told, hint="shoal doctor", status=status)
+        raise EngineUnreachable(told, hint=PING, status=status)
 
     def jobs(self) -> list[Job]:
         return jobs_in(self._get("slurm", "jobs"), self.asker())
@@ -124,6 +128,9 @@ class RestDoor:
     def make_folder(self, path: str) -> None:
         Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
 
+    def has_folder(self, path: str) -> bool:
+        return os.path.isdir(path)  # noqa: PTH112 - what may not be looked at is not there, either
+
     def version(self) -> str:
         spoken = self._spoken()
         return f"slurm {self._release}, by REST {spoken}"
@@ -165,7 +172,7 @@ class RestDoor:
     def _get(self, kind: str, what: str) -> Reply:
         status, reply = self._ask("GET", self._path(kind, what))
         if status != OK or reply.errors:
-            raise EngineUnreachable(f"slurmrestd said: {reply.said or status}", hint="shoal doctor")
+            raise EngineUnreachable(f"slurmrestd said: {reply.said or status}", hint=PING)
         return reply
 
     def _ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, Reply]:
@@ -176,10 +183,10 @@ class RestDoor:
             raise self._unwelcome(f"slurmrestd does not take the token in {self._jwt_file}")
         if status == NOT_FOUND and reply is None:
             self._version = ""
-            raise _NotThereError(f"slurmrestd at {self._url} has no {path}", hint="shoal doctor")
+            raise _NotThereError(f"slurmrestd at {self._url} has no {path}", hint=CHECK_URL)
         if reply is None or status in NOT_NOW:
             shown = text[:200].decode("utf-8", "replace").strip()
-            raise EngineUnreachable(f"slurmrestd at {self._url} said {status}: {shown}", hint="shoal doctor")
+            raise EngineUnreachable(f"slurmrestd at {self._url} said {status}: {shown}", hint=CHECK_URL)
         if status >= BROKEN and is_away(reply.said):
             # The same words for a slurmctld that is away and for a token that it does not take.
             raise self._unwelcome(
@@ -244,7 +251,7 @@ class RestDoor:
         except (OSError, http.client.HTTPException) as error:
             raise EngineUnreachable(
                 f"slurmrestd at {self._url} did not answer: {str(error) or type(error).__name__}",
-                hint="shoal doctor",
+                hint=CHECK_URL,
             ) from error
 
 
