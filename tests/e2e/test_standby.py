@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,8 @@ class Lost:
         name = self.attempt["attempt_id"]
         until(lambda: not processes_with(f"standby/{name}"), "no standby runs")
         until(lambda: not list(self.plane.home.glob(f"spool/standby/{name}*")), "no standby has a place")
-        until(lambda: not list(Path("/sys/fs/cgroup").glob(f"**/shoal.{name}*")), "no cgroup is left")
+        # Not by pathlib, which fails where somebody else's is removed meanwhile.
+        until(lambda: not glob(f"/sys/fs/cgroup/**/shoal.{name}*", recursive=True), "no cgroup is left")
         return after
 
 
