@@ -125,6 +125,7 @@ def test_stacks_of_a_hang_are_kept_on_every_node(plane: RealPlane, job: JobHandl
     assert "program (" in added[1] or "in program" in added[1], "where it was stopped"
 
 
+@pytest.mark.soak
 def test_a_lost_node_costs_what_was_done_since_the_last_checkpoint(plane: RealPlane, job: JobHandle) -> None:
     nodes = plane.attempts(job)[-1]["nodes"]
     told = drill(plane, "kill-node", job.ref, "--node", nodes[1])

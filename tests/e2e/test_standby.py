@@ -103,8 +103,7 @@ class Lost:
         name = self.attempt["attempt_id"]
         until(lambda: not processes_with(f"standby/{name}"), "no standby runs")
         until(lambda: not list(self.plane.home.glob(f"spool/standby/{name}*")), "no standby has a place")
-        # Not by pathlib, which fails where somebody else's is removed meanwhile.
-        until(lambda: not glob(f"/sys/fs/cgroup/**/shoal.{name}*", recursive=True), "no cgroup is left")
+        until(lambda: not _cgroups(f"shoal.{name}*"), "no cgroup is left")
         return after
 
 
@@ -207,3 +206,7 @@ def _memory_limit(cgroups: tuple[str, ...]) -> int:
             if (file := Path(path, name)).exists():
                 return int(file.read_text())
     raise AssertionError(f"no memory limit in {cgroups}")
+
+
+def _cgroups(pattern: str) -> list[str]:
+    return glob(f"/sys/fs/cgroup/**/{pattern}", recursive=True)  # noqa: PTH207 - pathlib fails where others' go meanwhile
