@@ -60,6 +60,42 @@ def test_logs_of_a_job_that_waits_say_so(shell: Shell, fake: FakeServer) -> None
     assert shell("logs", "-f", JOB_ID).err == told
 
 
+def test_a_job_in_the_queue_of_its_cluster_is_not_called_started(shell: Shell, fake: FakeServer) -> None:
+    fake.answers["GET", f"/v1/jobs/{JOB_ID}"] = job_view(status="starting")
+    said = ["Slurm job 5 is PENDING (Resources)"]
+    placed = {"epoch": 1, "nodes": ["n2"], "waits": said}
+    end = sse("end", {"status": "cancelled"})
+    fake.streams[f"{LOGS}/stream"] = [
+        [sse("placed", placed), end],
+        [sse("placed", {**placed, "epoch": 2}), end],
+    ]
+    told = "placed on n2, waits there: Slurm job 5 is PENDING (Resources)\n"
+    assert shell("logs", "-f", JOB_ID).err == f"-- {told}"
+    assert shell("logs", "-f", JOB_ID).err == f"-- attempt 2 {told}"
+
+
+def test_the_queue_says_why_a_job_that_was_placed_does_not_run(
+    shell: Shell, fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [job_view(status="starting", nodes=["n2"])]
+    fake.answers["GET", "/v1/jobs"] = {"items": jobs, "next_cursor": None}
+    words = "n2: Slurm job 5 is PENDING (Resources)"
+    facts = {"in_short": "slurm: PENDING (Resources)"}
+    explanation = {"why": "not_begun", "sentence": "it was placed", "details": [words], "facts": facts}
+    why = {"job": jobs[0], "status": "starting", "explanation": explanation, "sentence": "it was placed"}
+    fake.answers["GET", f"/v1/jobs/{JOB_ID}/why"] = why
+    monkeypatch.setenv("COLUMNS", "140")
+    assert words in shell("queue").out
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "slurm: PENDING (Resources)" in shell("queue").out
+    fake.answers["GET", f"/v1/jobs/{JOB_ID}/why"] = {
+        **why,
+        "explanation": None,
+        "sentence": "17 is starting on n2",
+    }
+    assert "17 is starting on n2" not in shell("queue").out
+
+
 def test_stacks_that_are_not_there_are_denied_for_what_was_asked_alone(
     shell: Shell, fake: FakeServer
 ) -> None:

@@ -140,6 +140,8 @@ def print_stream(events: Iterable[StreamEvent], *, timestamps: bool, json: bool)
             print_json_line({"event": event.kind, **event.data})
         elif event.kind == "attempt":
             note(attempt_text(event.data))
+        elif event.kind == "placed":
+            note(placed_text(event.data))
         elif event.kind == "again":
             note(again_text(event.data))
         if event.kind == "end":
@@ -147,9 +149,21 @@ def print_stream(events: Iterable[StreamEvent], *, timestamps: bool, json: bool)
     return {}
 
 
-def attempt_text(data: dict[str, Any]) -> str:
+def placed_text(data: dict[str, Any]) -> str:
+    """Of one that its cluster lets wait, in that one's words."""
+    which = "" if data.get("epoch") == 1 else f"attempt {data.get('epoch')} "
+    waits = [one_line(told) for told in data.get("waits") or ()]
+    more = f" and {len(waits) - 1} more" if len(waits) > 1 else ""
+    return f"-- {which}placed on {_shown_nodes(data)}, waits there: {''.join(waits[:1])}{more}"
+
+
+def _shown_nodes(data: dict[str, Any]) -> str:
     nodes = [one_line(name) for name in data.get("nodes") or ()]
-    shown = ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")
+    return ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")
+
+
+def attempt_text(data: dict[str, Any]) -> str:
+    shown = _shown_nodes(data)
     word = "started" if data.get("epoch") == 1 else f"attempt {data.get('epoch')} started"
     return f"-- {word} on {shown}" if shown else f"-- {word}"
 
