@@ -42,6 +42,7 @@ def test_the_parsers_words_become_plain_sentences(shell: Shell, typed: str, sent
     result = shell(*typed.split())
     assert result.code == 2
     assert result.err.splitlines()[0] == f"error: {sentence}"
+    assert ("`shoal queue` lists jobs" in result.err) == sentence.endswith("needs JOB")
 
 
 def test_the_last_lines_are_so_many_though_others_arrive_meanwhile(shell: Shell, fake: FakeServer) -> None:
@@ -58,6 +59,15 @@ def test_logs_of_a_job_that_waits_say_so(shell: Shell, fake: FakeServer) -> None
     assert shell("logs", JOB_ID).err == told
     fake.streams[f"{LOGS}/stream"] = [[sse("end", {"status": "succeeded"})]]
     assert shell("logs", "-f", JOB_ID).err == told
+
+
+def test_logs_of_a_job_without_output_say_so(shell: Shell, fake: FakeServer) -> None:
+    attempts = [{"epoch": 1, "nodes": ["n1"]}]
+    fake.answers["GET", LOGS] = {"items": [], "next_cursor": None, "is_complete": True}
+    for status, told in (("running", "no output yet"), ("failed", "it printed nothing")):
+        fake.answers["GET", f"/v1/jobs/{JOB_ID}"] = job_view(status=status, attempts=attempts)
+        assert shell("logs", JOB_ID).err == f"-- vision/17: {told}\n"
+    assert shell("logs", JOB_ID, "--rank", "0").err == "-- vision/17: rank 0 printed nothing\n"
 
 
 def test_a_job_in_the_queue_of_its_cluster_is_not_called_started(shell: Shell, fake: FakeServer) -> None:

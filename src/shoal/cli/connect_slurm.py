@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from shoal.cli.cluster_words import counted
 from shoal.engines.slurm import associations, partitions
 from shoal.engines.slurm.associations import Association
 from shoal.engines.slurm.config import SlurmConfig
@@ -127,9 +128,8 @@ def told_partition(one: dict[str, Any]) -> str:
     pool = f", pool of {one['pool']}" if one["pool"] != one["nodes"] else ""
     limit = f", up to {most} min" if most is not None else ""
     state = f", now {one['state']}" if one["state"] != "UP" else ""
-    return (
-        f"{one['name']}{' (default)' if one['is_default'] else ''}: {one['nodes']} nodes{pool}{limit}{state}"
-    )
+    name, nodes = f"{one['name']}{' (default)' if one['is_default'] else ''}", counted(one["nodes"], "node")
+    return f"{name}: {nodes}{pool}{limit}{state}"
 
 
 def told_account(one: Association) -> str:

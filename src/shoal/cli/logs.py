@@ -11,6 +11,7 @@ from shoal.cli.flags import JobRef, JsonFlag, connect, one_job
 from shoal.cli.show import note, print_json_line
 from shoal.cli.text import lines_of, log_text, one_line, utc
 from shoal.client.connection import Connection
+from shoal.client.handles import ENDED
 from shoal.client.stream import Reach, StreamEvent
 from shoal.errors import ServerUnreachable, SpecError
 
@@ -63,8 +64,9 @@ def logs(
             is_empty = False
         if is_empty and stacks:
             note(no_stacks(one_line(ref), rank, attempt))
-        elif is_empty and rank is None:
+        elif is_empty and tail != 0:
             _say_waiting(told)
+            _say_silent(told, rank, attempt)
     return 0
 
 
@@ -95,6 +97,17 @@ def _say_waiting(job: dict[str, Any]) -> None:
     if job["status"] == "queued":
         ref, how = one_line(job["ref"]), "again" if _node_counts(job) else "and has not begun"
         note(f"-- {ref} waits {how}: `shoal why {ref}` says for what")
+
+
+def _say_silent(job: dict[str, Any], rank: int | None, attempt: int | None) -> None:
+    """That there is no output, of what was asked for."""
+    if job["status"] == "queued" and attempt is None:
+        return
+    attempts = job.get("attempts") or []
+    is_over = job["status"] in ENDED or (attempt is not None and attempt < len(attempts))
+    who = "it" if rank is None else f"rank {rank}"
+    which = "" if attempt is None else f" in attempt {attempt}"
+    note(f"-- {one_line(job['ref'])}: {f'{who} printed nothing' if is_over else 'no output yet'}{which}")
 
 
 def _say_earlier(job: dict[str, Any]) -> None:
