@@ -42,6 +42,7 @@ def test_the_parsers_words_become_plain_sentences(shell: Shell, typed: str, sent
     result = shell(*typed.split())
     assert result.code == 2
     assert result.err.splitlines()[0] == f"error: {sentence}"
+    assert ("`shoal queue` lists jobs" in result.err) == sentence.endswith("needs JOB")
 
 
 def test_the_last_lines_are_so_many_though_others_arrive_meanwhile(shell: Shell, fake: FakeServer) -> None:
@@ -58,6 +59,51 @@ def test_logs_of_a_job_that_waits_say_so(shell: Shell, fake: FakeServer) -> None
     assert shell("logs", JOB_ID).err == told
     fake.streams[f"{LOGS}/stream"] = [[sse("end", {"status": "succeeded"})]]
     assert shell("logs", "-f", JOB_ID).err == told
+
+
+def test_logs_of_a_job_without_output_say_so(shell: Shell, fake: FakeServer) -> None:
+    attempts = [{"epoch": 1, "nodes": ["n1"]}]
+    fake.answers["GET", LOGS] = {"items": [], "next_cursor": None, "is_complete": True}
+    for status, told in (("running", "no output yet"), ("failed", "it printed nothing")):
+        fake.answers["GET", f"/v1/jobs/{JOB_ID}"] = job_view(status=status, attempts=attempts)
+        assert shell("logs", JOB_ID).err == f"-- vision/17: {told}\n"
+    assert shell("logs", JOB_ID, "--rank", "0").err == "-- vision/17: rank 0 printed nothing\n"
+
+
+def test_a_job_in_the_queue_of_its_cluster_is_not_called_started(shell: Shell, fake: FakeServer) -> None:
+    fake.answers["GET", f"/v1/jobs/{JOB_ID}"] = job_view(status="starting")
+    said = ["Slurm job 5 is PENDING (Resources)"]
+    placed = {"epoch": 1, "nodes": ["n2"], "waits": said}
+    end = sse("end", {"status": "cancelled"})
+    fake.streams[f"{LOGS}/stream"] = [
+        [sse("placed", placed), end],
+        [sse("placed", {**placed, "epoch": 2}), end],
+    ]
+    told = "placed on n2, waits there: Slurm job 5 is PENDING (Resources)\n"
+    assert shell("logs", "-f", JOB_ID).err == f"-- {told}"
+    assert shell("logs", "-f", JOB_ID).err == f"-- attempt 2 {told}"
+
+
+def test_the_queue_says_why_a_job_that_was_placed_does_not_run(
+    shell: Shell, fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [job_view(status="starting", nodes=["n2"])]
+    fake.answers["GET", "/v1/jobs"] = {"items": jobs, "next_cursor": None}
+    words = "n2: Slurm job 5 is PENDING (Resources)"
+    facts = {"in_short": "slurm: PENDING (Resources)"}
+    explanation = {"why": "not_begun", "sentence": "it was placed", "details": [words], "facts": facts}
+    why = {"job": jobs[0], "status": "starting", "explanation": explanation, "sentence": "it was placed"}
+    fake.answers["GET", f"/v1/jobs/{JOB_ID}/why"] = why
+    monkeypatch.setenv("COLUMNS", "140")
+    assert words in shell("queue").out
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "slurm: PENDING (Resources)" in shell("queue").out
+    fake.answers["GET", f"/v1/jobs/{JOB_ID}/why"] = {
+        **why,
+        "explanation": None,
+        "sentence": "17 is starting on n2",
+    }
+    assert "17 is starting on n2" not in shell("queue").out
 
 
 def test_stacks_that_are_not_there_are_denied_for_what_was_asked_alone(

@@ -192,7 +192,7 @@ def test_partitions_are_told_and_those_that_are_left_out_with_why(
     monkeypatch.setenv("PARTITIONS", f"{main}\nPartitionName=low AllowGroups=staff State=UP")
     told = shell(*CONNECT)
     assert told.code == 0, told.err
-    assert "partition main (default): 1 nodes, up to 1440 min\n" in told.out
+    assert "partition main (default): 1 node, up to 1440 min\n" in told.out
     assert "partition low left out: for groups staff alone\n" in told.out
     shown = shell(*CONNECT, "--json").json()
     assert [(one["name"], one["nodes"], one["pool"]) for one in shown["partitions"]] == [("main", 1, 1)]

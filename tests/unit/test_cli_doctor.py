@@ -7,6 +7,7 @@ import shutil
 import time
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from shoal.cli import checkup_machine, doctor
@@ -100,6 +101,10 @@ def test_a_home_that_cannot_be_written_is_broken(shell: Shell, monkeypatch: pyte
 def test_credentials_that_others_can_read_are_broken(shell: Shell) -> None:
     Credentials(shell.home).save(LOCAL, "shl_x")
     assert check_credentials().level is Level.OK
+    Credentials(shell.home).path.write_text("{")
+    found = check_credentials()
+    assert found.level is Level.BROKEN
+    assert "`shoal up` make another token" in found.hint
     Credentials(shell.home).path.chmod(0o644)
     found = check_credentials()
     assert (found.level, found.hint) == (Level.BROKEN, f"`chmod 600 {Credentials(shell.home).path}`")
@@ -137,8 +142,28 @@ def test_what_the_engine_says_about_its_nodes_is_told(shell: Shell) -> None:
         unknown = {"name": "box", "confinement": "unknown", "remarks": [told]}
         fake.answers["GET", "/v1/nodes"] = {"items": [unknown], "next_cursor": None}
         found = check_nodes()
+        elsewhere = {**unknown, "engine": "slurm", "remarks": []}
+        fake.answers["GET", "/v1/nodes"] = {"items": [elsewhere], "next_cursor": None}
+        there = check_nodes()
     assert (found.level, found.hint) == (Level.WARN, "look again with `shoal nodes box`")
-    assert f"box: {told}" in found.told
+    assert f"box: {told}; jobs start on box all the same" in found.told
+    assert there.level is Level.OK
+    assert there.told == "1 known; what confines jobs there each supervisor finds out where it starts"
+
+
+def test_simulated_gpus_are_no_advice_where_jobs_run_elsewhere(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init() -> None:
+        raise pynvml.NVMLError(1)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", init)
+    monkeypatch.setattr(checkup_machine.Path, "exists", lambda _: False)
+    assert "--demo" in checkup_machine.check_gpus().told
+    monkeypatch.setenv("SHOAL_ENGINE", "slurm")
+    told = checkup_machine.check_gpus().told
+    assert "--demo" not in told
+    assert "`shoal nodes`" in told
 
 
 def test_cap_of_a_rack_that_no_node_is_in_is_a_warning(

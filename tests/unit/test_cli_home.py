@@ -72,6 +72,47 @@ def test_the_first_token_is_saved_then_shown_once(tmp_path: Path) -> None:
     assert Credentials(tmp_path).token(LOCAL) == "shl_tok_1_x"
 
 
+def test_a_token_is_asked_for_where_a_home_with_a_past_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, asked = Settings(home=tmp_path), tmp_path / "keys" / "asked-token"
+    assert not homes.ask_for_token(settings), "the first start makes the first one"
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / "signing.key").touch()
+    two = replace(settings, shared=tmp_path / "shared", database_url="postgresql://db/shoal")
+    assert not homes.ask_for_token(two), "others have theirs"
+    assert not asked.exists()
+    assert homes.ask_for_token(settings)
+    assert asked.exists()
+    Credentials(tmp_path).save(LOCAL, "shl_x")
+    assert not homes.ask_for_token(settings)
+    Credentials(tmp_path).forget(LOCAL)
+    assert homes.ask_for_token(settings)
+    Credentials(tmp_path).path.write_text("broken")
+    with pytest.raises(SpecError, match="cannot read") as caught:
+        homes.ask_for_token(settings)
+    assert caught.value.hint is not None
+    assert "`shoal down` and `shoal up` make another token" in caught.value.hint
+
+
+@pytest.mark.parametrize("counts", [{"running": 1}, {"queued": 3}, None])
+def test_down_says_that_jobs_run_on_where_some_do_or_nobody_knows(
+    counts: dict[str, int] | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def status(_: object) -> dict[str, object]:
+        if counts is None:
+            raise StateError("no answer")
+        return {"counts": counts}
+
+    monkeypatch.setattr(up, "holder", lambda _: 7)
+    monkeypatch.setattr(up.daemon, "stop", lambda _: 7)
+    monkeypatch.setattr(up.Connection, "__init__", lambda *_, **__: None)
+    monkeypatch.setattr(up.Connection, "__exit__", lambda *_: None)
+    monkeypatch.setattr(up.Connection, "status", status)
+    up.down()
+    assert ("what runs, runs on" in capsys.readouterr().out) == (counts != {"queued": 3})
+
+
 @pytest.mark.parametrize("is_first_start", [True, False])
 def test_what_was_logged_in_to_stays_the_server_to_talk_to(tmp_path: Path, is_first_start: bool) -> None:
     Credentials(tmp_path).save("https://far:1", "shl_far")

@@ -164,5 +164,7 @@ def bearer(headers: list[tuple[bytes, bytes]]) -> str | None:
 def _refuse() -> NoReturn:
     raise Unauthenticated(
         "no valid token came with this request",
-        hint="sign in with `shoal login`, or send the header `Authorization: Bearer TOKEN`",
+        hint="`shoal login URL` takes a token that `shoal token create` made (header `Authorization: Bearer "
+        "TOKEN`); who owns the control plane and lost theirs gets another where it runs, with "
+        "`shoal login local --forget`, `shoal down`, `shoal up`",
     )

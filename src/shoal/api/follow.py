@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from math import inf
 
 import anyio
 import msgspec
@@ -22,6 +23,8 @@ STILL_S = 5.0
 STILL_PAUSE_S = 0.25
 """Between two looks at least, after so long without news: every commit of anybody is a reason to look, and on
 a busy cluster 50 readers of quiet logs would look 800 times a second."""
+PLACED_S = 2.0
+"""How long an attempt waits in its cluster's queue before that is told: somebody has asked by then."""
 LATE_LINES_S = 3.0
 """How long after an attempt's end we still ask a node that does not say its log is complete."""
 
@@ -38,7 +41,8 @@ class Followed(msgspec.Struct, frozen=True):
 
 
 async def follow(call: Call, wanted: Followed) -> AsyncIterator[bytes]:
-    """Events `attempt`, `line`, `again` (before the next attempt) and at last `end`.
+    """Events `placed` (where it waits in the cluster's queue), `attempt` (it runs), `line`, `again` (before
+    the next attempt) and at last `end`.
 
     Comments in between keep a quiet stream open.
     """
@@ -58,6 +62,8 @@ class _Follower:
         self._wanted = wanted
         self._position = wanted.position
         self._announced = wanted.position.epoch if wanted.position and wanted.is_resumed else None
+        self._waits_since: dict[int, float] = {}
+        """By attempt that its cluster lets wait: since when; infinity once that was told."""
         self._tail = wanted.tail
         self._pause_s = SHORTEST_PAUSE_S
         self._quiet_since = self._core.clock.monotonic()
@@ -70,10 +76,9 @@ class _Follower:
         attempt = self._current(attempts)
         if attempt is None:
             return b"", True
-        out = self._announce(attempt)
         before = self._position
         page, lines = await self._read(attempt)
-        out += b"".join(lines)
+        out = self._announce(attempt, has_lines=bool(lines)) + b"".join(lines)
         if self._position == before and self._is_finished(attempt, page):
             later = [other for other in attempts if other.epoch > attempt.epoch]
             if later:
@@ -100,13 +105,27 @@ class _Follower:
         epoch = self._position.epoch if self._position else None
         return next((attempt for attempt in attempts if attempt.epoch == epoch), None)
 
-    def _announce(self, attempt: Attempt) -> bytes:
-        """Tell of an attempt once it has nodes."""
+    def _announce(self, attempt: Attempt, *, has_lines: bool) -> bytes:
+        """Tell of an attempt once it runs, or has something to say; before, that the cluster lets it wait."""
         if self._announced == attempt.epoch or not attempt.node_names:
             return b""
+        is_starting = attempt.state is AttemptState.STARTING
+        is_unbegun = attempt.started_at is None and (is_starting or attempt.epoch in self._waits_since)
+        if is_unbegun and not has_lines:
+            return self._tell_placed(attempt) if is_starting else b""
         self._announced = attempt.epoch
         data = {"epoch": attempt.epoch, "nodes": list(attempt.node_names)}
         return event("attempt", data, str(Position(attempt.epoch)))
+
+    def _tell_placed(self, attempt: Attempt) -> bytes:
+        """Once, and no place to go on from: a reader who is cut off is told again."""
+        waits = self._core.leases.waits(attempt.attempt_id)
+        now = self._core.clock.monotonic()
+        if not waits or now - self._waits_since.setdefault(attempt.epoch, now) < PLACED_S:
+            return b""
+        self._waits_since[attempt.epoch] = inf
+        nodes = list(attempt.node_names)
+        return event("placed", {"epoch": attempt.epoch, "nodes": nodes, "waits": list(waits)})
 
     async def _read(self, attempt: Attempt) -> tuple[Page, list[bytes]]:
         assert self._position is not None

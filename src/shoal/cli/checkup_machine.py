@@ -16,9 +16,10 @@ import time
 from pathlib import Path
 
 from shoal.cli.checkup import Finding, Level
+from shoal.cli.home import load_remembered
 from shoal.cli.text import size, utc
 from shoal.home import holder, home_from_env
-from shoal.settings import DEFAULT_PORT
+from shoal.settings import DEFAULT_PORT, merge_options
 
 LITTLE_BYTES, TOO_LITTLE_BYTES = 2 << 30, 100 << 20
 WANTED_FILES, NEEDED_FILES = 4096, 512
@@ -173,7 +174,11 @@ def check_gpus() -> Finding:
             return Finding(
                 "gpus", Level.BROKEN, f"{told}, though a driver is loaded", "`nvidia-smi` says more"
             )
-        return Finding("gpus", Level.OK, f"{told}; try `shoal up --demo 4x8` for simulated ones")
+        engine = merge_options({}, os.environ, load_remembered(home_from_env())).get("engine", "local")
+        more = "try `shoal up --demo 4x8` for simulated ones"
+        if engine != "local":
+            more = f"jobs run on the nodes of {engine.capitalize()}: `shoal nodes` shows theirs"
+        return Finding("gpus", Level.OK, f"{told}; {more}")
     try:
         return Finding("gpus", Level.OK, f"{pynvml.nvmlDeviceGetCount()} NVIDIA GPUs")
     finally:

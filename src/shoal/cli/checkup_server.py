@@ -14,11 +14,13 @@ from shoal.cli.home import load_remembered
 from shoal.cli.text import duration, told_failing, utc
 from shoal.client.connection import Connection
 from shoal.client.credentials import Credentials, find_endpoint
-from shoal.errors import ServerUnreachable, ShoalError, StandingBy, Unauthenticated
+from shoal.errors import ServerUnreachable, ShoalError, SpecError, StandingBy, Unauthenticated
 from shoal.home import holder, home_from_env
 from shoal.settings import merge_options
 
 SOON_S = 7 * 86400
+ELSEWHERE = ("slurm", "ray")
+"""Engines whose nodes nobody here has looked at."""
 
 
 def check_database() -> Finding:
@@ -47,13 +49,17 @@ def check_credentials() -> Finding:
     if os.environ.get("SHOAL_TOKEN"):
         return Finding("credentials", Level.OK, "SHOAL_TOKEN is set and used")
     if not path.exists():
-        hint = "`shoal up` makes the first one, `shoal login URL` saves one"
+        hint = (
+            "`shoal up` makes one (`shoal down` first if it runs); `shoal login URL` saves another server's"
+        )
         return Finding("credentials", Level.WARN, "no token saved yet", hint)
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
         return Finding("credentials", Level.BROKEN, f"others can read {path}", f"`chmod 600 {path}`")
-    return Finding(
-        "credentials", Level.OK, f"{len(Credentials(home_from_env()).load()['servers'])} saved in {path}"
-    )
+    try:
+        servers = Credentials(home_from_env()).load()["servers"]
+    except SpecError as error:
+        return Finding("credentials", Level.BROKEN, error.message, error.hint or "")
+    return Finding("credentials", Level.OK, f"{len(servers)} saved in {path}")
 
 
 def check_server() -> Finding:
@@ -69,7 +75,9 @@ def check_server() -> Finding:
         with Connection(patience_s=2.0) as shoal:
             me = shoal.me()
     except Unauthenticated as error:
-        hint = f"`shoal login {'local' if endpoint.is_local else endpoint.url}` with a good token"
+        hint = f"`shoal login {endpoint.url}` with a token that an admin made by `shoal token create`"
+        if endpoint.is_local:
+            hint = "`shoal login local --forget`, `shoal down`, `shoal up`: that makes another token"
         return Finding(
             "server", Level.BROKEN, f"{endpoint.url} does not know your token: {error.message}", hint
         )
@@ -101,7 +109,7 @@ def check_loops() -> Finding:
     except ShoalError:
         return Finding("loops", Level.OK, "not asked: see `server`")
     if not failing:
-        return Finding("loops", Level.OK, "none of them fails")
+        return Finding("loops", Level.OK, "control loops: all run")
     hint = f"see its log: `tail {home_from_env() / 'logs' / 'control.log'}` where it runs"
     return Finding("loops", Level.BROKEN, "; ".join(map(told_failing, failing)), hint)
 
@@ -114,10 +122,14 @@ def check_nodes() -> Finding:
     except ShoalError:
         return Finding("nodes", Level.OK, "not asked: see `server`")
     told = [f"{node['name']}: {remark}" for node in nodes for remark in node.get("remarks") or ()]
-    unknown = [node["name"] for node in nodes if node.get("confinement") == "unknown"]
-    if unknown:
-        told.append("jobs start all the same, with whatever their supervisors find")
-        return Finding("nodes", Level.WARN, "; ".join(told), f"look again with `shoal nodes {unknown[0]}`")
+    unknown = [node for node in nodes if node.get("confinement") == "unknown"]
+    if any(node.get("engine") in ELSEWHERE for node in unknown):
+        told.append("what confines jobs there each supervisor finds out where it starts")
+    elif unknown:
+        names = ", ".join(node["name"] for node in unknown)
+        told.append(f"jobs start on {names} all the same, confined by whatever their supervisors find there")
+        hint = f"look again with `shoal nodes {unknown[0]['name']}`"
+        return Finding("nodes", Level.WARN, "; ".join(told), hint)
     return Finding("nodes", Level.OK, "; ".join((f"{len(nodes)} known", *told)))
 
 

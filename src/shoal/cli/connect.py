@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
+from shoal.cli.cluster_words import counted
 from shoal.cli.elsewhere import refuse_elsewhere, remember_same
 from shoal.cli.flags import JsonFlag
 from shoal.cli.home import load_remembered, prepare_home, remember
@@ -190,7 +191,9 @@ def ray(
     if json:
         print_json(facts)
     else:
-        print(f"Ray {version}: {facts['alive']} nodes, {facts['cpus']:g} CPUs, {facts['gpus']} GPUs")
+        print(
+            f"Ray {version}: {counted(facts['alive'], 'node')}, {facts['cpus']:g} CPUs, {facts['gpus']} GPUs"
+        )
         whose = "all projects" if shared_trust else f"project {project}"
         print(f"nodes will ask at {asked_at}, over TLS; for jobs of {whose}: all in one Ray trust each other")
         _say_next(config.shared)

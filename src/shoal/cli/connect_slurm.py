@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgspec
 
+from shoal.cli.cluster_words import counted
 from shoal.cli.connect_places import refuse_missing_at
 from shoal.engines.slurm import associations, partitions
 from shoal.engines.slurm.associations import Association
@@ -136,9 +137,8 @@ def told_partition(one: dict[str, Any]) -> str:
     pool = pool if one["pool"] != one["nodes"] else ""
     limit = f", up to {most} min" if most is not None else ""
     state = f", now {one['state']}" if one["state"] != "UP" else ""
-    return (
-        f"{one['name']}{' (default)' if one['is_default'] else ''}: {one['nodes']} nodes{pool}{limit}{state}"
-    )
+    name, nodes = f"{one['name']}{' (default)' if one['is_default'] else ''}", counted(one["nodes"], "node")
+    return f"{name}: {nodes}{pool}{limit}{state}"
 
 
 def told_account(one: Association) -> str:

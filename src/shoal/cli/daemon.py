@@ -11,8 +11,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.cli.home import adopt_first_token, load_remembered, prepare_home, remember
-from shoal.cli.show import at_work
+from shoal.cli.home import adopt_first_token, ask_for_token, load_remembered, prepare_home, remember
+from shoal.cli.show import at_work, note
 from shoal.client.credentials import read_server_file
 from shoal.errors import ServerUnreachable, ShoalError, StateError
 from shoal.home import holder
@@ -25,7 +25,7 @@ POLL_S = 0.05
 
 @dataclass(frozen=True)
 class Running:
-    """A control plane that answers. `first_token` is set once in a home's life."""
+    """A control plane that answers. `first_token` is set at a home's first start, and after a loss."""
 
     url: str
     pid: int
@@ -82,6 +82,8 @@ def adopt(settings: Settings, options: dict[str, str]) -> None:
 
         read_policy(settings.policy)
     remember(settings.home, options)
+    if ask_for_token(settings):
+        note("note: no token for this home is saved; another one is made (`shoal token list` shows all)")
 
 
 def _refuse_other_options(home: Path, pid: int, flags: dict[str, str | None]) -> None:

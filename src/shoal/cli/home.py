@@ -109,6 +109,21 @@ def remove_server_file(home: Path, pid: int) -> None:
             path.unlink()
 
 
+def ask_for_token(settings: Settings) -> bool:
+    """Leave word for the start that follows where this home has a past and no token: it makes another.
+
+    Not where several control planes share a directory: the other homes have theirs.
+    """
+    keys = settings.home / "keys"
+    is_new = not (keys / "signing.key").exists() or (keys / "first-token").exists()
+    if is_new or settings.shared is not None or os.environ.get("SHOAL_TOKEN"):
+        return False
+    if Credentials(settings.home).token(LOCAL) is not None:
+        return False
+    write_private(keys / "asked-token", "")
+    return True
+
+
 def adopt_first_token(settings: Settings) -> str | None:
     """The admin token of the very first start, saved for this user and handed out this once.
 

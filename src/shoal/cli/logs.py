@@ -11,6 +11,7 @@ from shoal.cli.flags import JobRef, JsonFlag, connect, one_job
 from shoal.cli.show import note, print_json_line
 from shoal.cli.text import lines_of, log_text, one_line, utc
 from shoal.client.connection import Connection
+from shoal.client.handles import ENDED
 from shoal.client.stream import Reach, StreamEvent
 from shoal.errors import ServerUnreachable, SpecError
 
@@ -63,8 +64,9 @@ def logs(
             is_empty = False
         if is_empty and stacks:
             note(no_stacks(one_line(ref), rank, attempt))
-        elif is_empty and rank is None:
+        elif is_empty and tail != 0:
             _say_waiting(told)
+            _say_silent(told, rank, attempt)
     return 0
 
 
@@ -95,6 +97,17 @@ def _say_waiting(job: dict[str, Any]) -> None:
     if job["status"] == "queued":
         ref, how = one_line(job["ref"]), "again" if _node_counts(job) else "and has not begun"
         note(f"-- {ref} waits {how}: `shoal why {ref}` says for what")
+
+
+def _say_silent(job: dict[str, Any], rank: int | None, attempt: int | None) -> None:
+    """That there is no output, of what was asked for."""
+    if job["status"] == "queued" and attempt is None:
+        return
+    attempts = job.get("attempts") or []
+    is_over = job["status"] in ENDED or (attempt is not None and attempt < len(attempts))
+    who = "it" if rank is None else f"rank {rank}"
+    which = "" if attempt is None else f" in attempt {attempt}"
+    note(f"-- {one_line(job['ref'])}: {f'{who} printed nothing' if is_over else 'no output yet'}{which}")
 
 
 def _say_earlier(job: dict[str, Any]) -> None:
@@ -140,6 +153,8 @@ def print_stream(events: Iterable[StreamEvent], *, timestamps: bool, json: bool)
             print_json_line({"event": event.kind, **event.data})
         elif event.kind == "attempt":
             note(attempt_text(event.data))
+        elif event.kind == "placed":
+            note(placed_text(event.data))
         elif event.kind == "again":
             note(again_text(event.data))
         if event.kind == "end":
@@ -147,9 +162,21 @@ def print_stream(events: Iterable[StreamEvent], *, timestamps: bool, json: bool)
     return {}
 
 
-def attempt_text(data: dict[str, Any]) -> str:
+def placed_text(data: dict[str, Any]) -> str:
+    """Of one that its cluster lets wait, in that one's words."""
+    which = "" if data.get("epoch") == 1 else f"attempt {data.get('epoch')} "
+    waits = [one_line(told) for told in data.get("waits") or ()]
+    more = f" and {len(waits) - 1} more" if len(waits) > 1 else ""
+    return f"-- {which}placed on {_shown_nodes(data)}, waits there: {''.join(waits[:1])}{more}"
+
+
+def _shown_nodes(data: dict[str, Any]) -> str:
     nodes = [one_line(name) for name in data.get("nodes") or ()]
-    shown = ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")
+    return ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")
+
+
+def attempt_text(data: dict[str, Any]) -> str:
+    shown = _shown_nodes(data)
     word = "started" if data.get("epoch") == 1 else f"attempt {data.get('epoch')} started"
     return f"-- {word} on {shown}" if shown else f"-- {word}"
 

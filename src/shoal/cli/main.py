@@ -145,8 +145,9 @@ def _dispatch(argv: list[str]) -> int:
         if known == "run" and not tail and len(head) > 1 and not head[1].startswith("-"):
             program = " ".join(head[1:])
             raise SpecError("a program comes after `--`", hint=f"shoal run -- {program}") from error
+        hint = f"see `shoal {known} --help`" if known else "see `shoal --help`"
         raise SpecError(
-            told, hint=f"see `shoal {known} --help`" if known else "see `shoal --help`"
+            told, hint=f"`shoal queue` lists jobs; {hint}" if told.endswith("` needs JOB") else hint
         ) from error
     if "program" in extra:
         bound.arguments["program"] = tuple(tail)

@@ -130,14 +130,22 @@ def nodes_of(job: dict[str, Any]) -> str:
 
 
 def explanations(shoal: Connection, jobs: list[dict[str, Any]]) -> dict[str, str]:
-    """Why each queued job waits, for the first screenful. A job that moved on meanwhile has none."""
+    """Why each job does not run yet, for the first screenful. A job that moved on meanwhile has none."""
     found = {}
-    for job in [job for job in jobs if job["status"] == "queued"][:MAX_EXPLAINED]:
+    for job in [job for job in jobs if job["status"] in ("queued", "starting")][:MAX_EXPLAINED]:
         try:
             told = shoal.why(job["job_id"])
         except ShoalError:
             continue
-        word = str((told.get("explanation") or {}).get("why") or "").replace("_", " ")
+        explanation = told.get("explanation") or {}
+        if told.get("status") not in ("queued", "starting") or (
+            told["status"] == "starting" and not explanation
+        ):
+            continue  # `is running on n2` is no reason
+        word = str(explanation.get("why") or "").replace("_", " ")
+        word = str((explanation.get("facts") or {}).get("in_short") or word)
         is_narrow = bool(word) and screen_columns() < WIDE
-        found[job["job_id"]] = word if is_narrow else str(told.get("sentence") or word)
+        details = (explanation.get("details") or ()) if explanation.get("why") == "not_begun" else ()
+        sentence = next(iter(details), told.get("sentence"))  # where it was placed stands beside it
+        found[job["job_id"]] = word if is_narrow else str(sentence or word)
     return found

@@ -210,6 +210,7 @@ def down(
     """
     home = home_from_env()
     stopped = _stop_jobs() if jobs and holder(home) is not None else []
+    is_idle = not jobs and not json and holder(home) is not None and _is_idle()
     pid = daemon.stop(home)
     if jobs:
         data_plane_facts.stop(home)  # nothing is left that it could serve
@@ -219,9 +220,18 @@ def down(
         print(f"no control plane is running in {home}")
     else:
         print(f"Shoal is down (process {pid} ended)")
-        if not jobs:
+        if not jobs and not is_idle:
             print("what runs, runs on; `shoal up` finds it again (`shoal down --jobs` stops them)")
     return 0
+
+
+def _is_idle() -> bool:
+    """Whether nothing runs; not known counts as no."""
+    try:
+        with Connection(env=env_for_home(), patience_s=2.0) as shoal:
+            return not any(shoal.status()["counts"].get(status) for status in OPEN[1:])
+    except ShoalError:
+        return False
 
 
 def _stop_jobs() -> list[str]:

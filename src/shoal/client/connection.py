@@ -264,7 +264,7 @@ class Connection:
         tail: int | None = None,
         on_change: Callable[[Reach], None] | None = None,
     ) -> Iterator[StreamEvent]:
-        """`line`, `attempt`, `again` and finally one `end` event, through restarts of the server.
+        """`placed`, `attempt`, `line`, `again` and finally one `end` event, through restarts of the server.
 
         `on_change` hears when the server goes and when it answers again.
         """

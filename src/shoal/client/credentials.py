@@ -45,6 +45,13 @@ class Credentials:
     def __init__(self, home: Path) -> None:
         self.path = home / "credentials.json"
 
+    @property
+    def _way_out(self) -> str:
+        return (
+            f"move it away: `mv {self.path} {self.path}.bad`; if the control plane is yours, `shoal down` "
+            "and `shoal up` make another token, else ask an admin for one: `shoal login URL`"
+        )
+
     def load(self) -> dict[str, Any]:
         """`{"current": name, "servers": {name: {"token": ..., "uid": ...}}}`; absent: empty."""
         try:
@@ -52,13 +59,11 @@ class Credentials:
         except FileNotFoundError:
             told = {}
         except (OSError, ValueError) as error:
-            raise SpecError(
-                f"cannot read {self.path}: {error}", hint=f"move it away: `mv {self.path} {self.path}.bad`"
-            ) from error
+            raise SpecError(f"cannot read {self.path}: {error}", hint=self._way_out) from error
         if not isinstance(told, dict) or not isinstance(told.get("servers", {}), dict):
             raise SpecError(
                 f"{self.path} is not a credentials file",
-                hint=f"move it away: `mv {self.path} {self.path}.bad`",
+                hint=self._way_out,
             )
         return {"current": told.get("current"), "servers": told.get("servers", {})}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -9,10 +10,14 @@ import msgspec
 from shoal.control.core import Core
 from shoal.control.frozen import spec_of
 from shoal.control.leases import FENCE_MARGIN_S, QUIET_S
+from shoal.engines.base import CANNOT_ASK
 from shoal.model.attempt import Attempt, AttemptState
 from shoal.model.job import Job
 from shoal.scheduler import Explanation, Why
 from shoal.scheduler.words import age
+
+STATE = re.compile(r" is ([A-Z_]+(?: \([^)]*\))?)")
+"""A cluster's own word for where something is, and its reason: `PENDING (Resources)`."""
 
 
 def explain(core: Core, job: Job, attempts: Sequence[Attempt]) -> Explanation | None:
@@ -35,7 +40,7 @@ def explain(core: Core, job: Job, attempts: Sequence[Attempt]) -> Explanation | 
         return _replacing(job, attempt)
     troubles = _troubles(core, attempt)
     if troubles:
-        return _with_history(_not_begun(job, attempt, troubles), earlier)
+        return _with_history(_not_begun(core, job, attempt, troubles), earlier)
     return core.planner.explain_growth(attempt.attempt_id, core.clock.now())
 
 
@@ -69,14 +74,25 @@ def _not_planned(job: Job, attempt: Attempt) -> Explanation:
     )
 
 
-def _not_begun(job: Job, attempt: Attempt, troubles: tuple[str, ...]) -> Explanation:
+def _not_begun(core: Core, job: Job, attempt: Attempt, troubles: tuple[str, ...]) -> Explanation:
+    in_short = _in_short(core, attempt)
     return Explanation(
         attempt_id=attempt.attempt_id,
         job_id=job.job_id,
         why=Why.NOT_BEGUN,
         sentence=f"it was placed on {', '.join(attempt.node_names)} and has not begun yet",
         details=troubles,
+        facts={"in_short": in_short} if in_short else {},
     )
+
+
+def _in_short(core: Core, attempt: Attempt) -> str:
+    """What its cluster lets it wait for, for a column of a table; empty: it does not wait there."""
+    told = next(iter(core.leases.waits(attempt.attempt_id)), "")
+    if told.startswith(CANNOT_ASK):
+        return "cluster away"
+    state = STATE.search(told)
+    return f"{core.engine.name}: {state[1]}" if state else ""
 
 
 def _replacing(job: Job, attempt: Attempt) -> Explanation:

@@ -22,6 +22,11 @@ def first_token_path(home: Path) -> Path:
     return home / "keys" / "first-token"
 
 
+def asked_token_path(home: Path) -> Path:
+    """Left by whoever owns the home and has no token any more: the next start makes another one."""
+    return home / "keys" / "asked-token"
+
+
 def load_key(home: Path) -> bytes:
     """The key that signs and seals; made on first use. 256 random bits, readable by its owner alone."""
     path = home / "keys" / "signing.key"
@@ -59,11 +64,13 @@ def refuse_strange_home(owner: str | None, home: Path) -> None:
 
 
 async def prepare(core: Core, admin_name: str) -> None:
-    """Make the first admin if there is nobody yet.
+    """Make the first admin if there is nobody yet; else another token, where the home's owner asked for it.
 
     The token is on disk before the user is: killed in between, the next start makes another.
     """
-    if await core.store.read(lambda tx: tx.people.users()):
+    users = await core.store.read(lambda tx: tx.people.users())
+    if users:
+        await _replace_lost(core, admin_name, users)
         return
     token_id = core.new_id("tok")
     minted = mint_token(token_id, core.random)
@@ -88,6 +95,50 @@ async def prepare(core: Core, admin_name: str) -> None:
         note(tx, "cluster.created", now, SHOAL, data={"admin": admin_name})
 
     await core.store.write(change)
+    _forget_asked(core.settings.home)
+
+
+async def _replace_lost(core: Core, admin_name: str, users: list[User]) -> None:
+    """Another token of an admin's, the one of this name first. Those before stay valid: who copied one is not
+    locked out by somebody's lost file. Nobody gains by it: who may write here can read the signing key.
+    """
+    admins = [user for user in users if user.is_active and user.cluster_role is Role.ADMIN]
+    if not admins or not _is_asked_for_token(core.settings.home):
+        return
+    admin = min(admins, key=lambda user: (user.name != admin_name, user.created_at))
+    minted = mint_token(token_id := core.new_id("tok"), core.random)
+    write_private(first_token_path(core.settings.state_dir), minted.text.encode())
+
+    def change(tx: Tx) -> None:
+        now = core.clock.now()
+        token = Token(
+            token_id=token_id,
+            user_id=admin.user_id,
+            secret_hash=minted.secret_hash,
+            label="in place of a lost one",
+            created_at=now,
+        )
+        tx.people.add_token(token)
+        note(
+            tx,
+            "token.created",
+            now,
+            SHOAL,
+            data={"user": admin.name, "token": token_id, "label": token.label},
+        )
+
+    await core.store.write(change)
+    _forget_asked(core.settings.home)
+
+
+def _is_asked_for_token(home: Path) -> bool:
+    """By whoever runs this very process, and nobody else."""
+    path = asked_token_path(home)
+    return path.is_file() and path.lstat().st_uid == os.geteuid()
+
+
+def _forget_asked(home: Path) -> None:
+    asked_token_path(home).unlink(missing_ok=True)
 
 
 def write_private(path: Path, content: bytes) -> None:

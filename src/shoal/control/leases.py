@@ -29,6 +29,8 @@ class Leases:
         self._running_since: dict[str, float] = {}
         self._troubles: dict[tuple[str, str], str] = {}
         """By attempt that has not begun and node, or none where all of it could not be handed over."""
+        self._waits: dict[tuple[str, str], str] = {}
+        """Those of them that wait in the cluster's own queue."""
 
     def heard(self, attempt_id: str, node: str, incarnation: int = 0) -> None:
         """A supervisor renewed, or its engine saw it alive."""
@@ -42,10 +44,13 @@ class Leases:
         """It was handed to its engine, perhaps in vain: what starts of it now is silent at first."""
         self._sent[attempt_id] = self._clock.monotonic()
 
-    def trouble(self, attempt_id: str, node: str, told: str | None) -> None:
+    def trouble(self, attempt_id: str, node: str, told: str | None, *, is_queued: bool = False) -> None:
         """What its engine last said about a share that has not begun (node empty: about the whole); None:
-        there is nothing to say any more.
+        there is nothing to say any more. `is_queued`: it waits in the cluster's own queue.
         """
+        self._waits.pop((attempt_id, node), None)
+        if told is not None and is_queued:
+            self._waits[attempt_id, node] = told
         if told is None:
             self._troubles.pop((attempt_id, node), None)
         else:
@@ -54,6 +59,10 @@ class Leases:
     def troubles(self, attempt_id: str) -> tuple[str, ...]:
         """Why it has not begun, by node."""
         return tuple(told for key, told in sorted(self._troubles.items()) if key[0] == attempt_id)
+
+    def waits(self, attempt_id: str) -> tuple[str, ...]:
+        """What the cluster says of those of its shares that wait in its own queue, each thing once."""
+        return tuple(dict.fromkeys(told for key, told in sorted(self._waits.items()) if key[0] == attempt_id))
 
     def silence_s(self, attempt_id: str, node: str, incarnation: int = 0) -> float:
         """Seconds since the last sign of life, counted from when we first cared if there was none."""
@@ -88,4 +97,5 @@ class Leases:
         self._heard = {key: at for key, at in self._heard.items() if key[0] in kept}
         self._sent = {k: at for k, at in self._sent.items() if k in kept}
         self._troubles = {key: told for key, told in self._troubles.items() if key[0] in kept}
+        self._waits = {key: told for key, told in self._waits.items() if key[0] in kept}
         self._running_since = {k: at for k, at in self._running_since.items() if k in kept}

@@ -160,7 +160,7 @@ def _events(core: Core, job: Job, attempt: Attempt, observed: dict[str, Observat
         elif seen.sight is Sight.ENDED and seen.outcome is not None:
             events.append(NodeEnded(seen.outcome))
         elif seen.sight is Sight.PENDING:
-            core.leases.trouble(attempt.attempt_id, node, seen.raw)
+            core.leases.trouble(attempt.attempt_id, node, seen.raw, is_queued=seen.is_queued)
             # No silence: it cannot begin before it has asked us for its order. But others of a group that
             # runs wait for this one, and what it waits for may be held by them: see REPLACED_S.
             if seen.is_queued and not _is_awaited(attempt, node):

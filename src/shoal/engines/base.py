@@ -42,6 +42,10 @@ class Sight(StrEnum):
     """We could not look. Not evidence of anything."""
 
 
+CANNOT_ASK = "the cluster cannot be asked"
+"""How the raw words begin that an engine has of what waits while its cluster does not answer."""
+
+
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """One look at one node's share of one attempt. Late and repeated looks are normal."""
 

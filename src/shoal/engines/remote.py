@@ -23,7 +23,7 @@ import msgspec
 import structlog
 
 from shoal.clock import Clock
-from shoal.engines.base import LogChunk, Observation, SavedCheckpoints, Sight, Submission
+from shoal.engines.base import CANNOT_ASK, LogChunk, Observation, SavedCheckpoints, Sight, Submission
 from shoal.engines.boots import Boot
 from shoal.engines.checkpoint_folder import CheckpointFolder
 from shoal.engines.desk import Desk, DeskShare
@@ -287,7 +287,7 @@ class RemoteEngine(ABC):
             return (await self.look(shares) if shares else {}), NO_TRACE
         except EngineUnreachable as error:
             log.warning("cluster.unreachable", engine=self.name, error=error.message)
-            return {}, Glimpse(stage=Stage.AWAY, raw=f"the cluster cannot be asked: {error.message}")
+            return {}, Glimpse(stage=Stage.AWAY, raw=f"{CANNOT_ASK}: {error.message}")
 
     async def forget(self, attempt_id: str) -> None:
         if is_name(attempt_id):

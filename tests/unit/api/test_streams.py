@@ -161,3 +161,32 @@ def test_a_quiet_job_is_not_looked_at_for_every_commit_of_others(monkeypatch: py
         looks.append(lab.clock.monotonic())
     assert len([at for at in looks if at < 2]) > 20
     assert len([at for at in looks if 10 <= at < 20]) <= 41
+
+
+def test_an_attempt_that_its_cluster_lets_wait_is_placed_and_has_not_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def sleep(_seconds: float) -> None:
+        """In no time."""
+
+    monkeypatch.setattr("shoal.api.follow.anyio.sleep", sleep)
+    lab = Lab(script=lambda _: Act(claim_s=60.0, run_s=None), num_nodes=1)
+    job = lab.running(resources={"nodes": 1, "cpus": 1})
+    call: Any = SimpleNamespace(plane=SimpleNamespace(core=lab.core, changed=BusyCluster()))
+    wanted = follow.Followed(job.job_id, None, is_resumed=False, lines=ALL, tail=None)
+    follower = follow._Follower(call, wanted)
+    attempt_id = lab.attempt(job).attempt_id
+    assert now(follower.turn()) == (b"", False), "nobody has said where it is"
+    said = "Slurm job 5 is PENDING (Resources)"
+    lab.core.leases.trouble(attempt_id, "n1", said, is_queued=True)
+    assert now(follower.turn()) == (b"", False), "it may begin in a moment"
+    lab.clock.advance(follow.PLACED_S)
+    out, _ = now(follower.turn())
+    assert b"event: placed" in out
+    assert b"id:" not in out, "who is cut off here is told again"
+    assert said.encode() in out
+    assert now(follower.turn()) == (b"", False), "once"
+    lab.clock.advance(60)
+    lab.watch()
+    out, _ = now(follower.turn())
+    assert b"event: attempt" in out

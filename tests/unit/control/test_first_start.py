@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from shoal.clock import SystemClock
 from shoal.control.anchor import anchor_path, drop_anchor, verify_log
 from shoal.control.core import Core
-from shoal.control.first import claim, first_token_path, load_key, prepare
+from shoal.control.first import asked_token_path, claim, first_token_path, load_key, prepare
 from shoal.control.record import note
 from shoal.engines.fake import FakeCluster, FakeEngine
 from shoal.errors import StateError, StoreUnavailable
@@ -61,6 +62,42 @@ async def test_the_next_start_makes_nothing_more(tmp_path: Path) -> None:
     await prepare(core, "somebody")
     assert first_token_path(tmp_path).read_text() == token
     assert len(await core.store.read(lambda tx: tx.people.users())) == 1
+
+
+async def test_who_owns_the_home_and_has_no_token_any_more_gets_another(tmp_path: Path) -> None:
+    core = fresh_core(tmp_path, open_memory_store())
+    await prepare(core, "root")
+    first = first_token_path(tmp_path).read_text()
+    first_token_path(tmp_path).unlink()
+    asked_token_path(tmp_path).touch()
+    await prepare(core, "somebody")
+    assert await is_good(core)
+    assert first_token_path(tmp_path).read_text() != first
+    (admin,) = await core.store.read(lambda tx: tx.people.users())
+    tokens = await core.store.read(lambda tx: tx.people.tokens())
+    assert [(token.user_id, token.revoked_at) for token in tokens] == [(admin.user_id, None)] * 2
+    (told,) = [
+        event
+        for event in await core.store.read(lambda tx: tx.events.page(0, limit=100))
+        if event.kind == "token.created"
+    ]
+    assert told.data["user"] == "root"
+    first_token_path(tmp_path).unlink()
+    await prepare(core, "root")
+    assert not first_token_path(tmp_path).exists(), "it was asked for once"
+
+
+async def test_a_wish_for_a_token_that_is_somebody_else_s_is_not_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = fresh_core(tmp_path, open_memory_store())
+    await prepare(core, "root")
+    first_token_path(tmp_path).unlink()
+    asked_token_path(tmp_path).touch()
+    other = os.geteuid() + 1
+    monkeypatch.setattr("shoal.control.first.os.geteuid", lambda: other)
+    await prepare(core, "root")
+    assert not first_token_path(tmp_path).exists()
 
 
 class FailsOnce:

@@ -10,6 +10,7 @@ from shoal.cli.nodes import state_of
 from shoal.control.leases import FENCE_MARGIN_S
 from shoal.control.queue import Queue, look
 from shoal.control.snapshot import node_view
+from shoal.engines.base import CANNOT_ASK
 from shoal.engines.fake import Act, Verb, always
 from shoal.model.job import DependencyKind, Job
 from shoal.model.node import Node, NodeState
@@ -247,6 +248,24 @@ def test_what_the_engine_says_about_a_job_that_does_not_begin_is_told() -> None:
     told = lab.plane.explain(job, lab.attempts(job))
     assert told is not None
     assert told.details[0] == "it has not begun: submit: no connection to the fake cluster"
+
+
+def test_what_a_cluster_lets_a_job_wait_for_is_told_in_short() -> None:
+    lab = Lab(script=lambda _: Act(claim_s=5.0, run_s=None), num_nodes=1)
+    job = lab.running()
+    attempt_id = lab.attempt(job).attempt_id
+    said = {
+        "Slurm job 5 is PENDING (Resources), Slurm expects it soon": "fake: PENDING (Resources)",
+        f"{CANNOT_ASK}: connection refused": "cluster away",
+        "something else": None,
+    }
+    for words, in_short in said.items():
+        lab.core.leases.trouble(attempt_id, "n1", words, is_queued=True)
+        told = lab.plane.explain(lab.job(job), lab.attempts(job))
+        assert told is not None
+        assert (told.details, told.facts.get("in_short")) == ((f"n1: {words}",), in_short)
+    lab.core.leases.trouble(attempt_id, "n1", "Slurm job 5 is RUNNING")
+    assert lab.core.leases.waits(attempt_id) == (), "Slurm has started it"
 
 
 def test_a_job_that_is_tried_again_says_how_the_last_attempt_ended() -> None:

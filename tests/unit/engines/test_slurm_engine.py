@@ -655,3 +655,13 @@ async def test_a_first_node_that_does_not_respond_is_not_asked_about_by_each_of_
     for _ in range(9):
         assert (await engine.as_given(order(nodes=("n0", "n1")))).master_addr == "n0"
     assert slurm.asked == 1
+
+
+def test_how_nodes_get_a_shared_directory_goes_by_who_made_the_cluster(tmp_path: Path) -> None:
+    def to_share() -> str:
+        return engine_on(tmp_path, VirtualClock(), PaperSlurm(), SlurmConfig(ssh="ana@head")).to_share
+
+    assert "same `shoal connect slurm ...` as before with `--shared DIR` added" in to_share()
+    (tmp_path / "clusters").mkdir()
+    (tmp_path / "clusters" / "shoal.yaml").touch()
+    assert to_share() == "`shoal down`, `shoal cluster create --shared DIR`, `shoal up`"

@@ -33,7 +33,10 @@ class RayEngine(RemoteEngine):
     """One per home. Its agents are in a namespace of the home's: several homes may use one Ray."""
 
     name = "ray"
-    to_share = "`shoal connect ray --shared DIR`"
+    to_share = (
+        "`shoal down`, then the same `shoal connect ray ...` as before with `--shared DIR` added, "
+        "then `shoal up`"
+    )
 
     def __init__(
         self,

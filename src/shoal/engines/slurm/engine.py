@@ -61,7 +61,10 @@ class SlurmEngine(RemoteEngine):
 
     name = "slurm"
     devices_from = "CUDA_VISIBLE_DEVICES"
-    to_share = "`shoal connect slurm --shared DIR`"
+    to_share = (
+        "`shoal down`, then the same `shoal connect slurm ...` as before with `--shared DIR` added, "
+        "then `shoal up`"
+    )
     can_follow = True
     """A new job on the same node would wait for the one that the lost share has its place in."""
 
@@ -79,6 +82,9 @@ class SlurmEngine(RemoteEngine):
         only_project = None if config.has_shared_trust or config.as_owners else config.project
         super().__init__(home, clock=clock, reach=reach, term=term, only_project=only_project)
         self._config = config
+        if config.ssh and len(list((home / "clusters").glob("*.yaml"))) == 1:
+            # `shoal cluster create` made it, and knows the other flags.
+            self.to_share = "`shoal down`, `shoal cluster create --shared DIR`, `shoal up`"
         self._door = door or open_door(config, home / "ssh")
         self._owners = self._door if config.as_owners and isinstance(self._door, CommandDoor) else None
         """The same door, where each job is its owner's."""
