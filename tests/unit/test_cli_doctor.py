@@ -158,7 +158,7 @@ def test_simulated_gpus_are_no_advice_where_jobs_run_elsewhere(
         raise pynvml.NVMLError(1)
 
     monkeypatch.setattr(pynvml, "nvmlInit", init)
-    monkeypatch.setattr(checkup_machine.Path, "exists", lambda _: False)
+    monkeypatch.setattr(Path, "exists", lambda _: False)
     assert "--demo" in checkup_machine.check_gpus().told
     monkeypatch.setenv("SHOAL_ENGINE", "slurm")
     told = checkup_machine.check_gpus().told

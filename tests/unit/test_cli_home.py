@@ -105,10 +105,10 @@ def test_down_says_that_jobs_run_on_where_some_do_or_nobody_knows(
         return {"counts": counts}
 
     monkeypatch.setattr(up, "holder", lambda _: 7)
-    monkeypatch.setattr(up.daemon, "stop", lambda _: 7)
-    monkeypatch.setattr(up.Connection, "__init__", lambda *_, **__: None)
-    monkeypatch.setattr(up.Connection, "__exit__", lambda *_: None)
-    monkeypatch.setattr(up.Connection, "status", status)
+    monkeypatch.setattr("shoal.cli.daemon.stop", lambda _: 7)
+    monkeypatch.setattr(Connection, "__init__", lambda *_, **__: None)
+    monkeypatch.setattr(Connection, "__exit__", lambda *_: None)
+    monkeypatch.setattr(Connection, "status", status)
     up.down()
     assert ("what runs, runs on" in capsys.readouterr().out) == (counts != {"queued": 3})
 

@@ -15,7 +15,7 @@ from shoal.cli import services
 from shoal.spec.service import ServiceSpec
 from shoal.spec.service_clauses import PARTS
 from tests.support.cli import Shell
-from tests.support.fake_server import FakeServer, job_view
+from tests.support.fake_server import FakeServer, job_view, log_line
 
 URL = "http://127.0.0.1:7463/vision/chat/"
 SHOWN = "/v1/services/svc_1"
@@ -343,7 +343,7 @@ def test_logs_and_why_of_a_service_say_which_replica_they_are_of(
     job = job_view(status="running", name="chat", replica=place)
     fake.answers["GET", "/v1/jobs"] = {"items": [job], "next_cursor": None}
     fake.answers["GET", f"/v1/jobs/{job['job_id']}"] = {**job, "attempts": []}
-    fake.answers["GET", f"/v1/jobs/{job['job_id']}/logs"] = {"items": [], "next_cursor": None}
+    fake.answers["GET", f"/v1/jobs/{job['job_id']}/logs"] = {"items": [log_line("hi")], "next_cursor": None}
     fake.answers["GET", f"/v1/jobs/{job['job_id']}/why"] = {"status": "running", "sentence": "it runs"}
     told = f"-- {ref} is a service; this is vision/17, a replica of release 2 (running)\n"
     for command in ("logs", "why"):

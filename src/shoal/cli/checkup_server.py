@@ -68,6 +68,10 @@ def check_server() -> Finding:
         endpoint = find_endpoint()
     except ServerUnreachable as error:
         return Finding("server", Level.WARN, error.message, error.hint or "`shoal up`")
+    except SpecError:
+        return Finding(
+            "server", Level.WARN, "not asked: the credentials are broken", "mend those first, see above"
+        )
     is_ours = endpoint.is_local and holder(home_from_env()) is None
     if is_ours:
         return Finding("server", Level.BROKEN, "the control plane of this home is not running", "`shoal up`")

@@ -147,7 +147,7 @@ def _dispatch(argv: list[str]) -> int:
             raise SpecError("a program comes after `--`", hint=f"shoal run -- {program}") from error
         hint = f"see `shoal {known} --help`" if known else "see `shoal --help`"
         raise SpecError(
-            told, hint=f"`shoal queue` lists jobs; {hint}" if told.endswith("` needs JOB") else hint
+            told, hint=f"{hint}; `shoal queue` lists jobs" if told.endswith("` needs JOB") else hint
         ) from error
     if "program" in extra:
         bound.arguments["program"] = tuple(tail)

@@ -661,7 +661,7 @@ def test_how_nodes_get_a_shared_directory_goes_by_who_made_the_cluster(tmp_path:
     def to_share() -> str:
         return engine_on(tmp_path, VirtualClock(), PaperSlurm(), SlurmConfig(ssh="ana@head")).to_share
 
-    assert "same `shoal connect slurm ...` as before with `--shared DIR` added" in to_share()
+    assert "`shoal connect slurm` with the flags that it had and `--shared DIR`" in to_share()
     (tmp_path / "clusters").mkdir()
     (tmp_path / "clusters" / "shoal.yaml").touch()
     assert to_share() == "`shoal down`, `shoal cluster create --shared DIR`, `shoal up`"

@@ -34,7 +34,7 @@ class RayEngine(RemoteEngine):
 
     name = "ray"
     to_share = (
-        "`shoal down`, then the same `shoal connect ray ...` as before with `--shared DIR` added, "
+        "`shoal down`, then `shoal connect ray` with the flags that it had and `--shared DIR`, "
         "then `shoal up`"
     )
 

@@ -62,7 +62,7 @@ class SlurmEngine(RemoteEngine):
     name = "slurm"
     devices_from = "CUDA_VISIBLE_DEVICES"
     to_share = (
-        "`shoal down`, then the same `shoal connect slurm ...` as before with `--shared DIR` added, "
+        "`shoal down`, then `shoal connect slurm` with the flags that it had and `--shared DIR`, "
         "then `shoal up`"
     )
     can_follow = True
