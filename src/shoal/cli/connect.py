@@ -191,9 +191,8 @@ def ray(
     if json:
         print_json(facts)
     else:
-        print(
-            f"Ray {version}: {counted(facts['alive'], 'node')}, {facts['cpus']:g} CPUs, {facts['gpus']} GPUs"
-        )
+        nodes = counted(facts["alive"], "node")
+        print(f"Ray {version}: {nodes}, {facts['cpus']:g} CPUs, {facts['gpus']} GPUs")
         whose = "all projects" if shared_trust else f"project {project}"
         print(f"nodes will ask at {asked_at}, over TLS; for jobs of {whose}: all in one Ray trust each other")
         _say_next(config.shared)
