@@ -122,7 +122,9 @@ def test_network_of_its_own_has_a_door_without_root_too(home: Path) -> None:
     until(lambda: "listens" in share.texts(), describe=share.describe)
     directory = listening.folder(order, str(home))
     assert directory is not None
-    with listening.through(listening.path_in(directory), 10.0) as link:
+    door = listening.path_in(directory)
+    until(lambda: Path(door).exists(), describe=share.describe)  # who listens may be before its door
+    with listening.through(door, 10.0) as link:
         assert link.recv(100) == b"hello"
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", listening.OWN_PORT), 5)

@@ -222,7 +222,7 @@ def stop(service: Service, init: str) -> str:
     return f"""\
 if {is_running(service, init)}; then
   kill "$(cat {service.pid_file})"
-  for i in $(seq 600); do {is_running(service, init)} && sleep 0.1 || break; done
+  for i in $(seq 1200); do {is_running(service, init)} && sleep 0.1 || break; done
   if {is_running(service, init)}; then echo '{service.process} does not end' >&2; exit 1; fi
 fi
 rm -f {service.pid_file}"""
