@@ -21,7 +21,7 @@ setup: ## make .venv and install what is missing (the others do this first)
 demo: setup ## a cluster of four simulated nodes, jobs, kills and recoveries, in about a minute
 	@$(BIN)/python -m examples.demo
 
-test: check test-together test-alone ## everything that must pass: check, then every test (30 minutes on two cores)
+test: check test-together test-alone ## everything that must pass: check, then every test (18 minutes on two cores)
 
 test-together: setup
 	@scripts/setup engines
