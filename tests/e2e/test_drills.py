@@ -111,6 +111,7 @@ def test_a_rank_that_hangs_is_found_and_replaced(plane: RealPlane, job: JobHandl
     )
 
 
+@pytest.mark.last  # a node looks at its ranks in time once it knows their pace, which takes some steps
 def test_stacks_of_a_hang_are_kept_on_every_node(plane: RealPlane, job: JobHandle) -> None:
     def stacks() -> dict[int, str]:
         newest = max(attempt["epoch"] for attempt in plane.attempts(job))
